@@ -90,18 +90,23 @@ static int parse_number(struct parser *parser, const struct opt *opt, const char
     return CMD_FINE;
 }
 
+/* "a, b, c" */
+static void list_words(const char *const *words, char *ret_text, size_t bytes)
+{
+    *ret_text = '\0';
+    for (size_t i = 0; words[i]; i++)
+        text_append(ret_text, bytes, "%s%s", i ? ", " : "", words[i]);
+}
+
 static int parse_choice(struct parser *parser, const struct opt *opt, const char *text, int64_t *ret_index)
 {
     const char *near;
-    char known[256] = "";
+    char known[256];
 
-    for (int64_t i = 0; opt->choices[i]; i++) {
-        if (strcmp(opt->choices[i], text) == 0) {
-            *ret_index = i;
+    for (*ret_index = 0; opt->choices[*ret_index]; ++*ret_index)
+        if (strcmp(opt->choices[*ret_index], text) == 0)
             return CMD_FINE;
-        }
-        text_append(known, sizeof(known), "%s%s", i ? ", " : "", opt->choices[i]);
-    }
+    list_words(opt->choices, known, sizeof(known));
     near = options_nearest(text, opt->choices);
     if (near)
         return reject(parser, "--%s: '%s' is none of %s; did you mean '%s'?", opt->name, text, known, near);
@@ -298,21 +303,12 @@ static int parse_options(struct parser *parser, int argc, char **argv, bool *ret
     return CMD_FINE;
 }
 
-static int reject_choice(struct parser *parser, const char *word)
-{
-    const char *const *choices = parser->cmd->arg_choices;
-    char list[512] = "";
-
-    for (size_t i = 0; choices[i]; i++)
-        text_append(list, sizeof(list), "%s%s", i ? ", " : "", choices[i]);
-    return reject(parser, "unknown argument '%s': it must be one of %s", word, list);
-}
-
 static int check_args(struct parser *parser)
 {
     const struct cmd *cmd = parser->cmd;
     const struct cmd_call *call = parser->call;
     const char *near;
+    char list[512];
 
     if (call->n_args < cmd->min_args)
         return reject(parser, "missing argument: %s", cmd->args);
@@ -323,7 +319,8 @@ static int check_args(struct parser *parser)
     near = options_nearest(call->args[0], cmd->arg_choices);
     if (near)
         return reject(parser, "unknown argument '%s'; did you mean '%s'?", call->args[0], near);
-    return reject_choice(parser, call->args[0]);
+    list_words(cmd->arg_choices, list, sizeof(list));
+    return reject(parser, "unknown argument '%s': it must be one of %s", call->args[0], list);
 }
 
 int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call *ret_call, bool *ret_help,

@@ -48,32 +48,33 @@ void out_tone(FILE *stream, enum out_tone tone)
     stream_control(stream, sequences[tone]);
 }
 
+static void __attribute__((format(printf, 2, 0))) print_result(enum out_tone tone, const char *format, va_list args)
+{
+    progress_hide();
+    ending_dismiss();
+    out_tone(stdout, tone);
+    vprintf(format, args);
+    out_tone(stdout, OUT_PLAIN);
+    putchar('\n');
+    fflush(stdout);
+}
+
 void out_verdict(enum out_tone tone, const char *format, ...)
 {
     va_list args;
 
-    progress_hide();
-    ending_dismiss();
-    out_tone(stdout, tone);
     va_start(args, format);
-    vprintf(format, args);
+    print_result(tone, format, args);
     va_end(args);
-    out_tone(stdout, OUT_PLAIN);
-    putchar('\n');
-    fflush(stdout);
 }
 
 void out_line(const char *format, ...)
 {
     va_list args;
 
-    progress_hide();
-    ending_dismiss();
     va_start(args, format);
-    vprintf(format, args);
+    print_result(OUT_PLAIN, format, args);
     va_end(args);
-    putchar('\n');
-    fflush(stdout);
 }
 
 /* Formats a message as one line: newlines in names become spaces. To be freed. */
@@ -95,8 +96,11 @@ static void print_line(const char *text)
     fflush(stderr);
 }
 
-static void print_message(enum out_tone tone, const char *label, const char *text)
+static void __attribute__((format(printf, 3, 0)))
+print_message(enum out_tone tone, const char *label, const char *format, va_list args)
 {
+    char *text = make_line(format, args);
+
     progress_hide();
     fflush(stdout);
     fputs("epkit: ", stderr);
@@ -104,43 +108,36 @@ static void print_message(enum out_tone tone, const char *label, const char *tex
     fputs(label, stderr);
     out_tone(stderr, OUT_PLAIN);
     print_line(text);
+    if (tone == OUT_BAD)
+        ending_add(text ? text : "out of memory");
+    free(text);
 }
 
 void out_error(const char *format, ...)
 {
     va_list args;
-    char *text;
 
     va_start(args, format);
-    text = make_line(format, args);
+    print_message(OUT_BAD, "error: ", format, args);
     va_end(args);
-    print_message(OUT_BAD, "error: ", text);
-    ending_add(text ? text : "out of memory");
-    free(text);
 }
 
 void out_warning(const char *format, ...)
 {
     va_list args;
-    char *text;
 
     va_start(args, format);
-    text = make_line(format, args);
+    print_message(OUT_WARN, "warning: ", format, args);
     va_end(args);
-    print_message(OUT_WARN, "warning: ", text);
-    free(text);
 }
 
 void out_note(const char *format, ...)
 {
     va_list args;
-    char *text;
 
     va_start(args, format);
-    text = make_line(format, args);
+    print_message(OUT_PLAIN, "", format, args);
     va_end(args);
-    print_message(OUT_PLAIN, "", text);
-    free(text);
 }
 
 /* A line below an error; `key` of that error in the document of --json. */
@@ -278,24 +275,6 @@ static const char *cell_text(const struct out_column *column, const json_t *row,
     return buffer;
 }
 
-/* The rows with only the keys of the columns, in their order. */
-static json_t *select_columns(const struct out_column *columns, size_t n_columns, const json_t *rows)
-{
-    json_t *result = json_array();
-
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        json_t *row = json_object();
-
-        for (size_t c = 0; c < n_columns; c++) {
-            json_t *value = json_object_get(json_array_get(rows, i), columns[c].key);
-
-            json_object_set_new(row, columns[c].key, value ? json_incref(value) : json_null());
-        }
-        json_array_append_new(result, row);
-    }
-    return result;
-}
-
 static void print_csv_cell(FILE *stream, const char *text)
 {
     if (!strpbrk(text, ",\"\r\n")) {
@@ -424,25 +403,15 @@ static int print_table(FILE *stream, const struct out_column *columns, size_t n_
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format)
 {
-    json_t *selected;
     int result = 0;
 
     progress_hide();
     if (stream == stdout)
         ending_dismiss();
-    switch (format) {
-    case OUT_TABLE:
-        result = print_table(stream, columns, n_columns, rows);
-        break;
-    case OUT_JSON:
-        selected = select_columns(columns, n_columns, rows);
-        result = stream_json(stream, selected, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        json_decref(selected);
-        break;
-    case OUT_CSV:
+    if (format == OUT_CSV)
         print_csv(stream, columns, n_columns, rows);
-        break;
-    }
+    else
+        result = print_table(stream, columns, n_columns, rows);
     if (stream == stdout && out_finish() != CMD_FINE)
         return -1;
     if (result == 0 && fflush(stream) == 0 && !ferror(stream))

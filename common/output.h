@@ -17,7 +17,7 @@
 
 #define OUT_SCHEMA_VERSION 1
 
-enum out_format { OUT_TABLE, OUT_JSON, OUT_CSV };
+enum out_format { OUT_TABLE, OUT_CSV };
 
 enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
 

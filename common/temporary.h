@@ -46,7 +46,7 @@ void temporary_remove(struct temporary *temporary);
 void temporary_hold_signals(sigset_t *ret_before);
 void temporary_release_signals(const sigset_t *before);
 
-/* Is a signal pending that ends the command (SIGINT, SIGTERM, SIGHUP, SIGQUIT, unless ignored)? */
+/* Is a signal pending, as one that is blocked, that ends the command (SIGINT, SIGTERM, SIGHUP, SIGQUIT)? */
 bool temporary_is_interrupted(void);
 
 /* All steps for a file with this text. */

@@ -4,10 +4,10 @@
 #include "inherited.h"
 
 #include "clean.h"
+#include "temporary.h"
 #include "text.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ struct filter {
     size_t n_pending;
 };
 
-enum { OUTPUT, ERROR, A_FILE, N_FILTERS };
+enum { OUTPUT, ERROR, N_FILTERS };
 
 static struct filter filters[N_FILTERS] = {{.fd = STDOUT_FILENO}, {.fd = STDERR_FILENO}};
 
@@ -42,19 +42,6 @@ static struct filter *filter_of(FILE *stream)
 
 static const int ending_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 
-/* Whether a signal that ends the command is pending. It may be blocked: by stream_json(), or for signalfd. */
-static bool is_ending(void)
-{
-    sigset_t pending;
-
-    if (sigpending(&pending) != 0)
-        return false;
-    for (size_t i = 0; i < COUNT(ending_signals); i++)
-        if (sigismember(&pending, ending_signals[i]) > 0)
-            return true;
-    return false;
-}
-
 /*
  * A stalled reader must not keep a signal from ending the command. A pipe that polls as writable accepts PIPE_BUF bytes
  * without blocking. This also handles a stream that another process has set to O_NONBLOCK.
@@ -66,7 +53,7 @@ static int terminal_write(int fd, const char *text, size_t bytes)
         ssize_t n;
 
         if (poll(&output, 1, TICK_MS) == 0) {
-            if (is_ending())
+            if (temporary_is_interrupted())
                 return EINTR;
             continue;
         }
@@ -150,34 +137,6 @@ int stream_open(void)
     stdout = filters[OUTPUT].stream;
     stderr = filters[ERROR].stream;
     return 0;
-}
-
-static int close_file(void *context)
-{
-    struct filter *filter = context;
-    int fd = filter->fd;
-
-    *filter = (struct filter){0};
-    return close(fd);
-}
-
-FILE *stream_file(const char *file)
-{
-    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-
-    return fd < 0 ? NULL : stream_descriptor(fd);
-}
-
-FILE *stream_descriptor(int fd)
-{
-    static const cookie_io_functions_t functions = {.write = filter_write, .close = close_file};
-    struct filter *filter = &filters[A_FILE];
-
-    *filter = (struct filter){.fd = fd};
-    filter->stream = fopencookie(filter, "w", functions);
-    if (!filter->stream)
-        close(fd);
-    return filter->stream;
 }
 
 void stream_control(FILE *stream, const char *sequence)

@@ -15,15 +15,6 @@
 /* Replaces stdout and stderr by filtering streams. To be called once, before anything is printed. 0, or -1. */
 int stream_open(void);
 
-/*
- * Opens a file for writing through the same filter; at most one at a time, closed by fclose(). NULL with errno. Call
- * stream_error() before closing it to find out whether everything was written.
- */
-FILE *stream_file(const char *file);
-
-/* The same for an open descriptor, which it takes ownership of, also on failure. */
-FILE *stream_descriptor(int fd);
-
 /* Writes a control sequence of epkit, after what was printed before. */
 void stream_control(FILE *stream, const char *sequence);
 

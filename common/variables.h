@@ -19,11 +19,10 @@ enum variable_effect {
 
 struct variable {
     const char *name; /* the table ends with NULL */
-    enum variable_effect effect;
     const char *values; /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (powers of two), "bool", "path", "list", "text",
                            "size"; NULL: anything */
-    const char *value_default; /* "" not known */
-    const char *text;          /* what it does, a phrase */
+    const char *text; /* what it does, a phrase */
+    enum variable_effect effect;
 };
 
 extern const struct variable variables[];

@@ -321,8 +321,8 @@ static void list_known(const struct reference *reference, char *ret_known, size_
 {
     struct text text = text_in(ret_known, bytes);
 
-    for (size_t i = 0; i < reference_n_hardware(reference); i++)
-        text_add(&text, "%s%s", i ? ", " : "", reference_hardware(reference, i)->name);
+    for (size_t i = 0; i < reference->n_hardware; i++)
+        text_add(&text, "%s%s", i ? ", " : "", reference->hardware[i].public.name);
 }
 
 /*

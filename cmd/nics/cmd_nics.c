@@ -9,13 +9,13 @@
 #include "nics.h"
 
 #include "common/temporary.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -67,11 +67,13 @@ static const struct cmd_exit_text nics_exits[] = {
 
 /* --- output --- */
 
-/* Where the report goes. */
+/* Where the report goes: to standard output, or to a file by way of memory. */
 struct output {
     const char *file; /* NULL: standard output */
     FILE *stream;
-    int memory; /* descriptor of the text until it replaces the file as a whole; -1: it is written as it comes */
+    char *text;
+    size_t bytes;
+    int fd; /* of a file that cannot be replaced as a whole, such as a FIFO; -1: it is replaced */
 };
 
 /*
@@ -95,57 +97,38 @@ static bool is_replaceable(const char *file)
 static int open_output(const struct nics_options *options, struct output *ret_output)
 {
     struct output *output = ret_output;
-    int copy;
 
-    *output = (struct output){.file = options->output, .stream = stdout, .memory = -1};
+    *output = (struct output){.file = options->output, .stream = stdout, .fd = -1};
     if (!output->file)
         return CMD_FINE;
-    if (is_replaceable(output->file))
-        output->memory = memfd_create("epkit-nics", MFD_CLOEXEC);
-    copy = output->memory < 0 ? -1 : fcntl(output->memory, F_DUPFD_CLOEXEC, 0);
-    output->stream = copy < 0 ? stream_file(output->file) : stream_descriptor(copy);
+    output->stream = NULL;
+    if (is_replaceable(output->file) ||
+        (output->fd = open(output->file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) >= 0)
+        output->stream = open_memstream(&output->text, &output->bytes);
     if (output->stream)
         return CMD_FINE;
     out_error("nics: %s: %s", output->file, strerror(errno));
-    if (output->memory >= 0)
-        close(output->memory);
     return CMD_FAILED;
 }
 
-/* Replaces the file by the text in memory. 0, or errno. */
-static int replace_file(const struct output *output)
+/* Without a text there is no report: the run failed before it. */
+static int close_output(struct output *output, bool is_whole)
 {
-    off_t bytes = lseek(output->memory, 0, SEEK_END);
-    char *text = bytes > 0 ? malloc((size_t)bytes) : NULL;
     struct stat info;
-    int number;
-
-    /* There is no report: the run failed before it. */
-    if (bytes == 0)
-        return 0;
-    number = !text || pread(output->memory, text, (size_t)bytes, 0) != bytes ? ENOMEM : 0;
-    if (number == 0)
-        number = temporary_save(output->file, text, (size_t)bytes,
-                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : temporary_usual_mode());
-    free(text);
-    return number;
-}
-
-static int close_output(const struct output *output, bool is_whole)
-{
-    int reason;
+    int reason = 0;
 
     if (output->stream == stdout)
         return out_finish();
-    fflush(output->stream);
-    reason = stream_error(output->stream);
-    if (fclose(output->stream) != 0 && reason == 0)
+    if (fclose(output->stream) != 0)
         reason = errno;
-    if (output->memory >= 0) {
-        if (reason == 0 && is_whole)
-            reason = replace_file(output);
-        close(output->memory);
-    }
+    else if (output->fd >= 0)
+        reason = write_all(output->fd, output->text, output->bytes);
+    else if (is_whole && output->bytes > 0)
+        reason = temporary_save(output->file, output->text, output->bytes,
+                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : temporary_usual_mode());
+    if (output->fd >= 0 && close(output->fd) != 0 && reason == 0)
+        reason = errno;
+    free(output->text);
     if (reason == 0)
         return CMD_FINE;
     out_error("nics: writing %s: %s", output->file, out_reason(reason));

@@ -36,7 +36,7 @@ static int add_port(const struct topo_nic *nic, const struct topo_port *port, st
         return no_memory();
     snprintf(device->nic, sizeof(device->nic), "%s", nic->name);
     snprintf(device->name, sizeof(device->name), "%s:%d", device->nic, port->number);
-    snprintf(device->label, sizeof(device->label), "%s", is_only ? device->nic : device->name);
+    text_clean(is_only ? device->nic : device->name, device->label, sizeof(device->label));
     snprintf(device->netdev, sizeof(device->netdev), "%s", port->netdev);
     device->rate_gbps = port->rate_gbps;
     device->counter.rdma = true;
@@ -53,7 +53,7 @@ static int add_interface(const struct topo *topo, const char *name, struct nics 
         return no_memory();
     snprintf(device->nic, sizeof(device->nic), "%.63s", name);
     snprintf(device->name, sizeof(device->name), "%.79s", name);
-    snprintf(device->label, sizeof(device->label), "%.79s", name);
+    text_clean(name, device->label, sizeof(device->label));
     /* -1, or not a number, for interfaces without a speed. */
     if (source_number(topo->source, &mbps, "/sys/class/net/%s/speed", name) == SOURCE_OK && mbps > 0)
         device->rate_gbps = (double)mbps / 1000;

@@ -23,7 +23,7 @@
 struct nics_device {
     struct counter_device counter;
     char name[80], nic[64], netdev[64]; /* counter.name, counter.nic, counter.netdev */
-    char label[80];                     /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports */
+    char label[80];                     /* "mlx5_0", or "mlx5_0:2" where the NIC has several ports; safe to print */
     double rate_gbps;                   /* 0 unknown */
     int n_gpus, gpus[TOPO_MAX_GPUS];
     bool is_evaluated; /* counts in the verdict about balance */

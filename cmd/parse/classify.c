@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* classify.c - whether a run passed and is fast enough, and possible causes, with the check IDs of `epkit doctor`. */
+#include "common/text.h"
 #include "verdict_internal.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,20 +12,14 @@ static void add_cause(struct run_verdict *verdict, const char *id, const char *t
     json_array_append_new(verdict->causes, json_pack("{s:s?, s:s}", "id", id, "text", text));
 }
 
-static void __attribute__((format(printf, 2, 3))) append(struct run_verdict *verdict, const char *format, ...)
-{
-    size_t used = strlen(verdict->sentence);
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(verdict->sentence + used, sizeof(verdict->sentence) - used, format, args);
-    va_end(args);
-}
+#define append(verdict, ...) text_append((verdict)->sentence, sizeof((verdict)->sentence), __VA_ARGS__)
 
 static void fail(struct run_verdict *verdict)
 {
     verdict->result = VERDICT_FAILED;
 }
+
+#define fail_with(verdict, ...) (fail(verdict), append(verdict, __VA_ARGS__))
 
 /* --- did it pass --- */
 
@@ -50,13 +44,10 @@ static void check_cases(struct run_verdict *verdict)
                   "no case ended: an internode dispatch hangs when the NIC handler of NVSHMEM is the CPU, set or by "
                   "silent fallback");
     if ((run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_INTRANODE) && run->expected == 0 &&
-        run->n_measures == 0) {
-        append(verdict, ": no case was begun");
-        fail(verdict);
-    }
+        run->n_measures == 0)
+        fail_with(verdict, ": no case was begun");
     if (run->dialect == PARSE_EPKIT_TEST && run->expected <= 0 && run->n_problems == 0) {
-        append(verdict, ": no case was run");
-        fail(verdict);
+        fail_with(verdict, ": no case was run");
     }
 }
 
@@ -68,9 +59,8 @@ static void check_tuning(struct run_verdict *verdict)
     if ((run->dialect != PARSE_DEEPEP_INTERNODE && run->dialect != PARSE_DEEPEP_INTRANODE) || run->is_complete ||
         run->expected == 0 || run->passed < run->expected)
         return;
-    append(verdict, ", the log ends %s",
-           run->n_measures ? "in the tuning, before the best combine" : "before the tuning");
-    fail(verdict);
+    fail_with(verdict, ", the log ends %s",
+              run->n_measures ? "in the tuning, before the best combine" : "before the tuning");
 }
 
 /* Missing lines are not reported if there are as many torn lines: they may be the same. */
@@ -83,15 +73,14 @@ static void check_low_latency(const struct context *context, struct run_verdict 
     if (run->dialect != PARSE_DEEPEP_LOW_LATENCY)
         return;
     if (run->n_measures == 0)
-        append(verdict, ": no rank printed a result");
+        fail_with(verdict, ": no rank printed a result");
     else if ((uint64_t)run->lines_missing <= parser_totals(context->parser).unreadable)
         return;
     else if (n < run->ranks)
-        append(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
+        fail_with(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
     else
-        append(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
-               run->lines_missing, run->lines_missing == 1 ? " is" : "s", 3 * (int)run->ranks);
-    fail(verdict);
+        fail_with(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
+                  run->lines_missing, run->lines_missing == 1 ? " is" : "s", 3 * (int)run->ranks);
 }
 
 static void check_tables(const struct context *context, struct run_verdict *verdict)
@@ -100,46 +89,35 @@ static void check_tables(const struct context *context, struct run_verdict *verd
 
     if (run->dialect == PARSE_NCCL_TESTS) {
         if (run->writers > 1 || (run->ranks == 1 && context->single_ranks > 1)) {
-            append(verdict, ": %d independent runs of %lld rank%s each instead of one",
-                   run->writers > 1 ? run->writers : context->single_ranks, (long long)run->ranks,
-                   run->ranks == 1 ? "" : "s");
-            fail(verdict);
+            fail_with(verdict, ": %d independent runs of %lld rank%s each instead of one",
+                      run->writers > 1 ? run->writers : context->single_ranks, (long long)run->ranks,
+                      run->ranks == 1 ? "" : "s");
             add_cause(verdict, NULL, "the program was built without MPI, or with another MPI than mpirun's");
         } else if (run->wrong > 0 || run->failed > 0) {
             if (run->wrong)
-                append(verdict, ": %llu value%s wrong", (unsigned long long)run->wrong,
-                       run->wrong == 1 ? " is" : "s are");
+                fail_with(verdict, ": %llu value%s wrong", (unsigned long long)run->wrong,
+                          run->wrong == 1 ? " is" : "s are");
             else
-                append(verdict, ": %d row%s of the table with wrong values", run->failed, run->failed == 1 ? "" : "s");
-            fail(verdict);
+                fail_with(verdict, ": %d row%s of the table with wrong values", run->failed,
+                          run->failed == 1 ? "" : "s");
         } else if (run->n_measures == 0) {
-            append(verdict, ": the table has no rows");
-            fail(verdict);
+            fail_with(verdict, ": the table has no rows");
         } else if (!run->is_complete) {
-            append(verdict, ": the table was cut off");
-            fail(verdict);
+            fail_with(verdict, ": the table was cut off");
         }
         if (run->ranks == 1)
             json_array_append_new(verdict->notes,
                                   json_string("One rank alone sends nothing: its bus bandwidth of 0 has no meaning."));
     }
-    if (run->dialect == PARSE_PERFTEST && run->n_measures == 0) {
-        append(verdict, ": nothing was measured");
-        fail(verdict);
-    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures == 0)
+        fail_with(verdict, ": nothing was measured");
     /* Table lines without a header are an excerpt of a log. */
-    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0) {
-        append(verdict, ": the log ends within the table");
-        fail(verdict);
-    }
-    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps <= 0) {
-        append(verdict, ": nothing was moved");
-        fail(verdict);
-    }
-    if (run->dialect == PARSE_EPKIT_BENCH && run->n_measures == 0 && run->n_problems == 0) {
-        append(verdict, ": the table has no rows");
-        fail(verdict);
-    }
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0)
+        fail_with(verdict, ": the log ends within the table");
+    if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && run->measures[0].rdma_gbps <= 0)
+        fail_with(verdict, ": nothing was moved");
+    if (run->dialect == PARSE_EPKIT_BENCH && run->n_measures == 0 && run->n_problems == 0)
+        fail_with(verdict, ": the table has no rows");
 }
 
 static void check_problems(struct run_verdict *verdict)

@@ -9,12 +9,37 @@
  *
  * Earlier versions have one time on the last line: "Dispatch send/recv time: 34.96 us".
  */
+#include "common/text.h"
 #include "deepep_log.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { LL_BOTH, LL_APART, LL_HOOK };
+
+/* The numbers of a line are those of its measures: a rate, if it has one, and a time. */
+static const struct result_line {
+    int kind;
+    const char *format;
+    bool has_rates;
+    struct {
+        const char *op, *type;
+    } measures[4];
+} result_lines[] = {
+    {LL_BOTH, "[rank %f] Dispatch + combine bandwidth:%f GB/s, avg_t=%f us", true, {{"dispatch + combine", ""}}},
+    {LL_APART,
+     "[rank %f] Dispatch bandwidth:%f GB/s, avg_t=%f us | Combine bandwidth:%f GB/s, avg_t=%f us",
+     true,
+     {{"dispatch", "fp8"}, {"combine", "bf16"}}},
+    {LL_HOOK,
+     "[rank %f] Dispatch send/recv time:%f + %f us | Combine send/recv time:%f + %f us",
+     false,
+     {{"dispatch send", "fp8"}, {"dispatch recv", "fp8"}, {"combine send", "bf16"}, {"combine recv", "bf16"}}},
+    {LL_HOOK,
+     "[rank %f] Dispatch send/recv time:%f us | Combine send/recv time:%f us",
+     false,
+     {{"dispatch send + recv", "fp8"}, {"combine send + recv", "bf16"}}},
+};
 
 static bool has_seen(struct parse_run *run, int kind, int rank)
 {
@@ -68,76 +93,22 @@ static void keep_slowest(struct parse_run *run, const char *op, const char *type
         measure_sample(measure, gbps);
 }
 
-/* " 236.10 GB/s, avg_t=31.90 us" after a label */
-static bool bandwidth(const char *text, const char *label, double *ret_gbps, double *ret_us)
+static bool rank_line(struct parser *parser, const char *text, int rank)
 {
-    const char *at = strstr(text, label), *unit, *time;
-
-    if (!at || !lex_number(at + strlen(label), &unit, ret_gbps) || !lex_starts(unit, " GB/s"))
-        return false;
-    time = strstr(unit, "avg_t=");
-    return time && lex_number(time + 6, &unit, ret_us) && lex_starts(unit, " us");
-}
-
-/* "27.25 + 7.71 us" or "34.96 us" after a label; a single time goes into the first value. */
-static bool times(const char *text, const char *label, double *ret_send, double *ret_recv)
-{
-    const char *at = strstr(text, label), *end;
-
-    if (!at || !lex_number(at + strlen(label), &end, ret_send))
-        return false;
-    *ret_recv = NAN;
-    if (lex_starts(end, " + ") && !lex_number(end + 3, &end, ret_recv))
-        return false;
-    return lex_starts(end, " us");
-}
-
-static bool hook_line(struct parser *parser, const char *text, int rank)
-{
-    double dispatch[2], combine[2];
+    const struct result_line *line = result_lines, *end = line + sizeof(result_lines) / sizeof(result_lines[0]);
+    double numbers[LEX_NUMBERS], *number = numbers + 1; /* after the rank */
     struct parse_run *run;
 
-    if (!times(text, "Dispatch send/recv time:", &dispatch[0], &dispatch[1]) ||
-        !times(text, "Combine send/recv time:", &combine[0], &combine[1]))
+    while (line < end && !lex_match(text, line->format, numbers))
+        line++;
+    if (line == end)
         return false;
-    run = ll_run(parser, LL_HOOK, rank);
-    if (!run)
-        return true;
-    keep_slowest(run, isnan(dispatch[1]) ? "dispatch send + recv" : "dispatch send", "fp8", NAN, dispatch[0]);
-    if (!isnan(dispatch[1]))
-        keep_slowest(run, "dispatch recv", "fp8", NAN, dispatch[1]);
-    keep_slowest(run, isnan(combine[1]) ? "combine send + recv" : "combine send", "bf16", NAN, combine[0]);
-    if (!isnan(combine[1]))
-        keep_slowest(run, "combine recv", "bf16", NAN, combine[1]);
-    return true;
-}
+    run = ll_run(parser, line->kind, rank);
+    for (int i = 0; run && i < 4 && line->measures[i].op; i++) {
+        double gbps = line->has_rates ? *number++ : NAN;
 
-static bool apart_line(struct parser *parser, const char *text, int rank)
-{
-    double dispatch[2], combine[2];
-    struct parse_run *run;
-
-    if (!bandwidth(text, "Dispatch bandwidth:", &dispatch[0], &dispatch[1]) ||
-        !bandwidth(text, "Combine bandwidth:", &combine[0], &combine[1]))
-        return false;
-    run = ll_run(parser, LL_APART, rank);
-    if (!run)
-        return true;
-    keep_slowest(run, "dispatch", "fp8", dispatch[0], dispatch[1]);
-    keep_slowest(run, "combine", "bf16", combine[0], combine[1]);
-    return true;
-}
-
-static bool both_line(struct parser *parser, const char *text, int rank)
-{
-    double gbps, time_us;
-    struct parse_run *run;
-
-    if (!bandwidth(text, "Dispatch + combine bandwidth:", &gbps, &time_us))
-        return false;
-    run = ll_run(parser, LL_BOTH, rank);
-    if (run)
-        keep_slowest(run, "dispatch + combine", "", gbps, time_us);
+        keep_slowest(run, line->measures[i].op, line->measures[i].type, gbps, *number++);
+    }
     return true;
 }
 
@@ -147,7 +118,7 @@ static const char *next_rank(const char *at)
     while ((at = strstr(at, "[rank ")) != NULL) {
         const char *end = strchr(at, ']');
 
-        if (end && (lex_starts(end, "] Dispatch ") || lex_starts(end, "] Combine ")))
+        if (end && (text_begins(end, "] Dispatch ") || text_begins(end, "] Combine ")))
             return at;
         at++;
     }
@@ -158,17 +129,12 @@ static void rank_piece(struct parser *parser, const char *at, size_t n)
 {
     char text[512];
     double number;
-    bool good = false;
 
     n = n < sizeof(text) - 1 ? n : sizeof(text) - 1;
     memcpy(text, at, n);
     text[n] = '\0';
-    if (lex_after(text, "[rank ", &number) && number < LL_MAX_RANKS) {
-        int rank = (int)number;
-
-        good = both_line(parser, text, rank) || apart_line(parser, text, rank) || hook_line(parser, text, rank);
-    }
-    parser->totals.unreadable += !good;
+    if (!lex_match(text, "[rank %f", &number) || number >= LL_MAX_RANKS || !rank_line(parser, text, (int)number))
+        parser->totals.unreadable++;
 }
 
 bool deepep_ll_line(struct parser *parser, const char *line)
@@ -176,7 +142,7 @@ bool deepep_ll_line(struct parser *parser, const char *line)
     const char *at = next_rank(line);
     struct deepep_scratch *scratch;
 
-    if (lex_starts(line, "Allocating buffer size: ")) {
+    if (text_begins(line, "Allocating buffer size: ")) {
         scratch = deepep_scratch_of(parser);
         if (scratch && (!run_open(parser, PARSE_DEEPEP_LOW_LATENCY) || scratch->ll.has_lines))
             (void)ll_begin(parser, scratch);

@@ -18,6 +18,7 @@
  * over all nodes, and the number of nodes follows from the [config] lines or from how often a case occurs.
  */
 #include "deepep_log.h"
+#include "common/text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,22 +28,12 @@
 #define CASES_INTRANODE 24
 #define CASES_INTERNODE 32
 
-struct deepep_scratch *deepep_scratch_new(void)
-{
-    return calloc(1, sizeof(struct deepep_scratch));
-}
-
-void deepep_scratch_free(struct deepep_scratch *scratch)
-{
-    free(scratch);
-}
-
 struct deepep_scratch *deepep_scratch_of(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);
 
     if (stream && !stream->deepep) {
-        stream->deepep = deepep_scratch_new();
+        stream->deepep = calloc(1, sizeof(*stream->deepep));
         parser->has_failed_alloc |= !stream->deepep;
     }
     return stream ? stream->deepep : NULL;
@@ -131,8 +122,8 @@ static bool testing_line(struct parser *parser, const char *at)
     if (!with || !scratch)
         return false;
     with += strlen("Running with ");
-    is_fp8 = lex_starts(with, "FP8");
-    if ((!is_fp8 && !lex_starts(with, "BF16")) || !strstr(with, "top-k") || !strstr(with, "previous=")) {
+    is_fp8 = text_begins(with, "FP8");
+    if ((!is_fp8 && !text_begins(with, "BF16")) || !strstr(with, "top-k") || !strstr(with, "previous=")) {
         parser->totals.unreadable++;
         return true;
     }
@@ -164,7 +155,7 @@ static bool passed_line(struct parser *parser, const char *line)
     for (const char *at = line; *at;) {
         while (*at == ' ' || *at == '.')
             at++;
-        if (lex_starts(at, "passed")) {
+        if (text_begins(at, "passed")) {
             n++;
             at += 6;
         } else if (*at) {
@@ -203,13 +194,13 @@ static void read_figures(const char *at, struct tuning *ret_tuning)
         at = end;
         while (*end == ' ')
             end++;
-        if (lex_starts(end, "GB/s (RDMA)")) {
+        if (text_begins(end, "GB/s (RDMA)")) {
             ret_tuning->rdma = number;
-        } else if (lex_starts(end, "GB/s (NVL)")) {
+        } else if (text_begins(end, "GB/s (NVL)")) {
             ret_tuning->nvl = number;
         } else if (*end == '+') {
             first = number;
-        } else if (lex_starts(end, "us")) {
+        } else if (text_begins(end, "us")) {
             if (!isnan(first)) {
                 ret_tuning->notify_us = first;
                 ret_tuning->time_us = number;
@@ -230,10 +221,10 @@ static bool read_tuning(const char *at, struct tuning *ret_tuning)
     *ret_tuning = (struct tuning){.nvl = NAN, .rdma = NAN, .time_us = NAN, .notify_us = NAN};
     ret_tuning->is_best = best != NULL;
     if (best) {
-        ret_tuning->is_combine = lex_starts(best, "Best combine");
+        ret_tuning->is_combine = text_begins(best, "Best combine");
         ret_tuning->is_fp8 = strstr(best, "(FP8)") != NULL;
         if (!ret_tuning->is_combine &&
-            (!lex_starts(best, "Best dispatch") || (!ret_tuning->is_fp8 && !strstr(best, "(BF16)"))))
+            (!text_begins(best, "Best dispatch") || (!ret_tuning->is_fp8 && !strstr(best, "(BF16)"))))
             return false;
     }
     ret_tuning->is_default = strstr(at, "NVL chunk default") != NULL;
@@ -257,7 +248,6 @@ static void keep_best(struct parse_run *run, struct v1_scratch *v1, const struct
                                                 tuning->is_fp8 && !tuning->is_combine ? "fp8" : "bf16", NULL);
     double rate = isnan(tuning->rdma) ? tuning->nvl : tuning->rdma;
     bool is_slower;
-    size_t n;
 
     if (!measure)
         return;
@@ -271,12 +261,11 @@ static void keep_best(struct parse_run *run, struct v1_scratch *v1, const struct
         measure->rdma_gbps = tuning->rdma;
         measure->time_us = tuning->time_us;
         measure->notify_us = tuning->notify_us;
-        n = (size_t)snprintf(measure->config, sizeof(measure->config), "%d SMs", tuning->sms);
+        snprintf(measure->config, sizeof(measure->config), "%d SMs", tuning->sms);
         if (tuning->nvl_chunk >= 0)
-            n +=
-                (size_t)snprintf(measure->config + n, sizeof(measure->config) - n, ", NVL chunk %d", tuning->nvl_chunk);
-        if (tuning->rdma_chunk >= 0 && n < sizeof(measure->config))
-            snprintf(measure->config + n, sizeof(measure->config) - n, ", RDMA chunk %d", tuning->rdma_chunk);
+            text_append(measure->config, sizeof(measure->config), ", NVL chunk %d", tuning->nvl_chunk);
+        if (tuning->rdma_chunk >= 0)
+            text_append(measure->config, sizeof(measure->config), ", RDMA chunk %d", tuning->rdma_chunk);
     }
     measure->is_final = true;
     if (measure->n_points == 0)
@@ -322,13 +311,13 @@ static bool tuning_line(struct parser *parser, const char *at)
 /* One part of a line, which starts with a marker. */
 static bool piece(struct parser *parser, const char *at)
 {
-    if (lex_starts(at, "[config]"))
+    if (text_begins(at, "[config]"))
         return config_line(parser, at);
-    if (lex_starts(at, "[testing]"))
+    if (text_begins(at, "[testing]"))
         return testing_line(parser, at);
-    if (lex_starts(at, "[tuning]"))
+    if (text_begins(at, "[tuning]"))
         return tuning_line(parser, at);
-    if (lex_starts(at, "[layout]")) {
+    if (text_begins(at, "[layout]")) {
         (void)v1_need(parser, false);
         return true;
     }
@@ -337,14 +326,10 @@ static bool piece(struct parser *parser, const char *at)
 
 static const char *next_marker(const char *at)
 {
-    static const char *const markers[] = {"[config] ", "[testing] ", "[tuning] ", "[layout] "};
-    const char *first = NULL;
-
-    for (at = strchr(at, '['); at && !first; at = strchr(at + 1, '['))
-        for (size_t i = 0; i < sizeof(markers) / sizeof(markers[0]) && !first; i++)
-            if (lex_starts(at, markers[i]))
-                first = at;
-    return first;
+    for (at = strchr(at, '['); at; at = strchr(at + 1, '['))
+        if (text_begins_any(at, TEXTS("[config] ", "[testing] ", "[tuning] ", "[layout] ")))
+            return at;
+    return NULL;
 }
 
 /* Output of several writers may be mixed in one line: each part that starts with a marker is read separately. */
@@ -379,11 +364,6 @@ static int best_key_count(const struct v1_scratch *v1, int is_fp8)
     return best;
 }
 
-static int of_each(int n, int writers)
-{
-    return n / writers;
-}
-
 /* The first six cases are the same in both versions; then follow two more with FP8, or the first ones again. */
 static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
 {
@@ -405,7 +385,7 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
         writers = 1;
     run->writers = writers;
     run->started = (v1->all_started + writers - 1) / writers;
-    run->passed = of_each(v1->passed, writers);
+    run->passed = v1->passed / writers;
     run->expected = 0;
     if (v1->has_cases)
         run->expected = has_32_cases(run, fp8 >= 2 * writers) ? CASES_INTERNODE : CASES_INTRANODE;

@@ -23,7 +23,7 @@ struct ll_scratch {
 
 /* DeepEP 2. */
 struct v2_scratch {
-    uint32_t last_case;
+    uint64_t last_case;
     bool has_case;
     const char *case_type;                        /* of the open case; NULL: none */
     unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */

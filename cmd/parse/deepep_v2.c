@@ -15,6 +15,7 @@
  *
  * A case has passed when the next one begins: nothing is printed for it. There are 144.
  */
+#include "common/text.h"
 #include "deepep_log.h"
 
 #include <math.h>
@@ -41,7 +42,7 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
 {
     struct parse_run *run = run_open(parser, PARSE_DEEPEP_V2);
     struct v2_scratch *v2 = &scratch->v2;
-    uint32_t key = lex_hash(at, strlen(at));
+    uint64_t key = text_hash(at, strlen(at));
 
     if (!strstr(at, "use_fp8_dispatch=") || !strstr(at, "allocate_on_comm_stream=")) {
         parser->totals.unreadable++;
@@ -69,49 +70,33 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
 static bool setting_line(struct parser *parser, struct deepep_scratch *scratch, const char *line)
 {
     struct parse_run *run = run_open(parser, PARSE_DEEPEP_V2);
-    int64_t out, in, topk, experts;
-    const char *slash;
+    double numbers[LEX_NUMBERS];
 
-    if (lex_starts(line, "Config:") && line[7] == '\0') {
+    if (text_begins(line, "Config:") && line[7] == '\0') {
         if (!run || scratch->v2.has_case)
             (void)v2_begin(parser, scratch);
         return true;
     }
     if (!run)
         return false;
-    if (lex_starts(line, " > Ranks: ")) {
-        out = lex_setting(line, "Ranks: ");
-        in = lex_setting(line, " x ");
-        if (out < 1 || in < 1 || out > 100000 || in > 100000) {
-            parser->totals.unreadable++;
-        } else {
-            run->nodes = out;
-            run->ranks = out * in;
-        }
-        return true;
-    }
-    if (lex_starts(line, " > Experts: ")) {
-        slash = strchr(line, '/');
-        topk = lex_setting(line, "Experts: ");
-        experts = slash ? lex_setting(slash, "/") : -1;
-        if (topk < 0 || experts < 0) {
-            parser->totals.unreadable++;
-        } else {
-            run->topk = topk;
-            run->experts = experts;
-        }
-        return true;
-    }
-    if (lex_starts(line, " > Tokens: ")) {
+    if (lex_match(line, " > Ranks: %f x %f", numbers) && numbers[0] >= 1 && numbers[1] >= 1 && numbers[0] <= 1e5 &&
+        numbers[1] <= 1e5) {
+        run->nodes = (int64_t)numbers[0];
+        run->ranks = (int64_t)(numbers[0] * numbers[1]);
+    } else if (lex_match(line, " > Experts: %f/%f", numbers) && numbers[0] <= 1e9 && numbers[1] <= 1e9) {
+        run->topk = (int64_t)numbers[0];
+        run->experts = (int64_t)numbers[1];
+    } else if (text_begins(line, " > Tokens: ")) {
         run->tokens = lex_setting(line, "(max: ");
         run->hidden = lex_setting(line, "hidden: ");
-        return true;
-    }
-    if (lex_starts(line, " > #SM: ")) {
+    } else if (text_begins(line, " > #SM: ")) {
         run->sms = lex_setting(line, "#SM: ");
-        return true;
+    } else if (text_begins(line, " > Ranks: ") || text_begins(line, " > Experts: ")) {
+        parser->totals.unreadable++;
+    } else {
+        return text_begins(line, " > Mode: ");
     }
-    return lex_starts(line, " > Mode: ");
+    return true;
 }
 
 /* The text after "EP:   0/16 | ". */
@@ -121,21 +106,22 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
                                             "combine"};
     struct parse_run *run = run_need(parser, PARSE_DEEPEP_V2, "test_ep");
     const char *op = NULL, *type = "bf16", *end;
-    double out, in, time_us, epilogue;
+    double numbers[LEX_NUMBERS], rate, epilogue;
     struct parse_measure *measure;
     size_t which = 0;
 
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]) && !op; i++)
-        if (lex_starts(at, ops[i]) && at[strlen(ops[i])] == ':') {
+        if (text_begins(at, ops[i]) && at[strlen(ops[i])] == ':') {
             op = ops[i];
             which = i;
         }
     if (!op)
         return false;
     at += strlen(op) + 1;
-    if (!lex_number(at, &end, &out) || !lex_starts(end, " GB/s (SO), ") || !lex_number(end + 12, &end, &in) ||
-        !lex_starts(end, " GB/s (SU), ") || !lex_number(end + 12, &end, &time_us) || !lex_starts(end, " us"))
+    end = lex_match(at, "%f GB/s (SO), %f GB/s (SU), %f us", numbers);
+    if (!end)
         return false;
+    rate = numbers[0] > 0 ? numbers[0] : numbers[1];
     scratch->v2.figures[which]++;
     if (!run)
         return true;
@@ -147,15 +133,14 @@ static bool figures(struct parser *parser, struct deepep_scratch *scratch, const
     measure = run_measure(run, op, type, NULL);
     if (!measure)
         return true;
-    measure_sample(measure, out > 0 ? out : in);
-    measure_point(measure, (double)run->started, out > 0 ? out : in, time_us);
+    measure_sample(measure, rate);
+    measure_point(measure, (double)run->started, rate, numbers[2]);
     /* Keep the figure of the slowest rank over all cases. */
-    if (isnan(measure->time_us) || time_us > measure->time_us) {
-        measure->rdma_gbps = out > 0 ? out : NAN;
-        measure->nvl_gbps = in;
-        measure->time_us = time_us;
-        end = strchr(end, '|');
-        if (end && (end = strstr(end, "GB/s, ")) != NULL && lex_number(end + 6, NULL, &epilogue))
+    if (isnan(measure->time_us) || numbers[2] > measure->time_us) {
+        measure->rdma_gbps = numbers[0] > 0 ? numbers[0] : NAN;
+        measure->nvl_gbps = numbers[1];
+        measure->time_us = numbers[2];
+        if (lex_match(end, "*|*GB/s, %f", &epilogue))
             measure->epilogue_us = epilogue;
         if (run->sms >= 0)
             snprintf(measure->config, sizeof(measure->config), "%d SMs", (int)run->sms);
@@ -178,11 +163,10 @@ bool deepep_v2_line(struct parser *parser, const char *line)
 {
     const char *at = strstr(line, "> Testing with do_handle_copy=");
     struct deepep_scratch *scratch;
-    double rank, ranks;
-    const char *end;
+    double numbers[LEX_NUMBERS];
 
-    if (!at && !strstr(line, " EP: ") && !lex_starts(line, " > ") && !lex_starts(line, "Config:") &&
-        !lex_starts(line, "Running all test cases:"))
+    if (!at && !strstr(line, " EP: ") && !text_begins(line, " > ") && !text_begins(line, "Config:") &&
+        !text_begins(line, "Running all test cases:"))
         return false;
     scratch = deepep_scratch_of(parser);
     if (!scratch)
@@ -191,17 +175,17 @@ bool deepep_v2_line(struct parser *parser, const char *line)
         return case_line(parser, scratch, at);
     if (!at && setting_line(parser, scratch, line))
         return true;
-    if (lex_starts(line, "Running all test cases:")) {
+    if (text_begins(line, "Running all test cases:")) {
         (void)run_need(parser, PARSE_DEEPEP_V2, "test_ep");
         return true;
     }
     at = strlen(line) > 5 ? next_ep(line + 1) : NULL;
     if (!at || strspn(line, " ") != (size_t)(at - line) - 1)
         return false;
-    for (; at; at = next_ep(at)) {
-        at += 5;
-        if (!lex_number(at, &end, &rank) || *end != '/' || !lex_number(end + 1, &end, &ranks) ||
-            !lex_starts(end, " | ") || !figures(parser, scratch, end + 3, ranks))
+    for (; at; at = next_ep(at + 1)) {
+        const char *figures_at = lex_match(at, " EP: %f/%f | ", numbers);
+
+        if (!figures_at || !figures(parser, scratch, figures_at, numbers[1]))
             parser->totals.unreadable++;
     }
     return true;

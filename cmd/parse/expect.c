@@ -2,6 +2,7 @@
 /* expect.c - identifies the machine of a run and the figures that this machine should reach. */
 #include "verdict_internal.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,49 +11,40 @@
 
 enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure)
 {
-    switch (run->dialect) {
-    case PARSE_DEEPEP_INTRANODE:
-        return METRIC_NVL;
-    case PARSE_DEEPEP_INTERNODE:
+    static const enum metric metrics[PARSE_N_DIALECTS] = {
+        [PARSE_DEEPEP_INTRANODE] = METRIC_NVL,    [PARSE_DEEPEP_INTERNODE] = METRIC_RDMA,
+        [PARSE_DEEPEP_LOW_LATENCY] = METRIC_TIME, [PARSE_DEEPEP_V2] = METRIC_NVL,
+        [PARSE_NCCL_TESTS] = METRIC_BUS,          [PARSE_PERFTEST] = METRIC_TIME,
+        [PARSE_EPKIT_BENCH] = METRIC_NVL,
+    };
+
+    if ((run->dialect == PARSE_DEEPEP_V2 || run->dialect == PARSE_PERFTEST) && !isnan(measure->rdma_gbps))
         return METRIC_RDMA;
-    case PARSE_DEEPEP_LOW_LATENCY:
-        return METRIC_TIME;
-    case PARSE_DEEPEP_V2:
-        return isnan(measure->rdma_gbps) ? METRIC_NVL : METRIC_RDMA;
-    case PARSE_NCCL_TESTS:
-        return METRIC_BUS;
-    case PARSE_PERFTEST:
-        return isnan(measure->rdma_gbps) ? METRIC_TIME : METRIC_RDMA;
-    case PARSE_EPKIT_BENCH:
-        return METRIC_NVL;
-    default:
-        return METRIC_NONE;
-    }
+    return metrics[run->dialect];
 }
+
+static const struct {
+    const char *unit;
+    size_t measured, published; /* offsets in a measure, and in a figure of the slowest run that was published */
+} metrics[] = {
+    [METRIC_NONE] = {"", 0, 0},
+    [METRIC_RDMA] = {"GB/s (RDMA)", offsetof(struct parse_measure, rdma_gbps),
+                     offsetof(struct reference_figure, rdma.low)},
+    [METRIC_NVL] = {"GB/s (NVLink)", offsetof(struct parse_measure, nvl_gbps),
+                    offsetof(struct reference_figure, nvl.low)},
+    [METRIC_BUS] = {"GB/s (busbw)", offsetof(struct parse_measure, bus_gbps),
+                    offsetof(struct reference_figure, busbw.low)},
+    [METRIC_TIME] = {"us", offsetof(struct parse_measure, time_us), offsetof(struct reference_figure, time_us.high)},
+};
 
 double metric_value(enum metric metric, const struct parse_measure *measure)
 {
-    switch (metric) {
-    case METRIC_RDMA:
-        return measure->rdma_gbps;
-    case METRIC_NVL:
-        return measure->nvl_gbps;
-    case METRIC_BUS:
-        return measure->bus_gbps;
-    case METRIC_TIME:
-        return measure->time_us;
-    default:
-        return NAN;
-    }
+    return metric == METRIC_NONE ? NAN : *(const double *)((const char *)measure + metrics[metric].measured);
 }
 
 const char *metric_unit(enum metric metric)
 {
-    return metric == METRIC_RDMA   ? "GB/s (RDMA)"
-           : metric == METRIC_NVL  ? "GB/s (NVLink)"
-           : metric == METRIC_BUS  ? "GB/s (busbw)"
-           : metric == METRIC_TIME ? "us"
-                                   : "";
+    return metrics[metric].unit;
 }
 
 static void settings_of(const struct run_verdict *verdict, const struct parse_measure *measure,
@@ -84,7 +76,7 @@ static int guess_nodes(const struct context *context, const struct run_verdict *
     settings_of(verdict, NULL, &what);
     what.topk_groups = run->topk_groups > 0 ? (int)run->topk_groups : 0;
     for (size_t i = 0; i < run->n_measures; i++) {
-        int nodes = model_guess_nodes(reference_hardware(context->reference, 0), &what, run->measures[i].rdma_gbps,
+        int nodes = model_guess_nodes(&context->reference->hardware[0].public, &what, run->measures[i].rdma_gbps,
                                       run->measures[i].nvl_gbps);
 
         if (nodes > 0)
@@ -127,22 +119,6 @@ void identify_run(const struct context *context, const struct parse_run *run, st
         verdict->gpus = (int)(run->ranks / verdict->nodes);
 }
 
-static double figure_value(const struct reference_figure *figure, enum metric metric)
-{
-    switch (metric) {
-    case METRIC_RDMA:
-        return figure->rdma.low;
-    case METRIC_NVL:
-        return figure->nvl.low;
-    case METRIC_BUS:
-        return figure->busbw.low;
-    case METRIC_TIME:
-        return figure->time_us.high;
-    default:
-        return 0;
-    }
-}
-
 /* A figure for another number of tokens is comparable only within a factor of 1.5. */
 static bool has_close_tokens(const struct parse_run *run, const struct reference_figure *figure)
 {
@@ -175,8 +151,8 @@ static bool expect_on(const struct context *context, const struct run_verdict *v
     double value = 0;
 
     ret_expected->hardware = hardware;
-    if (figure && has_close_tokens(run, figure) && has_large_messages(measure, figure))
-        value = figure_value(figure, metric);
+    if (figure && metric != METRIC_NONE && has_close_tokens(run, figure) && has_large_messages(measure, figure))
+        value = *(const double *)((const char *)figure + metrics[metric].published);
     if (value > 0) {
         ret_expected->value = value;
         ret_expected->from = "reference";
@@ -230,10 +206,10 @@ void expect(const struct context *context, const struct run_verdict *real, const
             ret_expected->value = NAN;
     } else if (verdict->run->dialect != PARSE_NCCL_TESTS && verdict->run->dialect != PARSE_PERFTEST) {
         /* On an unknown machine, a rate is slow only if it is below that of every known machine. */
-        for (size_t i = 0; i < reference_n_hardware(context->reference); i++) {
+        for (size_t i = 0; i < context->reference->n_hardware; i++) {
             struct expected trial = {.value = NAN};
 
-            if (!expect_on(context, verdict, measure, reference_hardware(context->reference, i), &trial))
+            if (!expect_on(context, verdict, measure, &context->reference->hardware[i].public, &trial))
                 continue;
             if (isnan(lowest.value) ||
                 (metric == METRIC_TIME ? trial.value > lowest.value : trial.value < lowest.value))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* faults.c - lines that name a fault, whatever program printed them. docs/failure-modes.md has the numbers. */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <ctype.h>
@@ -8,181 +9,176 @@
 
 #define TRACEBACK "Traceback (most recent call last)"
 
-/* Open MPI 4 prints ORTE where Open MPI 5 prints PRTE. */
+enum kind {
+    FATAL,
+    WARNING,
+    STEP,   /* of a script around the tests, which may be repeated or clean up: fatal only if no test began */
+    WORD,   /* fatal; of a shell or an interpreter: the line holds nothing else, except a host name in front */
+    MODULE, /* fatal; by the interpreter itself */
+};
+
+/* The first row that matches counts. Open MPI 4 prints ORTE where Open MPI 5 prints PRTE. */
 struct known {
     const char *text, *also; /* both must be in the line */
     const char *id, *cause;
-    bool is_fatal;
+    enum kind kind;
 };
 
 static const struct known known[] = {
     {"NVSHMEM_IBGDA_NIC_HANDLER=cpu", "GDR", "gdrcopy", "NVSHMEM wants GDRCopy because its NIC handler is the CPU",
-     false},
-    {"requires GDRCopy", NULL, "gdrcopy", "the NIC handler is the CPU and there is no GDRCopy", true},
+     WARNING},
+    {"requires GDRCopy", NULL, "gdrcopy", "the NIC handler is the CPU and there is no GDRCopy", FATAL},
     {"moe_recv_expert_counter", "-1", "nic-handler",
-     "an internode dispatch hung with counters of -1: the NIC handler is the CPU, set or by silent fallback", true},
-    {"DeepEP timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", true},
-    {"DeepEP error: timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", true},
+     "an internode dispatch hung with counters of -1: the NIC handler is the CPU, set or by silent fallback", FATAL},
+    {"DeepEP timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
+    {"DeepEP error: timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
     {"DeepEP error: CPU recv timeout", NULL, "nic-handler",
-     "an internode dispatch got no counts: NIC handler cpu, or a lost peer", true},
-    {"neither nv_peer_mem, or nvidia_peermem detected", NULL, "peermem", "the NICs cannot reach GPU memory", true},
+     "an internode dispatch got no counts: NIC handler cpu, or a lost peer", FATAL},
+    {"neither nv_peer_mem, or nvidia_peermem detected", NULL, "peermem", "the NICs cannot reach GPU memory", FATAL},
     {"NVSHMEM device library version does not match", NULL, "two-nvshmem", "two versions of NVSHMEM in one process",
-     true},
+     FATAL},
     {"couldn't load driver 'libmlx5-rdmav", NULL, "provider-missing",
-     "libibverbs and its provider come from different sets", false},
+     "libibverbs and its provider come from different sets", WARNING},
     {"couldn't load driver", "rdmav", "provider-missing", "libibverbs and its provider come from different sets",
-     false},
-    {"DeepEP ", " timeout, channel", "nic-handler", "a DeepEP kernel waited 100 s for a peer", true},
-    {"IBVERBS_PRIVATE_", "not found", "verbs-mixed", "a verbs provider was loaded into another set's libibverbs", true},
-    {"Failed to initialize any NET plugin", NULL, "net-plugin", "NCCL found no usable network plugin", true},
-    {"NCCL/NET (shim) mismatch", NULL, "gib-settings", "NCCL variables differ from what the gIB plugin expects", false},
-    {"en_accel/ipsec.c", "error", "doca-kernel", "DOCA-OFED is too old for this kernel", true},
-    {"no kernel image is available", NULL, "gpu-arch", "the extension holds no code for this GPU", true},
-    {"named symbol not found", NULL, "gpu-arch", "the extension holds no code for this GPU", true},
+     WARNING},
+    {"DeepEP ", " timeout, channel", "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
+    {"IBVERBS_PRIVATE_", "not found", "verbs-mixed", "a verbs provider was loaded into another set's libibverbs",
+     FATAL},
+    {"Failed to initialize any NET plugin", NULL, "net-plugin", "NCCL found no usable network plugin", FATAL},
+    {"NCCL/NET (shim) mismatch", NULL, "gib-settings", "NCCL variables differ from what the gIB plugin expects",
+     WARNING},
+    {"en_accel/ipsec.c", "error", "doca-kernel", "DOCA-OFED is too old for this kernel", FATAL},
+    {"no kernel image is available", NULL, "gpu-arch", "the extension holds no code for this GPU", FATAL},
+    {"named symbol not found", NULL, "gpu-arch", "the extension holds no code for this GPU", FATAL},
     {"Failed to modify QP", NULL, "gid",
-     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", true},
+     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", FATAL},
     {"ibv_modify_qp", "failed", "gid",
-     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", true},
-    {"ibv_modify_qp", "timed out", "gid", "a queue pair did not come up: the peer is not reachable", true},
-    {"Invalid NCCL versions", NULL, "two-nccl", "two versions of NCCL in one process", true},
-    {"Cannot allocate memory", "ibv_reg", "memlock", "memory could not be registered", true},
-    {"Call to ibv_reg", "Bad address", "peermem", "the NICs cannot reach GPU memory", true},
-    {"ystem not yet initialized", NULL, "fabric-manager", "CUDA waits for the fabric manager", true},
-    {"WARN Cuda failure", "driver shutting down", NULL, "NCCL was still in use when the process ended", false},
-    {"WARN Cuda failure", "out of memory", NULL, "GPU memory ran out", true},
-    {"WARN Cuda failure", NULL, NULL, "a CUDA call failed", true},
-    {"NVRM: Xid", NULL, "gpu-errors", "the driver reports an error of a GPU", false},
-    {"CUDA_ERROR_ILLEGAL_ADDRESS", NULL, NULL, "a kernel used an address that is not valid", true},
-    {"CUDA error", NULL, NULL, "a CUDA call failed", true},
-    {"AssertionError", NULL, NULL, "a check of the test did not hold", true},
-    {"Failed: Assertion error", NULL, NULL, "a check of DeepEP did not hold", true},
-    {"RuntimeError: ", NULL, NULL, "the program raised an error", true},
-    {"torch.multiprocessing.spawn.ProcessRaisedException", NULL, NULL, "a process of the test raised an error", true},
-    {"ProcessExitedException", NULL, NULL, "a process of the test died", true},
-    {"DistBackendError", NULL, NULL, "the process group failed", true},
-    {"ModuleNotFoundError", NULL, NULL, "a Python module is missing", true},
-    {"ImportError:", NULL, NULL, "a Python module could not be loaded", true},
-    {"Segmentation fault", NULL, NULL, "a process crashed", true},
-    {"Bus error", NULL, "shm", "a process ran out of shared memory", true},
-    {"exited on signal", NULL, NULL, "a process was ended by a signal", true},
-    {"mpirun has exited due to process rank", NULL, NULL, "a process failed under mpirun", true},
-    {"returned a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
-    {"a non-zero exit code", NULL, NULL, "a process failed under mpirun", true},
-    {"exiting improperly", NULL, NULL, "a process ended without MPI_Finalize()", true},
-    {"detected that one or more processes exited with", NULL, NULL, "a process failed under mpirun", true},
-    {"RTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", true},
-    {"daemon has unexpectedly failed", NULL, NULL, "mpirun could not start its daemons", true},
-    {"orted: command not found", NULL, NULL, "mpirun could not start its daemons", true},
-    {"prted: command not found", NULL, NULL, "mpirun could not start its daemons", true},
-    {"mpirun was unable to ", NULL, NULL, "mpirun could not start the program", true},
+     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", FATAL},
+    {"ibv_modify_qp", "timed out", "gid", "a queue pair did not come up: the peer is not reachable", FATAL},
+    {"Invalid NCCL versions", NULL, "two-nccl", "two versions of NCCL in one process", FATAL},
+    {"Cannot allocate memory", "ibv_reg", "memlock", "memory could not be registered", FATAL},
+    {"Call to ibv_reg", "Bad address", "peermem", "the NICs cannot reach GPU memory", FATAL},
+    {"ystem not yet initialized", NULL, "fabric-manager", "CUDA waits for the fabric manager", FATAL},
+    {"WARN Cuda failure", "driver shutting down", NULL, "NCCL was still in use when the process ended", WARNING},
+    {"WARN Cuda failure", "out of memory", NULL, "GPU memory ran out", FATAL},
+    {"WARN Cuda failure", NULL, NULL, "a CUDA call failed", FATAL},
+    {"NVRM: Xid", NULL, "gpu-errors", "the driver reports an error of a GPU", WARNING},
+    {"CUDA_ERROR_ILLEGAL_ADDRESS", NULL, NULL, "a kernel used an address that is not valid", FATAL},
+    {"CUDA error", NULL, NULL, "a CUDA call failed", FATAL},
+    {"AssertionError", NULL, NULL, "a check of the test did not hold", FATAL},
+    {"Failed: Assertion error", NULL, NULL, "a check of DeepEP did not hold", FATAL},
+    {"RuntimeError: ", NULL, NULL, "the program raised an error", FATAL},
+    {"torch.multiprocessing.spawn.ProcessRaisedException", NULL, NULL, "a process of the test raised an error", FATAL},
+    {"ProcessExitedException", NULL, NULL, "a process of the test died", FATAL},
+    {"DistBackendError", NULL, NULL, "the process group failed", FATAL},
+    {"ModuleNotFoundError", NULL, NULL, "a Python module is missing", FATAL},
+    {"ImportError:", NULL, NULL, "a Python module could not be loaded", FATAL},
+    {"Segmentation fault", NULL, NULL, "a process crashed", FATAL},
+    {"Bus error", NULL, "shm", "a process ran out of shared memory", FATAL},
+    {"exited on signal", NULL, NULL, "a process was ended by a signal", FATAL},
+    {"mpirun has exited due to process rank", NULL, NULL, "a process failed under mpirun", FATAL},
+    {"returned a non-zero exit code", NULL, NULL, "a process failed under mpirun", FATAL},
+    {"a non-zero exit code", NULL, NULL, "a process failed under mpirun", FATAL},
+    {"exiting improperly", NULL, NULL, "a process ended without MPI_Finalize()", FATAL},
+    {"detected that one or more processes exited with", NULL, NULL, "a process failed under mpirun", FATAL},
+    {"RTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", FATAL},
+    {"daemon has unexpectedly failed", NULL, NULL, "mpirun could not start its daemons", FATAL},
+    {"orted: command not found", NULL, NULL, "mpirun could not start its daemons", FATAL},
+    {"prted: command not found", NULL, NULL, "mpirun could not start its daemons", FATAL},
+    {"mpirun was unable to ", NULL, NULL, "mpirun could not start the program", FATAL},
     {"All nodes which are allocated for this job are already filled", NULL, NULL,
-     "mpirun has no slots for so many ranks", true},
-    {"error while loading shared libraries", NULL, NULL, "a shared library is missing", true},
-    {": can't open file ", "[Errno 2]", NULL, "the program of the test is not there", true},
-    {"could not select device driver", NULL, NULL, "the container runtime cannot give GPUs to containers", true},
-    {"nvidia-container-cli: ", "error", NULL, "the container runtime cannot give GPUs to containers", true},
-    {"Connection refused", "ssh", NULL, "ssh was refused", true},
-    {"Could not resolve hostname", NULL, NULL, "a host name is unknown", true},
-    {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", true},
-    {"Host key verification failed", NULL, NULL, "ssh does not know the key of a host, or another one", true},
+     "mpirun has no slots for so many ranks", FATAL},
+    {"error while loading shared libraries", NULL, NULL, "a shared library is missing", FATAL},
+    {": can't open file ", "[Errno 2]", NULL, "the program of the test is not there", FATAL},
+    {"could not select device driver", NULL, NULL, "the container runtime cannot give GPUs to containers", FATAL},
+    {"nvidia-container-cli: ", "error", NULL, "the container runtime cannot give GPUs to containers", FATAL},
+    {"Connection refused", "ssh", NULL, "ssh was refused", FATAL},
+    {"Could not resolve hostname", NULL, NULL, "a host name is unknown", FATAL},
+    {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", FATAL},
+    {"Host key verification failed", NULL, NULL, "ssh does not know the key of a host, or another one", FATAL},
     {"slurmstepd: error: couldn't chdir", "going to", NULL,
-     "the working directory does not exist on a node: the task began in another one", false},
-    {"srun: error:", NULL, NULL, "a task of the job step failed", true},
-    {"slurmstepd: error:", NULL, NULL, "a task of the job step failed", true},
-    {"OOM-killed", NULL, NULL, "a process ran out of memory", true},
-    {"Out Of Memory", NULL, NULL, "a process ran out of memory", true},
-    {"CUDA out of memory", NULL, NULL, "GPU memory ran out", true},
-    {"failed to extend /dev/shm/", NULL, "shm", "a process ran out of shared memory", true},
-    {"creating shared memory segment", "nccl-", "shm", "a process ran out of shared memory", true},
-    {"No space left on device", "posix_fallocate", "shm", "a process ran out of shared memory", true},
-    {"No space left on device", NULL, NULL, "the disk is full", true},
-    {"Watchdog caught collective operation timeout", NULL, NULL, "a collective operation timed out", true},
-    {"Test NCCL failure", NULL, NULL, "an NCCL call failed", true},
-    {"Test CUDA failure", NULL, NULL, "a CUDA call failed", true},
-    {"ncclSystemError", NULL, NULL, "an NCCL call failed", true},
-    {"ncclInternalError", NULL, NULL, "an NCCL call failed", true},
-    {"ncclRemoteError", NULL, NULL, "an NCCL call failed", true},
-    {"ncclUnhandledCudaError", NULL, NULL, "an NCCL call failed", true},
-    {"an illegal memory access was encountered", NULL, NULL, "a kernel used an address that is not valid", true},
-    {"CUDA_ERROR_LAUNCH_FAILED", NULL, NULL, "a kernel failed", true},
-    {"cudaErrorIllegalAddress", NULL, NULL, "a kernel used an address that is not valid", true},
-    {"cudaErrorLaunchFailure", NULL, NULL, "a kernel failed", true},
-    {"non-zero status:", NULL, NULL, "a call of NVSHMEM failed, perhaps of a transport that is not needed", false},
-    {"nvshmem setup", "failed", NULL, "NVSHMEM could not start", true},
-    {"nvshmem initialization failed", NULL, NULL, "NVSHMEM could not start", true},
-    {"ot completion with error", NULL, NULL, "a transfer over RDMA failed", true},
-    {"Got completion from peer", NULL, NULL, "a transfer over RDMA failed", true},
-    {"NCCL WARN ", "onnect to ", NULL, "NCCL could not connect to a peer", true},
-    {"DistNetworkError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", true},
-    {"DistStoreError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", true},
-    {TRACEBACK, NULL, NULL, "the program raised an error", true},
-    {"ChildFailedError", NULL, NULL, "a process of the test died", true},
-    {"failed (exitcode:", NULL, NULL, "a process of the test died", true},
-    {"closing signal SIG", NULL, NULL, "a process of the test died", true},
-    {"core dumped)", NULL, NULL, "a process crashed", true},
-    {"terminate called ", NULL, NULL, "a process crashed", true},
-    {"*** Process received signal ***", NULL, NULL, "a process crashed", true},
-    {"double free or corruption", NULL, NULL, "a process crashed", true},
-    {": line ", " Killed ", NULL, "a process was ended by a signal", true},
-    {": line ", " Terminated ", NULL, "a process was ended by a script, as helpers in the background are", false},
-    {"timeout: sending signal", NULL, NULL, "the program did not end in time", true},
-    {"command terminated with exit code", NULL, NULL, "a command in a pod failed", true},
-    {"oom_kill event", NULL, NULL, "a process ran out of memory", true},
-    {"Job step aborted", NULL, NULL, "the job step was ended", true},
-    {"MPI_ABORT was invoked", NULL, NULL, "a process failed under mpirun", true},
-    {"Primary job ", "terminated normally, but", NULL, "a process failed under mpirun", true},
-    {"RTE has lost communication", NULL, NULL, "mpirun lost a node", true},
-    {"There are not enough slots available", NULL, NULL, "mpirun has no slots for so many ranks", true},
-    {"ssh: connect to host", NULL, NULL, "a host could not be reached by ssh", true},
-    {"closed by remote host", NULL, NULL, "a connection by ssh was lost", true},
-    {"client_loop: send disconnect", NULL, NULL, "a connection by ssh was lost", true},
-    {"epkit: error: ", NULL, NULL, "epkit reports an error", true},
+     "the working directory does not exist on a node: the task began in another one", WARNING},
+    {"srun: error:", NULL, NULL, "a task of the job step failed", FATAL},
+    {"slurmstepd: error:", NULL, NULL, "a task of the job step failed", FATAL},
+    {"OOM-killed", NULL, NULL, "a process ran out of memory", FATAL},
+    {"Out Of Memory", NULL, NULL, "a process ran out of memory", FATAL},
+    {"CUDA out of memory", NULL, NULL, "GPU memory ran out", FATAL},
+    {"failed to extend /dev/shm/", NULL, "shm", "a process ran out of shared memory", FATAL},
+    {"creating shared memory segment", "nccl-", "shm", "a process ran out of shared memory", FATAL},
+    {"No space left on device", "posix_fallocate", "shm", "a process ran out of shared memory", FATAL},
+    {"No space left on device", NULL, NULL, "the disk is full", FATAL},
+    {"Watchdog caught collective operation timeout", NULL, NULL, "a collective operation timed out", FATAL},
+    {"Test NCCL failure", NULL, NULL, "an NCCL call failed", FATAL},
+    {"Test CUDA failure", NULL, NULL, "a CUDA call failed", FATAL},
+    {"ncclSystemError", NULL, NULL, "an NCCL call failed", FATAL},
+    {"ncclInternalError", NULL, NULL, "an NCCL call failed", FATAL},
+    {"ncclRemoteError", NULL, NULL, "an NCCL call failed", FATAL},
+    {"ncclUnhandledCudaError", NULL, NULL, "an NCCL call failed", FATAL},
+    {"an illegal memory access was encountered", NULL, NULL, "a kernel used an address that is not valid", FATAL},
+    {"CUDA_ERROR_LAUNCH_FAILED", NULL, NULL, "a kernel failed", FATAL},
+    {"cudaErrorIllegalAddress", NULL, NULL, "a kernel used an address that is not valid", FATAL},
+    {"cudaErrorLaunchFailure", NULL, NULL, "a kernel failed", FATAL},
+    {"non-zero status:", NULL, NULL, "a call of NVSHMEM failed, perhaps of a transport that is not needed", WARNING},
+    {"nvshmem setup", "failed", NULL, "NVSHMEM could not start", FATAL},
+    {"nvshmem initialization failed", NULL, NULL, "NVSHMEM could not start", FATAL},
+    {"ot completion with error", NULL, NULL, "a transfer over RDMA failed", FATAL},
+    {"Got completion from peer", NULL, NULL, "a transfer over RDMA failed", FATAL},
+    {"NCCL WARN ", "onnect to ", NULL, "NCCL could not connect to a peer", FATAL},
+    {"DistNetworkError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", FATAL},
+    {"DistStoreError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", FATAL},
+    {TRACEBACK, NULL, NULL, "the program raised an error", FATAL},
+    {"ChildFailedError", NULL, NULL, "a process of the test died", FATAL},
+    {"failed (exitcode:", NULL, NULL, "a process of the test died", FATAL},
+    {"closing signal SIG", NULL, NULL, "a process of the test died", FATAL},
+    {"core dumped)", NULL, NULL, "a process crashed", FATAL},
+    {"terminate called ", NULL, NULL, "a process crashed", FATAL},
+    {"*** Process received signal ***", NULL, NULL, "a process crashed", FATAL},
+    {"double free or corruption", NULL, NULL, "a process crashed", FATAL},
+    {": line ", " Killed ", NULL, "a process was ended by a signal", FATAL},
+    {": line ", " Terminated ", NULL, "a process was ended by a script, as helpers in the background are", WARNING},
+    {"timeout: sending signal", NULL, NULL, "the program did not end in time", FATAL},
+    {"command terminated with exit code", NULL, NULL, "a command in a pod failed", FATAL},
+    {"oom_kill event", NULL, NULL, "a process ran out of memory", FATAL},
+    {"Job step aborted", NULL, NULL, "the job step was ended", FATAL},
+    {"MPI_ABORT was invoked", NULL, NULL, "a process failed under mpirun", FATAL},
+    {"Primary job ", "terminated normally, but", NULL, "a process failed under mpirun", FATAL},
+    {"RTE has lost communication", NULL, NULL, "mpirun lost a node", FATAL},
+    {"There are not enough slots available", NULL, NULL, "mpirun has no slots for so many ranks", FATAL},
+    {"ssh: connect to host", NULL, NULL, "a host could not be reached by ssh", FATAL},
+    {"closed by remote host", NULL, NULL, "a connection by ssh was lost", FATAL},
+    {"client_loop: send disconnect", NULL, NULL, "a connection by ssh was lost", FATAL},
+    {"epkit: error: ", NULL, NULL, "epkit reports an error", FATAL},
+    {"OCI runtime exec failed", NULL, NULL, "a command in a pod failed", STEP},
+    {"error: unable to upgrade connection", NULL, NULL, "a command in a pod failed", STEP},
+    {"Error from server (", NULL, NULL, "the API server refused a request of kubectl", STEP},
+    {": No module named ", NULL, NULL, "a Python module is missing", MODULE},
+    {"Killed", NULL, NULL, "a process was ended by a signal", WORD},
+    {"Terminated", NULL, NULL, "a process was ended by a signal", WORD},
+    {"Aborted", NULL, NULL, "a process was ended by a signal", WORD},
+    {"Hangup", NULL, NULL, "a process was ended by a signal", WORD},
+    {"KeyboardInterrupt", NULL, NULL, "the program was interrupted", WORD},
 };
 
-static const struct known missing_module = {NULL, NULL, NULL, "a Python module is missing", true};
-
-/* Steps of a script around the tests, which may be repeated or clean up: fatal only if no test began. */
-static const struct known steps[] = {
-    {"OCI runtime exec failed", NULL, NULL, "a command in a pod failed", false},
-    {"error: unable to upgrade connection", NULL, NULL, "a command in a pod failed", false},
-    {"Error from server (", NULL, NULL, "the API server refused a request of kubectl", false},
-};
-
-/* Lines of a shell or an interpreter that hold nothing else, except a host name in front. */
-static const struct known words[] = {
-    {"Killed", NULL, NULL, "a process was ended by a signal", true},
-    {"Terminated", NULL, NULL, "a process was ended by a signal", true},
-    {"Aborted", NULL, NULL, "a process was ended by a signal", true},
-    {"Hangup", NULL, NULL, "a process was ended by a signal", true},
-    {"KeyboardInterrupt", NULL, NULL, "the program was interrupted", true},
-};
-
-static const struct known *find_word(const char *line)
+static bool is_word(const char *line, const char *word)
 {
-    size_t n = strlen(line);
+    size_t n = strlen(line), length = strlen(word);
 
     while (n > 0 && line[n - 1] == ' ')
         n--;
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        size_t length = strlen(words[i].text), begin = n - length;
-
-        if (n < length || strncmp(line + begin, words[i].text, length) != 0)
-            continue;
-        while (begin > 0 && line[begin - 1] == ' ')
-            begin--;
-        if (begin == 0 || strchr(":]|>", line[begin - 1]))
-            return &words[i];
-    }
-    return NULL;
+    if (n < length || strncmp(line + n - length, word, length) != 0)
+        return false;
+    n -= length;
+    while (n > 0 && line[n - 1] == ' ')
+        n--;
+    return n == 0 || strchr(":]|>", line[n - 1]);
 }
 
 /*
- * "/usr/bin/python3: No module named deep_ep", by the interpreter itself. In the warnings of a program that goes on
- * without the module, as torch does without NumPy, the name is quoted.
+ * "/usr/bin/python3: No module named deep_ep". In the warnings of a program that goes on without the module, as torch
+ * does without NumPy, the name is quoted.
  */
-static bool names_missing_module(const char *line)
+static bool names_missing_module(const char *line, const char *phrase)
 {
-    static const char phrase[] = ": No module named ", program[] = "python";
     const char *end = strstr(line, phrase), *begin = end;
 
     if (!end || (!isalnum((unsigned char)end[strlen(phrase)]) && end[strlen(phrase)] != '_'))
@@ -190,32 +186,20 @@ static bool names_missing_module(const char *line)
     /* python3.13t and python3.12-dbg, too. */
     while (begin > line && (isalnum((unsigned char)begin[-1]) || begin[-1] == '.' || begin[-1] == '-'))
         begin--;
-    return lex_starts(begin, program);
+    return text_begins(begin, "python");
 }
 
-/* Cheap test first: most lines contain no fault. */
-static const struct known *find_in(const struct known *rows, size_t n, const char *line)
+static const struct known *find(const char *line)
 {
-    for (size_t i = 0; i < n; i++)
-        if (strstr(line, rows[i].text) && (!rows[i].also || strstr(line, rows[i].also)))
-            return &rows[i];
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        const struct known *row = &known[i];
+
+        if (row->kind == WORD     ? is_word(line, row->text)
+            : row->kind == MODULE ? names_missing_module(line, row->text)
+                                  : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
+            return row;
+    }
     return NULL;
-}
-
-static const struct known *find(const char *line, bool *ret_is_step)
-{
-    const struct known *fault = find_in(known, sizeof(known) / sizeof(known[0]), line);
-
-    *ret_is_step = false;
-    if (fault)
-        return fault;
-    fault = find_in(steps, sizeof(steps) / sizeof(steps[0]), line);
-    *ret_is_step = fault != NULL;
-    if (fault)
-        return fault;
-    if (names_missing_module(line))
-        return &missing_module;
-    return find_word(line);
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -226,7 +210,7 @@ static const char *skip_host(const char *line)
 
 static bool is_indented(const char *line)
 {
-    return lex_starts(line, "  ") || lex_starts(skip_host(line), "  ");
+    return text_begins(line, "  ") || text_begins(skip_host(line), "  ");
 }
 
 /* "RuntimeError: text", "queue.Empty", "KeyboardInterrupt": the last line of a traceback. */
@@ -236,7 +220,7 @@ static bool is_exception(const char *text)
 
     while (isalnum((unsigned char)text[n]) || (n && text[n] == '.') || text[n] == '_')
         n++;
-    return n && !isdigit((unsigned char)*text) && (text[n] == '\0' || lex_starts(text + n, ": "));
+    return n && !isdigit((unsigned char)*text) && (text[n] == '\0' || text_begins(text + n, ": "));
 }
 
 /*
@@ -281,14 +265,14 @@ static struct parse_run *latest(struct parser *parser)
 
 void fault_line(struct parser *parser, const char *line)
 {
-    bool is_loose = false, is_step = false;
-    const struct known *fault = is_ignored(parser, line) ? NULL : find(line, &is_step);
+    const struct known *fault = is_ignored(parser, line) ? NULL : find(line);
+    bool is_loose = false, is_fatal = fault && fault->kind != WARNING && fault->kind != STEP;
     struct parse_fault *entry;
     struct parse_run *run;
 
     if (!fault)
         return;
-    if (fault->is_fatal) {
+    if (is_fatal) {
         run = latest(parser);
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
@@ -296,7 +280,7 @@ void fault_line(struct parser *parser, const char *line)
     }
     for (size_t i = 0; i < parser->n_faults; i++) {
         /* A step and a failure may have the same cause: the verdicts on them differ. */
-        if (parser->faults[i].cause == fault->cause && parser->faults[i].is_fatal == fault->is_fatal) {
+        if (parser->faults[i].cause == fault->cause && parser->faults[i].is_fatal == is_fatal) {
             parser->faults[i].count++;
             parser->faults[i].is_loose |= is_loose;
             return;
@@ -308,8 +292,8 @@ void fault_line(struct parser *parser, const char *line)
     *entry = (struct parse_fault){
         .id = fault->id,
         .cause = fault->cause,
-        .is_fatal = fault->is_fatal,
-        .is_fatal_alone = is_step,
+        .is_fatal = is_fatal,
+        .is_fatal_alone = fault->kind == STEP,
         .is_loose = is_loose,
         .line_number = parser->line_number,
         .count = 1,

@@ -2,6 +2,7 @@
 #include "figures.h"
 
 #include "common/embedded.h"
+#include "common/text.h"
 
 #include <ctype.h>
 #include <jansson.h>
@@ -10,22 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_MATCH 8
-
 extern const struct embedded reference_builtin[];
-
-struct hardware {
-    struct model_hardware public;
-    char match[MAX_MATCH][MODEL_NAME];
-    size_t n_match;
-};
-
-struct reference {
-    struct hardware *hardware;
-    size_t n_hardware;
-    struct reference_figure *figures;
-    size_t n_figures;
-};
 
 /* The location of an error in a file. */
 struct report {
@@ -98,13 +84,13 @@ static bool read_range(const struct report *report, const json_t *object, const 
     return true;
 }
 
-static bool read_hardware(const struct report *report, const json_t *item, struct hardware *ret_hardware)
+static bool read_hardware(const struct report *report, const json_t *item, struct reference_hardware *ret_hardware)
 {
     struct model_hardware *hardware = &ret_hardware->public;
     const json_t *match = json_object_get(item, "match");
 
-    *ret_hardware = (struct hardware){0};
-    for (size_t i = 0; i < json_array_size(match) && ret_hardware->n_match < MAX_MATCH; i++) {
+    *ret_hardware = (struct reference_hardware){0};
+    for (size_t i = 0; i < json_array_size(match) && ret_hardware->n_match < COUNT(ret_hardware->match); i++) {
         const char *text = json_string_value(json_array_get(match, i));
 
         if (!text || !*text)
@@ -152,9 +138,9 @@ static bool is_same_figure(const struct reference_figure *a, const struct refere
            strcmp(a->type, b->type) == 0 && a->nodes == b->nodes && a->ranks == b->ranks && a->tokens == b->tokens;
 }
 
-static bool add_hardware(struct reference *reference, const struct hardware *hardware)
+static bool add_hardware(struct reference *reference, const struct reference_hardware *hardware)
 {
-    struct hardware *grown;
+    struct reference_hardware *grown;
 
     for (size_t i = 0; i < reference->n_hardware; i++) {
         if (strcmp(reference->hardware[i].public.name, hardware->public.name) == 0) {
@@ -197,7 +183,7 @@ static bool read_document(struct reference *reference, const json_t *document, b
     report->list = "hardware";
     json_array_foreach(json_object_get(document, "hardware"), i, item)
     {
-        struct hardware hardware;
+        struct reference_hardware hardware;
 
         report->index = i;
         if (!read_hardware(report, item, &hardware))
@@ -272,16 +258,6 @@ void reference_free(struct reference *reference)
     free(reference);
 }
 
-size_t reference_n_hardware(const struct reference *reference)
-{
-    return reference->n_hardware;
-}
-
-const struct model_hardware *reference_hardware(const struct reference *reference, size_t i)
-{
-    return &reference->hardware[i].public;
-}
-
 /* "NVIDIA H100 80GB HBM3" holds "H100" as a word; "GB200" does not hold "B200". */
 static bool holds_word(const char *text, const char *word)
 {
@@ -327,14 +303,4 @@ const struct reference_figure *reference_find(const struct reference *reference,
         }
     }
     return best;
-}
-
-size_t reference_n_figures(const struct reference *reference)
-{
-    return reference->n_figures;
-}
-
-const struct reference_figure *reference_figure(const struct reference *reference, size_t i)
-{
-    return &reference->figures[i];
 }

@@ -23,7 +23,18 @@ struct reference_figure {
     char source[160];
 };
 
-struct reference;
+struct reference_hardware {
+    struct model_hardware public;
+    char match[8][MODEL_NAME]; /* words of product names of its GPUs */
+    size_t n_match;
+};
+
+struct reference {
+    struct reference_hardware *hardware;
+    size_t n_hardware;
+    struct reference_figure *figures;
+    size_t n_figures;
+};
 
 /* The built-in figures. NULL: out of memory. reference_free() accepts NULL. */
 struct reference *reference_new(void);
@@ -36,9 +47,6 @@ void reference_free(struct reference *reference);
  */
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes);
 
-size_t reference_n_hardware(const struct reference *reference);
-const struct model_hardware *reference_hardware(const struct reference *reference, size_t i);
-
 /* By name, or by the product name of a GPU ("NVIDIA B200"). NULL: not known. */
 const struct model_hardware *reference_find_hardware(const struct reference *reference, const char *name);
 
@@ -49,8 +57,5 @@ const struct model_hardware *reference_find_hardware(const struct reference *ref
 const struct reference_figure *reference_find(const struct reference *reference, const char *hardware,
                                               const char *dialect, const char *op, const char *type, int nodes,
                                               int ranks, double tokens);
-
-size_t reference_n_figures(const struct reference *reference);
-const struct reference_figure *reference_figure(const struct reference *reference, size_t i);
 
 #endif

@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lex.c - words and numbers in a line. */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_NUMBER 48
-
-bool lex_starts(const char *text, const char *prefix)
-{
-    return strncmp(text, prefix, strlen(prefix)) == 0;
-}
 
 /* strtod() alone would take hexadecimal numbers, "inf" and "nan", and depend on the locale. */
 bool lex_number(const char *text, const char **ret_end, double *ret_number)
@@ -51,6 +48,31 @@ bool lex_number(const char *text, const char **ret_end, double *ret_number)
     return true;
 }
 
+const char *lex_match(const char *text, const char *format, double *ret_numbers)
+{
+    while (*format) {
+        bool can_skip = *format == '*';
+        char literal[64];
+        size_t n;
+
+        if (text_begins(format, "%f")) {
+            if (!lex_number(text, &text, ret_numbers++))
+                return NULL;
+            format += 2;
+            continue;
+        }
+        format += can_skip;
+        n = strcspn(format, "%*");
+        snprintf(literal, sizeof(literal), "%.*s", (int)n, format);
+        text = can_skip ? strstr(text, literal) : text_begins(text, literal) ? text : NULL;
+        if (!text)
+            return NULL;
+        text += n;
+        format += n;
+    }
+    return text;
+}
+
 bool lex_after(const char *text, const char *label, double *ret_number)
 {
     const char *at = strstr(text, label);
@@ -86,13 +108,4 @@ bool lex_is_number(const char *word, double *ret_number)
     if (is_negative)
         *ret_number = -*ret_number;
     return true;
-}
-
-uint32_t lex_hash(const char *text, size_t n)
-{
-    uint32_t sum = 2166136261u;
-
-    for (size_t i = 0; i < n; i++)
-        sum = (sum ^ (unsigned char)text[i]) * 16777619u;
-    return sum;
 }

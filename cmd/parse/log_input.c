@@ -5,6 +5,7 @@
 #include "common/json.h"
 #include "common/output.h"
 #include "common/progress.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -169,35 +170,21 @@ static json_t *or_null(const json_t *object, const char *key, const char *inner)
 
 static json_t *number_row(const json_t *run, const json_t *measure)
 {
-    json_t *row = json_object();
-    json_t *bus = json_object_get(measure, "busbw_gbps");
-    json_t *percent = json_object_get(measure, "percent_of_peak");
-    static const char *const links[] = {"rdma", "bus", "nvl"};
-
-    json_object_set_new(row, "run", or_null(run, "title", NULL));
-    json_object_set_new(row, "op", or_null(measure, "op", NULL));
-    json_object_set_new(row, "type", or_null(measure, "type", NULL));
-    json_object_set_new(row, "rdma", or_null(measure, "logical_gbps", "rdma"));
-    json_object_set_new(row, "nvl", json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl"));
-    json_object_set_new(row, "rdma_wire", or_null(measure, "wire_gbps", "rdma"));
-    json_object_set_new(row, "nvl_wire", or_null(measure, "wire_gbps", "nvl"));
-    json_object_set_new(row, "time", or_null(measure, "time_us", NULL));
-    for (size_t i = 0; i < 3; i++) {
-        json_t *value = json_object_get(percent, links[i]);
-
-        if (json_is_number(value)) {
-            json_object_set(row, "percent", value);
-            break;
-        }
-    }
-    json_object_set_new(row, "expected", or_null(measure, "expected", "value"));
-    json_object_set_new(row, "rating", or_null(measure, "rating", NULL));
+    const json_t *percent = json_object_get(measure, "percent_of_peak");
+    json_t *bus = json_object_get(measure, "busbw_gbps"), *share = NULL;
     /* Runs on different links differ only in the device. */
-    if (strcmp(json_string_value(json_object_get(run, "dialect")), "perftest") == 0)
-        json_object_set_new(row, "config", or_null(run, "device", NULL));
-    else
-        json_object_set_new(row, "config", or_null(measure, "config", NULL));
-    return row;
+    bool is_link = strcmp(json_text(run, "dialect"), "perftest") == 0;
+
+    for (const char *const *link = TEXTS("rdma", "bus", "nvl"); *link && !json_is_number(share); link++)
+        share = json_object_get(percent, *link);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:O?, s:o, s:o, s:o}", "run",
+                     or_null(run, "title", NULL), "op", or_null(measure, "op", NULL), "type",
+                     or_null(measure, "type", NULL), "rdma", or_null(measure, "logical_gbps", "rdma"), "nvl",
+                     json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl"), "rdma_wire",
+                     or_null(measure, "wire_gbps", "rdma"), "nvl_wire", or_null(measure, "wire_gbps", "nvl"), "time",
+                     or_null(measure, "time_us", NULL), "percent", share, "expected",
+                     or_null(measure, "expected", "value"), "rating", or_null(measure, "rating", NULL), "config",
+                     is_link ? or_null(run, "device", NULL) : or_null(measure, "config", NULL));
 }
 
 static int print_measures(const json_t *runs)

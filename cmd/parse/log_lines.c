@@ -10,6 +10,7 @@
  *
  * Only the last chunk of a physical line includes the end of its rank's line.
  */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <stdio.h>
@@ -33,7 +34,7 @@ static int look_up(const struct parser *parser, const char *key)
 static struct stream *find_stream(struct parser *parser, const char *key)
 {
     int index = look_up(parser, key);
-    struct stream *stream;
+    struct stream *stream, **grown;
 
     if (index >= 0) {
         parser->current_stream = index;
@@ -43,22 +44,14 @@ static struct stream *find_stream(struct parser *parser, const char *key)
         parser->current_stream = MAX_STREAMS - 1;
         return parser->streams[MAX_STREAMS - 1];
     }
-    if (parser->n_streams == parser->streams_space) {
-        size_t space = parser->streams_space ? 2 * parser->streams_space : 8;
-        struct stream **grown = realloc(parser->streams, space * sizeof(*grown));
-
-        if (!grown) {
-            parser->has_failed_alloc = true;
-            return NULL;
-        }
-        parser->streams = grown;
-        parser->streams_space = space;
-    }
     stream = calloc(1, sizeof(*stream));
-    if (!stream) {
+    grown = stream ? realloc(parser->streams, (parser->n_streams + 1) * sizeof(*grown)) : NULL;
+    if (!grown) {
         parser->has_failed_alloc = true;
+        free(stream);
         return NULL;
     }
+    parser->streams = grown;
     snprintf(stream->key, sizeof(stream->key), "%s", key);
     parser->streams[parser->n_streams] = stream;
     parser->current_stream = (int)parser->n_streams++;
@@ -88,15 +81,10 @@ static void note_program(struct parser *parser, const char *text)
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
 static bool begins_run(const char *text)
 {
-    static const char *const heads[] = {
-        "# nThread ",   "# Collective test starting:", "#  Rank ", "#   Rank ",
-        "#       size", "Running all test cases:",     "ON ",      "{\"schema_version\""};
-
-    for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
-        if (lex_starts(text, heads[i]))
-            return true;
-    return strcmp(text, "Config:") == 0 || strcmp(text, "{") == 0 || lex_starts(text, "[ 1/") ||
-           lex_starts(text, "[1/") || lex_starts(text, "[  1/") || perftest_is_title(text);
+    return text_begins_any(text,
+                           TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ", "#       size",
+                                 "Running all test cases:", "ON ", "{\"schema_version\"", "[ 1/", "[1/", "[  1/")) ||
+           text_is_any(text, TEXTS("Config:", "{")) || perftest_is_title(text);
 }
 
 /* Processes a complete line of one writer. */
@@ -194,7 +182,7 @@ static void append_chunk(struct parser *parser, struct stream *stream, const cha
 static void piece_key(const struct prefix *head, struct prefix *piece)
 {
     char key[KEY_BYTES];
-    size_t pod = lex_starts(head->key, "pod/") ? strcspn(head->key, " ") : 0;
+    size_t pod = text_begins(head->key, "pod/") ? strcspn(head->key, " ") : 0;
 
     if (pod == 0)
         return;
@@ -205,9 +193,9 @@ static void piece_key(const struct prefix *head, struct prefix *piece)
 /* A byte order mark of UTF-8 or UTF-16. The zero bytes of UTF-16 were removed with the other control characters. */
 static size_t mark_length(const char *line)
 {
-    if (lex_starts(line, "\xef\xbb\xbf"))
+    if (text_begins(line, "\xef\xbb\xbf"))
         return 3;
-    return lex_starts(line, "\xff\xfe") || lex_starts(line, "\xfe\xff") ? 2 : 0;
+    return text_begins(line, "\xff\xfe") || text_begins(line, "\xfe\xff") ? 2 : 0;
 }
 
 void stream_line(struct parser *parser, char *line, size_t n)
@@ -266,7 +254,7 @@ void stream_flush(struct parser *parser)
         epkit_document_end(parser);
     }
     for (size_t i = 0; i < parser->n_streams; i++) {
-        deepep_scratch_free(parser->streams[i]->deepep);
+        free(parser->streams[i]->deepep);
         free(parser->streams[i]->pending);
         free(parser->streams[i]);
     }

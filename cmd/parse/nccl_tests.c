@@ -14,6 +14,7 @@
  * Some versions lack the columns redop and root, others the in-place group. Early versions have "error" (a magnitude)
  * where later ones have "#wrong" (a count). Words after the groups (times of day) are ignored.
  */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <math.h>
@@ -25,15 +26,9 @@
 
 static bool is_type(const char *word)
 {
-    static const char *const types[] = {"float",   "half",        "double",     "bfloat16", "bf16",   "int8",
-                                        "uint8",   "int32",       "uint32",     "int64",    "uint64", "char",
-                                        "int",     "fp8_e4m3",    "f8e4m3",     "f8e5m2",   "fp8",    "fp8_e5m2",
-                                        "float16", "float8_e4m3", "float8_e5m2"};
-
-    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
-        if (strcmp(word, types[i]) == 0)
-            return true;
-    return false;
+    return text_is_any(word, TEXTS("float", "half", "double", "bfloat16", "bf16", "int8", "uint8", "int32", "uint32",
+                                   "int64", "uint64", "char", "int", "fp8_e4m3", "f8e4m3", "f8e5m2", "fp8", "fp8_e5m2",
+                                   "float16", "float8_e4m3", "float8_e5m2"));
 }
 
 static const char *title_of(const struct parser *parser)
@@ -74,7 +69,7 @@ static struct parse_run *head(struct parser *parser)
 }
 
 /* The number of hosts, this one included. */
-static int count_host(struct stream *stream, uint32_t host)
+static int count_host(struct stream *stream, uint64_t host)
 {
     for (int i = 0; i < stream->n_nccl_hosts; i++)
         if (stream->nccl_hosts[i] == host)
@@ -105,7 +100,7 @@ static bool rank_line(struct parser *parser, const char *line)
         run->writers++;
     if (rank >= (double)run->ranks)
         run->ranks = (int64_t)rank + 1;
-    run->nodes = count_host(stream_now(parser), lex_hash(on + 4, (size_t)(device - on) - 4));
+    run->nodes = count_host(stream_now(parser), text_hash(on + 4, (size_t)(device - on) - 4));
     device = strstr(device, "] ");
     if (device)
         snprintf(run->device, sizeof(run->device), "%.*s", (int)(sizeof(run->device) - 1), device + 2);
@@ -279,25 +274,15 @@ static bool row_line(struct parser *parser, const char *line)
     return true;
 }
 
-/* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
-static bool is_bare_comment(const char *line)
-{
-    static const char *const begins[] = {
-        "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ", "(B) ", "bytes ", "Rank "};
-
-    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++)
-        if (lex_starts(line, begins[i]))
-            return true;
-    return false;
-}
-
 bool nccl_line(struct parser *parser, const char *line)
 {
     struct parse_run *run;
 
     while (*line == ' ')
         line++;
-    if (*line == '#' || is_bare_comment(line))
+    /* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
+    if (text_begins_any(line, TEXTS("#", "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ",
+                                    "(B) ", "bytes ", "Rank ")))
         return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
     if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
         run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));

@@ -8,6 +8,7 @@
  *     host dispatch bf16     2     64   683.5   475.0  8107.2        2.674     1.342     0.81      123.76
  */
 #include "common/json.h"
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <math.h>
@@ -81,6 +82,18 @@ static void read_test(struct parser *parser, json_t *document)
     run->document = json_incref(document);
 }
 
+/* The fastest row is the figure. */
+static void keep_row(struct parse_measure *measure, double tokens, double logical, double time_us)
+{
+    measure_sample(measure, logical);
+    measure_point(measure, tokens, logical, time_us);
+    if (isnan(measure->time_us) || logical > measure->nvl_gbps) {
+        measure->nvl_gbps = logical;
+        measure->time_us = time_us;
+    }
+    measure->is_final = true;
+}
+
 static void read_bench(struct parser *parser, json_t *document)
 {
     struct parse_run *run = run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
@@ -94,20 +107,13 @@ static void read_bench(struct parser *parser, json_t *document)
     json_array_foreach(json_object_get(document, "rows"), i, row)
     {
         struct parse_measure *measure;
-        double logical = number_of(row, "logical_gbps");
 
         if (run->ranks < 0)
             run->ranks = integer_of(row, "ranks");
         measure = run_measure(run, json_text(row, "op"), json_text(row, "type"), NULL);
         if (!measure)
             break;
-        measure_sample(measure, logical);
-        measure_point(measure, number_of(row, "tokens"), logical, number_of(row, "time_us"));
-        if (isnan(measure->time_us) || logical > measure->nvl_gbps) {
-            measure->nvl_gbps = logical;
-            measure->time_us = number_of(row, "time_us");
-        }
-        measure->is_final = true;
+        keep_row(measure, number_of(row, "tokens"), number_of(row, "logical_gbps"), number_of(row, "time_us"));
     }
     run->is_complete = run->n_measures > 0;
     run->document = json_incref(document);
@@ -117,7 +123,7 @@ static void forget(struct stream *stream)
 {
     free(stream->document);
     stream->document = NULL;
-    stream->n_document = stream->document_space = 0;
+    stream->n_document = 0;
     stream->depth = 0;
     stream->in_string = stream->escaped = false;
 }
@@ -127,7 +133,7 @@ static bool has_verb(const char *text, const char *verb)
     for (const char *at = text; (at = strstr(at, "\"verb\":")) != NULL;) {
         at += strlen("\"verb\":");
         at += strspn(at, " ");
-        if (*at == '"' && lex_starts(at + 1, verb) && at[1 + strlen(verb)] == '"')
+        if (*at == '"' && text_begins(at + 1, verb) && at[1 + strlen(verb)] == '"')
             return true;
     }
     return false;
@@ -219,25 +225,14 @@ static bool follow(struct stream *stream, const char *text)
 
 static bool append(struct stream *stream, const char *text)
 {
-    size_t n = strlen(text), space = stream->document_space ? stream->document_space : 4096;
-    char *grown;
+    size_t n = strlen(text);
+    char *grown =
+        stream->n_document + n + 2 > MAX_DOCUMENT ? NULL : realloc(stream->document, stream->n_document + n + 2);
 
-    if (stream->n_document + n + 2 > MAX_DOCUMENT)
+    if (!grown)
         return false;
-    while (space < stream->n_document + n + 2)
-        space *= 2;
-    if (space != stream->document_space) {
-        grown = realloc(stream->document, space);
-        if (!grown)
-            return false;
-        stream->document = grown;
-        stream->document_space = space;
-    }
-    if (!stream->document)
-        return false;
-    memcpy(stream->document + stream->n_document, text, n);
-    stream->n_document += n;
-    stream->document[stream->n_document++] = '\n';
+    stream->document = grown;
+    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%s\n", text);
     return true;
 }
 
@@ -254,15 +249,15 @@ bool epkit_document_line(struct parser *parser, const char *line)
     if (!stream)
         return false;
     if (!stream->document) {
-        if (strcmp(line, "{") != 0 && !lex_starts(line, "{\"schema_version\"") &&
-            !lex_starts(line, "{ \"schema_version\""))
+        if (strcmp(line, "{") != 0 && !text_begins(line, "{\"schema_version\"") &&
+            !text_begins(line, "{ \"schema_version\""))
             return false;
     } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"")) {
         forget(stream); /* from another program */
         return false;
     } else if (!continues(line) && !stream->in_string) {
         /* Standard error within the document, or other output after a document that was cut off. */
-        if (*line && !lex_starts(line, "epkit:"))
+        if (*line && !text_begins(line, "epkit:"))
             return false;
         return true;
     }
@@ -271,7 +266,6 @@ bool epkit_document_line(struct parser *parser, const char *line)
         forget(stream);
         return true;
     }
-    stream->document[stream->n_document] = '\0';
     if (follow(stream, line)) {
         read_document(parser, stream->document, stream->n_document);
         forget(stream);
@@ -282,23 +276,23 @@ bool epkit_document_line(struct parser *parser, const char *line)
 /* "[ 1/24] bf16 random, no top-k, sync ... passed 11 ms" */
 static bool case_line(struct parser *parser, const char *line)
 {
-    double index, total;
-    const char *end;
+    double numbers[LEX_NUMBERS];
+    const char *end = lex_match(line, "[%f/%f] ", numbers);
     struct parse_run *run;
 
-    if (*line != '[' || !lex_number(line + 1, &end, &index) || *end != '/' || !lex_number(end + 1, &end, &total) ||
-        lex_starts(end, "] ") == false || total > 100000)
+    if (!end || numbers[1] > 100000)
         return false;
+    end--; /* the space */
     if (!strstr(end, " ... passed") && !strstr(end, " ... FAILED") && !strstr(end, " ... failed")) {
         parser->totals.unreadable += strstr(end, "...") != NULL;
         return strstr(end, "...") != NULL;
     }
     run = run_open(parser, PARSE_EPKIT_TEST);
-    if (!run || run->is_complete || index <= (double)run->started)
+    if (!run || run->is_complete || numbers[0] <= (double)run->started)
         run = run_begin(parser, PARSE_EPKIT_TEST, "epkit test");
     if (!run)
         return true;
-    run->expected = (int)total;
+    run->expected = (int)numbers[1];
     run->started++;
     if (strstr(end, " ... passed")) {
         run->passed++;
@@ -312,32 +306,22 @@ static bool case_line(struct parser *parser, const char *line)
 static bool sentence_line(struct parser *parser, const char *line)
 {
     struct parse_run *run = run_open(parser, PARSE_EPKIT_TEST);
-    const char *text = strstr(line, " cases passed"), *begin = text, *end;
-    double passed, total, failed = 0;
+    const char *text = strstr(line, " cases passed"), *begin = text;
+    double numbers[LEX_NUMBERS], failed = 0;
 
     if (!text || !run)
         return false;
     while (begin > line && ((begin[-1] >= '0' && begin[-1] <= '9') || begin[-1] == '/'))
         begin--;
-    if (!lex_number(begin, &end, &passed) || *end != '/' || !lex_number(end + 1, NULL, &total))
+    if (!lex_match(begin, "%f/%f", numbers))
         return false;
-    if (lex_starts(text, " cases passed, ") && strstr(text, " failed"))
+    if (text_begins(text, " cases passed, ") && strstr(text, " failed"))
         (void)lex_number(text + 15, NULL, &failed);
-    run->passed = (int)passed;
-    run->expected = (int)total;
+    run->passed = (int)numbers[0];
+    run->expected = (int)numbers[1];
     run->failed = (int)failed;
     run->is_complete = true;
     return true;
-}
-
-static bool is_op(const char *word)
-{
-    static const char *const ops[] = {"dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine"};
-
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
-        if (strcmp(word, ops[i]) == 0)
-            return true;
-    return false;
 }
 
 static bool bench_row(struct parser *parser, const char *line)
@@ -353,7 +337,8 @@ static bool bench_row(struct parser *parser, const char *line)
         return false;
     memcpy(text, line, strlen(line) + 1);
     n = lex_words(text, words, MAX_WORDS);
-    while (op < n && !is_op(words[op]))
+    while (op < n &&
+           !text_is_any(words[op], TEXTS("dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine")))
         op++;
     if (op == n || op == 0)
         return false;
@@ -373,13 +358,7 @@ static bool bench_row(struct parser *parser, const char *line)
     if (!measure)
         return true;
     run->ranks = (int64_t)values[0];
-    measure_sample(measure, values[5]);
-    measure_point(measure, values[1], values[5], values[2]);
-    if (isnan(measure->time_us) || values[5] > measure->nvl_gbps) {
-        measure->nvl_gbps = values[5];
-        measure->time_us = values[2];
-    }
-    measure->is_final = true;
+    keep_row(measure, values[1], values[5], values[2]);
     run->is_complete = true;
     snprintf(run->device, sizeof(run->device), "%.*s", (int)(words[op] - text > 60 ? 60 : words[op] - text - 1), line);
     run->device[strcspn(run->device, " ")] = '\0';
@@ -388,7 +367,7 @@ static bool bench_row(struct parser *parser, const char *line)
 
 bool epkit_line(struct parser *parser, const char *line)
 {
-    if (lex_starts(line, "ON ") && strstr(line, "LOGICAL GB/s") && strstr(line, "WIRE GB/s")) {
+    if (text_begins(line, "ON ") && strstr(line, "LOGICAL GB/s") && strstr(line, "WIRE GB/s")) {
         (void)run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
         return true;
     }

@@ -35,8 +35,12 @@ struct parser *parser_new(void)
 {
     struct parser *parser = calloc(1, sizeof(*parser));
 
-    if (!parser)
+    if (parser)
+        parser->line = malloc(MAX_LINE + 1);
+    if (!parser || !parser->line) {
+        free(parser);
         return NULL;
+    }
     parser->current_stream = -1;
     return parser;
 }
@@ -59,8 +63,7 @@ static void end_line(struct parser *parser)
     if (parser->is_cut)
         parser->totals.long_lines++;
     parser->is_cut = false;
-    if (parser->line)
-        stream_line(parser, parser->line, parser->n_line);
+    stream_line(parser, parser->line, parser->n_line);
     parser->n_line = 0;
 }
 
@@ -69,20 +72,6 @@ static void add_bytes(struct parser *parser, const char *bytes, size_t n)
     if (parser->n_line + n > MAX_LINE) {
         parser->is_cut = true;
         n = MAX_LINE - parser->n_line;
-    }
-    if (parser->n_line + n + 1 > parser->line_space) {
-        size_t space = parser->line_space ? parser->line_space : 4096;
-        char *grown;
-
-        while (space < parser->n_line + n + 1)
-            space *= 2;
-        grown = realloc(parser->line, space);
-        if (!grown) {
-            parser->has_failed_alloc = true;
-            return;
-        }
-        parser->line = grown;
-        parser->line_space = space;
     }
     if (n > 0)
         memcpy(parser->line + parser->n_line, bytes, n);

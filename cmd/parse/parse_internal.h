@@ -31,11 +31,11 @@ struct stream {
     int ordinal[PARSE_N_DIALECTS]; /* how many runs of the dialect have begun here */
     struct deepep_scratch *deepep; /* of the open DeepEP run */
     bool nccl_rows_seen, nccl_has_error_column;
-    uint32_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
+    uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
     int perftest_unit; /* 0: no table yet */
     char *document;    /* JSON document collected so far */
-    size_t n_document, document_space;
+    size_t n_document;
     int depth;
     bool in_string, escaped;
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
@@ -52,18 +52,18 @@ struct run {
 };
 
 struct parser {
-    char *line; /* of MAX_LINE + 1 at most */
-    size_t n_line, line_space;
+    char *line; /* MAX_LINE + 1 */
+    size_t n_line;
     bool is_cut, after_cr;
     char source[256];
     int n_sources;
     uint64_t line_number; /* in the source */
     struct parse_totals totals;
     struct stream **streams;
-    size_t n_streams, streams_space;
+    size_t n_streams;
     int current_stream; /* index of the stream whose line the dialects read */
     struct run **runs;
-    size_t n_runs, runs_space;
+    size_t n_runs;
     char program[64];    /* last program name seen: all_reduce_perf ... */
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
@@ -141,6 +141,13 @@ bool lex_after(const char *text, const char *label, double *ret_number);
 /* As lex_after(), for settings: an integer, or -1. */
 int64_t lex_setting(const char *text, const char *label);
 
+/*
+ * Does the text begin as the format says? %f takes a number for ret_numbers, after spaces; '*' skips to the next
+ * occurrence of what follows it, up to the next % or '*'. Returns the rest of the text; NULL: it does not.
+ */
+#define LEX_NUMBERS 8
+const char *lex_match(const char *text, const char *format, double *ret_numbers);
+
 /* A finite number >= 0 that ends at a space, comma or unit. *ret_end: the character after it. */
 bool lex_number(const char *text, const char **ret_end, double *ret_number);
 
@@ -148,10 +155,6 @@ bool lex_number(const char *text, const char **ret_end, double *ret_number);
 size_t lex_words(char *text, char **ret_words, size_t max);
 
 bool lex_is_number(const char *word, double *ret_number);
-bool lex_starts(const char *text, const char *prefix);
-
-/* Of the first `n` bytes. */
-uint32_t lex_hash(const char *text, size_t n);
 
 /* --- the dialects: true if the line was one of theirs, torn ones included --- */
 
@@ -174,8 +177,6 @@ void epkit_document_end(struct parser *parser);
 
 /* The end of a run: computes counts that need the complete run. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
-void deepep_scratch_free(struct deepep_scratch *scratch);
-struct deepep_scratch *deepep_scratch_new(void);
 
 /* --- faults.c --- */
 void fault_line(struct parser *parser, const char *line);

@@ -10,6 +10,7 @@
  * MB are 1048576 bytes here (MiB in newer versions), Gb (--report_gbits) 1e9 bits. With -a there is a row for each
  * size. Latency tests have t_typical and t_avg instead.
  */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <math.h>
@@ -40,16 +41,16 @@ static bool read_title(const char *line, char *ret_program, size_t bytes)
     bool is_both = false;
 
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
-        if (!lex_starts(text, verbs[i].title) || text[strlen(verbs[i].title)] != ' ')
+        if (!text_begins(text, verbs[i].title) || text[strlen(verbs[i].title)] != ' ')
             continue;
         text += strlen(verbs[i].title) + 1;
-        if (lex_starts(text, "Bidirectional ")) {
+        if (text_begins(text, "Bidirectional ")) {
             is_both = true;
             text += strlen("Bidirectional ");
         }
-        if (lex_starts(text, "Post List "))
+        if (text_begins(text, "Post List "))
             text += strlen("Post List ");
-        if (!lex_starts(text, "BW Test") && !lex_starts(text, "Latency Test"))
+        if (!text_begins(text, "BW Test") && !text_begins(text, "Latency Test"))
             return false;
         snprintf(ret_program, bytes, "%s%s_%s%s", strcmp(verbs[i].program, "raw_ethernet") == 0 ? "" : "ib_",
                  verbs[i].program, *text == 'B' ? "bw" : "lat", is_both ? " -b" : "");
@@ -68,10 +69,10 @@ bool perftest_is_title(const char *line)
 /* The operation, from the program: "write", "send (both ways)", "read latency". */
 static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
 {
-    const char *op = "write", *name = run->title + (lex_starts(run->title, "ib_") ? 3 : 0);
+    const char *op = "write", *name = run->title + (text_begins(run->title, "ib_") ? 3 : 0);
 
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++)
-        if (lex_starts(name, verbs[i].program) && name[strlen(verbs[i].program)] == '_' &&
+        if (text_begins(name, verbs[i].program) && name[strlen(verbs[i].program)] == '_' &&
             !strchr(name + strlen(verbs[i].program) + 1, '_'))
             op = verbs[i].op;
     snprintf(ret_op, bytes, "%s%s", op, strstr(name, "_lat") ? " latency" : strstr(name, " -b") ? " (both ways)" : "");
@@ -81,7 +82,7 @@ static bool header(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
 
-    if (!lex_starts(line + strspn(line, " "), "#bytes") || !strstr(line, "#iterations") || !stream)
+    if (!text_begins(line + strspn(line, " "), "#bytes") || !strstr(line, "#iterations") || !stream)
         return false;
     if (strstr(line, "t_min[usec]"))
         stream->perftest_unit = UNIT_LATENCY;
@@ -171,19 +172,18 @@ static bool row(struct parser *parser, const char *line)
 /* `is_whole`: the text starts the line. Otherwise a host name may precede it, which identifies the run that failed. */
 static bool failure(struct parser *parser, const char *line, bool is_whole)
 {
-    static const char *const texts[] = {
-        "Couldn't connect to",  "Failed to modify",        "Completion with error",
-        " Failed status ",      "Unable to init",          "Unable to find the Infiniband",
-        "IB device ",           "Failed to exchange data", "Problem polling the",
-        "Couldn't get context", "Failed to open device",   "Unexpected CM event",
-        "Couldn't allocate MR", "Unable to create QP",     "Couldn't create IB resources"};
+    const char *const *text =
+        TEXTS("Couldn't connect to", "Failed to modify", "Completion with error", " Failed status ", "Unable to init",
+              "Unable to find the Infiniband", "IB device ", "Failed to exchange data", "Problem polling the",
+              "Couldn't get context", "Failed to open device", "Unexpected CM event", "Couldn't allocate MR",
+              "Unable to create QP", "Couldn't create IB resources");
     struct parse_run *run;
 
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        const char *at = strstr(line, texts[i]);
+    for (; *text; text++) {
+        const char *at = strstr(line, *text);
 
         if (!at || (is_whole && at > line + strspn(line, " ")) ||
-            (strcmp(texts[i], "IB device ") == 0 && !strstr(line, "not found")))
+            (strcmp(*text, "IB device ") == 0 && !strstr(line, "not found")))
             continue;
         run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
         if (run)
@@ -228,7 +228,7 @@ bool perftest_line(struct parser *parser, const char *line)
     }
     if (header(parser, line))
         return true;
-    if (run && stream->perftest_unit != UNIT_NONE && lex_starts(line + strspn(line, " "), "---------------") &&
+    if (run && stream->perftest_unit != UNIT_NONE && text_begins(line + strspn(line, " "), "---------------") &&
         run->n_measures > 0) {
         run->is_complete = true;
         stream->perftest_unit = UNIT_NONE;

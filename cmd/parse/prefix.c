@@ -15,6 +15,7 @@
  *
  * Times do not identify the writer and are dropped; the rest becomes the key of the stream.
  */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <ctype.h>
@@ -32,32 +33,44 @@ static size_t digits(const char *at, size_t most)
     return n;
 }
 
+/* The length of the form, if the text begins with it; else 0. 0 stands for a digit, A for a letter. */
+static size_t form(const char *at, const char *form)
+{
+    size_t n = 0;
+
+    for (; form[n]; n++)
+        if (form[n] == '0'   ? !isdigit((unsigned char)at[n])
+            : form[n] == 'A' ? !isalpha((unsigned char)at[n])
+                             : at[n] != form[n])
+            return 0;
+    return n;
+}
+
 /* hh:mm:ss with an optional fraction; its length, or 0. */
 static size_t clock_length(const char *at)
 {
-    size_t n;
+    size_t n = form(at, "00:00:00");
 
-    if (digits(at, 2) != 2 || at[2] != ':' || digits(at + 3, 2) != 2 || at[5] != ':' || digits(at + 6, 2) != 2)
-        return 0;
-    n = 8;
-    if ((at[n] == '.' || at[n] == ',') && digits(at + n + 1, 12) > 0)
-        n += 1 + digits(at + n + 1, 12);
-    return n;
+    return n && (form(at + n, ".0") || form(at + n, ",0")) ? n + 1 + digits(at + n + 1, 12) : n;
+}
+
+static bool is_in(const char *names, const char *at)
+{
+    while (*names && strncmp(names, at, 3) != 0)
+        names += 3;
+    return *names;
 }
 
 /* "Nov 22 14:05:01.123 " or "1732269600.123 "; its length, or 0. */
 static size_t old_time_length(const char *line)
 {
-    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    size_t n = digits(line, 11), clock;
+    size_t n = form(line, "0000000000.0"), clock;
 
-    if (n == 10 && line[n] == '.' && digits(line + 11, 9) > 0) {
-        n += 1 + digits(line + 11, 9);
+    if (n) {
+        n += digits(line + n, 8);
         return line[n] == ' ' ? n + 1 : 0;
     }
-    for (n = 0; n < 36 && strncmp(line, months + n, 3) != 0; n += 3)
-        ;
-    if (n == 36 || line[3] != ' ')
+    if (!form(line, "AAA ") || !is_in("JanFebMarAprMayJunJulAugSepOctNovDec", line))
         return 0;
     n = 4 + (line[4] == ' ');
     if (digits(line + n, 2) == 0)
@@ -72,36 +85,25 @@ static size_t old_time_length(const char *line)
 static size_t time_length(const char *line)
 {
     size_t bracket = *line == '[', n = bracket, clock;
-    const char *at = line + bracket;
 
     if (old_time_length(line))
         return old_time_length(line);
-    if (digits(at, 4) == 4 && (at[4] == '-' || at[4] == '/') && digits(at + 5, 2) == 2 && at[7] == at[4] &&
-        digits(at + 8, 2) == 2 && (at[10] == 'T' || at[10] == ' ')) {
-        n += 11;
-        at += 11;
-    }
-    clock = clock_length(at);
+    for (const char *const *date = TEXTS("0000-00-00T", "0000-00-00 ", "0000/00/00T", "0000/00/00 "); *date; date++)
+        n += n == bracket ? form(line + n, *date) : 0;
+    clock = clock_length(line + n);
     if (clock == 0)
         return 0;
     n += clock;
-    at += clock;
-    if (*at == 'Z') {
+    if (line[n] == 'Z')
         n++;
-    } else if ((*at == '+' || *at == '-') && digits(at + 1, 4) >= 2) {
-        size_t zone = 1 + digits(at + 1, 4);
-
-        if (at[zone] == ':')
-            zone += 1 + digits(at + zone + 1, 2);
-        n += zone;
+    else if ((line[n] == '+' || line[n] == '-') && digits(line + n + 1, 4) >= 2) {
+        n += 1 + digits(line + n + 1, 4);
+        if (line[n] == ':')
+            n += 1 + digits(line + n + 1, 2);
     }
-    if (bracket) {
-        if (line[n] != ']')
-            return 0;
-        n++;
-    }
-    if (line[n] == ':' && line[n + 1] == ' ')
-        n++;
+    if (bracket && line[n++] != ']')
+        return 0;
+    n += form(line + n, ": ") ? 1 : 0;
     if (line[n] != ' ' && line[n] != '\t' && line[n] != '\0')
         return 0;
     return n + (line[n] != '\0');
@@ -110,35 +112,18 @@ static size_t time_length(const char *line)
 /* "Tue Nov 22 14:05:01 2026" as ctime() prints it; its length, or 0. */
 static size_t ctime_length(const char *at)
 {
-    static const char days[] = "MonTueWedThuFriSatSun";
-    char day[4] = "";
-    const char *found;
+    size_t n = strnlen(at, 24);
 
-    for (size_t i = 0; i < 3; i++) {
-        if (!isalpha((unsigned char)at[i]))
-            return 0;
-        day[i] = at[i];
-    }
-    found = strstr(days, day);
-    if (!found || (found - days) % 3 != 0 || at[3] != ' ')
-        return 0;
-    for (size_t i = 4; i < 24; i++)
-        if (at[i] == '\0')
-            return 0;
-    if (at[7] != ' ' || at[10] != ' ' || clock_length(at + 11) != 8 || at[19] != ' ' || digits(at + 20, 4) != 4)
-        return 0;
-    return 24;
+    return n == 24 && is_in("MonTueWedThuFriSatSun", at) && form(at + 3, " ") && form(at + 10, " 00:00:00 0000") &&
+                   at[7] == ' '
+               ? n
+               : 0;
 }
 
 /* "<stdout>:" or "<stderr>:"; its length, or 0. */
 static size_t channel_length(const char *at)
 {
-    static const char *const names[] = {"<stdout>:", "<stderr>:", "<stddiag>:"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (lex_starts(at, names[i]))
-            return strlen(names[i]);
-    return 0;
+    return text_begins_any(at, TEXTS("<stdout>:", "<stderr>:", "<stddiag>:")) ? strcspn(at, ":") + 1 : 0;
 }
 
 /* "[1,0]<stdout>:" or "[name@1,0]<stdout>:"; its length, or 0. *ret_tag: length of the part in brackets. */
@@ -173,7 +158,7 @@ static void add_key(char *key, size_t key_bytes, const char *text, size_t n)
 /* "stdout F " or "stderr P " of a container runtime, which only follows a time. */
 static size_t runtime_length(const char *at, bool *ret_is_partial)
 {
-    if ((lex_starts(at, "stdout ") || lex_starts(at, "stderr ")) && (at[7] == 'F' || at[7] == 'P') && at[8] == ' ') {
+    if ((text_begins(at, "stdout ") || text_begins(at, "stderr ")) && (at[7] == 'F' || at[7] == 'P') && at[8] == ' ') {
         *ret_is_partial = at[7] == 'P';
         return 9;
     }
@@ -186,18 +171,11 @@ static size_t label_length(const char *at, size_t *ret_begin, size_t *ret_key)
     size_t n = 0, number;
 
     if (*at == '[') {
-        static const char *const names[] = {"[default", "[rank", "[trainer"};
-
-        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-            n = strlen(names[i]);
-            number = lex_starts(at, names[i]) ? digits(at + n, 6) : 0;
-            if (number && at[n + number] == ']' && at[n + number + 1] == ':') {
-                *ret_begin = 0;
-                *ret_key = n + number + 1;
-                return n + number + 2;
-            }
-        }
-        return 0;
+        n = text_begins_any(at, TEXTS("[default", "[rank", "[trainer")) ? strcspn(at, "0123456789") : 0;
+        number = digits(at + n, 6);
+        *ret_begin = 0;
+        *ret_key = n + number + 1;
+        return number && form(at + n + number, "]:") ? n + number + 2 : 0;
     }
     while (at[n] == ' ' && n < 6)
         n++;
@@ -227,7 +205,7 @@ static size_t read_one(const char *at, bool is_first, struct prefix *prefix)
         /* Open MPI 5 prints a space after the tag, which is not part of the program's output. */
         return n + (at[n] == ' ' && memchr(at, '@', key) != NULL);
     }
-    if (lex_starts(at, "[pod/")) {
+    if (text_begins(at, "[pod/")) {
         const char *end = strchr(at, ']');
 
         if (end && end - at < 300 && end[1] == ' ') {

@@ -36,27 +36,10 @@ struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect)
     return run;
 }
 
-static bool grow_runs(struct parser *parser)
-{
-    size_t space = parser->runs_space ? 2 * parser->runs_space : 16;
-    struct run **grown;
-
-    if (parser->n_runs < parser->runs_space)
-        return true;
-    grown = realloc(parser->runs, space * sizeof(*grown));
-    if (!grown) {
-        parser->has_failed_alloc = true;
-        return false;
-    }
-    parser->runs = grown;
-    parser->runs_space = space;
-    return true;
-}
-
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title)
 {
     struct stream *stream = stream_now(parser);
-    struct run *run;
+    struct run *run, **grown;
 
     if (!stream)
         return NULL;
@@ -68,11 +51,13 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
         return NULL;
     }
     run = calloc(1, sizeof(*run));
-    if (!run || !grow_runs(parser)) {
+    grown = run ? realloc(parser->runs, (parser->n_runs + 1) * sizeof(*grown)) : NULL;
+    if (!grown) {
         parser->has_failed_alloc = true;
         free(run);
         return NULL;
     }
+    parser->runs = grown;
     run->public = (struct parse_run){
         .dialect = dialect,
         .first_line = parser->line_number,

@@ -105,8 +105,11 @@ static bool has_measures(const json_t *document)
     json_t *run;
     size_t i;
 
-    json_array_foreach(json_object_get(document, "runs"), i,
-                       run) if (json_array_size(json_object_get(run, "measures")) > 0) return true;
+    json_array_foreach(json_object_get(document, "runs"), i, run)
+    {
+        if (json_array_size(json_object_get(run, "measures")) > 0)
+            return true;
+    }
     return false;
 }
 
@@ -371,17 +374,15 @@ static int run_all(struct live *live, const struct triangulate_options *options)
     json_t *plan = plan_of(live, options);
     int result = t ? CMD_FINE : CMD_FAILED;
 
-    if (!live->options->json || live->options->plan_only)
-        if (!live->options->json)
-            print_plan(plan);
-    if (live->options->plan_only) {
-        if (live->options->json) {
-            json_t *document = out_document("triangulate");
+    if (!live->options->json) {
+        print_plan(plan);
+    } else if (live->options->plan_only) {
+        json_t *document = out_document("triangulate");
 
-            json_object_set(document, "plan", plan);
-            result = out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
-        }
-    } else if (t) {
+        json_object_set(document, "plan", plan);
+        result = out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
+    }
+    if (t && !live->options->plan_only) {
         while (result == CMD_FINE && triangulate_next(t, &round))
             result = measure_round(live, t, &round) ? CMD_FINE : CMD_FAILED;
         if (result == CMD_FINE)

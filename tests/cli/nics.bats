@@ -349,8 +349,8 @@ EOF
     for signal in INT TERM HUP KILL; do
         env --default-signal=INT "$EPKIT" nics --from "$ROOT" --output "$file" --interval 3600 2>/dev/null 3>&- &
         launched=$!
-        # It has opened what it writes to, and waits.
-        within 20 sh -c "grep -qs '^State:.S' /proc/$launched/status && [ -n \"\$(find /proc/$launched/fd -lname '*epkit-nics*')\" ]"
+        # It has set up its signals (SIGXFSZ and SIGPIPE are ignored), and waits.
+        within 20 sh -c "grep -qs '^State:.S' /proc/$launched/status && grep -qs '^SigIgn:.*1001' /proc/$launched/status"
         code=0
         kill "-$signal" "$launched"
         wait "$launched" || code=$?

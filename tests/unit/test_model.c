@@ -79,8 +79,8 @@ TEST(test_figures)
 {
     int n = 0;
 
-    for (size_t i = 0; i < reference_n_figures(reference); i++) {
-        const struct reference_figure *figure = reference_figure(reference, i);
+    for (size_t i = 0; i < reference->n_figures; i++) {
+        const struct reference_figure *figure = &reference->figures[i];
         struct model_case what =
             case_of(figure->nodes, strcmp(figure->type, "fp8") == 0, strcmp(figure->op, "combine") == 0);
         struct model_result result;
