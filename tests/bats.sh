@@ -20,4 +20,4 @@ case $suite in
 cli/doctor) ;; # it mounts on /dev/shm
 cli/*) place=("$EPKIT_SOURCE/tests/in_memory.sh") ;;
 esac
-exec "${place[@]}" bats --tap "$@" "$EPKIT_SOURCE/tests/$suite.bats"
+exec "${place[@]}" bats --tap --print-output-on-failure "$@" "$EPKIT_SOURCE/tests/$suite.bats"

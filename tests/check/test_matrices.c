@@ -21,10 +21,7 @@ static void run_sizes(const char *parameters, int n_cases)
             &(struct group_spec){.mode = MODE, .n_ranks = sizes[i], .n_nodes = 1, .parameters = parameters}, n_cases);
 }
 
-TEST(test_intranode)
-{
-    run_sizes("{\"matrix\": \"intranode\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 24);
-}
+TEST_CALL(test_intranode, run_sizes("{\"matrix\": \"intranode\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 24))
 
 TEST(test_internode)
 {
@@ -57,10 +54,7 @@ TEST(test_internode_bad_network)
         32);
 }
 
-TEST(test_lowlatency)
-{
-    run_sizes("{\"matrix\": \"lowlatency\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 32);
-}
+TEST_CALL(test_lowlatency, run_sizes("{\"matrix\": \"lowlatency\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 32))
 
 /* The same as threads of one process. */
 TEST(test_threads)

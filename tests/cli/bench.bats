@@ -13,8 +13,7 @@ valid() {
 }
 
 @test "bench: --quick measures everything, in seconds" {
-    run limited 30 "$EPKIT" bench --quick --boot fork --phases
-    [ "$status" -eq 0 ]
+    run -0 limited 30 "$EPKIT" bench --quick --boot fork --phases
     grep -q "^host, 4 ranks: dispatch runs at" <<<"$output"
     for op in dispatch combine plan first-dispatch ll-dispatch ll-combine; do
         grep -qE "^host +$op " <<<"$output"
@@ -83,16 +82,13 @@ valid() {
 }
 
 @test "bench: threads are ranks as well" {
-    run limited 60 "$EPKIT" bench --quick --boot threads --only dispatch,combine
-    [ "$status" -eq 0 ]
+    run -0 limited 60 "$EPKIT" bench --quick --boot threads --only dispatch,combine
     [[ "$output" == *"All results verified"* ]]
 }
 
 @test "bench: a routing that leaves ranks without rows is measured" {
-    run bench --quick --routing empty
-    [ "$status" -eq 0 ]
-    run bench --quick --routing one --only dispatch,combine
-    [ "$status" -eq 0 ]
+    run -0 bench --quick --routing empty
+    run -0 bench --quick --routing one --only dispatch,combine
 }
 
 @test "bench: without baselines there are no columns for them" {
@@ -105,8 +101,7 @@ valid() {
 
 @test "bench: wrong usage is 2, and says what is wrong" {
     usage() {
-        run bench "${@:2}"
-        [ "$status" -eq 2 ]
+        run -2 bench "${@:2}"
         [[ "$output" == *"$1"* ]] || { printf '%s\n' "$output"; return 1; }
     }
     usage "256 experts cannot be spread evenly over 7 ranks" --ranks 4,7
@@ -121,9 +116,8 @@ valid() {
 }
 
 @test "bench: a group that does not fit into memory is refused before it starts" {
-    run limited 10 "$EPKIT" bench --boot fork --ranks 1024 --tokens 1048576 --hidden 65536 \
+    run -1 limited 10 "$EPKIT" bench --boot fork --ranks 1024 --tokens 1048576 --hidden 65536 \
         --topk 64 --experts 1024
-    [ "$status" -eq 1 ]
     [[ "$output" == *"GiB of memory"* ]]
 }
 
@@ -136,14 +130,12 @@ valid() {
 }
 
 @test "--model and options of a measurement: contradictions are usage errors" {
-    run epkit bench --model 2 --network tcp
-    [ "$status" -eq 2 ]
+    run -2 epkit bench --model 2 --network tcp
     [[ "$output" == *"--network is for measurements, and --model starts no ranks"* ]]
     run epkit bench --model 2 --routing one # the model's routing is uniform
     [ "$status" -eq 2 ]
     [[ "$output" == *"--routing is for measurements, and --model starts no ranks"* ]]
-    run epkit bench --machines h100 --quick
-    [ "$status" -eq 2 ]
+    run -2 epkit bench --machines h100 --quick
     [[ "$output" == *"--machines needs --model NODES"* ]]
 }
 
@@ -158,10 +150,8 @@ valid() {
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema-model.json" "$BATS_TEST_TMPDIR/out.json"
     jq -e '[.model[] | select(.measured_gbps)] | length > 0 and all(.measured_tokens != 512)' "$BATS_TEST_TMPDIR/out.json"
     epkit bench --model 2 --machines h800 --hidden 1024 --json | jq -e '[.model[].measured_gbps] | all(. == null)'
-    run epkit bench --model 2 --topk 64 --experts 32
-    [ "$status" -eq 2 ]
+    run -2 epkit bench --model 2 --topk 64 --experts 32
     [[ "$output" == *"--model: a token cannot select 64 of 32 experts"* ]]
-    run epkit bench --model 2 --machines pdp11
-    [ "$status" -eq 2 ]
+    run -2 epkit bench --model 2 --machines pdp11
     [[ "$output" == *"--machines pdp11: unknown; known are b200"* ]]
 }

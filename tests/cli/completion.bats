@@ -44,8 +44,7 @@ complete_words() {
 }
 
 @test "no other shell, and the nearest one" {
-    run --separate-stderr epkit completion zhs
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit completion zhs
     [[ "$stderr" == *"did you mean 'zsh'?"* ]]
 }
 

@@ -16,8 +16,7 @@ setup() {
 }
 
 @test "a job that fits its saved cluster: one line, exit code 0" {
-    run --separate-stderr epkit deploy check -f job.yaml --from cluster.json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit deploy check -f job.yaml --from cluster.json
     [ "$output" = "Job j can run on this cluster (v1.33.5-gke.1162000): 2 pods." ]
     [ -z "$stderr" ]
     epkit deploy check -f - --from cluster.json <job.yaml
@@ -35,8 +34,7 @@ setup() {
 
 @test "a finding: verdict, table, reason, what to do; exit code 3" {
     jq '.items.secrets = []' cluster.json >changed.json
-    run --separate-stderr epkit deploy check -f job.yaml --from changed.json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit deploy check -f job.yaml --from changed.json
     [ "${lines[0]}" = "Job j will not run: the kubelet will say 'secret \"keys\" not found'." ]
     [[ "$output" == *"do:  create the Secret pull in namespace ns"* ]]
     code=0
@@ -48,8 +46,7 @@ setup() {
 
 @test "resources that were not read are listed, and there is no verdict" {
     jq 'del(.items.nodes) | .unread.nodes = "forbidden"' cluster.json >changed.json
-    run --separate-stderr epkit deploy check -f job.yaml --from changed.json
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit deploy check -f job.yaml --from changed.json
     [[ "$output" == "No verdict on Job j: nodes were not read."* ]]
     [[ "$stderr" == *"nodes could not be read"*"forbidden"* ]]
     code=0
@@ -243,9 +240,7 @@ asks() {
 refused() {
     local text=$1
     shift
-    run --separate-stderr epkit deploy "$@"
-    echo "$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit deploy "$@"
     [ -z "$output" ]
     [[ "$stderr" == *"$text"* ]]
 }
@@ -284,28 +279,23 @@ refused() {
 }
 
 @test "no kubectl: exit code 4; one that fails or does not answer: exit code 1, within its deadline" {
-    run --separate-stderr epkit deploy check --gpus 8 --kubectl ./no-such-program
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit deploy check --gpus 8 --kubectl ./no-such-program
     [[ "$stderr" == *"there is no './no-such-program'"*"--from FILE"* ]]
-    run --separate-stderr epkit deploy check --gpus 8 --kubectl false
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit deploy check --gpus 8 --kubectl false
     [[ "$stderr" == *"the cluster does not answer"* ]]
     # An unreachable server; the message of kubectl reaches the user.
     printf '#!/bin/sh\necho "The connection to the server was refused" >&2\nexit 1\n' >refusing
     printf '#!/bin/sh\nexec sleep 1000\n' >silent
     chmod +x refusing silent
-    run --separate-stderr epkit deploy check --gpus 8 --kubectl ./refusing
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit deploy check --gpus 8 --kubectl ./refusing
     [[ "$stderr" == *"the cluster does not answer: The connection to the server was refused"* ]]
-    run --separate-stderr epkit deploy check --gpus 8 --kubectl ./silent --timeout 1
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit deploy check --gpus 8 --kubectl ./silent --timeout 1
     [[ "$stderr" == *"the cluster does not answer: no answer in time"* ]]
 }
 
 @test "hostile names do not reach the terminal as they are" {
     sed "s/^metadata: {name: j,/metadata: {name: \"j\\\\u001b[31m\",/" job.yaml >hostile.yaml
     jq '.items.secrets = []' cluster.json >changed.json
-    run --separate-stderr epkit deploy check -f hostile.yaml --from changed.json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit deploy check -f hostile.yaml --from changed.json
     [[ "$output" != *$'\e[31m'* ]]
 }

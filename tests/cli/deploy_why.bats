@@ -148,8 +148,7 @@ why() {
     [ "$(jq -c '[.reasons[] | [.object, .reason]]' json)" = '[["Node n0","KubeletHasInsufficientMemory"]]' ]
     # A user who may not read nodes is told so, and the rest is said.
     jq 'del(.items.nodes) | .unread.nodes = "nodes is forbidden"' base.json >changed.json
-    run --separate-stderr epkit deploy why r -n ns --from changed.json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit deploy why r -n ns --from changed.json
     [[ "$stderr" == *"nodes could not be read"*"nodes is forbidden"* ]]
 }
 
@@ -163,8 +162,7 @@ why() {
 
 @test "a table: object, reason, since when, message; no control characters" {
     jq "$(cat functions.jq)"' waits("ImagePullBackOff"; "de\u001b[31mnied")' base.json >changed.json
-    run --separate-stderr epkit deploy why r -n ns --from changed.json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit deploy why r -n ns --from changed.json
     [[ "$output" != *$'\e[31m'* ]]
     [[ "${lines[1]}" =~ ^OBJECT\ +OTHERS\ +REASON\ +SINCE\ +MESSAGE ]]
     [[ "${lines[2]}" =~ ^"Pod r-w-0-0"\ +1\ +ImagePullBackOff\ +15m\ +"container workload: de?[31mnied" ]]
@@ -201,8 +199,7 @@ refused() {
     printf '#!/bin/sh\nexec sleep 1000\n' >silent
     chmod +x silent
     refused 1 "the cluster does not answer: no answer in time" r --kubectl ./silent --timeout 1
-    run --separate-stderr epkit deploy other
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit deploy other
 }
 
 @test "kubectl reads the namespace; what is saved explains the same, and has no variables of containers" {
@@ -218,14 +215,12 @@ case "$*" in
 esac
 END
     chmod +x kube
-    run --separate-stderr epkit deploy why r -n ns --kubectl ./kube --save saved.json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit deploy why r -n ns --kubectl ./kube --save saved.json
     [[ "${lines[0]}" == "JobSet r is held up: Pod r-w-0-0 and 1 other: ImagePullBackOff: container workload: denied." ]]
     grep -q '^get pods -o json -n ns$' calls
     [ "$(grep -c leaderworkersets calls)" -eq 0 ]
     [ "$(stat -c %a saved.json)" = 600 ]
     run ! grep -q hf_secret saved.json
-    run --separate-stderr epkit deploy why r -n ns --from saved.json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit deploy why r -n ns --from saved.json
     [[ "${lines[0]}" == "JobSet r is held up: Pod r-w-0-0 and 1 other: ImagePullBackOff: container workload: denied." ]]
 }

@@ -26,9 +26,7 @@ setup() {
 refused() {
     local text="$1"
     shift
-    run --separate-stderr epkit doctor "$@"
-    echo "$output$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit doctor "$@"
     [ -z "$output" ]
     [[ "$stderr" == *"$text"* ]]
 }
@@ -36,18 +34,15 @@ refused() {
 # --- texts ---
 
 @test "a healthy machine gets one line, and exit code 0" {
-    run --separate-stderr epkit doctor --from a4
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --from a4
     [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found."$ ]]
     [ -z "$stderr" ]
 }
 
 @test "with --verbose: which network epkit uses between nodes" {
-    run --separate-stderr epkit doctor --from a4 --verbose
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --from a4 --verbose
     [[ "$output" == *$'\nbetween nodes\n  network   tcp (sockets) unless told; verbs (RDMA), which is faster, can be used: '* ]]
-    run --separate-stderr epkit doctor --from empty --verbose
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit doctor --from empty --verbose
     [[ "${lines[0]}" == "Neither a GPU nor an RDMA NIC: "* ]]
     [[ "${lines[*]:1}" == "between nodes   network   tcp (sockets); verbs (RDMA), which is faster, cannot be used:"*"there is no RDMA device"* ]]
 }
@@ -55,9 +50,7 @@ refused() {
 @test "findings: the sentence first, a table, and each with evidence, cause and command" {
     cp -r a4.shm two
     printf 'NVSHMEM_IBGDA_SUPPORT=1\0' >>two/proc/self/environ
-    run --separate-stderr epkit doctor --from two
-    echo "$output"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit doctor --from two
     [ -z "$stderr" ]
     [ "${lines[0]}" = "2 findings on two, 1 of them serious: /dev/shm has only 64 MiB, and ranks share memory through it; and more." ]
     [[ "${lines[1]}" == "SEVERITY ID "*" GROUP "*" WHAT"* ]]
@@ -70,12 +63,10 @@ refused() {
 }
 
 @test "neither GPU nor NIC: one line, and exit code 4" {
-    run --separate-stderr epkit doctor --from empty
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit doctor --from empty
     [ "${#lines[@]}" -eq 1 ]
     [ -z "$stderr" ]
-    run --separate-stderr epkit doctor --from empty --json
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit doctor --from empty --json
     valid doctor <<<"$output"
     [ "$(jq '.facts.gpus' <<<"$output")" = "[]" ]
 }
@@ -83,16 +74,13 @@ refused() {
 @test "checks that cannot be completed: a verdict of its own, exit code 5, and what to do" {
     cp -r a4 blind
     rm blind/var/log/kern.log blind/proc/self/limits
-    run --separate-stderr epkit doctor --from blind
-    echo "$output"
-    [ "$status" -eq 5 ]
+    run -5 --separate-stderr epkit doctor --from blind
     [[ "${lines[0]}" == "Not known whether blind is healthy: "*" checks found nothing, 3 could not be completed; memlock: /proc/self/limits: No such file or directory." ]]
     [[ "$output" == *"memlock (limits): not known"*"  do        Make the named file or device readable"* ]]
     epkit doctor --from blind --json >blind.json || [ $? -eq 5 ]
     [ "$(jq -c '[.state, .healthy, .counts.found]' blind.json)" = '["not-known",false,0]' ]
     [ "$(jq -c '[.checks[] | select(.id == "memlock") | .outcome, .open]' blind.json)" = '["unknown",true]' ]
-    run --separate-stderr epkit doctor --from blind --only memlock
-    [ "$status" -eq 5 ]
+    run -5 --separate-stderr epkit doctor --from blind --only memlock
     [[ "$output" == "Not known whether blind is healthy: 0 checks found nothing, 1 could not be completed"* ]]
 }
 
@@ -100,22 +88,17 @@ refused() {
     cp -r a4 nosys
     rm -r nosys/sys
     mkdir nosys/sys
-    run --separate-stderr epkit doctor --from nosys
-    echo "$output"
-    [ "$status" -eq 5 ]
+    run -5 --separate-stderr epkit doctor --from nosys
     [[ "$output" == *"port-down (nic): not known"*"whether there is an RDMA NIC: /sys is not mounted here"* ]]
     epkit topo --from nosys --save nosys.json
-    run --separate-stderr epkit doctor --from nosys.json
-    [ "$status" -eq 5 ]
+    run -5 --separate-stderr epkit doctor --from nosys.json
     [[ "$output" == *"whether there is an RDMA NIC: /sys is not mounted here"* ]]
 }
 
 @test "what only root sees leaves a verdict as it is, and is named" {
     cp -r a4 user
     rm user/var/log/kern.log
-    run --separate-stderr epkit doctor --from user
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --from user
     [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed."$ ]]
     epkit doctor --from user --json |
         jq --exit-status '[.checks[] | select(.outcome == "unknown")] | length == 1
@@ -123,8 +106,7 @@ refused() {
 }
 
 @test "a check that does not apply" {
-    run --separate-stderr epkit doctor --from laptop --only imex
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --from laptop --only imex
     [[ "$output" == "Nothing to find on laptop: none of the 1 checks applies to it." ]]
 }
 
@@ -133,8 +115,7 @@ refused() {
 @test "--list has a row for each check, --explain says something of each" {
     local n=0
     while read -r id; do
-        run --separate-stderr epkit doctor --explain "$id"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr epkit doctor --explain "$id"
         [[ "${lines[0]}" == "$id: "* ]]
         for word in group symptom cause remedy see; do
             [[ "$output" == *"  $word"* ]]
@@ -148,8 +129,7 @@ refused() {
 @test "--only takes ids and groups" {
     [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processors","acs"]' ]
     [ "$(epkit doctor --only nic --from a4 --json | jq -c '[.checks[].group] | unique')" = '["nic"]' ]
-    run --separate-stderr epkit doctor --only gid --from a4.shm
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --only gid --from a4.shm
     [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found." ]
 }
 
@@ -251,9 +231,7 @@ SCRIPT
 
 @test "--fix --yes runs what is safe, checks again, and says that it is fixed" {
     need_namespaces
-    run --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
     [[ "$output" == *"Plan:"*" 1. sudo modprobe nvidia-peermem"*"fixes peermem: "* ]]
     [[ "$output" == *"modprobe nvidia-peermem: done"*"Checking again:"*"peermem: fixed"* ]]
     [ "$(cat modprobe.log)" = "modprobe nvidia-peermem" ]
@@ -261,25 +239,20 @@ SCRIPT
 
 @test "--fix makes /dev/shm larger: a real remount" {
     need_namespaces
-    run --separate-stderr live "$EPKIT" doctor --only shm --fix --yes
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr live "$EPKIT" doctor --only shm --fix --yes
     [[ "$output" == *"/dev/shm has only 64 MiB"*"mount -o remount,size="*": done"*"shm: fixed"* ]]
 }
 
 @test "a fix that fails: its output is shown, the finding is still there, exit code 1" {
     need_namespaces
-    MODPROBE_FAILS=1 run --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    MODPROBE_FAILS=1 run -1 --separate-stderr live "$EPKIT" doctor --only peermem --fix --yes
     [[ "$output" == *"ended with exit status 1"*"| modprobe: ERROR: could not insert"*"peermem: still there"* ]]
     [[ "$stderr" == *"1 of 1 commands failed"* ]]
 }
 
 @test "--fix without a terminal and without --yes shows the plan and runs nothing" {
     need_namespaces
-    run --separate-stderr live "$EPKIT" doctor --only peermem --fix
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr live "$EPKIT" doctor --only peermem --fix
     [[ "$output" == *"Plan:"*"modprobe nvidia-peermem"* ]]
     [[ "$stderr" == *"there is no terminal to ask on: use --yes"* ]]
     [ ! -s modprobe.log ]
@@ -288,13 +261,10 @@ SCRIPT
 @test "--fix asks on a terminal, and takes no for an answer" {
     command -v script >/dev/null || skip "no script(1) here"
     need_namespaces
-    run live sh -c 'echo n | script -qec "$EPKIT_COMMAND doctor --only peermem --fix" /dev/null'
-    echo "$output"
-    [ "$status" -eq 3 ]
+    run -3 live sh -c 'echo n | script -qec "$EPKIT_COMMAND doctor --only peermem --fix" /dev/null'
     [[ "$output" == *"Run it? [y/N]"*"Nothing was run."* ]]
     [ ! -s modprobe.log ]
-    run live sh -c 'echo y | script -qec "$EPKIT_COMMAND doctor --only peermem --fix" /dev/null'
-    [ "$status" -eq 0 ]
+    run -0 live sh -c 'echo y | script -qec "$EPKIT_COMMAND doctor --only peermem --fix" /dev/null'
     [ -s modprobe.log ]
 }
 
@@ -368,15 +338,12 @@ compare() {
     [ "$status" -eq 0 ]
     [ "$output" = "Healthy: 3 nodes, nothing found, no differences." ]
     # A list as of epkit launch.
-    run --separate-stderr epkit doctor --hosts 'good[1-3]' --ssh ./ssh --timeout 600
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --hosts 'good[1-3]' --ssh ./ssh --timeout 600
     [ "$output" = "Healthy: 3 nodes, nothing found, no differences." ]
-    run --separate-stderr epkit doctor --hosts 'a,,b' --ssh ./ssh
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit doctor --hosts 'a,,b' --ssh ./ssh
     [[ "$stderr" == *"--hosts: there is an empty name"* ]]
     # One node, without a file.
-    run --separate-stderr epkit doctor --hosts me@good1 --ssh ./ssh --timeout 600 --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --hosts me@good1 --ssh ./ssh --timeout 600 --json
     [ "$(jq -r '.hosts[].host' <<<"$output")" = me@good1 ]
 }
 
@@ -390,8 +357,7 @@ compare() {
 
 @test "--hosts: facts of which one node has another value" {
     printf 'good1\nrelease\ngood2\n' >hosts
-    run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit doctor --hosts hosts --ssh ./ssh --json
     valid doctor <<<"$output"
     [ "$(jq -c '.differences' <<<"$output")" = \
         '[{"fact":"epkit","value":"'"$(jq -r .epkit <<<"$output")"'","nodes":2,"others":[{"value":"99.0.0","nodes":["release"]}]}]' ]
@@ -463,8 +429,7 @@ CALLS
         [ "$(sed 's/ epkit.*//; s/.*DEBUG1 //' ssh.log | LC_ALL=C sort | xargs)" = \
             "$([ "$port" = "--port 0" ] || echo "-p 222 good1 ")-p 23 good2$([ "$port" != "--port 0" ] || echo " good1")" ]
     done
-    EPKIT_SSH_PORT=ssh run --separate-stderr epkit doctor --hosts hosts --ssh ./ssh
-    [ "$status" -eq 2 ]
+    EPKIT_SSH_PORT=ssh run -2 --separate-stderr epkit doctor --hosts hosts --ssh ./ssh
     [[ "$stderr" == *"the variable EPKIT_SSH_PORT is 'ssh', not a port from 0 to 65535"* ]]
 }
 
@@ -522,8 +487,7 @@ refused_file() {
 
 @test "--hosts: an ssh that is not there" {
     echo good1 >hosts
-    run --separate-stderr epkit doctor --hosts hosts --ssh ./nowhere
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit doctor --hosts hosts --ssh ./nowhere
     [[ "$output" == "None of 1 node answered."*"good1 ssh"*"./nowhere: No such file or directory"* ]]
     refused "--ssh: no program" --hosts hosts --ssh " "
 }

@@ -18,9 +18,7 @@ documented() {
 # noticed WHY LINE
 noticed() {
     printf '```sh\n%s\n```\n' "$2" >"$BATS_TEST_TMPDIR/page.md"
-    run documented "$BATS_TEST_TMPDIR/page.md"
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 documented "$BATS_TEST_TMPDIR/page.md"
     [[ "${lines[0]}" == *": $1" ]]
 }
 

@@ -164,13 +164,12 @@ ranks() {
     epkit env --from a4 >script
     for shell in "${SHELLS[@]}"; do
         command -v "$shell" >/dev/null || continue
-        run --separate-stderr clean PATH="$PWD/bin:$PATH" "$shell" -euc '
+        run -0 --separate-stderr clean PATH="$PWD/bin:$PATH" "$shell" -euc '
             . ./script
             echo "shell: ${LD_PRELOAD-none}"
             epkit_preload printenv LD_PRELOAD
             epkit_preload sh -c "exit 7" || echo "status $?"
             epkit_preload mpirun -n 2 x'
-        [ "$status" -eq 0 ]
         [ "${lines[0]}" = "shell: none" ]
         [ "${lines[1]}" = /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 ]
         [ "${lines[2]}" = "status 7" ]
@@ -197,8 +196,7 @@ ranks() {
     local tree
     for tree in a4 a3u odd h100; do
         epkit env --from "$tree" --format docker >file
-        run grep -vE '^(#.*|[A-Z][A-Z0-9_]*=.*|)$' file
-        [ "$status" -eq 1 ]
+        run -1 grep -vE '^(#.*|[A-Z][A-Z0-9_]*=.*|)$' file
         diff <(grep -v -e '^#' -e '^$' file | sort) <(advised "$tree" | grep -v ^-)
     done
     # What such a file cannot say is said in a comment.
@@ -241,8 +239,7 @@ PYTHON
     epkit env --from a4 --format slurm >prolog
     [ "$(head -1 prolog)" = "#!/bin/sh" ]
     clean SLURM_LOCALID=5 "SLURM_STEP_TASKS_PER_NODE=8(x4)" sh -eu ./prolog >said
-    run grep -vE '^(export [A-Z][A-Z0-9_]*=.*|unset [A-Z][A-Z0-9_]*)$' said
-    [ "$status" -eq 1 ]
+    run -1 grep -vE '^(export [A-Z][A-Z0-9_]*=.*|unset [A-Z][A-Z0-9_]*)$' said
     diff <(sed -e 's/^export //' -e 's/^unset /-/' said | grep -v ^NVSHMEM_HCA_LIST | sort) <(advised a4)
     grep -qx 'export NVSHMEM_HCA_LIST=mlx5_5:1' said
     run ! grep LD_PRELOAD= said
@@ -284,10 +281,8 @@ PYTHON
 # --- a command ---
 
 @test "a command keeps its exit status, its signals, its arguments and its input" {
-    run epkit env --from a4 --only nvshmem -- sh -c 'exit 42'
-    [ "$status" -eq 42 ]
-    run epkit env --from a4 --only nvshmem -- sh -c 'kill -TERM $$'
-    [ "$status" -eq 143 ]
+    run -42 epkit env --from a4 --only nvshmem -- sh -c 'exit 42'
+    run -143 epkit env --from a4 --only nvshmem -- sh -c 'kill -TERM $$'
     run epkit env --from a4 --only nvshmem -- printf '<%s>' "a b" '$x' --check ''
     [ "$output" = '<a b><$x><--check><>' ]
     [ "$(echo text | epkit env --from a4 --only nvshmem -- cat)" = text ]
@@ -305,8 +300,7 @@ PYTHON
     run -127 --separate-stderr epkit env --from a4 --only nvshmem -- no-such-command
     [[ "$stderr" == *"no-such-command cannot be executed: No such file"* ]]
     : >not-executable
-    run --separate-stderr epkit env --from a4 --only nvshmem -- ./not-executable
-    [ "$status" -eq 126 ]
+    run -126 --separate-stderr epkit env --from a4 --only nvshmem -- ./not-executable
 }
 
 @test "a command sees the advice, and what must not be set is gone" {
@@ -353,25 +347,21 @@ make_preloadable() {
 # --- judging ---
 
 @test "--check: the environment that is advised is right" {
-    run epkit env --from a4 --check
-    [ "$status" -eq 0 ]
+    run -0 epkit env --from a4 --check
     [ "$output" = "The environment is right for this machine." ]
-    run epkit env --from h100 --check
-    [ "$status" -eq 0 ]
+    run -0 epkit env --from h100 --check
     [[ "${lines[0]}" == "The environment sets nothing of NVSHMEM, DeepEP or NCCL; 1 variable is advised." ]]
 }
 
 @test "--check: the testbed's script is not" {
-    run epkit env --from a4.testbed-env --check
-    [ "$status" -eq 3 ]
+    run -3 epkit env --from a4.testbed-env --check
     [[ "${lines[0]}" == *"NVSHMEM_ENABLE_NIC_PE_MAPPING (harmful)"* ]]
     epkit env --from a4.testbed-env --check --json >said || [ $? -eq 3 ]
     jq -e '.audit[0].name == "NVSHMEM_ENABLE_NIC_PE_MAPPING" and .audit[0].advised == null' said
     jq -e '[.audit[] | select(.name == "NVSHMEM_REMOTE_TRANSPORT").kind] == ["value"]' said
     jq -e '.findings == (.audit | length)' said
     jq -e '[.audit[].name] | index("NVSHMEM_HCA_LIST") == null' said
-    run epkit env --from a4.testbed-env --check --only deepep
-    [ "$status" -eq 0 ]
+    run -0 epkit env --from a4.testbed-env --check --only deepep
 }
 
 @test "--check: what the doctor finds about a variable" {
@@ -404,14 +394,12 @@ END
     [ "$(jq -c '[.audit[] | [.name, .kind]], [.advice[] | [.name, .kind]]' said | xargs)" = \
         "[[DEEP_EP_DEVICE_TO_HCA_MAPPING,harmful]] [[NCCL_NET,differs]]" ]
     jq -e '.audit[0].advised | endswith(",7:mlx5_7:1")' said
-    run epkit env --from "$tree" --check --only nccl
-    [ "$status" -eq 0 ]
+    run -0 epkit env --from "$tree" --check --only nccl
 }
 
 @test "the script mends the testbed's: the doctor finds neither fault any more" {
     local tree="$BATS_TEST_TMPDIR/mended"
-    run epkit doctor --from a4.testbed-env
-    [ "$status" -eq 3 ]
+    run -3 epkit doctor --from a4.testbed-env
     epkit env --from a4.testbed-env >script
     cp -r a4.testbed-env "$tree"
     (
@@ -438,8 +426,7 @@ END
 @test "--check says so when an environment cannot be read" {
     cp -r a4 "$BATS_TEST_TMPDIR/without"
     rm "$BATS_TEST_TMPDIR/without/proc/self/environ"
-    run --separate-stderr epkit env --from "$BATS_TEST_TMPDIR/without" --check
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit env --from "$BATS_TEST_TMPDIR/without" --check
     [[ "$stderr" == *"cannot be read"* ]]
 }
 
@@ -449,8 +436,7 @@ END
     local arguments
     for arguments in "" --check "--format k8s" "-- true"; do
         # shellcheck disable=SC2086 # several words
-        run --separate-stderr epkit env --from empty $arguments
-        [ "$status" -eq 4 ]
+        run -4 --separate-stderr epkit env --from empty $arguments
         [ "${#lines[@]}" -eq 1 ]
         [ -z "$stderr" ]
     done
@@ -465,9 +451,7 @@ END
 refused() {
     local text="$1"
     shift
-    run --separate-stderr epkit env "$@"
-    echo "$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit env "$@"
     [ -z "$output" ]
     [[ "$stderr" == *"$text"* ]]
 }

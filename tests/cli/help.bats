@@ -7,8 +7,7 @@
 load common
 
 @test "without a command: the overview on standard error, exit code 2" {
-    run --separate-stderr epkit
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit
     [ -z "$output" ]
     [[ "$stderr" == "Usage: epkit COMMAND"* ]]
 }
@@ -16,8 +15,7 @@ load common
 @test "help lists the commands, all of which have a help" {
     [ "$(all_commands | wc -l)" -ge 6 ]
     for command in $(all_commands); do
-        run --separate-stderr epkit help "$command"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr epkit help "$command"
         [ -z "$stderr" ]
         [[ "${lines[0]}" == "Usage: epkit $command"* ]]
         grep -q '^Exit codes:$' <<<"$output"
@@ -28,15 +26,13 @@ load common
 }
 
 @test "--help takes precedence over usage errors" {
-    run epkit test --help nonsense --more-nonsense
-    [ "$status" -eq 0 ]
+    run -0 epkit test --help nonsense --more-nonsense
 }
 
 @test "no line of a help is wider than a terminal" {
     for command in $(all_commands); do
-        run awk 'length > 80 { print FILENAME ": " $0; wide = 1 } END { exit wide }' <(epkit help "$command")
-        echo "$output"
-        [ "$status" -eq 0 ]
+        # shellcheck disable=SC2016 # of awk
+        run -0 awk 'length > 80 { print FILENAME ": " $0; wide = 1 } END { exit wide }' <(epkit help "$command")
     done
 }
 
@@ -48,33 +44,28 @@ load common
 }
 
 @test "an unknown command: exit code 2 and the nearest one" {
-    run --separate-stderr epkit tset
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit tset
     [ -z "$output" ]
     [[ "$stderr" == *"unknown command 'tset'; did you mean 'test'?"* ]]
-    run --separate-stderr epkit help vresion
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit help vresion
     [[ "$stderr" == *"did you mean 'version'?"* ]]
 }
 
 @test "an unknown command that is similar to none: no suggestion" {
-    run --separate-stderr epkit xyzzyxyzzy
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit xyzzyxyzzy
     [[ "$stderr" != *"did you mean"* ]]
 }
 
 @test "an unknown option: exit code 2 and the nearest one, for every command" {
     for command in $(all_commands); do
-        run --separate-stderr epkit "$command" --hlep
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit "$command" --hlep
         [ -z "$output" ]
         [[ "$stderr" == *"$command: unknown option '--hlep'; did you mean '--help'?"* ]]
     done
 }
 
 @test "version: of command and library, also as JSON" {
-    run --separate-stderr epkit version
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit version
     [[ "${lines[0]}" =~ ^epkit\ [0-9]+\.[0-9]+\.[0-9]+$ ]]
     [ "$output" = "$(epkit --version)" ]
     epkit version --json | valid version
@@ -83,11 +74,9 @@ load common
 @test "output that cannot be written is a failure" {
     [ -w /dev/full ] || skip "no /dev/full"
     run epkit help test >/dev/full
-    run bash -c "'$EPKIT' help test >/dev/full"
-    [ "$status" -eq 1 ]
+    run -1 bash -c "'$EPKIT' help test >/dev/full"
     [[ "$output" == *"No space left on device"* ]]
-    run bash -c "'$EPKIT' version --json >/dev/full"
-    [ "$status" -eq 1 ]
+    run -1 bash -c "'$EPKIT' version --json >/dev/full"
 }
 
 @test "a reader that exits early is no error" {

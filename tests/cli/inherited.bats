@@ -159,8 +159,7 @@ EOF
 }
 
 @test "an inherited timer ends it by SIGALRM, and no process remains" {
-    run with alarm=0.7 -- "${LONG[@]}"
-    [ "$status" -eq 142 ]
+    run -142 with alarm=0.7 -- "${LONG[@]}"
     within 5 nobody_lives
 }
 
@@ -196,8 +195,7 @@ EOF
             esac
         done
     done
-    run with close=1 -- help
-    [ "$status" -eq 1 ]
+    run -1 with close=1 -- help
     [[ "$output" == *"writing to standard output: it is closed"* ]]
 }
 
@@ -207,12 +205,10 @@ EOF
         # Shells change signal dispositions; grep does not.
         # shellcheck disable=SC2086 # words
         run with close=0 ignore=SIGPIPE block=SIGUSR1 -- $front -- grep ^Sig /proc/self/status
-        echo "$output"
         [[ "$output" == *SigBlk:*0000000200* ]]
         [[ "$output" == *SigIgn:*0000001000* ]]
         # shellcheck disable=SC2086 # words
-        run with close=0 -- $front -- sh -c '[ ! -e /proc/self/fd/0 ]'
-        [ "$status" -eq 0 ]
+        run -0 with close=0 -- $front -- sh -c '[ ! -e /proc/self/fd/0 ]'
     done
 }
 
@@ -374,12 +370,9 @@ EOF
     cd gone
     rmdir "$BATS_TEST_TMPDIR/gone"
     "$EPKIT" "${ONE[@]}"
-    run --separate-stderr epkit run
-    echo "$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit run
     [[ "$stderr" == *"No such file or directory"* ]]
-    run --separate-stderr epkit topo --save x.json
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --save x.json
     cd "$BATS_TEST_TMPDIR"
 }
 
@@ -410,12 +403,10 @@ EOF
 
 @test "a command under nics may leave background processes, and its exit code is returned" {
     # shellcheck disable=SC2016
-    run epkit nics --devices lo -- sh -c 'sleep 3000 >/dev/null 2>&1 3>&- & echo $! >>pids; exit 41'
-    [ "$status" -eq 41 ]
+    run -41 epkit nics --devices lo -- sh -c 'sleep 3000 >/dev/null 2>&1 3>&- & echo $! >>pids; exit 41'
     kill -0 "$(cat pids)"
     # shellcheck disable=SC2016
-    run epkit nics --devices lo -- sh -c 'kill -SEGV $$'
-    [ "$status" -eq 139 ]
+    run -139 epkit nics --devices lo -- sh -c 'kill -SEGV $$'
 }
 
 @test "epkit run is ended by any signal: no folder remains" {

@@ -62,8 +62,7 @@ END
 }
 
 @test "every recipe of the tree is listed, and show prints it as it is" {
-    run --separate-stderr epkit install list
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install list
     for recipe in "${RECIPES[@]}"; do
         [[ "$output" == *"$recipe "* ]]
         epkit install show "$recipe" | cmp - "$EPKIT_SOURCE/recipes/$recipe.yaml"
@@ -75,8 +74,7 @@ END
 @test "a bare machine: every step is to be done" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" bare "$recipe"
-        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
-        [ "$status" -eq 3 ]
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
         [ "$(states <<<"$output")" = todo ]
         valid install <<<"$output"
     done
@@ -85,20 +83,17 @@ END
 @test "a machine where all is done: nothing to do" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" "done" "$recipe"
-        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
         [ "$(states <<<"$output")" = "done" ]
         [ "$(jq .changes <<<"$output")" -eq 0 ]
-        run epkit install status "$recipe" --root "$recipe"
-        [ "$status" -eq 0 ]
+        run -0 epkit install status "$recipe" --root "$recipe"
     done
 }
 
 @test "a machine where an installation was interrupted: what is half there is not taken for done" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" half "$recipe"
-        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
-        [ "$status" -eq 3 ]
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
         jq -e '[.steps[] | select(.state != "skipped")] as $s | ($s | length / 2 | floor) as $half |
             ($s[:$half] | all(.state == "done")) and ($s[$half:] | all(.state != "done"))' <<<"$output" >/dev/null
     done
@@ -107,8 +102,7 @@ END
 @test "a machine with other versions: each step that has a version says so" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" wrong "$recipe"
-        run --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
-        [ "$status" -eq 3 ]
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
         jq -e '.steps[] | select(.state == "wrong") | .text' <<<"$output" >/dev/null
         jq -e '[.steps[] | select(.type == "file" or .type == "build" or .type == "copyset" or .type == "pip") |
             select(.state != "skipped")] | all(.state == "wrong")' <<<"$output" >/dev/null
@@ -140,35 +134,28 @@ END
 @test "machines that a recipe is not for are refused, with the reason" {
     disk gdrcopy bare m
     echo 6.14.0-1021-gcp >m/proc/sys/kernel/osrelease
-    run epkit install plan gdrcopy --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install plan gdrcopy --root m
     [[ "$output" == *"DOCA 3.0.0 does not compile for it"* ]]
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 3 ]
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m
     mkdir -p m/etc/default
     echo 'KUBELET_OPTS="--node-labels=cloud.google.com/gke-gpu-driver-version=default,a=b"' >m/etc/default/kubelet
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"gpu-driver-version=disabled"* ]]
     echo 'KUBELET_OPTS="--node-labels=cloud.google.com/gke-gpu-driver-version=disabled"' >m/etc/default/kubelet
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 3 ]
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m
     mkdir -p m/sys/firmware/efi/efivars
     printf '\006\000\000\000\001' >m/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"secure boot"* ]]
     sed -i 's/ubuntu/cos/' m/etc/os-release
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"this is cos"* ]]
 }
 
 @test "this machine: too little disk, and hosts that do not answer, are refused before anything changes" {
     files_recipe >files.yaml
     sed 's/^variables:/target: {disk_gb: "99999"}\n&/' files.yaml >disk.yaml
-    run epkit install plan ./disk.yaml
-    [ "$status" -eq 4 ]
+    run -4 epkit install plan ./disk.yaml
     [[ "$output" == *"99999 GB needed"* ]]
     sed 's/^variables:/target: {egress: [nowhere.invalid]}\n&/' files.yaml >egress.yaml
     unset https_proxy HTTPS_PROXY
@@ -191,8 +178,7 @@ END
     [ "$(jq -r '.steps[] | select(.id == "gdrdrv").state' out)" = skipped ]
     [ "$(jq -r '.steps[] | select(.id == "peermem").state' out)" = todo ]
     [ "$(jq -r '.steps[] | select(.id == "nvshmem").args.owns[0]' out)" = /n ]
-    NVSHMEM_HOME='/n;reboot' run epkit install plan gdrcopy --root m
-    [ "$status" -eq 2 ]
+    NVSHMEM_HOME='/n;reboot' run -2 epkit install plan gdrcopy --root m
     [[ "$output" == *"environment variable NVSHMEM_HOME"* ]]
 }
 
@@ -266,11 +252,9 @@ END
 @test "a value that only the user can know is asked for before anything changes" {
     unset EPKIT_DOCA_SHA256
     disk gcp-b200-ubuntu2404 bare m
-    run epkit install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 3 ]
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"missing"*"doca_sha256"* ]]
-    run epkit install apply gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 2 ]
+    run -2 epkit install apply gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"variable 'doca_sha256' has no value"* ]]
     [ ! -e m/etc/modprobe.d ]
 }
@@ -330,28 +314,24 @@ END
     echo old >m/etc/modprobe.d/zz-epkit-some.conf
     (cd m && find . -printf '%p %m\n' | sort && cat etc/modprobe.d/*) >before
     files_recipe >files.yaml
-    run epkit install apply ./files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install apply ./files.yaml --root m
     [ "$(stat -c %a m/etc/deep/er/one)" = 755 ]
     diff m/etc/deep/er/one - <<'END'
 it's "hello" and ${HOME} $(date) `date`
 EPKIT_END_0
 END
     grep -qx 'options some a="1;b=2"' m/etc/modprobe.d/zz-epkit-some.conf
-    run --separate-stderr epkit install apply ./files.yaml --root m --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install apply ./files.yaml --root m --json
     [ "$(jq -r '.result + " " + (.changes | tostring)' <<<"$output")" = 'fine 0' ]
     [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 0 ]
     valid install <<<"$output"
     # Wrong content is mended; what the user had is still known.
     echo wrong >m/etc/deep/er/one
-    run epkit install status files --root m
-    [ "$status" -eq 3 ]
+    run -3 epkit install status files --root m
     epkit install resume --root m
     grep -q hello m/etc/deep/er/one
     rm -f m/etc/deep/er/one.epkit-old # what was made of the file, above
-    run --separate-stderr epkit install uninstall files --root m --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install uninstall files --root m --json
     valid install <<<"$output"
     rm -rf m/var/log
     rmdir m/var/lib m/var 2>/dev/null || true
@@ -369,8 +349,7 @@ steps:
   - {id: b, type: file, title: t, why: w, budget: 1s, needs: [a], path: /b, content: b}
   - {id: a, type: file, title: t, why: w, budget: 1s, path: /a, content: a}
 END
-    run --separate-stderr epkit install apply ./order.yaml --root m --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install apply ./order.yaml --root m --json
     [ "$(jq -r '.steps | map(.id) | join(" ")' <<<"$output")" = 'a b c' ]
     [ "$(jq -rs 'map(select(.event == "end") | .step) | join(" ")' m/var/lib/epkit/install/order/journal.jsonl)" = 'a b c' ]
     epkit install uninstall order --root m
@@ -393,23 +372,19 @@ END
     epkit install apply ./files.yaml --root m
     journal=m/var/lib/epkit/install/files/journal.jsonl
     truncate -s -5 "$journal"
-    run epkit install apply ./files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install apply ./files.yaml --root m
     grep -q '"event":"repaired"' "$journal"
     { echo rubbish; echo '{"event":1}'; } >"$journal"
-    run epkit install apply ./files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install apply ./files.yaml --root m
     head -1 "$journal" | grep -q '"event":"rebuilt"'
     grep -q rubbish "$journal.unreadable"
     rm "$journal"
     mkfifo "$journal"
-    run timeout 300 "$EPKIT" install apply ./files.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 timeout 300 "$EPKIT" install apply ./files.yaml --root m
     [[ "$output" == *"not a regular file"* ]]
     rm "$journal"
     mkdir "$journal"
-    run epkit install apply ./files.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply ./files.yaml --root m
     [[ "$output" == *journal.jsonl* ]]
 }
 
@@ -418,8 +393,7 @@ END
     mkdir -p m/etc outside/er
     ln -s "$PWD/outside" m/etc/deep
     echo mine >outside/er/one
-    run epkit install apply files.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply files.yaml --root m
     [[ "$output" == *"leads out of $PWD/m by a link"* ]]
     epkit install uninstall files --root m || true
     [ "$(cat outside/er/one)" = mine ]
@@ -463,8 +437,7 @@ END
     mkdir -p m/etc/deep/er/one
     echo mine >m/etc/deep/er/one/mine
     files_recipe >files.yaml
-    run epkit install apply files.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply files.yaml --root m
     [[ "$output" == *"/etc/deep/er/one is a folder, but a file is expected: nothing is changed"* ]]
     epkit install uninstall files --root m
     [ "$(cat m/etc/deep/er/one/mine)" = mine ]
@@ -489,8 +462,7 @@ END
     epkit install apply files.yaml --root m --set word=first
     for text in '' '{' '[]' '{"word": "a", "word": "b"}'; do
         printf %s "$text" >m/var/lib/epkit/install/files/settings.json
-        run epkit install resume files --root m
-        [ "$status" -eq 1 ]
+        run -1 epkit install resume files --root m
         [[ "$output" == *"settings.json cannot be read"* ]]
         grep -q first m/etc/deep/er/one
     done
@@ -603,8 +575,7 @@ steps:
     to: /dst
     files: [/src/libcore.so*, /src/libprovider*.so, /src/folder]
 END
-    run epkit install apply ./copies.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply ./copies.yaml --root m
     [[ "$output" == *"libprovider"*"is not there: nothing of the set is copied"* ]]
     [ "$(cat m/dst/libcore.so.1)" = theirs ]
     echo provider >m/src/libprovider-1.so
@@ -614,8 +585,7 @@ END
     [ "$(cat m/dst/folder/file)" = inside ]
     rm m/src/libprovider-old.so
     echo 'a newer provider' >m/src/libprovider-1.so
-    run epkit install plan ./copies.yaml --root m
-    [ "$status" -eq 3 ]
+    run -3 epkit install plan ./copies.yaml --root m
     epkit install apply ./copies.yaml --root m
     [ "$(cat m/dst/libprovider-1.so)" = 'a newer provider' ]
     [ ! -e m/dst/libprovider-old.so ]
@@ -628,11 +598,9 @@ libcore.so.2' ]
 
 @test "steps that need a machine's programs are refused below a folder that has none" {
     disk epkit-only bare m
-    run epkit install apply epkit-only --root m
-    [ "$status" -eq 2 ]
+    run -2 epkit install apply epkit-only --root m
     [[ "$output" == *"needs the programs of the machine"* ]]
-    run epkit install verify epkit-only --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install verify epkit-only --root m
 }
 
 # export.sh, cloud.yaml and play.yaml, as the programs that they are for parse them: the same script byte for byte, and
@@ -755,21 +723,17 @@ END
     [[ "$output" == *'another run of this script is at work'* ]]
     sed 's/^steps:/target: {os: plan9, release: "4"}\n&/' files.yaml >plan9.yaml
     epkit install export sh ./plan9.yaml >plan9.sh
-    run sh plan9.sh
-    [ "$status" -eq 4 ]
+    run -4 sh plan9.sh
     [[ "$output" == *"the recipe is for 'plan9': nothing was changed"* ]]
     [ ! -e out ]
-    run sh export.sh
-    [ "$status" -eq 75 ]
+    run -75 sh export.sh
     [[ "$output" == *'Rebooting the node'* ]]
     [ "$(cat out/one)" = hello ]
     [ ! -e out/y ]
-    run sh export.sh # still the same boot
-    [ "$status" -eq 75 ]
+    run -75 sh export.sh # still the same boot
     sed -i 's/^two .*/two another-boot/' state/install/exported/export/done
     rm out/x
-    run sh export.sh
-    [ "$status" -eq 0 ]
+    run -0 sh export.sh
     [[ "$output" == *'ok      there'* ]]
     [ ! -e out/x ]
     [ -e out/y ]
@@ -787,12 +751,10 @@ END
     for shell in sh dash bash; do
         command -v $shell >/dev/null || continue
         rm -f both
-        run $shell export.sh
-        [ "$status" -eq 1 ]
+        run -1 $shell export.sh
         [[ "$output" == *'FAILED  both'* ]]
         touch both
-        run $shell export.sh
-        [ "$status" -eq 0 ]
+        run -0 $shell export.sh
         [[ "$output" == *'ok      both'*'ok      text'* ]]
     done
 }
@@ -856,8 +818,7 @@ archived" ]
     sed -i 's/for wait in 2 4 8 16 0/for wait in 0/' export.sh
     rm state/install/builds/export/done
     mkdir state/install/builds/export/fetch/git/.git/index.lock
-    run sh export.sh
-    [ "$status" -eq 1 ]
+    run -1 sh export.sh
     [[ "$output" == *"step git: download failed"* ]]
     # A commit that exists, but not in the history of the ref; a checksum that does not match.
     rm -rf state
@@ -875,45 +836,31 @@ archived" ]
 }
 
 @test "wrong usage is refused with a hint" {
-    run epkit install
-    [ "$status" -eq 2 ]
-    run epkit install aply debian-tools
-    [ "$status" -eq 2 ]
-    run epkit install plan debian-tool
-    [ "$status" -eq 2 ]
+    run -2 epkit install
+    run -2 epkit install aply debian-tools
+    run -2 epkit install plan debian-tool
     [[ "$output" == *"did you mean 'debian-tools'"* ]]
-    run epkit install plan
-    [ "$status" -eq 2 ]
-    run epkit install plan debian-tools --set nothing=1
-    [ "$status" -eq 2 ]
+    run -2 epkit install plan
+    run -2 epkit install plan debian-tools --set nothing=1
     [[ "$output" == *"no such variable"* ]]
-    run epkit install export yaml debian-tools
-    [ "$status" -eq 2 ]
-    run epkit install plan /does/not/exist.yaml
-    [ "$status" -eq 2 ]
-    run epkit install plan /dev/zero
-    [ "$status" -eq 2 ]
+    run -2 epkit install export yaml debian-tools
+    run -2 epkit install plan /does/not/exist.yaml
+    run -2 epkit install plan /dev/zero
     : >file
     for action in plan apply status resume uninstall; do
-        run epkit install $action debian-tools --root /does/not/exist
-        [ "$status" -eq 2 ]
+        run -2 epkit install $action debian-tools --root /does/not/exist
         [[ "${lines[0]}" == "epkit: error: install: --root: /does/not/exist: No such file or directory" ]]
-        run epkit install $action debian-tools --root file
-        [ "$status" -eq 2 ]
+        run -2 epkit install $action debian-tools --root file
         [[ "${lines[0]}" == "epkit: error: install: --root: file: not a folder" ]]
     done
-    run epkit install list debian-tools
-    [ "$status" -eq 2 ]
+    run -2 epkit install list debian-tools
     # A value of the user is not a fault of the recipe.
-    NVSHMEM_IBGDA_SUPPORT=maybe run epkit install plan gcp-b200-ubuntu2404
-    [ "$status" -eq 2 ]
+    NVSHMEM_IBGDA_SUPPORT=maybe run -2 epkit install plan gcp-b200-ubuntu2404
     [[ "$output" == *"a value is refused: environment variable NVSHMEM_IBGDA_SUPPORT "*": it must be 0 or 1"*"'epkit install show' prints"* ]]
-    run epkit install plan gcp-b200-ubuntu2404 --set cuda_home=here
-    [ "$status" -eq 2 ]
+    run -2 epkit install plan gcp-b200-ubuntu2404 --set cuda_home=here
     [[ "$output" == *"a value is refused: --set cuda_home"* ]]
     # A fault of the recipe, whatever the name of its file.
     echo 'recipe: X' >'--set x.yaml'
-    run epkit install plan -- '--set x.yaml'
-    [ "$status" -eq 2 ]
+    run -2 epkit install plan -- '--set x.yaml'
     [[ "$output" == *"the recipe is refused: --set x.yaml:1: "* ]]
 }

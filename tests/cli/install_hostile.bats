@@ -29,9 +29,7 @@ refused() {
     cat >bad.yaml
     for action in plan apply uninstall "export sh"; do
         # shellcheck disable=SC2086 # two words
-        run timeout 600 "$EPKIT" install $action ./bad.yaml --root m "$@"
-        echo "$output"
-        [ "$status" -eq 2 ]
+        run -2 timeout 600 "$EPKIT" install $action ./bad.yaml --root m "$@"
         if [ "$line" -gt 0 ]; then [[ "$output" == *"./bad.yaml:$line: "* ]]; fi
         [[ "$output" == *"$text"* ]]
     done
@@ -99,14 +97,11 @@ refused() {
         printf '%s\n  - {id: a, type: build, title: t, why: w, budget: 1s, git: "https://h/r", ref: main, commit: abcdef0, script: x, provides: [/a], owns: [%s]}\n' "$HEAD" $folder |
             refused 4 "would own $folder, a folder of the system"
     done
-    run env NVSHMEM_HOME=/usr/local "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 2 ]
+    run -2 env NVSHMEM_HOME=/usr/local "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"step 'nvshmem' would own /usr/local"* ]]
-    run env NVSHMEM_HOME=/opt/deepep "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 2 ]
+    run -2 env NVSHMEM_HOME=/opt/deepep "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"owns /opt/deepep and would delete "* ]]
-    run env NVSHMEM_HOME=/opt/nvshmem/ "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
-    [ "$status" -eq 2 ]
+    run -2 env NVSHMEM_HOME=/opt/nvshmem/ "$EPKIT" install plan gcp-b200-ubuntu2404 --root m
     [[ "$output" == *"must not end with /"* ]]
     [ -z "$(ls m)" ]
 }

@@ -24,13 +24,11 @@ recipe() {
     cp /bin/true n/bin/sh
     for root in m n; do
         for name in ./files.yaml debian-tools epkit-only; do
-            run --separate-stderr epkit install resume "$name" --root "$root"
-            [ "$status" -eq 2 ]
+            run -2 --separate-stderr epkit install resume "$name" --root "$root"
             shown=${name#./}
             [[ "$stderr" == *"recipe ${shown%.yaml} was not applied here"*"epkit install apply ${shown%.yaml}"* ]]
         done
-        run epkit install resume --root "$root"
-        [ "$status" -eq 2 ]
+        run -2 epkit install resume --root "$root"
         [[ "$output" == *"None was applied here"* ]]
     done
     [ -z "$(ls m)" ]
@@ -44,21 +42,17 @@ recipe() {
     recipe files 'variables: {word: {kind: word, help: h}}' >word.yaml
     mkdir -p m/etc
     cp os-release m/etc/
-    run epkit install apply unix.yaml --root m
-    [ "$status" -eq 4 ]
-    run epkit install apply word.yaml --root m
-    [ "$status" -eq 2 ]
+    run -4 epkit install apply unix.yaml --root m
+    run -2 epkit install apply word.yaml --root m
     run epkit install apply debian-tools --root m
     [ "$status" -eq 2 ] || [ "$status" -eq 4 ]
     [ "$(find m -type f)" = m/etc/os-release ]
     recipe files >files.yaml
     epkit install apply files.yaml --root m
     find m -type f -exec sha256sum {} + | sort >before
-    run epkit install apply word.yaml --root m
-    [ "$status" -eq 2 ]
+    run -2 epkit install apply word.yaml --root m
     rm m/etc/one
-    run epkit install apply unix.yaml --root m
-    [ "$status" -eq 4 ]
+    run -4 epkit install apply unix.yaml --root m
     echo -n x >m/etc/one && echo >>m/etc/one
     find m -type f -exec sha256sum {} + | sort | diff before -
     epkit install resume --root m
@@ -67,32 +61,26 @@ recipe() {
 @test "an uninstall reports recipes that were never applied, that had changed nothing, and that are undone" {
     recipe files >files.yaml
     mkdir m
-    run epkit install uninstall files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install uninstall files.yaml --root m
     [[ "$output" == *"Nothing to uninstall: recipe files was not applied here"* ]]
     [ -z "$(ls m)" ]
-    run --separate-stderr epkit install uninstall files.yaml --root m --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install uninstall files.yaml --root m --json
     valid install <<<"$output"
     [ "$(jq -r .steps[0].state <<<"$output")" = todo ]
-    run epkit install uninstall --root m
-    [ "$status" -eq 2 ]
+    run -2 epkit install uninstall --root m
     [ -z "$(ls m)" ]
     mkdir m/etc
     echo x >m/etc/one
     epkit install apply files.yaml --root m
-    run epkit install uninstall --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install uninstall --root m
     [[ "$output" == *"it had changed nothing"* ]]
     rm m/etc/one
     epkit install apply files.yaml --root m
-    run epkit install uninstall --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install uninstall --root m
     [[ "$output" == *"its logs are in $PWD/m/var/log/epkit/install/files."* ]]
     [ -e m/var/log/epkit/install/files/one.log ]
     # And once more.
-    run epkit install uninstall files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install uninstall files.yaml --root m
     [[ "$output" == *"Nothing to uninstall"* ]]
 }
 
@@ -146,8 +134,7 @@ ended() {
     epkit install apply files.yaml --root m
     (cd m/var/lib/epkit/install/files && rm -r -- * && : >recipe.yaml)
     rm m/etc/one
-    run epkit install uninstall files.yaml --root m
-    [ "$status" -eq 0 ]
+    run -0 epkit install uninstall files.yaml --root m
     [[ "$output" != *"Nothing to uninstall"* ]]
     [ ! -e m/var/lib/epkit ]
 }
@@ -173,13 +160,11 @@ ended() {
     recipe files >files.yaml
     mkdir m
     long=$(printf '/%.0saaaaaaaaa' $(seq 30))
-    run epkit install apply files.yaml --root m --state "$long"
-    [ "$status" -eq 2 ]
+    run -2 epkit install apply files.yaml --root m --state "$long"
     [[ "$output" == *"--state: it is longer than 250 characters"* ]]
     [ -z "$(ls m)" ]
     mkdir -p "m$long$long"
-    run epkit install apply files.yaml --root "m$long$long"
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply files.yaml --root "m$long$long"
     [[ "$output" == *"its path is longer than 380 characters"* ]]
     [ -z "$(find m -type f)" ]
 }
@@ -212,9 +197,7 @@ mount -o remount,rw m
 "$1" install uninstall files --root m
 test ! -e m/etc/one
 END
-    run limited 60 unshare -m sh inside.sh "$EPKIT"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 limited 60 unshare -m sh inside.sh "$EPKIT"
     [ "$(grep -c 'epkit: error: .*Read-only file system' <<<"$output")" -eq 2 ]
     [[ "$output" == *"Nothing to uninstall"* ]]
 }
@@ -282,13 +265,11 @@ title: a set
 steps:
   - {id: set, type: copyset, title: t, why: w, budget: 5s, to: /dst, files: [/src/libcore.so*, /src/folder, /src/libprovider*.so]}
 END
-    run epkit install apply ./copies.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply ./copies.yaml --root m
     epkit install uninstall copies --root m
     diff -r before m/dst
     # As if it had been killed when it had saved the folder, before it recorded that.
-    run epkit install apply ./copies.yaml --root m
-    [ "$status" -eq 1 ]
+    run -1 epkit install apply ./copies.yaml --root m
     kept=$(find m -path '*/before/set' -type d)/kept
     mkdir -p "$kept"
     cp -a m/dst/folder "$kept"
@@ -312,8 +293,7 @@ END
     [ "$(cat m/etc/one.epkit-old)" = mine ]
     [ "$(stat -c %a m/etc/one.epkit-old)" = 600 ]
     echo 'mine again' >m/etc/one
-    run --separate-stderr epkit install uninstall files --root m
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install uninstall files --root m
     [ "$(grep -c "^  left     $PWD/m/etc/one.epkit-old: the file as it was changed" <<<"$output")" -eq 1 ]
     [ "$(cat m/etc/one)" = original ]
     [ "$(cat m/etc/one.epkit-old)" = 'mine again' ]
@@ -327,8 +307,7 @@ END
     epkit install apply files.yaml --root m
     rm m/etc/one
     epkit install apply files.yaml --root m
-    run --separate-stderr epkit install uninstall files --root m --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit install uninstall files --root m --json
     valid install <<<"$output"
     [ "$(jq -c .left <<<"$output")" = '[]' ]
     [ "$(cat m/etc/one)" = original ]
@@ -399,9 +378,7 @@ END
     printf '#!/bin/sh\n[ ! -e %s/broken ]\n' "$PWD" >dpkg/info/one.postinst
     chmod +x dpkg/info/one.postinst
     touch broken
-    run configure
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 configure
     [[ "$output" == *"installed one package post-installation script subprocess returned error exit status 1"* ]]
     rm broken
     cat >hold.py <<'END'

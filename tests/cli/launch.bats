@@ -39,8 +39,7 @@ refused() {
     refused "'slotss=8' after the host is not a setting" --hostfile hostfile hostname
     refused "the name of the program is empty" --hosts a ''
     # As in a pod with a read-only root.
-    run --separate-stderr epkit launch --ssh "$PWD/nossh" --hosts a --out /proc/none hostname
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit launch --ssh "$PWD/nossh" --hosts a --out /proc/none hostname
     [[ "$stderr" == *"making the folder /proc/none"*"--no-logs leaves none"* ]]
     # srun would wait for an allocation of its own.
     unset SLURM_JOB_ID SLURM_JOBID
@@ -217,11 +216,9 @@ refused() {
 @test "the recorded command of a run can be repeated literally, and contains no secret" {
     local command
     export DB_PASSWORD=secret-1
-    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
+    run -0 --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts 'a b' --json \
         -x WANDB_KEY=secret-2 -x http_proxy=http://me:secret-3@proxy:3128 -x DB_PASSWORD -x A="it's" -- \
         sh -c 'echo "$A  $WANDB_KEY"' '' -x
-    echo "$output" "$stderr"
-    [ "$status" -eq 0 ]
     [[ "$stderr" == *"a: it's  secret-2"* ]]
     [ "$(jq -c .environment <<<"$output")" = \
         '{"WANDB_KEY":"(left out)","http_proxy":"(left out)","DB_PASSWORD":"(left out)","A":"it'"'"'s"}' ]
@@ -231,9 +228,7 @@ refused() {
     # Variables whose values were left out must be set.
     export WANDB_KEY=secret-4 http_proxy=x
     cd "$(mktemp -d -p "$BATS_TEST_TMPDIR")"
-    run --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
-    echo "$output" "$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr bash -c "epkit() { '$EPKIT' \"\$@\"; }; $command"
     [[ "$stderr" == *"a: it's  secret-4"* ]]
     [ "$(jq -r .command <<<"$output")" = "$command" ]
 }
@@ -256,23 +251,19 @@ refused() {
 }
 
 @test "a reader that closes the output is reported once" {
-    run bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
-    [ "$status" -eq 0 ]
+    run -0 bash -c "'$EPKIT' launch --ssh '$PWD/ssh' --connect-timeout 60 --no-logs --checks skip --hosts a -- yes 2>errors | head -n 1"
     [ "$output" = "a: y" ]
     [ "$(grep -c 'the output cannot be written: Broken pipe' errors)" -eq 1 ]
 }
 
 @test "a run in the folder of an earlier one replaces it, and removes the logs of other nodes" {
-    run epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
-    [ "$status" -eq 0 ]
+    run -0 epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a,b,c -- sh -c 'echo "Segmentation fault"'
     touch run/testbed-logs/mine.txt
-    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
+    run -0 --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --hosts a -- \
         echo '[ 1/1] bf16 random, sync ... passed 1 ms'
-    [ "$status" -eq 0 ]
     [[ "$stderr" == *"replacing the run of 20"*" in this folder"* ]]
     [ "$(cd run/testbed-logs && echo worker-* mine*)" = "worker-a.log mine.txt" ]
-    run epkit parse run
-    [ "$status" -eq 0 ]
+    run -0 epkit parse run
 }
 
 @test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {

@@ -33,9 +33,7 @@ golden() {
 
 # healthy NAME: the doctor has one line to say
 healthy() {
-    run --separate-stderr epkit doctor --from "$1"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit doctor --from "$1"
     [ "${#lines[@]}" -eq 1 ]
     epkit doctor --from "$1" --json | jq --exit-status '.healthy and .counts.found == 0 and .counts.unknown == 0'
 }
@@ -201,8 +199,7 @@ sourced() {
     python3 "$MACHINES/planted.py" --replace replaced read.json >marks
     epkit topo --from replaced --save replaced.json >/dev/null
     [ "$(wc --lines <marks)" -ge 30 ]
-    run grep --ignore-case --only-matching --fixed-strings --file marks replaced.json
-    [ "$status" -eq 1 ]
+    run -1 grep --ignore-case --only-matching --fixed-strings --file marks replaced.json
 }
 
 @test "identifiers planted in everything that was read: no snapshot holds one, and its verdict is the machine's" {

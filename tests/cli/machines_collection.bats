@@ -85,12 +85,10 @@ remedy() {
 @test "WSL 2 is named, and not judged" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" wsl2 wsl2
-    run epkit doctor --from wsl2
-    [ "$status" -eq 4 ]
+    run -4 epkit doctor --from wsl2
     [[ "$output" == *"This is WSL 2"* ]]
     epkit topo --from wsl2 --save saved >/dev/null || [ $? -eq 4 ]
-    run epkit doctor --from saved
-    [ "$status" -eq 4 ]
+    run -4 epkit doctor --from saved
     [[ "$output" == *"This is WSL 2"* ]]
 }
 
@@ -174,15 +172,13 @@ remedy() {
     done
     epkit topo --from marked
     echo '{"gpus": 8, "nics": 9, "driver": "580.12"}' >wrong
-    run --separate-stderr epkit doctor --from h100 --expect wrong --json
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit doctor --from h100 --expect wrong --json
     echo "$output" >said
     valid doctor said
     [ "$(ids said)" = inventory ]
     [ "$(jq '[.checks[] | select(.id == "inventory").evidence[]] | length' said)" -eq 2 ]
     mkdir empty
-    run epkit doctor --from empty --expect h100.json --only inventory
-    [ "$status" -eq 3 ]
+    run -3 epkit doctor --from empty --expect h100.json --only inventory
     local bad
     for bad in '[]' '{}' '{"gpus": 0}' '{"gpus": "8"}' '{"cpus": 8}' '{"link_layer": "iWARP"}' '{"nic_gbps": -1}' '{'; do
         echo "$bad" >bad
@@ -192,8 +188,7 @@ remedy() {
         [ -z "$output" ]
         [[ "$stderr" == *"--expect: bad: "* ]]
     done
-    run epkit doctor --expect not-there
-    [ "$status" -eq 2 ]
+    run -2 epkit doctor --expect not-there
 }
 
 # kind_of TREE VARIABLE: how env --check calls a variable there

@@ -168,7 +168,6 @@ role_is() {
 @test "a driver that does not answer: what is not known, and what to do" {
     tree h100/nvml-dead
     run -5 epkit doctor --from h100.nvml-dead
-    echo "$output"
     [[ "${lines[0]}" == "Not known whether h100.nvml-dead is healthy: "* ]]
     [[ "$output" == *"do        Run nvidia-smi"* ]]
 }

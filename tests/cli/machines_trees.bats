@@ -72,17 +72,13 @@ setup() {
 }
 
 @test "wrong usage is said in words, and nothing is written" {
-    run python3 "$MACHINES/machines.py" a5 nowhere
-    [ "$status" -eq 1 ]
+    run -1 python3 "$MACHINES/machines.py" a5 nowhere
     [ "$output" = "machines.py: no machine 'a5'; --list and --field name them" ]
-    run python3 "$MACHINES/machines.py" a4/nothing nowhere
-    [ "$status" -eq 1 ]
+    run -1 python3 "$MACHINES/machines.py" a4/nothing nowhere
     [ "$output" = "machines.py: no variant 'a4/nothing'; --variants names them" ]
-    run python3 "$MACHINES/machines.py" a4 a4
-    [ "$status" -eq 1 ]
+    run -1 python3 "$MACHINES/machines.py" a4 a4
     [ "$output" = "machines.py: a4 is already there" ]
-    run python3 "$MACHINES/machines.py"
-    [ "$status" -eq 1 ]
+    run -1 python3 "$MACHINES/machines.py"
     [[ "$output" == *usage:* ]]
     [ ! -e nowhere ]
 }

@@ -53,9 +53,7 @@ END
 }
 
 @test "mpirun epkit test: the world's ranks, one report" {
-    run --separate-stderr world 2 test internode --tokens 16 --hidden 512 --seed 1
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr world 2 test internode --tokens 16 --hidden 512 --seed 1
     [ "${#lines[@]}" -eq 33 ]
     [[ "${lines[-1]}" == "internode: 32/32 cases passed (2 ranks on 2 nodes, seed 1,"* ]]
     [[ "$output" != *$'\033'* ]]
@@ -69,8 +67,7 @@ END
         [ "$(jq -r '.passed, .parameters.ranks, .parameters.boot, .parameters.network' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
             "16 4 tcp $network" ]
     done
-    run world 2 test internode --tokens 16 --hidden 512 --net-delay-us 100 --only 1
-    [ "$status" -eq 0 ]
+    run -0 world 2 test internode --tokens 16 --hidden 512 --net-delay-us 100 --only 1
 }
 
 @test "mpirun epkit test --repeat: several jobs in one world" {
@@ -89,23 +86,18 @@ END
 }
 
 @test "mpirun epkit: usage errors are reported once" {
-    run --separate-stderr world 3 test intranode --ranks 2
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr world 3 test intranode --ranks 2
     [ "$(grep -c 'mpirun started 3 ranks' <<<"$stderr")" -eq 1 ]
-    run --separate-stderr world 3 test intranode --boot fork
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr world 3 test intranode --boot fork
     [ "$(grep -c 'these ranks were started by mpirun' <<<"$stderr")" -eq 1 ]
-    run --separate-stderr world 3 test intranode --rnaks 2
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr world 3 test intranode --rnaks 2
     [ "$(grep -c "did you mean '--ranks'" <<<"$stderr")" -eq 1 ]
 }
 
 @test "mpirun epkit: a rank that does not come is named at EPKIT_TIMEOUT_MS" {
     # shellcheck disable=SC2016 # expanded by the rank
-    run --separate-stderr limited 100 env EPKIT_TIMEOUT_MS=2500 mpirun -n 2 --oversubscribe --bind-to none sh -c \
+    run -1 --separate-stderr limited 100 env EPKIT_TIMEOUT_MS=2500 mpirun -n 2 --oversubscribe --bind-to none sh -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec sleep 30; exec "$0" test intranode --timeout=90' "$EPKIT"
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
     [[ $stderr == *"1 of 2 ranks did not arrive within 2500 ms"*"rank 1"* ]]
 }
 
@@ -114,15 +106,12 @@ END
     # shellcheck disable=SC2016 # expanded by the rank
     run --separate-stderr limited 100 mpirun -n 2 --oversubscribe --bind-to none sh -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || sleep 4; exec "$0" test intranode --tokens 16 --hidden 512 --timeout=2' "$EPKIT"
-    echo "$output$stderr"
     [[ "${lines[-1]}" == "intranode: "*" cases passed (2 ranks"* ]]
 }
 
 @test "the variables of MPICH" {
     fake_mpirun ""
-    run --separate-stderr limited 100 mpirun -n 3 "$EPKIT" test intranode --tokens 16 --hidden 512 --experts 24
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr limited 100 mpirun -n 3 "$EPKIT" test intranode --tokens 16 --hidden 512 --experts 24
     [[ "${lines[-1]}" == "intranode: 24/24 cases passed (3 ranks"* ]]
 }
 
@@ -143,23 +132,18 @@ END
     [ "$(epkit bench --quick --only combine --boot fork --json | jq -r '.parameters.boot, .mpi' | xargs)" = "fork null" ]
     [ "$(epkit bench --quick --only combine --no-baselines --json | jq -r '.parameters.boot, .mpi' | xargs)" = "fork null" ]
     mkdir "$BATS_TEST_TMPDIR/none"
-    PATH="$BATS_TEST_TMPDIR/none" run "$EPKIT" bench --quick --only combine
-    echo "$output"
-    [ "$status" -eq 0 ]
+    PATH="$BATS_TEST_TMPDIR/none" run -0 "$EPKIT" bench --quick --only combine
     [[ "$output" == *"No column for MPI_Alltoallv: MPI is not available (mpirun is not in PATH)."* ]]
 }
 
 @test "epkit bench: an mpirun of another MPI, and one that fails" {
     needs_module
     fake_mpirun ""
-    run --separate-stderr epkit bench --quick --ranks 2 --only combine --json
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit bench --quick --ranks 2 --only combine --json
     [[ "$stderr" == *"MPI_Alltoallv is not measured: MPI has rank 0 of 1, and mpirun rank 0 of 2"* ]]
     [ "$(jq .mpi <<<"$output")" = null ]
     fake_mpirun "echo 'no slots' >&2; exit 3"
-    run --separate-stderr epkit bench --quick --only combine
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit bench --quick --only combine
     [[ "$stderr" == *"no slots"*"mpirun ended before the benchmark did, with exit code 3"* ]]
 }
 

@@ -192,18 +192,14 @@ verdict_is() {
     nic mlx5_2 0000:00:0a.0
     set_counters mlx5_0:1 port_xmit_data 1000000
     set_counters mlx5_1:1 port_xmit_data 1100000
-    run epkit nics --from "$ROOT" --devices mlx5_2
-    [ "$status" -eq 0 ]
+    run -0 epkit nics --from "$ROOT" --devices mlx5_2
     [[ "${lines[0]}" == "No traffic within "[0-9.]*" s, nor since boot." ]]
-    run epkit nics --from "$ROOT"
-    [ "$status" -eq 0 ]
+    run -0 epkit nics --from "$ROOT"
     [[ "${lines[0]}" == "No traffic within "[0-9.]*" s. 2 of 2 NICs carried 8.4 MB since boot, evenly (spread 1.05)." ]]
-    run epkit nics --from "$ROOT" --devices mlx5_0,mlx5_2:1
-    [ "$status" -eq 3 ]
+    run -3 epkit nics --from "$ROOT" --devices mlx5_0,mlx5_2:1
     [[ "${lines[0]}" == *"1 of 2 NICs carried the traffic since boot (4.0 MB): mlx5_0 100.0 %." ]]
     set_counters mlx5_2:1 port_xmit_data 900000000
-    run epkit nics --from "$ROOT"
-    [ "$status" -eq 3 ]
+    run -3 epkit nics --from "$ROOT"
     [[ "${lines[0]}" == *"1 of 3 NICs carried the traffic since boot (3.6 GB): mlx5_2 99.8 %." ]]
 }
 
@@ -223,8 +219,7 @@ verdict_is() {
 
 @test "a command has standard input, output and error to itself" {
     machine 1
-    run --separate-stderr during 'cat; echo to-error >&2; exit 0' <<<"through"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr during 'cat; echo to-error >&2; exit 0' <<<"through"
     [ "$output" = through ]
     [ "$stderr" = to-error ]
     run --separate-stderr epkit nics --from "$ROOT" -- echo first
@@ -240,8 +235,7 @@ verdict_is() {
         [ "$status" -eq "$code" ]
         [ -z "$stderr" ]
     done
-    run --separate-stderr during 'kill -SEGV $$'
-    [ "$status" -eq 139 ]
+    run -139 --separate-stderr during 'kill -SEGV $$'
     during 'kill -KILL $$' --json || true
     [ "$(report -c '[.command.exit_code, .command.signal]')" = '[137,9]' ]
 }
@@ -251,8 +245,7 @@ verdict_is() {
     run -127 --separate-stderr epkit nics --from "$ROOT" -- no-such-command
     [ -z "$output" ]
     [[ "$stderr" == *"'no-such-command' could not be started: No such file or directory"* ]]
-    run --separate-stderr epkit nics --from "$ROOT" -- /etc/passwd
-    [ "$status" -eq 126 ]
+    run -126 --separate-stderr epkit nics --from "$ROOT" -- /etc/passwd
 }
 
 # passes SIGNAL CODE: epkit gets the signal, the command sees it, and epkit's exit code is the command's
@@ -309,7 +302,6 @@ time.sleep(0.5)  # a second one would come now
 os.kill(process, signal.SIGTERM)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 EOF
-    echo "$output"
     [ "$status" -eq 42 ]
     [ "$(cat "$BATS_TEST_TMPDIR/got")" = got ]
     verdict_is "No traffic within *"
@@ -329,13 +321,10 @@ EOF
 
 @test "a report that cannot be written: 1 if the command succeeded, and it is not run in vain" {
     machine 1
-    run --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- true
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- true
     [[ "$stderr" == *"No space left on device"* ]]
-    run --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- sh -c 'exit 9'
-    [ "$status" -eq 9 ]
-    run --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder" -- touch "$BATS_TEST_TMPDIR/ran"
-    [ "$status" -eq 1 ]
+    run -9 --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- sh -c 'exit 9'
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder" -- touch "$BATS_TEST_TMPDIR/ran"
     [ ! -e "$BATS_TEST_TMPDIR/ran" ]
     [[ "$stderr" == *"no/folder: No such file or directory"* ]]
 }
@@ -374,8 +363,7 @@ EOF
     # A disk without room keeps the report before.
     epkit nics --from "$ROOT" --output "$file" --prometheus
     cp "$file" "$before"
-    run bash -c 'ulimit -f 0; exec "$@"' - "$EPKIT" nics --from "$ROOT" --output "$file" --prometheus
-    [ "$status" -eq 1 ]
+    run -1 bash -c 'ulimit -f 0; exec "$@"' - "$EPKIT" nics --from "$ROOT" --output "$file" --prometheus
     [[ "$output" == *"writing $file: "* ]]
     cmp "$file" "$before"
 }
@@ -435,14 +423,12 @@ EOF
     machine 1
     set_counters mlx5_0:1 port_xmit_data 300000000
     epkit topo --from "$ROOT" --save "$BATS_TEST_TMPDIR/snapshot" >/dev/null
-    run --separate-stderr epkit nics --from "$BATS_TEST_TMPDIR/snapshot" --json
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit nics --from "$BATS_TEST_TMPDIR/snapshot" --json
     valid nics <<<"$output"
     [ "$(jq -c '[.seconds, .devices[0].moved, .devices[0].sent_gbs]' <<<"$output")" = '[null,null,null]' ]
     for wish in "--interval 1" "-- true"; do
         # shellcheck disable=SC2086 # several words
-        run --separate-stderr epkit nics --from "$BATS_TEST_TMPDIR/snapshot" $wish
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit nics --from "$BATS_TEST_TMPDIR/snapshot" $wish
         [[ "$stderr" == *"a snapshot holds the counters of one moment, so there are no rates in it"* ]]
     done
 }
@@ -467,8 +453,7 @@ EOF
 @test "options that exclude each other" {
     machine 1
     refuses() {
-        run --separate-stderr epkit nics --from "$ROOT" "${@:2}"
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit nics --from "$ROOT" "${@:2}"
         [[ "$stderr" == *"$1"* ]]
     }
     refuses "--interval has no meaning" --interval 2 -- true
@@ -479,44 +464,37 @@ EOF
 
 @test "nothing to look at: one line, exit code 4, and the command does not run" {
     mkdir -p "$ROOT/sys/class"
-    run --separate-stderr epkit nics --from "$ROOT" -- touch "$BATS_TEST_TMPDIR/ran"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit nics --from "$ROOT" -- touch "$BATS_TEST_TMPDIR/ran"
     [ "${#lines[@]}" -eq 1 ]
     [ -z "$stderr" ]
     [ ! -e "$BATS_TEST_TMPDIR/ran" ]
-    run --separate-stderr epkit nics --from "$ROOT" --json
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit nics --from "$ROOT" --json
     valid nics <<<"$output"
     mkdir -p "$ROOT/sys/bus/pci/devices"
     gpu 0000:00:05.0
-    run --separate-stderr epkit nics --from "$ROOT"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit nics --from "$ROOT"
     [ "${#lines[@]}" -eq 1 ]
     [ "$output" = "No RDMA NIC: the machine has 1 GPU and no RDMA device." ]
     # A report that was asked for in a file is there, and nowhere else.
     for format in "" --json --prometheus; do
-        run --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/none" $format
-        [ "$status" -eq 4 ]
+        run -4 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/none" $format
         [ -z "$output$stderr" ]
         grep -q "No RDMA NIC: the machine has 1 GPU" "$BATS_TEST_TMPDIR/none"
     done
     grep -q '^# No RDMA NIC' "$BATS_TEST_TMPDIR/none"
     epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/none" --json || [ "$?" -eq 4 ]
     valid nics <"$BATS_TEST_TMPDIR/none"
-    run --separate-stderr epkit nics --from "$ROOT" --output /dev/full
-    [ "$status" -eq 1 ]
-    run --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output /dev/full
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder"
     nic mlx5_0 0000:00:06.0
     echo "1: DOWN" >"$ROOT/sys/class/infiniband/mlx5_0/ports/1/state"
-    run --separate-stderr epkit nics --from "$ROOT"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit nics --from "$ROOT"
     [ "$output" = "No RDMA port carries data: 'epkit topo' shows the role of 1 NIC, and why." ]
 }
 
 @test "this machine: bytes over loopback are counted" {
     [ -r /sys/class/net/lo/statistics/rx_bytes ] || skip "no loopback interface"
-    run --separate-stderr epkit nics --devices lo --json --output "$BATS_TEST_TMPDIR/report" -- python3 -c '
+    run -0 --separate-stderr epkit nics --devices lo --json --output "$BATS_TEST_TMPDIR/report" -- python3 -c '
 import socket
 import threading
 
@@ -533,7 +511,6 @@ client.sendall(bytes(50_000_000))
 client.close()
 reader.join()
 print("sent")'
-    [ "$status" -eq 0 ]
     [ "$output" = sent ]
     valid nics "$BATS_TEST_TMPDIR/report"
     report -e '.devices[0].moved | .sent_bytes >= 50000000 and .received_bytes >= 50000000'
@@ -547,9 +524,7 @@ print("sent")'
         set_counters "mlx5_$i:1" hw_counters/tx_bytes 1000000000 hw_counters/rx_bytes 1000000000 \
             hw_counters/tx_pkts 250000 hw_counters/rx_pkts 250000
     done
-    run --separate-stderr epkit nics --from "$ROOT"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit nics --from "$ROOT"
     [[ "${lines[0]}" == *"4 of 4 NICs carried 8.0 GB since boot, evenly (spread 1.00)." ]]
     [[ "$output" != *"could not be read"* && "$output" != *"could be read"* ]]
     epkit nics --from "$ROOT" --json | tee "$BATS_TEST_TMPDIR/json" | valid nics
@@ -571,15 +546,12 @@ print("sent")'
     done
     # As of some virtual functions.
     rm "$ROOT/sys/class/infiniband/mlx5_2/ports/1/counters/"*
-    run --separate-stderr epkit nics --from "$ROOT"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit nics --from "$ROOT"
     [[ "${lines[0]}" == *"3 of 3 NICs carried 24.0 GB since boot, evenly (spread 1.00)." ]]
     [[ "$output" == *"mlx5_2 has no counters that could be read"* ]]
     [[ "$(grep '^mlx5_2 ' <<<"$output" | head -n 1)" != *" B "* ]]
     rm "$ROOT/sys/class/infiniband/"*/ports/1/counters/* 2>/dev/null || true
-    run --separate-stderr epkit nics --from "$ROOT" -- true
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit nics --from "$ROOT" -- true
     [ "${lines[0]}" = "The traffic is not known: no counter of bytes can be read." ]
     epkit nics --from "$ROOT" --json | tee "$BATS_TEST_TMPDIR/json" | valid nics
     [ "$(jq -c '[.verdict, .uneven]' "$BATS_TEST_TMPDIR/json")" = '["The traffic is not known: no counter of bytes can be read.",false]' ]

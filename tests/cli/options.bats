@@ -10,9 +10,7 @@ load common
 refused() {
     local text="$1"
     shift
-    run --separate-stderr epkit test "$@"
-    echo "$output$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit test "$@"
     [ -z "$output" ]
     [[ "$stderr" == *"$text"* ]]
     [[ "$stderr" == *"'epkit test --help' explains it"* ]]
@@ -47,8 +45,7 @@ refused() {
     [[ "$stderr" != *"put --"* ]]
     for arguments in "launch --hosts a ls -la" "nics ls -la" "env ls --all"; do
         # shellcheck disable=SC2086 # words
-        run --separate-stderr epkit $arguments
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit $arguments
         [[ "${stderr_lines[0]}" == *"unknown option '-"*"'; if it is for the program, put -- in front of the program" ]]
     done
 }

@@ -9,9 +9,7 @@ load common
 SAMPLES="$EPKIT_SOURCE/tests/parse/samples.py"
 
 samples() {
-    run python3 "$SAMPLES" check "$EPKIT" "$1"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 python3 "$SAMPLES" check "$EPKIT" "$1"
 }
 
 @test "samples: deepep-intranode" { samples deepep-intranode; }
@@ -42,23 +40,19 @@ internode() {
 }
 
 @test "one NIC of eight is named, with the check that finds it; exit code 3" {
-    run --separate-stderr epkit parse <<<"$(internode 6.5 21.4)"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit parse <<<"$(internode 6.5 21.4)"
     [[ "${lines[0]}" == *"6.5 GB/s is one NIC of eight"*"(doctor id one-nic)"* ]]
 }
 
 @test "half the rate is named on a known machine; on an unknown one it is a note" {
-    run --separate-stderr epkit parse --hardware b200 <<<"$(internode 43 142)"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit parse --hardware b200 <<<"$(internode 43 142)"
     [[ "$output" == *"doctor id shared-nic"* ]]
-    run --separate-stderr epkit parse <<<"$(internode 43 142)"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit parse <<<"$(internode 43 142)"
     [[ "$output" == *"note: On 8x B200"*"shared-nic"* ]]
 }
 
 @test "rates of the seeds' machine are in range, the nodes follow from the rates" {
-    run --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 78 258)"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 78 258)"
     [ "$(jq -r '.runs[0] | "\(.nodes) \(.nodes_from)"' <<<"$output")" = "2 rates" ]
     jq -e '.runs[0].measures[0] | .expected.value == 70 and .expected.from == "reference" and .wire_gbps.rdma == 39 and
         .rating == "in range"' <<<"$output"
@@ -67,28 +61,21 @@ internode() {
 }
 
 @test "nothing recognised: exit code 4; faults alone: exit code 1" {
-    run --separate-stderr epkit parse <<<"hello"
-    [ "$status" -eq 4 ]
-    run --separate-stderr epkit parse </dev/null
-    [ "$status" -eq 4 ]
-    run --separate-stderr epkit parse <<<"libibverbs: version \`IBVERBS_PRIVATE_34' not found (required by libmlx5.so)"
-    [ "$status" -eq 1 ]
+    run -4 --separate-stderr epkit parse <<<"hello"
+    run -4 --separate-stderr epkit parse </dev/null
+    run -1 --separate-stderr epkit parse <<<"libibverbs: version \`IBVERBS_PRIVATE_34' not found (required by libmlx5.so)"
     [[ "$output" == *"doctor id verbs-mixed"* ]]
 }
 
 @test "wrong names, machines and reference files are refused before anything is read" {
-    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/none.log"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse "$BATS_TEST_TMPDIR/none.log"
     [[ "$stderr" == *"none.log: No such file or directory"* ]]
     ln -s loop "$BATS_TEST_TMPDIR/loop"
-    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/loop"
-    [ "$status" -eq 2 ]
-    run --separate-stderr epkit parse --hardware b2000 - </dev/null
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse "$BATS_TEST_TMPDIR/loop"
+    run -2 --separate-stderr epkit parse --hardware b2000 - </dev/null
     [[ "$stderr" == *"--list-hardware"* ]]
     echo '{"schema_version": 1, "figures": [{"hardware": "b200"}]}' >"$BATS_TEST_TMPDIR/bad.json"
-    run --separate-stderr epkit parse --reference "$BATS_TEST_TMPDIR/bad.json" - </dev/null
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse --reference "$BATS_TEST_TMPDIR/bad.json" - </dev/null
     [[ "$stderr" == *"figures[0].dialect is not a string"* ]]
 }
 
@@ -100,11 +87,9 @@ internode() {
         printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 16.03\n'
     }
     # A test of connections, as 'epkit launch nccl all_reduce -- -b 1M -e 1M'.
-    run epkit parse < <(table 1048576)
-    [ "$status" -eq 0 ]
+    run -0 epkit parse < <(table 1048576)
     [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float 15.9 GB/s (busbw), all_reduce float 16.1 GB/s (busbw)." ]
-    run epkit parse < <(table 1048576 1073741824)
-    [ "$status" -eq 3 ]
+    run -3 epkit parse < <(table 1048576 1073741824)
     [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
 }
 
@@ -117,9 +102,8 @@ internode() {
             source: "me"}]}' >"$BATS_TEST_TMPDIR/mine.json"
     epkit parse --reference "$BATS_TEST_TMPDIR/mine.json" --list-hardware | grep -q '^mine '
     epkit parse --reference <(printf '\xef\xbb\xbf'; sed 's/$/\r/' "$BATS_TEST_TMPDIR/mine.json") --list-hardware | grep -q '^mine '
-    run --separate-stderr epkit parse --json --reference "$BATS_TEST_TMPDIR/mine.json" --hardware mine \
+    run -0 --separate-stderr epkit parse --json --reference "$BATS_TEST_TMPDIR/mine.json" --hardware mine \
         <<<"$(internode 6.5 21.4 | head -n 2)"
-    [ "$status" -eq 0 ]
     jq -e '.runs[0].measures[0].expected.value == 6' <<<"$output"
 }
 
@@ -130,16 +114,13 @@ internode() {
     internode 71 235 >"$logs/worker-node-1.log"
     ln -s /etc/passwd "$logs/worker-node-2.log"
     echo '{"schema_version": 1, "nodes": 2, "hosts": [{"name": "node-0", "gpu": "NVIDIA B200"}]}' >"$logs/run.json"
-    run --separate-stderr epkit parse --json "$BATS_TEST_TMPDIR/run"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit parse --json "$BATS_TEST_TMPDIR/run"
     [ "$(jq -r '.runs | length' <<<"$output")" -eq 1 ]
     jq -e '.runs[0] | .writers == 2 and .nodes == 2 and .hardware == "b200" and .measures[0].logical_gbps.rdma == 70' \
         <<<"$output"
-    run --separate-stderr epkit parse "$logs/pod-logs/.."
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit parse "$logs/pod-logs/.."
     mkdir "$BATS_TEST_TMPDIR/empty"
-    run --separate-stderr epkit parse "$BATS_TEST_TMPDIR/empty"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse "$BATS_TEST_TMPDIR/empty"
 }
 
 @test "memory stays bounded: a line without an end, many runs, many writers" {
@@ -162,7 +143,6 @@ assert document["totals"]["long_lines"] >= 1 and document["totals"]["unreadable"
 assert len(document["runs"]) == 2000 and document["totals"]["runs_dropped"] > 0
 assert peak < 400
 END
-    echo "$output" "$stderr"
     [ "$status" -eq 0 ]
 }
 
@@ -172,12 +152,10 @@ END
     for command in gzip xz zstd bzip2; do
         command -v $command >/dev/null || continue
         $command -c log >packed
-        run --separate-stderr epkit parse packed
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit parse packed
         [[ "$stderr" == *"packed: it is compressed"* ]]
     done
-    run --separate-stderr epkit parse /dev/zero
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse /dev/zero
     [[ "$stderr" == *"/dev/zero: it is a device, not a log"* ]]
     # A pipe whose writer comes late.
     mkfifo pipe
@@ -191,14 +169,11 @@ END
     for best in 'dispatch (FP8)' 'dispatch (BF16)' combine; do
         echo "[tuning] Best $best: SMs 24, NVL chunk 16, RDMA chunk 8: 12 + 345 us, 6.50 GB/s (RDMA), 258.0 GB/s (NVL)"
     done >log
-    run --separate-stderr epkit parse log
-    echo "$output"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit parse log
     [[ "${lines[0]}" == *"6.5 GB/s (RDMA) is "*"% of"* ]]
     # As many as the fastest have: nothing is said.
     sed -i 's/6.50 GB/60.00 GB/' log
-    run --separate-stderr epkit parse log
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit parse log
 }
 
 @test "no log passes that ended early" {
@@ -206,26 +181,21 @@ END
         python3 "$SAMPLES" cut "$EPKIT" "$dialect"
     done
     # A table of a benchmark without rows, and documents that are torn behind one that is whole.
-    run epkit parse <<<"ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv"
-    [ "$status" -eq 1 ]
+    run -1 epkit parse <<<"ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv"
     cd "$BATS_TEST_TMPDIR"
     echo '{"schema_version": 1, "verb": "test", "matrix": "intranode", "total": 1, "passed": 1, "failed": 0}' >whole
-    run epkit parse whole
-    [ "$status" -eq 0 ]
+    run -0 epkit parse whole
     for text in '{"schema_version": 1, "verb": "test", "total": 24,' '{"schema_version": 1, "verb": "run", "suites": [,]}' \
         '{"schema_version": 1, "verb": "test", "total": 0, "passed": 0, "failed": 0}'; do
         { cat whole && echo "$text"; } >two
-        run epkit parse two
-        echo "$output"
-        [ "$status" -eq 1 ]
+        run -1 epkit parse two
     done
 }
 
 @test "no log passes that tells of a failure, wherever it stands; what Python ignores is none" {
     local log fault
     log=$(for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done)
-    run epkit parse <<<"$log"
-    [ "$status" -eq 0 ]
+    run -0 epkit parse <<<"$log"
     while read -r fault; do
         for text in "$fault"$'\n'"$log" "$log"$'\n'"$fault" "${log/passed 1 ms/passed 1 ms$'\n'$fault}"; do
             run epkit parse <<<"$text"
@@ -293,11 +263,9 @@ Error from server (NotFound): jobs.batch "nccl-test" not found
 Error from server (AlreadyExists): namespaces "ep" already exists
 END
     # A step, and what failed because of it.
-    run epkit parse <<<'OCI runtime exec failed: exec failed'$'\n''command terminated with exit code 126'$'\n'"$log"
-    [ "$status" -eq 1 ]
+    run -1 epkit parse <<<'OCI runtime exec failed: exec failed'$'\n''command terminated with exit code 126'$'\n'"$log"
     # The first fault that is fatal is why, not a warning in front of it.
-    run epkit parse <<<"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': no such file"$'\n''Segmentation fault'
-    [ "$status" -eq 1 ]
+    run -1 epkit parse <<<"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': no such file"$'\n''Segmentation fault'
     [[ "${lines[0]}" == "No test began: a process crashed." ]]
     # And why, by the check of the doctor.
     while read -r id fault; do
@@ -311,34 +279,27 @@ shm gpu1:9:290 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : N
 peermem gpu1:9:290 [0] transport/net_ib.cc:500 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address
 fabric-manager gpu1:9:290 [0] init.cc:400 NCCL WARN Cuda failure 802 'system not yet initialized'
 END
-    run epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
-    [ "$status" -eq 0 ]
+    run -0 epkit parse <<<"$log"$'\n''Exception ignored in: <function Buffer.__del__>'$'\n''Traceback (most recent call last):'
     # With its last line, also behind the name of a host; what comes after it counts again.
     for host in "" "gpu02: "; do
         ignored=$(printf "$host%s\\n" 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
             '  File "/buffer.py", line 9, in __del__' '    self.runtime.destroy()' 'RuntimeError: CUDA error: driver shutting down')
-        run epkit parse <<<"$log"$'\n'"$ignored"
-        [ "$status" -eq 0 ]
-        run epkit parse <<<"$log"$'\n'"$ignored"$'\n'"${host}RuntimeError: no"
-        [ "$status" -eq 1 ]
+        run -0 epkit parse <<<"$log"$'\n'"$ignored"
+        run -1 epkit parse <<<"$log"$'\n'"$ignored"$'\n'"${host}RuntimeError: no"
     done
     # A line of its code is not its end, an exception of any name is, and another traceback counts.
     for last in 'raise RuntimeError' 'except ImportError:'; do
         ignored=$(printf '%s\n' 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
             '  File "/buffer.py", line 9, in __del__' "    $last" 'RuntimeError: CUDA error: driver shutting down')
-        run epkit parse <<<"$log"$'\n'"$ignored"
-        [ "$status" -eq 0 ]
+        run -0 epkit parse <<<"$log"$'\n'"$ignored"
     done
     for last in 'queue.Empty' 'KeyboardInterrupt'; do
         ignored=$(printf '%s\n' 'Exception ignored in: <function Buffer.__del__>' 'Traceback (most recent call last):' \
             '  File "/buffer.py", line 9, in __del__' "$last")
-        run epkit parse <<<"$log"$'\n'"$ignored"
-        [ "$status" -eq 0 ]
-        run epkit parse <<<"$log"$'\n'"$ignored"$'\n''RuntimeError: DeepEP error: timeout (dispatch CPU)'
-        [ "$status" -eq 1 ]
+        run -0 epkit parse <<<"$log"$'\n'"$ignored"
+        run -1 epkit parse <<<"$log"$'\n'"$ignored"$'\n''RuntimeError: DeepEP error: timeout (dispatch CPU)'
     done
-    run epkit parse <<<"slurmstepd: error: couldn't chdir to \`/home/me': No such file or directory: going to /tmp instead"$'\n'"$log"
-    [ "$status" -eq 0 ]
+    run -0 epkit parse <<<"slurmstepd: error: couldn't chdir to \`/home/me': No such file or directory: going to /tmp instead"$'\n'"$log"
     [[ "$output" == *"warning: the working directory does not exist on a node"* ]]
     # In another file than the run; and by what the launcher says of the run.
     cd "$BATS_TEST_TMPDIR"
@@ -346,34 +307,26 @@ END
     echo "$log" >run/coordinator.log
     epkit parse run
     echo "Segmentation fault" >run/worker-b.log
-    run epkit parse run
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 epkit parse run
     [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed. epkit test: 4/4 cases passed." ]]
     rm run/worker-b.log
     echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
-    run epkit parse run
-    [ "$status" -eq 1 ]
+    run -1 epkit parse run
     [[ "${lines[0]}" == "Failed, the launch ended with status 7 (program, first on b). "* ]]
     echo '{"schema_version": 1, "began": "x", "ended": null, "exit_code": null}' >run/run.json
-    run epkit parse run
-    [ "$status" -eq 1 ]
+    run -1 epkit parse run
     [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. "* ]]
     # Also if the logs contain nothing that is known: a workload, or a test that never began.
     echo 'hello' >run/coordinator.log
-    run epkit parse run
-    [ "$status" -eq 1 ]
+    run -1 epkit parse run
     [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. Nothing was recognised"* ]]
-    run epkit report run
-    [ "$status" -eq 1 ]
+    run -1 epkit report run
     echo '{"schema_version": 1, "began": "x", "exit_code": 7}' >run/run.json
-    run --separate-stderr epkit parse --json run
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr epkit parse --json run
     valid parse <<<"$output"
     [ "$(jq -r .result <<<"$output")" = failed ]
     echo '{"schema_version": 1, "began": "x", "exit_code": 0}' >run/run.json
-    run epkit parse run
-    [ "$status" -eq 4 ]
+    run -4 epkit parse run
 }
 
 @test "text of other systems, units of newer perftest, rates of nothing, a first byte alone" {
@@ -381,23 +334,19 @@ END
     echo "[ 1/1] bf16 random, sync ... passed 1 ms" >log
     for code in UTF-16 UTF-16BE UTF-32; do
         iconv -f UTF-8 -t "$code" log >coded
-        run epkit parse coded
-        [ "$status" -eq 0 ]
+        run -0 epkit parse coded
         [ "${lines[0]}" = "epkit test: 1/1 cases passed." ]
     done
     printf '%s\n' '                    RDMA_Write BW Test' ' Dual-port       : OFF          Device         : mlx5_0' \
         ' #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]' \
         ' 65536      5000             43012.44            42998.71              0.687979' \
         '---------------------------------------------------------------------------------------' >log
-    run epkit parse log
-    [ "$status" -eq 0 ]
+    run -0 epkit parse log
     [ "${lines[0]}" = "ib_write_bw on mlx5_0: write 45.1 GB/s (RDMA)." ]
     sed -i 's/43012.44            42998.71/0.00                0.00/' log
-    run epkit parse log
-    [ "$status" -eq 1 ]
+    run -1 epkit parse log
     gzip -c log >packed
-    run --separate-stderr epkit parse < <(head -c 1 packed; sleep 0.2; tail -c +2 packed)
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit parse < <(head -c 1 packed; sleep 0.2; tail -c +2 packed)
     [[ "$stderr" == *"it is compressed"* ]]
 }
 
@@ -406,29 +355,24 @@ END
     printf '\033[32m[ 1/1] bf16 random, sync ... passed 1 ms\033[0m\n' >log
     for code in UTF-16 UTF-16BE; do
         iconv -f UTF-8 -t "$code" log >coded
-        run epkit parse coded
-        [ "$status" -eq 0 ]
+        run -0 epkit parse coded
         [ "${lines[0]}" = "epkit test: 1/1 cases passed." ]
     done
     printf '%s\n' '                    RDMA_Write BW Test' ' Dual-port       : OFF          Device         : mlx5_5' \
         " Couldn't connect to 192.0.2.7:18515" ' Unable to init the socket connection' >log
     for front in '' 'node1: ' '[2026-11-23 10:00:00,123] node1: '; do
         sed "s/^/$front/" log >fronted
-        run epkit parse fronted
-        echo "$output"
-        [ "$status" -eq 1 ]
+        run -1 epkit parse fronted
         [ "${lines[0]}" = "ib_write_bw on mlx5_5: nothing was measured; Couldn't connect to 192.0.2.7:18515." ]
     done
     for text in "Couldn't allocate MR" ' Unable to create QP' " Couldn't create IB resources"; do
         printf '%s\n' '                    RDMA_Write BW Test' "$text" >log
         run epkit parse log
-        echo "$output"
         [ "${lines[0]}" = "ib_write_bw: nothing was measured; ${text# }." ]
     done
     # What no prefix explains is a failure all the same.
     echo "who knows what 77 Couldn't connect to 192.0.2.7:18515" >log
-    run epkit parse log
-    [ "$status" -eq 1 ]
+    run -1 epkit parse log
     [[ "${lines[0]}" == "perftest: nothing was measured; "*"Couldn't connect to"* ]]
 }
 
@@ -445,9 +389,7 @@ END
     }
     { printf '%s\n' 'Config:' ' > Ranks: 1 x 2' ' > Experts: 8/256' ' > Tokens: 8192 (max: 8192), hidden: 7168' \
         ' > #SM: 12, #QPs: 17/17' 'Running all test cases:' && figures 0; } >"$BATS_TEST_TMPDIR/whole"
-    run epkit parse "$BATS_TEST_TMPDIR/whole"
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 epkit parse "$BATS_TEST_TMPDIR/whole"
     for n in 1 2 4 6 9; do
         head -n -"$n" "$BATS_TEST_TMPDIR/whole" >"$BATS_TEST_TMPDIR/cut"
         run epkit parse "$BATS_TEST_TMPDIR/cut"

@@ -10,9 +10,7 @@ load common
 refused() {
     local text="$1"
     shift
-    run --separate-stderr epkit "$@"
-    echo "$output$stderr"
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit "$@"
     [ -z "$output" ]
     [[ "$stderr" == *"$text"* ]]
 }
@@ -60,8 +58,7 @@ without_memory() (
     none_starts "EPKIT_NETWORK: 'foo' is none of emulated, tcp, verbs" "test internode" bench "run --output report"
     epkit test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2 --network emulated
     # The command that repeats a failure has what the network depended on.
-    EPKIT_NETWORK=emulated run without_memory test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2
-    [ "$status" -eq 1 ]
+    EPKIT_NETWORK=emulated run -1 without_memory test internode --ranks 2 --nodes 2 --tokens 8 --hidden 256 --only 2
     [[ "$output" == *"    EPKIT_NETWORK=emulated epkit test internode "* ]]
 }
 
@@ -73,16 +70,13 @@ without_memory() (
 
 @test "a backend that this build does not have: why, and no command to repeat it" {
     run --separate-stderr epkit test intranode "${SMALL[@]}" --only 2 --backend cuda
-    echo "$output$stderr"
     [ "$status" -eq 4 ] || skip "there is a cuda backend"
     [[ "$stderr" == *"this epkit was built without the CUDA backend: select the host backend by EPKIT_BACKEND=host"* ]]
     [[ "$output" != *"To repeat"* ]]
 }
 
 @test "the command that repeats a failure has the same case and backend" {
-    EPKIT_BACKEND=host run --separate-stderr without_memory test intranode "${SMALL[@]}" --only 2 --seed 5
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    EPKIT_BACKEND=host run -1 --separate-stderr without_memory test intranode "${SMALL[@]}" --only 2 --seed 5
     [[ "$output" == *"EPKIT_BACKEND=host epkit test intranode"*" --seed 5 --only 2"* ]]
 }
 

@@ -51,8 +51,7 @@ setup() {
 }
 
 @test "epkit report makes the same page of the folder" {
-    run --separate-stderr epkit report here --output again
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit report here --output again
     [ "${lines[0]}" = "$(head -1 out)" ]
     cmp here/report.html again/report.html
     cmp here/report.json again/report.json
@@ -120,24 +119,20 @@ PYTHON
 
 @test "a network that cannot be used here: the verdict names it, and what passed" {
     [ ! -e /sys/class/infiniband_verbs ] || skip "this machine has RDMA"
-    run --separate-stderr epkit run --quick --network verbs --output "$BATS_TEST_TMPDIR/report" --json
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit run --quick --network verbs --output "$BATS_TEST_TMPDIR/report" --json
     valid run <<<"$output"
     [ "$(jq -r .verdict <<<"$output")" = "epkit cannot use the network verbs here: 24/24, 0/32 and 32/32 cases passed." ]
 }
 
 @test "a folder that cannot be used: exit code 2 before anything runs" {
     touch file
-    run --separate-stderr epkit run --output file
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit run --output file
     [[ "$stderr" == *"file: it is not a folder"* ]]
-    run --separate-stderr epkit run --output no/such/parent
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit run --output no/such/parent
     [[ "$stderr" == *"the folder of the report, no/such/parent: No such file or directory"* ]]
     [ ! -e no ]
     mkdir other
     echo '{"schema_version": 1, "job": "hostname"}' >other/run.json
-    run --separate-stderr epkit run --output other
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit run --output other
     [[ "$stderr" == *"other: it has the run of another command"* ]]
 }

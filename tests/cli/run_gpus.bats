@@ -48,7 +48,6 @@ run_quickly() {
     cd "$BATS_TEST_TMPDIR" || return 1
     export EPKIT_BACKEND=cuda
     run --separate-stderr -4 epkit run --output here
-    echo "$output"
     [[ "$output" == *"the CUDA backend (EPKIT_BACKEND names it), which failed on this machine; see the errors."* ]]
     [[ "$stderr" == *"none is visible"* ]]
 }
@@ -60,7 +59,6 @@ run_quickly() {
     export FAKE_NO_LL=1
     for network in auto emulated; do
         run --separate-stderr -4 epkit run --quick --network "$network" --output here --json
-        echo "$output"
         [ "$(jq -r .verdict <<<"$output")" = "epkit cannot run lowlatency here: the library does not support it on this machine; 24/24, 32/32 and 0/32 cases passed." ]
     done
 }

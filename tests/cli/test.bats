@@ -7,18 +7,14 @@
 load common
 
 @test "intranode: 24 cases on two ranks, a line each, and the seed" {
-    run --separate-stderr epkit test intranode "${SMALL[@]}"
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test intranode "${SMALL[@]}"
     [ "$(grep -c ' \.\.\. passed ' <<<"$output")" -eq 24 ]
     [[ "${lines[0]}" == "[ 1/24] "* ]]
     [[ "${lines[-1]}" =~ ^intranode:\ 24/24\ cases\ passed\ \(2\ ranks,\ seed\ [0-9]+, ]]
 }
 
 @test "internode: two nodes of two ranks" {
-    run --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test internode "${SMALL[@]}" --ranks 4
     [[ "${lines[-1]}" =~ ^internode:\ 32/32\ cases\ passed\ \(4\ ranks\ on\ 2\ nodes,\ seed\ [0-9]+, ]]
 }
 
@@ -33,10 +29,8 @@ load common
 }
 
 @test "internode over a network with injected faults" {
-    run --separate-stderr epkit test internode "${SMALL[@]}" --net-delay-us 100 --net-reorder --net-ring 64K \
+    run -0 --separate-stderr epkit test internode "${SMALL[@]}" --net-delay-us 100 --net-reorder --net-ring 64K \
         --net-split 1000 --dtype bf16
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
 }
 
@@ -56,9 +50,7 @@ load common
 }
 
 @test "lowlatency: 32 cases on two ranks" {
-    run --separate-stderr epkit test lowlatency "${SMALL[@]}"
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test lowlatency "${SMALL[@]}"
     [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed ]]
 }
 
@@ -66,9 +58,7 @@ load common
     local options
     for options in "--ranks 6 --nodes 3 --net-delay-us 100 --net-reorder --net-ring 512" "--ranks 4 --nodes 2 --network tcp"; do
         # shellcheck disable=SC2086 # words
-        run --separate-stderr epkit test lowlatency $options --tokens 8 --hidden 512
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr epkit test lowlatency $options --tokens 8 --hidden 512
         [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed\ \([46]\ ranks\ on\ [23]\ nodes ]]
     done
 }
@@ -77,17 +67,13 @@ load common
     local options
     for options in "" "--nodes 3"; do
         # shellcheck disable=SC2086 # words
-        run --separate-stderr epkit test lowlatency --ranks 36 $options --experts 36 --tokens 4 --hidden 512
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr epkit test lowlatency --ranks 36 $options --experts 36 --tokens 4 --hidden 512
         [[ "${lines[-1]}" =~ ^lowlatency:\ 32/32\ cases\ passed\ \(36\ ranks ]]
     done
 }
 
 @test "ranks as threads" {
-    run --separate-stderr epkit test intranode "${SMALL[@]}" --boot threads --dtype fp8
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test intranode "${SMALL[@]}" --boot threads --dtype fp8
     [[ "${lines[-1]}" == *"8/8 cases passed"* ]]
 }
 
@@ -106,8 +92,7 @@ load common
 }
 
 @test "--only runs that case alone" {
-    run --separate-stderr epkit test intranode "${SMALL[@]}" --only 7 --seed 1
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test intranode "${SMALL[@]}" --only 7 --seed 1
     [ "${#lines[@]}" -eq 2 ]
     [[ "${lines[0]}" == "[ 7/24] "* ]]
     [[ "${lines[1]}" == "intranode: 1/1 cases passed (2 ranks, seed 1,"* ]]
@@ -130,10 +115,8 @@ load common
     for i in {0..19}; do
         echo "$((i % 16)) $(((i + 1) % 16)) $(((i + 2) % 16)) $(((i + 3) % 16))"
     done >"$BATS_TEST_TMPDIR/routing.txt"
-    run --separate-stderr epkit test intranode --ranks 2 --hidden 512 --experts 16 --dtype bf16 \
+    run -0 --separate-stderr epkit test intranode --ranks 2 --hidden 512 --experts 16 --dtype bf16 \
         --routing "$BATS_TEST_TMPDIR/routing.txt"
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "${lines[-1]}" == *"16/16 cases passed"* ]]
 }
 
@@ -142,7 +125,6 @@ load common
     if [ "$status" -eq 0 ]; then
         skip "there is one"
     fi
-    echo "$output$stderr"
     [ "$status" -eq 4 ]
     [ "$(grep -c 'creating the communicator' <<<"$stderr")" -eq 1 ]
     [[ "$stderr" == *"where: ranks 0-1"* ]]
@@ -170,22 +152,17 @@ load common
 
 @test "closed standard streams: the ranks run to their end, and the lost output is exit code 1" {
     limited 60 bash -c 'exec "$@" <&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
-    run limited 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
-    [ "$status" -eq 1 ]
+    run -1 limited 60 bash -c 'exec "$@" <&- >&- 2>&-' bash "$EPKIT" test intranode "${SMALL[@]}" --only 1
 }
 
 @test "many ranks" {
-    run --separate-stderr epkit test intranode --ranks 48 --tokens 4 --hidden 512 --only 2
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test intranode --ranks 48 --tokens 4 --hidden 512 --only 2
     [[ "${lines[-1]}" == "intranode: 1/1 cases passed (48 ranks,"* ]]
 }
 
 @test "a network that is not available: exit code 4, and the reason" {
     [ -z "$(ls /sys/class/infiniband 2>/dev/null)" ] || skip "this machine has RDMA devices"
-    run --separate-stderr epkit test internode --ranks 2 --nodes 2 --network verbs
-    echo "$output$stderr"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit test internode --ranks 2 --nodes 2 --network verbs
     [[ "$stderr" == *"why:   ep_comm_new: network verbs: "* ]]
     [[ "$output$stderr" == *"internode: 0/32 cases passed, 32 did not run"* ]]
 }

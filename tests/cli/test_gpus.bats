@@ -20,9 +20,7 @@ expect() {
 
 # expect_line RANKS WHY ARGUMENTS...: the host backend, and one warning with the reason
 expect_line() {
-    run --separate-stderr epkit test intranode "${CASE[@]}" "${@:3}" --json
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit test intranode "${CASE[@]}" "${@:3}" --json
     [ "$(grep -c 'warning' <<<"$stderr")" -eq 1 ]
     [[ "$stderr" == *"epkit: warning: using the host backend, not the GPUs of this machine: $2"* ]]
     [ "$(chosen - <<<"$output")" = "host $1 $2" ]

@@ -26,8 +26,7 @@ path() {
 }
 
 @test "A4: the verdict, and the tree with switches, GPUs and NICs at their places" {
-    run --separate-stderr epkit topo --from a4 --only tree
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr epkit topo --from a4 --only tree
     [ "$stderr" = "" ]
     [ "${lines[0]}" = "8 x NVIDIA B200 and 8 NICs (mlx5_0..mlx5_7, 400 Gb/s RoCE), each GPU its own nearest NIC." ]
     [ "${lines[1]}" = "pci0000:8a  NUMA node 0, CPUs 0-55,112-167" ]
@@ -79,22 +78,19 @@ path() {
 }
 
 @test "a GPU and no NIC; NICs and no GPU" {
-    run epkit topo --from laptop
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from laptop
     [ "${lines[0]}" = "1 x NVIDIA GeForce RTX 4060 Laptop GPU and no RDMA NIC." ]
     [ "$(query laptop '[.map[0].nic, .forms.NCCL_IB_HCA]')" = '[null,null]' ]
     cp -r h100 nics-only
     rm nics-only/epkit-overlay.json nics-only/sys/bus/pci/devices/0000:{1b,43,52,61,9d,c3,d1,df}:00.0
-    run epkit topo --from nics-only
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from nics-only
     [[ "${lines[0]}" == "No NVIDIA GPU and 8 NICs ("*"InfiniBand)." ]]
 }
 
 @test "without an answer of the driver the reason is said, and the rest is there" {
     cp -r a4 silent
     rm silent/epkit-overlay.json
-    run epkit topo --from silent --only tree
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from silent --only tree
     [[ "$output" == *"The driver did not answer ("*"NVLinks and compute capabilities are not known."* ]]
     [ "$(query silent '[.gpus[0].answered, .gpus[0].compute_capability, .driver.answered]')" = '[false,null,false]' ]
     [ "$(path silent GPU0 GPU1)" = '"PIX"' ]
@@ -114,13 +110,11 @@ path() {
 }
 
 @test "neither GPU nor NIC: one line that says where was looked, exit code 4" {
-    run --separate-stderr epkit topo --from empty
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit topo --from empty
     [ "$stderr" = "" ]
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" == "Neither a GPU nor an RDMA NIC: "*"/sys/bus/pci/devices"*"/sys/class/infiniband"* ]]
-    run epkit topo --from empty --json
-    [ "$status" -eq 4 ]
+    run -4 epkit topo --from empty --json
     [ "$(jq -r .verdict <<<"$output")" = "$(epkit topo --from empty)" ]
 }
 
@@ -152,16 +146,13 @@ path() {
 
 @test "--save refuses what it cannot write before anything is read" {
     mkdir -p folder
-    run --separate-stderr epkit topo --from a4 --save folder
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --from a4 --save folder
     [ "$output" = "" ]
     [[ "$stderr" == *"'folder' is a folder"* ]]
-    run --separate-stderr epkit topo --from a4 --save -
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --from a4 --save -
     [[ "$stderr" == *"standard output has the machine itself; name a file"* ]]
     [ ! -e ./- ]
-    run --separate-stderr epkit topo --from a4 --save nowhere/file
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --from a4 --save nowhere/file
     [[ "$stderr" == *"nothing can be written in 'nowhere': No such file or directory"* ]]
     # What is there is replaced, as with any other output file.
     echo old >old.json
@@ -176,18 +167,14 @@ path() {
 
 @test "--from refuses what is no machine" {
     echo "{}" >no-snapshot
-    run --separate-stderr epkit topo --from no-snapshot
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --from no-snapshot
     [[ "$stderr" == *"--from: "* ]]
-    run --separate-stderr epkit topo --from nothing-here
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit topo --from nothing-here
 }
 
 @test "an output that cannot be written is a failure" {
-    run --separate-stderr bash -c "'$EPKIT' topo --from a4 >/dev/full"
-    [ "$status" -eq 1 ]
-    run --separate-stderr bash -c "'$EPKIT' topo --from a4 --json >/dev/full"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr bash -c "'$EPKIT' topo --from a4 >/dev/full"
+    run -1 --separate-stderr bash -c "'$EPKIT' topo --from a4 --json >/dev/full"
 }
 
 @test "hostile trees: loops, more devices than anybody has, missing files" {
@@ -202,29 +189,25 @@ path() {
     ln -s ../../../devices/pci0000:00/0000:00:03.0/0000:00:03.0 wild/sys/bus/pci/devices/0000:00:03.0
     mkdir wild/sys/bus/pci/devices/0000:00:04.0
     ln -s mlx5_0 wild/sys/class/infiniband/mlx5_0
-    run epkit topo --from wild
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from wild
     [[ "${lines[0]}" == "1 x NVIDIA "* ]]
     epkit topo --from wild --json | valid topo
 
     mkdir -p crowd/sys/bus/pci/devices
     (cd crowd/sys/bus/pci/devices && seq 0 99999 | xargs touch)
-    run --separate-stderr thrifty 20 "$EPKIT" topo --from crowd
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr thrifty 20 "$EPKIT" topo --from crowd
     [[ "$output" == *"PCI devices could not be read (/sys/bus/pci/devices: "* ]]
 
     # Beside GPUs as well: what cannot be read is not the same as nothing.
     cp -r laptop crowded
     mkdir -p crowded/sys/class/infiniband
     (cd crowded/sys/class/infiniband && seq 0 19999 | xargs touch)
-    run epkit topo --from crowded --only tree
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from crowded --only tree
     [[ "${lines[1]}" == "Devices may be missing, these could not be read: /sys/class/infiniband: "* ]]
 
     mkdir -p many/sys/bus/pci/devices many/sys/class/infiniband
     for i in {1..300}; do mkdir -p "many/sys/class/infiniband/nic$i/ports/1"; done
-    run epkit topo --from many --only tree
-    [ "$status" -eq 0 ]
+    run -0 epkit topo --from many --only tree
     [[ "$output" == *"There are more devices than are shown."* ]]
 }
 
@@ -234,8 +217,7 @@ path() {
     for program in gzip xz zstd; do
         command -v "$program" >/dev/null || continue
         "$program" -c snapshot.json >packed
-        run --separate-stderr epkit topo --from packed
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr epkit topo --from packed
         [[ "$stderr" == *"--from: packed: it is compressed: decompress it first"* ]]
     done
 }

@@ -140,8 +140,7 @@ has_exited() {
         [[ "$stderr" == *"runs[1] needs"* ]]
     done
     echo '{"schema_version": 2, "runs": [{"hosts": ["a"], "ratio": 1}]}' >runs.json
-    run --separate-stderr epkit triangulate --from runs.json
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr epkit triangulate --from runs.json
     [[ "$stderr" == *"it is in version 2 of the format, this epkit reads 1"* ]]
 }
 
@@ -157,16 +156,13 @@ cat <<'X'
 X
 END
     chmod +x "$BATS_TEST_TMPDIR/write"
-    run --separate-stderr epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
-    echo "$output" "$stderr"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
     valid triangulate <<<"$output"
     jq -e '.slow == [] and .result == "open" and all(.runs[]; .ratio == null and .failed == null) and (.verdict | startswith("Not known: no run could be compared"))' <<<"$output"
     run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}"
     [[ "${lines[3]}" == "a,b: passed; there is nothing to compare its figures with" ]]
     epkit triangulate --hosts a,b,c,d --hardware h200 --run "$BATS_TEST_TMPDIR/write none {hosts}"
-    run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}"
-    [ "$status" -eq 3 ]
+    run -3 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}"
     [[ "$output" == *"Slow: c. Found in"* ]]
     # The documents mean the same when they are read again.
     cd "$BATS_TEST_TMPDIR"
@@ -213,9 +209,7 @@ END
 }
 
 @test "a command that measures nothing names no node" {
-    run --separate-stderr epkit triangulate --hosts a,b,c --run 'echo {hosts}; exit 7' --json
-    echo "$output" "$stderr"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr epkit triangulate --hosts a,b,c --run 'echo {hosts}; exit 7' --json
     valid triangulate <<<"$output"
     jq -e '.slow == [] and (.verdict | startswith("No single node can be named: no group gave a figure: Nothing was"))' \
         <<<"$output"

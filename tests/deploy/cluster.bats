@@ -100,7 +100,6 @@ confirm() {
 # refuse: kubectl itself reports it
 refuse() {
     run kubectl ${CONFIG:+--kubeconfig="$CONFIG"} create -f "$M"
-    echo "$output"
     [ "$status" -ne 0 ]
     [[ "$output" == *"$says"* ]]
     # What comes before the refused object in the manifest is there now.
@@ -169,8 +168,7 @@ refuse() {
     echo "$output $stderr"
     [ "$status" -eq 0 ]
     [[ "${lines[0]}" == "JobSet r can run on this cluster (v1."*"): 2 pods by queue a4." ]]
-    run "$EPKIT" deploy check --gpus 64 --queue a4 --topology cloud.google.com/gce-topology-block
-    [ "$status" -eq 0 ]
+    run -0 "$EPKIT" deploy check --gpus 64 --queue a4 --topology cloud.google.com/gce-topology-block
     kubectl create -f "$M"
     says="The workload is admitted"
     within 120 kueue_says
@@ -390,9 +388,8 @@ END
     run --separate-stderr "$EPKIT" deploy check -f "$M" --save "$BATS_TEST_TMPDIR/cluster.json" --json
     live=$output
     [ "$status" -eq 3 ]
-    run --separate-stderr "$EPKIT" deploy check -f "$M" --from "$BATS_TEST_TMPDIR/cluster.json" --json \
+    run -3 --separate-stderr "$EPKIT" deploy check -f "$M" --from "$BATS_TEST_TMPDIR/cluster.json" --json \
         --timeout 5
-    [ "$status" -eq 3 ]
     [ "$output" = "$live" ]
     [ "$(stat -c %a "$BATS_TEST_TMPDIR/cluster.json")" = 600 ]
     # Names of Secrets, without their contents.

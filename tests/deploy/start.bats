@@ -37,35 +37,27 @@ pod() {
     # As on A4: private interface 57 of the node next to 34 of the image.
     local node='printf "x\0-rdmav57.so\0y" >usr/local/nvidia/lib64/libibverbs.so.1; echo old >usr/local/nvidia/lib64/libmlx5.so.1.9.0.0; echo driver >usr/local/nvidia/lib64/libmlx5.so.1.25.56.0'
     echo 'cat /usr/lib/$(uname -m)-linux-gnu/libibverbs/libmlx5-rdmav57.so' >"$BATS_TEST_TMPDIR/launcher"
-    run pod "$node" EPKIT_STACK=host
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 pod "$node" EPKIT_STACK=host
     [[ "$output" == *"epkit: copied /usr/local/nvidia/lib64/libmlx5.so.1.25.56.0 to "*"/libmlx5-rdmav57.so"*$'\n'driver$'\n'* ]]
     # NVIDIA's images lead the loader to the node's libraries, whatever the stack.
-    run pod "$node" EPKIT_STACK=image LD_LIBRARY_PATH=/opt/lib:/usr/local/nvidia/lib64
-    [ "$status" -eq 0 ]
+    run -0 pod "$node" EPKIT_STACK=image LD_LIBRARY_PATH=/opt/lib:/usr/local/nvidia/lib64
     [[ "$output" == *"epkit: copied "*$'\n'driver$'\n'* ]]
     # Not with a stack that only the image has; and nothing to do without a libibverbs of the node.
     run pod "$node" EPKIT_STACK=image
     [ "$status" -ne 0 ]
     echo 'exit 0' >"$BATS_TEST_TMPDIR/launcher"
-    run pod : EPKIT_STACK=host
-    [ "$status" -eq 0 ]
+    run -0 pod : EPKIT_STACK=host
     [[ "$output" != *copied* ]]
 }
 
 @test "the launcher gets its arguments' environment, without what gIB refuses; its exit code is the pod's" {
     echo 'echo "nonblocking=${TORCH_NCCL_USE_COMM_NONBLOCKING-unset} index=$JOB_COMPLETION_INDEX"; exit 9' >"$BATS_TEST_TMPDIR/launcher"
-    run pod : TORCH_NCCL_USE_COMM_NONBLOCKING=0
-    echo "$output"
-    [ "$status" -eq 9 ]
+    run -9 pod : TORCH_NCCL_USE_COMM_NONBLOCKING=0
     [[ "$output" == *"nonblocking=unset index=0"*"the launcher ended with exit code 9"* ]]
 }
 
 @test "a pod that is ended passes it on to the launcher, and ends" {
     printf 'trap "echo saved; exit 3" TERM\nkill -TERM $PPID\nwhile :; do sleep 0.1; done\n' >"$BATS_TEST_TMPDIR/launcher"
-    run timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'; pod :"
-    echo "$output"
-    [ "$status" -eq 3 ]
+    run -3 timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'; pod :"
     [[ "$output" == *saved* ]]
 }

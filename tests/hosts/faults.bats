@@ -26,9 +26,7 @@ starters() {
 fails() {
     local node=$1 layer=$2 text=$3
     shift 3
-    run --separate-stderr launch --no-logs --checks skip --json "$@" hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --json "$@" hostname
     valid <<<"$output"
     [ "$(jq -r '.hosts[] | select(.failed_at) | "\(.name) \(.failed_at)"' <<<"$output")" = "$node $layer" ]
     [[ "$(jq -r '.hosts[] | select(.failed_at).why' <<<"$output")" == *"$text"* ]]
@@ -65,15 +63,11 @@ stop_mute_server() { # HOST
 @test "TCP without a banner, and a hang after the banner" {
     long
     mute_server h4 ""
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
     [[ "$stderr" == *"h4: banner: TCP is connected, but the ssh server sent no banner within 5 s"* ]]
     stop_mute_server h4
     mute_server h4 $'SSH-2.0-OpenSSH_9.2p1\r\n'
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
     [[ "$stderr" == *"h4: authentication: the ssh server sent its banner, but did not complete the login within 5 s"* ]]
     stop_mute_server h4
     all_clean 20 h1 h4
@@ -105,7 +99,6 @@ stop_mute_server() { # HOST
     done
     run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
     on h2 sh -c "umount $EPKIT; umount $(readlink -f "$EPKIT_BUILD"/libepkit.so)"
-    echo "$output$stderr"
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h2: version: epkit 9.9.9 is installed there, and this is $(epkit_version)"* ]]
     fails h1 epkit "not found" --hosts h1 --remote-epkit /nowhere/epkit
@@ -115,8 +108,7 @@ stop_mute_server() { # HOST
     long
     printf '#!/bin/sh\nsleep 100\n' >"$HOSTS_DIR/hangs"
     chmod +x "$HOSTS_DIR/hangs"
-    run --separate-stderr launch --no-logs --checks skip --hosts h1 --connect-timeout 6 --remote-epkit "$HOSTS_DIR/hangs" hostname
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1 --connect-timeout 6 --remote-epkit "$HOSTS_DIR/hangs" hostname
     [[ "$stderr" == *"h1: command: no answer within 6 s"* ]]
     # It is not epkit and does not detect the end of the launcher.
     on h1 pkill -f hangs || true
@@ -141,7 +133,6 @@ epkit_version() {
         mount --rbind /run/tmp /tmp' sh "$EPKIT_SOURCE" "$EPKIT_BUILD"
     run --separate-stderr launch --no-logs --checks skip --hosts h1,h3 hostname
     on h3 sh -c 'umount -R /tmp && umount -R /run/tmp && rmdir /run/tmp'
-    echo "$output$stderr"
     [ "$status" -eq 1 ]
     [[ "$stderr" == *"h3: disk: writing 65536 bytes to /tmp: No space left on device"* ]]
     all_clean 20 h1 h3
@@ -152,7 +143,6 @@ epkit_version() {
     on login sh -c "mkdir -p $HOSTS_DIR/small && mount -t tmpfs -o size=64k tmpfs $HOSTS_DIR/small"
     run --separate-stderr launch --out "$HOSTS_DIR/small/run" --hosts h1 -- sh -c 'seq 100000; echo the end'
     on login umount "$HOSTS_DIR/small"
-    echo "$stderr"
     [ "$status" -eq 1 ]
     [[ "$output" == *"h1: the end"* ]]
     [ "$(grep -c 'worker.*No space\|log of h1.*No space' <<<"$stderr")" -eq 1 ]
@@ -160,10 +150,8 @@ epkit_version() {
 
 @test "a rank that fails: its status is that of epkit, the others are ended everywhere" {
     for with in $(starters); do
-        run --separate-stderr launch --no-logs --with "$with" --hosts 'h[1-4]' --grace 1 -- \
+        run -7 --separate-stderr launch --no-logs --with "$with" --hosts 'h[1-4]' --grace 1 -- \
             sh -c 'if [ $(hostname) = h3 ]; then sleep 1; exit 7; fi; (setsid sleep 4321 &); sleep 4322'
-        echo "$output$stderr"
-        [ "$status" -eq 7 ]
         [[ "$output" == *"program failed on h3 first: exit status 7"* ]]
         all_clean 20 h1 h2 h3 h4 login
     done
@@ -171,10 +159,8 @@ epkit_version() {
 
 @test "a rank that is killed, and one that ignores SIGTERM" {
     long
-    run --separate-stderr launch --no-logs --hosts h1,h2 --grace 1 -- \
+    run -139 --separate-stderr launch --no-logs --hosts h1,h2 --grace 1 -- \
         sh -c '[ $RANK = 0 ] && { trap "" TERM; while :; do sleep 1; done; }; sleep 1; kill -SEGV $$'
-    echo "$output$stderr"
-    [ "$status" -eq 139 ]
     [[ "$output" == *"program failed on h2 first: killed by signal 11"* ]]
     all_clean 20 h1 h2
 }
@@ -187,9 +173,7 @@ epkit_version() {
 
 @test "the deadline of everything, and a line when nodes are silent" {
     long
-    run --separate-stderr launch --no-logs --hosts h1,h2 --timeout 8 --silent 2 --grace 1 -- sh -c 'echo begun; sleep 4321'
-    echo "$output$stderr"
-    [ "$status" -eq 124 ]
+    run -124 --separate-stderr launch --no-logs --hosts h1,h2 --timeout 8 --silent 2 --grace 1 -- sh -c 'echo begun; sleep 4321'
     [[ "$output" == *"did not end within 8 s"* ]]
     [[ "$stderr" == *"h1 has written nothing for "*" s; its last line: begun"* ]]
     all_clean 20 h1 h2
@@ -278,13 +262,11 @@ launcher() {
     within 60 is_running h2 'sleep 500'
     folder=$(on h2 sh -c 'ls -d /tmp/epkit-launch-*')
     # The folder of a live agent stays.
-    run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     on h2 test -e "$folder/workload"
     on h2 pkill -KILL -f __node
     wait $! || true
-    run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     on h2 test ! -e "$folder"
     all_clean 30 h2
 }

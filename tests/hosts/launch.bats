@@ -16,9 +16,7 @@ teardown_file() {
 }
 
 @test "hostname on all nodes: output with the node in front, a verdict, exit code 0" {
-    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' hostname
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' hostname
     [ "$(sort <<<"$output" | head -n 4)" = "$(printf '%s\n' 'h1: h1' 'h2: h2' 'h3: h3' 'h4: h4')" ]
     [[ "${lines[4]}" == "hostname ran on 4 nodes with 4 ranks: all ended with status 0 "* ]]
     all_clean 10 h1 h2 h3 h4
@@ -26,12 +24,10 @@ teardown_file() {
 
 @test "RANK, WORLD_SIZE and the others count nodes or ranks; MASTER_ADDR is the first node" {
     local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK/$NNODES $GPUS_PER_NODE $MASTER_ADDR:$MASTER_PORT"'
-    run --separate-stderr launch --no-logs --hosts h3,h1 -- sh -c "$show"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts h3,h1 -- sh -c "$show"
     [[ "$output" == *"h3: 0/2 0/1 0/2 8 h3:29500"* ]]
     [[ "$output" == *"h1: 1/2 0/1 1/2 8 h3:29500"* ]]
-    run --separate-stderr launch --no-logs --hosts h3,h1 --world ranks --gpus-per-node 2 --master-port 4711 -- sh -c "$show"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts h3,h1 --world ranks --gpus-per-node 2 --master-port 4711 -- sh -c "$show"
     [[ "$output" == *"h3/1: 1/4 1/2 0/2 2 h3:4711"* ]]
     [[ "$output" == *"h1/0: 2/4 0/2 1/2 2 h3:4711"* ]]
     run --separate-stderr launch --no-logs --hosts h3,h1 --world nodes --per-node 2 -- sh -c "$show"
@@ -41,14 +37,10 @@ teardown_file() {
 @test "a first node that is given as localhost: MASTER_ADDR is its hostname" {
     local name
     for name in localhost 127.0.0.1; do
-        run --separate-stderr launch --no-logs --hosts "$name,h1" -- sh -c 'echo $RANK $MASTER_ADDR'
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr launch --no-logs --hosts "$name,h1" -- sh -c 'echo $RANK $MASTER_ADDR'
         [[ "$output" == *"$name: 0 login"* && "$output" == *"h1: 1 login"* ]]
     done
-    run --separate-stderr launch --no-logs --hosts localhost,h1 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts localhost,h1 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
     run --separate-stderr launch --no-logs --hosts localhost -- sh -c 'echo $RANK $MASTER_ADDR'
     [[ "$output" == *"localhost: 0 localhost"* ]]
 }
@@ -62,7 +54,6 @@ teardown_file() {
     # It fails there at once; at the loopback it would wait for itself until the deadline.
     for name in localhost 127.0.0.1 near; do
         run --separate-stderr launch --no-logs --hosts "$name,h1" -- sh -c 'echo $RANK $MASTER_ADDR'
-        echo "$output$stderr"
         [ "$status" -eq 0 ] || break
         [[ "$output" == *"h1: 1 login"* ]] || break
     done
@@ -75,9 +66,7 @@ teardown_file() {
 @test "under mpirun as well" {
     long
     local show='echo "$RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OMPI_COMM_WORLD_RANK"'
-    run --separate-stderr launch --no-logs --hosts h3,h1 --with mpirun --per-node 2 -- sh -c "$show"
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts h3,h1 --with mpirun --per-node 2 -- sh -c "$show"
     [[ "$output" == *"h3/0: 0/4 0 0 h3 0"* ]]
     [[ "$output" == *"h1/1: 3/4 1 1 h3 3"* ]]
     all_clean 10 h1 h3
@@ -85,17 +74,13 @@ teardown_file() {
 
 @test "launched on a host that is one of the nodes, and not the first" {
     long
-    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
+    run -0 --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \
         --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "$output" == *"h1: 0 h1"* && "$output" == *"h3: 1 h1"* ]]
     # With names that differ from the hostnames, as for pods: mpirun knows its own host only by its hostname.
     printf '198.18.77.%s h%s.pods.example\n' 1 1 3 3 >>"$HOSTS_DIR/hosts"
-    run --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs \
+    run -0 --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs \
         --hosts h1.pods.example,h3.pods.example --with mpirun -- sh -c 'echo $RANK $MASTER_ADDR'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "$output" == *"h1.pods.example: 0 h1.pods.example"* && "$output" == *"h3.pods.example: 1 h1.pods.example"* ]]
     all_clean 10 h1 h3
 }
@@ -105,24 +90,19 @@ teardown_file() {
     "$HOSTS" wait "$HOSTS_DIR" h1 223
     run --separate-stderr launch --out ports --hosts h1,h1:223,h2 -- sh -c 'echo $RANK $MASTER_ADDR'
     on h1 pkill -f 'sshd -p 223' || true
-    echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"h1-ssh: 0 h1"* && "$output" == *"h1-223: 1 h1"* && "$output" == *"h2: 2 h1"* ]]
     [ "$(cat "$HOSTS_DIR/work/ports/testbed-logs/worker-h1-223.log")" = "1 h1" ]
 }
 
 @test "epkit-test internode over TCP: 32 of 32 cases on four hosts, without MPI" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 8 --hidden 256
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
     all_clean 10 h1 h2 h3 h4
 }
 
 @test "epkit-test internode over Open MPI: 32 of 32 cases on four hosts" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip --with mpirun epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip --with mpirun epkit-test internode -- --tokens 8 --hidden 256
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
     # The verdict of the parser, behind that of the launch.
     [[ "$output" == *"all ended with status 0 "*$'\n'"epkit test: 32/32 cases passed"* ]]
@@ -130,9 +110,7 @@ teardown_file() {
 }
 
 @test "every named job begins with the doctor, hostname too, and ends with what the parser says of its output" {
-    run --separate-stderr launch --json --out parsed --hosts h1,h2 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --json --out parsed --hosts h1,h2 --per-node 1 epkit-test internode -- --tokens 8 --hidden 256
     valid <<<"$output"
     [ "$(jq -c '[.result.runs[].cases | .passed, .failed]' <<<"$output")" = '[32,0]' ]
     cd "$HOSTS_DIR/work"
@@ -148,52 +126,42 @@ print("AssertionError: calc_diff 0.3", flush=True)
 END
     on h1 sh -c "mount -t tmpfs tmpfs /opt && mkdir -p /opt/deepep && ln -s $HOSTS_DIR/deepep /opt/deepep/DeepEP"
     for logs in --no-logs --out=failing; do
-        run --separate-stderr launch "$logs" --checks skip --hosts h1 deepep-intranode
-        echo "$output$stderr"
-        [ "$status" -eq 1 ]
+        run -1 --separate-stderr launch "$logs" --checks skip --hosts h1 deepep-intranode
         [[ "$output" == *"all ended with status 0 "*$'\n'"test_intranode, 1 node: 0/24 cases passed"* ]]
     done
     # Output that is not recognised is no result.
     echo 'print("hello")' >"$HOSTS_DIR/deepep/tests/test_intranode.py"
     run --separate-stderr launch --no-logs --checks skip --hosts h1 deepep-intranode
     on h1 umount /opt
-    echo "$output$stderr"
     [ "$status" -eq 1 ]
-    run --separate-stderr launch --out named --hosts h1 hostname
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --out named --hosts h1 hostname
     [ "$(jq -r .verb named/testbed-logs/doctor-h1.json)" = doctor ]
 }
 
 @test "control characters in the output of a node are shown as '?', and kept in its log" {
-    run --separate-stderr launch --out hostile --hosts h1 -- printf 'a\033]0;x\007b\342\200\256c\377\303\244\n'
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --out hostile --hosts h1 -- printf 'a\033]0;x\007b\342\200\256c\377\303\244\n'
     [[ "$output" == "h1: a?]0;x?b?c?ä"$'\n'* ]]
     [ "$(cat "$HOSTS_DIR/work/hostile/testbed-logs/worker-h1.log")" = "$(printf 'a\033]0;x\007b\342\200\256c\377\303\244')" ]
 }
 
 @test "the locale that epkit sets for programs that it parses does not reach the ranks" {
-    run --separate-stderr on login env LC_ALL=C.UTF-8 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
+    run -0 --separate-stderr on login env LC_ALL=C.UTF-8 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1 \
         --ssh 'ssh -o SendEnv=LC_ALL' -- sh -c 'echo "locale=$LC_ALL"'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "$output" == *"h1: locale="$'\n'* ]]
 }
 
 @test "the environment is what is named, and what scripts set; a preload reaches the program alone" {
     echo 'export FROM_SCRIPT=yes FOO=script; export EPKIT_PRELOAD=/lib/of/script.so' >"$HOSTS_DIR/script"
-    run --separate-stderr on login env NAMED='a,b c' OTHER=x LD_PRELOAD=/no/such.so timeout 600 "$EPKIT" launch \
+    run -0 --separate-stderr on login env NAMED='a,b c' OTHER=x LD_PRELOAD=/no/such.so timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hosts h1,h2 -x NAMED -x FOO=given --source "$HOSTS_DIR/script" --source '?/nowhere' \
         -- sh -c 'echo "$NAMED|$OTHER|$FROM_SCRIPT|$FOO|$LD_PRELOAD"'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "$output" == *"h1: a,b c||yes|given|/no/such.so"* ]]
     # The linker warns about timeout and epkit here and about the program there, but not about ssh in between.
     [ "$(grep -c 'cannot be preloaded' <<<"$stderr")" -eq 2 ]
     run --separate-stderr launch --no-logs --hosts h1 --with mpirun --preload /no/such.so -- sh -c 'echo $LD_PRELOAD'
     [[ "$output" == *"h1: /no/such.so"* ]]
     # A script that is not there is named, unless it may be missing.
-    run --separate-stderr launch --no-logs --hosts h1 --source /nowhere -- true
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --hosts h1 --source /nowhere -- true
     [[ "$output" == *"start: sourcing scripts failed: "*"/nowhere: No such file or directory; epkit: /nowhere ended with status 1"* ]]
 }
 
@@ -205,17 +173,13 @@ END
 
 @test "--workload copies the script and passes arguments; it is removed afterwards" {
     printf '#!/bin/bash\necho "workload $RANK $* $0"\n' >"$HOSTS_DIR/work.sh"
-    run --separate-stderr launch --no-logs --hosts h1,h2 --workload "$HOSTS_DIR/work.sh" -- one two
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts h1,h2 --workload "$HOSTS_DIR/work.sh" -- one two
     [[ "$output" == *"h2: workload 1 one two /tmp/epkit-launch-"* ]]
     [ -z "$(on h2 sh -c 'ls -d /tmp/epkit-launch-* 2>/dev/null')" ]
 }
 
 @test "the folder of a run: run.json, a log for each node, hostfiles; a secret stays out of it" {
-    run --separate-stderr launch --out run1 --hosts h2,h1 -x HF_TOKEN=hush -x FOO=1 -- sh -c 'echo out; echo err >&2'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --out run1 --hosts h2,h1 -x HF_TOKEN=hush -x FOO=1 -- sh -c 'echo out; echo err >&2'
     cd "$HOSTS_DIR/work/run1/testbed-logs"
     [ "$(sort worker-h1.log | xargs)" = "err out" ]
     [ "$(cat hostfile)" = "$(printf 'h2 slots=8\nh1 slots=8')" ]
@@ -228,12 +192,10 @@ END
 }
 
 @test "--json: one document on standard output, the nodes' output on standard error" {
-    run --separate-stderr launch --json --no-logs --checks skip --hosts h1,h2 hostname
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --json --no-logs --checks skip --hosts h1,h2 hostname
     valid <<<"$output"
     [[ "$stderr" == *"h1: h1"* ]]
-    run --separate-stderr launch --json --no-logs --hosts h1,h2 -- sh -c 'exit $((RANK * 5))'
-    [ "$status" -eq 5 ]
+    run -5 --separate-stderr launch --json --no-logs --hosts h1,h2 -- sh -c 'exit $((RANK * 5))'
     valid <<<"$output"
     [ "$(jq -c '[.failed_host, .reason, .exit_code, .hosts[1].exit_code]' <<<"$output")" = '["h2","program",5,5]' ]
 }
@@ -244,10 +206,8 @@ END
         echo "198.18.77.$((i + 1)) demo-workload-0-$i.demo lws-0-$i.lws.ns job-$i.svc" >>"$HOSTS_DIR/hosts"
     done
     echo "198.18.77.1 lws-0.lws.ns" >>"$HOSTS_DIR/hosts"
-    run --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
+    run -0 --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
     # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
     on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
@@ -259,7 +219,6 @@ END
     [ "$(grep -c 'status 9' "$HOSTS_DIR/pod")" -eq 4 ]
     run --separate-stderr on login env LWS_LEADER_ADDRESS=lws-0.lws.ns LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 \
         timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
-    echo "$output$stderr"
     [[ "$output" == *"lws-0-1.lws.ns: lws-0.lws.ns"* ]]
     printf 'h1\nh1\nh2\n' >"$HOSTS_DIR/pbs"
     run --separate-stderr on login env PBS_NODEFILE="$HOSTS_DIR/pbs" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip hostname
@@ -268,22 +227,15 @@ END
 
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
     long
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
-    echo "$output$stderr"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
     [[ "$output" == *"DeepEP 1 (its tests) is not installed: there is no tests/test_internode.py below /opt/deepep/DeepEP"* ]]
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
-    echo "$output$stderr"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
     [[ "$output" == *"nccl-tests is not installed"* ]]
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
 }
 
 @test "nccl takes the name of a test or of its program" {
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl sendrecv_perf
-    echo "$output$stderr"
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl sendrecv_perf
     [[ "$output" == *"there is no sendrecv_perf below"* ]]
 }
 
@@ -298,7 +250,6 @@ perftest() {
     perftest
     for name in localhost 127.0.0.1; do
         run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts $name,h1 ib-write-bw mlx5_0
-        echo "$output$stderr"
         [[ "$output" == *"h1: device mlx5_0 to login"* ]]
     done
 }
@@ -311,7 +262,6 @@ perftest() {
     done
     on h1 sh -c 'cd /sys/class/infiniband && [ -e mlx5_20 ]'
     run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw
-    echo "$output$stderr"
     [ "$(grep -c 'h1: measured' <<<"$output")" -eq 8 ]
     [ "$(grep -c 'h2: measured' <<<"$output")" -eq 8 ]
     [[ "$output" == *"h1: measured -d mlx5_0 -i 1 -F -p 18516"$'\n'* ]]
@@ -319,18 +269,15 @@ perftest() {
     [[ "$output" != *mlx5_2[0-9]* ]]
     run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw mlx5_20 mlx5_1:2
     for host in h1 h2; do on "$host" umount /sys; done
-    echo "$output$stderr"
     [ "$(grep -c ': measured' <<<"$output")" -eq 4 ]
     # RoCE
     [[ "$output" == *"h1: measured -d mlx5_20 -i 1 -F -p 18516 -x 3"* ]]
     [[ "$output" == *"h2: measured -d mlx5_1 -i 2 "* ]]
     # A node without such devices, and words that are no devices.
-    run --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw
-    [ "$status" -eq 4 ]
+    run -4 --separate-stderr launch --no-logs --checks skip -x "PATH=$HOSTS_DIR/perftest:$PATH" --hosts h1,h2 ib-write-bw
     [[ "$output" == *"epkit: there is no RDMA device"* ]]
     for word in -a 'mlx5_0;x' mlx5_0: ''; do
-        run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw -- "$word"
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw -- "$word"
         [[ "$stderr" == *"ib-write-bw: '$word' is not a device like mlx5_0"* ]]
     done
 }
@@ -368,23 +315,17 @@ END
 
 @test "--triangulate: after a slow result, runs of pairs name the node" {
     deepep_that h3 6.50
-    run --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
-    echo "$output$stderr"
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr launch --out slow --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     [[ "$output" == *"Plan: 4 nodes: 2 pairs concurrently"*"h1,h2: "*"Slow: h3. Found in "*" runs."* ]]
     [ "$(jq -c '[.result, .slow]' "$HOSTS_DIR/work/slow/testbed-logs/triangulate.json")" = '["found",["h3"]]' ]
-    run --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr launch --json --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     valid <<<"$output"
     [ "$(jq -c '[.exit_code, .triangulation.result, .triangulation.slow]' <<<"$output")" = '[3,"found",["h3"]]' ]
     # Without the option a hint names it; a good run has no hint.
-    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' deepep-internode
-    [ "$status" -eq 3 ]
+    run -3 --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' deepep-internode
     [[ "$stderr" == *"--triangulate finds the node"* ]]
     deepep_that nobody 0
-    run --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts 'h[1-4]' --triangulate deepep-internode
     [[ "$output$stderr" != *"Plan:"* && "$stderr" != *"--triangulate"* ]]
     for host in h1 h2 h3 h4; do on "$host" umount /opt; done
     all_clean 10 h1 h2 h3 h4
@@ -398,7 +339,6 @@ END
         file=/sys/class/infiniband/mlx5_3/ports/1/counters/port_xmit_data
         [ $(hostname) = h2 ] || echo $(($(cat $file) + 1000)) >$file'
     on h1 umount /sys
-    echo "$output$stderr"
     [ "$status" -eq 0 ]
     cd "$HOSTS_DIR/work/run2/testbed-logs"
     [ "$(jq -c '.hosts[0].nics[] | select(.tx_bytes > 0)' run.json)" = '{"device":"mlx5_3","port":1,"tx_bytes":4000,"rx_bytes":0}' ]

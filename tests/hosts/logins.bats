@@ -38,40 +38,29 @@ listens() {
 
 @test "an alias, and a host behind another one: the ranks get a name that they can resolve" {
     configure 'Host gpu-a' '  HostName h2' 'Host gpu-b' '  HostName h3' '  ProxyJump h1:222'
-    run --separate-stderr launch --no-logs --checks skip --hosts gpu-b,gpu-a -- sh -c 'echo "$RANK $MASTER_ADDR"'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts gpu-b,gpu-a -- sh -c 'echo "$RANK $MASTER_ADDR"'
     [[ "$output" == *"gpu-b: 0 h3"* && "$output" == *"gpu-a: 1 h3"* ]]
     # A name that a node can resolve stays as the user gave it: ssh's target may be an address that is valid only outside.
     configure 'Host h2' '  HostName h3'
     run --separate-stderr launch --no-logs --checks skip --hosts h2 -- sh -c 'echo "$MASTER_ADDR on $(hostname)"'
-    echo "$output$stderr"
     [[ "$output" == *"h2: h2 on h3"* ]]
     configure 'Host gpu-a' '  HostName h2' 'Host gpu-b' '  HostName h3' '  ProxyJump h1:222'
-    run --separate-stderr launch --no-logs --checks skip --hosts gpu-a,gpu-b epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts gpu-a,gpu-b epkit-test internode -- --tokens 8 --hidden 256
     [[ "$output" == *"32/32 cases passed"* ]]
 }
 
 @test "IPv6 addresses, with user and port; mpirun does not accept them and would wait for ever" {
     for n in 1 2; do on "h$n" ip -6 addr add "fd00::$n/64" dev eth0 nodad; done
     on login ip -6 addr add fd00::250/64 dev eth0 nodad
-    run --separate-stderr launch --no-logs --checks skip --hosts '[fd00::1],root@[fd00::2]:222' hostname
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts '[fd00::1],root@[fd00::2]:222' hostname
     [[ "$output" == *"fd00::1: h1"* && "$output" == *"fd00::2: h2"* ]]
-    run --separate-stderr launch --no-logs --checks skip --hosts 'fd00::1,[fd00::2]' epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts 'fd00::1,[fd00::2]' epkit-test internode -- --tokens 8 --hidden 256
     [[ "$output" == *"32/32 cases passed"* ]]
-    run --separate-stderr launch --no-logs --checks skip --hosts 'fd00::1,fd00::2' --with mpirun hostname
-    [ "$status" -eq 2 ]
+    run -2 --separate-stderr launch --no-logs --checks skip --hosts 'fd00::1,fd00::2' --with mpirun hostname
     [[ "$stderr" == *"mpirun does not accept IPv6 addresses: give the node a name"* ]]
     # Brackets elsewhere are ranges, and these are invalid.
     for list in 'h[1-3:2]' 'h[a:b]' 'h1[fd00::1]'; do
-        run --separate-stderr launch --no-logs --hosts "$list" hostname
-        [ "$status" -eq 2 ]
+        run -2 --separate-stderr launch --no-logs --hosts "$list" hostname
         [[ "$stderr" == *"'$list' is not a host"* ]]
     done
 }
@@ -79,17 +68,11 @@ listens() {
 @test "the text of a banner is not the reason of a failed login, and a host that requires a password is named" {
     listens h3 2222 "Banner=$HOSTS_DIR/banner"
     listens h3 2223 "Banner=$HOSTS_DIR/banner" AuthorizedKeysFile=none PasswordAuthentication=yes
-    run --separate-stderr launch --no-logs --checks skip --hosts h3:2222 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts h3:2222 hostname
     # After the login epkit is missing, which has its own message.
-    run --separate-stderr launch --no-logs --checks skip --hosts h3:2222 --remote-epkit /nowhere/epkit hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h3:2222 --remote-epkit /nowhere/epkit hostname
     [[ "$stderr" == *"h3: epkit: "*"/nowhere/epkit: not found"* && "$stderr" != *Authorised* ]]
-    run --separate-stderr launch --no-logs --checks skip --hosts h3:2223,h1 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h3:2223,h1 hostname
     [[ "$stderr" == *"h3: authentication: "*"Permission denied (publickey,password"* && "$stderr" != *Authorised* ]]
 }
 
@@ -97,18 +80,14 @@ listens() {
     ssh-keygen -q -t ed25519 -N '' -f "$HOSTS_DIR/other"
     echo "[h2]:222 $(cut -d' ' -f1,2 "$HOSTS_DIR/other.pub")" >"$HOSTS_DIR/login/root.ssh/known"
     configure 'Host *' '  StrictHostKeyChecking yes' '  UserKnownHostsFile /root/.ssh/known'
-    run --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 1 ]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h2 hostname
     [[ "$stderr" == *"h2: authentication: its host key has changed"*"ssh-keygen -R"* ]]
     [[ "$stderr" != *@@* ]]
 }
 
 @test "a start-up file that prints errors: the node runs, and its output is not the reason when the connection is lost later" {
     on h2 mount --bind "$HOSTS_DIR/talks" /root/.bashrc
-    run --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 hostname
     [[ "$output" == *"h2: h2"* ]]
     mkdir -p "$HOSTS_DIR/work"
     launch --no-logs --checks skip --hosts h1,h2 -- sh -c 'sleep 600' >"$HOSTS_DIR/out" 2>&1 3>&- &
@@ -136,9 +115,7 @@ listens() {
     listens h1 2227 "AuthorizedKeysFile=$HOSTS_DIR/keys"
     on h1 setpriv --reuid 2000 --clear-groups test -x "$EPKIT" || skip "this tree is root's alone"
     for user in eve adam; do
-        run --separate-stderr launch --no-logs --checks skip --hosts "$user@h1:2227,h2" -- sh -c 'echo "$(id -un) $RANK"'
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
+        run -0 --separate-stderr launch --no-logs --checks skip --hosts "$user@h1:2227,h2" -- sh -c 'echo "$(id -un) $RANK"'
         [[ "$output" == *"h1: $user 0"* && "$output" == *"h2: root 1"* ]]
     done
 }

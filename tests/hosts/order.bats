@@ -30,11 +30,9 @@ stop_serving() {
 # order ARGUMENT...: launches on all hosts; checks that all agree on the order, and sets $order to the hosts by rank.
 order() {
     rm -rf "$HOSTS_DIR/work/run"
-    run --separate-stderr on login env -C "$HOSTS_DIR" GCE_METADATA_HOST="${METADATA-127.0.0.1:8080}" timeout 600 \
+    run -0 --separate-stderr on login env -C "$HOSTS_DIR" GCE_METADATA_HOST="${METADATA-127.0.0.1:8080}" timeout 600 \
         "$EPKIT" launch "${PATIENT[@]}" --out "$HOSTS_DIR/work/run" --hosts 'h[1-4]' "$@" -- \
         sh -c 'echo rank=$RANK $(hostname) $MASTER_ADDR'
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
     order=$(grep -o 'rank=.*' <<<"$output" | sort | cut -d' ' -f2 | xargs)
     [ "$(grep -o 'rank=.*' <<<"$output" | cut -d' ' -f3 | sort -u)" = "${order%% *}" ]
     [ "$(cut -d' ' -f1 "$HOSTS_DIR/work/run/testbed-logs/hostfile" | xargs)" = "$order" ]
@@ -106,9 +104,7 @@ order() {
     on h1 sh -c "mount --bind $HOSTS_DIR/etc /etc && mount --bind $HOSTS_DIR/hosts /etc/hosts"
     on h1 mount -t tmpfs tmpfs /tmp
     on h1 sh -c 'echo old slots=8 >/etc/job-worker-services.txt'
-    run --separate-stderr on h1 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip --hostfiles yes --hosts h2,h1 hostname
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr on h1 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --checks skip --hostfiles yes --hosts h2,h1 hostname
     [ "$(on h1 cat /etc/job-worker-services.txt)" = "$(printf 'h2 slots=8\nh1 slots=8')" ]
     [ "$(on h1 cat /tmp/hostfile-1pernode.txt)" = "$(printf 'h2 slots=1\nh1 slots=1')" ]
     # Without anything else, these are the hosts.

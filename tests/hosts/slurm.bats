@@ -25,9 +25,7 @@ slurm() {
 }
 
 @test "salloc: the hosts are those of the job" {
-    run slurm salloc -Q -N 3 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 slurm salloc -Q -N 3 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
     [[ "$output" == *"hostname ran on 3 nodes with 3 ranks"* ]]
 }
 
@@ -45,16 +43,12 @@ slurm() {
 }
 
 @test "srun: task 0 launches, the other tasks end" {
-    run slurm srun -N 2 --ntasks-per-node=1 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 slurm srun -N 2 --ntasks-per-node=1 "$EPKIT" launch "${PATIENT[@]}" --no-logs hostname
     [ "$(grep -c 'hostname ran on 2 nodes' <<<"$output")" -eq 1 ]
     [[ "$output" == *"task 1 leaves the launch to task 0"* ]]
 }
 
 @test "agents by srun instead of ssh" {
-    run slurm salloc -Q -N 2 "$EPKIT" launch "${PATIENT[@]}" --no-logs --connect srun -- sh -c 'echo $RANK/$WORLD_SIZE $(hostname)'
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 slurm salloc -Q -N 2 "$EPKIT" launch "${PATIENT[@]}" --no-logs --connect srun -- sh -c 'echo $RANK/$WORLD_SIZE $(hostname)'
     [[ "$output" == *"h1: 0/2 h1"* && "$output" == *"h2: 1/2 h2"* ]]
 }

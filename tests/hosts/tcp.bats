@@ -57,25 +57,19 @@ end_rank() { # HOST
 }
 
 @test "16 ranks on 4 hosts: 32 of 32 cases over sockets" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- --tokens 8 --hidden 256
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- --tokens 8 --hidden 256
     [[ "$output" == *"internode: 32/32 cases passed (16 ranks on 4 nodes"* ]]
     all_clean 10 h1 h2 h3 h4
 }
 
 @test "16 ranks on 4 hosts: low latency, 32 of 32 cases over sockets" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test lowlatency -- --tokens 8 --hidden 512
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test lowlatency -- --tokens 8 --hidden 512
     [[ "$output" == *"lowlatency: 32/32 cases passed (16 ranks on 4 nodes"* ]]
     all_clean 10 h1 h2 h3 h4
 }
 
 @test "the interface of each host sends what the statistics say, and no rows for ranks of the same host" {
-    run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 2 --checks skip -- "$EPKIT_BUILD/tests/hosts/wire" eth0 2
-    echo "$output$stderr"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 2 --checks skip -- "$EPKIT_BUILD/tests/hosts/wire" eth0 2
     [ "$(grep -c 'bytes sent by eth0' <<<"$output")" -eq 4 ]
 }
 
@@ -140,10 +134,8 @@ on_places() {
     local routing
     long
     for routing in zipf grouped one dropped empty; do
-        run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- \
+        run -0 --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 4 --checks skip epkit-test internode -- \
             --tokens 16 --hidden 512 --routing "$routing"
-        echo "$output$stderr"
-        [ "$status" -eq 0 ]
         [[ "$output" == *"internode: 32/32 cases passed (16 ranks on 4 nodes"* ]]
     done
     for i in 1 2 3 4; do
@@ -151,7 +143,6 @@ on_places() {
     done
     run --separate-stderr launch --no-logs --hosts 'h[1-4]' --per-node 1 --checks skip epkit-test internode -- --tokens 64 --hidden 2048
     for i in 1 2 3 4; do on "h$i" tc qdisc del dev eth0 root; done
-    echo "$output$stderr"
     [ "$status" -eq 0 ]
     [[ "$output" == *"internode: 32/32 cases passed (4 ranks on 4 nodes"* ]]
 }

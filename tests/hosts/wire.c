@@ -80,7 +80,7 @@ static int make_layer(struct layer *l, int rank)
 static int run_layer(const struct layer *l, double *net_bytes)
 {
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_combine_args combine = {.size = sizeof(combine), .x = l->recv, .out = l->out};
     ep_stats stats = EP_STATS_INIT;
 
     dispatch.x = l->x;
@@ -88,8 +88,6 @@ static int run_layer(const struct layer *l, double *net_bytes)
     dispatch.out_rows = l->n_recv;
     dispatch.dtype = combine.dtype = EP_BF16;
     dispatch.hidden = combine.hidden = HIDDEN;
-    combine.x = l->recv;
-    combine.out = l->out;
     TRY(ep_dispatch_sync(l->plan, &dispatch));
     TRY(ep_comm_get_stats(l->comm, &stats));
     *net_bytes += (double)stats.bytes_net;

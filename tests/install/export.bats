@@ -121,15 +121,13 @@ cloud_init() {
     fi
     [ "$status" -eq 0 ]
     [[ "$output" == *'ok      mpirun starts two processes'* ]]
-    run on sh /root/debian-tools.sh
-    [ "$status" -eq 0 ]
+    run -0 on sh /root/debian-tools.sh
     [[ "$output" != *'step '* ]]
     # epkit reports the same steps as done.
     on epkit install verify debian-tools
     run on epkit install plan debian-tools
     echo "$output"
     on apt-get -qqy remove perftest
-    run on sh /root/debian-tools.sh
-    [ "$status" -eq 1 ]
+    run -1 on sh /root/debian-tools.sh
     [[ "$output" == *'FAILED  ib_write_bw runs'* ]]
 }

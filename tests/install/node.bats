@@ -48,14 +48,11 @@ uninstall() {
 
 @test "apply installs, tests pass, and a second apply does nothing" {
     grep -q 'All steps are done, and 4 tests pass' "$BATS_FILE_TMPDIR/apply"
-    run on epkit install apply debian-tools
-    [ "$status" -eq 0 ]
+    run -0 on epkit install apply debian-tools
     [[ "${lines[0]}" == "Nothing to do"* ]]
     same "$BATS_FILE_TMPDIR/applied"
-    run on epkit install plan debian-tools
-    [ "$status" -eq 0 ]
-    run on epkit install verify debian-tools
-    [ "$status" -eq 0 ]
+    run -0 on epkit install plan debian-tools
+    run -0 on epkit install verify debian-tools
 }
 
 @test "steps run as systemd units, and no unit is left" {
@@ -155,8 +152,7 @@ uninstall() {
 
 @test "a wrong version that was installed before is replaced, and stays, as uninstall reports" {
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 libfabric1=0.9-1'
-    run on epkit install plan debian-tools
-    [ "$status" -eq 3 ]
+    run -3 on epkit install plan debian-tools
     [[ "$output" == *"perftest 0.9-1 is installed"* ]]
     on epkit install apply debian-tools >"$BATS_TEST_TMPDIR/out" 2>&1
     run on dpkg-query -W perftest libfabric1 libfabric-bin
@@ -172,9 +168,7 @@ uninstall() {
     on sh -c 'apt-get -q update && apt-get -qy install --no-install-recommends perftest=0.9-1 && apt-mark hold perftest'
     run on epkit install plan debian-tools
     [[ "$output" == *"perftest 0.9-1 is installed and held, expected 4.5"* ]]
-    run on epkit install apply debian-tools
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 on epkit install apply debian-tools
     [[ "$output" == *"step 'perftest' failed"*"Held packages were changed"* ]]
     uninstall
     on sh -c 'apt-mark unhold perftest; apt-get -qy purge --autoremove perftest' >/dev/null 2>&1
@@ -189,8 +183,7 @@ uninstall() {
         dpkg-deb -b /root/bad /root/bad.deb'
     run on dpkg -i /root/bad.deb
     [ "$status" -ne 0 ]
-    run on epkit install apply debian-tools
-    [ "$status" -eq 1 ]
+    run -1 on epkit install apply debian-tools
     [[ "$output" == *"step 'rdma-core' failed (apply, "*"dpkg: error processing package bad (--configure)"* ]]
     on dpkg --purge bad
     on epkit install resume debian-tools
@@ -224,11 +217,9 @@ uninstall() {
     "$NODE" boot_wait "$ROOT"
     finish test-reboot
     [ "$("$NODE" boots "$ROOT")" -eq $((boots + 1)) ]
-    run on epkit install verify test-reboot
-    [ "$status" -eq 0 ]
+    run -0 on epkit install verify test-reboot
     [[ "$output" == *"behind the reboot" ]]
-    run on epkit install apply /root/recipes/reboot.yaml
-    [ "$status" -eq 0 ]
+    run -0 on epkit install apply /root/recipes/reboot.yaml
     on epkit install uninstall test-reboot
     [ ! -e "$ROOT/etc/epkit-test-before" ]
     [ ! -e "$ROOT/etc/epkit-test-boot" ]
@@ -246,11 +237,9 @@ uninstall() {
     "$NODE" boot_wait "$ROOT"
     [ "$("$NODE" boots "$ROOT")" -eq $((boots + 2)) ]
     [ ! -e "$ROOT/etc/systemd/system/epkit-install-test-loop.service" ]
-    run on epkit install apply /root/recipes/loop.yaml
-    [ "$status" -eq 1 ]
+    run -1 on epkit install apply /root/recipes/loop.yaml
     [[ "$output" == *"stopped after 2 reboots: step 'option'"* ]]
     [ "$("$NODE" boots "$ROOT")" -eq $((boots + 2)) ]
-    run on epkit install status test-loop
-    [ "$status" -eq 3 ]
+    run -3 on epkit install status test-loop
     on epkit install uninstall test-loop
 }

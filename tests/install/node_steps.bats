@@ -79,9 +79,7 @@ outlives() {
     strike
     wait || true
     [ ! -e "$ROOT/root/over" ]
-    run "$1" epkit install apply /root/recipes/slow.yaml
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 "$1" epkit install apply /root/recipes/slow.yaml
     [[ "$output" == *"a step of an earlier run is still running: waiting for it"* ]]
     [ "$(wc -l <"$ROOT/root/begun")" -eq 1 ]
     [ -e "$ROOT/root/over" ]
@@ -90,15 +88,12 @@ outlives() {
 
 # ends WAY: a step is ended at its deadline, and the error says so.
 ends() {
-    run "$1" epkit install apply /root/recipes/endless.yaml
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 "$1" epkit install apply /root/recipes/endless.yaml
     [[ "$output" == *"step 'endless' was stopped at its deadline of 3 s"* ]]
     [[ "$output" == *"still at it"* ]]
     run on sh -c 'pgrep -f "^sleep 1000"'
     [ -z "$output" ]
-    run on epkit install status test-endless
-    [ "$status" -eq 3 ]
+    run -3 on epkit install status test-endless
     [[ "$output" == *"last failure: step endless"* ]]
     on epkit install uninstall test-endless
 }
@@ -122,11 +117,9 @@ ends() {
 @test "a second run at the same time reports the process of the first" {
     on epkit install apply /root/recipes/slow.yaml >"$BATS_TEST_TMPDIR/first" 2>&1 &
     begun
-    run on epkit install apply /root/recipes/slow.yaml
-    [ "$status" -eq 1 ]
+    run -1 on epkit install apply /root/recipes/slow.yaml
     [[ "$output" == *"is installing this recipe now"* ]]
-    run on epkit install plan /root/recipes/slow.yaml
-    [ "$status" -eq 3 ]
+    run -3 on epkit install plan /root/recipes/slow.yaml
     wait
     [ "$(wc -l <"$ROOT/root/begun")" -eq 1 ]
     on epkit install uninstall test-slow
@@ -135,15 +128,13 @@ ends() {
 @test "a reboot is left to an agent, or not made" {
     local boots
     boots=$("$NODE" boots "$ROOT")
-    run on epkit install apply /root/recipes/reboot.yaml --reboot never
-    [ "$status" -eq 3 ]
+    run -3 on epkit install apply /root/recipes/reboot.yaml --reboot never
     [[ "$output" == *"a reboot is needed for step 'reboot'"* ]]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
     # Nor does the run that resumes after a reboot make one.
     grep -q '^ExecStart=.* install resume test-reboot .*--reboot never' "$ROOT/etc/systemd/system/epkit-install-test-reboot.service"
     for _ in 1 2; do
-        run on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit
-        [ "$status" -eq 3 ]
+        run -3 on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit
         [[ "$output" == *"Rebooting the node to load driver and modules..."* ]]
     done
     on test -e /run/reboot-required
@@ -155,8 +146,7 @@ ends() {
         sleep 0.2
     done
     "$NODE" boot_wait "$ROOT"
-    run on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit
-    [ "$status" -eq 0 ]
+    run -0 on epkit install apply /root/recipes/reboot.yaml --reboot sentinel --no-resume-unit
     [[ "$output" == *"behind the reboot"* ]]
     on epkit install uninstall test-reboot
 }
@@ -164,12 +154,10 @@ ends() {
 @test "the root folder of another system is installed by chroot" {
     mkdir -p "$ROOT/srv/image"
     "$NODE" make "$CACHE" "$ROOT/srv/image" "$EPKIT_BUILD"
-    run on epkit install apply debian-tools --root /srv/image
-    [ "$status" -eq 0 ]
+    run -0 on epkit install apply debian-tools --root /srv/image
     on test -x /srv/image/usr/bin/ib_write_bw
     on test ! -e /usr/bin/ib_write_bw
-    run on epkit install plan debian-tools --root /srv/image
-    [ "$status" -eq 0 ]
+    run -0 on epkit install plan debian-tools --root /srv/image
     on epkit install uninstall debian-tools --root /srv/image
     on test ! -e /srv/image/usr/bin/ib_write_bw
     rm -rf "$ROOT/srv/image"

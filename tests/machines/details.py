@@ -188,38 +188,8 @@ def package(tree, name, version, status="install ok installed"):
     tree.append("/var/lib/dpkg/status", text)
 
 
-@change("dgx-b200/manager-removed")
-def manager_removed(tree):
-    """What is right: an older package was removed, and its configuration stayed."""
-    package(tree, "nvidia-fabricmanager-550", "550.54.15-1", "deinstall ok config-files")
-
-
-@change("hgx-h100-worn/manager-removed")
-def manager_of_old_removed(tree):
-    package(tree, "nvidia-fabricmanager-550", "550.54.15-1", "deinstall ok config-files")
-    package(tree, "nvidia-fabricmanager-580", f"{software.DRIVER}-1ubuntu1")
-
-
-@change("hgx-h100-worn/manager-dev")
-def manager_headers(tree):
-    """What is right: headers of another version beside the manager's own."""
-    package(tree, "nvidia-fabricmanager-580", f"1:{software.DRIVER}-0ubuntu0.24.04.1")
-    package(tree, "nvidia-fabricmanager-dev-570", "570.124.06-1")
-
-
-@change("hgx-h100-worn/manager-older", "fabric-manager")
-def manager_older(tree):
-    package(tree, "nvidia-fabricmanager-580", "580.65.06-1")
-
-
 def xid(tree, text, address="0000:43:00"):
     log(tree, f"NVRM: Xid (PCI:{address}): {text}")
-
-
-@change("dgx-h100-superpod/xid-137")
-def access_over_nvlink(tree):
-    """What is right: a program's wild access to memory of another GPU."""
-    xid(tree, "137, pid=912, name=python3, NVLink: Privilege error")
 
 
 @change("dgx-h100-superpod/xid-engines")
@@ -239,46 +209,10 @@ def hide_gpus(tree, number):
         tree.remove(f"/sys/bus/pci/devices/{address}")
 
 
-@change("dgx-b200/gdr-hidden", "?nccl-gdr")
-def where_the_gpus_are_is_hidden(tree):
-    """No distance is known."""
-    tree.environment.update({"NCCL_NET_GDR_LEVEL": "PIX"})
-    hide_gpus(tree, 8)
-
-
-@change("dgx-b200/two-hidden", "?port-down")
-def where_two_gpus_are_is_hidden(tree):
-    """Whether these have their NICs cannot be seen."""
-    hide_gpus(tree, 2)
-
-
-@change("dgx-h100-superpod/xid-unknown", "gpu-errors")
-def unknown_xid(tree):
-    """A number that nobody here knows: it is not passed over."""
-    xid(tree, "219, something new")
-
-
-@change("dgx-b200/xid-173", "gpu-errors")
-def fatal_timeout(tree):
-    """A GPU's fatal timeout."""
-    xid(tree, "158, GPU fatal timeout")
-
-
-@change("dgx-h100-superpod/xid-old-form", "gpu-errors")
-def old_form(tree):
-    """As drivers before 2013 and some forwarders write it."""
-    log(tree, "NVRM: Xid (0000:43:00): 79, GPU has fallen off the bus.")
-
-
 @change("dgx-h100-superpod/sxid-nonfatal")
 def nonfatal_sxid(tree):
     """What is right: the switch repaired it."""
     log(tree, "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 11012, Non-fatal, Link 12 egress non-posted PRIV error")
-
-
-@change("hgx-a100-sixteen/gpu-gone", "inventory")
-def fifteen(tree):
-    remove_gpu(tree, 11)
 
 
 def remove_gpu(tree, gpu):
@@ -293,19 +227,39 @@ def remove_gpu(tree, gpu):
     del tree.answers["nvml"]["gpus"][gpu]
 
 
-@change("aws-p6e-gb200/gpu-gone", "inventory")
-def tray_with_three(tree):
-    remove_gpu(tree, 2)
-
-
-@change("aws-p6e-gb200/efa-gone", "port-down")
-def tray_with_three_efa(tree):
-    remove_nic(tree, "rdmap83s0")
-
-
-@change("gb200-nvl72-bluefield/gpu-gone", "inventory")
-def gb200_with_three(tree):
-    remove_gpu(tree, 1)
+variants.set_up(change, (
+    ("dgx-b200/manager-removed", "", "What is right: an older package was removed, and its configuration stayed.",
+     lambda tree: package(tree, "nvidia-fabricmanager-550", "550.54.15-1", "deinstall ok config-files")),
+    ("hgx-h100-worn/manager-removed", "", "Manager of old removed.",
+     lambda tree: package(tree, "nvidia-fabricmanager-550", "550.54.15-1", "deinstall ok config-files"),
+     lambda tree: package(tree, "nvidia-fabricmanager-580", f"{software.DRIVER}-1ubuntu1")),
+    ("hgx-h100-worn/manager-dev", "", "What is right: headers of another version beside the manager's own.",
+     lambda tree: package(tree, "nvidia-fabricmanager-580", f"1:{software.DRIVER}-0ubuntu0.24.04.1"),
+     lambda tree: package(tree, "nvidia-fabricmanager-dev-570", "570.124.06-1")),
+    ("hgx-h100-worn/manager-older", "fabric-manager", "Manager older.",
+     lambda tree: package(tree, "nvidia-fabricmanager-580", "580.65.06-1")),
+    ("dgx-h100-superpod/xid-137", "", "What is right: a program's wild access to memory of another GPU.",
+     lambda tree: xid(tree, "137, pid=912, name=python3, NVLink: Privilege error")),
+    ("dgx-b200/gdr-hidden", "?nccl-gdr", "No distance is known.",
+     lambda tree: tree.environment.update({"NCCL_NET_GDR_LEVEL": "PIX"}),
+     lambda tree: hide_gpus(tree, 8)),
+    ("dgx-b200/two-hidden", "?port-down", "Whether these have their NICs cannot be seen.",
+     lambda tree: hide_gpus(tree, 2)),
+    ("dgx-h100-superpod/xid-unknown", "gpu-errors", "A number that nobody here knows: it is not passed over.",
+     lambda tree: xid(tree, "219, something new")),
+    ("dgx-b200/xid-173", "gpu-errors", "A GPU's fatal timeout.",
+     lambda tree: xid(tree, "158, GPU fatal timeout")),
+    ("dgx-h100-superpod/xid-old-form", "gpu-errors", "As drivers before 2013 and some forwarders write it.",
+     lambda tree: log(tree, "NVRM: Xid (0000:43:00): 79, GPU has fallen off the bus.")),
+    ("hgx-a100-sixteen/gpu-gone", "inventory", "Fifteen.",
+     lambda tree: remove_gpu(tree, 11)),
+    ("aws-p6e-gb200/gpu-gone", "inventory", "Tray with three.",
+     lambda tree: remove_gpu(tree, 2)),
+    ("aws-p6e-gb200/efa-gone", "port-down", "Tray with three EFA.",
+     lambda tree: remove_nic(tree, "rdmap83s0")),
+    ("gb200-nvl72-bluefield/gpu-gone", "inventory", "GB200 with three.",
+     lambda tree: remove_gpu(tree, 1)),
+))
 
 
 # --- ports and counters ---
@@ -363,12 +317,6 @@ def recovery(tree):
     tree.put(f"{nic_port(tree, 'mlx5_2')}/counters/link_error_recovery", "91\n")
 
 
-@change("hgx-h100-deepep-roce/bad-frames", "link-errors")
-def bad_frames(tree):
-    """Ethernet counts damaged frames at the interface, not at the RDMA device."""
-    tree.put(f"{tree.real('/sys/class/net/ens3np0')}/statistics/rx_crc_errors", "871234\n")
-
-
 @change("hgx-h100-deepep-roce/carrier", "link-errors")
 def carrier(tree):
     """The link of an Ethernet rail comes and goes, which the interface counts."""
@@ -401,10 +349,13 @@ def gen4(tree):
     tree.put(f"{pci}/current_link_speed", "16.0 GT/s PCIe\n")
 
 
-@change("hgx-h100-deepep-roce/rate", "slow-link")
-def rate_of_one(tree):
-    """Half of the lanes of a 400 Gb/s link."""
-    tree.put(f"{nic_port(tree, 'mlx5_1')}/rate", "200 Gb/sec (2X NDR)\n")
+variants.set_up(change, (
+    ("hgx-h100-deepep-roce/bad-frames", "link-errors",
+     "Ethernet counts damaged frames at the interface, not at the RDMA device.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens3np0')}/statistics/rx_crc_errors", "871234\n")),
+    ("hgx-h100-deepep-roce/rate", "slow-link", "Half of the lanes of a 400 Gb/s link.",
+     lambda tree: tree.put(f"{nic_port(tree, 'mlx5_1')}/rate", "200 Gb/sec (2X NDR)\n")),
+))
 
 
 # --- what Python imports ---
@@ -471,18 +422,14 @@ def environment_in_a_comment(tree):
 # --- containers and device files ---
 
 
-@change("docker-host-network/no-control", "gpu-access")
-def no_control_device(tree):
-    """--device /dev/nvidia0 and so on by hand, without /dev/nvidiactl."""
-    forget_device(tree, "/dev/nvidiactl")
-    tree.answers["nvml"] = {"error": "NVML: Driver Not Loaded"}
-
-
-@change("docker-host-network/no-tools")
-def no_tools_device(tree):
-    """What is right: nvidia-uvm-tools is for profilers."""
-    tree.entries.pop("/dev/nvidia-uvm-tools", None)
-    tree.stats.pop("/dev/nvidia-uvm-tools", None)
+variants.set_up(change, (
+    ("docker-host-network/no-control", "gpu-access", "--device /dev/nvidia0 and so on by hand, without /dev/nvidiactl.",
+     lambda tree: forget_device(tree, "/dev/nvidiactl"),
+     lambda tree: tree.answers.update(nvml={"error": "NVML: Driver Not Loaded"})),
+    ("docker-host-network/no-tools", "", "What is right: nvidia-uvm-tools is for profilers.",
+     lambda tree: tree.entries.pop("/dev/nvidia-uvm-tools", None),
+     lambda tree: tree.stats.pop("/dev/nvidia-uvm-tools", None)),
+))
 
 
 @change("docker-host-network/void-devices", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
@@ -528,11 +475,6 @@ def uverbs_in_another_order():
     return tree
 
 
-@change("h100-4nic/rail-down", "port-down")
-def one_of_four_down(tree):
-    set_state(tree, "mlx5_1", "1: DOWN", "2: Polling")
-
-
 @change("dgx-h100-superpod/gpu-gen1")
 def links_at_rest(tree):
     """What is right: GPUs at rest run their links at the first speed."""
@@ -550,16 +492,6 @@ def remap_failed(tree):
     tree.nvml(2)["remap_failed"] = True
 
 
-@change("dgx-h100-superpod/drain", "gpu-errors")
-def drain_and_reset(tree):
-    xid(tree, "154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
-
-
-@change("dgx-b200/link-156", "gpu-errors")
-def retirement(tree):
-    xid(tree, "156, Resource Retirement Event")
-
-
 @change("dgx-h100-superpod/pkey-errors")
 def errors_of_programs(tree):
     """What is right: errors that peers and programs make, and waiting for credits."""
@@ -567,12 +499,6 @@ def errors_of_programs(tree):
         port = nic_port(tree, f"mlx5_{i}")
         tree.put_all(port, {"counters/port_xmit_wait": "918273645\n", "hw_counters/req_remote_access_errors": "812\n",
                             "hw_counters/out_of_buffer": "77\n", "counters/port_rcv_switch_relay_errors": "91823\n"})
-
-
-@change("dgx-h100-superpod/rcv-errors", "link-errors")
-def received_damaged(tree):
-    """InfiniBand: packets with a wrong checksum, on one port."""
-    tree.put(f"{nic_port(tree, 'mlx5_4')}/counters/port_rcv_errors", "48123\n")
 
 
 @change("dgx-h100-superpod/integrity", "link-errors")
@@ -599,9 +525,18 @@ def preload_with_colons(tree):
     tree.environment["LD_PRELOAD"] = tree.environment["LD_PRELOAD"] + ":" + tree.environment["LD_PRELOAD"]
 
 
-@change("dgx-h200-deepep/preload-quotes", "two-nvshmem")
-def preload_in_quotes(tree):
-    tree.environment["LD_PRELOAD"] = '"' + tree.environment["LD_PRELOAD"] + '"'
+variants.set_up(change, (
+    ("h100-4nic/rail-down", "port-down", "One of four down.",
+     lambda tree: set_state(tree, "mlx5_1", "1: DOWN", "2: Polling")),
+    ("dgx-h100-superpod/drain", "gpu-errors", "Drain and reset.",
+     lambda tree: xid(tree, "154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")),
+    ("dgx-b200/link-156", "gpu-errors", "Retirement.",
+     lambda tree: xid(tree, "156, Resource Retirement Event")),
+    ("dgx-h100-superpod/rcv-errors", "link-errors", "InfiniBand: packets with a wrong checksum, on one port.",
+     lambda tree: tree.put(f"{nic_port(tree, 'mlx5_4')}/counters/port_rcv_errors", "48123\n")),
+    ("dgx-h200-deepep/preload-quotes", "two-nvshmem", "Preload in quotes.",
+     lambda tree: tree.environment.update(LD_PRELOAD='"' + tree.environment["LD_PRELOAD"] + '"')),
+))
 
 
 # --- variables alone ---

@@ -10,7 +10,8 @@ import re
 import software
 from software import X86_64
 from tree import NVIDIA, relative
-from variants import core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, pci_folder, set_state, unload
+from variants import (core_and_provider_of_different_sets, driver_not_loaded, fault, nic_folder, nic_port, pci_folder,
+                      set_state, set_up, unload)
 
 AMAZON, BNXT = 0x1D0F, 0x14E4
 
@@ -114,26 +115,12 @@ def four_rails(tree, rate="200 Gb/sec (4X HDR)"):
 # --- what a NIC is for ---
 
 
-@fault("h100-4nic/uplinks")
-def two_uplinks_beside_four_hcas(tree):
-    """What is right: 4 HDR HCAs for 8 GPUs, and 2 x 100 GbE as a bond with the default route, half as fast."""
-    four_rails(tree)
-    bond(tree, "bond0", "ens0f0np0", "ens1f0np0")
-
-
 @fault("h100-4nic/uplinks-same-rate")
 def uplinks_as_fast_as_hcas(tree):
     """What is right: the same with EDR and 100 GbE of the same make; one uplink has the route, the other none."""
     four_rails(tree, "100 Gb/sec (4X EDR)")
     for name in ("mlx5_2", "mlx5_3"):
         set_make(tree, name, 0x15B3, 0x1021, "MT4129")
-
-
-@fault("vm-flat/uplink")
-def uplink_on_a_flat_bus(tree):
-    """What is right: three rails would not do, two and the uplink with the default route do."""
-    remove_nic(tree, "mlx5_3")
-    tree.default_route("eth1")
 
 
 @fault("vm-flat/uplink-ipv6")
@@ -145,12 +132,6 @@ def uplink_by_an_ipv6_route(tree):
     tree.put("/proc/net/ipv6_route",
              f"{zeros} 00 {zeros} 00 20010db8000000000000000000000001 00000400 00000001 00000000 00000003     eth1\n"
              f"{zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200       lo\n")
-
-
-@fault("vm-flat/rail-with-route")
-def rail_that_carries_the_default_route(tree):
-    """What is right: as many alike NICs as GPUs; the default route goes over one of them."""
-    tree.default_route("eth2")
 
 
 @fault("vm-flat/bond-of-all")
@@ -190,11 +171,21 @@ def odd_port_with_an_address(tree):
     tree.put(f"{port}/gid_attrs/types/1", "RoCE v2\n")
 
 
-@fault("h100/rail-gone", "port-down")
-def rail_gone_from_the_bus(tree):
-    """Storage as fast, of the same make and layer does not take its place."""
-    storage_of_the_same_make(tree)
-    remove_nic(tree, "mlx5_7")
+set_up(fault, (
+    ("h100-4nic/uplinks", "",
+     "What is right: 4 HDR HCAs for 8 GPUs, and 2 x 100 GbE as a bond with the default route, half as fast.",
+     lambda tree: four_rails(tree),
+     lambda tree: bond(tree, "bond0", "ens0f0np0", "ens1f0np0")),
+    ("vm-flat/uplink", "", "What is right: three rails would not do, two and the uplink with the default route do.",
+     lambda tree: remove_nic(tree, "mlx5_3"),
+     lambda tree: tree.default_route("eth1")),
+    ("vm-flat/rail-with-route", "",
+     "What is right: as many alike NICs as GPUs; the default route goes over one of them.",
+     lambda tree: tree.default_route("eth2")),
+    ("h100/rail-gone", "port-down", "Storage as fast, of the same make and layer does not take its place.",
+     lambda tree: storage_of_the_same_make(tree),
+     lambda tree: remove_nic(tree, "mlx5_7")),
+))
 
 
 @fault("h100/storage-infiniband")
@@ -296,12 +287,6 @@ def closed_driver_on_blackwell(tree):
         del tree.entries[path]
 
 
-@fault("h100/closed-driver")
-def closed_driver_on_hopper(tree):
-    """What is right: before Blackwell both kinds do, and nvidia_peermem lets NICs into GPU memory."""
-    closed(tree)
-
-
 @fault("h100/nouveau", "driver-skew")
 def nouveau_has_all_gpus(tree):
     drivers = [path for path in tree.entries
@@ -310,37 +295,6 @@ def nouveau_has_all_gpus(tree):
     for path in drivers:
         tree.link(path, relative(path.rsplit("/", 1)[0], "/sys/bus/pci/drivers/nouveau"))
     tree.folder("/sys/bus/pci/drivers/nouveau")
-
-
-@fault("h100/no-gres", "gpu-access")
-def job_without_gpus(tree):
-    """Slurm without --gres: the device cgroup keeps all GPUs shut."""
-    tree.answers["nvml"] = {"driver": software.DRIVER, "gpus": []}
-    deny(tree, *range(8))
-
-
-@fault("h100/device-mode", "gpu-access")
-def device_files_of_another_user(tree):
-    """NVML answers, which takes less."""
-    deny(tree, *range(8))
-
-
-@fault("h100/no-gres-nvml", "gpu-access")
-def job_that_may_not_even_ask(tree):
-    """The same where /dev/nvidiactl is kept shut as well, so that NVML does not start."""
-    tree.answers["nvml"] = {"error": "NVML: Insufficient Permissions"}
-    deny(tree, *range(8))
-
-
-@fault("h100/nvml-dead", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
-def nvml_does_not_answer(tree):
-    tree.answers["nvml"] = {"error": "NVML: Unknown Error"}
-
-
-@fault("h100/nvml-dead-one", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager")
-def nvml_hangs(tree):
-    """What a sick driver does: there is no answer at all."""
-    del tree.answers["nvml"]
 
 
 @fault("h100/device-files", "gpu-access")
@@ -352,23 +306,11 @@ def device_files_are_not_made(tree):
         del tree.stats[f"/dev/nvidia{minor}"]
 
 
-@fault("h100/container-without-gpus", "?gpu-access")
-def container_without_gpus(tree):
-    """A container that was given none, and does not say that it wants any: nobody knows about the machine."""
-    in_container(tree)
-    device_files_are_not_made(tree)
-
-
 @fault("h100/mlx5-ib", "rdma-device")
 def mlx5_ib_is_not_loaded(tree):
     for i in range(10):
         without_rdma(tree, f"mlx5_{i}")
     unload(tree, "mlx5_ib")
-
-
-@fault("h100/mlx5-unbound", "rdma-device")
-def one_function_is_not_bound(tree):
-    without_rdma(tree, "mlx5_8")
 
 
 @fault("h100/uplinks-without-rdma")
@@ -415,12 +357,6 @@ def deepep_on_efa(tree):
     without_gib(tree)
 
 
-@fault("a4/broadcom", "ibgda-nic")
-def deepep_on_broadcom(tree):
-    other_nics(tree, BNXT, 0x1760, "BCM57608", "bnxt_re")
-    without_gib(tree)
-
-
 def some_other_nics(tree, numbers, vendor, device, hca, name):
     """These of the mlx5_N become NAME0, NAME1, ... of another maker."""
     new = {}
@@ -441,12 +377,6 @@ def some_other_nics(tree, numbers, vendor, device, hca, name):
         tree.entries[renamed(path)] = entry
 
 
-@fault("h100/hca-list", "nccl-hca")
-def list_of_one_nic_beside_uplinks(tree):
-    """Unset, it would lead NCCL to the uplinks as well."""
-    tree.environment["NCCL_IB_HCA"] = "mlx5_1"
-
-
 @fault("a4/two-makers", "ibgda-nic")
 def half_of_the_rails_of_another_maker(tree):
     """The mapping is that of 'epkit env': two GPUs share each of NVIDIA's NICs."""
@@ -460,12 +390,6 @@ def mapping_to_nics_of_another_maker(tree):
     half_of_the_rails_of_another_maker(tree)
     tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = ",".join(
         f"{gpu}:{f'bnxt_re{gpu // 2}' if gpu % 2 else f'mlx5_{gpu}'}:1" for gpu in range(8))
-
-
-@fault("h100-16nic/two-makers")
-def one_rail_of_each_maker_for_each_gpu(tree):
-    """What is right: IBGDA has a NIC for each GPU, as near as the other one."""
-    some_other_nics(tree, (0, 2, 4, 6, 10, 12, 14, 16), BNXT, 0x1760, "BCM57608", "bnxt_re")
 
 
 @fault("a4/three-nics", "port-down")
@@ -521,43 +445,12 @@ def libcuda_off_the_path(tree):
             tree.entries[path.replace(X86_64.lib, "/usr/local/nvidia/lib64")] = tree.entries.pop(path)
 
 
-@fault("h100/libcuda-path")
-def libcuda_on_the_path(tree):
-    """What is right: the same with its folder in LD_LIBRARY_PATH."""
-    libcuda_off_the_path(tree)
-    tree.environment["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib64"
-
-
 def cuda_library(tree, folder, version, where="front"):
     """Another libcuda.so.1, in front of the driver's or behind it."""
     tree.library(f"{folder}/libcuda.so.{version}" if version else f"{folder}/libcuda.so", link="libcuda.so.1",
                  soname="libcuda.so.1", needed=["libc.so.6"])
     path = tree.environment["LD_LIBRARY_PATH"]
     tree.environment["LD_LIBRARY_PATH"] = f"{folder}:{path}" if where == "front" else f"{path}:{folder}"
-
-
-@fault("a4/libcuda-stub", "libcuda")
-def stub_in_front(tree):
-    """An image whose build gave the toolkit's stub the name that programs look for."""
-    cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "")
-
-
-@fault("a4/libcuda-stub-behind")
-def stub_behind(tree):
-    """What is right: the driver's is found before it."""
-    cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "", "behind")
-
-
-@fault("a4/libcuda-older", "libcuda")
-def compat_of_an_old_image(tree):
-    """cuda-compat for drivers of its time in front, and the node has a newer one."""
-    cuda_library(tree, "/usr/local/cuda-12.9/compat", "535.104.05")
-
-
-@fault("a4/libcuda-newer")
-def compat_for_this_driver(tree):
-    """What is right: what cuda-compat is for."""
-    cuda_library(tree, "/usr/local/cuda-12.9/compat", "590.10.01")
 
 
 def without_driver(tree, address, minor, driver=""):
@@ -573,23 +466,6 @@ def without_driver(tree, address, minor, driver=""):
     del tree.stats[f"/dev/nvidia{minor}"]
 
 
-@fault("h100/nouveau-one", "driver-skew")
-def nouveau_has_one_gpu(tree):
-    without_driver(tree, "0000:52:00.0", 2, "nouveau")
-
-
-@fault("h100/unbound-one", "driver-skew")
-def nobody_has_one_gpu(tree):
-    """Its probe failed at the start of the machine."""
-    without_driver(tree, "0000:52:00.0", 2)
-
-
-@fault("h100/vfio-one")
-def virtual_machine_has_one_gpu(tree):
-    """What is right: somebody has handed it to a virtual machine."""
-    without_driver(tree, "0000:52:00.0", 2, "vfio-pci")
-
-
 @fault("h100/vgpu")
 def functions_of_a_gpu(tree):
     """What is right: functions that a GPU is divided into, which wait for virtual machines without a driver."""
@@ -599,10 +475,57 @@ def functions_of_a_gpu(tree):
         tree.link(f"{function}/physfn", relative(function, physical))
 
 
-@fault("h100/screen")
-def card_for_a_screen(tree):
-    """What is right: an old card that the open kernel modules do not drive, and nouveau does."""
-    tree.pci("0000:00:1e.0", "/sys/devices/pci0000:00", NVIDIA, 0x128B, 0x030000, driver="nouveau")
+set_up(fault, (
+    ("h100/closed-driver", "",
+     "What is right: before Blackwell both kinds do, and nvidia_peermem lets NICs into GPU memory.",
+     lambda tree: closed(tree)),
+    ("h100/no-gres", "gpu-access", "Slurm without --gres: the device cgroup keeps all GPUs shut.",
+     lambda tree: tree.answers.update(nvml={"driver": software.DRIVER, "gpus": []}),
+     lambda tree: deny(tree, *range(8))),
+    ("h100/device-mode", "gpu-access", "NVML answers, which takes less.",
+     lambda tree: deny(tree, *range(8))),
+    ("h100/no-gres-nvml", "gpu-access",
+     "The same where /dev/nvidiactl is kept shut as well, so that NVML does not start.",
+     lambda tree: tree.answers.update(nvml={"error": "NVML: Insufficient Permissions"}),
+     lambda tree: deny(tree, *range(8))),
+    ("h100/nvml-dead", "?gpu-errors ?nvlink ?mig ?clocks ?fabric-manager", "NVML does not answer.",
+     lambda tree: tree.answers.update(nvml={"error": "NVML: Unknown Error"})),
+    ("h100/nvml-dead-one", "?gpu-errors ?nvlink ?mig ?clocks ?fabric-manager",
+     "What a sick driver does: there is no answer at all.",
+     lambda tree: tree.answers.pop("nvml")),
+    ("h100/container-without-gpus", "?gpu-access",
+     "A container that was given none, and does not say that it wants any: nobody knows about the machine.",
+     lambda tree: in_container(tree),
+     lambda tree: device_files_are_not_made(tree)),
+    ("h100/mlx5-unbound", "rdma-device", "One function is not bound.",
+     lambda tree: without_rdma(tree, "mlx5_8")),
+    ("a4/broadcom", "ibgda-nic", "DeepEP on broadcom.",
+     lambda tree: other_nics(tree, BNXT, 0x1760, "BCM57608", "bnxt_re"),
+     lambda tree: without_gib(tree)),
+    ("h100/hca-list", "nccl-hca", "Unset, it would lead NCCL to the uplinks as well.",
+     lambda tree: tree.environment.update(NCCL_IB_HCA="mlx5_1")),
+    ("h100-16nic/two-makers", "", "What is right: IBGDA has a NIC for each GPU, as near as the other one.",
+     lambda tree: some_other_nics(tree, (0, 2, 4, 6, 10, 12, 14, 16), BNXT, 0x1760, "BCM57608", "bnxt_re")),
+    ("h100/libcuda-path", "", "What is right: the same with its folder in LD_LIBRARY_PATH.",
+     lambda tree: libcuda_off_the_path(tree),
+     lambda tree: tree.environment.update(LD_LIBRARY_PATH="/usr/local/nvidia/lib64")),
+    ("a4/libcuda-stub", "libcuda", "An image whose build gave the toolkit's stub the name that programs look for.",
+     lambda tree: cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "")),
+    ("a4/libcuda-stub-behind", "", "What is right: the driver's is found before it.",
+     lambda tree: cuda_library(tree, "/usr/local/cuda-12.9/lib64/stubs", "", "behind")),
+    ("a4/libcuda-older", "libcuda", "cuda-compat for drivers of its time in front, and the node has a newer one.",
+     lambda tree: cuda_library(tree, "/usr/local/cuda-12.9/compat", "535.104.05")),
+    ("a4/libcuda-newer", "", "What is right: what cuda-compat is for.",
+     lambda tree: cuda_library(tree, "/usr/local/cuda-12.9/compat", "590.10.01")),
+    ("h100/nouveau-one", "driver-skew", "Nouveau has one GPU.",
+     lambda tree: without_driver(tree, "0000:52:00.0", 2, "nouveau")),
+    ("h100/unbound-one", "driver-skew", "Its probe failed at the start of the machine.",
+     lambda tree: without_driver(tree, "0000:52:00.0", 2)),
+    ("h100/vfio-one", "", "What is right: somebody has handed it to a virtual machine.",
+     lambda tree: without_driver(tree, "0000:52:00.0", 2, "vfio-pci")),
+    ("h100/screen", "", "What is right: an old card that the open kernel modules do not drive, and nouveau does.",
+     lambda tree: tree.pci("0000:00:1e.0", "/sys/devices/pci0000:00", NVIDIA, 0x128B, 0x030000, driver="nouveau")),
+))
 
 
 @fault("h100/gpu-lost-minors", "gpu-errors")
@@ -637,12 +560,6 @@ def pod_with_half_a_node(tree):
     take_uverbs(tree, "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9")
 
 
-@fault("h100/half-nics", "nic-access")
-def pod_with_all_gpus_and_half_of_the_nics(tree):
-    in_container(tree)
-    take_uverbs(tree, "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9")
-
-
 @fault("h100/sriov")
 def pod_with_virtual_functions(tree):
     """What is right: a function for each GPU; the physical ones are on the node and not in the pod."""
@@ -664,34 +581,20 @@ def forget_interfaces(tree, *netdevs):
                 del tree.entries[path]
 
 
-@fault("a4/pod-network", "gid")
-def pod_without_the_hosts_network(tree):
-    """The GIDs show, and their interfaces are the node's."""
-    in_container(tree)
-    forget_interfaces(tree, *[f"gpu{i}rdma0" for i in range(8)])
-
-
-@fault("h100/pod-network-unasked")
-def pod_without_the_hosts_network_and_without_rdma(tree):
-    """What is right: the same, InfiniBand: no GID of it belongs to an interface."""
-    in_container(tree)
-    forget_interfaces(tree, "ens0f0np0", "ens1f0np0")
+set_up(fault, (
+    ("h100/half-nics", "nic-access", "Pod with all GPUs and half of the NICs.",
+     lambda tree: in_container(tree),
+     lambda tree: take_uverbs(tree, "mlx5_4", "mlx5_5", "mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9")),
+    ("a4/pod-network", "gid", "The GIDs show, and their interfaces are the node's.",
+     lambda tree: in_container(tree),
+     lambda tree: forget_interfaces(tree, *[f"gpu{i}rdma0" for i in range(8)])),
+    ("h100/pod-network-unasked", "", "What is right: the same, InfiniBand: no GID of it belongs to an interface.",
+     lambda tree: in_container(tree),
+     lambda tree: forget_interfaces(tree, "ens0f0np0", "ens1f0np0")),
+))
 
 
 # --- one GPU a task ---
-
-
-@fault("a4/one-task-mapping", "visible-devices")
-def mapping_by_number_in_each_task(tree):
-    """CUDA_VISIBLE_DEVICES=0 in each: DeepEP takes entry 0 for all of them."""
-    one_task(tree, 5)
-
-
-@fault("a4/one-task-own-mapping")
-def mapping_for_this_task(tree):
-    """What is right: what 'epkit env -- PROGRAM' sets in the task."""
-    one_task(tree, 5)
-    tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = "0:mlx5_5:1"
 
 
 @fault("a4/one-task-list")
@@ -710,22 +613,10 @@ def list_from_the_batch_script(tree):
     tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_0:1"
 
 
-@fault("a4/one-task-default", "shared-nic")
-def nothing_said_in_each_task(tree):
-    """Two tasks have the same two NICs nearest, and NVSHMEM takes the first in both."""
-    one_task(tree, 5)
-    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
-
-
 def by_uuid(tree):
     """GPU 0: snapshots give UUIDs new numbers, from 1 upwards."""
     one_task(tree, 0)
     tree.environment["CUDA_VISIBLE_DEVICES"] = "GPU-00000000-0000-0000-0000-000000000001"
-
-
-@fault("a4/one-task-uuid", "visible-devices")
-def mapping_by_number_and_uuids(tree):
-    by_uuid(tree)
 
 
 @fault("a4/one-task-uuid-list")
@@ -745,11 +636,22 @@ def list_of_another_and_mig(tree):
     tree.environment["NVSHMEM_HCA_LIST"] = "mlx5_6:1"
 
 
-@fault("a4/one-task-visible")
-def one_visible_of_all(tree):
-    """What is right: no cgroup, and each task told its own GPU by the number of the node."""
-    tree.environment.update(CUDA_VISIBLE_DEVICES="5", LOCAL_RANK="5", LOCAL_WORLD_SIZE="8")
-    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111")
+set_up(fault, (
+    ("a4/one-task-mapping", "visible-devices", "CUDA_VISIBLE_DEVICES=0 in each: DeepEP takes entry 0 for all of them.",
+     lambda tree: one_task(tree, 5)),
+    ("a4/one-task-own-mapping", "", "What is right: what 'epkit env -- PROGRAM' sets in the task.",
+     lambda tree: one_task(tree, 5),
+     lambda tree: tree.environment.update(DEEP_EP_DEVICE_TO_HCA_MAPPING="0:mlx5_5:1")),
+    ("a4/one-task-default", "shared-nic",
+     "Two tasks have the same two NICs nearest, and NVSHMEM takes the first in both.",
+     lambda tree: one_task(tree, 5),
+     lambda tree: tree.environment.pop("DEEP_EP_DEVICE_TO_HCA_MAPPING")),
+    ("a4/one-task-uuid", "visible-devices", "Mapping by number and UUIDs.",
+     lambda tree: by_uuid(tree)),
+    ("a4/one-task-visible", "", "What is right: no cgroup, and each task told its own GPU by the number of the node.",
+     lambda tree: tree.environment.update(CUDA_VISIBLE_DEVICES="5", LOCAL_RANK="5", LOCAL_WORLD_SIZE="8"),
+     lambda tree: tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111")),
+))
 
 
 # --- fixes ---

@@ -362,24 +362,12 @@ def open_modules_on_volta(tree):
         forget_device(tree, f"/dev/nvidia{minor}")
 
 
-@change("gke-a3-ultra-cos-pod/no-path", "libcuda", "two-nvshmem")
-def image_without_the_path(tree):
-    """An image that sets LD_LIBRARY_PATH for itself and forgets what GKE mounts, and the preloaded library."""
-    tree.environment["LD_LIBRARY_PATH"] = f"/opt/deepep/nvshmem/lib:{X86_64.lib}:/usr/local/gib/lib64"
-    del tree.environment["LD_PRELOAD"]
-
-
 @change("gke-a3-ultra-cos-pod/no-nvml", "?gpu-errors", "?nvlink", "?mig", "?clocks", "?fabric-manager", "?gpu-arch")
 def no_nvml_in_the_pod(tree):
     """NVIDIA_DRIVER_CAPABILITIES=compute: the runtime mounts libcuda, and no libnvidia-ml."""
     for path in [path for path in tree.entries if "/libnvidia-ml.so" in path]:
         del tree.entries[path]
     tree.answers["nvml"] = {"error": "libnvidia-ml.so.1: cannot open shared object file: No such file or directory"}
-
-
-@change("gke-a3-ultra-cos-pod/shm", "shm")
-def default_shm(tree):
-    tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")
 
 
 @change("hgx-h200-rocky-e810/nouveau", "driver-skew")
@@ -390,20 +378,6 @@ def nouveau_on_rocky(tree):
     for path in drivers:
         tree.link(path, field.relative(path.rsplit("/", 1)[0], "/sys/bus/pci/drivers/nouveau"))
     tree.folder("/sys/bus/pci/drivers/nouveau")
-
-
-@change("hgx-h200-rocky-e810/fabric-missing", "nvlink")
-def no_fabric_manager(tree):
-    """The fabric manager was never installed: the fabric never starts, CUDA says 802."""
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
-
-
-@change("hgx-h200-rocky-e810/fabric-updated", "fabric-manager")
-def fabric_manager_updated(tree):
-    """The package by the name that it has from driver 580 on, updated alone."""
-    dnf_log(tree, f"Installed: nvidia-fabricmanager-{software.DRIVER}-1.x86_64",
-            "Upgrade: nvidia-fabricmanager-580.140.02-1.x86_64")
 
 
 @change("hgx-h200-rocky-e810/iommu", "iommu")
@@ -420,11 +394,25 @@ def option_without_dracut(tree):
     tree.put("/etc/modprobe.d/nvidia.conf", 'options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"\n')
 
 
-@change("hgx-b200-four-switches/gpu-and-xid", "gpu-errors")
-def two_kinds_of_numbers(tree):
-    """GPU 6 of the bus is NVML's 6 no more, since GPU 2 is at a virtual machine; row remap pending on it."""
-    without_driver(tree, tree.nvml(2)["pci"], 2, "vfio-pci")
-    tree.nvml(5)["remap_pending"] = True
+variants.set_up(change, (
+    ("gke-a3-ultra-cos-pod/no-path", "libcuda two-nvshmem",
+     "An image that sets LD_LIBRARY_PATH for itself and forgets what GKE mounts, and the preloaded library.",
+     lambda tree: tree.environment.update(LD_LIBRARY_PATH=f"/opt/deepep/nvshmem/lib:{X86_64.lib}:/usr/local/gib/lib64"),
+     lambda tree: tree.environment.pop("LD_PRELOAD")),
+    ("gke-a3-ultra-cos-pod/shm", "shm", "Default shm.",
+     lambda tree: tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")),
+    ("hgx-h200-rocky-e810/fabric-missing", "nvlink",
+     "The fabric manager was never installed: the fabric never starts, CUDA says 802.",
+     lambda tree: variants.update_gpus(tree, fabric="starting")),
+    ("hgx-h200-rocky-e810/fabric-updated", "fabric-manager",
+     "The package by the name that it has from driver 580 on, updated alone.",
+     lambda tree: dnf_log(tree, f"Installed: nvidia-fabricmanager-{software.DRIVER}-1.x86_64",
+                          "Upgrade: nvidia-fabricmanager-580.140.02-1.x86_64")),
+    ("hgx-b200-four-switches/gpu-and-xid", "gpu-errors",
+     "GPU 6 of the bus is NVML's 6 no more, since GPU 2 is at a virtual machine; row remap pending on it.",
+     lambda tree: without_driver(tree, tree.nvml(2)["pci"], 2, "vfio-pci"),
+     lambda tree: tree.nvml(5).update(remap_pending=True)),
+))
 
 
 @change("azure-slurm-one-gpu/index-mapping", "visible-devices")
@@ -439,34 +427,11 @@ def index_mapping(tree):
 # --- faults: NICs ---
 
 
-@change("hgx-b200-four-switches/nic-gone", "port-down")
-def one_of_sixteen_gone(tree):
-    remove_nic(tree, "mlx5_9")
-
-
 @change("hgx-b200-four-switches/init", "port-down")
 def half_without_subnet_manager(tree):
     """One of two fabrics has no subnet manager."""
     for i in range(0, 16, 2):
         set_state(tree, f"mlx5_{i}", "2: INIT", "5: LinkUp")
-
-
-@change("xe9680-mixed-fabric/rail-gone", "port-down")
-def rail_of_a_pair_gone(tree):
-    """Storage over Ethernet does not take its place, though it is on the same switch."""
-    remove_nic(tree, "mlx5_4")
-
-
-@change("xe9680-mixed-fabric/storage-down", "port-down")
-def storage_down(tree):
-    """The GPUs' NICs are well; a port for storage has lost its link."""
-    set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")
-
-
-@change("dgx-a100-one-port-of-two/cable", "port-down")
-def cable_of_one(tree):
-    """The port that has a cable on the other seven cards."""
-    set_state(tree, "mlx5_6", "1: DOWN", "2: Polling")
 
 
 @change("dgx-a100-one-port-of-two/wrong-socket", nics=[[f"mlx5_{2 * i + (i == 3)}"] for i in range(8)])
@@ -476,25 +441,26 @@ def cable_in_the_other_socket(tree):
     set_state(tree, "mlx5_7", "4: ACTIVE", "5: LinkUp")
 
 
-@change("aws-p5-docker/efa-down", "port-down")
-def one_efa_down(tree):
-    set_state(tree, "rdmap81s2", "1: DOWN", "3: Disabled")
-
-
-@change("aws-p5-docker/memlock", "memlock")
-def locked_memory_of_docker(tree):
-    tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
-                 "Max locked memory         65536                65536     ")
-
-
-@change("gke-a4x/passthrough", "iommu-gb200")
-def passthrough_on_a4x(tree):
-    tree.replace("/proc/cmdline", " ro", " ro iommu.passthrough=1")
-
-
-@change("gke-a4x/no-channel", "imex")
-def pod_without_compute_domain(tree):
-    forget_device(tree, "/dev/nvidia-caps-imex-channels/channel7")
+variants.set_up(change, (
+    ("hgx-b200-four-switches/nic-gone", "port-down", "One of sixteen gone.",
+     lambda tree: remove_nic(tree, "mlx5_9")),
+    ("xe9680-mixed-fabric/rail-gone", "port-down",
+     "Storage over Ethernet does not take its place, though it is on the same switch.",
+     lambda tree: remove_nic(tree, "mlx5_4")),
+    ("xe9680-mixed-fabric/storage-down", "port-down", "The GPUs' NICs are well; a port for storage has lost its link.",
+     lambda tree: set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")),
+    ("dgx-a100-one-port-of-two/cable", "port-down", "The port that has a cable on the other seven cards.",
+     lambda tree: set_state(tree, "mlx5_6", "1: DOWN", "2: Polling")),
+    ("aws-p5-docker/efa-down", "port-down", "One EFA down.",
+     lambda tree: set_state(tree, "rdmap81s2", "1: DOWN", "3: Disabled")),
+    ("aws-p5-docker/memlock", "memlock", "Locked memory of docker.",
+     lambda tree: tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
+                               "Max locked memory         65536                65536     ")),
+    ("gke-a4x/passthrough", "iommu-gb200", "Passthrough on a4x.",
+     lambda tree: tree.replace("/proc/cmdline", " ro", " ro iommu.passthrough=1")),
+    ("gke-a4x/no-channel", "imex", "Pod without compute domain.",
+     lambda tree: forget_device(tree, "/dev/nvidia-caps-imex-channels/channel7")),
+))
 
 
 @change("openshift-sriov-pod/no-address", "gid")
@@ -562,13 +528,6 @@ def mapping_with_one_nic_twice(tree):
     tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping(names)
 
 
-@change("gke-a3-ultra-cos-pod/dmabuf-zero")
-def dmabuf_not_off(tree):
-    """What is right: the variable is set, to no."""
-    without_peermem(tree)
-    tree.environment["NVSHMEM_IB_DISABLE_DMABUF"] = "0"
-
-
 @change("hgx-h200-rocky-e810/one-address", "gid")
 def one_rail_without_address(tree):
     """DHCP has failed on one rail."""
@@ -579,17 +538,6 @@ def one_rail_without_address(tree):
         del tree.entries[f"{port}/gid_attrs/ndevs/{index}"]
 
 
-@change("hgx-h200-rocky-e810/rail-down", "port-down")
-def rail_down(tree):
-    """Neither Intel card takes its place."""
-    set_state(tree, "mlx5_6", "1: DOWN", "2: Polling")
-
-
-@change("hgx-h200-rocky-e810/rail-gone", "port-down")
-def rail_gone(tree):
-    remove_nic(tree, "mlx5_6")
-
-
 @change("hgx-h200-rocky-e810/no-rdma", "rdma-device")
 def rails_without_rdma(tree):
     """The kernel's mlx5_ib is blacklisted: Intel's functions alone are RDMA devices."""
@@ -597,38 +545,15 @@ def rails_without_rdma(tree):
         without_rdma(tree, f"mlx5_{i}")
 
 
-@change("hgx-h200-rocky-e810/peermem", "peermem")
-def no_way_on_rocky(tree):
-    closed(tree)
-    without_peermem(tree)
-
-
 @change("hgx-b200-four-switches/armed", "port-down")
 def armed(tree):
     set_state(tree, "mlx5_3", "3: ARMED", "5: LinkUp")
-
-
-@change("hgx-b200-four-switches/defer", "port-down")
-def deferred(tree):
-    """The link recovers again and again."""
-    set_state(tree, "mlx5_3", "5: ACTIVE_DEFER", "6: LinkErrorRecovery")
 
 
 @change("hgx-b200-four-switches/half-speed", "slow-link")
 def narrow_nic(tree):
     pci = nic_folder(tree, "mlx5_5").split("/infiniband/")[0]
     tree.put(f"{pci}/current_link_width", "8\n")
-
-
-@change("gke-a4x/nic-gone", "port-down")
-def nic_of_a_tray_gone(tree):
-    remove_nic(tree, "mlx5_2")
-
-
-@change("gke-a4x/fabric", "imex")
-def rack_not_joined(tree):
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
 
 
 @change("aws-p5-docker/group-gone", "port-down")
@@ -645,16 +570,29 @@ def container_without_adapters(tree):
         forget_device(tree, f"/dev/infiniband/uverbs{i}")
 
 
-@change("openstack-two-l40s/function-down", "port-down")
-def function_down(tree):
-    """The only NIC, and a job of several nodes."""
-    set_state(tree, "mlx5_0", "1: DOWN", "3: Disabled")
-    tree.environment["NCCL_IB_HCA"] = "mlx5_0"
-
-
-@change("v100-nvlink-mesh/ecc", "gpu-errors")
-def ecc_of_volta(tree):
-    tree.nvml(4)["ecc_uncorrected"] = 3
+variants.set_up(change, (
+    ("gke-a3-ultra-cos-pod/dmabuf-zero", "", "What is right: the variable is set, to no.",
+     lambda tree: without_peermem(tree),
+     lambda tree: tree.environment.update(NVSHMEM_IB_DISABLE_DMABUF="0")),
+    ("hgx-h200-rocky-e810/rail-down", "port-down", "Neither Intel card takes its place.",
+     lambda tree: set_state(tree, "mlx5_6", "1: DOWN", "2: Polling")),
+    ("hgx-h200-rocky-e810/rail-gone", "port-down", "Rail gone.",
+     lambda tree: remove_nic(tree, "mlx5_6")),
+    ("hgx-h200-rocky-e810/peermem", "peermem", "No way on rocky.",
+     lambda tree: closed(tree),
+     lambda tree: without_peermem(tree)),
+    ("hgx-b200-four-switches/defer", "port-down", "The link recovers again and again.",
+     lambda tree: set_state(tree, "mlx5_3", "5: ACTIVE_DEFER", "6: LinkErrorRecovery")),
+    ("gke-a4x/nic-gone", "port-down", "NIC of a tray gone.",
+     lambda tree: remove_nic(tree, "mlx5_2")),
+    ("gke-a4x/fabric", "imex", "Rack not joined.",
+     lambda tree: variants.update_gpus(tree, fabric="starting")),
+    ("openstack-two-l40s/function-down", "port-down", "The only NIC, and a job of several nodes.",
+     lambda tree: set_state(tree, "mlx5_0", "1: DOWN", "3: Disabled"),
+     lambda tree: tree.environment.update(NCCL_IB_HCA="mlx5_0")),
+    ("v100-nvlink-mesh/ecc", "gpu-errors", "ECC of Volta.",
+     lambda tree: tree.nvml(4).update(ecc_uncorrected=3)),
+))
 
 
 # --- variables alone ---

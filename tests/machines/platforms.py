@@ -102,24 +102,12 @@ def not_built(tree):
     tree.folder(f"/var/lib/dkms/nvidia/{software.DRIVER}/source")
 
 
-@change("hgx-h100-tainted/newer-on-disk", "driver-skew")
-def newer_on_disk(tree):
-    """DKMS has built a newer driver for this kernel, by a runfile, and the old one is loaded."""
-    tree.folder("/var/lib/dkms/nvidia/590.44.01/6.8.0-87-generic")
-
-
 @change("hgx-h100-tainted/not-installed", "driver-skew")
 def not_installed(tree):
     """A node as its maker delivers it."""
     driver_not_loaded(tree)
     no_module(tree)
     tree.replace("/var/lib/dpkg/status", f"nvidia-driver-{software.DRIVER.split('.')[0]}-open", "made-up")
-
-
-@change("hgx-h100-tainted/not-loaded", "driver-skew")
-def not_loaded(tree):
-    """The module is there, and nobody has loaded it."""
-    driver_not_loaded(tree)
 
 
 def no_module(tree):
@@ -131,11 +119,16 @@ def no_module(tree):
             tree.put(path, "\n".join(lines) + "\n")
 
 
-@change("hgx-h100-secure-boot/not-built", "driver-skew")
-def not_built_with_secure_boot(tree):
-    """What is missing is the module, whatever its signature would be."""
-    driver_not_loaded(tree)
-    no_module(tree)
+variants.set_up(change, (
+    ("hgx-h100-tainted/newer-on-disk", "driver-skew",
+     "DKMS has built a newer driver for this kernel, by a runfile, and the old one is loaded.",
+     lambda tree: tree.folder("/var/lib/dkms/nvidia/590.44.01/6.8.0-87-generic")),
+    ("hgx-h100-tainted/not-loaded", "driver-skew", "The module is there, and nobody has loaded it.",
+     lambda tree: driver_not_loaded(tree)),
+    ("hgx-h100-secure-boot/not-built", "driver-skew", "What is missing is the module, whatever its signature would be.",
+     lambda tree: driver_not_loaded(tree),
+     lambda tree: no_module(tree)),
+))
 
 
 # --- confidential computing ---
@@ -198,20 +191,6 @@ def protected_pcie():
     return tree
 
 
-@change("tdx-hgx-h100-ppcie/not-ready", "confidential")
-def protected_not_ready(tree):
-    confidential(tree, ready=False, multi_gpu="ppcie")
-
-
-@change("tdx-hgx-h100-ppcie/each-alone", "confidential")
-def each_alone(tree):
-    """Eight GPUs in the mode for one: they keep their memory from each other, and no NVLink is up."""
-    confidential(tree)
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["nvlinks"] = ["down"] * 18
-        gpu["fabric"] = "none"
-
-
 @machine("tdx-hgx-b200-nics")
 def confidential_with_nics():
     """A confidential guest with eight B200 whose NVLinks are encrypted, and InfiniBand for what is in host memory."""
@@ -223,12 +202,19 @@ def confidential_with_nics():
     return tree
 
 
-@change("tdx-hgx-b200-nics/gdr", "confidential")
-def direct_rdma(tree):
-    """A job that is told to have NICs reach GPU memory, which is protected from them."""
-    software.nvshmem(tree, X86_64)
-    tree.environment.update({"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_HOME": "/opt/deepep/nvshmem",
-                             "LD_LIBRARY_PATH": "/opt/deepep/nvshmem/lib"})
+variants.set_up(change, (
+    ("tdx-hgx-h100-ppcie/not-ready", "confidential", "Protected not ready.",
+     lambda tree: confidential(tree, ready=False, multi_gpu="ppcie")),
+    ("tdx-hgx-h100-ppcie/each-alone", "confidential",
+     "Eight GPUs in the mode for one: they keep their memory from each other, and no NVLink is up.",
+     lambda tree: confidential(tree),
+     lambda tree: variants.update_gpus(tree, nvlinks=["down"] * 18, fabric="none")),
+    ("tdx-hgx-b200-nics/gdr", "confidential",
+     "A job that is told to have NICs reach GPU memory, which is protected from them.",
+     lambda tree: software.nvshmem(tree, X86_64),
+     lambda tree: tree.environment.update({"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_HOME": "/opt/deepep/nvshmem",
+                                           "LD_LIBRARY_PATH": "/opt/deepep/nvshmem/lib"})),
+))
 
 
 @machine("h200-cc-off", each("mlx5_{}"))
@@ -411,16 +397,13 @@ def two_planes():
     return bare(tree, "6.14.0-37-generic")
 
 
-@change("gb300-two-planes/plane-down", "port-down")
-def plane_down(tree):
-    """One port of sixteen."""
-    set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")
-
-
-@change("hgx-h20-bonded-rails/member-mtu", "mtu")
-def mtu_of_a_member(tree):
-    """The bond says 9000, and one of its ports was set back to 1500: what is hashed to it is lost."""
-    tree.put(f"{tree.real('/sys/class/net/ens5f1np1')}/mtu", "1500\n")
+variants.set_up(change, (
+    ("gb300-two-planes/plane-down", "port-down", "One port of sixteen.",
+     lambda tree: set_state(tree, "mlx5_7", "1: DOWN", "2: Polling")),
+    ("hgx-h20-bonded-rails/member-mtu", "mtu",
+     "The bond says 9000, and one of its ports was set back to 1500: what is hashed to it is lost.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens5f1np1')}/mtu", "1500\n")),
+))
 
 
 # --- what the driver of an Ethernet port counts ---
@@ -554,13 +537,6 @@ def kvm_pairs():
     return tree
 
 
-@change("h100/acs-locked", "acs")
-def acs_of_a_locked_kernel(tree):
-    """With Secure Boot the kernel lets nobody write PCI configuration space, so that setpci does not help."""
-    variants.by_name["h100/acs"].change(tree)
-    secure_boot(tree)
-
-
 @machine("kvm-acs-in-guest", each("mlx5_{}"))
 def acs_in_guest():
     """A guest with a virtual IOMMU: ACS is on at the ports that the hypervisor makes up, and says nothing of the host."""
@@ -575,14 +551,6 @@ def acs_in_guest():
     return tree
 
 
-@change("dgx-b200/fabric", "nvlink")
-def fabric_of_blackwell(tree):
-    """The fabric manager of Blackwell needs NVLink's subnet manager beside it."""
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
-    tree.put("/sys/module/ib_umad/initstate", "live\n")
-
-
 @machine("hgx-h100-lambda", each("mlx5_{}"))
 def full_passthrough():
     """A guest with a whole board, its four switches too: the fabric manager is the guest's own here."""
@@ -592,12 +560,6 @@ def full_passthrough():
     guest(tree)
     tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-580", f"{software.DRIVER}-1"))
     return tree
-
-
-@change("hgx-h100-lambda/fabric", "nvlink")
-def fabric_of_the_guest(tree):
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
 
 
 @change("dgx-h100-superpod/switch-gone", "nvlink")
@@ -633,10 +595,19 @@ def switchdev():
     return tree
 
 
-@change("hgx-h200-switchdev/down", "port-down")
-def switchdev_rail_down(tree):
-    """The uplink of a rail: its representors are up as before."""
-    set_state(tree, "mlx5_6", "1: DOWN", "3: Disabled")
+variants.set_up(change, (
+    ("h100/acs-locked", "acs",
+     "With Secure Boot the kernel lets nobody write PCI configuration space, so that setpci does not help.",
+     lambda tree: variants.by_name["h100/acs"].change(tree),
+     lambda tree: secure_boot(tree)),
+    ("dgx-b200/fabric", "nvlink", "The fabric manager of Blackwell needs NVLink's subnet manager beside it.",
+     lambda tree: variants.update_gpus(tree, fabric="starting"),
+     lambda tree: tree.put("/sys/module/ib_umad/initstate", "live\n")),
+    ("hgx-h100-lambda/fabric", "nvlink", "Fabric of the guest.",
+     lambda tree: variants.update_gpus(tree, fabric="starting")),
+    ("hgx-h200-switchdev/down", "port-down", "The uplink of a rail: its representors are up as before.",
+     lambda tree: set_state(tree, "mlx5_6", "1: DOWN", "3: Disabled")),
+))
 
 
 @machine("hgx-h100-vmd", each("mlx5_{}"))
@@ -684,17 +655,6 @@ def a4x_max():
     return tree
 
 
-@change("gke-a4x-max/plane-down", "port-down")
-def plane_of_a_pod_down(tree):
-    set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")
-
-
-@change("gke-a4x-max/no-channel", "imex")
-def claim_without_a_domain(tree):
-    """The pod asks for GPUs, and for no ComputeDomain."""
-    forget_device(tree, "/dev/nvidia-caps-imex-channels/channel0")
-
-
 @machine("kata-pod", [["mlx5_0"], ["mlx5_1"]])
 def kata():
     """A pod in a virtual machine of its own (Kata): a container inside of a guest, with two GPUs and two functions."""
@@ -738,11 +698,13 @@ def half_a_topology(tree):
     tree.put(path, text[:first] + text[second:])
 
 
-@change("azure-nd-h100-v5-pairs/rail-down", "port-down")
-def rail_of_a_pair_down(tree):
-    set_state(tree, "mlx5_ib6", "1: DOWN", "2: Polling")
-
-
-@change("hgx-h100-pfc/flap", "link-errors")
-def carrier_lost(tree):
-    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/carrier_down_count", "57\n")
+variants.set_up(change, (
+    ("gke-a4x-max/plane-down", "port-down", "Plane of a pod down.",
+     lambda tree: set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")),
+    ("gke-a4x-max/no-channel", "imex", "The pod asks for GPUs, and for no ComputeDomain.",
+     lambda tree: forget_device(tree, "/dev/nvidia-caps-imex-channels/channel0")),
+    ("azure-nd-h100-v5-pairs/rail-down", "port-down", "Rail of a pair down.",
+     lambda tree: set_state(tree, "mlx5_ib6", "1: DOWN", "2: Polling")),
+    ("hgx-h100-pfc/flap", "link-errors", "Carrier lost.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens2np0')}/carrier_down_count", "57\n")),
+))

@@ -42,29 +42,7 @@ def limits(tree, soft, hard):
 # --- GPUs as a set ---
 
 
-@change("azure-ncc-h100-v5/not-ready", "confidential")
-def gpu_of_a_confidential_guest(tree):
-    """Nobody has attested the GPU and let it take work."""
-    tree.answers["nvml"]["cc"]["ready"] = False
-
-
-@change("azure-ncc-h100-v5/old-driver")
-def confidential_with_an_older_driver(tree):
-    """What is right: a single GPU that takes work, and a driver that does not tell of modes for several."""
-    del tree.answers["nvml"]["cc"]["multi_gpu"]
-
-
-
-@change("dgx-h100-superpod/gpu-gone", "inventory")
-def gpu_gone(tree):
-    off_the_bus(tree, "0000:1b:00.0", 0)
     # Its NIC is there and idle: one NIC more than GPUs.
-
-
-@change("hgx-h200-snc4/gpu-gone", "inventory")
-def gpu_gone_from_a_board_without_name(tree):
-    """The four NVSwitches say that it is a board of eight."""
-    off_the_bus(tree, "0000:df:00.0", 7)
 
 
 @change("gcp-a4-mig-off/half")
@@ -82,22 +60,6 @@ def four_gpus_of_a_virtual_machine(tree):
         tree.remove(f"/sys/bus/pci/devices/{folder.rsplit('/', 1)[1]}")
 
 
-@change("gcp-a4-mig-off/mig", "mig")
-def mig_on(tree):
-    gpus(tree)[2]["mig"] = True
-
-
-@change("gcp-a4-mig-off/hot", "clocks")
-def hot_gpu(tree):
-    gpus(tree)[5]["slowdown"].update(hardware=True, hw_thermal=True)
-    gpus(tree)[2]["slowdown"].update(sw_thermal=True)
-
-
-@change("gcp-a4-mig-off/warm", "clocks")
-def warm_gpu(tree):
-    gpus(tree)[1]["slowdown"].update(sw_thermal=True)
-
-
 @change("gcp-a4-mig-off/power-brake", "clocks")
 def power_brake(tree):
     gpus(tree)[0]["slowdown"].update(hardware=True, power_brake=True)
@@ -110,23 +72,6 @@ def clocks_untold(tree):
         del gpu["slowdown"]
 
 
-@change("cloud-vm-one-gpu/mig")
-def mig_on_a_lone_gpu(tree):
-    """What is right: one GPU in instances, and nothing that would join several."""
-    gpus(tree)[0]["mig"] = True
-
-
-@change("docker-host-network/uvm", "uvm")
-def no_uvm_in_the_container(tree):
-    del tree.entries["/dev/nvidia-uvm"]
-    del tree.stats["/dev/nvidia-uvm"]
-
-
-@change("dgx-b200/uvm", "uvm")
-def uvm_not_for_this_user(tree):
-    tree.stats["/dev/nvidia-uvm"]["access"] = "---"
-
-
 @change("dgx-h100-superpod/fabric-manager", "fabric-manager")
 def fabric_manager_updated_alone(tree):
     tree.replace("/var/lib/dpkg/status", f"Package: nvidia-fabricmanager-580\nStatus: install ok installed\n"
@@ -135,37 +80,48 @@ def fabric_manager_updated_alone(tree):
                  "Architecture: amd64\nVersion: 580.140.02-1")
 
 
-@change("hgx-a100-mesh/fabric-manager")
-def fabric_manager_without_switches(tree):
-    """What is right: a package that nobody needs here."""
-    tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-535", "535.230.02-1"))
-
-
 @change("dgx-h100-superpod/sxid", "sxid")
 def fatal_sxid(tree):
     log(tree, "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 24007, Fatal, Link 44 sourcetrack timeout error (First)")
 
 
-@change("dgx-h100-superpod/xid-149", "gpu-errors")
-def nvlink_error(tree):
-    log(tree, "NVRM: Xid (PCI:0000:1b:00): 149, NETIR Nonfatal XC0 i0 Link 03 (0x004a80c6)")
-
-
-@change("dgx-h100-superpod/xid-94")
-def contained_error(tree):
-    """What is right: programs did it, or the driver has dealt with it, which the log tells by a recovery."""
-    log(tree, "NVRM: Xid (PCI:0000:1b:00): 31, pid=77, name=python3, MMU Fault: ENGINE GRAPHICS",
-        "NVRM: Xid (PCI:0000:1b:00): 43, pid=77, name=python3, Ch 00000008",
-        "NVRM: Xid (PCI:0000:1b:00): 45, pid=77, name=python3, Ch 00000009")
+variants.set_up(change, (
+    ("azure-ncc-h100-v5/not-ready", "confidential", "Nobody has attested the GPU and let it take work.",
+     lambda tree: tree.answers["nvml"]["cc"].update(ready=False)),
+    ("azure-ncc-h100-v5/old-driver", "",
+     "What is right: a single GPU that takes work, and a driver that does not tell of modes for several.",
+     lambda tree: tree.answers["nvml"]["cc"].pop("multi_gpu")),
+    ("dgx-h100-superpod/gpu-gone", "inventory", "GPU gone.",
+     lambda tree: off_the_bus(tree, "0000:1b:00.0", 0)),
+    ("hgx-h200-snc4/gpu-gone", "inventory", "The four NVSwitches say that it is a board of eight.",
+     lambda tree: off_the_bus(tree, "0000:df:00.0", 7)),
+    ("gcp-a4-mig-off/mig", "mig", "MIG on.",
+     lambda tree: gpus(tree)[2].update(mig=True)),
+    ("gcp-a4-mig-off/hot", "clocks", "Hot GPU.",
+     lambda tree: gpus(tree)[5]["slowdown"].update(hardware=True, hw_thermal=True),
+     lambda tree: gpus(tree)[2]["slowdown"].update(sw_thermal=True)),
+    ("gcp-a4-mig-off/warm", "clocks", "Warm GPU.",
+     lambda tree: gpus(tree)[1]["slowdown"].update(sw_thermal=True)),
+    ("cloud-vm-one-gpu/mig", "", "What is right: one GPU in instances, and nothing that would join several.",
+     lambda tree: gpus(tree)[0].update(mig=True)),
+    ("docker-host-network/uvm", "uvm", "No UVM in the container.",
+     lambda tree: tree.entries.pop("/dev/nvidia-uvm"),
+     lambda tree: tree.stats.pop("/dev/nvidia-uvm")),
+    ("dgx-b200/uvm", "uvm", "UVM not for this user.",
+     lambda tree: tree.stats["/dev/nvidia-uvm"].update(access="---")),
+    ("hgx-a100-mesh/fabric-manager", "", "What is right: a package that nobody needs here.",
+     lambda tree: tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-535", "535.230.02-1"))),
+    ("dgx-h100-superpod/xid-149", "gpu-errors", "NVLink error.",
+     lambda tree: log(tree, "NVRM: Xid (PCI:0000:1b:00): 149, NETIR Nonfatal XC0 i0 Link 03 (0x004a80c6)")),
+    ("dgx-h100-superpod/xid-94", "",
+     "What is right: programs did it, or the driver has dealt with it, which the log tells by a recovery.",
+     lambda tree: log(tree, "NVRM: Xid (PCI:0000:1b:00): 31, pid=77, name=python3, MMU Fault: ENGINE GRAPHICS",
+                      "NVRM: Xid (PCI:0000:1b:00): 43, pid=77, name=python3, Ch 00000008",
+                      "NVRM: Xid (PCI:0000:1b:00): 45, pid=77, name=python3, Ch 00000009")),
+))
 
 
 # --- ports and links ---
-
-
-@change("dgx-h200-deepep/uplink-width", "pci-uplink")
-def switch_with_half_of_its_lanes(tree):
-    tree.put(f"{pci_folder(tree, '0000:3d:00.0')}/current_link_width", "8\n")
-    tree.put(f"{pci_folder(tree, '0000:3c:01.0')}/current_link_width", "8\n")
 
 
 @change("dgx-h200-deepep/uplink-speed", "pci-uplink")
@@ -181,16 +137,6 @@ def gpu_at_rest(tree):
         folder = pci_folder(tree, gpu["pci"])
         tree.put(f"{folder}/current_link_speed", "2.5 GT/s PCIe\n")
         tree.put(f"{folder.rsplit('/', 1)[0]}/current_link_speed", "2.5 GT/s PCIe\n")
-
-
-@change("hgx-h100-worn/flaps", "link-errors")
-def flapping_link(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_3')}/counters/link_downed", "73\n")
-
-
-@change("dgx-b200/symbols", "link-errors")
-def damaged_symbols(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_6')}/counters/symbol_error", "184467\n")
 
 
 @change("dgx-b200/switch-restarts")
@@ -216,32 +162,26 @@ def counters_of_infiniband(tree):
     tree.put(f"{port}/counters/port_xmit_packets", "900000000\n")
 
 
-@change("hgx-h100-worn/mtu", "mtu")
-def one_rail_with_a_small_mtu(tree):
-    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "1500\n")
-
-
-@change("hgx-h100-worn/mtu-alike")
-def mtus_of_one_size_of_packets(tree):
-    """What is right: 4200, 8896 and 9000 are all of 4096 bytes to RDMA."""
-    tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "4200\n")
-    tree.put(f"{tree.real('/sys/class/net/ens3np0')}/mtu", "9000\n")
-
-
-@change("hgx-h100-worn/firmware", "firmware")
-def odd_firmware(tree):
-    tree.put(f"{variants.nic_folder(tree, 'mlx5_5')}/fw_ver", "28.39.1002\n")
-
-
-@change("dgx-b200/firmware")
-def firmware_of_management(tree):
-    """What is right: ports for management are of another make, and have what they have."""
-    tree.put(f"{variants.nic_folder(tree, 'mlx5_20')}/fw_ver", "22.36.1010\n")
-
-
-@change("hgx-h100-bonded-management/bond", "bond")
-def dead_member(tree):
-    tree.put(f"{tree.real('/sys/class/net/eno2np1')}/bonding_slave/mii_status", "down\n")
+variants.set_up(change, (
+    ("dgx-h200-deepep/uplink-width", "pci-uplink", "Switch with half of its lanes.",
+     lambda tree: tree.put(f"{pci_folder(tree, '0000:3d:00.0')}/current_link_width", "8\n"),
+     lambda tree: tree.put(f"{pci_folder(tree, '0000:3c:01.0')}/current_link_width", "8\n")),
+    ("hgx-h100-worn/flaps", "link-errors", "Flapping link.",
+     lambda tree: tree.put(f"{nic_port(tree, 'mlx5_3')}/counters/link_downed", "73\n")),
+    ("dgx-b200/symbols", "link-errors", "Damaged symbols.",
+     lambda tree: tree.put(f"{nic_port(tree, 'mlx5_6')}/counters/symbol_error", "184467\n")),
+    ("hgx-h100-worn/mtu", "mtu", "One rail with a small MTU.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "1500\n")),
+    ("hgx-h100-worn/mtu-alike", "", "What is right: 4200, 8896 and 9000 are all of 4096 bytes to RDMA.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens2np0')}/mtu", "4200\n"),
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/ens3np0')}/mtu", "9000\n")),
+    ("hgx-h100-worn/firmware", "firmware", "Odd firmware.",
+     lambda tree: tree.put(f"{variants.nic_folder(tree, 'mlx5_5')}/fw_ver", "28.39.1002\n")),
+    ("dgx-b200/firmware", "", "What is right: ports for management are of another make, and have what they have.",
+     lambda tree: tree.put(f"{variants.nic_folder(tree, 'mlx5_20')}/fw_ver", "22.36.1010\n")),
+    ("hgx-h100-bonded-management/bond", "bond", "Dead member.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/eno2np1')}/bonding_slave/mii_status", "down\n")),
+))
 
 
 @change("workstation-4090/bond")
@@ -316,16 +256,6 @@ def extension(tree, path=EXTENSION, *, needed=(), **facts):
                  **{"runpath": "/opt/deepep/nvshmem/lib", "needed": NEEDED + list(needed), **facts})
 
 
-@change("dgx-h200-deepep/import-missing", "import-libraries")
-def library_of_the_build_image(tree):
-    extension(tree, needed=["libgomp-custom.so.1"])
-
-
-@change("dgx-h200-deepep/import-glibc", "import-libraries")
-def built_on_a_newer_system(tree):
-    extension(tree, needs={"libc.so.6": ["GLIBC_2.34", "GLIBC_2.41"]})
-
-
 @change("dgx-h200-deepep/import-glibcxx", "import-libraries")
 def built_with_a_newer_compiler(tree):
     software.library(tree, X86_64, "libstdc++.so.6", "0.33", defines=[f"GLIBCXX_3.4.{i}" for i in range(34)])
@@ -349,16 +279,17 @@ def nvshmem_lost(tree):
         del tree.environment[name]
 
 
-@change("dgx-h200-deepep/import-python", "import-python")
-def extension_for_another_python(tree):
-    tree.remove(EXTENSION)
-    extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")
-
-
-@change("dgx-h200-deepep/import-pythons")
-def extensions_for_two_pythons(tree):
-    """What is right: one of the two is for this Python."""
-    extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")
+variants.set_up(change, (
+    ("dgx-h200-deepep/import-missing", "import-libraries", "Library of the build image.",
+     lambda tree: extension(tree, needed=["libgomp-custom.so.1"])),
+    ("dgx-h200-deepep/import-glibc", "import-libraries", "Built on a newer system.",
+     lambda tree: extension(tree, needs={"libc.so.6": ["GLIBC_2.34", "GLIBC_2.41"]})),
+    ("dgx-h200-deepep/import-python", "import-python", "Extension for another Python.",
+     lambda tree: tree.remove(EXTENSION),
+     lambda tree: extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")),
+    ("dgx-h200-deepep/import-pythons", "", "What is right: one of the two is for this Python.",
+     lambda tree: extension(tree, "/opt/deepep/python/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so")),
+))
 
 
 @change("dgx-h200-deepep/cuda-13", "cuda-major")
@@ -374,31 +305,18 @@ def extension_for_another_cuda(tree):
 # --- limits ---
 
 
-@change("dgx-b200/nofile", "nofile")
-def few_files(tree):
-    limits(tree, 256, 1024)
-
-
-@change("dgx-b200/nofile-default")
-def default_of_a_shell(tree):
-    """What is right: a shell's default, which a process may raise."""
-    limits(tree, 1024, 524288)
-
-
-@change("slurm-one-gpu-a-task/one-cpu", "processors")
-def one_processor(tree):
-    tree.replace("/proc/self/status", "Cpus_allowed_list:\t42-55,154-167", "Cpus_allowed_list:\t42")
-
-
-@change("docker-host-network/quota", "processors")
-def small_quota(tree):
-    tree.put("/sys/fs/cgroup/cpu.max", "200000 100000\n")
-
-
-@change("docker-host-network/no-quota")
-def no_quota(tree):
-    """What is right."""
-    tree.put("/sys/fs/cgroup/cpu.max", "max 100000\n")
+variants.set_up(change, (
+    ("dgx-b200/nofile", "nofile", "Few files.",
+     lambda tree: limits(tree, 256, 1024)),
+    ("dgx-b200/nofile-default", "", "What is right: a shell's default, which a process may raise.",
+     lambda tree: limits(tree, 1024, 524288)),
+    ("slurm-one-gpu-a-task/one-cpu", "processors", "One processor.",
+     lambda tree: tree.replace("/proc/self/status", "Cpus_allowed_list:\t42-55,154-167", "Cpus_allowed_list:\t42")),
+    ("docker-host-network/quota", "processors", "Small quota.",
+     lambda tree: tree.put("/sys/fs/cgroup/cpu.max", "200000 100000\n")),
+    ("docker-host-network/no-quota", "", "What is right.",
+     lambda tree: tree.put("/sys/fs/cgroup/cpu.max", "max 100000\n")),
+))
 
 
 # --- jobs ---
@@ -417,33 +335,23 @@ def mpi_of_its_launcher(tree):
     tree.put("/proc/self/maps", "7f0000000000-7f0000100000 r-xp 00000000 08:01 77 /opt/openmpi/lib/libmpi.so.40\n")
 
 
-@change("docker-host-network/environ", "environ-sourced")
-def environment_of_process_1(tree):
-    tree.put("/root/.bashrc", "# made up\nexport $(cat /proc/1/environ | tr '\\0' '\\n' | xargs)\n")
-
-
-@change("docker-host-network/environ-read")
-def one_variable_of_process_1(tree):
-    """What is right: one variable is taken out of it, nothing is evaluated."""
-    tree.put("/root/.bashrc", "# export /proc/1/environ is wrong\n"
-             "tr '\\0' '\\n' </proc/1/environ | grep ^NCCL_ >/tmp/nccl\n")
-
-
 def journal(tree, *events):
     lines = [{"v": 1, "time": "2026-02-03T10:00:00Z", "boot": f"00000000-0000-4000-8000-{i:012d}", "event": event,
               "step": "driver"} for i, event in enumerate(events)]
     tree.put("/var/lib/epkit/install/gcp-b200-ubuntu2404/journal.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
-@change("gcp-a4-mig-off/install", "install-stuck")
-def restarts_again_and_again(tree):
-    journal(tree, "begin", *["start", "end", "reboot"] * 4)
-
-
-@change("gcp-a4-mig-off/install-done")
-def installation_that_is_done(tree):
-    """What is right: it restarted the node twice, and finished."""
-    journal(tree, "begin", *["start", "end", "reboot"] * 2, "finished")
+variants.set_up(change, (
+    ("docker-host-network/environ", "environ-sourced", "Environment of process 1.",
+     lambda tree: tree.put("/root/.bashrc", "# made up\nexport $(cat /proc/1/environ | tr '\\0' '\\n' | xargs)\n")),
+    ("docker-host-network/environ-read", "", "What is right: one variable is taken out of it, nothing is evaluated.",
+     lambda tree: tree.put("/root/.bashrc", "# export /proc/1/environ is wrong\n"
+                           "tr '\\0' '\\n' </proc/1/environ | grep ^NCCL_ >/tmp/nccl\n")),
+    ("gcp-a4-mig-off/install", "install-stuck", "Restarts again and again.",
+     lambda tree: journal(tree, "begin", *["start", "end", "reboot"] * 4)),
+    ("gcp-a4-mig-off/install-done", "", "What is right: it restarted the node twice, and finished.",
+     lambda tree: journal(tree, "begin", *["start", "end", "reboot"] * 2, "finished")),
+))
 
 
 # --- variables alone ---

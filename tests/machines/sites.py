@@ -660,13 +660,6 @@ def ecc(tree, gpu):
     tree.nvml(gpu)["ecc_uncorrected"] = 7
 
 
-@change("azure-nd-h200-v5/ecc", "gpu-errors")
-def azure_ecc(tree):
-    """The GPU has an address that no other number tells."""
-    ecc(tree, 5)
-    tree.environment["CUDA_VISIBLE_DEVICES"] = "7,6,5,4,3,2,1,0"
-
-
 @change("azure-nd-h200-v5/xid", "gpu-errors")
 def azure_xid(tree):
     log(tree, "NVRM: Xid (PCI:0003:00:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
@@ -677,11 +670,6 @@ def azure_xid(tree):
 def azure_init(tree):
     for i in range(8):
         tree.put(f"{nic_port(tree, f'mlx5_ib{i}')}/state", "2: INIT\n")
-
-
-@change("aws-p6-b200/efa-gone", "port-down")
-def efa_gone(tree):
-    remove_nic(tree, "rdmap97s0")
 
 
 @change("aws-p6-b200/deepep", "ibgda-nic")
@@ -698,27 +686,6 @@ def adapters_of_other_gpus(tree):
         forget_device(tree, f"/dev/infiniband/uverbs{i}")
     for i in range(16):
         tree.device_node(f"/dev/infiniband/uverbs{i}")
-
-
-@change("oci-bm-h100/port-gone", "port-down")
-def one_port_of_a_card(tree):
-    """One function of a card with two."""
-    remove_nic(tree, "mlx5_5")
-
-
-@change("oci-bm-h100/port-down", "port-down")
-def one_port_without_link(tree):
-    set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")
-
-
-@change("oci-bm-h100/gpu-gone", "inventory")
-def gpu_gone_of_bare_metal(tree):
-    off_the_bus(tree, "0000:61:00.0", 3)
-
-
-@change("oci-bm-h100/mtu", "mtu")
-def small_mtu(tree):
-    tree.put(f"{tree.real('/sys/class/net/rdma9')}/mtu", "1500\n")
 
 
 @change("oci-bm-h100/flaps", "link-errors")
@@ -746,48 +713,9 @@ def bonded_rail_gone(tree):
     del tree.entries["/sys/class/net/ens5f1np1"]
 
 
-@change("kvm-passthrough/nic-gone", "port-down")
-def nic_gone_of_a_guest(tree):
-    remove_nic(tree, "mlx5_6")
-
-
-@change("kvm-passthrough/fabric", "nvlink")
-def fabric_not_up(tree):
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
-
-
-@change("gb300-nvl72/firmware", "firmware")
-def odd_cx8(tree):
-    tree.put(f"{nic_folder(tree, 'mlx5_2')}/fw_ver", "40.44.1036\n")
-
-
-@change("gb300-nvl72/nic-down", "port-down")
-def cx8_down(tree):
-    set_state(tree, "mlx5_2", "1: DOWN", "2: Polling")
-
-
-@change("gb300-nvl72/imex", "imex")
-def no_channel(tree):
-    forget_device(tree, "/dev/nvidia-caps-imex-channels/channel0")
-
-
 @change("gb300-nvl72/passthrough", "iommu-gb200")
 def passthrough_on_grace(tree):
     tree.replace("/proc/cmdline", "init_on_alloc=0", "init_on_alloc=0 iommu.passthrough=1")
-
-
-@change("hgx-b200-nvlink-management/gpu-gone", "inventory")
-def gpu_gone_of_a_nameless_board(tree):
-    """No NVSwitch on the bus and no known name: but such boards have eight."""
-    off_the_bus(tree, "0000:9d:00.0", 4)
-
-
-@change("hgx-b200-nvlink-management/umad", "nvlink")
-def fabric_manager_without_umad(tree):
-    """The fabric manager does not start without ib_umad on such a board, whatever its version."""
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
 
 
 @change("hgx-b200-nvlink-management/closed", "open-driver")
@@ -838,32 +766,12 @@ def dnf_log(tree, *lines):
              + "".join(f"1970-01-01T00:00:01+0000 SUBDEBUG {line}\n" for line in lines))
 
 
-@change("hgx-h100-rhel/fabric-manager", "fabric-manager")
-def fabric_manager_updated_by_dnf(tree):
-    """Updated alone while the machine ran; rpm keeps no file that tells, dnf's log does."""
-    dnf_log(tree, f"Installed: nvidia-fabric-manager-{software.DRIVER}-1.x86_64",
-            "Upgrade: nvidia-fabric-manager-580.140.02-1.x86_64",
-            f"Upgraded: nvidia-fabric-manager-{software.DRIVER}-1.x86_64")
-
-
-@change("hgx-h100-rhel/fabric-manager-right")
-def fabric_manager_installed_by_dnf(tree):
-    """What is right: the driver's version."""
-    dnf_log(tree, f"Installed: nvidia-fabric-manager-{software.DRIVER}-1.x86_64")
-
-
 def started(tree, version):
     tree.put("/var/log/fabricmanager.log",
              "[Jan 01 1970 00:00:10] [INFO] [tid 77] Fabric Manager version 535.54.03 is running with the following "
              "configuration options\n[Jan 01 1970 00:00:10] [INFO] [tid 77] Logging level = 4\n"
              f"[Jan 01 1970 01:00:10] [INFO] [tid 78] Fabric Manager version {version} is running with the following "
              "configuration options\n")
-
-
-@change("sles-hpc/fabric-manager-log")
-def fabric_manager_by_its_log(tree):
-    """What is right: the one that was started last is of the driver's version."""
-    started(tree, software.DRIVER)
 
 
 @change("sles-hpc/fabric-manager-old", "nvlink")
@@ -878,13 +786,6 @@ def fabric_manager_of_another_version(tree):
 def no_rdma_on_sles(tree):
     for name in [f"mlx5_{i}" for i in range(8)] + ["mlx5_20", "mlx5_21"]:
         without_rdma(tree, name)
-
-
-@change("sles-hpc/peermem", "peermem")
-def closed_without_peermem(tree):
-    tree.replace("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64",
-                 "NVIDIA UNIX x86_64 Kernel Module")
-    without_peermem(tree)
 
 
 @change("ordinary-user/shut", "gpu-access")
@@ -903,13 +804,6 @@ def library_updated(tree):
         tree.entries[f"{X86_64.lib}/{name}.580.140.02"] = tree.entries.pop(old)
         tree.link(f"{X86_64.lib}/{name}.1", f"{name}.580.140.02")
     tree.answers["nvml"] = {"error": "NVML: Driver/library version mismatch"}
-
-
-@change("slurm-four-of-eight/quota-v1", "processors")
-def quota_of_the_first_version(tree):
-    """cgroup v1."""
-    tree.put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n")
-    tree.put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
 
 
 @change("docker-two-gpus/uvm", "uvm")
@@ -939,14 +833,57 @@ def without_mapping(tree):
         tree.put(path, software.buffer_py(call=False))
 
 
-@change("venv-of-the-system/mapping", "mapping-inactive")
-def venv_mapping(tree):
-    without_mapping(tree)
-
-
-@change("packages-of-the-user/mapping", "mapping-inactive")
-def user_mapping(tree):
-    without_mapping(tree)
+variants.set_up(change, (
+    ("azure-nd-h200-v5/ecc", "gpu-errors", "The GPU has an address that no other number tells.",
+     lambda tree: ecc(tree, 5),
+     lambda tree: tree.environment.update(CUDA_VISIBLE_DEVICES="7,6,5,4,3,2,1,0")),
+    ("aws-p6-b200/efa-gone", "port-down", "EFA gone.",
+     lambda tree: remove_nic(tree, "rdmap97s0")),
+    ("oci-bm-h100/port-gone", "port-down", "One function of a card with two.",
+     lambda tree: remove_nic(tree, "mlx5_5")),
+    ("oci-bm-h100/port-down", "port-down", "One port without link.",
+     lambda tree: set_state(tree, "mlx5_5", "1: DOWN", "2: Polling")),
+    ("oci-bm-h100/gpu-gone", "inventory", "GPU gone of bare metal.",
+     lambda tree: off_the_bus(tree, "0000:61:00.0", 3)),
+    ("oci-bm-h100/mtu", "mtu", "Small MTU.",
+     lambda tree: tree.put(f"{tree.real('/sys/class/net/rdma9')}/mtu", "1500\n")),
+    ("kvm-passthrough/nic-gone", "port-down", "NIC gone of a guest.",
+     lambda tree: remove_nic(tree, "mlx5_6")),
+    ("kvm-passthrough/fabric", "nvlink", "Fabric not up.",
+     lambda tree: variants.update_gpus(tree, fabric="starting")),
+    ("gb300-nvl72/firmware", "firmware", "Odd cx8.",
+     lambda tree: tree.put(f"{nic_folder(tree, 'mlx5_2')}/fw_ver", "40.44.1036\n")),
+    ("gb300-nvl72/nic-down", "port-down", "Cx8 down.",
+     lambda tree: set_state(tree, "mlx5_2", "1: DOWN", "2: Polling")),
+    ("gb300-nvl72/imex", "imex", "No channel.",
+     lambda tree: forget_device(tree, "/dev/nvidia-caps-imex-channels/channel0")),
+    ("hgx-b200-nvlink-management/gpu-gone", "inventory",
+     "No NVSwitch on the bus and no known name: but such boards have eight.",
+     lambda tree: off_the_bus(tree, "0000:9d:00.0", 4)),
+    ("hgx-b200-nvlink-management/umad", "nvlink",
+     "The fabric manager does not start without ib_umad on such a board, whatever its version.",
+     lambda tree: variants.update_gpus(tree, fabric="starting")),
+    ("hgx-h100-rhel/fabric-manager", "fabric-manager",
+     "Updated alone while the machine ran; rpm keeps no file that tells, dnf's log does.",
+     lambda tree: dnf_log(tree, f"Installed: nvidia-fabric-manager-{software.DRIVER}-1.x86_64",
+                          "Upgrade: nvidia-fabric-manager-580.140.02-1.x86_64",
+                          f"Upgraded: nvidia-fabric-manager-{software.DRIVER}-1.x86_64")),
+    ("hgx-h100-rhel/fabric-manager-right", "", "What is right: the driver's version.",
+     lambda tree: dnf_log(tree, f"Installed: nvidia-fabric-manager-{software.DRIVER}-1.x86_64")),
+    ("sles-hpc/fabric-manager-log", "", "What is right: the one that was started last is of the driver's version.",
+     lambda tree: started(tree, software.DRIVER)),
+    ("sles-hpc/peermem", "peermem", "Closed without peermem.",
+     lambda tree: tree.replace("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64",
+                               "NVIDIA UNIX x86_64 Kernel Module"),
+     lambda tree: without_peermem(tree)),
+    ("slurm-four-of-eight/quota-v1", "processors", "cgroup v1.",
+     lambda tree: tree.put("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000\n"),
+     lambda tree: tree.put("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")),
+    ("venv-of-the-system/mapping", "mapping-inactive", "Venv mapping.",
+     lambda tree: without_mapping(tree)),
+    ("packages-of-the-user/mapping", "mapping-inactive", "User mapping.",
+     lambda tree: without_mapping(tree)),
+))
 
 
 # --- variables alone ---

@@ -54,13 +54,26 @@ def machines_into(machines, maps=None):
 fault = changes_into(faults)
 
 
-def set_variables(change, rows):
-    """Machines that differ in variables alone; `change` is the decorator of the list that they go to."""
-    for name, findings, variables, text in rows:
-        def build(tree, variables=variables):
-            tree.environment.update(variables)
+def set_up(change, rows):
+    """Machines that differ by a few steps, each a function of the tree; `change` is the decorator of their list."""
+    for name, findings, text, *steps in rows:
+        def build(tree, steps=steps):
+            for step in steps:
+                step(tree)
         build.__doc__ = text
         change(name, *findings.split())(build)
+
+
+def set_variables(change, rows):
+    """The same for machines that differ in variables alone."""
+    set_up(change, [(name, findings, text, lambda tree, variables=variables: tree.environment.update(variables))
+                    for name, findings, variables, text in rows])
+
+
+def update_gpus(tree, **answers):
+    """What NVML says of every GPU."""
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu.update(answers)
 
 
 def nic_folder(tree, name):
@@ -98,18 +111,6 @@ def no_way_for_a_nic_into_gpu_memory(tree):
     tree.remove("/sys/kernel/mm/memory_peers")
 
 
-@fault("h100/nv-peer-mem")
-def module_of_mellanox(tree):
-    """What is right: nv_peer_mem does what nvidia_peermem does."""
-    no_way_for_a_nic_into_gpu_memory(tree)
-    software.load_module(tree, "nv_peer_mem", "1.3")
-
-
-@fault("a4/driver-option", "driver-option")
-def no_reboot_since_the_option(tree):
-    tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")
-
-
 @fault("a4/driver-option-overruled", "driver-option")
 def a_later_line_wins(tree):
     tree.put("/etc/modprobe.d/zz-power.conf", 'options nvidia NVreg_RegistryDwords="PowerMizerEnable=0x1"\n')
@@ -123,14 +124,6 @@ def modules_signed_by_the_distribution(tree):
     tree.replace("/var/lib/dpkg/status", f"nvidia-driver-{major}-open", f"nvidia-headless-no-dkms-{major}-open")
     tree.append("/var/lib/dpkg/status",
                 software.package(f"linux-modules-nvidia-{major}-open-6.8.0-87-generic", "6.8.0-87.88+1"))
-
-
-@fault("a4/doca-packages")
-def modules_of_doca_in_another_place(tree):
-    """What is right: an older DOCA whose modules came built, below updates and not updates/dkms."""
-    doca_too_old_for_the_kernel(tree)
-    tree.append(f"/usr/lib/modules/{software.KERNEL}/modules.dep",
-                "updates/mlnx-ofa_kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko:\n")
 
 
 @fault("a4/doca-kernel", "doca-kernel")
@@ -177,16 +170,6 @@ def passthrough_on_grace(tree):
     tree.replace("/proc/cmdline", "init_on_alloc=0", "init_on_alloc=0 iommu.passthrough=1")
 
 
-@fault("a4/gpu-errors-ecc", "gpu-errors")
-def uncorrected_memory_error(tree):
-    tree.nvml(5)["ecc_uncorrected"] = 2
-
-
-@fault("a4/gpu-errors-remap", "gpu-errors")
-def row_remap_waits_for_a_reset(tree):
-    tree.nvml(2)["remap_pending"] = True
-
-
 @fault("a4/gpu-errors-xid", "gpu-errors")
 def fallen_off_the_bus(tree):
     tree.append("/var/log/kern.log",
@@ -204,12 +187,6 @@ def recovered_by_a_reset(tree):
                     f"1970-01-01T00:10:00.000000+00:00 node kernel: NVRM: Xid (PCI:0000:0f:00): {text}\n")
 
 
-@fault("h100/gpu-errors-lost", "gpu-errors")
-def nvml_lists_one_less(tree):
-    """Fallen off the bus: the driver has its device file, and NVML no handle."""
-    del tree.answers["nvml"]["gpus"][3]
-
-
 @fault("a4/nvlink", "nvlink")
 def some_links_down(tree):
     tree.nvml(3)["nvlinks"][4] = tree.nvml(3)["nvlinks"][11] = "down"
@@ -222,24 +199,29 @@ def cards_without_bridges(tree):
         gpu.update(name="NVIDIA A40", nvlinks=["down"] * 4, fabric="none")
 
 
-@fault("h100/nvlink-fabric", "nvlink")
-def fabric_manager_is_off(tree):
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["nvlinks"] = ["down"] * 18
-        gpu["fabric"] = "starting"
+set_up(fault, (
+    ("h100/nv-peer-mem", "", "What is right: nv_peer_mem does what nvidia_peermem does.",
+     lambda tree: no_way_for_a_nic_into_gpu_memory(tree),
+     lambda tree: software.load_module(tree, "nv_peer_mem", "1.3")),
+    ("a4/driver-option", "driver-option", "No reboot since the option.",
+     lambda tree: tree.replace("/proc/driver/nvidia/params", "PeerMappingOverride=1;", "")),
+    ("a4/doca-packages", "",
+     "What is right: an older DOCA whose modules came built, below updates and not updates/dkms.",
+     lambda tree: doca_too_old_for_the_kernel(tree),
+     lambda tree: tree.append(f"/usr/lib/modules/{software.KERNEL}/modules.dep",
+                              "updates/mlnx-ofa_kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko:\n")),
+    ("a4/gpu-errors-ecc", "gpu-errors", "Uncorrected memory error.",
+     lambda tree: tree.nvml(5).update(ecc_uncorrected=2)),
+    ("a4/gpu-errors-remap", "gpu-errors", "Row remap waits for a reset.",
+     lambda tree: tree.nvml(2).update(remap_pending=True)),
+    ("h100/gpu-errors-lost", "gpu-errors", "Fallen off the bus: the driver has its device file, and NVML no handle.",
+     lambda tree: tree.answers["nvml"]["gpus"].pop(3)),
+    ("h100/nvlink-fabric", "nvlink", "Fabric manager is off.",
+     lambda tree: update_gpus(tree, nvlinks=["down"] * 18, fabric="starting")),
+))
 
 
 # --- NICs ---
-
-
-@fault("h100/slow-link-pcie", "slow-link")
-def half_the_lanes(tree):
-    tree.put(f"{pci_folder(tree, '0000:9a:00.0')}/current_link_width", "8\n")
-
-
-@fault("h100/slow-link-rate", "slow-link")
-def half_the_rate(tree):
-    tree.put(f"{nic_port(tree, 'mlx5_2')}/rate", "200 Gb/sec (2X NDR)\n")
 
 
 def storage_nics(tree):
@@ -265,18 +247,6 @@ def storage_of_another_rate(tree):
     without_ipv4(tree, "mlx5_5")
 
 
-@fault("h100/storage-port-down", "port-down")
-def cable_pulled_beside_storage(tree):
-    storage_nics(tree)
-    cable_pulled(tree)
-
-
-@fault("h100/storage-link-layer", "link-layer")
-def one_port_is_ethernet_as_storage_is(tree):
-    storage_nics(tree)
-    one_port_is_ethernet(tree)
-
-
 @fault("a3u/gid-ipv6", "gid")
 def network_with_ipv6_only(tree):
     for path in list(tree.entries):
@@ -284,25 +254,30 @@ def network_with_ipv6_only(tree):
             tree.replace(path, "0000:0000:0000:0000:0000:ffff:c000:", "2001:0db8:0000:0000:0000:0000:0000:")
 
 
-@fault("a4/gid", "gid")
-def no_ipv4_gid(tree):
-    without_ipv4(tree, "mlx5_6")
-
-
-@fault("a4/gid-index", "gid")
-def index_of_a_roce_v1_gid(tree):
-    tree.environment["NVSHMEM_IB_GID_INDEX"] = "2"
-
-
 @fault("h100/port-down", "port-down")
 def cable_pulled(tree):
     set_state(tree, "mlx5_9", "1: DOWN", "2: Polling")
 
 
-@fault("a4/port-down", "port-down", "shared-nic")
-def cable_pulled_under_a_mapping(tree):
-    """Two things to repair: the port, and until then the environment, which gives it to a GPU."""
-    set_state(tree, "mlx5_3", "1: DOWN", "3: Disabled")
+set_up(fault, (
+    ("h100/slow-link-pcie", "slow-link", "Half the lanes.",
+     lambda tree: tree.put(f"{pci_folder(tree, '0000:9a:00.0')}/current_link_width", "8\n")),
+    ("h100/slow-link-rate", "slow-link", "Half the rate.",
+     lambda tree: tree.put(f"{nic_port(tree, 'mlx5_2')}/rate", "200 Gb/sec (2X NDR)\n")),
+    ("h100/storage-port-down", "port-down", "Cable pulled beside storage.",
+     lambda tree: storage_nics(tree),
+     lambda tree: cable_pulled(tree)),
+    ("h100/storage-link-layer", "link-layer", "One port is Ethernet as storage is.",
+     lambda tree: storage_nics(tree),
+     lambda tree: one_port_is_ethernet(tree)),
+    ("a4/gid", "gid", "No IPv4 GID.",
+     lambda tree: without_ipv4(tree, "mlx5_6")),
+    ("a4/gid-index", "gid", "Index of a RoCE v1 GID.",
+     lambda tree: tree.environment.update(NVSHMEM_IB_GID_INDEX="2")),
+    ("a4/port-down", "port-down shared-nic",
+     "Two things to repair: the port, and until then the environment, which gives it to a GPU.",
+     lambda tree: set_state(tree, "mlx5_3", "1: DOWN", "3: Disabled")),
+))
 
 
 @fault("h100/link-layer", "link-layer")
@@ -401,37 +376,15 @@ def gib_before_the_system(tree):
 # --- NVSHMEM ---
 
 
-@fault("a4/one-nic", "one-nic")
-def mapping_by_pe(tree):
-    tree.environment["NVSHMEM_ENABLE_NIC_PE_MAPPING"] = "1"
-
-
 @fault("a4/shared-nic", "shared-nic")
 def two_gpus_on_one_nic(tree):
     mapping = tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
     tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"] = mapping.replace("3:mlx5_3", "3:mlx5_2")
 
 
-@fault("a4/shared-nic-by-default", "shared-nic")
-def left_to_nvshmem(tree):
-    """Two GPUs on a switch: each sees the first of the two NICs there as its nearest."""
-    del tree.environment["DEEP_EP_DEVICE_TO_HCA_MAPPING"]
-
-
 def fresh_shell(tree):
     """Python finds DeepEP, which switches IBGDA on by itself; nobody has set anything else."""
     tree.environment = {name: tree.environment[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH")}
-
-
-@fault("a4/no-env", "shared-nic", "two-nvshmem")
-def nothing_set(tree):
-    fresh_shell(tree)
-
-
-@fault("a3u/no-env", "hca-prefix", "two-nvshmem")
-def nothing_set_and_other_names(tree):
-    """NVSHMEM finds no NIC at all, so that none is shared."""
-    fresh_shell(tree)
 
 
 @fault("a4/nic-handler", "nic-handler")
@@ -452,16 +405,6 @@ def other_options_are_configured(tree):
     """The option is in no line, and there is one that a second would replace or be replaced by."""
     handler_falls_back(tree)
     tree.put("/etc/modprobe.d/zz-site.conf", 'options nvidia NVreg_RegistryDwords="PowerMizerEnable=0x1;"\n')
-
-
-@fault("a4/two-nvshmem", "two-nvshmem")
-def pytorch_brings_its_own(tree):
-    del tree.environment["LD_PRELOAD"]
-
-
-@fault("a4/two-nvshmem-dangling", "two-nvshmem")
-def preload_of_nothing(tree):
-    tree.environment["LD_PRELOAD"] = "/opt/nvshmem/lib/libnvshmem_host.so.3"
 
 
 @fault("a4/ibgda-transport", "ibgda-transport")
@@ -486,11 +429,6 @@ def gdrcopy(tree, *, module=True):
         tree.device_node("/dev/gdrdrv")
 
 
-@fault("a4/gdrcopy", "gdrcopy")
-def handler_on_the_cpu_without_gdrcopy(tree):
-    tree.environment["NVSHMEM_IBGDA_NIC_HANDLER"] = "cpu"
-
-
 @fault("a4/gdrcopy-device", "gdrcopy")
 def gdrcopy_without_its_device(tree):
     """The module is loaded, but nothing has created its device, or the container was not given it."""
@@ -499,31 +437,38 @@ def gdrcopy_without_its_device(tree):
     del tree.stats["/dev/gdrdrv"]
 
 
-@fault("a4/gdrcopy-denied", "gdrcopy")
-def gdrcopy_for_other_users(tree):
-    handler_on_the_cpu(tree)
-    tree.stats["/dev/gdrdrv"]["access"] = "---"
-
-
-@fault("a4/home", "home")
-def homes_that_are_not_there(tree):
-    tree.environment["GDRCOPY_HOME"] = "/opt/deepep/gdrcopy"
-
-
 @fault("a4/home-preload", "home")
 def one_of_several_to_preload_is_gone(tree):
     tree.environment["LD_PRELOAD"] = "/opt/nvshmem/lib/libtcmalloc.so.4:" + tree.environment["LD_PRELOAD"]
 
 
-@fault("a3u/hca-prefix", "hca-prefix")
-def prefix_of_other_names(tree):
-    del tree.environment["NVSHMEM_HCA_PREFIX"]
-
-
-@fault("a4/void-variables", "void-variables")
-def variables_that_do_nothing(tree):
-    tree.environment["NVSHMEM_IBGDA_SUPPORT"] = "1"
-    tree.environment["NVSHMEM_USE_GDRCOPY"] = "1"
+set_up(fault, (
+    ("a4/one-nic", "one-nic", "Mapping by PE.",
+     lambda tree: tree.environment.update(NVSHMEM_ENABLE_NIC_PE_MAPPING="1")),
+    ("a4/shared-nic-by-default", "shared-nic",
+     "Two GPUs on a switch: each sees the first of the two NICs there as its nearest.",
+     lambda tree: tree.environment.pop("DEEP_EP_DEVICE_TO_HCA_MAPPING")),
+    ("a4/no-env", "shared-nic two-nvshmem", "Nothing set.",
+     lambda tree: fresh_shell(tree)),
+    ("a3u/no-env", "hca-prefix two-nvshmem", "NVSHMEM finds no NIC at all, so that none is shared.",
+     lambda tree: fresh_shell(tree)),
+    ("a4/two-nvshmem", "two-nvshmem", "PyTorch brings its own.",
+     lambda tree: tree.environment.pop("LD_PRELOAD")),
+    ("a4/two-nvshmem-dangling", "two-nvshmem", "Preload of nothing.",
+     lambda tree: tree.environment.update(LD_PRELOAD="/opt/nvshmem/lib/libnvshmem_host.so.3")),
+    ("a4/gdrcopy", "gdrcopy", "Handler on the CPU without GDRCopy.",
+     lambda tree: tree.environment.update(NVSHMEM_IBGDA_NIC_HANDLER="cpu")),
+    ("a4/gdrcopy-denied", "gdrcopy", "GDRCopy for other users.",
+     lambda tree: handler_on_the_cpu(tree),
+     lambda tree: tree.stats["/dev/gdrdrv"].update(access="---")),
+    ("a4/home", "home", "Homes that are not there.",
+     lambda tree: tree.environment.update(GDRCOPY_HOME="/opt/deepep/gdrcopy")),
+    ("a3u/hca-prefix", "hca-prefix", "Prefix of other names.",
+     lambda tree: tree.environment.pop("NVSHMEM_HCA_PREFIX")),
+    ("a4/void-variables", "void-variables", "Variables that do nothing.",
+     lambda tree: tree.environment.update(NVSHMEM_IBGDA_SUPPORT="1"),
+     lambda tree: tree.environment.update(NVSHMEM_USE_GDRCOPY="1")),
+))
 
 
 # --- NCCL and gIB ---
@@ -536,39 +481,28 @@ def plugin_does_not_load(tree):
                        "libprotobuf.so.32: cannot open shared object file: No such file or directory")
 
 
-@fault("a4/net-plugin-missing", "net-plugin")
-def plugin_not_installed(tree):
-    tree.remove("/usr/local/gib/lib64/libnccl-net.so")
-    tree.remove("/usr/local/gib/lib64/libnccl-net_internal.so")
-
-
-@fault("a4/gib-settings", "gib-settings")
-def variable_that_must_not_be_set(tree):
-    tree.environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] = "0"
-
-
-@fault("a4/gib-settings-value", "gib-settings")
-def value_that_gib_does_not_expect(tree):
-    tree.environment["NCCL_IB_TC"] = "0"
-
-
-@fault("a4/gib-settings-script", "gib-settings")
-def script_of_another_release(tree):
-    """The installed script is what counts, not the values that were known once."""
-    tree.replace("/usr/local/gib/scripts/set_nccl_env.sh", "NCCL_NVLS_CHUNKSIZE=524288",
-                 'NCCL_NVLS_CHUNKSIZE="1048576"')
-
-
 @fault("a4/two-nccl", "two-nccl")
 def another_nccl_on_the_path(tree):
     software.library(tree, X86_64, "libnccl.so.2", "21.5", folder="/opt/nccl/lib")
     tree.environment["LD_LIBRARY_PATH"] += ":/opt/nccl/lib"
 
 
-@fault("a4/two-nccl-system", "two-nccl")
-def another_nccl_in_the_system(tree):
-    """Images for CUDA bring one along as a package, and the system's folder is in front for libibverbs."""
-    software.library(tree, X86_64, "libnccl.so.2", "26.2")
+set_up(fault, (
+    ("a4/net-plugin-missing", "net-plugin", "Plugin not installed.",
+     lambda tree: tree.remove("/usr/local/gib/lib64/libnccl-net.so"),
+     lambda tree: tree.remove("/usr/local/gib/lib64/libnccl-net_internal.so")),
+    ("a4/gib-settings", "gib-settings", "Variable that must not be set.",
+     lambda tree: tree.environment.update(TORCH_NCCL_USE_COMM_NONBLOCKING="0")),
+    ("a4/gib-settings-value", "gib-settings", "Value that gIB does not expect.",
+     lambda tree: tree.environment.update(NCCL_IB_TC="0")),
+    ("a4/gib-settings-script", "gib-settings",
+     "The installed script is what counts, not the values that were known once.",
+     lambda tree: tree.replace("/usr/local/gib/scripts/set_nccl_env.sh", "NCCL_NVLS_CHUNKSIZE=524288",
+                               'NCCL_NVLS_CHUNKSIZE="1048576"')),
+    ("a4/two-nccl-system", "two-nccl",
+     "Images for CUDA bring one along as a package, and the system's folder is in front for libibverbs.",
+     lambda tree: software.library(tree, X86_64, "libnccl.so.2", "26.2")),
+))
 
 
 # --- DeepEP ---
@@ -590,11 +524,6 @@ def decorator_stolen(tree):
         tree.put(f"/opt/deepep/{folder}/deep_ep/buffer.py", text)
 
 
-@fault("a4/stale-copy", "stale-copy")
-def copied_before_it_was_patched(tree):
-    tree.put("/opt/deepep/python/deep_ep/buffer.py", software.buffer_py(call=False, method=False))
-
-
 @fault("a4/other-nvshmem", "other-nvshmem")
 def built_against_another_nvshmem(tree):
     software.nvshmem(tree, X86_64, "/opt/nvshmem-3.3.9", "3.3.9")
@@ -602,45 +531,36 @@ def built_against_another_nvshmem(tree):
                               nvshmem_lib="/opt/nvshmem-3.3.9/lib")
 
 
-@fault("a4/deepep-too-old", "deepep-too-old")
-def older_than_what_nvshmem_needs(tree):
-    tree.remove(f"/opt/deepep/python/deep_ep-{software.DEEPEP_VERSION}.dist-info")
-    software.wheel(tree, "deep_ep", "1.1.0+c50f3d6", "/opt/deepep/python")
-
-
 @fault("a4/gpu-arch", "gpu-arch")
 def built_for_another_gpu(tree):
     software.deepep_extension(tree, X86_64, f"/opt/deepep/python/{software.DEEPEP_EXTENSION}", archs=[90])
 
 
-@fault("a4/build-files", "build-files")
-def link_for_the_linker_is_missing(tree):
-    tree.remove(f"{X86_64.lib}/libmlx5.so")
-
-
-@fault("a4/build-files-cccl", "build-files")
-def header_of_cccl_is_missing(tree):
-    tree.remove("/usr/local/cuda-12.9/include/cuda")
+set_up(fault, (
+    ("a4/stale-copy", "stale-copy", "Copied before it was patched.",
+     lambda tree: tree.put("/opt/deepep/python/deep_ep/buffer.py", software.buffer_py(call=False, method=False))),
+    ("a4/deepep-too-old", "deepep-too-old", "Older than what NVSHMEM needs.",
+     lambda tree: tree.remove(f"/opt/deepep/python/deep_ep-{software.DEEPEP_VERSION}.dist-info"),
+     lambda tree: software.wheel(tree, "deep_ep", "1.1.0+c50f3d6", "/opt/deepep/python")),
+    ("a4/build-files", "build-files", "Link for the linker is missing.",
+     lambda tree: tree.remove(f"{X86_64.lib}/libmlx5.so")),
+    ("a4/build-files-cccl", "build-files", "Header of cccl is missing.",
+     lambda tree: tree.remove("/usr/local/cuda-12.9/include/cuda")),
+))
 
 
 # --- limits ---
 
 
-@fault("a4/memlock", "memlock")
-def little_locked_memory(tree):
-    tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
-                 "Max locked memory         8388608              8388608   ")
-
-
-@fault("a4/shm", "shm")
-def shm_of_a_container(tree):
-    tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")
-
-
-@fault("laptop/shm")
-def shm_of_a_container_with_one_gpu(tree):
-    """What is right: no rank shares memory with another."""
-    tree.replace("/proc/self/mounts", "size=16777216k", "size=65536k")
+set_up(fault, (
+    ("a4/memlock", "memlock", "Little locked memory.",
+     lambda tree: tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
+                               "Max locked memory         8388608              8388608   ")),
+    ("a4/shm", "shm", "Shm of a container.",
+     lambda tree: tree.replace("/proc/self/mounts", "size=268435456k", "size=65536k")),
+    ("laptop/shm", "", "What is right: no rank shares memory with another.",
+     lambda tree: tree.replace("/proc/self/mounts", "size=16777216k", "size=65536k")),
+))
 
 
 # --- topology ---
@@ -651,17 +571,6 @@ def no_imex_channel(tree):
     for i in range(4):
         tree.remove(f"/dev/nvidia-caps-imex-channels/channel{i}")
         del tree.stats[f"/dev/nvidia-caps-imex-channels/channel{i}"]
-
-
-@fault("gb200/imex-fabric", "imex")
-def fabric_not_joined(tree):
-    for gpu in tree.answers["nvml"]["gpus"]:
-        gpu["fabric"] = "starting"
-
-
-@fault("a4/visible-devices", "visible-devices")
-def permuted(tree):
-    tree.environment["CUDA_VISIBLE_DEVICES"] = "4,5,6,7,0,1,2,3"
 
 
 @fault("a4/visible-devices-uuid", "visible-devices")
@@ -706,10 +615,15 @@ def shell_of_one_task(tree):
     tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-69")
 
 
-@fault("a4/affinity", "affinity")
-def bound_to_the_other_numa_node(tree):
-    tree.environment["LOCAL_RANK"] = "1"
-    tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111,168-223")
+set_up(fault, (
+    ("gb200/imex-fabric", "imex", "Fabric not joined.",
+     lambda tree: update_gpus(tree, fabric="starting")),
+    ("a4/visible-devices", "visible-devices", "Permuted.",
+     lambda tree: tree.environment.update(CUDA_VISIBLE_DEVICES="4,5,6,7,0,1,2,3")),
+    ("a4/affinity", "affinity", "Bound to the other NUMA node.",
+     lambda tree: tree.environment.update(LOCAL_RANK="1"),
+     lambda tree: tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t56-111,168-223")),
+))
 
 
 @fault("h100/job")

@@ -198,12 +198,11 @@ void update_plan(struct run *run, const struct op *op)
     const struct plan_shape *shape = &run->shape->plans[op->plan];
     struct plan_state *state = &run->plans[op->plan];
     struct version *version = &state->versions[op->version];
-    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+    ep_plan_update_args args = {.size = sizeof(args), .n_tokens = version->group.n_tokens[run->rank]};
     ep_stream stream = run->queues[random_below(&run->local, N_QUEUES)];
     bool late = random_below(&run->local, 2);
     ep_event *written = NULL;
 
-    args.n_tokens = version->group.n_tokens[run->rank];
     if (shape->mask) {
         args.token_in_rank = args.n_tokens ? version->mask : NULL;
         args.tokens_per_expert = version->per_expert;

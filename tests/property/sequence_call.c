@@ -22,11 +22,9 @@ static int32_t *ints(const struct slot *slot, int buffer, int which)
 
 ep_dispatch_args slot_dispatch_args(const struct slot *slot, int which)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = {
+        .size = sizeof(args), .x = at(slot, X, which), .dtype = slot->dtype, .hidden = slot->hidden};
 
-    args.x = at(slot, X, which);
-    args.dtype = slot->dtype;
-    args.hidden = slot->hidden;
     if (slot->scale_type) {
         args.scales = at(slot, SCALES, which);
         args.scale_type = slot->scale_type;
@@ -51,11 +49,9 @@ ep_dispatch_args slot_dispatch_args(const struct slot *slot, int which)
 
 ep_combine_args slot_combine_args(const struct slot *slot, int which)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = {
+        .size = sizeof(args), .x = at(slot, ANSWER, which), .dtype = EP_BF16, .hidden = slot->hidden};
 
-    args.x = at(slot, ANSWER, which);
-    args.dtype = EP_BF16;
-    args.hidden = slot->hidden;
     if (slot->weights) {
         args.topk_weights = floats(slot, ANSWER_WEIGHTS, which);
         args.out_topk_weights = floats(slot, OUT_WEIGHTS, which);
@@ -90,9 +86,8 @@ bool slot_combine(struct rank_state *state, struct slot *slot, ep_stream stream)
 bool slot_update(struct rank_state *state, struct slot *slot, int routing, ep_stream stream)
 {
     for (int i = 0; i < BOTH; i++) {
-        ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+        ep_plan_update_args args = {.size = sizeof(args), .n_tokens = slot->n_tokens[routing]};
 
-        args.n_tokens = slot->n_tokens[routing];
         if (slot->mask) {
             args.token_in_rank = at(slot, IDX + routing, i);
             args.tokens_per_expert = ints(slot, EXPERTS + routing, i);

@@ -12,7 +12,7 @@ import deep_ep_cpp
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff
-from ranks import raises, run
+from ranks import on_ranks, raises
 
 # Parameters in order with DeepEP's defaults; "!" stands for none.
 SIGNATURES = {
@@ -135,7 +135,8 @@ def make(rank, size):
     return (torch.randn(10, 512).to(torch.bfloat16), torch.rand(10, experts).topk(3).indices, torch.rand(10, 3), experts)
 
 
-def high_throughput(rank, size):
+@on_ranks(2)
+def test_as_engines_call_buffer(rank, size):
     """As vLLM, SGLang and Megatron call Buffer: all arguments by name, then by place; a backward pass by saved tensors."""
     buffer = deep_ep.Buffer(dist.group.WORLD, 10**9, 0, low_latency_mode=False, num_qps_per_rank=1, allow_mnnvl=True)
     assert (buffer.rank, buffer.group_size, buffer.num_nvl_bytes, buffer.num_rdma_bytes) == (rank, size, 10**9, 0)
@@ -200,11 +201,8 @@ class raises_nothing:
         deep_ep.Buffer.num_sms, deep_ep.Buffer._num_sms_set = self._before
 
 
-def test_as_engines_call_buffer():
-    run(2, high_throughput)
-
-
-def decode(rank, size):
+@on_ranks(2)
+def test_as_engines_decode(rank, size):
     """As vLLM and SGLang decode: hooks and events, `out`, scales of two kinds, arguments of an overlap that is off."""
     buffer = deep_ep.Buffer(group=dist.group.WORLD, num_nvl_bytes=0, num_rdma_bytes=1 << 30, low_latency_mode=True,
                             num_qps_per_rank=4, allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
@@ -242,11 +240,8 @@ def decode(rank, size):
     assert buffer.runtime is None
 
 
-def test_as_engines_decode():
-    run(2, decode)
-
-
-def elastic(rank, size):
+@on_ranks(2)
+def test_as_engines_call_elastic_buffer(rank, size):
     """As vLLM and SGLang call ElasticBuffer, and fields of its handle."""
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=16, hidden=512, num_topk=3,
                                    use_fp8_dispatch=False, allow_hybrid_mode=False, sl_idx=0, num_allocated_qps=1,
@@ -279,11 +274,8 @@ def elastic(rank, size):
     buffer.destroy()
 
 
-def test_as_engines_call_elastic_buffer():
-    run(2, elastic)
-
-
-def copies(rank, size):
+@on_ranks(2)
+def test_copies_and_pickles(rank, size):
     """A copy of what belongs to this process is the thing itself; pickles are refused by name."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
     x, topk_idx, weights, experts = make(rank, size)
@@ -307,10 +299,6 @@ def copies(rank, size):
         assert plan() is not None
         del part
         assert plan() is None, "handles are not forgotten"
-
-
-def test_copies_and_pickles():
-    run(2, copies)
 
 
 class Kernel:

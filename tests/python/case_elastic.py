@@ -17,7 +17,7 @@ from deep_ep.utils.math import align, per_token_cast_back, per_token_cast_to_fp8
 from deep_ep.utils.refs import combine as ref_combine
 from deep_ep.utils.refs import dispatch as ref_dispatch
 from deep_ep.utils.refs import generate_pre_combine_data, ordered_accumulate
-from ranks import CUDA, need_devices, raises, run
+from ranks import CUDA, need_devices, on_ranks, raises, run
 
 MOST, HIDDEN, TOPK = 24, 256, 4
 
@@ -244,7 +244,8 @@ def test_modes_of_ep_buffer():
         run(2, all_modes, cpu_sync, 1 if os.environ.get("EPKIT_TEST_LONG") else step, deep_ep.EPBuffer)
 
 
-def ep_buffer(rank, size):
+@on_ranks(2)
+def test_ep_buffer(rank, size):
     """What DeepEP V2.5 has and V2 has not."""
     buffer = new_buffer(deep_ep.EPBuffer, sl_idx=None)
     nodes = buffer._comm.nodes
@@ -290,11 +291,8 @@ def ep_buffer(rank, size):
     deep_ep.destroy_all_managed_nccl_comm()
 
 
-def test_ep_buffer():
-    run(2, ep_buffer)
-
-
-def single_reduction(rank, size):
+@on_ranks(2)
+def test_single_reduction(rank, size):
     init_seed(4)
     buffer = new_buffer(allow_multiple_reduction=False)
     for which in ((1, 128, 0, 2, 0, 0, 0), (0, 1, 1, 1, 1, 1, 1)):
@@ -302,11 +300,8 @@ def single_reduction(rank, size):
     buffer.destroy()
 
 
-def test_single_reduction():
-    run(2, single_reduction)
-
-
-def reduced_before_the_combine(rank, size):
+@on_ranks(2)
+def test_rows_are_reduced_before_the_combine(rank, size):
     """A program adds up the expanded rows of each token itself, and tells the handle that its rows are those of tokens."""
     buffer = new_buffer()
     for sync, copy in ((True, False), (False, True)):
@@ -399,10 +394,6 @@ def ranks_of(topk_idx, local, size):
     return chosen[:, :size].sum(1, keepdim=True)
 
 
-def test_rows_are_reduced_before_the_combine():
-    run(2, reduced_before_the_combine)
-
-
 class Moved(torch.autograd.Function):
     """A dispatch as training writes it: the tensors of the handle are saved, and set again for the backward pass."""
 
@@ -425,7 +416,8 @@ class Moved(torch.autograd.Function):
         return grad, None, weights, None, None
 
 
-def trained(rank, size):
+@on_ranks(2)
+def test_a_handle_is_saved_for_the_backward_pass(rank, size):
     """With the activations kept, and computed again."""
     from torch.utils.checkpoint import checkpoint
 
@@ -446,11 +438,8 @@ def trained(rank, size):
     buffer.destroy()
 
 
-def test_a_handle_is_saved_for_the_backward_pass():
-    run(2, trained)
-
-
-def refusals(rank, size):
+@on_ranks(2)
+def test_refusals(rank, size):
     buffer = new_buffer()
     raises(NotImplementedError, "engram_write dispatch", buffer.engram_write, None)
     raises(NotImplementedError, "pp_send torch.distributed", buffer.pp_send, None, 1)
@@ -477,10 +466,6 @@ def refusals(rank, size):
     raises(Exception, "freed", buffer.combine, x, handle)
 
 
-def test_refusals():
-    run(2, refusals)
-
-
 def unequal_most(rank, size, sync, expand):
     """num_max_tokens_per_rank of one rank is less than the tokens of another: the failure, and those of later calls, name it."""
     buffer = new_buffer()
@@ -499,7 +484,8 @@ def unequal_most(rank, size, sync, expand):
     raises(epkit.Error, words, complete)
 
 
-def one_waits_for_counts(rank, size):
+@on_ranks(2)
+def test_do_cpu_sync_differs(rank, size):
     buffer = new_buffer()
     topk_idx, weights, experts = make_routing(size, 0)
     x = torch.zeros(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16)
@@ -512,10 +498,6 @@ def one_waits_for_counts(rank, size):
                 torch.cuda.synchronize() if CUDA else buffer._comm.synchronize()
 
     raises(epkit.GroupError, "do_cpu_sync same ranks", complete)
-
-
-def test_do_cpu_sync_differs():
-    run(2, one_waits_for_counts)
 
 
 def test_num_max_tokens_per_rank_differs():

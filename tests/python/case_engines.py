@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deep_ep.utils.math import align, per_token_cast_to_fp8
 from epkit import communicator
-from ranks import CUDA, raises, run
+from ranks import CUDA, on_ranks, raises, run
 
 HIDDEN, TOPK, EACH = 512, 3, 4  # EACH: experts of a rank
 
@@ -361,7 +361,8 @@ class Dispatcher:
         hook() if hook is not None else event.current_stream_wait()
 
 
-def sglang(rank, size):
+@on_ranks(2)
+def test_sglang(rank, size):
     for tuned in (False, True):
         engine = Dispatcher(rank, size, 16, tuned)
         for step, asynchronous in enumerate((False, True, True)):
@@ -386,10 +387,6 @@ def sglang(rank, size):
         outs[1][2]()
         for batch, out in zip(batches, outs):
             assert torch.equal(out[0], dense(*batch)), "two batches"
-
-
-def test_sglang():
-    run(2, sglang)
 
 
 def sglang_elastic(rank, size, kind):
@@ -575,7 +572,8 @@ class Combine(torch.autograd.Function):
         return grad_y, None, None, None
 
 
-def megatron(rank, size):
+@on_ranks(2)
+def test_megatron(rank, size):
     """Forward and backward of a layer against the same computation on one rank, with a buffer that grows."""
     group, first = dist.group.WORLD, rank * EACH
     made = set()
@@ -597,10 +595,6 @@ def megatron(rank, size):
     Shared.buffer = None
 
 
-def test_megatron():
-    run(2, megatron)
-
-
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
@@ -619,7 +613,8 @@ class Mpi:
         return every
 
 
-def mpi(rank, size):
+@on_ranks(2)
+def test_mpi_and_what_is_not_there(rank, size):
     """A buffer over a communicator of MPI, as TensorRT-LLM makes it; all that programs ask of one that is idle."""
     own = Mpi()
     buffer = deep_ep.Buffer(None, 1 << 20, 1 << 20, low_latency_mode=True, num_qps_per_rank=EACH, explicitly_destroy=True, comm=own)
@@ -658,11 +653,8 @@ class raises_when_absent:
         return True
 
 
-def test_mpi_and_what_is_not_there():
-    run(2, mpi)
-
-
-def deadlines(rank, size):
+@on_ranks(1)
+def test_deadlines(rank, size):
     """As long as DeepEP waits, unless the user says otherwise: ranks that compile kernels are late."""
     import os
 
@@ -672,7 +664,3 @@ def deadlines(rank, size):
     assert deep_ep.Buffer(dist.group.WORLD)._comm.info()["timeout_ms"] == 7000
     raises(ValueError, "timeout 0", deep_ep.ElasticBuffer, dist.group.WORLD, num_cpu_timeout_secs=0)
     assert deep_ep.ElasticBuffer(dist.group.WORLD, num_cpu_timeout_secs=10**9)._comm.info()["timeout_ms"] == 2**31 - 1
-
-
-def test_deadlines():
-    run(1, deadlines)

@@ -11,7 +11,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import per_token_cast_to_fp8
-from ranks import run
+from ranks import on_ranks, run
 
 ONLY_ON_CUDA = True
 TOPK, EXPERTS = 4, 16
@@ -93,7 +93,8 @@ def spans(plan):
     return [(end - count, end) for end, count in zip(data.psum_expert.tolist(), data.count_exact.tolist())]
 
 
-def like_the_cpu(rank, size):
+@on_ranks(2)
+def test_bits_are_those_of_the_cpu(rank, size):
     comms = epkit.Communicator(), epkit.Communicator(backend="host")
     number = 0
     for expanded, alignment, fixed, fp8 in itertools.product((False, True), (1, 16), (False, True), (False, True)):
@@ -111,11 +112,8 @@ def like_the_cpu(rank, size):
         comm.free()
 
 
-def test_bits_are_those_of_the_cpu():
-    run(2, like_the_cpu)
-
-
-def masks_like_the_cpu(rank, size):
+@on_ranks(2)
+def test_plans_from_masks(rank, size):
     comms = epkit.Communicator(), epkit.Communicator(backend="host")
     topk_idx, _, x = make(40 + rank, 512, rank)
     per_rank, per_expert, in_rank = comms[0].layout(topk_idx, EXPERTS)
@@ -127,11 +125,8 @@ def masks_like_the_cpu(rank, size):
     check("mask", *((name, getattr(a.metadata(100), name), getattr(b.metadata(100), name)) for name in epkit.Metadata._fields))
 
 
-def test_plans_from_masks():
-    run(2, masks_like_the_cpu)
-
-
-def low_latency_like_the_cpu(rank, size):
+@on_ranks(2)
+def test_low_latency_bits_are_those_of_the_cpu(rank, size):
     comms = epkit.Communicator(), epkit.Communicator(backend="host")
     gpu, host = (comm.low_latency(64, 1024, EXPERTS, TOPK) for comm in comms)
     for number, (fp8, ue8m0, hook, most, exact, zero_copy) in enumerate((
@@ -173,17 +168,14 @@ def low_latency_like_the_cpu(rank, size):
         check(f"low latency {number}", ("combined", *sums))
 
 
-def test_low_latency_bits_are_those_of_the_cpu():
-    run(2, low_latency_like_the_cpu)
-
-
 def late(x, value):
     """x becomes value, some milliseconds from now in the current stream."""
     torch.cuda._sleep(3_000_000)
     x.copy_(value)
 
 
-def stream_modes(rank, size):
+@on_ranks(2)
+def test_stream_modes(rank, size):
     """Inputs that are written late, memory that is used again at once: every mode waits for what it must."""
     buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     topk_idx, weights, _ = make(100, 1024, rank)
@@ -214,10 +206,6 @@ def stream_modes(rank, size):
         poison()
         assert torch.equal(out.float(), value.float() * fan_out), f"previous, asynchronous, on_comm, cached: {previous, asynchronous, on_comm, cached}"
     buffer.destroy()
-
-
-def test_stream_modes():
-    run(2, stream_modes)
 
 
 def graphs(rank, size):
@@ -271,7 +259,8 @@ def test_graphs():
     run(2, graphs)
 
 
-def unlaunched(rank, size):
+@on_ranks(2)
+def test_updates_that_are_not_launched(rank, size):
     """A captured update changes nothing before its graph is replayed: calls have the tokens and the routing of the one before."""
     comm = epkit.Communicator()
     topk_idx, _, x = make(64, 1024, rank)
@@ -300,11 +289,8 @@ def unlaunched(rank, size):
     torch.cuda.synchronize()
 
 
-def test_updates_that_are_not_launched():
-    run(2, unlaunched)
-
-
-def capture_routing(rank, size):
+@on_ranks(2)
+def test_capture_routing(rank, size):
     """New routing captured as engines decode: a handle for each layer that goes with the next one, in graphs of several sizes,
     replayed in any order, with eager steps in between."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
@@ -372,11 +358,8 @@ def capture_routing(rank, size):
     elastic._comm.check()
 
 
-def test_capture_routing():
-    run(2, capture_routing)
-
-
-def read_early(rank, size):
+@on_ranks(2)
+def test_handles_are_read_early(rank, size):
     """Facts of a handle may be read before the event of its dispatch: they wait for what they are made of."""
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=128)
     buffer = deep_ep.Buffer(dist.group.WORLD)
@@ -403,11 +386,8 @@ def read_early(rank, size):
         assert early[0][:, rank].tolist() == early[2].cumsum(0).flatten().tolist() and early[3].shape[0] == rows.shape[0]
 
 
-def test_handles_are_read_early():
-    run(2, read_early)
-
-
-def first_calls(rank, size):
+@on_ranks(2)
+def test_first_calls(rank, size):
     """First operations whose memory the peers have not mapped yet. The rank that comes first is by then in a copy of pageable
     memory behind the operation: until that has ended, its process makes no other call of the driver."""
     dist.barrier()
@@ -439,10 +419,6 @@ def first_calls(rank, size):
     if rank:
         time.sleep(0.3)
     assert plan.dispatch(x).x.cpu().float().abs().sum() > 0
-
-
-def test_first_calls():
-    run(2, first_calls)
 
 
 def early_starts(rank, size):
@@ -499,7 +475,8 @@ def test_early_starts():
     run(2, early_starts)
 
 
-def waits_elsewhere(rank, size):
+@on_ranks(2)
+def test_waits_elsewhere(rank, size):
     """Another stream than the caller's waits for the event: what the call was given stays until the call has read it."""
     buffer, side = deep_ep.Buffer(dist.group.WORLD), torch.cuda.Stream()
     topk_idx, weights, x = make(4096, 2048, rank)
@@ -525,11 +502,8 @@ def waits_elsewhere(rank, size):
         del over
 
 
-def test_waits_elsewhere():
-    run(2, waits_elsewhere)
-
-
-def layouts(rank, size):
+@on_ranks(2)
+def test_layouts(rank, size):
     """The layout of a routing: the CPU's, also of routing that changes under a graph, and of none."""
     gpu, host = epkit.Communicator(), epkit.Communicator(backend="host")
     topk_idx = make(200, 8, rank)[0]
@@ -548,11 +522,8 @@ def layouts(rank, size):
     gpu.check()
 
 
-def test_layouts():
-    run(2, layouts)
-
-
-def pools(rank, size):
+@on_ranks(2)
+def test_mem_pool(rank, size):
     """Tensors of a torch.cuda.MemPool are written in place: the library needs no memory to copy them."""
     gpu, host = comms = epkit.Communicator(), epkit.Communicator(backend="host")
     pool = gpu.mem_pool()
@@ -581,11 +552,8 @@ def pools(rank, size):
     host.free()
 
 
-def test_mem_pool():
-    run(2, pools)
-
-
-def steady(rank, size):
+@on_ranks(2)
+def test_memory_is_flat(rank, size):
     """Memory of the device is the same after many steps as after some."""
     buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     most, marks = 10000 if os.environ.get("EPKIT_TEST_LONG") else 240, []
@@ -606,7 +574,3 @@ def steady(rank, size):
     for early, late_on in zip(zip(*marks[:4]), zip(*marks[4:])):
         assert max(late_on) <= max(early), marks
     buffer.destroy()
-
-
-def test_memory_is_flat():
-    run(2, steady)

@@ -9,7 +9,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep._order import Order
-from ranks import CUDA, raises, run
+from ranks import CUDA, on_ranks, raises, run
 
 
 def setting(rank, size):
@@ -27,7 +27,8 @@ def same(some, other):
     return type(some) is type(other) and len(some) == len(other) and all(a is b for a, b in zip(some, other))
 
 
-def replaced(rank, size):
+@on_ranks(2)
+def test_handles_outlive_their_buffer(rank, size):
     """Programs replace their buffer by a larger one, and use handles of the old one with it, in a backward pass."""
     x, topk_idx, weights, experts = setting(rank, size)
     ranks = torch.zeros(x.shape[0], size).scatter_(1, topk_idx * size // experts, 1).sum(1, keepdim=True)
@@ -53,11 +54,8 @@ def replaced(rank, size):
         raises(ValueError, "combine handle another group", other.combine, rows, handle)
 
 
-def test_handles_outlive_their_buffer():
-    run(2, replaced)
-
-
-def tuples(rank, size):
+@on_ranks(2)
+def test_a_handle_is_a_tuple(rank, size):
     """What a tuple can do gives the six tensors with their contents, whichever way they are asked for first."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
     x, topk_idx, weights, experts = setting(rank, size)
@@ -80,10 +78,6 @@ def tuples(rank, size):
     assert [list(one.shape) for one in handle] == [[size, size], [size, 1], [size, 1], [0], [0, size], [0, size]]
 
 
-def test_a_handle_is_a_tuple():
-    run(2, tuples)
-
-
 def detached(handle):
     return tuple(one.detach() if isinstance(one, torch.Tensor) else one for one in handle)
 
@@ -96,7 +90,8 @@ def copied(handle):
     return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in handle)
 
 
-def aliases(rank, size):
+@on_ranks(2)
+def test_aliases_of_a_handle(rank, size):
     """Other tensors of a handle's memory are the handle, as long as any of them is there; copies, and what comes to lie where a
     handle was, are not."""
     buffer, low = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD, 0, 1 << 20, low_latency_mode=True)
@@ -120,11 +115,8 @@ def aliases(rank, size):
         raises(TypeError, "combine handle tuple", buffer.combine, rows, (torch.empty(size, size, dtype=torch.int32), *others))
 
 
-def test_aliases_of_a_handle():
-    run(2, aliases)
-
-
-def checkpointed(rank, size):
+@on_ranks(2)
+def test_a_handle_in_a_checkpoint(rank, size):
     """A layer that saves its handle for the backward pass, where hooks return other tensors of the same memory: the checkpoint of
     torch before 2.5 detaches all that it computes again."""
     from torch.utils.checkpoint import checkpoint
@@ -167,17 +159,14 @@ def checkpointed(rank, size):
             assert torch.equal(out, x * 2 * times) and torch.equal(given.grad, torch.ones_like(x) * 2 * times)
 
 
-def test_a_handle_in_a_checkpoint():
-    run(2, checkpointed)
-
-
 class Layer(torch.nn.Module):
     def __init__(self, buffer):
         super().__init__()
         self.buffer, self.linear = buffer, torch.nn.Linear(2, 2)
 
 
-def copies(rank, size):
+@on_ranks(2)
+def test_copies_of_buffers(rank, size):
     """Buffers and handles are of this process: a copy is the thing itself, and modules that have one can be copied."""
     buffer, elastic = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
     x, topk_idx, weights, experts = setting(rank, size)
@@ -189,10 +178,6 @@ def copies(rank, size):
     assert layer.buffer is buffer
     out, _, _ = layer.buffer.low_latency_combine(rows, topk_idx, torch.ones_like(weights), copy.deepcopy(handle))
     assert torch.equal(out, x * 2)
-
-
-def test_copies_of_buffers():
-    run(2, copies)
 
 
 def compiled(rank, size):
@@ -261,7 +246,8 @@ def asked_by(call):
     return [names for plan in plans for names in plan.asked]
 
 
-def facts_of_a_handle(rank, size):
+@on_ranks(2)
+def test_what_a_dispatch_asks_for(rank, size):
     """A dispatch asks for what its handle shows, in one call, and a dispatch of the same routing for nothing."""
     v1, v2 = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
     x, idx = torch.ones(8, 128, dtype=torch.bfloat16), torch.arange(16).view(8, 2) % (2 * size)
@@ -294,10 +280,6 @@ def facts_of_a_handle(rank, size):
             assert torch.equal(handle.recv_src_metadata[:n, 2:], facts.recv_slot[:n])
 
 
-def test_what_a_dispatch_asks_for():
-    run(2, facts_of_a_handle)
-
-
 def contexts_of(call):
     """How often a call makes the communication stream torch's current one: (for work of torch, for allocations)."""
     count, names = {}, ("on_stream", "allocating")
@@ -319,7 +301,8 @@ def contexts_of(call):
     return tuple(count.get(name, 0) for name in names)
 
 
-def contexts(rank, size):
+@on_ranks(2)
+def test_streams_of_new_routing(rank, size):
     """A change of torch's stream costs more than the library's part of a call: none for new routing of exact counts, whose
     outputs need no work of torch, and one where there is some."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
@@ -337,7 +320,3 @@ def contexts(rank, size):
     assert not strided.is_contiguous()
     assert contexts_of(lambda: buffer.get_dispatch_layout(strided, experts)) == (1 + counts, 1)
     assert all(torch.equal(a, b) for a, b in zip(buffer.get_dispatch_layout(strided, experts)[2:4], layout[2:4]))
-
-
-def test_streams_of_new_routing():
-    run(2, contexts)

@@ -7,7 +7,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, create_grouped_scores, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
-from ranks import raises, run
+from ranks import on_ranks, raises, run
 
 TOKENS, HIDDEN, TOPK = 48, 256, 4
 NOT_ON_CUDA = {"test_events": "events of the CPU"}
@@ -148,7 +148,8 @@ def test_24_combinations_3_ranks():
     run(3, cases)
 
 
-def bias(rank, size):
+@on_ranks(2)
+def test_bias_is_exact(rank, size):
     buffer = deep_ep.Buffer(dist.group.WORLD)
     experts = 4 * size
     topk_idx, in_rank = make_routing(rank, size, experts)
@@ -167,10 +168,6 @@ def bias(rank, size):
         assert torch.equal(out, total.to(torch.bfloat16))
 
 
-def test_bias_is_exact():
-    run(2, bias)
-
-
 def grouped():
     scores = torch.rand(5, 12)
     masked = create_grouped_scores(scores, torch.tensor([[0], [1], [2], [3], [1]]), 4)
@@ -179,7 +176,8 @@ def grouped():
         assert (masked[row] != 0).sum() <= 3
 
 
-def rows_of_any_type(rank, size):
+@on_ranks(2)
+def test_rows_of_any_type(rank, size):
     """A dispatch moves bits, of whatever type: what comes is what a dispatch of the same bits as bfloat16 brings."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
     experts = 4 * size
@@ -204,10 +202,6 @@ def rows_of_any_type(rank, size):
     assert not buffer.dispatch(x, **new)[0].requires_grad
     raises(epkit.ArgumentError, "x float16", buffer.dispatch, torch.zeros(9, 4, dtype=torch.float16), **new)
     raises(epkit.ArgumentError, "combine x float32 bfloat16", buffer.combine, torch.zeros(want.shape[0], 64), handle)
-
-
-def test_rows_of_any_type():
-    run(2, rows_of_any_type)
 
 
 def test_helpers():

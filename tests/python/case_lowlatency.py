@@ -11,7 +11,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff, hash_tensor, per_token_cast_back
-from ranks import CUDA, raises, run
+from ranks import CUDA, on_ranks, raises, run
 
 TOKENS, HIDDEN, TOPK = 16, 512, 4
 OFFSET = 128
@@ -123,7 +123,8 @@ def test_all_variants_4_ranks():
     run(4, repeated, 1)
 
 
-def call_sizes(rank, size):
+@on_ranks(2)
+def test_sizes_change_between_calls(rank, size):
     """M, H, E and K of a call may change from call to call, also to many sizes, each larger than all before."""
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
     many = tuple((16, 128 * blocks, 2) for blocks in range(5, 30))
@@ -142,11 +143,8 @@ def call_sizes(rank, size):
         assert (cost >= 0).all() and (matrix >= 0).all() and (matrix[1 - rank] == 0).all()
 
 
-def test_sizes_change_between_calls():
-    run(2, call_sizes)
-
-
-def no_tokens(rank, size):
+@on_ranks(2)
+def test_no_tokens(rank, size):
     """A rank without tokens, and one whose choices are all -1."""
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
     x, _, topk_idx, weights, experts = make(rank, size, 3)
@@ -160,11 +158,8 @@ def no_tokens(rank, size):
     assert out.shape == x.shape and (out == 0).all()
 
 
-def test_no_tokens():
-    run(2, no_tokens)
-
-
-def two_open(rank, size):
+@on_ranks(3)
+def test_two_hooks_are_open(rank, size):
     """Two halves of calls are open at a time, as two micro-batches want: received in any order, the same on all ranks."""
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True)
     experts = 4 * size
@@ -205,10 +200,6 @@ def two_open(rank, size):
     first[4]()
 
 
-def test_two_hooks_are_open():
-    run(3, two_open)
-
-
 class Sender:
     """Calls with hooks, each with rows of its own."""
 
@@ -229,7 +220,8 @@ class Sender:
         return out, hook, sent[4] * factor * TOPK
 
 
-def lost_hooks(rank, size):
+@on_ranks(3)
+def test_hooks_are_lost(rank, size):
     """A rank loses hooks, or calls them much later, and others do not: later calls are as ever."""
     calls = Sender(rank, size)
     for step in range(6):
@@ -261,11 +253,8 @@ def lost_hooks(rank, size):
         assert torch.equal(third, wanted)
 
 
-def test_hooks_are_lost():
-    run(3, lost_hooks)
-
-
-def lost_for_good(rank, size):
+@on_ranks(2)
+def test_hooks_are_never_called(rank, size):
     """A program that never calls a hook: it receives nothing that it may rely on, and every call works. Nor does anybody wait
     for it in the end, which takes a deadline."""
     os.environ["EPKIT_TIMEOUT_MS"] = "60000" if CUDA else "3600000"
@@ -282,11 +271,8 @@ def lost_for_good(rank, size):
     dist.barrier()
 
 
-def test_hooks_are_never_called():
-    run(2, lost_for_good)
-
-
-def refused_hook(rank, size):
+@on_ranks(2)
+def test_a_hook_is_refused(rank, size):
     """A hook that is refused while another thread is in a call may be called again."""
     calls = Sender(rank, size)
     sent = calls.send()
@@ -313,10 +299,6 @@ def is_busy(comm):
     except epkit.ArgumentError:
         return True
     return False
-
-
-def test_a_hook_is_refused():
-    run(2, refused_hook)
 
 
 def ends_behind_a_combine(rank, size, times):
@@ -349,7 +331,8 @@ def test_a_rank_ends_behind_its_last_combine():
         run(3, ends_behind_a_combine, times)
 
 
-def masked(rank, size):
+@on_ranks(3)
+def test_a_rank_that_ends_is_masked(rank, size):
     """A rank ends; the others mask it and go on, with its choices at -1 from then on."""
     os.environ["EPKIT_TIMEOUT_MS"] = "30000"
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
@@ -376,11 +359,8 @@ def masked(rank, size):
         raise AssertionError("a rank that is none was masked")
 
 
-def test_a_rank_that_ends_is_masked():
-    run(3, masked)
-
-
-def missing(rank, size):
+@on_ranks(4)
+def test_a_rank_is_missing_from_the_first_call(rank, size):
     """A rank is gone before its first call, as in DeepEP's test of shrinking; the others find that out in theirs. They know the
     sizes by the hint that the buffer was made with."""
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size)
@@ -408,11 +388,8 @@ def missing(rank, size):
     buffer.destroy()
 
 
-def test_a_rank_is_missing_from_the_first_call():
-    run(4, missing)
-
-
-def standby(rank, size):
+@on_ranks(2)
+def test_standby_of_a_buffer_that_shrinks(rank, size):
     """Calls that fit the hint use the object that was created with the buffer; others have one of their own, as all calls where
     ranks know no sizes, or not the same."""
     hint, experts = deep_ep.Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, size, 4 * size), 4 * size
@@ -430,10 +407,6 @@ def standby(rank, size):
             before = len(buffer._low_latency)
             buffer.low_latency_dispatch(x[:4], torch.arange(topk).repeat(4, 1), most, experts)
             assert len(buffer._low_latency) == before + more, (given, most, topk)
-
-
-def test_standby_of_a_buffer_that_shrinks():
-    run(2, standby)
 
 
 def own_topk(rank, size):
@@ -513,7 +486,8 @@ def test_masks_are_cleaned_at_different_times():
         run(3, cleaned, late, missed)
 
 
-def not_cleaned(rank, size):
+@on_ranks(2)
+def test_a_mask_that_is_not_cleaned(rank, size):
     """A rank that still masks this one at the deadline leaves it out."""
     os.environ["EPKIT_TIMEOUT_MS"] = "300"
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
@@ -530,10 +504,6 @@ def not_cleaned(rank, size):
         raises(epkit.GroupError, "EP_E_EXCLUDED rank 0 masked", buffer.low_latency_dispatch, x, idx, 4, size)
         assert time.monotonic() - begin > 0.25
     dist.barrier()
-
-
-def test_a_mask_that_is_not_cleaned():
-    run(2, not_cleaned)
 
 
 def layer_of(buffer, rank, size, hidden):
@@ -601,7 +571,8 @@ def test_first_calls_are_far_apart():
     run(3, apart, (0, 1.25, 0.5))
 
 
-def two_sizes(rank, size):
+@on_ranks(3)
+def test_masks_are_cleaned_once_for_two_sizes(rank, size):
     """A buffer with calls of two sizes has one mask: what one of them finds counts for the other."""
     deadline = 6.0
     os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
@@ -626,11 +597,8 @@ def two_sizes(rank, size):
     dist.barrier()
 
 
-def test_masks_are_cleaned_once_for_two_sizes():
-    run(3, two_sizes)
-
-
-def late_for_one_size(rank, size):
+@on_ranks(3)
+def test_a_rank_is_masked_for_all_sizes(rank, size):
     """A rank that was masked in calls of one size is in those of another one, too: nobody waits for it again."""
     deadline = 3.0
     os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
@@ -652,11 +620,8 @@ def late_for_one_size(rank, size):
     dist.barrier()
 
 
-def test_a_rank_is_masked_for_all_sizes():
-    run(3, late_for_one_size)
-
-
-def hooks_of_two_sizes(rank, size):
+@on_ranks(3)
+def test_hooks_of_all_sizes_share_the_masks(rank, size):
     """Hooks of two sizes are open when a rank stays away: the first one waits for it, the second one does not."""
     deadline = 6.0
     os.environ["EPKIT_TIMEOUT_MS"] = str(int(1000 * deadline))
@@ -679,11 +644,8 @@ def hooks_of_two_sizes(rank, size):
     dist.barrier()
 
 
-def test_hooks_of_all_sizes_share_the_masks():
-    run(3, hooks_of_two_sizes)
-
-
-def misaligned(rank, size):
+@on_ranks(2)
+def test_misaligned_inputs_of_two_sizes(rank, size):
     """Inputs that are copied for their alignment, while calls change from one size to another."""
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
     experts, topk, tokens = 2 * size, 3, 5
@@ -701,7 +663,3 @@ def misaligned(rank, size):
         recv, _, handle, _, _ = buffer.low_latency_dispatch(x, idx, 8, experts, use_fp8=False)
         out, _, _ = buffer.low_latency_combine(recv.clone(), idx, weights, handle)
         assert torch.equal(out.float(), x.float() * weights.sum(1, keepdim=True)), step
-
-
-def test_misaligned_inputs_of_two_sizes():
-    run(2, misaligned)

@@ -16,7 +16,7 @@ import deep_ep
 import epkit
 import torch
 import torch.distributed as dist
-from ranks import CUDA, raises, run
+from ranks import CUDA, on_ranks, raises, run
 
 H = 128
 NOT_ON_CUDA = {"test_a_fork_while_another_thread_frees": "torch refuses CUDA in forked children by itself",
@@ -36,7 +36,8 @@ def setting(size):
     return topk_idx, torch.ones(6, H, dtype=torch.bfloat16), torch.rand(6, 2)
 
 
-def tensors(rank, size):
+@on_ranks(2)
+def test_wrong_tensors(rank, size):
     comm = epkit.Communicator()
     topk_idx, x, weights = setting(size)
     bad = epkit.ArgumentError
@@ -77,11 +78,8 @@ def tensors(rank, size):
     assert torch.equal(out.float(), x.float() * comm.layout(topk_idx, 2 * size)[2].sum(1, keepdim=True))
 
 
-def test_wrong_tensors():
-    run(2, tensors)
-
-
-def low_latency(rank, size):
+@on_ranks(2)
+def test_wrong_low_latency_calls(rank, size):
     comm = epkit.Communicator()
     topk_idx, x, weights = setting(size)
     bad = epkit.ArgumentError
@@ -113,11 +111,8 @@ def low_latency(rank, size):
     raises(bad, "freed", calls.combine_buffer)
 
 
-def test_wrong_low_latency_calls():
-    run(2, low_latency)
-
-
-def handles(rank, size):
+@on_ranks(2)
+def test_freed_and_foreign_handles(rank, size):
     """Freed objects, and handles of another group."""
     group = dist.new_group(list(range(size)))
     one, two = (deep_ep.Buffer(group, explicitly_destroy=True) for _ in range(2))
@@ -174,11 +169,8 @@ def handles(rank, size):
     raises(AssertionError, "explicitly_destroy", deep_ep.Buffer(group).destroy)
 
 
-def test_freed_and_foreign_handles():
-    run(2, handles)
-
-
-def threads(rank, size):
+@on_ranks(2)
+def test_two_threads_in_one_communicator(rank, size):
     """Two threads in one communicator: the second one is told; waits let other threads run."""
     comm = epkit.Communicator()
     ran, told = [], []
@@ -200,7 +192,8 @@ def threads(rank, size):
         comm.barrier()
 
 
-def closing(rank, size):
+@on_ranks(1)
+def test_a_call_while_another_thread_frees(rank, size):
     """Code that runs while an object is freed lets another thread come, whose call waits until that is over."""
     comm = epkit.Communicator()
     ll = comm.low_latency(4, 128, 4, 2)
@@ -230,11 +223,8 @@ def closing(rank, size):
     comm.free()
 
 
-def test_a_call_while_another_thread_frees():
-    run(1, closing)
-
-
-def forked_while_closing(rank, size):
+@on_ranks(1)
+def test_a_fork_while_another_thread_frees(rank, size):
     """A child forked while another thread frees has no such thread: its calls are refused, and wait for nobody."""
     comm = epkit.Communicator(timeout=600)
     ll = comm.low_latency(4, 128, 4, 2)
@@ -267,15 +257,8 @@ def forked_while_closing(rank, size):
     assert codes == [0], codes
 
 
-def test_a_fork_while_another_thread_frees():
-    run(1, forked_while_closing)
-
-
-def test_two_threads_in_one_communicator():
-    run(2, threads)
-
-
-def creation(rank, size):
+@on_ranks(2)
+def test_creation_that_fails(rank, size):
     """Ranks that disagree, and an all-gather that fails: everybody is told, with the reason."""
     error = raises(epkit.GroupError, "EP_E_MISMATCH flags", epkit.Communicator, check_values=rank == 0)
     assert error.status == 401 and error.name == "EP_E_MISMATCH" and error.hint
@@ -297,20 +280,13 @@ def creation(rank, size):
     comm.barrier()
 
 
-def test_creation_that_fails():
-    run(2, creation)
-
-
-def ends_early(rank, size):
+@on_ranks(2, expect=(0, 5))
+def test_a_rank_ends_before_its_communicator_exists(rank, size):
     dist.barrier()  # gloo itself has connected everywhere
     if rank == 1:
         os._exit(5)
     error = raises(epkit.PeerError, "EP_E_PEER_DEAD", epkit.Communicator)
     assert error.status == 302
-
-
-def test_a_rank_ends_before_its_communicator_exists():
-    run(2, ends_early, expect=(0, 5))
 
 
 def stays_away(rank, size, marker):
@@ -326,12 +302,9 @@ def test_a_rank_makes_no_communicator():
         run(2, stays_away, os.path.join(folder, "marker"))
 
 
-def without_group(rank, size):
+@on_ranks(1, group=False)
+def test_no_process_group(rank, size):
     raises(RuntimeError, "init_process_group", epkit.Communicator)
-
-
-def test_no_process_group():
-    run(1, without_group, group=False)
 
 
 def dies(rank, size, how):
@@ -356,7 +329,8 @@ def test_a_rank_is_killed():
     run(2, dies, "kill", expect=(0, -signal.SIGKILL))
 
 
-def dies_in_decode(rank, size):
+@on_ranks(2, expect=(0, -signal.SIGKILL))
+def test_a_rank_is_killed_in_decode(rank, size):
     """Between the halves of a low-latency call, of which the other rank waits for the second."""
     buffer = deep_ep.Buffer(dist.group.WORLD)
     topk_idx, x, weights = setting(size)
@@ -370,10 +344,6 @@ def dies_in_decode(rank, size):
 
     raises(epkit.PeerError, "rank 1", complete, buffer._comm, combine)
     raises(epkit.PeerError, "rank 1", complete, buffer._comm, buffer.low_latency_dispatch, x, topk_idx, 8, 2 * size)
-
-
-def test_a_rank_is_killed_in_decode():
-    run(2, dies_in_decode, expect=(0, -signal.SIGKILL))
 
 
 def test_a_rank_exits():
@@ -396,7 +366,8 @@ def test_a_late_rank_is_named():
     run(2, late)
 
 
-def inputs_refused_alone(rank, size):
+@on_ranks(2)
+def test_inputs_are_refused_on_one_rank(rank, size):
     """Inputs that are refused on one rank: no other rank has gone on without it, so the right call works there, too."""
     os.environ.pop("EPKIT_TIMEOUT_MS", None)
     buffer, elastic = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
@@ -425,10 +396,6 @@ def inputs_refused_alone(rank, size):
         if rank == size - 1:
             raises((epkit.ArgumentError, TypeError), words, layer, x=bad, topk_weights=its_weights)
     assert layer(x=x, topk_weights=weights).shape == x.shape
-
-
-def test_inputs_are_refused_on_one_rank():
-    run(2, inputs_refused_alone)
 
 
 def refused_alone(rank, size, how):
@@ -468,7 +435,8 @@ def test_routing_is_refused_on_one_rank():
         run(3, refused_alone, how)
 
 
-def aborts(rank, size):
+@on_ranks(2)
+def test_abort_wakes_a_wait(rank, size):
     comm = epkit.Communicator()
     if rank == 0:
         threading.Timer(0.2, comm.abort).start()
@@ -476,11 +444,8 @@ def aborts(rank, size):
     dist.barrier()
 
 
-def test_abort_wakes_a_wait():
-    run(2, aborts)
-
-
-def forked(rank, size):
+@on_ranks(2)
+def test_a_forked_child(rank, size):
     buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     comm, (topk_idx, x, _) = buffer._comm, setting(size)
     plan = comm.plan(topk_idx, 2 * size)
@@ -505,11 +470,8 @@ def forked(rank, size):
     comm.barrier()
 
 
-def test_a_forked_child():
-    run(2, forked)
-
-
-def interrupted(rank, size):
+@on_ranks(2)
+def test_a_signal_in_a_wait(rank, size):
     """A signal in a wait: its handler runs when the wait ends, at the deadline at the latest."""
     comm, ran = epkit.Communicator(timeout=3), []
     if rank == 1:
@@ -534,10 +496,6 @@ def interrupted(rank, size):
     comm.free()
 
 
-def test_a_signal_in_a_wait():
-    run(2, interrupted)
-
-
 class Nosy:
     """A tensor of somebody else's whose attributes do what they should not while a call reads them."""
 
@@ -559,7 +517,8 @@ class Nosy:
         return self._tensor.stride()
 
 
-def reentrant(rank, size):
+@on_ranks(2)
+def test_calls_from_within_a_call(rank, size):
     comm = epkit.Communicator()
     topk_idx, x, _ = setting(size)
     plan, calls = comm.plan(topk_idx, 2 * size), comm.low_latency(8, H, 2 * size, 2)
@@ -575,10 +534,6 @@ def reentrant(rank, size):
     plan.free()
     raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, None, None, None, None)
     comm.barrier()
-
-
-def test_calls_from_within_a_call():
-    run(2, reentrant)
 
 
 SUBINTERPRETER = """

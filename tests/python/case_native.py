@@ -11,7 +11,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from case_misuse import memory_of
-from ranks import need_operators, raises, run
+from ranks import need_operators, on_ranks, raises, run
 
 
 NOT_ON_CUDA = {"test_facts": "the CUDA backend does not look for NaN",
@@ -136,7 +136,8 @@ def test_random_shapes_4_ranks():
     run(4, shapes, 1000 if os.environ.get("EPKIT_TEST_LONG") else 20)
 
 
-def symmetric(rank, size):
+@on_ranks(2)
+def test_memory_of_the_library_outlives_the_communicator(rank, size):
     """Outputs and inputs in memory of the library; tensors of it outlive the communicator."""
     comm = epkit.Communicator()
     experts = 2 * size
@@ -155,10 +156,6 @@ def symmetric(rank, size):
     comm.free()
     assert comm.closed and plan.closed and calls.closed
     assert torch.equal(kept, want) and (buffer == 3).all()
-
-
-def test_memory_of_the_library_outlives_the_communicator():
-    run(2, symmetric)
 
 
 def capacity(rank, size):
@@ -196,7 +193,8 @@ def test_fixed_capacity():
     run(2, capacity)
 
 
-def shrink(rank, size):
+@on_ranks(3, expect=(0, 7, 0))
+def test_shrink_after_a_rank_has_died(rank, size):
     comm = epkit.Communicator(timeout=60)
     if rank == 1:
         os._exit(7)
@@ -216,11 +214,8 @@ def shrink(rank, size):
     new.barrier()
 
 
-def test_shrink_after_a_rank_has_died():
-    run(3, shrink, expect=(0, 7, 0))
-
-
-def info(rank, size):
+@on_ranks(2)
+def test_facts(rank, size):
     comm = epkit.Communicator(check_values=True)
     facts = comm.info()
     assert (facts["rank"], facts["nranks"], facts["backend"]) == (rank, size, "host")
@@ -236,11 +231,8 @@ def info(rank, size):
     comm.synchronize()
 
 
-def test_facts():
-    run(2, info)
-
-
-def memory_between_nodes(rank, size):
+@on_ranks(2)
+def test_memory_between_nodes(rank, size):
     """On one node and on the CPU there is none; wrong numbers are refused before anything is taken."""
     comm = epkit.Communicator()
     comm.set_net_memory(1 << 20)
@@ -253,10 +245,6 @@ def memory_between_nodes(rank, size):
     comm.free()
     raises(epkit.ArgumentError, "net_memory freed", comm.net_memory)
     raises(epkit.ArgumentError, "set_net_memory freed", comm.set_net_memory, 0)
-
-
-def test_memory_between_nodes():
-    run(2, memory_between_nodes)
 
 
 def compiled(rank, size):
@@ -405,7 +393,8 @@ class Duck:
         return self._tensor.stride()
 
 
-def ducks(rank, size):
+@on_ranks(2)
+def test_tensors_without_dlpack(rank, size):
     comm = epkit.Communicator()
     topk_idx, x, weights = torch.zeros(3, 1, dtype=torch.int64), torch.randn(3, 64).to(torch.bfloat16), torch.rand(3, 1)
     plan = comm.plan(Duck(topk_idx), size)
@@ -420,11 +409,8 @@ def ducks(rank, size):
     raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, None, None, None, None)
 
 
-def test_tensors_without_dlpack():
-    run(2, ducks)
-
-
-def views(rank, size):
+@on_ranks(2)
+def test_views_and_modes(rank, size):
     """Slices that begin anywhere, and tensors that want gradients."""
     comm = epkit.Communicator()
     weights = torch.rand(5, 3)[1:]  # begins at 12 bytes
@@ -439,11 +425,8 @@ def views(rank, size):
     assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x, negated).topk_weights)[1], negated)
 
 
-def test_views_and_modes():
-    run(2, views)
-
-
-def temporaries(rank, size):
+@on_ranks(2)
+def test_what_a_call_was_given_lives_until_it_ends(rank, size):
     comm = epkit.Communicator()
     calls = comm.low_latency(16, 128, 2 * size, 2)
     torch.manual_seed(rank)
@@ -458,11 +441,8 @@ def temporaries(rank, size):
     comm.barrier()
 
 
-def test_what_a_call_was_given_lives_until_it_ends():
-    run(2, temporaries)
-
-
-def opaque(rank, size):
+@on_ranks(2)
+def test_opaque_scales(rank, size):
     """Scales of any width travel as words; strides of both sides are free."""
     comm = epkit.Communicator()
     torch.manual_seed(rank)
@@ -481,11 +461,8 @@ def opaque(rank, size):
                                                     for w, t in zip(gather(words, size), gather(topk_idx, size))]))
 
 
-def test_opaque_scales():
-    run(2, opaque)
-
-
-def sparse(rank, size):
+@on_ranks(2)
+def test_worst_cases_take_little_memory(rank, size):
     """Outputs of the worst case are zeros, also in memory that was used before, and take the memory of the rows that came."""
     comm = epkit.Communicator()
     used = torch.full((64 << 20,), 7, dtype=torch.uint8)
@@ -535,7 +512,3 @@ def other_threads_run():
 
 def test_clearing_memory_lets_other_threads_run():
     assert any(other_threads_run() for _ in range(20)), "none ran"
-
-
-def test_worst_cases_take_little_memory():
-    run(2, sparse)

@@ -14,7 +14,7 @@ import epkit
 import ranks
 import torch
 import torch.distributed as dist
-from ranks import raises, run
+from ranks import on_ranks, raises, run
 
 EXPERTS, TOPK, HIDDEN = 12, 4, 256
 
@@ -83,7 +83,8 @@ def domains(rank, size, hybrid):
         assert torch.equal(summed, (x.float() * times).to(torch.bfloat16)) and torch.equal(back, weights)
 
 
-def sizes(rank, size):
+@on_ranks(4)
+def test_sizes_of_domains(rank, size):
     """Before there is a buffer: by the variables of torchrun, if they fit the group."""
     group = dist.group.WORLD
     for text, expected in (("2", (2, 2)), ("4", (1, 4)), ("3", (1, 4)), ("0", (1, 4)), ("x", (1, 4)), ("", (1, 4))):
@@ -173,7 +174,8 @@ def destroyed(rank, size):
         buffer.destroy()
 
 
-def refusals(rank, size):
+@on_ranks(4)
+def test_networks_that_are_none(rank, size):
     raises(epkit.ArgumentError, "ranks_per_node 3 divide", epkit.Communicator, ranks_per_node=3)
     raises(epkit.UnsupportedError, "rdma emulated tcp verbs", epkit.Communicator, ranks_per_node=2, network="rdma")
     raises(TypeError, "network int", epkit.Communicator, network=3)
@@ -199,14 +201,6 @@ def test_elastic_buffers_of_two_nodes():
         with divided(network):
             run(4, domains, True)
             run(4, domains, False)
-
-
-def test_sizes_of_domains():
-    run(4, sizes)
-
-
-def test_networks_that_are_none():
-    run(4, refusals)
 
 
 def test_24_combinations_on_two_nodes():

@@ -12,7 +12,7 @@ import epkit
 import epkit.selftest
 import torch
 import torch.distributed as dist
-from ranks import raises, run
+from ranks import on_ranks, raises
 
 H = 128
 NOT_ON_CUDA = {"test_a_selftest_of_many_ranks": "28 ranks need as many contexts of a GPU"}
@@ -23,7 +23,8 @@ def setting(size):
     return topk_idx, torch.ones(6, H, dtype=torch.bfloat16), torch.rand(6, 2)
 
 
-def kinds(rank, size):
+@on_ranks(2)
+def test_kinds_of_arguments(rank, size):
     buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 12)
     topk_idx, x, weights = setting(size)
     experts, bad = 2 * size, epkit.ArgumentError
@@ -68,11 +69,8 @@ def kinds(rank, size):
     assert torch.equal(buffer.combine(got, handle)[0].float(), x.float() * layout[3].sum(1, keepdim=True))
 
 
-def test_kinds_of_arguments():
-    run(2, kinds)
-
-
-def more_kinds(rank, size):
+@on_ranks(2)
+def test_more_kinds_of_arguments(rank, size):
     buffer = deep_ep.Buffer(dist.group.WORLD, enable_shrink=True)
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
     topk_idx, x, weights = setting(size)
@@ -97,11 +95,8 @@ def more_kinds(rank, size):
     raises(TypeError, "new_num_sms float integer", deep_ep.Buffer.set_num_sms, 8.0)
 
 
-def test_more_kinds_of_arguments():
-    run(2, more_kinds)
-
-
-def native_kinds(rank, size):
+@on_ranks(2)
+def test_native_kinds_of_arguments(rank, size):
     """What would have been ignored, or taken for something else."""
     comm = epkit.Communicator()
     topk_idx, x, weights = setting(size)
@@ -132,11 +127,8 @@ def native_kinds(rank, size):
     comm.barrier()
 
 
-def test_native_kinds_of_arguments():
-    run(2, native_kinds)
-
-
-def kinds_of_rows(rank, size):
+@on_ranks(2)
+def test_kinds_of_rows(rank, size):
     """Rows without dimensions, or that are none; and what belongs to them."""
     comm, buffer = epkit.Communicator(), deep_ep.Buffer(dist.group.WORLD)
     elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
@@ -180,11 +172,8 @@ def kinds_of_rows(rank, size):
     assert torch.equal(plan.combine(plan.dispatch(x).x)[0].float(), x.float() * in_rank.sum(1, keepdim=True))
 
 
-def test_kinds_of_rows():
-    run(2, kinds_of_rows)
-
-
-def sizes(rank, size):
+@on_ranks(2)
+def test_a_combine_has_the_size_of_its_dispatch(rank, size):
     """A combine of fewer rows than its dispatch gave would read what lies behind them."""
     comm = epkit.Communicator()
     topk_idx, x, weights = setting(size)
@@ -205,11 +194,8 @@ def sizes(rank, size):
     assert torch.equal(out, x * 2)
 
 
-def test_a_combine_has_the_size_of_its_dispatch():
-    run(2, sizes)
-
-
-def groups(rank, size):
+@on_ranks(4)
+def test_groups(rank, size):
     half = [dist.new_group([0, 2]), dist.new_group([3, 1])]
     mine, other = half if rank in (0, 2) else half[::-1]
     for make in (deep_ep.Buffer, deep_ep.ElasticBuffer, epkit.Communicator):
@@ -240,10 +226,6 @@ def groups(rank, size):
             assert torch.equal(out.float(), x.float() * layout[3].sum(1, keepdim=True))
 
 
-def test_groups():
-    run(4, groups)
-
-
 def test_a_selftest_of_no_ranks():
     """Ranks that are not there prove nothing."""
     for words in (["0"], ["00"], ["-1"], ["two"], ["\u00b2"], ["2", "2"]):
@@ -261,11 +243,8 @@ def test_a_selftest_explains_itself():
         assert "python -m epkit.selftest" in said.getvalue()
 
 
-def selftest_of_many_ranks(rank, size):
+@on_ranks(28)
+def test_a_selftest_of_many_ranks(rank, size):
     comm = epkit.Communicator()
     epkit.selftest._work(comm)
     comm.barrier()
-
-
-def test_a_selftest_of_many_ranks():
-    run(28, selftest_of_many_ranks)

@@ -7,7 +7,7 @@ import tempfile
 import epkit
 import torch
 import torch.distributed as dist
-from ranks import need_operators, raises, run
+from ranks import need_operators, on_ranks, raises, run
 
 TOKENS, HIDDEN, EXPERTS, TOPK, STEPS, INNER = 32, 64, 8, 2, 6, 32
 
@@ -162,7 +162,8 @@ def test_gradients_of_a_layer_are_those_of_dense():
     run(4, layer_gradients)
 
 
-def gradients(rank, size):
+@on_ranks(2)
+def test_gradients_are_exact(rank, size):
     """Of dispatch and combine, against those of a dense computation with exact numbers."""
     comm = epkit.Communicator()
     experts, tokens, hidden = 2 * size, 10, 32
@@ -182,11 +183,8 @@ def gradients(rank, size):
         assert torch.equal(gw, x.detach().float().sum(1, keepdim=True).expand(-1, 2).masked_fill(topk_idx < 0, 0))
 
 
-def test_gradients_are_exact():
-    run(2, gradients)
-
-
-def limits(rank, size):
+@on_ranks(2)
+def test_limits_of_a_layer(rank, size):
     """What a layer cannot do is refused, instead of a result that looks like one."""
     comm = epkit.Communicator()
     torch.manual_seed(rank)
@@ -198,10 +196,6 @@ def limits(rank, size):
     grads = torch.autograd.grad(out.float().sum(), (x, weights), create_graph=True)
     for grad in grads:  # of which a gradient would have to go through dispatch and combine again
         raises(RuntimeError, "twice once_differentiable", grad.float().sum().backward)
-
-
-def test_limits_of_a_layer():
-    run(2, limits)
 
 
 def once(rank, size):
@@ -244,7 +238,8 @@ def test_forward_mode_is_refused():
     run(2, forward)
 
 
-def spare(rank, size):
+@on_ranks(2)
+def test_gradients_of_spare_rows_are_0(rank, size):
     """A plan of fixed capacity: rows that nobody sent get a gradient of 0, as many as there are."""
     comm = epkit.Communicator()
     torch.manual_seed(rank)
@@ -258,7 +253,3 @@ def spare(rank, size):
             y = torch.randn(rows, 32).to(torch.bfloat16).requires_grad_()
             epkit.combine(plan, y).float().sum().backward()
             assert torch.equal(y.grad[:received], torch.ones_like(y)[:received]) and not y.grad[received:].any()
-
-
-def test_gradients_of_spare_rows_are_0():
-    run(2, spare)

@@ -57,11 +57,10 @@ struct measured {
 
 static bool open_comm(struct measured *m)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .backend = m->cuda ? "cuda" : "host"};
     ep_boot_shm *place = NULL;
     ep_boot boot;
 
-    config.backend = m->cuda ? "cuda" : "host";
     return !ep_boot_shm_new(1, &place) && !ep_boot_shm_join(place, 0, &boot) && !ep_comm_new(&boot, &config, &m->comm);
 }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks for tests: forked children of one process that has imported torch once, which costs more than most tests do."""
 import faulthandler
+import functools
 import os
 import shutil
 import signal
@@ -100,6 +101,16 @@ def run(size, function, *args, expect=None, group=True):
         join(pids, expect)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def on_ranks(size, **options):
+    """The test that runs a function on ranks; options are those of run()."""
+    def decorate(function):
+        @functools.wraps(function)
+        def test():
+            run(size, function, **options)
+        return test
+    return decorate
 
 
 def raises(kind, words, function, *args, **kwargs):

@@ -85,7 +85,6 @@ usual_command() {
     copy
     usual_command "$COPY/bin/epkit"
     run -1 "$CHECK" "$COPY"
-    echo "$output"
     [[ "$output" == *"bin/epkit: it needs libjansson.so.4, which its run path does not find in the tree"* ]]
 }
 
@@ -137,9 +136,7 @@ library_for() {
 
 @test "nothing in it points into the build or the source tree" {
     # Programs and libraries, too: they are built without notes for debuggers.
-    run grep -rl -e "$EPKIT_BUILD" -e "$EPKIT_SOURCE" "$DIST"
-    echo "$output"
-    [ "$status" -eq 1 ]
+    run -1 grep -rl -e "$EPKIT_BUILD" -e "$EPKIT_SOURCE" "$DIST"
 }
 
 # --- with an empty environment ---
@@ -179,9 +176,7 @@ library_for() {
     if [ -e /dev/nvidiactl ]; then
         bare test intranode --ranks 1 --backend cuda
     else
-        run bare test intranode --ranks 2 --backend cuda
-        echo "$output"
-        [ "$status" -eq 4 ]
+        run -4 bare test intranode --ranks 2 --backend cuda
         # It was loaded, and it is the driver that is missing.
         [[ "$output" == *[Dd]river* ]]
         [[ "$output" != *"cannot open shared object"* ]]
@@ -309,7 +304,6 @@ make_dist() {
     usual_command "$BATS_TEST_TMPDIR/epkit"
     fake_install "cp -a '$DIST/.' \"\$1\" && cp '$BATS_TEST_TMPDIR/epkit' \"\$1/bin\""
     run --separate-stderr -1 make_dist
-    echo "$stderr"
     [ -z "$output" ]
     [[ "$stderr" == *"it needs libjansson.so.4"*"dist.sh: the tree would not run elsewhere"* ]]
     diff --recursive --no-dereference "$DIST" "$TO"
@@ -374,9 +368,7 @@ make_dist() {
 
 @test "the verdict is one sentence, and the archive holds the dist" {
     fake_install "cp -a '$DIST/.' \"\$1\""
-    run --separate-stderr make_dist --tar
-    echo "$output"
-    [ "$status" -eq 0 ]
+    run -0 --separate-stderr make_dist --tar
     [ "${#lines[@]}" -eq 1 ]
     [[ "$output" =~ ^"$TO is complete: "[0-9.]+" MB, without the CUDA backend (--without-cuda) and without MPI, for any " ]]
     cd "$BATS_TEST_TMPDIR"

@@ -20,7 +20,6 @@ setup() {
 @test "the root has only files and folders that are known" {
     # shellcheck disable=SC2086 # words
     run strays $ROOT < <(git ls-files --cached --others --exclude-standard | cut -d/ -f1 | sort -u)
-    echo "$output"
     [ -z "$output" ]
     run strays a b <<<$'a\njson\nb'
     [ "$output" = json ]
@@ -30,7 +29,6 @@ setup() {
     local name defined folders
     # shellcheck disable=SC2086
     run strays $COMMAND_ROOT < <(git ls-files cmd | sed -n 's,^cmd/\([^/]*\)$,\1,p')
-    echo "$output"
     [ -z "$output" ]
     defined=$(git grep -hoE '^const struct cmd command_[a-z]+' | sed 's/.*_//' | sort)
     [ "$defined" = "$(sed -n 's/^ *&command_\([a-z]*\),$/\1/p' cmd/commands.c | sort)" ]

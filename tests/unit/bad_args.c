@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bad_args.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #define MOST_ARGS_BYTES 256
 
 ep_comm *comm;
@@ -124,12 +121,8 @@ ep_combine_args good_combine(void)
 
 ep_ll_config good_ll(void)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = {.size = sizeof(config), .max_tokens = 128, .hidden = 640, .n_experts = 16, .topk = 4};
 
-    config.max_tokens = 128;
-    config.hidden = 640;
-    config.n_experts = 16;
-    config.topk = 4;
     return config;
 }
 

@@ -4,15 +4,8 @@
 
 /* --- driver --- */
 
-static void no_peermem(struct made *made)
-{
-    made->software.driver.peermem = SOURCE_ABSENT;
-}
-
-static void neither_peermem_nor_dmabuf(struct made *made)
-{
-    made->software.driver.peermem = made->software.driver.dmabuf = SOURCE_ABSENT;
-}
+CHANGE(no_peermem, made->software.driver.peermem = SOURCE_ABSENT)
+CHANGE(neither_peermem_nor_dmabuf, made->software.driver.peermem = made->software.driver.dmabuf = SOURCE_ABSENT)
 
 static void dmabuf_not_known(struct made *made)
 {
@@ -131,20 +124,9 @@ static void kernel_not_known(struct made *made)
     made->software.driver.kernel = "";
 }
 
-static void module_of_another_version(struct made *made)
-{
-    made->software.driver.module_version = "570.124.06";
-}
-
-static void package_of_another_version(struct made *made)
-{
-    made->software.driver.installed_version = "580.140.02-1ubuntu1";
-}
-
-static void package_revision(struct made *made)
-{
-    made->software.driver.installed_version = "580.126.09-1ubuntu1";
-}
+CHANGE(module_of_another_version, made->software.driver.module_version = "570.124.06")
+CHANGE(package_of_another_version, made->software.driver.installed_version = "580.140.02-1ubuntu1")
+CHANGE(package_revision, made->software.driver.installed_version = "580.126.09-1ubuntu1")
 
 static void nobody_drives_gpus(struct made *made)
 {
@@ -186,25 +168,10 @@ static void grace_by_device_number(struct made *made)
     made_file(made, "/proc/cmdline", "ro iommu.passthrough=1 quiet\n");
 }
 
-static void x86_passthrough(struct made *made)
-{
-    made_file(made, "/proc/cmdline", "ro iommu=pt\n");
-}
-
-static void ecc(struct made *made)
-{
-    gpu(made, 2)->ecc_uncorrected = 3;
-}
-
-static void ecc_not_known(struct made *made)
-{
-    gpu(made, 2)->ecc_uncorrected = gpu(made, 2)->remap_pending = gpu(made, 2)->remap_failed = -1;
-}
-
-static void remap_pending(struct made *made)
-{
-    gpu(made, 1)->remap_pending = 1;
-}
+CHANGE(x86_passthrough, made_file(made, "/proc/cmdline", "ro iommu=pt\n"))
+CHANGE(ecc, gpu(made, 2)->ecc_uncorrected = 3)
+CHANGE(ecc_not_known, gpu(made, 2)->ecc_uncorrected = gpu(made, 2)->remap_pending = gpu(made, 2)->remap_failed = -1)
+CHANGE(remap_pending, gpu(made, 1)->remap_pending = 1)
 
 static void xid(struct made *made)
 {
@@ -218,40 +185,29 @@ static void xid_of_a_program(struct made *made)
     made_lines(made, "/dev/kmsg", "NVRM: Xid", "3,1,5,-;NVRM: Xid (PCI:0000:03:00): 31, pid=1, MMU Fault\n");
 }
 
-static void xid_damaged(struct made *made)
-{
-    made_lines(made, "/dev/kmsg", "NVRM: Xid",
-               "NVRM: Xid\nNVRM: Xid (\nNVRM: Xid (PCI:0000:03:00\nNVRM: Xid (PCI:0000:03:00):\n"
-               "NVRM: Xid (PCI:0000:03:00): x\nNVRM: Xid (PCI:0000:03:00): 99999999999\n"
-               "NVRM: Xid (PCI:00000000000000000000000000000000000000000000000000000000): 79\n");
-}
+CHANGE(xid_damaged, made_lines(made, "/dev/kmsg", "NVRM: Xid",
+                               "NVRM: Xid\nNVRM: Xid (\nNVRM: Xid (PCI:0000:03:00\nNVRM: Xid (PCI:0000:03:00):\n"
+                               "NVRM: Xid (PCI:0000:03:00): x\nNVRM: Xid (PCI:0000:03:00): 99999999999\n"
+                               "NVRM: Xid (PCI:00000000000000000000000000000000000000000000000000000000): 79\n"))
 
 #define RECOVERY(from, to) "): 154, GPU recovery action changed from " from " to " to "\n"
 
-static void xid_recovered(struct made *made)
-{
-    made_lines(
-        made, "/dev/kmsg", "NVRM: Xid",
-        "NVRM: Xid (PCI:0000:01:00): 95, pid=1, Uncontained\n"
-        "NVRM: Xid (PCI:0000:01:00" RECOVERY(
-            "0x0 (None)", "0x1 (GPU Reset Required)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x1 (GPU Reset Required)",
-                                                                                           "0x0 (None)"));
-}
-
-static void xid_recovered_on_another(struct made *made)
-{
-    made_lines(made, "/dev/kmsg", "NVRM: Xid",
-               "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
-               "NVRM: Xid (PCI:0000:03:00" RECOVERY("0x1 (GPU Reset Required)", "0x0 (None)"));
-}
-
-static void xid_after_a_recovery(struct made *made)
-{
-    made_lines(made, "/dev/kmsg", "NVRM: Xid",
-               "NVRM: Xid (PCI:0000:01:00" RECOVERY(
-                   "0x1 (GPU Reset Required)",
-                   "0x0 (None)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x0 (None)", "0x1 (GPU Reset Required)"));
-}
+CHANGE(xid_recovered,
+       made_lines(made, "/dev/kmsg", "NVRM: Xid",
+                  "NVRM: Xid (PCI:0000:01:00): 95, pid=1, Uncontained\n"
+                  "NVRM: Xid (PCI:0000:01:00" RECOVERY(
+                      "0x0 (None)",
+                      "0x1 (GPU Reset Required)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x1 (GPU Reset Required)",
+                                                                                       "0x0 (None)")))
+CHANGE(xid_recovered_on_another,
+       made_lines(made, "/dev/kmsg", "NVRM: Xid",
+                  "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
+                  "NVRM: Xid (PCI:0000:03:00" RECOVERY("0x1 (GPU Reset Required)", "0x0 (None)")))
+CHANGE(xid_after_a_recovery,
+       made_lines(made, "/dev/kmsg", "NVRM: Xid",
+                  "NVRM: Xid (PCI:0000:01:00" RECOVERY(
+                      "0x1 (GPU Reset Required)",
+                      "0x0 (None)") "NVRM: Xid (PCI:0000:01:00" RECOVERY("0x0 (None)", "0x1 (GPU Reset Required)")))
 
 static void log_hidden(struct made *made)
 {
@@ -279,10 +235,7 @@ static void ecc_although_log_hidden(struct made *made)
     ecc(made);
 }
 
-static void links_down(struct made *made)
-{
-    gpu(made, 3)->nvlinks_up = 16;
-}
+CHANGE(links_down, gpu(made, 3)->nvlinks_up = 16)
 
 static void all_links_down(struct made *made)
 {
@@ -290,10 +243,7 @@ static void all_links_down(struct made *made)
         gpu(made, i)->nvlinks_up = 0;
 }
 
-static void fabric_failed(struct made *made)
-{
-    gpu(made, 1)->fabric = TOPO_FABRIC_FAILED;
-}
+CHANGE(fabric_failed, gpu(made, 1)->fabric = TOPO_FABRIC_FAILED)
 
 static void cards_without_bridges(struct made *made)
 {

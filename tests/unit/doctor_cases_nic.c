@@ -4,10 +4,7 @@
 
 /* --- NICs --- */
 
-static void half_rate(struct made *made)
-{
-    nic(made, 1)->ports[0].rate_gbps = 200;
-}
+CHANGE(half_rate, nic(made, 1)->ports[0].rate_gbps = 200)
 
 static void so_slow_that_it_looks_like_management(struct made *made)
 {
@@ -48,10 +45,7 @@ static void slower_and_farther(struct made *made)
     made->hardware.pci[other->pci].device = 0x1021;
 }
 
-static void half_lanes(struct made *made)
-{
-    nic_pci(made, 2)->link_width = 8;
-}
+CHANGE(half_lanes, nic_pci(made, 2)->link_width = 8)
 
 static void older_slots_that_suffice(struct made *made)
 {
@@ -75,15 +69,8 @@ static void links_not_known(struct made *made)
     }
 }
 
-static void gpu_speed_drops_when_idle(struct made *made)
-{
-    gpu_pci(made, 0)->link_gts = 2.5;
-}
-
-static void narrow_gpu(struct made *made)
-{
-    gpu_pci(made, 0)->link_width = 8;
-}
+CHANGE(gpu_speed_drops_when_idle, gpu_pci(made, 0)->link_gts = 2.5)
+CHANGE(narrow_gpu, gpu_pci(made, 0)->link_width = 8)
 
 static void laptop_with_eight_lanes(struct made *made)
 {
@@ -92,10 +79,7 @@ static void laptop_with_eight_lanes(struct made *made)
     narrow_gpu(made);
 }
 
-static void no_ipv4(struct made *made)
-{
-    nic(made, 3)->ports[0].n_gids = 2;
-}
+CHANGE(no_ipv4, nic(made, 3)->ports[0].n_gids = 2)
 
 static void ipv6_only(struct made *made)
 {
@@ -131,40 +115,13 @@ static void ipv6_only_and_wrong_index(struct made *made)
     made_env(made, "NCCL_IB_GID_INDEX=0");
 }
 
-static void gids_hidden(struct made *made)
-{
-    nic(made, 0)->ports[0].gids_state = SOURCE_DENIED;
-}
-
-static void index_3(struct made *made)
-{
-    made_env(made, "NVSHMEM_IB_GID_INDEX=3");
-}
-
-static void index_of_roce_1(struct made *made)
-{
-    made_env(made, "NCCL_IB_GID_INDEX=2");
-}
-
-static void index_link_local(struct made *made)
-{
-    made_env(made, "NVSHMEM_IB_GID_INDEX=1");
-}
-
-static void index_empty(struct made *made)
-{
-    made_env(made, "NVSHMEM_IB_GID_INDEX=7");
-}
-
-static void index_automatic(struct made *made)
-{
-    made_env(made, "NVSHMEM_IB_GID_INDEX=-1");
-}
-
-static void index_nonsense(struct made *made)
-{
-    made_env(made, "NVSHMEM_IB_GID_INDEX=three");
-}
+CHANGE(gids_hidden, nic(made, 0)->ports[0].gids_state = SOURCE_DENIED)
+CHANGE(index_3, made_env(made, "NVSHMEM_IB_GID_INDEX=3"))
+CHANGE(index_of_roce_1, made_env(made, "NCCL_IB_GID_INDEX=2"))
+CHANGE(index_link_local, made_env(made, "NVSHMEM_IB_GID_INDEX=1"))
+CHANGE(index_empty, made_env(made, "NVSHMEM_IB_GID_INDEX=7"))
+CHANGE(index_automatic, made_env(made, "NVSHMEM_IB_GID_INDEX=-1"))
+CHANGE(index_nonsense, made_env(made, "NVSHMEM_IB_GID_INDEX=three"))
 
 static void infiniband(struct made *made)
 {
@@ -315,15 +272,8 @@ static void flat_bus_one_nic_missing(struct made *made)
     made->map.n = 3;
 }
 
-static void uverbs_denied(struct made *made)
-{
-    made_stat(made, "/dev/infiniband/uverbs1", "char", "---");
-}
-
-static void uverbs_absent(struct made *made)
-{
-    made_state(made, "stats", "/dev/infiniband/uverbs1", "absent");
-}
+CHANGE(uverbs_denied, made_stat(made, "/dev/infiniband/uverbs1", "char", "---"))
+CHANGE(uverbs_absent, made_state(made, "stats", "/dev/infiniband/uverbs1", "absent"))
 
 static void no_uverbs_in_a_container(struct made *made)
 {
@@ -362,10 +312,7 @@ static void uverbs_not_asked(struct made *made)
     made_state(made, "stats", "/dev/infiniband/uverbs1", NULL);
 }
 
-static void no_uverbs(struct made *made)
-{
-    nic(made, 2)->uverbs = "";
-}
+CHANGE(no_uverbs, nic(made, 2)->uverbs = "")
 
 /* --- the table --- */
 

@@ -12,20 +12,9 @@ static void limit(struct made *made, const char *value)
     made_file(made, "/proc/self/limits", text);
 }
 
-static void locked_8_mib(struct made *made)
-{
-    limit(made, "8388608");
-}
-
-static void locked_512_mib(struct made *made)
-{
-    limit(made, "536870912");
-}
-
-static void locked_128_gib(struct made *made)
-{
-    limit(made, "137438953472");
-}
+CHANGE(locked_8_mib, limit(made, "8388608"))
+CHANGE(locked_512_mib, limit(made, "536870912"))
+CHANGE(locked_128_gib, limit(made, "137438953472"))
 
 static void locked_little_with_capability(struct made *made)
 {
@@ -33,25 +22,16 @@ static void locked_little_with_capability(struct made *made)
     made_file(made, "/proc/self/status", "CapEff:\t0000000000004000\n");
 }
 
-static void limits_hidden(struct made *made)
-{
-    made_state(made, "files", "/proc/self/limits", "denied");
-}
-
-static void limits_truncated(struct made *made)
-{
-    made_file(made, "/proc/self/limits", "Max locked memory");
-}
+CHANGE(limits_hidden, made_state(made, "files", "/proc/self/limits", "denied"))
+CHANGE(limits_truncated, made_file(made, "/proc/self/limits", "Max locked memory"))
 
 static void mounts(struct made *made, const char *text)
 {
     made_file(made, "/proc/self/mounts", text);
 }
 
-static void shm_64_mib(struct made *made)
-{
-    mounts(made, "overlay / overlay rw 0 0\nshm /dev/shm tmpfs rw,nosuid,nodev,size=65536k,inode64 0 0\n");
-}
+CHANGE(shm_64_mib,
+       mounts(made, "overlay / overlay rw 0 0\nshm /dev/shm tmpfs rw,nosuid,nodev,size=65536k,inode64 0 0\n"))
 
 static void shm_64_mib_for_one_gpu(struct made *made)
 {
@@ -65,55 +45,17 @@ static void shm_64_mib_for_a_rank_of_two(struct made *made)
     made_env(made, "WORLD_SIZE=2");
 }
 
-static void shm_512_mib(struct made *made)
-{
-    mounts(made, "shm /dev/shm tmpfs rw,size=512m 0 0\n");
-}
-
-static void shm_by_percent(struct made *made)
-{
-    mounts(made, "shm /dev/shm tmpfs rw,size=50% 0 0\n");
-}
-
-static void shm_unlimited(struct made *made)
-{
-    mounts(made, "shm /dev/shm tmpfs rw,size=0 0 0\n");
-}
-
-static void shm_covered_by_a_larger_one(struct made *made)
-{
-    mounts(made, "shm /dev/shm tmpfs rw,size=65536k 0 0\ntmpfs /dev/shm tmpfs rw,size=16g 0 0\n");
-}
-
-static void shm_on_dev(struct made *made)
-{
-    mounts(made, "overlay / overlay rw 0 0\ntmpfs /dev tmpfs rw,size=65536k,mode=755 0 0\n");
-}
-
-static void shm_on_disk(struct made *made)
-{
-    mounts(made, "/dev/sda1 / ext4 rw 0 0\n");
-}
-
-static void shm_absent(struct made *made)
-{
-    made_state(made, "stats", "/dev/shm", "absent");
-}
-
-static void mounts_hidden(struct made *made)
-{
-    made_state(made, "files", "/proc/self/mounts", "failed");
-}
-
-static void mounts_of_nonsense(struct made *made)
-{
-    mounts(made, "\n\n x \n/dev/shm\n");
-}
-
-static void memory_not_known(struct made *made)
-{
-    made_state(made, "files", "/proc/meminfo", "denied");
-}
+CHANGE(shm_512_mib, mounts(made, "shm /dev/shm tmpfs rw,size=512m 0 0\n"))
+CHANGE(shm_by_percent, mounts(made, "shm /dev/shm tmpfs rw,size=50% 0 0\n"))
+CHANGE(shm_unlimited, mounts(made, "shm /dev/shm tmpfs rw,size=0 0 0\n"))
+CHANGE(shm_covered_by_a_larger_one,
+       mounts(made, "shm /dev/shm tmpfs rw,size=65536k 0 0\ntmpfs /dev/shm tmpfs rw,size=16g 0 0\n"))
+CHANGE(shm_on_dev, mounts(made, "overlay / overlay rw 0 0\ntmpfs /dev tmpfs rw,size=65536k,mode=755 0 0\n"))
+CHANGE(shm_on_disk, mounts(made, "/dev/sda1 / ext4 rw 0 0\n"))
+CHANGE(shm_absent, made_state(made, "stats", "/dev/shm", "absent"))
+CHANGE(mounts_hidden, made_state(made, "files", "/proc/self/mounts", "failed"))
+CHANGE(mounts_of_nonsense, mounts(made, "\n\n x \n/dev/shm\n"))
+CHANGE(memory_not_known, made_state(made, "files", "/proc/meminfo", "denied"))
 
 /* --- topology --- */
 
@@ -182,10 +124,7 @@ static void uuid_without_nvml(struct made *made)
     visible_uuid(made);
 }
 
-static void environment_hidden(struct made *made)
-{
-    made_state(made, "files", "/proc/self/environ", "denied");
-}
+CHANGE(environment_hidden, made_state(made, "files", "/proc/self/environ", "denied"))
 
 /* Configuration space of a bridge with one extended capability. */
 static void put_config(struct made *made, int pci, unsigned capability, unsigned control, unsigned next, size_t bytes)
@@ -208,10 +147,7 @@ static void put_configs(struct made *made, unsigned capability, unsigned control
         put_config(made, i, capability, control, next, bytes);
 }
 
-static void acs_off(struct made *made)
-{
-    put_configs(made, 0x0d, 0, 0, 4096);
-}
+CHANGE(acs_off, put_configs(made, 0x0d, 0, 0, 4096))
 
 static void acs_redirects(struct made *made)
 {
@@ -219,30 +155,11 @@ static void acs_redirects(struct made *made)
     put_config(made, gpu_pci(made, 1)->parent, 0x0d, 0x1d, 0, 4096);
 }
 
-static void acs_validates_only(struct made *made)
-{
-    put_configs(made, 0x0d, 0x11, 0, 4096);
-}
-
-static void acs_for_root_only(struct made *made)
-{
-    put_configs(made, 0x0d, 0x1d, 0, 64);
-}
-
-static void acs_list_in_a_circle(struct made *made)
-{
-    put_configs(made, 0x01, 0x1d, 0x100, 4096);
-}
-
-static void acs_list_leads_out(struct made *made)
-{
-    put_configs(made, 0x01, 0x1d, 0xffc, 4096);
-}
-
-static void acs_truncated(struct made *made)
-{
-    put_configs(made, 0x0d, 0x1d, 0, 0x105);
-}
+CHANGE(acs_validates_only, put_configs(made, 0x0d, 0x11, 0, 4096))
+CHANGE(acs_for_root_only, put_configs(made, 0x0d, 0x1d, 0, 64))
+CHANGE(acs_list_in_a_circle, put_configs(made, 0x01, 0x1d, 0x100, 4096))
+CHANGE(acs_list_leads_out, put_configs(made, 0x01, 0x1d, 0xffc, 4096))
+CHANGE(acs_truncated, put_configs(made, 0x0d, 0x1d, 0, 0x105))
 
 static void acs_in_a_guest(struct made *made)
 {
@@ -256,10 +173,7 @@ static void guest_by_name(struct made *made)
     made_file(made, "/sys/class/dmi/id/product_name", "Google Compute Engine\n");
 }
 
-static void guest_not_known(struct made *made)
-{
-    made_state(made, "lines", "/proc/cpuinfo\t hypervisor", "denied");
-}
+CHANGE(guest_not_known, made_state(made, "lines", "/proc/cpuinfo\t hypervisor", "denied"))
 
 static void groups(struct made *made, const char *type)
 {
@@ -276,15 +190,8 @@ static void groups(struct made *made, const char *type)
         made_state(made, "files", "/sys/kernel/iommu_groups/7/type", "denied");
 }
 
-static void iommu_identity(struct made *made)
-{
-    groups(made, "identity\n");
-}
-
-static void iommu_translates(struct made *made)
-{
-    groups(made, "DMA-FQ\n");
-}
+CHANGE(iommu_identity, groups(made, "identity\n"))
+CHANGE(iommu_translates, groups(made, "DMA-FQ\n"))
 
 /* A workstation: the IOMMU has no effect on a single device. */
 static void alone(struct made *made)
@@ -312,10 +219,7 @@ static void iommu_translates_a_gpu_with_a_nic(struct made *made)
     made->hardware.topo.n_gpus = 1;
 }
 
-static void iommu_type_hidden(struct made *made)
-{
-    groups(made, NULL);
-}
+CHANGE(iommu_type_hidden, groups(made, NULL))
 
 static void iommu_translates_on_grace(struct made *made)
 {
@@ -343,10 +247,7 @@ static void rank_bound_badly(struct made *made)
     bound(made, "0-3");
 }
 
-static void rank_not_bound(struct made *made)
-{
-    made_env(made, "SLURM_LOCALID=3");
-}
+CHANGE(rank_not_bound, made_env(made, "SLURM_LOCALID=3"))
 
 /* A shell that is a single task of Slurm: it may start the ranks itself, on all GPUs. */
 static void only_task_bound(struct made *made)

@@ -16,10 +16,9 @@
 static inline int host_ranks_join(const ep_boot *boot, void *argument)
 {
     ep_comm **comms = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {
+        .size = sizeof(config), .device = -1, .backend = "host", .timeout_ms = HOST_RANKS_PATIENT_MS};
 
-    config.backend = "host";
-    config.timeout_ms = HOST_RANKS_PATIENT_MS;
     if (ep_comm_new(boot, &config, &comms[boot->rank]) != EP_OK)
         return 1;
     comms[boot->rank]->config.timeout_ms = atoi(HOST_RANKS_TIMEOUT);
@@ -28,13 +27,10 @@ static inline int host_ranks_join(const ep_boot *boot, void *argument)
 
 static inline bool host_ranks_new(int n, ep_comm **ret_comms)
 {
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args args = {
+        .size = sizeof(args), .mode = EP_LAUNCH_THREADS, .nranks = n, .run = host_ranks_join, .argument = ret_comms};
     ep_rank_exit exits[HOST_RANKS_MOST];
 
-    args.mode = EP_LAUNCH_THREADS;
-    args.nranks = n;
-    args.run = host_ranks_join;
-    args.argument = ret_comms;
     if (ep_launch(&args, exits) != EP_OK)
         return false;
     for (int rank = 0; rank < n; rank++)

@@ -26,6 +26,13 @@ struct made {
     struct doctor_machine doctor;
 };
 
+/* A change of one statement: its name in the cases, and what it does to `made`. */
+#define CHANGE(name, ...)                                                                                              \
+    static void name(struct made *made)                                                                                \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+
 static inline json_t *made_kind(struct made *made, const char *kind)
 {
     json_t *entries = json_object_get(made->snapshot, kind);

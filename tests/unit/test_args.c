@@ -5,8 +5,6 @@
 #include "base/process.h"
 
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* --- args.c --- */
 

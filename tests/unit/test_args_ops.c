@@ -3,7 +3,6 @@
 #include "bad_args.h"
 
 #include <limits.h>
-#include <string.h>
 
 /* --- dispatch --- */
 

@@ -6,9 +6,6 @@
  */
 #include "bad_args.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #define MOST_ARGS_BYTES 256
 
 struct buffer {

@@ -323,10 +323,7 @@ static enum answer miss_two_ranks(int timeout_ms)
     return worst(answers[0], answers[2] > answers[4] ? answers[2] : answers[4]);
 }
 
-TEST(test_missing_ranks_are_named_on_all)
-{
-    with_deadline(miss_two_ranks);
-}
+TEST_CALL(test_missing_ranks_are_named_on_all, with_deadline(miss_two_ranks))
 
 TEST(test_no_rank_0)
 {
@@ -353,10 +350,7 @@ static enum answer connect_with_another_secret(int timeout_ms)
                  answer_of(&ranks[1], EP_E_TIMEOUT, "another secret", RANK(0), RANK(0)));
 }
 
-TEST(test_other_secret)
-{
-    with_deadline(connect_with_another_secret);
-}
+TEST_CALL(test_other_secret, with_deadline(connect_with_another_secret))
 
 /* All ranks get the failure at once, long before the deadline. */
 static void expect_disagreement(struct rank *ranks, int n, const char *text)
@@ -529,10 +523,7 @@ static void run_with_last(void (*run)(struct rank *, ep_boot_tcp *), ep_status w
     }
 }
 
-TEST(test_rank_that_leaves)
-{
-    run_with_last(NULL, EP_E_PEER_LEFT, "rank 3 (127.0.0.1:");
-}
+TEST_CALL(test_rank_that_leaves, run_with_last(NULL, EP_E_PEER_LEFT, "rank 3 (127.0.0.1:"))
 
 TEST(test_other_size)
 {
@@ -893,12 +884,11 @@ TEST(test_port_in_master_addr)
 TEST(test_rank_0_on_another_host)
 {
     static const char *const hosts[] = {"203.0.113.77", "127.0.0.1"};
-    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_boot_tcp_args args = {.size = sizeof(args), .timeout_ms = 200};
     struct setting settings[] = {{"WORLD_SIZE", "2"}, {"RANK", "0"}, {"MASTER_ADDR", NULL}, {"MASTER_PORT", NULL}, {0}};
     char port[16];
     ep_boot_tcp *boot;
 
-    args.timeout_ms = 200;
     for (int i = 0; i < 2; i++) {
         snprintf(port, sizeof(port), "%u", free_port());
         settings[2].value = hosts[i];
@@ -922,10 +912,9 @@ static enum answer resolve_bad_name(int timeout_ms)
         {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"EPKIT_ADDRESS", "no..host:29500"}},
          "; EPKIT_ADDRESS must be a name of the host of rank 0"},
     };
-    ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
+    ep_boot_tcp_args args = {.size = sizeof(args), .timeout_ms = timeout_ms};
     ep_boot_tcp *boot = NULL;
 
-    args.timeout_ms = timeout_ms;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         set_environment(rows[i].settings);
         assert_int_equal(ep_boot_tcp_new(&args, &boot), EP_E_TIMEOUT);

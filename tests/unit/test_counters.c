@@ -4,7 +4,6 @@
 
 #include "temp.h"
 
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -11,25 +11,10 @@ static void library(struct made *made, enum source_state state)
     made->software.verbs.ibverbs.path = "/usr/lib/libibverbs.so.1";
 }
 
-static void no_library(struct made *made)
-{
-    library(made, SOURCE_ABSENT);
-}
-
-static void damaged_library(struct made *made)
-{
-    library(made, SOURCE_FAILED);
-}
-
-static void library_not_asked(struct made *made)
-{
-    library(made, SOURCE_NOT_RECORDED);
-}
-
-static void no_device(struct made *made)
-{
-    no_nics(made);
-}
+CHANGE(no_library, library(made, SOURCE_ABSENT))
+CHANGE(damaged_library, library(made, SOURCE_FAILED))
+CHANGE(library_not_asked, library(made, SOURCE_NOT_RECORDED))
+CHANGE(no_device, no_nics(made))
 
 static void lists_unreadable(struct made *made)
 {
@@ -45,15 +30,8 @@ static void access_to(struct made *made, enum topo_access access)
     }
 }
 
-static void devices_not_here(struct made *made)
-{
-    access_to(made, TOPO_ACCESS_NO);
-}
-
-static void access_not_known(struct made *made)
-{
-    access_to(made, TOPO_ACCESS_UNKNOWN);
-}
+CHANGE(devices_not_here, access_to(made, TOPO_ACCESS_NO))
+CHANGE(access_not_known, access_to(made, TOPO_ACCESS_UNKNOWN))
 
 static void one_device_left(struct made *made)
 {
@@ -69,10 +47,7 @@ static void ports_down(struct made *made)
     }
 }
 
-static void ports_unreadable(struct made *made)
-{
-    all_states_unreadable(made);
-}
+CHANGE(ports_unreadable, all_states_unreadable(made))
 
 static void no_addresses(struct made *made)
 {
@@ -100,30 +75,11 @@ static void efa(struct made *made)
         nic_pci(made, i)->vendor = 0x1d0f;
 }
 
-static void index_that_is_none(struct made *made)
-{
-    made_env(made, "EPKIT_VERBS_GID_INDEX=three");
-}
-
-static void index_without_address(struct made *made)
-{
-    made_env(made, "EPKIT_VERBS_GID_INDEX=7");
-}
-
-static void index_with_address(struct made *made)
-{
-    made_env(made, "EPKIT_VERBS_GID_INDEX=3");
-}
-
-static void named_device(struct made *made)
-{
-    made_env(made, "EPKIT_VERBS_DEVICE=mlx5_3,mlx5_1:1");
-}
-
-static void named_device_that_is_none(struct made *made)
-{
-    made_env(made, "EPKIT_VERBS_DEVICE=mlx5_7");
-}
+CHANGE(index_that_is_none, made_env(made, "EPKIT_VERBS_GID_INDEX=three"))
+CHANGE(index_without_address, made_env(made, "EPKIT_VERBS_GID_INDEX=7"))
+CHANGE(index_with_address, made_env(made, "EPKIT_VERBS_GID_INDEX=3"))
+CHANGE(named_device, made_env(made, "EPKIT_VERBS_DEVICE=mlx5_3,mlx5_1:1"))
+CHANGE(named_device_that_is_none, made_env(made, "EPKIT_VERBS_DEVICE=mlx5_7"))
 
 static void named_device_that_is_down(struct made *made)
 {
@@ -143,15 +99,8 @@ static void limits(struct made *made, const char *soft)
     made_file(made, "/proc/self/limits", text);
 }
 
-static void little_memory(struct made *made)
-{
-    limits(made, "8388608");
-}
-
-static void enough_memory(struct made *made)
-{
-    limits(made, "67108864");
-}
+CHANGE(little_memory, limits(made, "8388608"))
+CHANGE(enough_memory, limits(made, "67108864"))
 
 static void little_memory_and_a_capability(struct made *made)
 {
@@ -159,10 +108,7 @@ static void little_memory_and_a_capability(struct made *made)
     made_file(made, "/proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n");
 }
 
-static void memory_not_known(struct made *made)
-{
-    made_state(made, "files", "/proc/self/limits", "denied");
-}
+CHANGE(memory_not_known, made_state(made, "files", "/proc/self/limits", "denied"))
 
 /* Not usable takes precedence over not known. */
 static void little_memory_and_no_access_known(struct made *made)
@@ -177,15 +123,8 @@ static void interfaces_down(struct made *made)
     made_file(made, "/sys/class/net/eth0/operstate", "down\n");
 }
 
-static void only_loopback(struct made *made)
-{
-    made_folder(made, "/sys/class/net", json_pack("[s]", "lo"));
-}
-
-static void network_verbs(struct made *made)
-{
-    made_env(made, "EPKIT_NETWORK=verbs");
-}
+CHANGE(only_loopback, made_folder(made, "/sys/class/net", json_pack("[s]", "lo")))
+CHANGE(network_verbs, made_env(made, "EPKIT_NETWORK=verbs"))
 
 static void network_verbs_without_library(struct made *made)
 {
@@ -199,15 +138,8 @@ static void network_verbs_not_known(struct made *made)
     ports_unreadable(made);
 }
 
-static void network_of_another_name(struct made *made)
-{
-    made_env(made, "EPKIT_NETWORK=TCP");
-}
-
-static void network_tcp(struct made *made)
-{
-    made_env(made, "EPKIT_NETWORK=tcp");
-}
+CHANGE(network_of_another_name, made_env(made, "EPKIT_NETWORK=TCP"))
+CHANGE(network_tcp, made_env(made, "EPKIT_NETWORK=tcp"))
 
 static const struct {
     const char *name;

@@ -103,10 +103,7 @@ static void no_nics(struct made *made)
     made_state(made, "folders", "/sys/class/infiniband", "absent");
 }
 
-static void secret_environment(struct made *made)
-{
-    made_state(made, "files", "/proc/self/environ", "denied");
-}
+CHANGE(secret_environment, made_state(made, "files", "/proc/self/environ", "denied"))
 
 /* --- verbs --- */
 
@@ -116,10 +113,7 @@ static void nics_of_others(struct made *made)
         made->hardware.pci[made->hardware.nics[i].pci].vendor = 0x1d0f;
 }
 
-static void no_core(struct made *made)
-{
-    made->software.verbs.ibverbs = nowhere();
-}
+CHANGE(no_core, made->software.verbs.ibverbs = nowhere())
 
 static void no_core_for_nobody(struct made *made)
 {
@@ -134,30 +128,11 @@ static void no_core_for_a_plugin(struct made *made)
     made_env(made, "NCCL_NET=gIB");
 }
 
-static void no_mlx5_library(struct made *made)
-{
-    made->software.verbs.mlx5 = nowhere();
-}
-
-static void damaged_core(struct made *made)
-{
-    made_state(made, "elf", CORE, "failed");
-}
-
-static void core_without_number(struct made *made)
-{
-    made->software.verbs.private_version = 0;
-}
-
-static void no_provider(struct made *made)
-{
-    made->software.verbs.provider = "";
-}
-
-static void other_set(struct made *made)
-{
-    made->software.verbs.provider_needs = 34;
-}
+CHANGE(no_mlx5_library, made->software.verbs.mlx5 = nowhere())
+CHANGE(damaged_core, made_state(made, "elf", CORE, "failed"))
+CHANGE(core_without_number, made->software.verbs.private_version = 0)
+CHANGE(no_provider, made->software.verbs.provider = "")
+CHANGE(other_set, made->software.verbs.provider_needs = 34)
 
 static void other_set_and_no_provider(struct made *made)
 {
@@ -166,10 +141,7 @@ static void other_set_and_no_provider(struct made *made)
 }
 
 /* The file was renamed: right name, but from another installation. */
-static void renamed_provider(struct made *made)
-{
-    put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_34']]}");
-}
+CHANGE(renamed_provider, put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_34']]}"))
 
 static void core_from_gib(struct made *made)
 {
@@ -185,10 +157,7 @@ static void core_from_gib_alone(struct made *made)
     made_state(made, "elf", CORE, "absent");
 }
 
-static void gib_behind(struct made *made)
-{
-    made->software.nccl.gib = "/usr/local/gib";
-}
+CHANGE(gib_behind, made->software.nccl.gib = "/usr/local/gib")
 
 static void folder_as_drivers(struct made *made)
 {
@@ -212,10 +181,7 @@ static void good_drivers(struct made *made)
 
 /* --- DeepEP --- */
 
-static void not_imported(struct made *made)
-{
-    made->software.deepep.imported = -1;
-}
+CHANGE(not_imported, made->software.deepep.imported = -1)
 
 static void no_deepep(struct made *made)
 {
@@ -223,20 +189,9 @@ static void no_deepep(struct made *made)
     made->software.deepep.n = 0;
 }
 
-static void never_called(struct made *made)
-{
-    copy(made, 0)->calls_mapping = false;
-}
-
-static void never_defined(struct made *made)
-{
-    copy(made, 0)->defines_mapping = false;
-}
-
-static void stolen(struct made *made)
-{
-    copy(made, 0)->decorator_stolen = true;
-}
+CHANGE(never_called, copy(made, 0)->calls_mapping = false)
+CHANGE(never_defined, copy(made, 0)->defines_mapping = false)
+CHANGE(stolen, copy(made, 0)->decorator_stolen = true)
 
 static void no_mapping(struct made *made)
 {
@@ -312,35 +267,12 @@ static void set_version(struct made *made, const char *version)
     copy(made, 0)->version = version;
 }
 
-static void version_1_1(struct made *made)
-{
-    set_version(made, "1.1.0+29d31c1");
-}
-
-static void version_of_patch(struct made *made)
-{
-    set_version(made, "1.2.1+8a07e7eabc");
-}
-
-static void version_bare(struct made *made)
-{
-    set_version(made, "1.2.1");
-}
-
-static void version_other_commit(struct made *made)
-{
-    set_version(made, "1.2.1+0123abc");
-}
-
-static void version_known_old(struct made *made)
-{
-    set_version(made, "1.2.1+309785a");
-}
-
-static void version_unknown(struct made *made)
-{
-    set_version(made, "");
-}
+CHANGE(version_1_1, set_version(made, "1.1.0+29d31c1"))
+CHANGE(version_of_patch, set_version(made, "1.2.1+8a07e7eabc"))
+CHANGE(version_bare, set_version(made, "1.2.1"))
+CHANGE(version_other_commit, set_version(made, "1.2.1+0123abc"))
+CHANGE(version_known_old, set_version(made, "1.2.1+309785a"))
+CHANGE(version_unknown, set_version(made, ""))
 
 static void old_with_old_nvshmem(struct made *made)
 {
@@ -348,22 +280,12 @@ static void old_with_old_nvshmem(struct made *made)
     made->software.nvshmem.version = "3.4.5";
 }
 
-static void no_nvshmem(struct made *made)
-{
-    made->software.nvshmem.host = nowhere();
-}
+CHANGE(no_nvshmem, made->software.nvshmem.host = nowhere())
 
 /* --- the extension --- */
 
-static void no_extension(struct made *made)
-{
-    copy(made, 0)->extension = "";
-}
-
-static void built_without_nvshmem(struct made *made)
-{
-    put_library(made, EXTENSION, "{'needed': ['libc.so.6'], 'archs': [100]}");
-}
+CHANGE(no_extension, copy(made, 0)->extension = "")
+CHANGE(built_without_nvshmem, put_library(made, EXTENSION, "{'needed': ['libc.so.6'], 'archs': [100]}"))
 
 static void linked_with(struct made *made, const char *version)
 {
@@ -383,20 +305,9 @@ static void linked_with(struct made *made, const char *version)
     made_file(made, "/py/../built/include/non_abi/nvshmem_version.h", header);
 }
 
-static void linked_with_older(struct made *made)
-{
-    linked_with(made, "3");
-}
-
-static void linked_with_same(struct made *made)
-{
-    linked_with(made, "5");
-}
-
-static void linked_with_unknown(struct made *made)
-{
-    linked_with(made, "");
-}
+CHANGE(linked_with_older, linked_with(made, "3"))
+CHANGE(linked_with_same, linked_with(made, "5"))
+CHANGE(linked_with_unknown, linked_with(made, ""))
 
 static void folder_missing(struct made *made)
 {
@@ -404,15 +315,8 @@ static void folder_missing(struct made *made)
     made_state(made, "elf", "/gone/libnvshmem_host.so.3", "absent");
 }
 
-static void damaged_extension(struct made *made)
-{
-    made_state(made, "elf", EXTENSION, "failed");
-}
-
-static void archs_unknown(struct made *made)
-{
-    put_library(made, EXTENSION, "{'needed': [], 'archs': [90], 'archs_known': false}");
-}
+CHANGE(damaged_extension, made_state(made, "elf", EXTENSION, "failed"))
+CHANGE(archs_unknown, put_library(made, EXTENSION, "{'needed': [], 'archs': [90], 'archs_known': false}"))
 
 static void capability_unknown(struct made *made)
 {
@@ -421,10 +325,7 @@ static void capability_unknown(struct made *made)
     made->hardware.topo.nvml_why = "no libnvidia-ml.so.1";
 }
 
-static void nvshmem_for_another(struct made *made)
-{
-    put_library(made, NVSHMEM, "{'archs': [90]}");
-}
+CHANGE(nvshmem_for_another, put_library(made, NVSHMEM, "{'archs': [90]}"))
 
 /* --- builds --- */
 

@@ -9,7 +9,6 @@
 
 #include <elf.h>
 #include <inttypes.h>
-#include <stdint.h>
 #include <sys/mman.h>
 
 #define SAMPLE(name) SAMPLES "/libsample_" name ".so"

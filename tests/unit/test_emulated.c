@@ -22,7 +22,6 @@ extern const struct ep_net_provider tested_emulated;
 
 #include <epkit/boot.h>
 #include <pthread.h>
-#include <time.h>
 
 #define HANG_NS 300000000000u /* only ends what hangs */
 

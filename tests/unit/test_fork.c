@@ -26,10 +26,9 @@ static ep_status gather_alone(void *context, const void *mine, size_t bytes, int
 static ep_comm *new_comm(void)
 {
     static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = gather_alone};
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .backend = "host"};
     ep_comm *comm = NULL;
 
-    config.backend = "host";
     return ep_comm_new(&boot, &config, &comm) == EP_OK ? comm : NULL;
 }
 

@@ -79,14 +79,10 @@ static const char *run_disagree(ep_comm *comm, int other_topk)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm;
     const char *wrong;
 
-    config.backend = "host";
-    config.ranks_per_node = RANKS / NODES;
-    config.timeout_ms = 20000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, RANKS / NODES, 20000, &comm) != EP_OK)
         return 1;
     wrong = scenario->other_topk ? run_disagree(comm, scenario->other_topk) : run_rounds(comm);
     if (wrong)
@@ -104,12 +100,5 @@ static void run_scenario(int other_topk)
         assert_string_equal(scenario.wrong[rank], "");
 }
 
-TEST(test_sizes_come)
-{
-    run_scenario(0);
-}
-
-TEST(test_disagreement_is_named)
-{
-    run_scenario(TOPK + 1);
-}
+TEST_CALL(test_sizes_come, run_scenario(0))
+TEST_CALL(test_disagreement_is_named, run_scenario(TOPK + 1))

@@ -18,15 +18,10 @@ struct scenario {
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     int code;
 
-    config.backend = "host";
-    config.timeout_ms = PATIENT_MS;
-    config.ranks_per_node = 1;
-    config.network = "emulated";
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, "emulated", 1, PATIENT_MS, &comm) != EP_OK)
         return 1;
     if (ep_comm_barrier(comm) != EP_OK)
         return 2;
@@ -85,13 +80,9 @@ static ep_status fail_to_open(const struct ep_net_provider *provider, const stru
 
 static int open_ll_after_failure(struct scenario *scenario, ep_comm *comm)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = {.size = sizeof(config), .max_tokens = 4, .hidden = 128, .n_experts = NRANKS, .topk = 1};
     ep_ll *ll = NULL;
 
-    config.max_tokens = 4;
-    config.hidden = 128;
-    config.n_experts = NRANKS;
-    config.topk = 1;
     ep_group_of(comm)->provider.open = fail_to_open;
     if (comm->rank == 0 && fail_at_owner(comm) != 0)
         return 3;

@@ -9,7 +9,6 @@
 #include "ranks.h"
 
 #include <epkit/epkit.h>
-#include <stdbool.h>
 
 #define RANKS 4
 #define LOCAL 8
@@ -145,11 +144,8 @@ static void answer(const struct scenario *scenario, int me, const ep_plan_info *
 
 static ep_status combine(ep_plan *plan, const struct scenario *scenario, struct buffers *b)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = {.size = sizeof(args), .x = b->rows, .dtype = EP_BF16, .hidden = HIDDEN};
 
-    args.x = b->rows;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
     for (int i = 0; i < scenario->mode.n_bias; i++)
         args.bias[i] = b->bias[i];
     args.out = b->plain;
@@ -180,7 +176,6 @@ static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
     size_t n = (size_t)scenario->n_tokens;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_plan_args args = EP_PLAN_ARGS_INIT;
     ep_plan_info info = EP_PLAN_INFO_INIT;
     struct buffers b = {.index = take(n * TOPK, 8), .out = take(n * HIDDEN, 2), .plain = take(n * HIDDEN, 2)};
@@ -188,8 +183,7 @@ static int run_rank(const ep_boot *boot, void *argument)
     ep_plan *plan;
     int me = boot->rank, code = 1;
 
-    config.backend = "host";
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, 0, &comm) != EP_OK)
         return 1;
     for (int i = 0; i < 2; i++)
         b.bias[i] = take(n * HIDDEN, 2);

@@ -12,7 +12,6 @@
 
 #include <epkit/lowlatency.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "free_port.h"
@@ -168,16 +167,12 @@ static ep_status create_over_tcp(const ep_boot *boot, const struct scenario *sce
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = {.size = sizeof(config), .max_tokens = 4, .hidden = 128, .n_experts = NRANKS, .topk = 1};
     int rank = boot->rank;
     uint64_t begin_ns;
     ep_comm *comm = NULL, *next = NULL;
     ep_ll *ll = NULL;
 
-    config.max_tokens = 4;
-    config.hidden = 128;
-    config.n_experts = NRANKS;
-    config.topk = 1;
     if (scenario->call != CALL_NEW && (create(boot, scenario, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK))
         return 1;
     dies = comm && rank == VICTIM && !scenario->aborted;

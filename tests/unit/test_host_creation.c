@@ -9,7 +9,6 @@
 #include <epkit/epkit.h>
 #include <errno.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define NRANKS 4
@@ -71,20 +70,16 @@ static int create(const ep_boot *boot, void *argument)
     struct scenario *scenario = argument;
     struct counting counting = {.boot = boot, .scenario = scenario};
     ep_boot mine = *boot;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
 
     alarm(100);
     mine.allgather = count_gather;
     mine.context = &counting;
-    config.backend = "host";
-    config.timeout_ms = 90000;
-    config.ranks_per_node = scenario->ranks_per_node;
     if (boot->rank == VICTIM && scenario->harm == DESCRIPTORS)
         limit(RLIMIT_NOFILE, first_free_descriptor() + (rlim_t)scenario->at);
     if (boot->rank == VICTIM && scenario->harm == FILE_SIZE)
         limit(RLIMIT_FSIZE, 4096);
-    scenario->status[boot->rank] = ep_comm_new(&mine, &config, &comm);
+    scenario->status[boot->rank] = unit_comm_new(&mine, NULL, scenario->ranks_per_node, 90000, &comm);
     snprintf(scenario->text[boot->rank], sizeof(scenario->text[0]), "%s", ep_last_error());
     ep_comm_free(comm);
     return 0;
@@ -161,10 +156,7 @@ TEST(a_death_is_known_at_each_step)
     ends_before_each_gather(LEAVE, 0, 3);
 }
 
-TEST(a_death_is_known_between_nodes)
-{
-    ends_before_each_gather(KILL, 2, 5);
-}
+TEST_CALL(a_death_is_known_between_nodes, ends_before_each_gather(KILL, 2, 5))
 
 static int die_without_proc(void *argument)
 {
@@ -243,10 +235,7 @@ static int be_short_without_proc(void *argument)
 }
 
 /* Also if it cannot serve its segment, and a peer reports that. */
-TEST(a_rank_without_descriptors_is_named_first)
-{
-    sandbox_expect(sandbox_run(be_short_without_proc, NULL));
-}
+TEST_CALL(a_rank_without_descriptors_is_named_first, sandbox_expect(sandbox_run(be_short_without_proc, NULL)))
 
 TEST(a_limit_of_one_rank_is_reported_to_all)
 {

@@ -44,13 +44,9 @@ static ep_status keep(struct scenario *scenario, ep_status status)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm;
 
-    config.backend = "host";
-    config.timeout_ms = 60000;
-    config.ranks_per_node = scenario->ranks_per_node;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, scenario->ranks_per_node, 60000, &comm) != EP_OK)
         return 1;
     if (boot->rank == 1) {
         scenario->hostile(scenario, comm);
@@ -339,12 +335,9 @@ TEST(places_are_checked)
 
 static ep_status open_ll(ep_comm *comm, ep_ll **ret_ll)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = {
+        .size = sizeof(config), .max_tokens = TOKENS, .hidden = HIDDEN, .n_experts = EXPERTS, .topk = TOPK};
 
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS;
-    config.topk = TOPK;
     return ep_ll_new(comm, &config, ret_ll);
 }
 

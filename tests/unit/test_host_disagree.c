@@ -9,7 +9,6 @@
 #include "group/group.h"
 
 #include <epkit/epkit.h>
-#include <stdbool.h>
 
 enum { NRANKS = 2, HIDDEN = 512 };
 
@@ -211,16 +210,12 @@ static ep_status call(ep_comm *comm, enum deviation deviation, int rank, ep_plan
 static int deviate(const ep_boot *boot, const struct scenario *scenario, int ranks_per_node)
 {
     const char *const *value = scenario->value;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     ep_plan *plans[2] = {NULL};
     ep_status status;
     char forth[100], back[100];
 
-    config.backend = "host";
-    config.timeout_ms = 60000;
-    config.ranks_per_node = ranks_per_node;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, ranks_per_node, 60000, &comm) != EP_OK)
         return 1;
     status = call(comm, scenario->deviation, boot->rank, plans);
     snprintf(forth, sizeof(forth), "ranks are in different calls: rank ");
@@ -268,16 +263,13 @@ static void run_scenarios(ep_rank_fn run)
 /* A dispatch on a plan and one with low latency share no memory that would show it before the deadline. */
 static int call_apart(const ep_boot *boot, void *argument)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     ep_plan *plan = NULL;
     ep_ll *ll = NULL;
     ep_status status;
     bool explained;
 
-    config.backend = "host";
-    config.timeout_ms = *(const int *)argument;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || new_ll(comm, LL_SUM, 0, &ll) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, *(const int *)argument, &comm) != EP_OK || new_ll(comm, LL_SUM, 0, &ll) != EP_OK)
         return 1;
     status = boot->rank == 0 ? new_plan(comm, LL_SUM, 0, &plan) : use_ll(ll, LL_SUM, 1);
     explained = strstr(ep_last_error(), "in \"plan: exchange of counts\"") &&
@@ -310,15 +302,8 @@ TEST(a_late_rank_is_named_with_what_it_waits_for)
     assert_true(explained);
 }
 
-TEST(both_ranks_get_the_field_and_the_values)
-{
-    run_scenarios(deviate_on_one_node);
-}
-
-TEST(ranks_of_two_nodes_get_them_as_well)
-{
-    run_scenarios(deviate_on_two_nodes);
-}
+TEST_CALL(both_ranks_get_the_field_and_the_values, run_scenarios(deviate_on_one_node))
+TEST_CALL(ranks_of_two_nodes_get_them_as_well, run_scenarios(deviate_on_two_nodes))
 
 /* By name, if all of them have one: the text shows two ranks that differ in an unnamed one, as another version may. */
 TEST(flags_are_shown_completely)

@@ -4,7 +4,6 @@
 
 #include <epkit/epkit.h>
 #include <math.h>
-#include <time.h>
 
 #define NRANKS 2
 #define HIDDEN 512
@@ -32,11 +31,9 @@ static void run(ep_rank_fn rank, struct seen *seen)
 
 static ep_comm *open_comm(const ep_boot *boot, uint32_t flags)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .timeout_ms = 60000, .flags = flags};
     ep_comm *comm = NULL;
 
-    config.timeout_ms = 60000;
-    config.flags = flags;
     return ep_comm_new(boot, &config, &comm) == EP_OK ? comm : NULL;
 }
 

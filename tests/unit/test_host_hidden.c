@@ -15,7 +15,6 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #define NRANKS 3
 #define VICTIM 1
@@ -179,13 +178,10 @@ static struct scenario *new_scene(bool (*enter)(int rank), enum what what)
 /* False: this machine has no such sandbox. */
 static bool run(struct scenario *scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {.size = sizeof(launch), .nranks = NRANKS, .run = enter_and_work, .argument = scenario};
     ep_rank_exit exits[NRANKS];
     ep_status status;
 
-    launch.nranks = NRANKS;
-    launch.run = enter_and_work;
-    launch.argument = scenario;
     status = ep_launch(&launch, exits);
     assert_true(status == EP_OK || (status == EP_E_PEER_DEAD && scenario->what == DIE));
     for (int rank = 0; rank < NRANKS; rank++) {
@@ -282,10 +278,7 @@ static bool other_users(int rank)
     return sandbox_hide_proc() && be_another_user(rank);
 }
 
-TEST(other_users_with_hidepid)
-{
-    all_of_it(other_users, false, true);
-}
+TEST_CALL(other_users_with_hidepid, all_of_it(other_users, false, true))
 
 static bool other_users_without_pidfd(int rank)
 {
@@ -304,10 +297,7 @@ static bool without_proc_and_pidfd(int rank)
     return sandbox_cover_proc() && sandbox_forbid_pidfd(ENOSYS);
 }
 
-TEST(neither_proc_nor_pidfd)
-{
-    all_of_it(without_proc_and_pidfd, false, false);
-}
+TEST_CALL(neither_proc_nor_pidfd, all_of_it(without_proc_and_pidfd, false, false))
 
 static bool without_pidfd(int rank)
 {
@@ -315,10 +305,7 @@ static bool without_pidfd(int rank)
     return sandbox_forbid_pidfd(ENOSYS);
 }
 
-TEST(a_kernel_without_pidfd)
-{
-    all_of_it(without_pidfd, false, true);
-}
+TEST_CALL(a_kernel_without_pidfd, all_of_it(without_pidfd, false, true))
 
 static bool without_proc(int rank)
 {
@@ -326,20 +313,14 @@ static bool without_proc(int rank)
     return sandbox_cover_proc();
 }
 
-TEST(no_proc_at_all)
-{
-    all_of_it(without_proc, false, true);
-}
+TEST_CALL(no_proc_at_all, all_of_it(without_proc, false, true))
 
 static bool one_without_proc(int rank)
 {
     return rank != VICTIM || sandbox_cover_proc();
 }
 
-TEST(one_rank_without_proc)
-{
-    all_of_it(one_without_proc, false, true);
-}
+TEST_CALL(one_rank_without_proc, all_of_it(one_without_proc, false, true))
 
 static bool own_pid_namespace(int rank)
 {
@@ -347,10 +328,7 @@ static bool own_pid_namespace(int rank)
     return unshare(CLONE_NEWPID) == 0;
 }
 
-TEST(pid_namespaces_of_their_own)
-{
-    all_of_it(own_pid_namespace, true, true);
-}
+TEST_CALL(pid_namespaces_of_their_own, all_of_it(own_pid_namespace, true, true))
 
 static bool own_ipc_and_mounts(int rank)
 {
@@ -460,12 +438,9 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
 TEST(descriptors_forbidden_later)
 {
     struct scenario *scenario = new_scene(NULL, DIE);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {.size = sizeof(launch), .nranks = NRANKS, .run = lower_and_wait, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
-    launch.nranks = NRANKS;
-    launch.run = lower_and_wait;
-    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
     expect_all(scenario, EP_E_PEER_DEAD, "rank 1 died");
     munmap(scenario, sizeof(*scenario));
@@ -499,12 +474,10 @@ static int forbid_and_exchange(const ep_boot *boot, void *argument)
 static void run_out(bool (*enter)(int rank))
 {
     struct scenario *scenario = new_scene(enter, WORK);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {
+        .size = sizeof(launch), .nranks = NRANKS, .run = forbid_and_exchange, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
-    launch.nranks = NRANKS;
-    launch.run = forbid_and_exchange;
-    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     if (exits[0].code == SANDBOX_SKIP) {
         munmap(scenario, sizeof(*scenario));
@@ -521,12 +494,5 @@ static void run_out(bool (*enter)(int rank))
     munmap(scenario, sizeof(*scenario));
 }
 
-TEST(a_rank_out_of_descriptors_is_named)
-{
-    run_out(NULL);
-}
-
-TEST(a_rank_out_of_descriptors_is_named_over_sockets)
-{
-    run_out(without_proc);
-}
+TEST_CALL(a_rank_out_of_descriptors_is_named, run_out(NULL))
+TEST_CALL(a_rank_out_of_descriptors_is_named_over_sockets, run_out(without_proc))

@@ -10,8 +10,6 @@
 
 #include "backend/host/host.h"
 
-#include <time.h>
-
 #define RANKS 3
 #define MOST 6
 #define HIDDEN 128
@@ -107,21 +105,18 @@ static void choose(struct member *m, int topk)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll = EP_LL_CONFIG_INIT;
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
     int code;
 
     *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens, .topk = TOPK};
-    config.backend = "host";
-    config.timeout_ms = scenario->timeout_ms;
     ll.max_tokens = MOST;
     ll.hidden = HIDDEN;
     ll.n_experts = RANKS;
     ll.topk = TOPK;
     ll.flags = scenario->ll_flags;
-    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    SURE(unit_comm_new(boot, NULL, 0, scenario->timeout_ms, &m->comm) == EP_OK);
     SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);
     for (int i = 0; i < m->n_tokens * HIDDEN; i++) {
         int token = i / HIDDEN;
@@ -173,10 +168,7 @@ static int combine_again(struct member *m)
     return 0;
 }
 
-TEST(dispatches_are_combined_again_or_dropped)
-{
-    run((struct scenario){.run_rank = combine_again, .n_tokens = MOST});
-}
+TEST_CALL(dispatches_are_combined_again_or_dropped, run((struct scenario){.run_rank = combine_again, .n_tokens = MOST}))
 
 /* The first of two dispatches after the second one. */
 static int combine_the_one_before(struct member *m)
@@ -237,10 +229,7 @@ static int interleave(struct member *m)
     return 0;
 }
 
-TEST(halves_of_two_calls_are_open)
-{
-    run((struct scenario){.run_rank = interleave, .n_tokens = 5});
-}
+TEST_CALL(halves_of_two_calls_are_open, run((struct scenario){.run_rank = interleave, .n_tokens = 5}))
 
 /* Partial combines: some choices excluded, all choices of a token excluded; then the complete combine. */
 static int leave_out(struct member *m)
@@ -271,10 +260,7 @@ static int leave_out(struct member *m)
     return 0;
 }
 
-TEST(a_combine_leaves_choices_out)
-{
-    run((struct scenario){.run_rank = leave_out, .n_tokens = 4});
-}
+TEST_CALL(a_combine_leaves_choices_out, run((struct scenario){.run_rank = leave_out, .n_tokens = 4}))
 
 /* --- what a call says ---------------------------------------------------------------------------------------------*/
 
@@ -309,10 +295,7 @@ static int use_fewer_tokens(struct member *m)
     return 0;
 }
 
-TEST(calls_have_their_own_most_tokens)
-{
-    run((struct scenario){.run_rank = use_fewer_tokens, .n_tokens = 2});
-}
+TEST_CALL(calls_have_their_own_most_tokens, run((struct scenario){.run_rank = use_fewer_tokens, .n_tokens = 2}))
 
 /* The number of rows of this rank's expert, if the ranks have these K. */
 static int count_rows(const struct member *m, int round)
@@ -369,10 +352,7 @@ static int use_fewer_choices(struct member *m)
     return 0;
 }
 
-TEST(calls_have_their_own_topk)
-{
-    run((struct scenario){.run_rank = use_fewer_choices, .n_tokens = 5});
-}
+TEST_CALL(calls_have_their_own_topk, run((struct scenario){.run_rank = use_fewer_choices, .n_tokens = 5}))
 
 /* The time spent waiting for a rank is added to the previous value. */
 static int wait_for_the_late_rank(struct member *m)

@@ -189,13 +189,10 @@ static int run_equal(const ep_boot *boot, void *argument)
 
 static void run_ranks(ep_rank_fn run, int nranks, struct scenario *scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {
+        .size = sizeof(launch), .mode = EP_LAUNCH_THREADS, .nranks = nranks, .run = run, .argument = scenario};
     ep_rank_exit exits[RANKS];
 
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = nranks;
-    launch.run = run;
-    launch.argument = scenario;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < nranks; rank++)
         if (exits[rank].code)
@@ -314,16 +311,13 @@ static int run_sizes(const ep_boot *boot, void *argument)
 
     for (int i = 0; i < 2; i++) {
         const struct shape *shape = &((const struct shape *)argument)[i];
-        ep_ll_config config = EP_LL_CONFIG_INIT;
+        ep_ll_config config = {
+            .size = sizeof(config), .max_tokens = TOKENS, .hidden = HIDDEN, .n_experts = EXPERTS, .topk = TOPK};
         ep_ll_sizes sizes = EP_LL_SIZES_INIT;
         ep_comm_info before = EP_COMM_INFO_INIT, after = EP_COMM_INFO_INIT;
         ep_comm *comm = NULL;
         ep_ll *ll = NULL;
 
-        config.max_tokens = TOKENS;
-        config.hidden = HIDDEN;
-        config.n_experts = EXPERTS;
-        config.topk = TOPK;
         if (new_comm(boot, shape, &comm) != EP_OK || ep_ll_get_sizes(comm, &config, &sizes) != EP_OK ||
             ep_comm_get_info(comm, &before) != EP_OK || ep_ll_new(comm, &config, &ll) != EP_OK ||
             ep_comm_get_info(comm, &after) != EP_OK)

@@ -10,9 +10,6 @@
 
 #include <epkit/epkit.h>
 #include <math.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <time.h>
 
 #define RANKS 3
 #define LOCAL 4 /* experts of a rank: those of rank 0 are 0 to 3 */
@@ -71,7 +68,6 @@ static uint16_t *rows_new(int n)
 
 static ep_status member_init(struct member *m, const ep_boot *boot, struct scenario *scenario)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     ep_status status;
 
@@ -86,9 +82,7 @@ static ep_status member_init(struct member *m, const ep_boot *boot, struct scena
         m->index[i] = scenario->tokens[i / scenario->topk].experts[i % scenario->topk];
         m->weights[i] = scenario->tokens[i / scenario->topk].weights[i % scenario->topk];
     }
-    config.backend = "host";
-    config.timeout_ms = PATIENT_MS;
-    status = ep_comm_new(boot, &config, &m->comm);
+    status = unit_comm_new(boot, NULL, 0, PATIENT_MS, &m->comm);
     if (status != EP_OK)
         return status;
     ll_config.max_tokens = MOST_TOKENS;
@@ -342,15 +336,12 @@ struct difference {
 static int differ(const ep_boot *boot, void *argument)
 {
     struct difference *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm;
     ep_ll *ll = NULL;
 
-    config.backend = "host";
-    config.timeout_ms = PATIENT_MS;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, PATIENT_MS, &comm) != EP_OK)
         return 1;
     ll_config.max_tokens = 1;
     ll_config.hidden = scenario->hidden[rank];

@@ -9,7 +9,6 @@
 #include "group/queue.h"
 
 #include <math.h>
-#include <time.h>
 
 #define MAX_RANKS 3
 #define TOKENS 2
@@ -349,10 +348,7 @@ static int answer_two(const ep_boot *boot, void *argument)
     return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
 }
 
-TEST(two_dispatches_with_different_routings_are_answered_in_order)
-{
-    run_ranks(answer_two, 2, NULL);
-}
+TEST_CALL(two_dispatches_with_different_routings_are_answered_in_order, run_ranks(answer_two, 2, NULL))
 
 /* Combine 1 and combine 3 use the same buffer, but only after its readers were waited for. */
 static int keep_buffer(const ep_boot *boot, void *argument)
@@ -383,10 +379,7 @@ static int keep_buffer(const ep_boot *boot, void *argument)
     return code;
 }
 
-TEST(combine_buffer_has_to_be_asked_for_each_time)
-{
-    run_ranks(keep_buffer, 2, NULL);
-}
+TEST_CALL(combine_buffer_has_to_be_asked_for_each_time, run_ranks(keep_buffer, 2, NULL))
 
 /* --- arguments that have to agree ------------------------------------------------------------------------------- */
 
@@ -483,7 +476,4 @@ static int free_with_queued_job(const ep_boot *boot, void *argument)
     return seen ? 0 : 3;
 }
 
-TEST(leaving_waits_for_the_queue)
-{
-    run_ranks(free_with_queued_job, 2, NULL);
-}
+TEST_CALL(leaving_waits_for_the_queue, run_ranks(free_with_queued_job, 2, NULL))

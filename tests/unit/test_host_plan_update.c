@@ -129,9 +129,8 @@ static ep_plan_args plan_args(const struct member *m, const struct routing *rout
 
 static ep_plan_update_args update_args(const struct member *m, const struct routing *routing)
 {
-    ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
+    ep_plan_update_args args = {.size = sizeof(args), .n_tokens = routing->n_tokens};
 
-    args.n_tokens = routing->n_tokens;
     if (m->kind == MASK) {
         args.token_in_rank = routing->in_rank;
         args.tokens_per_expert = routing->per_expert;
@@ -311,16 +310,13 @@ static int run_rank(const ep_boot *boot, void *argument)
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int code;
 
     m->rank = boot->rank;
     m->kind = scenario->kind;
     for (int i = 0; i < MOST * TOPK; i++)
         m->weights[i] = (float)(i + 1);
-    config.backend = "host";
-    config.timeout_ms = scenario->timeout_ms ? scenario->timeout_ms : 60000;
-    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    SURE(unit_comm_new(boot, NULL, 0, scenario->timeout_ms ? scenario->timeout_ms : 60000, &m->comm) == EP_OK);
     code = scenario->run_rank(m);
     ep_comm_free(m->comm);
     return code;
@@ -367,10 +363,7 @@ static int mask_choices(struct member *m)
     return 0;
 }
 
-TEST(a_mask_is_as_good_as_the_choices)
-{
-    run((struct scenario){.run_rank = mask_choices});
-}
+TEST_CALL(a_mask_is_as_good_as_the_choices, run((struct scenario){.run_rank = mask_choices}))
 
 /*
  * Too many rows for one rank: every rank learns it in the next operation, and the plan is usable again after the next
@@ -406,10 +399,7 @@ static int overflow(struct member *m)
     return 0;
 }
 
-TEST(an_update_beyond_the_capacity_is_refused_by_all)
-{
-    run((struct scenario){.run_rank = overflow});
-}
+TEST_CALL(an_update_beyond_the_capacity_is_refused_by_all, run((struct scenario){.run_rank = overflow}))
 
 static int update_badly(struct member *m)
 {
@@ -436,10 +426,7 @@ static int update_badly(struct member *m)
     return 0;
 }
 
-TEST(bad_routing_of_an_update_fails_all)
-{
-    run((struct scenario){.run_rank = update_badly, .timeout_ms = 600000});
-}
+TEST_CALL(bad_routing_of_an_update_fails_all, run((struct scenario){.run_rank = update_badly, .timeout_ms = 600000}))
 
 /* Masks that no choice of experts can produce; a valid plan follows. */
 static int mask_badly(struct member *m)
@@ -520,10 +507,7 @@ static int plan_in_stream_order(struct member *m)
     return 0;
 }
 
-TEST(plans_are_read_in_stream_order)
-{
-    run((struct scenario){.run_rank = plan_in_stream_order});
-}
+TEST_CALL(plans_are_read_in_stream_order, run((struct scenario){.run_rank = plan_in_stream_order}))
 
 /* More plans than exchanges can be in flight, each freed before its first use: the peers wait for all of them. */
 static int free_unused(struct member *m)
@@ -543,10 +527,7 @@ static int free_unused(struct member *m)
     return 0;
 }
 
-TEST(plans_are_freed_before_their_use)
-{
-    run((struct scenario){.run_rank = free_unused});
-}
+TEST_CALL(plans_are_freed_before_their_use, run((struct scenario){.run_rank = free_unused}))
 
 /*
  * Rank 0 queues a dispatch and then synchronises with the others outside of the library; they synchronise first and

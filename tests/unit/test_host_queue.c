@@ -5,7 +5,6 @@
 #include "unit.h"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { MOST_JOBS = 64 };

@@ -8,7 +8,6 @@
 
 #include <epkit/epkit.h>
 #include <stdalign.h>
-#include <stdbool.h>
 
 #define RANKS 3
 #define TOKENS 9
@@ -137,13 +136,10 @@ static int run_rank(const ep_boot *boot, void *argument)
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int code = 0;
 
     m->rank = boot->rank;
-    config.backend = "host";
-    config.ranks_per_node = scenario->ranks_per_node;
-    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    SURE(unit_comm_new(boot, NULL, scenario->ranks_per_node, 0, &m->comm) == EP_OK);
     SURE(!make_plan(m, scenario->expanded));
     for (size_t f = 0; !code && f < sizeof(formats) / sizeof(formats[0]); f++)
         for (int way = 0; !code && way < 4; way++) {
@@ -175,13 +171,11 @@ static int disagree(const ep_boot *boot, void *argument)
 {
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
 
     (void)argument;
     m->rank = boot->rank;
-    config.backend = "host";
-    SURE(ep_comm_new(boot, &config, &m->comm) == EP_OK);
+    SURE(unit_comm_new(boot, NULL, 0, 0, &m->comm) == EP_OK);
     SURE(!make_plan(m, false));
     args.x = m->x;
     args.dtype = EP_BF16;
@@ -199,10 +193,7 @@ static int disagree(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(words_have_to_agree)
-{
-    run(disagree, (struct scenario){.ranks_per_node = RANKS});
-}
+TEST_CALL(words_have_to_agree, run(disagree, (struct scenario){.ranks_per_node = RANKS}))
 
 /* --- low latency ------------------------------------------------------------------------------------------------- */
 
@@ -222,7 +213,6 @@ static int transpose(const ep_boot *boot, void *argument)
     static alignas(16) uint16_t inputs[RANKS][TOKENS * HIDDEN];
     struct ll_out *out = outs[boot->rank];
     uint16_t *x = inputs[boot->rank];
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
     int32_t index[TOKENS * TOPK];
@@ -230,8 +220,7 @@ static int transpose(const ep_boot *boot, void *argument)
     ep_ll *ll;
 
     (void)argument;
-    config.backend = "host";
-    SURE(ep_comm_new(boot, &config, &comm) == EP_OK);
+    SURE(unit_comm_new(boot, NULL, 0, 0, &comm) == EP_OK);
     ll_config.max_tokens = TOKENS;
     ll_config.hidden = HIDDEN;
     ll_config.n_experts = EXPERTS;
@@ -278,7 +267,4 @@ static int transpose(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(low_latency_scales_are_transposed)
-{
-    run(transpose, (struct scenario){.ranks_per_node = RANKS});
-}
+TEST_CALL(low_latency_scales_are_transposed, run(transpose, (struct scenario){.ranks_per_node = RANKS}))

@@ -8,7 +8,6 @@
 #include "tcp/star.h"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "free_port.h"
@@ -230,12 +229,5 @@ static void run_scenarios(enum dies dies)
     }
 }
 
-TEST(rank_0_dies_in_each_phase_of_a_creation)
-{
-    run_scenarios(IN_CREATION);
-}
-
-TEST(rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it)
-{
-    run_scenarios(IN_SHRINK);
-}
+TEST_CALL(rank_0_dies_in_each_phase_of_a_creation, run_scenarios(IN_CREATION))
+TEST_CALL(rank_0_dies_in_each_phase_of_a_shrink_and_another_one_after_it, run_scenarios(IN_SHRINK))

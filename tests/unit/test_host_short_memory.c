@@ -53,26 +53,22 @@ static int take_all(ep_comm *comm, const char *limit, void **pieces, int *ret_n)
 
 static ep_status make_ll(ep_comm *comm, int max_tokens, ep_ll **ret_ll)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = {
+        .size = sizeof(config), .max_tokens = max_tokens, .hidden = 7168, .n_experts = NRANKS, .topk = 1};
 
-    config.max_tokens = max_tokens;
-    config.hidden = 7168;
-    config.n_experts = NRANKS;
-    config.topk = 1;
     return ep_ll_new(comm, &config, ret_ll);
 }
 
 static int run_short(const ep_boot *boot, void *argument)
 {
     const struct shape *shape = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .backend = "host"};
     void *pieces[PIECES], *memory = NULL;
     ep_comm *comm = NULL, *other = NULL;
     int rank = boot->rank, n = 0;
     ep_status status;
     ep_ll *ll = NULL;
 
-    config.backend = "host";
     config.timeout_ms = 90000; /* no rank may be late: each gets its status */
     if (shape->network) {
         config.network = shape->network;
@@ -107,14 +103,11 @@ static int run_short(const ep_boot *boot, void *argument)
 
 static int launch(const struct shape *shape)
 {
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args args = {.size = sizeof(args), .nranks = NRANKS, .run = run_short, .argument = (void *)shape};
     ep_rank_exit exits[NRANKS];
     ep_status status;
     int wrong = 0;
 
-    args.nranks = NRANKS;
-    args.run = run_short;
-    args.argument = (void *)shape;
     status = ep_launch(&args, exits);
     if (status != EP_OK && status != EP_E_PEER_DEAD) {
         fprintf(stderr, "ep_launch: %s\n", ep_last_error());

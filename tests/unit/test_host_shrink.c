@@ -22,11 +22,10 @@ struct verdicts {
 static int shrink_without_first(const ep_boot *boot, void *argument)
 {
     struct verdicts *all = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .timeout_ms = 60000};
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.channels = rank == 2 ? 3 : 5;
@@ -40,12 +39,9 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
 
 static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_exits[NRANKS])
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {
+        .size = sizeof(launch), .mode = EP_LAUNCH_THREADS, .nranks = NRANKS, .run = run, .argument = all};
 
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = run;
-    launch.argument = all;
     assert_int_equal(ep_launch(&launch, ret_exits), EP_OK);
 }
 
@@ -66,11 +62,10 @@ TEST(ranks_have_the_numbers_that_the_caller_knows)
 static int shrink_twice(const ep_boot *boot, void *argument)
 {
     struct verdicts *all = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {.size = sizeof(config), .device = -1, .timeout_ms = 60000};
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 60000;
     if (ep_comm_new(boot, &config, &comm) != EP_OK)
         return 1;
     config.ranks_per_node = NRANKS / 2;

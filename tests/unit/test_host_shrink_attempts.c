@@ -67,13 +67,10 @@ static void wait_for_others(const struct ep_group *group)
 static int live(const ep_boot *boot, void *argument)
 {
     struct history *history = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int rank = boot->rank;
     ep_comm *comm;
 
-    config.backend = "host";
-    config.timeout_ms = 20000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, 20000, &comm) != EP_OK)
         return 1;
     write_history(history, &ep_group_of(comm)->control->shrink, rank);
     if (ep_comm_barrier(comm) != EP_OK)
@@ -185,12 +182,9 @@ TEST(a_rank_that_failed_before_an_all_gather_is_not_waited_for)
 static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
 {
     struct history *history = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm;
 
-    config.backend = "host";
-    config.timeout_ms = 20000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, 20000, &comm) != EP_OK)
         return 1;
     atomic_store(&ep_group_of(comm)->control->shrink.attempt, EP_GROUP_ATTEMPTS);
     if (ep_comm_barrier(comm) != EP_OK)

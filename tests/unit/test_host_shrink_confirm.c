@@ -10,7 +10,6 @@
 #include "tcp/star_internal.h"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {

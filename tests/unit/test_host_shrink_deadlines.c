@@ -194,10 +194,7 @@ TEST(all_that_answer_wait_for_none)
     expect_group(&(struct scenario){.network = "tcp"}, 0);
 }
 
-TEST(a_stopped_rank_costs_one_deadline_on_a_host)
-{
-    expect_group(&(struct scenario){.n_stopped = 2}, 1);
-}
+TEST_CALL(a_stopped_rank_costs_one_deadline_on_a_host, expect_group(&(struct scenario){.n_stopped = 2}, 1))
 
 /* One until it is skipped, and one in which its successor waits for it. */
 TEST(a_stopped_leader_costs_two_between_hosts)
@@ -205,10 +202,7 @@ TEST(a_stopped_leader_costs_two_between_hosts)
     expect_group(&(struct scenario){.network = "tcp", .n_stopped = 1}, 2);
 }
 
-TEST(each_further_one_costs_one_more)
-{
-    expect_group(&(struct scenario){.network = "tcp", .n_stopped = 2}, 3);
-}
+TEST_CALL(each_further_one_costs_one_more, expect_group(&(struct scenario){.network = "tcp", .n_stopped = 2}, 3))
 
 /* Ranks that have joined it receive no more heartbeats: they need not wait as long as for a running leader. */
 TEST(a_leader_that_stops_while_it_waits_costs_no_more)

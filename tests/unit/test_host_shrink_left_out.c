@@ -11,7 +11,6 @@
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { NRANKS = 6, TIMEOUT_MS = 4000 };
@@ -84,13 +83,11 @@ static void go_on(struct scenario *scenario, ep_comm *comm)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {
+        .size = sizeof(config), .device = -1, .backend = "host", .network = scenario->network, .ranks_per_node = 2};
     int rank = boot->rank;
     ep_comm *comm = NULL;
 
-    config.backend = "host";
-    config.network = scenario->network;
-    config.ranks_per_node = 2;
     config.timeout_ms = 120000; /* no rank is late before the shrink */
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;

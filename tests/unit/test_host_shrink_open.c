@@ -8,7 +8,6 @@
 #include "group/shrink.h"
 
 #include <signal.h>
-#include <time.h>
 
 enum { NRANKS = 5, TIMEOUT_MS = 120000, CALLER = 3 };
 

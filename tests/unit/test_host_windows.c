@@ -9,9 +9,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdalign.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/wait.h>
@@ -31,10 +28,7 @@ static uint16_t value(int rank, int token, int i)
 
 static ep_status new_comm(const ep_boot *boot, ep_comm **ret_comm)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-
-    config.backend = "host";
-    return ep_comm_new(boot, &config, ret_comm);
+    return unit_comm_new(boot, NULL, 0, 0, ret_comm);
 }
 
 static size_t library_bytes(const ep_comm *comm)
@@ -137,10 +131,7 @@ static int allocates_alone(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(a_rank_allocates_alone)
-{
-    run_both(allocates_alone);
-}
+TEST_CALL(a_rank_allocates_alone, run_both(allocates_alone))
 
 /* --- callbacks --- */
 
@@ -181,10 +172,7 @@ static int pools(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(allocators_call_from_any_thread)
-{
-    run_both(pools);
-}
+TEST_CALL(allocators_call_from_any_thread, run_both(pools))
 
 static bool is_mapped(void *memory)
 {
@@ -251,10 +239,7 @@ static int pools_change(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(blocks_go_back_to_the_communicator_they_are_of)
-{
-    run_mode(EP_LAUNCH_FORK, pools_change);
-}
+TEST_CALL(blocks_go_back_to_the_communicator_they_are_of, run_mode(EP_LAUNCH_FORK, pools_change))
 
 struct allocator {
     atomic_bool stop;
@@ -298,10 +283,7 @@ static int pools_end(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(a_communicator_ends_concurrently_with_its_allocator)
-{
-    run_both(pools_end);
-}
+TEST_CALL(a_communicator_ends_concurrently_with_its_allocator, run_both(pools_end))
 
 /* --- ep_register --- */
 
@@ -359,10 +341,7 @@ static int windows(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(memory_of_the_caller_is_used_in_place)
-{
-    run_both(windows);
-}
+TEST_CALL(memory_of_the_caller_is_used_in_place, run_both(windows))
 
 static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, const char *why)
 {
@@ -478,10 +457,7 @@ static int bad_windows(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(memory_that_peers_cannot_map_is_refused)
-{
-    run_mode(EP_LAUNCH_FORK, bad_windows);
-}
+TEST_CALL(memory_that_peers_cannot_map_is_refused, run_mode(EP_LAUNCH_FORK, bad_windows))
 
 /* --- sizes --- */
 
@@ -565,15 +541,8 @@ static int opens_and_closes(const ep_boot *boot, void *argument)
 }
 
 /* The memfd of a window is searched among descriptors that are closed meanwhile: for ThreadSanitizer. */
-TEST(descriptors_of_other_threads_open_and_close)
-{
-    run_mode(EP_LAUNCH_THREADS, opens_and_closes);
-}
-
-TEST(rows_can_be_asked_for)
-{
-    run_mode(EP_LAUNCH_THREADS, rows_suffice);
-}
+TEST_CALL(descriptors_of_other_threads_open_and_close, run_mode(EP_LAUNCH_THREADS, opens_and_closes))
+TEST_CALL(rows_can_be_asked_for, run_mode(EP_LAUNCH_THREADS, rows_suffice))
 
 static int ll_sizes(const ep_boot *boot, void *argument)
 {
@@ -605,7 +574,4 @@ static int ll_sizes(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(low_latency_sizes_are_those_of_the_object)
-{
-    run_mode(EP_LAUNCH_THREADS, ll_sizes);
-}
+TEST_CALL(low_latency_sizes_are_those_of_the_object, run_mode(EP_LAUNCH_THREADS, ll_sizes))

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "common/loopback.h"
 
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -27,7 +27,6 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <time.h>
 
 enum { MOST_RANKS = 6, PER_NODE = 2, HOUR_S = 3600, PATIENCE_S = 60 };
 
@@ -100,14 +99,12 @@ static bool has_heard(const struct ep_group *group)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {
+        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = PER_NODE};
     ep_comm *comm = NULL;
     struct ep_group *group;
     bool seen;
 
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = PER_NODE;
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     group = ep_group_of(comm);
@@ -152,10 +149,7 @@ static void run_scenario(struct scenario wanted)
 }
 
 /* Rank 0 has no connection to it: a rank of its node reports it. */
-TEST(a_death_is_reported_at_once)
-{
-    run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = -1});
-}
+TEST_CALL(a_death_is_reported_at_once, run_scenario((struct scenario){.nranks = 4, .victims = 1u << 3, .caller = -1}))
 
 /* The rail peer of the victim finds the death; its node has no other connection to the other node of that rank. */
 TEST(a_failure_reaches_a_node_whose_rail_peer_has_died)
@@ -171,15 +165,13 @@ TEST(a_failure_reaches_a_node_by_another_one)
 
 static int fail_and_exit(const ep_boot *boot, void *argument)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_comm_config config = {
+        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = 1};
     ep_comm *comm = NULL;
     ep_status status;
     bool arrived;
 
     (void)argument;
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = 1;
     if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (boot->rank == 1) {
@@ -198,12 +190,9 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
 /* As a program does that prints the error of a call and ends. */
 TEST(the_reason_of_a_rank_that_exits_at_once_arrives)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    ep_launch_args launch = {.size = sizeof(launch), .mode = EP_LAUNCH_FORK, .nranks = 2, .run = fail_and_exit};
     ep_rank_exit exits[2];
 
-    launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = 2;
-    launch.run = fail_and_exit;
     assert_int_equal(ep_launch(&launch, exits), EP_OK);
     for (int rank = 0; rank < 2; rank++)
         assert_int_equal(exits[rank].code, 0);

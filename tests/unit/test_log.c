@@ -129,12 +129,9 @@ static ep_status fail_with_reason(void *context, const void *mine, size_t bytes,
 TEST(a_bootstrap_may_set_a_reason)
 {
     char reason[] = "KeyError: 'rank'";
-    ep_boot boot = EP_BOOT_INIT;
+    ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = fail_with_reason, .context = reason};
     ep_comm *comm;
 
-    boot.nranks = 1;
-    boot.allgather = fail_with_reason;
-    boot.context = reason;
     for (int i = 0; i < 2; i++) {
         assert_int_equal(ep_comm_new(&boot, NULL, &comm), EP_E_SYSTEM);
         assert_non_null(strstr(ep_last_error(), "ep_comm_new: bootstrap: KeyError: 'rank'"));

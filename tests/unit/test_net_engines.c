@@ -5,13 +5,6 @@
 
 #include "net/tcp.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 static void fail_check(int rank, const char *test, int line, const char *condition)
 {
     fprintf(stderr, "rank %d: %s: line %d: %s (last error: %s)\n", rank, test, line, condition, ep_last_error());

@@ -220,15 +220,8 @@ static void check_barriers(void *(*run)(void *), ep_status first, ep_status seco
 }
 
 /* Half-open connections: no data, no end. */
-TEST(test_stalled_connections)
-{
-    check_barriers(run_stall, EP_E_TIMEOUT, EP_E_TIMEOUT);
-}
-
-TEST(test_cut_connections)
-{
-    check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD);
-}
+TEST_CALL(test_stalled_connections, check_barriers(run_stall, EP_E_TIMEOUT, EP_E_TIMEOUT))
+TEST_CALL(test_cut_connections, check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD))
 
 /* --- two halves whose connections are reset --- */
 

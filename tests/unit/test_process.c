@@ -222,10 +222,7 @@ static int is_invisible(void *argument)
     return ep_process_look_once(&id) == EP_PROCESS_UNKNOWN ? 0 : 3;
 }
 
-TEST(another_pid_namespace_is_no_death)
-{
-    sandbox_expect(sandbox_run(is_invisible, NULL));
-}
+TEST_CALL(another_pid_namespace_is_no_death, sandbox_expect(sandbox_run(is_invisible, NULL)))
 
 static int has_own_number(void *argument)
 {

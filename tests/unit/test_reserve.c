@@ -309,10 +309,7 @@ static void among_signals(void)
     ((char *)shm.base)[96 * MIB - 1] = 1;
 }
 
-TEST(signals_do_not_delay_it)
-{
-    assert_int_equal(in_child(among_signals), 0);
-}
+TEST_CALL(signals_do_not_delay_it, assert_int_equal(in_child(among_signals), 0))
 
 static void without_standard_streams(void)
 {
@@ -328,7 +325,4 @@ static void without_standard_streams(void)
         _exit(3);
 }
 
-TEST(no_descriptor_becomes_a_standard_stream)
-{
-    assert_int_equal(in_child(without_standard_streams), 0);
-}
+TEST_CALL(no_descriptor_becomes_a_standard_stream, assert_int_equal(in_child(without_standard_streams), 0))

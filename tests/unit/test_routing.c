@@ -5,7 +5,6 @@
 #include "core/routing.h"
 
 #include <limits.h>
-#include <time.h>
 
 /* xorshift64*: the same numbers everywhere for a seed. */
 static uint64_t random_state;

@@ -9,27 +9,24 @@
 
 static const struct topo no_topo;
 
-static struct software *read_software(struct world *world)
-{
-    struct software *software;
+static struct world world;
+static struct software *software;
 
-    assert_int_equal(software_read(world_open(world), &no_topo, &software), EP_OK);
-    return software;
+static void read_software(void)
+{
+    assert_int_equal(software_read(world_open(&world), &no_topo, &software), EP_OK);
 }
 
-static void done(struct world *world, struct software *software)
+static void done(void)
 {
     software_free(software);
-    world_done(world);
+    world_done(&world);
 }
 
 /* --- driver --- */
 
 TEST(driver)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.14.0-1021-gcp\n");
@@ -41,7 +38,7 @@ TEST(driver)
              "Package: nvidia-driver-580-open\nStatus: install ok installed\nVersion: 1:580.140.02-0ubuntu1\n\n"
              "Package: doca-kernel\nStatus: install ok installed\nVersion: 9.9\n\n"
              "Package: doca-ofed\nStatus: install ok installed\nVersion: 3.2.1-044000\n");
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->driver.version, "580.126.09");
     assert_true(software->driver.is_open);
     assert_string_equal(software->driver.module_version, "580.126.09");
@@ -50,19 +47,16 @@ TEST(driver)
     assert_int_equal(software->driver.peermem, SOURCE_OK);
     assert_int_equal(software->driver.gdrdrv, SOURCE_ABSENT);
     assert_int_equal(software->driver.dmabuf, SOURCE_OK);
-    done(&world, software);
+    done();
 }
 
 static void assert_peermem(const char *file, enum source_state expected)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, file, "1\n");
-    software = read_software(&world);
+    read_software();
     assert_int_equal(software->driver.peermem, expected);
-    done(&world, software);
+    done();
 }
 
 /* The driver's module, and equivalent ones. */
@@ -78,38 +72,32 @@ TEST(peermem_of_any_kind)
 /* Ubuntu's signed modules have the version of the kernel, not of the driver. */
 TEST(driver_of_signed_modules)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, "/proc/driver/nvidia/version", OPEN_DRIVER);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-87-generic\n");
     tree_put(&world.tree, "/var/lib/dpkg/status",
              "Package: linux-modules-nvidia-580-server-open-6.8.0-87-generic\nStatus: install ok installed\n"
              "Version: 6.8.0-1041.46+1\n\n");
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->driver.installed_version, "");
-    done(&world, software);
+    done();
 }
 
 /* DKMS lists the version for the running kernel; versions for other kernels do not count. */
 TEST(driver_of_dkms)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, "/proc/sys/kernel/osrelease", "6.8.0-1\n");
     tree_put(&world.tree, "/var/lib/dkms/nvidia/580.9.1/6.8.0-1/x86_64/log", "");
     tree_put(&world.tree, "/var/lib/dkms/nvidia/580.10.1/6.8.0-1/x86_64/log", "");
     tree_put(&world.tree, "/var/lib/dkms/nvidia/590.1.1/6.14.0-1/x86_64/log", "");
     tree_put(&world.tree, "/usr/share/doca-host-3.1.0-091000-25.07-ubuntu2404/repo", "");
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->driver.installed_version, "580.10.1");
     assert_string_equal(software->driver.version, "");
     assert_string_equal(software->driver.doca, "3.1.0");
     assert_int_equal(software->driver.dmabuf, SOURCE_ABSENT);
-    done(&world, software);
+    done();
 }
 
 /*
@@ -119,8 +107,6 @@ TEST(driver_of_dkms)
 TEST(doca_of_repository)
 {
     for (int with_source = 0; with_source < 2; with_source++) {
-        struct world world;
-        struct software *software;
         char *status = calloc(1, SOURCE_FILE_MAX + 2);
 
         assert_non_null(status);
@@ -131,9 +117,9 @@ TEST(doca_of_repository)
                  "deb [signed-by=/x] https://repository.example/public/repo/doca/3.2.1/ubuntu24.04/x86_64/ ./\n");
         if (with_source)
             tree_put(&world.tree, "/usr/src/mlnx-ofed-kernel-25.10.OFED.25.10.1/dkms.conf", "");
-        software = read_software(&world);
+        read_software();
         assert_string_equal(software->driver.doca, with_source ? "3.2.1" : "");
-        done(&world, software);
+        done();
         free(status);
     }
 }
@@ -149,24 +135,19 @@ TEST(no_dmabuf)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         tree_put(&world.tree, "/proc/driver/nvidia/version", cases[i].version);
         tree_put(&world.tree, "/proc/sys/kernel/osrelease", cases[i].kernel);
-        software = read_software(&world);
+        read_software();
         assert_int_equal(software->driver.dmabuf, SOURCE_ABSENT);
         assert_non_null(strstr(software->driver.dmabuf_why, cases[i].why));
-        done(&world, software);
+        done();
     }
 }
 
 /* Files are read by name, regardless of the folder; /etc hides others; only the last line counts. */
 TEST(option_that_wins)
 {
-    struct world world;
-    struct software *software;
     const struct software_option *option;
 
     world_init(&world);
@@ -178,7 +159,7 @@ TEST(option_that_wins)
     tree_put(
         &world.tree, "/proc/driver/nvidia/params",
         "EnableStreamMemOPs: 1\nRegistryDwords: \"PeerMappingOverride=0x1;A=2;\"\nRegistryDwordsPerDevice: \"\"\n");
-    software = read_software(&world);
+    read_software();
     option = &software->driver.peer_mapping_override;
     assert_string_equal(option->configured, "");
     assert_string_equal(option->configured_in, "/usr/lib/modprobe.d/z.conf");
@@ -186,22 +167,19 @@ TEST(option_that_wins)
     assert_string_equal(option->overruled_in, "/etc/modprobe.d/b.conf");
     assert_string_equal(option->live, "0x1");
     assert_string_equal(software->driver.dwords_with_override, "RMOther=1;PeerMappingOverride=1;");
-    done(&world, software);
+    done();
 }
 
 TEST(option_of_command_line)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, "/etc/modprobe.d/b.conf", DWORDS("PeerMappingOverride=0"));
     tree_put(&world.tree, "/proc/cmdline", "ro nvidia.NVreg_RegistryDwords=PeerMappingOverride=1\n");
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->driver.peer_mapping_override.configured, "1");
     assert_string_equal(software->driver.peer_mapping_override.configured_in, "/proc/cmdline");
     assert_string_equal(software->driver.peer_mapping_override.live, "");
-    done(&world, software);
+    done();
 }
 
 /* --- verbs --- */
@@ -210,97 +188,83 @@ TEST(option_of_command_line)
 #define CORE(number) "{'machine': 62, 'definitions': ['IBVERBS_1.0', 'IBVERBS_PRIVATE_" number "']}"
 #define MLX5(number) "{'machine': 62, 'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_" number "']]}"
 
-static void put_verbs(struct world *world)
+static void put_verbs(void)
 {
-    world_init(world);
-    world_library(world, GNU "/libibverbs.so.1", CORE("50"));
-    world_library(world, GNU "/libmlx5.so.1", MLX5("50"));
-    tree_put(&world->tree, "/etc/libibverbs.d/mlx5.driver", "# words\ndriver mlx5\n");
+    world_init(&world);
+    world_library(&world, GNU "/libibverbs.so.1", CORE("50"));
+    world_library(&world, GNU "/libmlx5.so.1", MLX5("50"));
+    tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "# words\ndriver mlx5\n");
 }
 
 TEST(provider)
 {
-    struct world world;
-    struct software *software;
-
-    put_verbs(&world);
+    put_verbs();
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
-    software = read_software(&world);
+    read_software();
     assert_int_equal(software->verbs.private_version, 50);
     assert_int_equal(software->verbs.provider_needs, 50);
     assert_string_equal(software->verbs.provider, GNU "/libibverbs/libmlx5-rdmav50.so");
-    done(&world, software);
+    done();
 }
 
 TEST(provider_of_another_number)
 {
-    struct world world;
-    struct software *software;
-
-    put_verbs(&world);
+    put_verbs();
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav34.so", MLX5("34"));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, "");
     assert_non_null(strstr(software->verbs.provider_folders, GNU "/libibverbs"));
-    done(&world, software);
+    done();
 }
 
 /* By RDMAV_DRIVERS, to which the suffix is appended; with a folder the file does not exist. */
 TEST(provider_by_environment)
 {
     static const char good[] = "RDMAV_DRIVERS=other:/opt/p/libmlx5\0", folder[] = "RDMAV_DRIVERS=/opt/p\0";
-    struct world world;
-    struct software *software;
 
-    put_verbs(&world);
+    put_verbs();
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
     world_environment(&world, good, sizeof(good));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
-    done(&world, software);
+    done();
 
-    put_verbs(&world);
+    put_verbs();
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
     world_environment(&world, folder, sizeof(folder));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, "");
-    done(&world, software);
+    done();
 }
 
 /* By a path in a file of /etc/libibverbs.d, and through ld.so's search. */
 TEST(provider_elsewhere)
 {
-    struct world world;
-    struct software *software;
-
-    put_verbs(&world);
+    put_verbs();
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver /opt/p/libmlx5\n");
     world_library(&world, "/opt/p/libmlx5-rdmav50.so", MLX5("50"));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, "/opt/p/libmlx5-rdmav50.so");
-    done(&world, software);
+    done();
 
-    put_verbs(&world);
+    put_verbs();
     world_library(&world, GNU "/libmlx5-rdmav50.so", MLX5("50"));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, GNU "/libmlx5-rdmav50.so");
-    done(&world, software);
+    done();
 }
 
 /* A folder of *.driver files without one for mlx5: libibverbs then loads no provider for it. */
 TEST(provider_not_named)
 {
-    struct world world;
-    struct software *software;
-
-    put_verbs(&world);
+    put_verbs();
     tree_put(&world.tree, "/etc/libibverbs.d/mlx5.driver", "driver mlx4\n#driver mlx5\ndrivers mlx5\n");
     world_library(&world, GNU "/libibverbs/libmlx5-rdmav50.so", MLX5("50"));
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->verbs.provider, "");
     assert_non_null(strstr(software->verbs.provider_folders, "no file there names mlx5"));
-    done(&world, software);
+    done();
 }
 
 /* --- DeepEP --- */
@@ -310,33 +274,31 @@ TEST(provider_not_named)
     "    def _setup_device_hca_mapping(self):\n        pass\n"
 #define SITE "/usr/local/lib/python3.12/dist-packages"
 
-static void put_copy(struct world *world, const char *folder, const char *buffer)
+static void put_copy(const char *folder, const char *buffer)
 {
     char path[PATH_MAX];
 
     snprintf(path, sizeof(path), "%s/deep_ep/__init__.py", folder);
-    tree_put(&world->tree, path, "__version__ = \"1.2.1\"\n");
+    tree_put(&world.tree, path, "__version__ = \"1.2.1\"\n");
     snprintf(path, sizeof(path), "%s/deep_ep/buffer.py", folder);
-    tree_put(&world->tree, path, buffer);
+    tree_put(&world.tree, path, buffer);
 }
 
 TEST(copies)
 {
     static const char variables[] = "PYTHONPATH=/not/there:/first:relative:\0HOME=/home/user\0";
-    struct world world;
-    struct software *software;
 
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
-    put_copy(&world, "/first", "class Buffer:\n    pass\n");
-    put_copy(&world, SITE, MAPPED);
-    put_copy(&world, "/usr/local/lib/python3.9/dist-packages", MAPPED);
-    put_copy(&world, "/opt/deepep/source", MAPPED);
+    put_copy("/first", "class Buffer:\n    pass\n");
+    put_copy(SITE, MAPPED);
+    put_copy("/usr/local/lib/python3.9/dist-packages", MAPPED);
+    put_copy("/opt/deepep/source", MAPPED);
     tree_put(&world.tree, SITE "/deep_ep-1.2.1+29d31c0.dist-info/METADATA", "Name: deep_ep\nVersion: 1.2.1+29d31c0\n");
     tree_put(&world.tree, "/opt/deepep/source/setup.py", "");
     tree_put(&world.tree, "/opt/deepep/source/csrc/x.cpp", "");
     tree_put(&world.tree, SITE "/deep_ep_cpp.cpython-312-x86_64-linux-gnu.so", "");
-    software = read_software(&world);
+    read_software();
     assert_int_equal(software->deepep.n, 4);
     assert_int_equal(software->deepep.imported, 0);
     assert_false(software->deepep.mapping_active);
@@ -353,28 +315,25 @@ TEST(copies)
     assert_string_equal(software->deepep.copies[3].folder, "/opt/deepep/source/deep_ep");
     assert_true(software->deepep.copies[3].is_source);
     assert_false(software->deepep.copies[3].on_path);
-    done(&world, software);
+    done();
 }
 
 /* An egg of setup.py install, and a tree that was installed in place: .pth files refer to both. */
 TEST(pth_files)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     tree_put(&world.tree, SITE "/easy-install.pth",
              "import sys; sys.path\n# words\n./deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg\n/src/DeepEP\n");
-    put_copy(&world, SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg", MAPPED);
+    put_copy(SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg", MAPPED);
     tree_put(&world.tree, SITE "/deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg/EGG-INFO/PKG-INFO",
              "Version: 1.2.1+309785a\n");
-    put_copy(&world, "/src/DeepEP", MAPPED);
-    software = read_software(&world);
+    put_copy("/src/DeepEP", MAPPED);
+    read_software();
     assert_int_equal(software->deepep.n, 2);
     assert_string_equal(software->deepep.copies[0].version, "1.2.1+309785a");
     assert_true(software->deepep.copies[1].on_path);
     assert_true(software->deepep.mapping_active);
-    done(&world, software);
+    done();
 }
 
 /* A virtual environment hides the system's packages unless it was created with access to them. */
@@ -383,20 +342,17 @@ TEST(virtual_environment)
     static const char variables[] = "VIRTUAL_ENV=/venv\0";
 
     for (int with_system = 0; with_system < 2; with_system++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         world_environment(&world, variables, sizeof(variables));
         tree_put(&world.tree, "/venv/pyvenv.cfg",
                  with_system ? "home = /usr\ninclude-system-site-packages = true\n"
                              : "include-system-site-packages = false\n");
         tree_put(&world.tree, "/venv/lib/python3.12/site-packages/x.py", "");
-        put_copy(&world, SITE, MAPPED);
-        software = read_software(&world);
+        put_copy(SITE, MAPPED);
+        read_software();
         assert_int_equal(software->deepep.n, 1);
         assert_int_equal(software->deepep.imported, with_system ? 0 : -1);
-        done(&world, software);
+        done();
     }
 }
 
@@ -404,16 +360,14 @@ TEST(virtual_environment)
 TEST(same_copy_twice)
 {
     static const char variables[] = "PYTHONPATH=/a:/b\0";
-    struct world world;
-    struct software *software;
 
     world_init(&world);
     world_environment(&world, variables, sizeof(variables));
-    put_copy(&world, "/a", MAPPED);
+    put_copy("/a", MAPPED);
     tree_link(&world.tree, "/b", "a");
-    software = read_software(&world);
+    read_software();
     assert_int_equal(software->deepep.n, 1);
-    done(&world, software);
+    done();
 }
 
 /* --- NVSHMEM and NCCL --- */
@@ -422,21 +376,18 @@ TEST(same_copy_twice)
 
 TEST(bundled)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     world_library(&world, WHEELS "/nvshmem/lib/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
     world_library(&world, WHEELS "/nccl/lib/libnccl.so.2", "{'soname': 'libnccl.so.2'}");
     tree_put(&world.tree, SITE "/nvidia_nvshmem_cu12-3.4.5.dist-info/METADATA", "Version: 3.4.5\n");
     tree_put(&world.tree, SITE "/nvidia_nccl_cu12-2.27.5.dist-info/RECORD", "");
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->nvshmem.bundled, WHEELS "/nvshmem/lib/libnvshmem_host.so.3");
     assert_string_equal(software->nvshmem.bundled_version, "3.4.5");
     assert_string_equal(software->nccl.bundled_version, "2.27.5");
     assert_int_equal(software->nvshmem.host.state, SOURCE_ABSENT);
     assert_string_equal(software->nvshmem.home, "");
-    done(&world, software);
+    done();
 }
 
 /* DeepEP's extension has its NVSHMEM in its RUNPATH; LD_PRELOAD takes precedence. */
@@ -446,15 +397,12 @@ TEST(nvshmem_by_extension)
                       preloaded[] = "PYTHONPATH=/py\0LD_PRELOAD=/new/lib64/libnvshmem_host.so.3\0";
 
     for (int with_preload = 0; with_preload < 2; with_preload++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         if (with_preload)
             world_environment(&world, preloaded, sizeof(preloaded));
         else
             world_environment(&world, variables, sizeof(variables));
-        put_copy(&world, "/py", MAPPED);
+        put_copy("/py", MAPPED);
         world_library(&world, "/py/deep_ep_cpp.so", "{'runpath': '/own/lib', 'needed': ['libnvshmem_host.so.3']}");
         world_library(&world, "/own/lib/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
         world_library(&world, "/new/lib64/libnvshmem_host.so.3", "{'soname': 'libnvshmem_host.so.3'}");
@@ -462,7 +410,7 @@ TEST(nvshmem_by_extension)
         tree_put(&world.tree, "/own/include/non_abi/nvshmem_version.h",
                  "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION 3\n"
                  "#define NVSHMEM_VENDOR_PATCH_VERSION 20\n");
-        software = read_software(&world);
+        read_software();
         if (with_preload) {
             assert_string_equal(software->nvshmem.home, "/new");
             assert_string_equal(software->nvshmem.version, "");
@@ -473,22 +421,19 @@ TEST(nvshmem_by_extension)
             assert_string_equal(software->nvshmem.transport_ibgda, "/own/lib/nvshmem_transport_ibgda.so.3");
             assert_string_equal(software->nvshmem.host.found_by, "RUNPATH of /py/deep_ep_cpp.so");
         }
-        done(&world, software);
+        done();
     }
 }
 
 /* Installed, but not on the linker's path: `home` is set for the advice, but no process finds the library. */
 TEST(nvshmem_installed)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
     world_library(&world, "/opt/deepep/nvshmem/lib/libnvshmem_host.so.3", "{}");
-    software = read_software(&world);
+    read_software();
     assert_int_equal(software->nvshmem.host.state, SOURCE_ABSENT);
     assert_string_equal(software->nvshmem.home, "/opt/deepep/nvshmem");
-    done(&world, software);
+    done();
 }
 
 TEST(plugin)
@@ -506,33 +451,28 @@ TEST(plugin)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         world_environment(&world, cases[i].variable, cases[i].bytes);
         world_library(&world, "/usr/lib/libnccl-net.so", "{}");
         world_library(&world, "/usr/lib/libnccl-net-gib.so", "{}");
         world_library(&world, "/x/liby.so", "{}");
-        software = read_software(&world);
+        read_software();
         assert_string_equal(software->nccl.plugin_name, cases[i].name);
         assert_string_equal(software->nccl.plugin.path, cases[i].path);
-        done(&world, software);
+        done();
     }
 }
 
 /* The settings of gIB's script: "NAME=VALUE", "-NAME" if unset. */
 static void assert_settings(const char *script, const char *expected)
 {
-    struct world world;
-    struct software *software;
     char said[512] = "";
     size_t n = 0;
 
     world_init(&world);
     tree_put(&world.tree, "/usr/local/gib/scripts/set_nccl_env.sh", script);
     tree_put(&world.tree, "/usr/local/gib/lib64/libnccl-net.so", "made up");
-    software = read_software(&world);
+    read_software();
     for (int i = 0; i < software->nccl.n_settings; i++) {
         const struct software_setting *setting = &software->nccl.settings[i];
 
@@ -543,7 +483,7 @@ static void assert_settings(const char *script, const char *expected)
         assert_in_range(n, 0, sizeof(said) - 1);
     }
     assert_string_equal(said, expected);
-    done(&world, software);
+    done();
 }
 
 TEST(settings_of_gib)
@@ -565,17 +505,14 @@ TEST(settings_of_gib)
 /* An empty machine, and a snapshot without any answer. */
 TEST(nothing)
 {
-    struct world world;
-    struct software *software;
-
     world_init(&world);
-    software = read_software(&world);
+    read_software();
     assert_string_equal(software->driver.version, "");
     assert_string_equal(software->cuda_home, "");
     assert_int_equal(software->deepep.imported, -1);
     assert_int_equal(software->verbs.ibverbs.state, SOURCE_ABSENT);
     software_free(NULL);
-    done(&world, software);
+    done();
 }
 
 /* --- operating system --- */
@@ -605,12 +542,9 @@ TEST(systems)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         tree_put(&world.tree, "/etc/os-release", cases[i].release);
-        software = read_software(&world);
+        read_software();
         assert_int_equal(software->os.family, cases[i].family);
         assert_false(software->os.in_container);
         assert_string_equal(os_initramfs(&software->os), cases[i].initramfs);
@@ -618,7 +552,7 @@ TEST(systems)
                             cases[i].install);
         assert_non_null(
             strstr(os_kernel_argument(software->source, &software->os, true, "iommu=pt"), cases[i].argument));
-        done(&world, software);
+        done();
     }
 }
 
@@ -639,15 +573,12 @@ TEST(containers)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct world world;
-        struct software *software;
-
         world_init(&world);
         tree_put(&world.tree, "/etc/os-release", "ID=debian\n");
         tree_put(&world.tree, cases[i].file, cases[i].text);
-        software = read_software(&world);
+        read_software();
         assert_int_equal(software->os.in_container, cases[i].in_container);
         assert_string_equal(os_initramfs(&software->os), cases[i].in_container ? "" : "sudo update-initramfs -u");
-        done(&world, software);
+        done();
     }
 }

@@ -423,15 +423,8 @@ static void read_until_notified(bool (*attempt)(int timeout_ms))
         assert_true(timeout_ms <= PATIENT_MS);
 }
 
-TEST(test_rank_0_gives_up_while_ranks_connect)
-{
-    read_until_notified(connect_while_rank_0_gives_up);
-}
-
-TEST(test_rank_that_gave_up_before_rank_0)
-{
-    read_until_notified(give_up_before_rank_0);
-}
+TEST_CALL(test_rank_0_gives_up_while_ranks_connect, read_until_notified(connect_while_rank_0_gives_up))
+TEST_CALL(test_rank_that_gave_up_before_rank_0, read_until_notified(give_up_before_rank_0))
 
 /* Connections that are opened together do not send their probes together, and each sends several before it is ended.
  */

@@ -3,8 +3,6 @@
 #include "machine/hardware/pci_text.h"
 #include "temp.h"
 
-#include <string.h>
-
 TEST(test_pci_address)
 {
     static const char *const wrong[] = {

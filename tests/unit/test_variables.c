@@ -3,8 +3,6 @@
 #include "common/variables.h"
 #include "temp.h"
 
-#include <string.h>
-
 TEST(test_table)
 {
     const struct variable *last = NULL;

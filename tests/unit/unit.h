@@ -36,6 +36,13 @@ void unit_set_fixtures(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 
+/* A case that is one call. */
+#define TEST_CALL(name, ...)                                                                                           \
+    TEST(name)                                                                                                         \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+
 /* At the end of a file: what surrounds all cases of the program. */
 #define TEST_GROUP(set_up, tear_down)                                                                                  \
     __attribute__((constructor)) static void set_fixtures(void)                                                        \

@@ -13,4 +13,4 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 [ -n "${EPKIT_TEST_LONG:-}" ] && cases=() || cases=(--filter "$short")
 EPKIT_GUEST_SECONDS=2000 "$EPKIT_SOURCE/tests/verbs/guest.sh" run "$folder" \
-    bats --tap "${cases[@]}" "$EPKIT_SOURCE/tests/verbs/cases.bats"
+    bats --tap --print-output-on-failure "${cases[@]}" "$EPKIT_SOURCE/tests/verbs/cases.bats"

@@ -5,7 +5,7 @@
 #include "base/backoff.h"
 #include "base/log.h"
 
-/* Calls by which a counter may be ahead of the rank that waits for it: fewer would do, more is damage. */
+/* Calls by which a counter may be ahead of those of the rank that reads it: fewer would do, more is damage. */
 #define MAX_AHEAD 8
 /* Time for an unmask to arrive from another node, after a synchronisation of the ranks by other means. */
 #define UNMASK_WAIT_NS UINT64_C(100000000)
@@ -207,8 +207,8 @@ static ep_status wait_one(ep_ll *ll, int rank, const struct ll_wait *wanted, str
         return failed;
     if (status != EP_OK && (!mask || !may_mask(ll, status)))
         return status;
-    /* Two results at a time: without masking no rank is further ahead. */
-    if (!mask && at - wanted->value > MAX_AHEAD)
+    /* Two results at a time: without masking no rank is further ahead. What is waited for may be a call of long ago. */
+    if (!mask && at > inner->serial + MAX_AHEAD)
         return ep_group_fail_damaged(inner->group, rank, phase, "a counter of its calls", (int64_t)at);
     if (mask && is_masked_by(ll, rank))
         EP_TRY(recheck_mask(ll, rank, phase, &masked));
