@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "temporary.h"
+
+#include "text.h"
 #include "write.h"
 
 #include <dirent.h>
@@ -18,31 +20,16 @@
 
 /* --- names --- */
 
-/* The folder of `dest`, for free(), and the rest of `dest`. */
-static char *parent_of(const char *dest, const char **ret_base, int *ret_length)
-{
-    size_t end = strlen(dest), at;
-
-    while (end > 1 && dest[end - 1] == '/')
-        end--;
-    for (at = end; at > 0 && dest[at - 1] != '/'; at--)
-        ;
-    *ret_base = dest + at;
-    *ret_length = end - at < BASE_MAX ? (int)(end - at) : BASE_MAX;
-    return at == 0 ? strdup(".") : strndup(dest, at);
-}
-
 /* NULL: out of memory. */
 static char *pattern_of(const char *dest)
 {
-    const char *base;
-    int length;
-    char *parent = parent_of(dest, &base, &length), *pattern = NULL;
+    const char *base = text_base(dest);
+    char *pattern;
 
-    if (parent && asprintf(&pattern, "%s/.%.*s.epkit-" RANDOM, parent, length, base) < 0)
-        pattern = NULL;
-    free(parent);
-    return pattern;
+    return asprintf(&pattern, "%s%.*s.%.*s.epkit-" RANDOM, base == dest ? "./" : "", (int)(base - dest), dest, BASE_MAX,
+                    base) < 0
+               ? NULL
+               : pattern;
 }
 
 /* --- temporary names of dead processes --- */

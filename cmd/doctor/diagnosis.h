@@ -93,11 +93,13 @@ int hosts_run(const struct cmd *cmd, const struct hosts_options *options);
 
 /* The answer of a node. */
 struct node {
-    const char *name; /* as in the file */
-    json_t *document; /* NULL if there was no answer */
-    const char *
-        layer; /* the layer that failed, see launch/remote.h; "answer": the output was not a document of epkit doctor */
+    const char *name;  /* as in the file */
+    json_t *document;  /* NULL if there was no answer */
+    const char *layer; /* that failed (launch/remote.h); "answer": the output was no document of epkit doctor */
     char why[512];
+    char *text; /* what it wrote to standard output */
+    size_t bytes;
+    bool is_cut;
 };
 
 /*

@@ -28,16 +28,6 @@ struct answers {
     struct hosts hosts;
     struct node *nodes;
     struct remote *remotes;
-    struct answer *texts;
-    int n_done;
-};
-
-/* What a node wrote to standard output. */
-struct answer {
-    struct answers *all;
-    char *text;
-    size_t bytes;
-    bool is_cut;
 };
 
 static bool allocate(struct answers *answers)
@@ -46,25 +36,19 @@ static bool allocate(struct answers *answers)
 
     answers->nodes = calloc(n, sizeof(*answers->nodes));
     answers->remotes = calloc(n, sizeof(*answers->remotes));
-    answers->texts = calloc(n, sizeof(*answers->texts));
-    for (size_t i = 0; answers->nodes && answers->texts && i < n; i++) {
+    for (size_t i = 0; answers->nodes && i < n; i++)
         answers->nodes[i].name = answers->hosts.list[i].word;
-        answers->texts[i].all = answers;
-    }
-    return answers->nodes && answers->remotes && answers->texts;
+    return answers->nodes && answers->remotes;
 }
 
 static void free_answers(struct answers *answers)
 {
-    for (int i = 0; i < answers->hosts.n; i++) {
-        if (answers->nodes)
-            json_decref(answers->nodes[i].document);
-        if (answers->texts)
-            free(answers->texts[i].text);
+    for (int i = 0; answers->nodes && i < answers->hosts.n; i++) {
+        json_decref(answers->nodes[i].document);
+        free(answers->nodes[i].text);
     }
     free(answers->nodes);
     free(answers->remotes);
-    free(answers->texts);
     hosts_done(&answers->hosts);
 }
 
@@ -72,7 +56,7 @@ static void free_answers(struct answers *answers)
 
 static void store_output(struct remote *remote, const char *data, size_t bytes)
 {
-    struct answer *answer = remote->context;
+    struct node *answer = remote->context;
     char *grown;
 
     remote_set_up(remote);
@@ -91,11 +75,9 @@ static void store_output(struct remote *remote, const char *data, size_t bytes)
     grown[answer->bytes] = '\0';
 }
 
-static void store_end(struct remote *remote)
+static void count_ended(struct remote *remote)
 {
-    struct answer *answer = remote->context;
-
-    progress_update(++answer->all->n_done, answer->all->hosts.n, "nodes");
+    progress_update(remote->pool->n_ended, remote->pool->n, "nodes");
 }
 
 static int run_all(struct answers *answers, const struct hosts_options *options)
@@ -112,13 +94,13 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
                                           .width = WIDTH,
                                           .has_shell = true,
                                           .on_output = store_output,
-                                          .on_end = store_end};
+                                          .on_end = count_ended};
     struct remote_pool pool;
 
     snprintf(port, sizeof(port), "%d", options->port);
     for (int i = 0; i < answers->hosts.n; i++)
         answers->remotes[i] = (struct remote){
-            .host = &answers->hosts.list[i], .command = options->remote_command, .context = &answers->texts[i]};
+            .host = &answers->hosts.list[i], .command = options->remote_command, .context = &answers->nodes[i]};
     if (remote_pool_init(&remote_how, answers->remotes, answers->hosts.n, &pool) != 0)
         return -1;
     progress_start("asking nodes");
@@ -132,7 +114,7 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
 /* --- parse answers --- */
 
 /* A greeting of the login shell may precede the document. */
-static json_t *find_document(const struct answer *output, char *ret_why, size_t bytes)
+static json_t *find_document(const struct node *output, char *ret_why, size_t bytes)
 {
     const char *start = output->text ? strchr(output->text, '{') : NULL;
     json_error_t error;
@@ -165,7 +147,6 @@ static bool is_ours(const json_t *document)
 
 static void classify(const struct remote *remote, struct node *node)
 {
-    const struct answer *answer = remote->context;
     json_t *document;
 
     if (remote->start_error || remote->late) {
@@ -173,7 +154,7 @@ static void classify(const struct remote *remote, struct node *node)
         snprintf(node->why, sizeof(node->why), "%s", remote->why);
         return;
     }
-    document = find_document(answer, node->why, sizeof(node->why));
+    document = find_document(node, node->why, sizeof(node->why));
     if (document && is_ours(document) &&
         json_integer_value(json_object_get(document, "schema_version")) == OUT_SCHEMA_VERSION) {
         node->document = document;
@@ -428,7 +409,7 @@ static bool is_not_known(const json_t *document)
 
 int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
 {
-    struct answers answers = {.n_done = 0};
+    struct answers answers = {.nodes = NULL};
     struct outcome outcome = {.n = 0};
     int code = read_hosts(cmd, options, &answers);
 

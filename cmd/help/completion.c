@@ -18,6 +18,20 @@ static void print_commands(FILE *stream)
         fprintf(stream, "%s%s", i ? " " : "", command_table[i]->name);
 }
 
+/* The values that the argument of a command may have, if they are known. */
+static bool has_values(const struct cmd *cmd)
+{
+    return cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices;
+}
+
+static void print_values(FILE *stream, const struct cmd *cmd)
+{
+    if (cmd->flags & CMD_TAKES_COMMAND)
+        print_commands(stream);
+    else if (cmd->arg_choices)
+        print_words(stream, cmd->arg_choices);
+}
+
 /* Prints text for single quotes; `quote` is the shell's escape for a single quote within them. */
 static void print_quoted(FILE *stream, const char *text, const char *quote, const char *backslashed)
 {
@@ -56,10 +70,7 @@ static void bash_command_words(FILE *stream, const struct cmd *cmd)
     for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
         fprintf(stream, "--%s ", opt->name);
     fprintf(stream, "--help'\n        ;;\n    %s:*)\n        words='", cmd->name);
-    if (cmd->flags & CMD_TAKES_COMMAND)
-        print_commands(stream);
-    else if (cmd->arg_choices)
-        print_words(stream, cmd->arg_choices);
+    print_values(stream, cmd);
     fputs("'\n        ;;\n", stream);
 }
 
@@ -126,12 +137,9 @@ static void print_zsh(FILE *stream)
         for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
             zsh_option(stream, opt);
         fputs("            '--help[show the help]'", stream);
-        if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
+        if (has_values(cmd)) {
             fputs(" \\\n            '1:argument:(", stream);
-            if (cmd->flags & CMD_TAKES_COMMAND)
-                print_commands(stream);
-            else
-                print_words(stream, cmd->arg_choices);
+            print_values(stream, cmd);
             fputs(")'", stream);
         }
         fputs("\n        ;;\n", stream);
@@ -172,12 +180,9 @@ static void print_fish(FILE *stream)
         fputs("'\n", stream);
         for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
             fish_option(stream, cmd, opt);
-        if (cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices) {
+        if (has_values(cmd)) {
             fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -a '", cmd->name);
-            if (cmd->flags & CMD_TAKES_COMMAND)
-                print_commands(stream);
-            else
-                print_words(stream, cmd->arg_choices);
+            print_values(stream, cmd);
             fputs("'\n", stream);
         }
     }

@@ -18,31 +18,18 @@ static bool is_event(const json_t *line)
            json_is_string(json_object_get(line, "event")) && json_is_string(json_object_get(line, "boot"));
 }
 
-static bool is_of_other_version(const json_t *line)
-{
-    const json_t *version = json_object_get(line, "v");
-
-    return json_is_integer(version) && json_integer_value(version) != JOURNAL_VERSION;
-}
-
-bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole, size_t *ret_foreign)
+bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole)
 {
     json_t *events = json_array();
     size_t at = 0;
 
     *ret_events = events;
     *ret_whole = 0;
-    *ret_foreign = 0;
     while (at < bytes) {
         const char *end = memchr(text + at, '\n', bytes - at);
         size_t n = end ? (size_t)(end - text) - at : bytes - at;
         json_t *line = end ? json_loadb(text + at, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
 
-        if (is_of_other_version(line)) {
-            *ret_foreign = json_array_size(events) + 1;
-            json_decref(line);
-            return true;
-        }
         if (!is_event(line)) {
             bool is_last = !end || (size_t)(end - text) + 1 == bytes;
 
@@ -112,7 +99,7 @@ static ep_status open_to_write(struct journal *journal, bool is_readable, size_t
 ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal)
 {
     struct journal journal = {.fd = -1};
-    size_t bytes = 0, whole, foreign;
+    size_t bytes = 0, whole;
     char *text = journal_read_file(path, JOURNAL_BYTES_MAX, &bytes);
     ep_status status = EP_OK;
     bool is_readable;
@@ -127,18 +114,10 @@ ep_status journal_open(const char *path, const char *boot, bool writable, struct
     }
     journal.path = strdup(path);
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
-    is_readable = journal_parse(text, bytes, &journal.events, &whole, &foreign);
+    is_readable = journal_parse(text, bytes, &journal.events, &whole);
     free(text);
     if (!journal.path || !journal.events)
         return ep_fail(EP_E_MEMORY, "%s: no memory", path);
-    if (foreign) {
-        journal_close(&journal);
-        return ep_fail(EP_E_ARG,
-                       "%s:%zu: not of version %d of the journal, the only one that this epkit supports: use the epkit "
-                       "that wrote it, or move the file away, which forgets the attempts and reboots made so far",
-                       path, foreign, JOURNAL_VERSION);
-    }
-    journal.n_torn = bytes - whole;
     journal.is_rebuilt = !is_readable;
     if (writable)
         status = open_to_write(&journal, is_readable, whole, bytes);

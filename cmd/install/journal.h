@@ -7,8 +7,7 @@
  *
  * The journal counts attempts and reboots; only the checks decide what is installed. So the loss of a journal loses
  * only the counts. A power cut may leave a last line without a newline: it is dropped. A journal that cannot be read is
- * moved aside, and a new one begins with the event "rebuilt". A journal of another version is refused: the epkit that
- * wrote it depends on its contents.
+ * moved aside, and a new one begins with the event "rebuilt".
  */
 #ifndef EP_INSTALL_JOURNAL_H
 #define EP_INSTALL_JOURNAL_H
@@ -25,16 +24,14 @@ struct journal {
     int fd; /* -1: read only */
     char boot[64];
     json_t *events;  /* array, in order */
-    size_t n_torn;   /* bytes dropped from an incomplete last line */
     bool is_rebuilt; /* an existing journal could not be read */
 };
 
 /*
  * Parses the lines: complete events go to ret_events; *ret_whole: bytes up to the end of the last complete line. False:
- * a line before the end is not an event. *ret_foreign: number of the first line of another version, from 1 on (parsing
- * ends before it), or 0.
+ * a line before the end is not an event.
  */
-bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole, size_t *ret_foreign);
+bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole);
 
 /* Opens or creates the journal at `path`. With `writable` it is repaired, else only read (a missing one is empty). */
 ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal);

@@ -4,10 +4,12 @@
  * until the installation is complete or has failed.
  */
 #include "base/error.h"
+#include "common/temporary.h"
 #include "install.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,13 +25,14 @@ static void names(const struct install *install, char ret_unit[256], char ret_li
 
 ep_status unit_install(struct install *install)
 {
-    char unit[256], link_path[256], fresh[300], self[1024];
+    char unit[256], link_path[256], self[1024], *text = NULL;
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
     /* "never" applies to later reboots as well. */
     static const char *const reboots[] = {
         [INSTALL_REBOOT_NOW] = "now", [INSTALL_REBOOT_SENTINEL] = "sentinel", [INSTALL_REBOOT_NEVER] = "never"};
-    bool had_wants;
+    size_t bytes;
     FILE *file;
+    int error;
 
     /* The unit of an earlier run would resume it as well. */
     if (install->options.no_unit)
@@ -42,13 +45,10 @@ ep_status unit_install(struct install *install)
     self[n] = '\0';
     if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
         return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
-    had_wants = access(WANTS_FOLDER, F_OK) == 0;
-    if (!had_wants)
-        mkdir(WANTS_FOLDER, 0755);
-    snprintf(fresh, sizeof(fresh), "%s.epkit-new", unit);
-    file = fopen(fresh, "we");
+    mkdir(WANTS_FOLDER, 0755);
+    file = open_memstream(&text, &bytes);
     if (!file)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", fresh);
+        return ep_fail(EP_E_MEMORY, "no memory");
     fprintf(file,
             "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
             "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
@@ -57,10 +57,10 @@ ep_status unit_install(struct install *install)
             "[Install]\nWantedBy=multi-user.target\n",
             install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
             reboots[install->options.reboot], install->options.max_reboots);
-    fflush(file);
-    fsync(fileno(file));
-    if (fclose(file) != 0 || rename(fresh, unit) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", unit);
+    error = fclose(file) == 0 ? temporary_save(unit, text, bytes, 0644) : ENOMEM;
+    free(text);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
     if (symlink(unit, link_path) != 0 && errno != EEXIST)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", link_path);
     sync();
@@ -70,13 +70,11 @@ ep_status unit_install(struct install *install)
 void unit_remove(struct install *install)
 {
     const char *reload[] = {"systemctl", "daemon-reload", NULL};
-    char unit[256], link_path[256], fresh[300];
+    char unit[256], link_path[256];
 
     if (!install->has_systemd)
         return;
     names(install, unit, link_path);
-    snprintf(fresh, sizeof(fresh), "%s.epkit-new", unit);
-    unlink(fresh);
     unlink(link_path);
     if (unlink(unit) == 0)
         run_quietly(reload, 60);

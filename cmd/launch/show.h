@@ -13,7 +13,7 @@ void launch_feed(void *parser, const char *prefix, const char *text, size_t byte
 
 struct show_how {
     bool json;
-    bool find_slow; /* after a bad result of a test, by runs of groups (slow.h) */
+    bool find_slow; /* after a bad result of a test, by runs of groups (slow.c) */
 };
 
 /*

@@ -53,7 +53,6 @@ static int list_hardware(const struct reference *reference, bool json)
         {"FIGURES", "figures", 0, 0},
     };
     json_t *rows = json_array(), *document;
-    int result;
 
     for (size_t i = 0; i < reference->n_hardware; i++) {
         const struct model_hardware *hardware = &reference->hardware[i].public;
@@ -71,9 +70,7 @@ static int list_hardware(const struct reference *reference, bool json)
         json_object_set_new(document, "hardware", rows);
         return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
     }
-    result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    json_decref(rows);
-    return result == 0 ? CMD_FINE : CMD_FAILED;
+    return OUT_PRINT(columns, rows) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
 static int read_argument(const struct cmd *cmd, struct parser *parser, const char *path,

@@ -137,7 +137,7 @@ static bool testing_line(struct parser *parser, const char *at)
     is_async = strstr(with, "async=True") != NULL;
     has_previous = strstr(with, "previous=True") != NULL;
     scratch->v1.has_cases = true;
-    scratch->v1.started[is_fp8][has_topk][is_async][has_previous]++;
+    scratch->v1.started[is_fp8][has_topk + 2 * is_async + 4 * has_previous]++;
     scratch->v1.all_started++;
     for (passed = with; (passed = strstr(passed, " passed")) != NULL; passed += 7)
         scratch->v1.passed++;
@@ -352,15 +352,12 @@ bool deepep_line(struct parser *parser, const char *line)
     return is_ours;
 }
 
-static int best_key_count(const struct v1_scratch *v1, int is_fp8)
+static int best_key_count(const int started[8])
 {
     int best = 0;
 
-    for (int i = 0; i < 8; i++) {
-        int n = v1->started[is_fp8][i & 1][(i >> 1) & 1][i >> 2];
-
-        best = n > best ? n : best;
-    }
+    for (int i = 0; i < 8; i++)
+        best = started[i] > best ? started[i] : best;
     return best;
 }
 
@@ -375,7 +372,7 @@ static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
 static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
 {
     const struct parse_measure *combine = parse_find(run, "combine", NULL);
-    int bf16 = best_key_count(v1, 0), fp8 = best_key_count(v1, 1);
+    int bf16 = best_key_count(v1->started[0]), fp8 = best_key_count(v1->started[1]);
     int writers = v1->configs;
 
     /* Each case has two kinds of BF16 data, so a writer prints its line twice. */

@@ -7,7 +7,7 @@
 
 /* DeepEP 1: throughput mode. */
 struct v1_scratch {
-    int started[2][2][2][2]; /* fp8, top-k, async, previous */
+    int started[2][8]; /* fp8; bits: top-k, async, previous */
     int all_started, passed, configs;
     bool has_cases, has_tuning;
     int best; /* "Best" lines seen */

@@ -156,8 +156,8 @@ void measure_sample(struct parse_measure *measure, double rate)
 {
     if (isnan(rate))
         return;
-    measure->min = measure->n == 0 || rate < measure->min ? rate : measure->min;
-    measure->max = measure->n == 0 || rate > measure->max ? rate : measure->max;
+    measure->min = fmin(measure->min, rate);
+    measure->max = fmax(measure->max, rate);
     measure->sum += rate;
     measure->n++;
 }
@@ -212,16 +212,6 @@ static bool is_same_run(const struct run *a, const struct run *b)
            strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
 }
 
-static double lower(double a, double b)
-{
-    return isnan(a) || b < a ? b : a;
-}
-
-static double higher(double a, double b)
-{
-    return isnan(a) || b > a ? b : a;
-}
-
 /* Of two figures for the same value the slower one counts: by time if ranks print them, by rate if nodes do. */
 static void join_measure(struct parse_measure *into, const struct parse_measure *from, bool is_by_time)
 {
@@ -242,15 +232,10 @@ static void join_measure(struct parse_measure *into, const struct parse_measure 
         into->sum = kept.sum;
         into->n = kept.n;
     }
-    into->min = lower(into->min, from->min);
-    into->max = higher(into->max, from->max);
+    into->min = fmin(into->min, from->min);
+    into->max = fmax(into->max, from->max);
     into->sum += from->sum;
     into->n += from->n;
-}
-
-static int least(int a, int b)
-{
-    return a < b ? a : b;
 }
 
 static int64_t known(int64_t a, int64_t b)
@@ -268,7 +253,7 @@ static void join_cases(struct parse_run *into, const struct parse_run *from)
         into->expected = from->expected;
         into->is_complete = from->is_complete;
     }
-    into->passed = least(into->passed, from->passed);
+    into->passed = into->passed < from->passed ? into->passed : from->passed;
     into->started = into->started > from->started ? into->started : from->started;
     into->expected = into->expected > from->expected ? into->expected : from->expected;
     into->is_complete = into->is_complete && from->is_complete;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libs_conf.c - reads /etc/ld.so.conf and the files that it includes, like ldconfig(8): one folder per line, "include
- * PATTERN...", comments after '#'. "hwcap" lines and a type after '=' are obsolete and ignored.
+ * PATTERN...", comments after '#'.
  */
 #include "libs_search.h"
 
 #include <fnmatch.h>
-#include <limits.h>
 #include <string.h>
 
 #define BLANK " \t\r\f\v"
@@ -20,35 +19,14 @@ struct conf {
 
 static void read_file(struct conf *conf, const char *path);
 
-bool libs_conf_next(const char **at, struct libs_conf_line *ret_line)
+/* A copy of the next word of a line; NULL at its end. */
+static const char *next_word(struct source *source, const char **at)
 {
-    while (**at) {
-        const char *line = *at;
-        size_t n = strcspn(line, "\n");
-        size_t used = strcspn(line, "#\n");
+    const char *word = *at + strspn(*at, BLANK);
+    size_t n = strcspn(word, BLANK "#\n");
 
-        *at += n + (line[n] == '\n');
-        while (used && strchr(BLANK, line[used - 1]))
-            used--;
-        while (used && strchr(BLANK, *line)) {
-            line++;
-            used--;
-        }
-        ret_line->is_include = used > 8 && strncmp(line, "include", 7) == 0 && strchr(BLANK, line[7]);
-        if (ret_line->is_include) {
-            *ret_line = (struct libs_conf_line){.is_include = true, .text = line + 8, .n = used - 8};
-            return true;
-        }
-        if (used > 5 && strncmp(line, "hwcap", 5) == 0 && strchr(BLANK, line[5]))
-            continue;
-        if (memchr(line, '=', used))
-            used = (size_t)((const char *)memchr(line, '=', used) - line);
-        if (used == 0)
-            continue;
-        *ret_line = (struct libs_conf_line){.text = line, .n = used};
-        return true;
-    }
-    return false;
+    *at = word + n;
+    return n ? source_printf(source, "%.*s", (int)n, word) : NULL;
 }
 
 /* Files that match a pattern with wildcards in its last component, which is the only form in use. */
@@ -68,41 +46,25 @@ static void read_matching(struct conf *conf, const char *pattern)
             read_file(conf, source_printf(conf->source, "%s/%s", folder, names.names[i]));
 }
 
-static void read_include(struct conf *conf, const char *path, const struct libs_conf_line *line)
+static void read_line(struct conf *conf, const char *path, const char *line)
 {
-    const char *at = line->text, *end = line->text + line->n;
+    const char *word = next_word(conf->source, &line);
 
-    while (at < end) {
-        size_t blank = strspn(at, BLANK), n;
-
-        at += blank < (size_t)(end - at) ? blank : (size_t)(end - at);
-        n = strcspn(at, BLANK);
-        if (n > (size_t)(end - at))
-            n = (size_t)(end - at);
-        if (n && n < PATH_MAX && *at == '/')
-            read_matching(conf, source_printf(conf->source, "%.*s", (int)n, at));
-        else if (n && n < PATH_MAX)
-            read_matching(conf, source_printf(conf->source, "%s/%.*s", libs_folder_of(conf->source, path), (int)n, at));
-        at += n;
-    }
+    if (word && *word == '/')
+        libs_list_add(conf->source, conf->list, libs_expand(conf->source, word, strlen(word), NULL), "/etc/ld.so.conf");
+    if (!word || strcmp(word, "include") != 0)
+        return;
+    while ((word = next_word(conf->source, &line)))
+        read_matching(
+            conf, *word == '/' ? word : source_printf(conf->source, "%s/%s", libs_folder_of(conf->source, path), word));
 }
 
 static void read_file(struct conf *conf, const char *path)
 {
-    struct libs_conf_line line;
-    const char *at;
-
-    if (conf->n_files == MAX_FILES)
+    if (conf->n_files++ >= MAX_FILES)
         return;
-    conf->n_files++;
-    at = source_read(conf->source, "%s", path).text;
-    while (libs_conf_next(&at, &line)) {
-        if (line.is_include)
-            read_include(conf, path, &line);
-        else if (*line.text == '/' && line.n < PATH_MAX)
-            libs_list_add(conf->source, conf->list, libs_expand(conf->source, line.text, line.n, NULL),
-                          "/etc/ld.so.conf");
-    }
+    for (const char *at = source_read(conf->source, "%s", path).text; *at; at += strcspn(at, "\n"), at += *at != '\0')
+        read_line(conf, path, at);
 }
 
 void libs_conf_read(struct source *source, struct libs_list *list)

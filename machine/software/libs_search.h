@@ -32,16 +32,6 @@ void libs_list_system(struct source *source, struct libs_list *list);
 /* Adds the folders of /etc/ld.so.conf and of the files that it includes (libs_conf.c). */
 void libs_conf_read(struct source *source, struct libs_list *list);
 
-/* A line of ld.so.conf that is not empty. */
-struct libs_conf_line {
-    bool is_include;
-    const char *text; /* a folder, or the patterns of an include line */
-    size_t n;
-};
-
-/* The next such line of a text; *at advances past it. Returns false at the end. */
-bool libs_conf_next(const char **at, struct libs_conf_line *ret_line);
-
 /*
  * Expands $ORIGIN in `text` and removes trailing slashes. Returns NULL if $ORIGIN is not known or
  * the result is too long.

@@ -477,7 +477,7 @@ refused_file() {
     refused_file "line 1: 'a:' is not a host" a:
     refused_file "line 1: 'eight' after the host is not a setting like slots=8" "a eight"
     refused_file "the file contains no host" "# nothing" ""
-    refused_file "longer than" "$(printf 'a%.0s' $(seq 2000))"
+    refused_file "is not a host" "$(printf 'a%.0s' $(seq 2000))"
     refused "nowhere: No such file or directory; a single host is written USER@nowhere or nowhere:PORT" --hosts nowhere --ssh ./ssh
     refused "./nowhere: No such file or directory" --hosts ./nowhere --ssh ./ssh
     refused "not a regular file" --hosts . --ssh ./ssh

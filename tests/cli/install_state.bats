@@ -84,25 +84,6 @@ recipe() {
     [[ "$output" == *"Nothing to uninstall"* ]]
 }
 
-@test "a journal of another version is refused with its line, and stays as it is" {
-    recipe files >files.yaml
-    mkdir m
-    epkit install apply files.yaml --root m
-    journal=m/var/lib/epkit/install/files/journal.jsonl
-    echo '{"v":99,"boot":"b","event":"begin"}' >>"$journal"
-    cp "$journal" before
-    for action in status apply resume uninstall; do
-        run epkit install $action files --root m
-        [ "$action" != apply ] || run epkit install apply files.yaml --root m
-        [ "$status" -eq 1 ]
-        [[ "$output" == *"journal.jsonl:$(wc -l <before): not of version 1"*"or move the file away"* ]]
-        cmp "$journal" before
-    done
-    rm "$journal"
-    epkit install uninstall files --root m
-    [ ! -e m/etc ]
-}
-
 # slow_apply PROGRAM...: by this program, an apply of this machine whose step has begun and waits; its number is in $apply.
 slow_apply() {
     cat >slow.yaml <<END

@@ -205,6 +205,23 @@ refused() {
         '[{"device":"rdmap0s6","port":1,"tx_bytes":7,"rx_bytes":0}]' ]
 }
 
+@test "ib-write-bw measures each node against both neighbours, in two rounds" {
+    printf '#!/bin/sh\necho measured "$@"\n' >ib_write_bw
+    chmod +x ib_write_bw
+    # pairs NODES: who connects to whom, as CLIENT-SERVER
+    pairs() {
+        launch -x "PATH=$PWD:$PATH" --hosts "$1" ib-write-bw mlx5_0 >&2
+        grep -oE '^[a-d]: device mlx5_0 to [a-d]' <<<"$output" | sed 's/: .* /-/' | sort | xargs
+    }
+    [ "$(pairs a,b)" = "b-a" ]
+    [ "$(pairs a,b,c)" = "b-a c-b" ]
+    [ "$(pairs a,b,c,d)" = "a-d b-a c-b d-c" ]
+    # Each round has its own ports.
+    launch -x "PATH=$PWD:$PATH" --hosts a,b,c ib-write-bw mlx5_0
+    [[ "$output" == *"b: measured -d mlx5_0 -i 1 -F -p 18516 -x 3 a"* ]]
+    [[ "$output" == *"c: measured -d mlx5_0 -i 1 -F -p 19516 -x 3 b"* ]]
+}
+
 @test "two names of one host are reported" {
     launch --hosts a,b,c hostname
     [ "$status" -eq 0 ]

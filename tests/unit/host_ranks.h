@@ -27,8 +27,7 @@ static inline int host_ranks_join(const ep_boot *boot, void *argument)
 
 static inline bool host_ranks_new(int n, ep_comm **ret_comms)
 {
-    ep_launch_args args = {
-        .size = sizeof(args), .mode = EP_LAUNCH_THREADS, .nranks = n, .run = host_ranks_join, .argument = ret_comms};
+    ep_launch_args args = {.mode = EP_LAUNCH_THREADS, .nranks = n, .run = host_ranks_join, .argument = ret_comms};
     ep_rank_exit exits[HOST_RANKS_MOST];
 
     if (ep_launch(&args, exits) != EP_OK)

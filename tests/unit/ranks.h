@@ -37,8 +37,7 @@ static inline void *unit_share(const void *from, size_t bytes)
 static inline ep_status unit_fork_ranks(int nranks, ep_rank_fn run, void *argument, int timeout_ms,
                                         ep_rank_exit *ret_exits)
 {
-    ep_launch_args args = {
-        .size = sizeof(args), .nranks = nranks, .run = run, .argument = argument, .timeout_ms = timeout_ms};
+    ep_launch_args args = {.nranks = nranks, .run = run, .argument = argument, .timeout_ms = timeout_ms};
 
     return ep_launch(&args, ret_exits);
 }
@@ -47,7 +46,7 @@ static inline ep_status unit_fork_ranks(int nranks, ep_rank_fn run, void *argume
 static inline void unit_run_ranks(int mode, int nranks, ep_rank_fn run, void *argument)
 {
     ep_rank_exit exits[EP_MAX_RANKS];
-    ep_launch_args args = {.size = sizeof(args), .mode = mode, .nranks = nranks, .run = run, .argument = argument};
+    ep_launch_args args = {.mode = mode, .nranks = nranks, .run = run, .argument = argument};
     int n_failed = 0;
 
     assert_int_equal(ep_launch(&args, exits), EP_OK);

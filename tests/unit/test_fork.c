@@ -3,8 +3,8 @@
  * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can create its own
  * communicators, and cannot use those of its parent.
  */
-#include "tests/local_ranks.h"
 #include "sandbox.h"
+#include "tests/local_ranks.h"
 #include "unit.h"
 
 #include <epkit/epkit.h>

@@ -4,8 +4,8 @@
  * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
  * reported dead.
  */
-#include "tests/local_ranks.h"
 #include "sandbox.h"
+#include "tests/local_ranks.h"
 #include "unit.h"
 
 #include <epkit/epkit.h>
@@ -178,7 +178,7 @@ static struct scenario *new_scene(bool (*enter)(int rank), enum what what)
 /* False: this machine has no such sandbox. */
 static bool run(struct scenario *scenario)
 {
-    ep_launch_args launch = {.size = sizeof(launch), .nranks = NRANKS, .run = enter_and_work, .argument = scenario};
+    ep_launch_args launch = {.nranks = NRANKS, .run = enter_and_work, .argument = scenario};
     ep_rank_exit exits[NRANKS];
     ep_status status;
 
@@ -438,7 +438,7 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
 TEST(descriptors_forbidden_later)
 {
     struct scenario *scenario = new_scene(NULL, DIE);
-    ep_launch_args launch = {.size = sizeof(launch), .nranks = NRANKS, .run = lower_and_wait, .argument = scenario};
+    ep_launch_args launch = {.nranks = NRANKS, .run = lower_and_wait, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
     assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
@@ -474,8 +474,7 @@ static int forbid_and_exchange(const ep_boot *boot, void *argument)
 static void run_out(bool (*enter)(int rank))
 {
     struct scenario *scenario = new_scene(enter, WORK);
-    ep_launch_args launch = {
-        .size = sizeof(launch), .nranks = NRANKS, .run = forbid_and_exchange, .argument = scenario};
+    ep_launch_args launch = {.nranks = NRANKS, .run = forbid_and_exchange, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
     assert_int_equal(ep_launch(&launch, exits), EP_OK);

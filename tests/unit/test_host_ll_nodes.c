@@ -6,10 +6,10 @@
 #include "unit.h"
 
 #include "backend/host/host.h"
-#include "tests/local_ranks.h"
 #include "group/peers.h"
 #include "group/wait.h"
 #include "net/emulation.h"
+#include "tests/local_ranks.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -189,8 +189,7 @@ static int run_equal(const ep_boot *boot, void *argument)
 
 static void run_ranks(ep_rank_fn run, int nranks, struct scenario *scenario)
 {
-    ep_launch_args launch = {
-        .size = sizeof(launch), .mode = EP_LAUNCH_THREADS, .nranks = nranks, .run = run, .argument = scenario};
+    ep_launch_args launch = {.mode = EP_LAUNCH_THREADS, .nranks = nranks, .run = run, .argument = scenario};
     ep_rank_exit exits[RANKS];
 
     assert_int_equal(ep_launch(&launch, exits), EP_OK);

@@ -5,8 +5,8 @@
  * collective, and memory that it returns can be touched: no rank is killed by a signal.
  */
 #include "cgroup.h"
-#include "tests/local_ranks.h"
 #include "sandbox.h"
+#include "tests/local_ranks.h"
 #include "unit.h"
 
 #include <epkit/epkit.h>
@@ -103,7 +103,7 @@ static int run_short(const ep_boot *boot, void *argument)
 
 static int launch(const struct shape *shape)
 {
-    ep_launch_args args = {.size = sizeof(args), .nranks = NRANKS, .run = run_short, .argument = (void *)shape};
+    ep_launch_args args = {.nranks = NRANKS, .run = run_short, .argument = (void *)shape};
     ep_rank_exit exits[NRANKS];
     ep_status status;
     int wrong = 0;

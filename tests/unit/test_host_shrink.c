@@ -2,8 +2,8 @@
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
 #include "unit.h"
 
-#include "tests/local_ranks.h"
 #include "core/core.h"
+#include "tests/local_ranks.h"
 
 #include <epkit/epkit.h>
 #include <stdatomic.h>
@@ -39,8 +39,7 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
 
 static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_exits[NRANKS])
 {
-    ep_launch_args launch = {
-        .size = sizeof(launch), .mode = EP_LAUNCH_THREADS, .nranks = NRANKS, .run = run, .argument = all};
+    ep_launch_args launch = {.mode = EP_LAUNCH_THREADS, .nranks = NRANKS, .run = run, .argument = all};
 
     assert_int_equal(ep_launch(&launch, ret_exits), EP_OK);
 }

@@ -6,8 +6,8 @@
  */
 #include "unit.h"
 
-#include "tests/local_ranks.h"
 #include "group/group.h"
+#include "tests/local_ranks.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -56,7 +56,7 @@ TEST(configuration)
     /* An include that leads back to itself, one that is relative, one with a pattern, and lines that are none. */
     tree_put(&world.tree, "/etc/ld.so.conf",
              "include ld.so.conf.d/*.conf  # comment\ninclude /etc/ld.so.conf\n"
-             "hwcap 1 nosegneg\nincluded\n  /last \t# behind the files\n/typed=libc6\n");
+             "hwcap 1 nosegneg\nincluded\n  /last \t# behind the files\n");
     tree_put(&world.tree, "/etc/ld.so.conf.d/b.conf", "/from-b\ninclude more/x.conf\n");
     tree_put(&world.tree, "/etc/ld.so.conf.d/a.conf", "# /commented\n/from-a\n");
     tree_put(&world.tree, "/etc/ld.so.conf.d/readme", "/from-readme\n");
@@ -67,7 +67,6 @@ TEST(configuration)
     world_library(&world, "/from-x/libz.so", PLAIN);
     world_library(&world, "/last/libz.so", PLAIN);
     world_library(&world, "/last/libl.so", PLAIN);
-    world_library(&world, "/typed/libt.so", PLAIN);
     world_library(&world, "/from-readme/libr.so", PLAIN);
     world_library(&world, "/commented/libr.so", PLAIN);
     source = world_open(&world);
@@ -75,7 +74,6 @@ TEST(configuration)
     assert_found(libs_find(source, &nothing, "liby.so"), "/from-b/liby.so", "/etc/ld.so.conf");
     assert_found(libs_find(source, &nothing, "libz.so"), "/from-x/libz.so", "/etc/ld.so.conf");
     assert_found(libs_find(source, &nothing, "libl.so"), "/last/libl.so", "/etc/ld.so.conf");
-    assert_found(libs_find(source, &nothing, "libt.so"), "/typed/libt.so", "/etc/ld.so.conf");
     assert_int_equal(libs_find(source, &nothing, "libr.so").state, SOURCE_ABSENT);
     world_done(&world);
 }

@@ -190,7 +190,7 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
 /* As a program does that prints the error of a call and ends. */
 TEST(the_reason_of_a_rank_that_exits_at_once_arrives)
 {
-    ep_launch_args launch = {.size = sizeof(launch), .mode = EP_LAUNCH_FORK, .nranks = 2, .run = fail_and_exit};
+    ep_launch_args launch = {.mode = EP_LAUNCH_FORK, .nranks = 2, .run = fail_and_exit};
     ep_rank_exit exits[2];
 
     assert_int_equal(ep_launch(&launch, exits), EP_OK);

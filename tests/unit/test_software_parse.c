@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers for text files of a machine. */
-#include "machine/software/libs_search.h"
 #include "machine/software/software_text.h"
 #include "unit.h"
 #include "world.h"
@@ -133,22 +132,6 @@ TEST(fields)
     assert_piece(parse_field("", "Version", ':'), "");
     assert_piece(parse_define("#define A_B 1\n #define  A\t35 /* x */\n", "A"), "35");
     assert_piece(parse_define("#define A x35\n#define A\n#undef A 3\n", "A"), "");
-}
-
-TEST(conf_lines)
-{
-    const char *at = "include a b\n\n#c\n/x # y\nhwcap 0 z\n  /y=libc6\n";
-    struct libs_conf_line line;
-
-    assert_true(libs_conf_next(&at, &line));
-    assert_true(line.is_include);
-    assert_piece((struct piece){line.text, line.n}, "a b");
-    assert_true(libs_conf_next(&at, &line));
-    assert_false(line.is_include);
-    assert_piece((struct piece){line.text, line.n}, "/x");
-    assert_true(libs_conf_next(&at, &line));
-    assert_piece((struct piece){line.text, line.n}, "/y");
-    assert_false(libs_conf_next(&at, &line));
 }
 
 /* --- buffer.py --- */
