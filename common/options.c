@@ -471,8 +471,7 @@ void options_print(const struct cmd *cmd, const struct cmd_call *call, const cha
     snprintf(ret_text, bytes, "epkit %s", cmd->name);
     if (!is_after)
         print_args(call, ret_text, bytes);
-    json_array_foreach(words, i, word)
-    {
+    json_array_foreach (words, i, word) {
         print_word(json_string_value(word), ret_text, bytes);
     }
     if (is_after) {

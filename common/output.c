@@ -240,7 +240,8 @@ json_t *out_text_or_null(const char *text)
 
 json_t *out_document(const char *command)
 {
-    return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "verb", command);
+    return json_pack("{s:i, s:s, s:s}", "schema_version", OUT_SCHEMA_VERSION, "epkit", ep_version(), "subcommand",
+                     command);
 }
 
 int out_json(json_t *document)

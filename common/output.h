@@ -56,7 +56,7 @@ json_t *out_time(time_t when);
 /* The same as out_text(); null for "". */
 json_t *out_text_or_null(const char *text);
 
-/* {"schema_version", "epkit": version, "verb": command}: the start of every --json document. */
+/* {"schema_version", "epkit": version, "subcommand": command}: the start of every --json document. */
 json_t *out_document(const char *command);
 
 /* Prints the document to standard output and consumes it. 0, or -1 after reporting the error. */

@@ -18,10 +18,10 @@ enum variable_effect {
 };
 
 struct variable {
-    const char *name; /* the table ends with NULL */
+    const char *name;   /* the table ends with NULL */
     const char *values; /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (powers of two), "bool", "path", "list", "text",
                            "size"; NULL: anything */
-    const char *text; /* what it does, a phrase */
+    const char *text;   /* what it does, a phrase */
     enum variable_effect effect;
 };
 

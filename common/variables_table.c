@@ -256,7 +256,7 @@ const struct variable variables[] = {
     {"NVSHMEM_BCAST_ALGO", "int 0..16", "algorithm of broadcasts"},
     {"NVSHMEM_BCAST_TREE_KVAL", "int 1..1024", "radix of broadcasts"},
     {"NVSHMEM_BOOTSTRAP", "PMI|MPI|SHMEM|UID|plugin",
-     "how PEs meet; programs that pass a unique id, as DeepEP, do not use it"},
+     "how PEs rendezvous; programs that pass a unique id, as DeepEP, do not use it"},
     {"NVSHMEM_BOOTSTRAP_MPI_PLUGIN", "text", "library of the bootstrap over MPI"},
     {"NVSHMEM_BOOTSTRAP_PLUGIN", "text", "library of a bootstrap of one's own"},
     {"NVSHMEM_BOOTSTRAP_PMI", "PMI|PMI-2|PMIX", "which PMI"},

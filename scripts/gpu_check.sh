@@ -113,7 +113,7 @@ check() {
         [ -x "$epkit" ] || continue
         step 300 "$epkit" test intranode --backend cuda --ranks "$ranks"
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks"
-        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --sum-once
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --no-partial-reduce
     done
 }
 
@@ -152,7 +152,7 @@ nodes() {
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes"
         step 300 "$epkit" test internode --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp
         step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --nodes "$nodes"
-        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp --sum-once
+        step 300 "$epkit" test lowlatency --backend cuda --ranks "$ranks" --nodes "$nodes" --network tcp --no-partial-reduce
     done
 }
 

@@ -44,7 +44,7 @@ static const struct opt bench_table[] = {
      .value = "256", .help = "experts of the whole group"},
     {"ll-tokens", 0, "N", OPT_INT, offsetof(struct bench_options, ll_tokens), .min = 1, .max = 4096, .value = "128",
      .help = "tokens of each rank, low latency"},
-    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_partial_reduce),
+    {"no-partial-reduce", 0, NULL, OPT_FLAG, offsetof(struct bench_options, no_partial_reduce),
      .help = "low-latency combine: send each expert's row to the token's rank, which sums them "
              "(EP_LL_NO_PARTIAL_REDUCE), instead of one partial sum for each token and rank"},
     {"dtype", 'd', "TYPE", OPT_CHOICE, offsetof(struct bench_options, dtype), .choices = dtypes, .value = "all",
@@ -476,7 +476,7 @@ const struct cmd command_bench = {
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "
         "only rows sent to other ranks: one for each token and rank, or one for each token and expert in a low-"
-        "latency combine with --sum-once; of low latency between nodes the network GB/s count rows alone. Rates may "
+        "latency combine with --no-partial-reduce; of low latency between nodes the network GB/s count rows alone. Rates may "
         "exceed that of memcpy: a row for several ranks is read once and written to each of them, while memcpy reads "
         "it each time.",
     .options = bench_table,

@@ -83,8 +83,7 @@ static json_t *flatten(const json_t *row, const char *device)
     char key[64];
 
     json_object_set_new(flat, "device", json_string(device));
-    json_object_foreach((json_t *)row, name, value)
-    {
+    json_object_foreach ((json_t *)row, name, value) {
         snprintf(key, sizeof(key), "%s_us", name);
         json_object_set(flat, key, json_object_get(value, "time_us"));
         snprintf(key, sizeof(key), "%s_gbps", name);
@@ -101,8 +100,7 @@ static json_t *flat_rows(const json_t *rows, const char *key, const char *device
     const json_t *row;
     size_t i;
 
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         if (!key || json_is_object(json_object_get(row, key)) || json_is_number(json_object_get(row, key)))
             json_array_append_new(flat, flatten(row, device));
     }
@@ -160,8 +158,7 @@ const json_t *bench_largest(const json_t *rows, const char *op)
     const json_t *best = NULL, *row;
     size_t i;
 
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         if ((!op || is_op(row, op)) && (!best || larger(row, best)))
             best = row;
     }

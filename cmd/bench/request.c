@@ -36,8 +36,7 @@ static int mask_from_json(const json_t *array, const char *const *names, unsigne
 
     if (!json_is_array(array))
         return -1;
-    json_array_foreach(array, i, name)
-    {
+    json_array_foreach (array, i, name) {
         int bit = 0;
 
         if (!json_is_string(name))
@@ -71,7 +70,7 @@ json_t *bench_request_to_json(const struct bench_request *request)
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
                      request->experts, "iters", request->iters, "baselines", (int)request->baselines, "sms",
-                     request->sms, "sum_once", (int)request->no_partial_reduce);
+                     request->sms, "no_partial_reduce", (int)request->no_partial_reduce);
 }
 
 int bench_request_from_json(const json_t *json, struct bench_request *ret_request)
@@ -86,7 +85,7 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
     if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops", &ops,
                     "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
                     &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
-                    "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "sum_once",
+                    "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "no_partial_reduce",
                     &no_partial_reduce) != 0)
         return -1;
     routing = routing_find(name);

@@ -81,8 +81,7 @@ bool check_serves(const struct check *check, const char *group, const char *vers
     const json_t *served;
     size_t i, n = strlen(group);
 
-    json_array_foreach(get_key(check->snapshot, "groups"), i, served)
-    {
+    json_array_foreach (get_key(check->snapshot, "groups"), i, served) {
         const char *text = get_string(served);
 
         if (strncmp(text, group, n) == 0 && text[n] == '/' && (!version || strcmp(text + n + 1, version) == 0))
@@ -115,8 +114,7 @@ static void add_brought(json_t *items, const json_t *document, const char *space
     known = json_object_get(items, resource);
     if (!json_is_array(known) || (*get_space(document) && strcmp(get_space(document), space) != 0))
         return;
-    json_array_foreach(known, i, item)
-    {
+    json_array_foreach (known, i, item) {
         if (strcmp(get_name(item), get_name(document)) == 0 &&
             (!*get_space(item) || strcmp(get_space(item), space) == 0))
             return;
@@ -135,8 +133,7 @@ static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *
     const json_t *document;
     size_t i;
 
-    json_array_foreach(job->documents, i, document)
-    {
+    json_array_foreach (job->documents, i, document) {
         add_brought(items, document, job->space);
     }
     if (result && items && json_object_set_new(result, "items", items) == 0)
@@ -153,8 +150,7 @@ static json_t *sorted(json_t *findings)
     size_t i;
 
     for (size_t s = 0; s < 2; s++)
-        json_array_foreach(findings, i, finding)
-        {
+        json_array_foreach (findings, i, finding) {
             if (strcmp(get_text(finding, "severity"), severities[s]) == 0)
                 json_array_append(result, finding);
         }

@@ -41,8 +41,7 @@ static void add_jobs(json_t *dry_runs, const struct deploy_job *job)
 
     if (strcmp(job->kind, "JobSet") != 0)
         return;
-    json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
-    {
+    json_array_foreach (get(job->object, "spec/replicatedJobs"), i, replicated) {
         json_t *labels = json_deep_copy(get(replicated, "template/metadata/labels")) ?: json_object();
 
         snprintf(name, sizeof(name), "%.120s-%.120s-0", job->name, get_text(replicated, "name"));
@@ -78,8 +77,7 @@ json_t *deploy_dry_runs(const struct deploy_job *job)
     const json_t *document;
     size_t i;
 
-    json_array_foreach(job->documents, i, document)
-    {
+    json_array_foreach (job->documents, i, document) {
         add_dry_run(dry_runs, get_text(document, "kind"), get_name(document), false, json_incref((json_t *)document));
     }
     add_jobs(dry_runs, job);
@@ -197,8 +195,7 @@ static bool is_known(const struct check *check, const char *says)
     const json_t *finding;
     size_t i;
 
-    json_array_foreach(check->findings, i, finding)
-    {
+    json_array_foreach (check->findings, i, finding) {
         const char *known = get_text(finding, "says"), *end = strstr(known, ", requested: ");
         size_t n = end ? (size_t)(end - known) : strlen(known);
         char part[sizeof(((struct check_text *)0)->says)];
@@ -217,8 +214,7 @@ static bool is_about_brought(const struct check *check, const char *answer)
     char missing[512];
     size_t i;
 
-    json_array_foreach(check->job->documents, i, document)
-    {
+    json_array_foreach (check->job->documents, i, document) {
         bool is_class = strcmp(get_text(document, "kind"), "PriorityClass") == 0;
 
         CHECK_FORMAT(missing,
@@ -260,8 +256,7 @@ void check_answers(struct check *check)
     bool has_job = true;
     size_t i;
 
-    json_array_foreach(dry_runs, i, dry_run)
-    {
+    json_array_foreach (dry_runs, i, dry_run) {
         /* A controller creates nothing for a refused job. */
         if (json_is_true(get_key(dry_run, "derived")) && !has_job)
             break;

@@ -22,8 +22,7 @@ static void find_install(const struct check *check, const char *version, const c
     for (i = 0; i < sizeof(installs) / sizeof(installs[0]); i++)
         if (strncmp(version, installs[i].group, strlen(installs[i].group)) == 0)
             snprintf(ret_fix, 512, "%s", installs[i].fix);
-    json_array_foreach(get_key(check->snapshot, "groups"), i, served)
-    {
+    json_array_foreach (get_key(check->snapshot, "groups"), i, served) {
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
             snprintf(ret_fix, 512, "write apiVersion: %.100s, which it serves", get_string(served));
     }
@@ -37,8 +36,7 @@ static bool check_kind(struct check *check, const json_t *object, const char *ob
     char fix[512];
     size_t i;
 
-    json_array_foreach(groups, i, served)
-    {
+    json_array_foreach (groups, i, served) {
         if (strcmp(get_string(served), version) == 0)
             return true;
     }
@@ -113,14 +111,12 @@ void check_api(struct check *check)
     size_t i;
 
     check_space(check);
-    json_array_foreach(check->job->documents, i, object)
-    {
+    json_array_foreach (check->job->documents, i, object) {
         CHECK_FORMAT(name, "%.60s %.250s", get_text(object, "kind"), get_name(object));
         if (check_kind(check, object, name))
             check_right(check, object, name);
     }
-    json_array_foreach(get_items(check->snapshot, "resourcequotas"), i, object)
-    {
+    json_array_foreach (get_items(check->snapshot, "resourcequotas"), i, object) {
         check_quota(check, object);
     }
 }

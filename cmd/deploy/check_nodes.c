@@ -7,8 +7,7 @@ void check_count_gpus(struct check *check)
     const json_t *pod;
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
-    {
+    json_array_foreach (get_items(check->snapshot, "pods"), i, pod) {
         const char *node = get_text(pod, "spec/nodeName"), *phase = get_text(pod, "status/phase");
         long long gpus = get_pod_gpus(get_key(pod, "spec"));
 
@@ -31,8 +30,7 @@ static bool affinity_fits(const json_t *labels, const json_t *spec)
     const json_t *term;
     size_t i;
 
-    json_array_foreach(terms, i, term)
-    {
+    json_array_foreach (terms, i, term) {
         if (get_expressions(labels, get_key(term, "matchExpressions")))
             return true;
     }
@@ -69,8 +67,7 @@ static void check_set(struct check *check, const struct deploy_set *set)
     const json_t *node;
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
-    {
+    json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
         const char *name = get_name(node);
         long long room = check_node_room(check, node, set, NULL), taken = room < left ? room : left;
 

@@ -55,12 +55,10 @@ static void check_variables(struct check *check, const json_t *container)
     const json_t *variable;
     size_t i;
 
-    json_array_foreach(get_key(container, "env"), i, variable)
-    {
+    json_array_foreach (get_key(container, "env"), i, variable) {
         check_secret(check, get(variable, "valueFrom/secretKeyRef"), "name", UNSTARTED);
     }
-    json_array_foreach(get_key(container, "envFrom"), i, variable)
-    {
+    json_array_foreach (get_key(container, "envFrom"), i, variable) {
         check_secret(check, get_key(variable, "secretRef"), "name", UNSTARTED);
     }
 }
@@ -70,14 +68,12 @@ static void check_volumes(struct check *check, const json_t *spec)
     const json_t *volume, *entry;
     size_t i;
 
-    json_array_foreach(get_key(spec, "volumes"), i, volume)
-    {
+    json_array_foreach (get_key(spec, "volumes"), i, volume) {
         check_claim(check, get_text(volume, "persistentVolumeClaim/claimName"));
         check_driver(check, get_text(volume, "csi/driver"));
         check_secret(check, get_key(volume, "secret"), "secretName", UNMOUNTED);
     }
-    json_array_foreach(get_key(spec, "imagePullSecrets"), i, entry)
-    {
+    json_array_foreach (get_key(spec, "imagePullSecrets"), i, entry) {
         check_secret(check, entry, "name", "without it images are pulled anonymously, which fails for private ones");
     }
 }
@@ -98,8 +94,7 @@ static const char *pull_failure(const json_t *pod, const char *list, const char 
     const json_t *state;
     size_t i, n = repository_of(image);
 
-    json_array_foreach(get(pod, list), i, state)
-    {
+    json_array_foreach (get(pod, list), i, state) {
         const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
 
         if ((strcmp(reason, "ImagePullBackOff") == 0 || strcmp(reason, "ErrImagePull") == 0) &&
@@ -114,8 +109,7 @@ static void check_image(struct check *check, const char *image)
     const json_t *pod;
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "pods"), i, pod)
-    {
+    json_array_foreach (get_items(check->snapshot, "pods"), i, pod) {
         const char *message = pull_failure(pod, "status/containerStatuses", image);
 
         message = message ? message : pull_failure(pod, "status/initContainerStatuses", image);
@@ -150,8 +144,7 @@ static json_t *read_interfaces(struct check *check, const struct deploy_set *set
 
     if (!*list)
         return NULL;
-    json_array_foreach(interfaces, i, interface)
-    {
+    json_array_foreach (interfaces, i, interface) {
         is_listed |= *standard && strcmp(get_text(interface, "interfaceName"), standard) == 0;
     }
     if (json_is_array(interfaces) && is_listed)
@@ -192,8 +185,7 @@ static void check_networks(struct check *check, const struct deploy_set *set)
                    ("the pods start with one interface: nothing reads " INTERFACES),
                    ("the cluster has no multi-networking, so pods get no NICs for RDMA"),
                    ("create the cluster with --enable-multi-networking, or set network.mode=host"));
-    json_array_foreach(interfaces, i, interface)
-    {
+    json_array_foreach (interfaces, i, interface) {
         const char *network = get_text(interface, "network");
 
         if (is_missing(check, "networks", NULL, network))
@@ -223,13 +215,11 @@ static void check_documents(struct check *check)
     const json_t *document, *request;
     size_t i, r;
 
-    json_array_foreach(check->job->documents, i, document)
-    {
+    json_array_foreach (check->job->documents, i, document) {
         bool is_template = strcmp(get_text(document, "kind"), "ResourceClaimTemplate") == 0;
 
-        json_array_foreach(get(document, is_template ? "spec/spec/devices/requests" : "spec/devices/requests"), r,
-                           request)
-        {
+        json_array_foreach (get(document, is_template ? "spec/spec/devices/requests" : "spec/devices/requests"), r,
+                            request) {
             check_device_class(check, request);
         }
         if (strcmp(get_text(document, "kind"), "PersistentVolume") == 0)
@@ -246,16 +236,14 @@ static bool lets_in(const json_t *rule, const json_t *labels, const json_t *spac
     bool peer = json_array_size(from) == 0, open = json_array_size(ports) == 0;
     size_t i;
 
-    json_array_foreach(from, i, entry)
-    {
+    json_array_foreach (from, i, entry) {
         const json_t *pods = get_key(entry, "podSelector"), *spaces = get_key(entry, "namespaceSelector");
 
         /* An IP block may include the addresses of the pods: assume that it does. */
         peer |= get_key(entry, "ipBlock") != NULL || ((pods || spaces) && (!pods || get_selected(labels, pods)) &&
                                                       (!spaces || get_selected(space_labels, spaces)));
     }
-    json_array_foreach(ports, i, entry)
-    {
+    json_array_foreach (ports, i, entry) {
         const json_t *number = get_key(entry, "port");
         long long first = get_number(entry, "port", 0);
 
@@ -293,13 +281,11 @@ static void check_policies(struct check *check, const struct deploy_set *set)
 
     if (get_flag(set->spec, "hostNetwork") || set->count < 2)
         return;
-    json_array_foreach(get_items(check->snapshot, "networkpolicies"), i, policy)
-    {
+    json_array_foreach (get_items(check->snapshot, "networkpolicies"), i, policy) {
         if (!get_selected(labels, get(policy, "spec/podSelector")) || !is_ingress(policy))
             continue;
         closed = get_name(policy);
-        json_array_foreach(get(policy, "spec/ingress"), r, rule)
-        {
+        json_array_foreach (get(policy, "spec/ingress"), r, rule) {
             if (lets_in(rule, labels, space, ssh_port(set)))
                 return;
         }
@@ -321,8 +307,7 @@ void check_pods(struct check *check)
         const struct deploy_set *set = &check->job->sets[s];
 
         for (size_t n = 0; container_lists[n]; n++)
-            json_array_foreach(get_key(set->spec, container_lists[n]), i, container)
-            {
+            json_array_foreach (get_key(set->spec, container_lists[n]), i, container) {
                 check_variables(check, container);
                 check_image(check, get_text(container, "image"));
             }

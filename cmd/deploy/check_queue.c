@@ -108,8 +108,7 @@ static bool has_level(const json_t *topology, const char *level)
     const json_t *entry;
     size_t i;
 
-    json_array_foreach(get(topology, "spec/levels"), i, entry)
-    {
+    json_array_foreach (get(topology, "spec/levels"), i, entry) {
         if (strcmp(get_text(entry, "nodeLabel"), level) == 0)
             return true;
     }
@@ -146,8 +145,7 @@ static bool domain_of(const json_t *node, const json_t *topology, const char *le
     bool within = true;
 
     *ret_name = '\0';
-    json_array_foreach(get(topology, "spec/levels"), i, entry)
-    {
+    json_array_foreach (get(topology, "spec/levels"), i, entry) {
         const char *label = get_text(entry, "nodeLabel"), *value = get_label(node, label);
 
         if (!*value)
@@ -169,8 +167,7 @@ static void count_room(struct assign *assign, const json_t *flavor, const json_t
     size_t i;
 
     *ret_one = *ret_all = 0;
-    json_array_foreach(get_items(assign->check->snapshot, "nodes"), i, node)
-    {
+    json_array_foreach (get_items(assign->check->snapshot, "nodes"), i, node) {
         long long room = check_node_room(assign->check, node, assign->set, get(flavor, "spec/nodeLabels"));
 
         if (room == 0 || !domain_of(node, topology, assign->level, name))
@@ -267,10 +264,8 @@ static const json_t *gpu_flavors(const json_t *queue)
     const json_t *group, *covered;
     size_t i, r;
 
-    json_array_foreach(get(queue, "spec/resourceGroups"), i, group)
-    {
-        json_array_foreach(get_key(group, "coveredResources"), r, covered)
-        {
+    json_array_foreach (get(queue, "spec/resourceGroups"), i, group) {
+        json_array_foreach (get_key(group, "coveredResources"), r, covered) {
             if (strcmp(get_string(covered), GPU_RESOURCE) == 0)
                 return get_key(group, "flavors");
         }
@@ -291,8 +286,7 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
                      get_name(queue));
         CHECK_FORMAT(assign.fix, "add %s to coveredResources of clusterqueue/%s", GPU_RESOURCE, get_name(queue));
     }
-    json_array_foreach(flavors, i, entry)
-    {
+    json_array_foreach (flavors, i, entry) {
         if (try_flavor(&assign, entry))
             return;
     }
@@ -314,8 +308,7 @@ static void list_queues(const struct check *check, char ret_text[512])
     size_t i, at = 0;
 
     snprintf(ret_text, 512, "namespace %s has no queues", check->job->space);
-    json_array_foreach(get_items(check->snapshot, "localqueues"), i, queue)
-    {
+    json_array_foreach (get_items(check->snapshot, "localqueues"), i, queue) {
         if (strcmp(get_space(queue), check->job->space) == 0 && at < 512)
             at += (size_t)snprintf(ret_text + at, 512 - at, "%s%s", at ? ", " : "queues there: ", get_name(queue));
     }

@@ -40,8 +40,7 @@ static struct count count_nodes(const struct check *check)
     const json_t *node;
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "nodes"), i, node)
-    {
+    json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
         const char *driver = get_label(node, DRIVER);
 
         if (get_count(get_key(get(node, "status/capacity"), "nvidia.com/gpu")) <= 0 && !*get_label(node, ACCELERATOR))
@@ -70,8 +69,7 @@ static bool uses_buckets(const struct deploy_job *job)
     size_t i;
 
     for (int s = 0; s < job->n_sets; s++)
-        json_array_foreach(get_key(job->sets[s].spec, "volumes"), i, volume)
-        {
+        json_array_foreach (get_key(job->sets[s].spec, "volumes"), i, volume) {
             if (strncmp(get_text(volume, "csi/driver"), "gcsfuse", 7) == 0)
                 return true;
         }
@@ -110,8 +108,7 @@ static void check_metrics(struct check *check)
     const json_t *set;
     size_t i;
 
-    json_array_foreach(get_items(check->snapshot, "daemonsets"), i, set)
-    {
+    json_array_foreach (get_items(check->snapshot, "daemonsets"), i, set) {
         if (strstr(get_name(set), "dcgm"))
             return;
     }

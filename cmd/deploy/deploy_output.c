@@ -18,10 +18,8 @@ static json_t *printable(const json_t *rows)
     char text[2048];
     size_t i;
 
-    json_array_foreach(copy, i, row)
-    {
-        json_object_foreach(row, key, value)
-        {
+    json_array_foreach (copy, i, row) {
+        json_object_foreach (row, key, value) {
             text_clean(get_string(value), text, sizeof(text));
             json_string_set(value, text);
         }
@@ -43,8 +41,7 @@ static void print_unread(const json_t *snapshot)
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)get_key(snapshot, "unread"), key, value)
-    {
+    json_object_foreach ((json_t *)get_key(snapshot, "unread"), key, value) {
         text_clean(get_string(value), text, sizeof(text));
         text_clean(key, name, sizeof(name));
         out_warning("%s could not be read and were not checked: %s", name, text);
@@ -95,8 +92,7 @@ static struct verdict verdict_of(const struct deploy_job *job, const json_t *fin
     const json_t *finding;
     size_t i;
 
-    json_array_foreach(findings, i, finding)
-    {
+    json_array_foreach (findings, i, finding) {
         *(strcmp(get_text(finding, "severity"), "error") == 0 ? &verdict.n_errors : &verdict.n_warnings) += 1;
     }
     for (int s = 0; s < job->n_sets; s++)
@@ -134,8 +130,7 @@ static void print_findings(const json_t *all)
         out_line("%s", "");
         out_table(stdout, check_columns, COUNT(check_columns), findings, OUT_TABLE);
     }
-    json_array_foreach(findings, i, finding)
-    {
+    json_array_foreach (findings, i, finding) {
         out_line("%s", "");
         out_line("%s: %s", get_text(finding, "id"), get_text(finding, "object"));
         out_line("  %s will say: %s", get_text(finding, "by"), get_text(finding, "says"));
@@ -250,8 +245,7 @@ static void print_reasons(const json_t *answer, const json_t *snapshot)
     char age[32];
     size_t i;
 
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         format_age(get_text(row, "since"), get_text(snapshot, "time"), age);
         json_object_set_new(row, "since", json_string(age));
     }

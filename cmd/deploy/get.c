@@ -68,8 +68,7 @@ const char *get_condition(const json_t *object, const char *type, const char *fi
     const json_t *condition;
     size_t i;
 
-    json_array_foreach(get(object, "status/conditions"), i, condition)
-    {
+    json_array_foreach (get(object, "status/conditions"), i, condition) {
         if (strcmp(get_text(condition, "type"), type) == 0)
             return get_text(condition, field);
     }
@@ -88,8 +87,7 @@ const json_t *get_item(const json_t *snapshot, const char *resource, const char 
     const json_t *item;
     size_t i;
 
-    json_array_foreach(get_items(snapshot, resource), i, item)
-    {
+    json_array_foreach (get_items(snapshot, resource), i, item) {
         if (strcmp(get_name(item), name) == 0 && (!space || strcmp(get_space(item), space) == 0))
             return item;
     }
@@ -101,8 +99,7 @@ const json_t *get_named(const json_t *array, const char *name)
     const json_t *entry;
     size_t i;
 
-    json_array_foreach(array, i, entry)
-    {
+    json_array_foreach (array, i, entry) {
         if (strcmp(get_text(entry, "name"), name) == 0)
             return entry;
     }
@@ -130,8 +127,7 @@ long long get_pod_gpus(const json_t *spec)
     long long sum = 0;
     size_t i;
 
-    json_array_foreach(get_key(spec, "containers"), i, container)
-    {
+    json_array_foreach (get_key(spec, "containers"), i, container) {
         const json_t *limit = get_key(get(container, "resources/limits"), GPU_RESOURCE);
         long long gpus = get_count(limit ? limit : get_key(get(container, "resources/requests"), GPU_RESOURCE));
 
@@ -145,8 +141,7 @@ static bool is_among(const json_t *values, const char *text)
     const json_t *value;
     size_t i;
 
-    json_array_foreach(values, i, value)
-    {
+    json_array_foreach (values, i, value) {
         if (strcmp(get_string(value), text) == 0)
             return true;
     }
@@ -171,8 +166,7 @@ bool get_expressions(const json_t *labels, const json_t *expressions)
     const json_t *expression;
     size_t i;
 
-    json_array_foreach(expressions, i, expression)
-    {
+    json_array_foreach (expressions, i, expression) {
         if (!get_expression(labels, expression))
             return false;
     }
@@ -184,8 +178,7 @@ bool get_labels_match(const json_t *labels, const json_t *wanted)
     const char *key;
     json_t *value;
 
-    json_object_foreach((json_t *)wanted, key, value)
-    {
+    json_object_foreach ((json_t *)wanted, key, value) {
         if (!json_equal(get_key(labels, key), value))
             return false;
     }

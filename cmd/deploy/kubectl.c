@@ -149,10 +149,8 @@ static json_t *groups_of(const char *text)
     const json_t *group, *version;
     size_t i, v;
 
-    json_array_foreach(json_object_get(answer, "groups"), i, group)
-    {
-        json_array_foreach(json_object_get(group, "versions"), v, version)
-        {
+    json_array_foreach (json_object_get(answer, "groups"), i, group) {
+        json_array_foreach (json_object_get(group, "versions"), v, version) {
             json_array_append(groups, json_object_get(version, "groupVersion"));
         }
     }
@@ -211,8 +209,7 @@ static bool is_served(const json_t *snapshot, const char *group)
 
     if (n == 0)
         return true;
-    json_array_foreach(json_object_get(snapshot, "groups"), i, served)
-    {
+    json_array_foreach (json_object_get(snapshot, "groups"), i, served) {
         const char *text = json_string_value(served);
 
         if (text && strncmp(text, group, n) == 0 && text[n] == '/')
@@ -265,12 +262,10 @@ static void strip(json_t *value)
 
     for (i = 0; i < COUNT(keys); i++)
         json_object_del(value, keys[i]);
-    json_object_foreach(value, key, item)
-    {
+    json_object_foreach (value, key, item) {
         strip(item);
     }
-    json_array_foreach(value, i, item)
-    {
+    json_array_foreach (value, i, item) {
         strip(item);
     }
 }
@@ -308,8 +303,7 @@ static int add_rights(struct calls *calls, const json_t *documents, const char *
     int n = 0, known;
     size_t i;
 
-    json_array_foreach(documents, i, document)
-    {
+    json_array_foreach (documents, i, document) {
         const char *kind = json_string_value(json_object_get(document, "kind"));
         const char *plural = kind ? deploy_plural(kind) : "";
 
@@ -403,8 +397,7 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
     bool is_placed;
     size_t i;
 
-    json_array_foreach(dry_runs, i, dry_run)
-    {
+    json_array_foreach (dry_runs, i, dry_run) {
         if (calls->n == CALLS_MAX || code)
             break;
         code = write_document(folder, (int)i, dry_run, paths[i], sizeof(paths[i]));

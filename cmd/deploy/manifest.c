@@ -66,7 +66,8 @@ static int add_document(json_t *documents, json_t *value)
 
     if (json_is_null(value) || !json_is_array(items) || !kind || strcmp(kind, "List") != 0)
         return json_is_null(value) ? 0 : json_array_append_new(documents, value);
-    json_array_foreach(items, i, item) failed |= json_is_object(item) ? json_array_append(documents, item) : 0;
+    json_array_foreach (items, i, item)
+        failed |= json_is_object(item) ? json_array_append(documents, item) : 0;
     json_decref(value);
     return failed;
 }

@@ -67,8 +67,7 @@ static void add_row(struct why *why, enum order order, const char *object, const
     if (!rows && json_object_set_new(why->rows, object, json_array()) != 0)
         return;
     rows = json_object_get(why->rows, object);
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         bool is_same = strcmp(get_text(row, "reason"), reason) == 0;
 
         /* The condition of a pod has the message of its event. */
@@ -108,8 +107,7 @@ static void add_conditions(struct why *why, const char *object, const json_t *of
     size_t i;
 
     for (; bad->type; bad++)
-        json_array_foreach(get(of, "status/conditions"), i, condition)
-        {
+        json_array_foreach (get(of, "status/conditions"), i, condition) {
             if (strcmp(get_text(condition, "type"), bad->type) == 0 &&
                 strcmp(get_text(condition, "status"), bad->status) == 0)
                 add_condition(why, bad->order, object, condition);
@@ -139,8 +137,7 @@ static bool is_owned(const struct why *why, const json_t *object)
     char key[320];
     size_t i;
 
-    json_array_foreach(get(object, "metadata/ownerReferences"), i, owner)
-    {
+    json_array_foreach (get(object, "metadata/ownerReferences"), i, owner) {
         snprintf(key, sizeof(key), "%.60s/%.250s", get_text(owner, "kind"), get_text(owner, "name"));
         if (json_object_get(why->known, key))
             return true;
@@ -165,8 +162,7 @@ static void add_containers(struct why *why, const char *object, const json_t *po
     char message[2048];
     size_t i;
 
-    json_array_foreach(get(pod, list), i, container)
-    {
+    json_array_foreach (get(pod, list), i, container) {
         const json_t *state = get(container, "state/terminated"), *waiting = get(container, "state/waiting");
         const char *reason = get_text(waiting, "reason"), *name = get_text(container, "name");
         bool starts = text_is_any(reason, TEXTS("", "ContainerCreating", "PodInitializing"));
@@ -231,8 +227,7 @@ static void add_pod(struct why *why, const json_t *pod)
         add_row(why, ORDER_POD, object, get_text(pod, "status/reason"), get_text(pod, "status/message"),
                 get_text(pod, "status/startTime"), "");
     add_conditions(why, object, pod, bad);
-    json_array_foreach(get(pod, "status/conditions"), i, condition)
-    {
+    json_array_foreach (get(pod, "status/conditions"), i, condition) {
         bool is_gated = strcmp(get_text(condition, "reason"), "SchedulingGated") == 0;
 
         if (strcmp(get_text(condition, "type"), "PodScheduled") == 0 &&
@@ -284,8 +279,7 @@ static void add_workload(struct why *why, const json_t *workload)
     if (is_admitted(workload))
         return;
     add_conditions(why, name_object("Workload", workload, object), workload, bad);
-    json_array_foreach(get(workload, "status/admissionChecks"), i, check)
-    {
+    json_array_foreach (get(workload, "status/admissionChecks"), i, check) {
         char reason[320];
 
         snprintf(reason, sizeof(reason), "%.200s: %.60s", get_text(check, "name"), get_text(check, "state"));
@@ -336,8 +330,7 @@ static json_t *find_alike(const json_t *sorted, const json_t *row)
     json_t *other;
     size_t i;
 
-    json_array_foreach(sorted, i, other)
-    {
+    json_array_foreach (sorted, i, other) {
         if (get_number(other, "order", 0) == get_number(row, "order", 0) &&
             strcmp(get_text(other, "object"), get_text(row, "object")) != 0 &&
             strcmp(get_text(other, "reason"), get_text(row, "reason")) == 0 &&
@@ -354,10 +347,8 @@ static json_t *sort_rows(const struct why *why, bool with_normal)
     const char *object;
     size_t n = 0, i;
 
-    json_object_foreach(why->rows, object, rows)
-    {
-        json_array_foreach(rows, i, row)
-        {
+    json_object_foreach (why->rows, object, rows) {
+        json_array_foreach (rows, i, row) {
             if (list)
                 list[n++] = row;
         }
@@ -375,8 +366,7 @@ static json_t *sort_rows(const struct why *why, bool with_normal)
         else
             json_array_append(sorted, list[i]);
     }
-    json_array_foreach(sorted, i, row)
-    {
+    json_array_foreach (sorted, i, row) {
         json_object_del(row, "place");
         json_object_del(row, "order");
         json_object_del(row, "later");
@@ -398,8 +388,7 @@ static void collect(struct why *why)
     if (strcmp(why->kind, "LeaderWorkerSet") == 0)
         json_object_set_new(why->known, groups, json_string(""));
     for (size_t r = 0; r < COUNT(resources); r++)
-        json_array_foreach(get_items(why->snapshot, resources[r]), i, item)
-        {
+        json_array_foreach (get_items(why->snapshot, resources[r]), i, item) {
             if (r == 0 && strcmp(why->kind, "JobSet") == 0 && is_owned(why, item))
                 add_job(why, "Job", item);
             else if (r == 1 && is_pod_of(why, item))

@@ -36,8 +36,7 @@ static void read_jobset(struct deploy_job *job)
     const json_t *replicated;
     size_t i;
 
-    json_array_foreach(get(job->object, "spec/replicatedJobs"), i, replicated)
-    {
+    json_array_foreach (get(job->object, "spec/replicatedJobs"), i, replicated) {
         const json_t *spec = get(replicated, "template/spec");
         long long replicas = get_number(replicated, "replicas", 1), pods = count_pods(spec);
 
@@ -70,8 +69,7 @@ const char *deploy_variable(const struct deploy_set *set, const char *name)
     const json_t *container, *variable;
     size_t i;
 
-    json_array_foreach(get_key(set->spec, "containers"), i, container)
-    {
+    json_array_foreach (get_key(set->spec, "containers"), i, container) {
         variable = get_named(get_key(container, "env"), name);
         if (variable)
             return get_text(variable, "value");
@@ -85,8 +83,7 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
     const json_t *document;
     size_t i;
 
-    json_array_foreach(documents, i, document)
-    {
+    json_array_foreach (documents, i, document) {
         const char *kind = get_text(document, "kind");
 
         if (strcmp(kind, "JobSet") != 0 && strcmp(kind, "LeaderWorkerSet") != 0 && strcmp(kind, "Job") != 0)

@@ -88,8 +88,7 @@ static void flatten_environment(json_t *flat, json_t *environment)
     json_t *value;
 
     set(flat, ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
-    json_object_foreach(environment, key, value)
-    {
+    json_object_foreach (environment, key, value) {
         char name[256], fact[300], text[TEXT_BYTES];
 
         text_clean(key, name, sizeof(name));
@@ -265,13 +264,11 @@ json_t *compare_nodes(const struct node *nodes, int n)
     if (flats)
         split_by_kind(nodes, flats, n, differences);
     for (int i = 0; flats && i < n; i++) {
-        json_object_foreach(flats[i], fact, value)
-        {
+        json_object_foreach (flats[i], fact, value) {
             set(facts, fact, "");
         }
     }
-    json_object_foreach(facts, fact, value)
-    {
+    json_object_foreach (facts, fact, value) {
         json_t *values = flats ? tally(fact, nodes, flats, n) : json_array();
 
         if (json_array_size(values) > 1)

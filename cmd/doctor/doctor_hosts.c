@@ -140,7 +140,7 @@ static json_t *find_document(const struct node *output, char *ret_why, size_t by
 
 static bool is_ours(const json_t *document)
 {
-    const char *command = json_string_value(json_object_get(document, "verb"));
+    const char *command = json_string_value(json_object_get(document, "subcommand"));
 
     return command && strcmp(command, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
 }

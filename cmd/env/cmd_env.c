@@ -112,8 +112,7 @@ static void add_findings(const json_t *findings, unsigned groups, json_t *faults
     json_t *row;
     size_t i;
 
-    json_array_foreach(findings, i, row)
-    {
+    json_array_foreach (findings, i, row) {
         const char *name = json_string_value(json_object_get(row, "name"));
         bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
         size_t advised = find_row(advice, name);

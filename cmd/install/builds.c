@@ -42,8 +42,7 @@ static void build_check(const struct check_context *context, const struct recipe
     size_t i, n_there = 0;
     json_t *value;
 
-    json_array_foreach(json_object_get(step->args, "provides"), i, value)
-    {
+    json_array_foreach (json_object_get(step->args, "provides"), i, value) {
         bool is_there = source_stat(context->source, "%s", json_string_value(value)).state == SOURCE_OK;
 
         n_there += is_there;
@@ -117,8 +116,7 @@ static void pip_check(const struct check_context *context, const struct recipe_s
     int n_missing = 0, n_there = 0;
     json_t *value;
 
-    json_object_foreach(json_object_get(step->args, "packages"), name, value)
-    {
+    json_object_foreach (json_object_get(step->args, "packages"), name, value) {
         char version[160];
 
         pip_version(context->source, target, name, version);
@@ -214,8 +212,7 @@ static void copyset_check(const struct check_context *context, const struct reci
     json_t *value;
     size_t i;
 
-    json_array_foreach(json_object_get(step->args, "files"), i, value)
-    {
+    json_array_foreach (json_object_get(step->args, "files"), i, value) {
         if (!compare_matches(context->source, json_string_value(value), arg_text(step, "to"), &comparison)) {
             state_set(ret_state, STEP_TODO, "%s, which is to be copied, does not exist", json_string_value(value));
             return;
@@ -255,8 +252,7 @@ static void command_check(const struct check_context *context, const struct reci
     json_t *value;
     size_t i;
 
-    json_array_foreach(json_object_get(step->args, "creates"), i, value)
-    {
+    json_array_foreach (json_object_get(step->args, "creates"), i, value) {
         if (source_stat(context->source, "%s", json_string_value(value)).state != SOURCE_OK) {
             state_set(ret_state, STEP_TODO, "%s is not there", json_string_value(value));
             return;

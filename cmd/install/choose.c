@@ -107,8 +107,7 @@ static int add_saved_settings(const struct install_cmd_options *options, const c
         out_hint("'epkit install apply %s' with these values by --set writes it again", name);
         return CMD_FAILED;
     }
-    json_object_foreach(chosen->saved, key, value)
-    {
+    json_object_foreach (chosen->saved, key, value) {
         if (chosen->n_settings == SETTINGS_MAX || !json_is_string(value))
             continue;
         chosen->settings[chosen->n_settings].name = key;

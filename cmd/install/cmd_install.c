@@ -237,7 +237,8 @@ static void print_uninstalled(const struct install *install, bool was_known)
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; its logs are in %s.", install->recipe->name, logs);
     else
         out_verdict(OUT_GOOD, "Recipe %s is uninstalled; it had changed nothing.", install->recipe->name);
-    json_array_foreach(install->left, i, text) out_line("  left     %s", json_string_value(text));
+    json_array_foreach (install->left, i, text)
+        out_line("  left     %s", json_string_value(text));
 }
 
 static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)

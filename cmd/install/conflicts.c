@@ -39,8 +39,7 @@ static const char *path_within(const struct recipe_step *step, const char *folde
     for (i = 0; i < 2; i++)
         if (is_within(arg_text(step, keys[i]), folder))
             return arg_text(step, keys[i]);
-    json_array_foreach(json_object_get(step->args, "owns"), i, value)
-    {
+    json_array_foreach (json_object_get(step->args, "owns"), i, value) {
         if (is_within(json_string_value(value), folder))
             return json_string_value(value);
     }
@@ -68,8 +67,7 @@ static ep_status check_owned(const struct recipe *recipe, const struct recipe_st
     json_t *value;
     size_t i;
 
-    json_array_foreach(json_object_get(owner->args, "owns"), i, value)
-    {
+    json_array_foreach (json_object_get(owner->args, "owns"), i, value) {
         const char *path = path_within(other, json_string_value(value), buffer);
 
         if (path)
@@ -86,8 +84,7 @@ static ep_status check_system(const struct recipe *recipe, const struct recipe_s
     json_t *value;
     size_t i;
 
-    json_array_foreach(json_object_get(step->args, "owns"), i, value)
-    {
+    json_array_foreach (json_object_get(step->args, "owns"), i, value) {
         snprintf(word, sizeof(word), " %s ", json_string_value(value));
         if (strstr(system_folders, word))
             return recipe_refuse(recipe, step->line,

@@ -41,8 +41,7 @@ void dpkg_check(const struct check_context *context, const json_t *packages, str
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)packages, name, value)
-    {
+    json_object_foreach ((json_t *)packages, name, value) {
         const char *pin = json_string_value(value);
         struct dpkg_package package = find_package(status, name);
 

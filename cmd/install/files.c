@@ -72,8 +72,7 @@ static ep_status modprobe_validate(const struct recipe *recipe, const struct rec
 
     if (*arg_text(step, "effect_file") && !json_object_get(step->args, "effect_any"))
         return recipe_refuse(recipe, step->line, "step '%s': 'effect_file' needs 'effect_any'", step->id);
-    json_object_foreach(json_object_get(step->args, "options"), key, value)
-    {
+    json_object_foreach (json_object_get(step->args, "options"), key, value) {
         if (strpbrk(json_string_value(value), "\"\\"))
             return recipe_refuse(recipe, step->line, "step '%s': option %s must not hold quotes or backslashes",
                                  step->id, key);
@@ -94,7 +93,7 @@ static char *modprobe_file(const struct recipe_step *step, char ret_path[FILE_PA
     if (!out)
         return NULL;
     fputs("# Written by epkit install.\n", out);
-    json_object_foreach(json_object_get(step->args, "options"), key, value)
+    json_object_foreach (json_object_get(step->args, "options"), key, value)
         fprintf(out, "options %s %s=\"%s\"\n", arg_text(step, "module"), key, json_string_value(value));
     fclose(out);
     return text;
@@ -105,7 +104,9 @@ static bool is_effective(const char *text, const json_t *any)
     json_t *value;
     size_t i;
 
-    json_array_foreach(any, i, value) if (strstr(text, json_string_value(value))) return true;
+    json_array_foreach (any, i, value)
+        if (strstr(text, json_string_value(value)))
+            return true;
     return false;
 }
 

@@ -93,14 +93,12 @@ static void set_arg(FILE *script, const char *key, const json_t *arg)
     fprintf(script, "arg_%s='", key);
     if (json_is_string(arg))
         quoted(script, json_string_value(arg));
-    json_array_foreach(arg, i, value)
-    {
+    json_array_foreach (arg, i, value) {
         fputs(between, script);
         quoted(script, json_string_value(value));
         between = "\n";
     }
-    json_object_foreach((json_t *)arg, name, value)
-    {
+    json_object_foreach ((json_t *)arg, name, value) {
         fputs(between, script);
         quoted(script, name);
         fputc('=', script);

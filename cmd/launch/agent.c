@@ -242,7 +242,7 @@ static void keep_lease(struct agent *agent)
 
     if (now_ns > agent->sent_ns + (uint64_t)AGENT_HEARTBEAT_MS * 1000000u) {
         agent->sent_ns = now_ns;
-        agent_event("beat", json_object());
+        agent_event("heartbeat", json_object());
         if (*agent->id)
             follow_send(FOLLOW_ALIVE, 0);
     }

@@ -15,7 +15,7 @@
  *   - "run": a spec (job.h); with "mpi": true mpirun starts the ranks; event "run", then "exit" for each rank.
  *   - "end": "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With "launch":
  *     of that launch, whose agent was lost. With "code": the launch is over, for processes that follow it (follow.h).
- *   - "beat": renews the lease.
+ *   - "heartbeat": renews the lease.
  */
 #ifndef EP_LAUNCH_AGENT_H
 #define EP_LAUNCH_AGENT_H

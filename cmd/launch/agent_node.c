@@ -179,8 +179,7 @@ ep_status agent_write_files(struct agent *agent, const json_t *files)
         agent_remove_files(agent);
         return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
     }
-    json_object_foreach((json_t *)files, name, text)
-    {
+    json_object_foreach ((json_t *)files, name, text) {
         number = write_file(agent->folder.path, name, json_string_value(text), json_string_length(text));
         if (number)
             return ep_fail_errno(EP_E_SYSTEM, number, "writing %s to %s", name, agent->folder.path);

@@ -116,7 +116,7 @@ static void keep_leases(struct launch *launch, uint64_t now_ns)
 
         if (node->state != NODE_READY)
             continue;
-        node_send(node, json_pack("{s:s}", "do", "beat"));
+        node_send(node, json_pack("{s:s}", "do", "heartbeat"));
         if (!launch->pool.is_paused && now_ns > node->heard_ns + AGENT_LEASE_S * UINT64_C(1000000000))
             remote_fail(node->remote, "connection", "no message from it for 30 s");
         else if (launch->pool.is_paused)

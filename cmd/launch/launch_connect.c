@@ -240,8 +240,7 @@ static void add_finding(json_t *findings, const struct node *node, const json_t 
     json_t *finding;
     size_t i;
 
-    json_array_foreach(findings, i, finding)
-    {
+    json_array_foreach (findings, i, finding) {
         if (strcmp(job_text(finding, "id", ""), id) == 0 && strcmp(job_text(finding, "text", ""), text) == 0) {
             json_array_append_new(json_object_get(finding, "nodes"), json_string(node->name));
             return;
@@ -294,8 +293,7 @@ static void add_diagnosis(struct launch *launch, const struct node *node)
         return;
     }
     save_document(launch, node, text);
-    json_array_foreach(json_object_get(document, "checks"), i, check)
-    {
+    json_array_foreach (json_object_get(document, "checks"), i, check) {
         if (strcmp(job_text(check, "outcome", ""), "found") == 0)
             add_finding(launch->findings, node, check);
     }
@@ -313,8 +311,7 @@ bool launch_check(struct launch *launch)
     launch_ask(launch, json_pack("{s:s, s:i}", "do", "doctor", "timeout_s", seconds), seconds + 5);
     for (int n = 0; n < launch->n; n++)
         add_diagnosis(launch, launch->order[n]);
-    json_array_foreach(launch->findings, i, finding)
-    {
+    json_array_foreach (launch->findings, i, finding) {
         size_t n = json_array_size(json_object_get(finding, "nodes"));
         const char *first = json_string_value(json_array_get(json_object_get(finding, "nodes"), 0));
 

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "common/file.h"
-#include "common/identifiers.h"
+#include "common/redact.h"
 
 #include <epkit/types.h>
 
@@ -28,8 +28,7 @@ static void remove_earlier(struct launch *launch)
 
     snprintf(path, sizeof(path), "%s/run.json", launch->folder);
     run = json_load_file(path, 0, NULL);
-    json_array_foreach(json_object_get(run, "hosts"), i, host)
-    {
+    json_array_foreach (json_object_get(run, "hosts"), i, host) {
         const char *name = job_text(host, "name", "");
 
         if (!*name || strchr(name, '/'))
@@ -80,8 +79,7 @@ static json_t *environment_document(const struct launch *launch)
     json_t *result = json_copy(json_object_get(launch->options->job.spec, "env")), *value;
     const char *name;
 
-    json_object_foreach(result, name, value)
-    {
+    json_object_foreach (result, name, value) {
         if (launch_is_secret(name, json_string_value(value)))
             json_object_set_new(result, name, json_string("(left out)"));
     }

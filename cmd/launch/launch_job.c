@@ -86,8 +86,7 @@ static ep_status source_scripts(const json_t *scripts, struct job_rank *rank)
     if (!argv)
         return ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
     memcpy(argv, TEXTS("bash", "-c", source_program, "bash"), 4 * sizeof(*argv));
-    json_array_foreach(scripts, i, script)
-    {
+    json_array_foreach (scripts, i, script) {
         argv[4 + i] = json_string_value(script);
     }
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
@@ -161,8 +160,7 @@ static void set_given(const json_t *spec)
 
     if (preload && *preload)
         set("LD_PRELOAD", preload);
-    json_object_foreach(json_object_get(spec, "env"), key, value)
-    {
+    json_object_foreach (json_object_get(spec, "env"), key, value) {
         set(key, json_string_value(value));
     }
     if (job_text(spec, "preload", NULL))
@@ -233,8 +231,7 @@ static ep_status find_dir(const json_t *spec, const char **ret_dir)
     size_t i;
 
     *ret_dir = NULL;
-    json_array_foreach(dirs, i, dir)
-    {
+    json_array_foreach (dirs, i, dir) {
         size_t used = strlen(searched);
 
         if (!needs || (snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), needs) < (int)sizeof(path) &&
@@ -275,8 +272,7 @@ void job_rank_execute(const void *context)
     int number;
     size_t i;
 
-    json_array_foreach(words, i, word)
-    {
+    json_array_foreach (words, i, word) {
         if (argv)
             argv[i] = (char *)json_string_value(word);
     }

@@ -314,8 +314,7 @@ static void name_switches(json_t *locations, const json_t *parents)
     const char *host;
     void *next;
 
-    json_object_foreach_safe(locations, next, host, value)
-    {
+    json_object_foreach_safe (locations, next, host, value) {
         char path[LOCATION_BYTES], longer[LOCATION_BYTES];
         const char *up = json_string_value(value);
 

@@ -101,8 +101,7 @@ static void print_advice(const json_t *rows)
         const json_t *row;
         size_t j;
 
-        json_array_foreach(rows, j, row)
-        {
+        json_array_foreach (rows, j, row) {
             const char *layer = json_string_value(json_object_get(row, "failed_at"));
 
             if (strcmp(layer ? layer : "", advice[i].layer) == 0) {
@@ -120,8 +119,7 @@ static void print_failures(const json_t *hosts)
     json_t *rows = json_array(), *host;
     size_t i;
 
-    json_array_foreach(hosts, i, host)
-    {
+    json_array_foreach (hosts, i, host) {
         if (json_is_string(json_object_get(host, "failed_at")))
             json_array_append(rows, host);
     }

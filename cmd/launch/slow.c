@@ -112,8 +112,7 @@ json_t *launch_find_slow(const struct cmd *cmd, const struct cmd_call *call, con
     size_t i;
 
     if (argv && hosts) {
-        json_array_foreach(words, i, word)
-        {
+        json_array_foreach (words, i, word) {
             argv[i] = json_string_value(word);
         }
         wanted.argv = argv;

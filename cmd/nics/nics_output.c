@@ -352,8 +352,7 @@ int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const
     if (print_devices(stream, nics, mode) != 0 || print_details(stream, nics, mode) != 0)
         return -1;
     notes = make_notes(nics);
-    json_array_foreach(notes, i, line)
-    {
+    json_array_foreach (notes, i, line) {
         fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
     }
     json_decref(notes);

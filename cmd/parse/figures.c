@@ -181,8 +181,7 @@ static bool read_document(struct reference *reference, const json_t *document, b
     size_t i;
 
     report->list = "hardware";
-    json_array_foreach(json_object_get(document, "hardware"), i, item)
-    {
+    json_array_foreach (json_object_get(document, "hardware"), i, item) {
         struct reference_hardware hardware;
 
         report->index = i;
@@ -192,8 +191,7 @@ static bool read_document(struct reference *reference, const json_t *document, b
             return refuse(report, "name", "could not be kept: out of memory");
     }
     report->list = "figures";
-    json_array_foreach(json_object_get(document, "figures"), i, item)
-    {
+    json_array_foreach (json_object_get(document, "figures"), i, item) {
         struct reference_figure figure;
 
         report->index = i;

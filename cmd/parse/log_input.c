@@ -207,10 +207,8 @@ static int print_measures(const json_t *runs)
     size_t i, j;
     int result = 0;
 
-    json_array_foreach(runs, i, run)
-    {
-        json_array_foreach(json_object_get(run, "measures"), j, measure)
-        {
+    json_array_foreach (runs, i, run) {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
             json_array_append_new(rows, number_row(run, measure));
         }
     }
@@ -226,22 +224,19 @@ static void print_run(const json_t *run)
     size_t i;
     const char *expected;
 
-    json_array_foreach(json_object_get(run, "problems"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "problems"), i, item) {
         out_line("  %s:%lld..%lld: %s", json_text(run, "source"),
                  (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
                  (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 1)),
                  json_string_value(item));
     }
-    json_array_foreach(json_object_get(run, "causes"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "causes"), i, item) {
         if (json_is_string(json_object_get(item, "id")))
             out_line("  probable cause: %s (epkit doctor, id %s)", json_text(item, "text"), json_text(item, "id"));
         else
             out_line("  probable cause: %s", json_text(item, "text"));
     }
-    json_array_foreach(json_object_get(run, "notes"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "notes"), i, item) {
         out_line("  note: %s", json_string_value(item));
     }
     item = json_array_get(json_object_get(run, "measures"), 0);
@@ -261,14 +256,12 @@ int verdict_print(const json_t *document)
     size_t i;
     int result = print_measures(runs);
 
-    json_array_foreach(runs, i, item)
-    {
+    json_array_foreach (runs, i, item) {
         if (json_array_size(runs) > 1)
             out_line("%s (%s)", json_text(item, "verdict"), json_text(item, "source"));
         print_run(item);
     }
-    json_array_foreach(json_object_get(document, "faults"), i, item)
-    {
+    json_array_foreach (json_object_get(document, "faults"), i, item) {
         const char *id = json_text(item, "id");
 
         out_line("%s%s%s%s: %s (%s:%lld, %lld times)",

@@ -55,8 +55,8 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
     *ret_text = '\0';
     if (strcmp(json_text(run, "dialect"), "nccl-tests") != 0)
         return ret_text;
-    json_array_foreach(json_object_get(measure, "points"), i, point) largest =
-        fmax(largest, json_number_value(json_array_get(point, 0)));
+    json_array_foreach (json_object_get(measure, "points"), i, point)
+        largest = fmax(largest, json_number_value(json_array_get(point, 0)));
     if (largest > 0 && largest < 1048576)
         snprintf(ret_text, bytes, "up to %.0f bytes", largest);
     else if (largest > 0 && largest < LARGE_BYTES)
@@ -78,10 +78,8 @@ json_t *report_figures(const json_t *document)
     size_t i, j;
     char name[300], numbered[320], size[40];
 
-    json_array_foreach(json_object_get(parsed ? parsed : document, "runs"), i, run)
-    {
-        json_array_foreach(json_object_get(run, "measures"), j, measure)
-        {
+    json_array_foreach (json_object_get(parsed ? parsed : document, "runs"), i, run) {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const char *device = strcmp(json_text(run, "dialect"), "perftest") == 0 ? json_text(run, "device") : "";
             const char *parts[] = {json_text(run, "title"),
                                    json_text(measure, "op"),
@@ -116,8 +114,7 @@ static double noise_of(const json_t *history, const char *figure)
     json_t *entry;
     size_t i;
 
-    json_array_foreach(history, i, entry)
-    {
+    json_array_foreach (history, i, entry) {
         const json_t *value = json_object_get(json_object_get(json_object_get(entry, "figures"), figure), "value");
 
         if (!json_is_number(value))
@@ -195,20 +192,17 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
     json_t *verdict, *row;
     size_t i;
 
-    json_object_foreach(before, name, value)
-    {
+    json_object_foreach (before, name, value) {
         double own = noise_of(history, name);
 
         json_array_append_new(
             rows, compare_row(name, value, json_object_get(after, name), own > 0 ? own : noise, &worse, &better));
     }
-    json_object_foreach(after, name, value)
-    {
+    json_object_foreach (after, name, value) {
         if (!json_object_get(before, name))
             json_array_append_new(rows, compare_row(name, NULL, value, noise, &worse, &better));
     }
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         const json_t *change = json_object_get(row, "change");
 
         compared += strncmp(json_text(row, "rating"), "only", 4) != 0;

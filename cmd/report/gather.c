@@ -27,8 +27,7 @@ static json_t *short_nics(const json_t *document)
     json_t *list = json_array(), *device;
     size_t i;
 
-    json_array_foreach(json_object_get(document, "devices"), i, device)
-    {
+    json_array_foreach (json_object_get(document, "devices"), i, device) {
         const json_t *moved = json_object_get(device, "moved");
 
         if (json_is_object(moved))
@@ -48,12 +47,10 @@ static json_t *balance_of(const char *host, const json_t *nics, int *ret_n_uneve
     size_t i, n = json_array_size(nics);
     int uneven = 0;
 
-    json_array_foreach(nics, i, nic)
-    {
+    json_array_foreach (nics, i, nic) {
         sum += nic_bytes(nic);
     }
-    json_array_foreach(nics, i, nic)
-    {
+    json_array_foreach (nics, i, nic) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
 
@@ -74,8 +71,7 @@ static json_t *gather_nics(const struct folder *folder)
     size_t i;
     char error[200];
 
-    json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
-    {
+    json_array_foreach (json_object_get(folder->run, "hosts"), i, host) {
         const json_t *nics = json_object_get(host, "nics");
 
         if (json_array_size(nics) > 0)
@@ -114,8 +110,7 @@ static json_t *gather_environment(const struct folder *folder)
     json_t *result = json_object(), *value;
     const char *name;
 
-    json_object_foreach(json_object_get(folder->run, "environment"), name, value)
-    {
+    json_object_foreach (json_object_get(folder->run, "environment"), name, value) {
         if (json_is_string(value))
             json_object_set(result, name, value);
     }
@@ -128,8 +123,7 @@ static json_t *gather_hosts(const struct folder *folder)
     json_t *list = json_array(), *host, *copy;
     size_t i, j;
 
-    json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
-    {
+    json_array_foreach (json_object_get(folder->run, "hosts"), i, host) {
         copy = json_object();
         for (j = 0; j < sizeof(texts) / sizeof(texts[0]); j++)
             json_object_set_new(copy, texts[j], text_or_null(host, texts[j]));
@@ -153,10 +147,8 @@ static void add_launch_findings(const struct folder *folder, json_t *list)
     json_t *finding, *node;
     size_t i, j;
 
-    json_array_foreach(json_object_get(folder->run, "findings"), i, finding)
-    {
-        json_array_foreach(json_object_get(finding, "nodes"), j, node)
-        {
+    json_array_foreach (json_object_get(folder->run, "findings"), i, finding) {
+        json_array_foreach (json_object_get(finding, "nodes"), j, node) {
             if (json_is_string(node))
                 add_finding(list, json_string_value(node), finding);
         }
@@ -175,8 +167,7 @@ static json_t *gather_findings(const struct folder *folder)
         if (folder->files[i].kind != FOLDER_DOCTOR)
             continue;
         document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
-        json_array_foreach(json_object_get(document, "checks"), j, finding)
-        {
+        json_array_foreach (json_object_get(document, "checks"), j, finding) {
             if (strcmp(json_text(finding, "outcome"), "found") == 0)
                 add_finding(list, folder->files[i].host, finding);
         }
@@ -256,8 +247,7 @@ static json_t *first_of_runs(const json_t *parsed, const char *key)
     json_t *run;
     size_t i;
 
-    json_array_foreach(json_object_get(parsed, "runs"), i, run)
-    {
+    json_array_foreach (json_object_get(parsed, "runs"), i, run) {
         json_t *value = json_object_get(run, key);
 
         if (value && !json_is_null(value))

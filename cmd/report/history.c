@@ -137,8 +137,7 @@ json_t *report_history_of(const json_t *history, const json_t *document)
     json_t *list = json_array(), *entry;
     size_t i;
 
-    json_array_foreach(history, i, entry)
-    {
+    json_array_foreach (history, i, entry) {
         size_t n = json_array_size(list);
 
         if (!is_same(entry, document, "job") || !is_same(entry, document, "hardware") ||

@@ -188,8 +188,7 @@ void page_table(FILE *stream, const struct page_column *columns, size_t n, const
         page_print(stream, "%s</th>", columns[c].title + is_number);
     }
     fputs("</tr></thead><tbody>\n", stream);
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         fputs("<tr>", stream);
         for (size_t c = 0; c < n; c++)
             print_cell(stream, &columns[c], value_at(row, columns[c].key));

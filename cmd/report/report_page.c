@@ -39,10 +39,8 @@ static json_t *rows_of(const json_t *document)
     json_t *rows = json_array(), *run, *measure;
     size_t i, j;
 
-    json_array_foreach(runs_of(document), i, run)
-    {
-        json_array_foreach(json_object_get(run, "measures"), j, measure)
-        {
+    json_array_foreach (runs_of(document), i, run) {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
             json_t *bus = json_object_get(measure, "busbw_gbps"), *row = json_copy(measure);
             json_t *percent = json_object_get(measure, "percent_of_peak"), *peak = json_object_get(percent, "rdma");
 
@@ -100,12 +98,10 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
     json_t *run, *measure;
     size_t i, j;
 
-    json_array_foreach(runs_of(document), i, run)
-    {
+    json_array_foreach (runs_of(document), i, run) {
         const char *name = json_text(run, "title");
 
-        json_array_foreach(json_object_get(run, "measures"), j, measure)
-        {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *wanted = json_object_get(measure, "expected");
             double expected = page_number(wanted, "value"), measured = page_number(measure, "ratio") * expected;
 
@@ -136,8 +132,7 @@ static bool plot_sweep(FILE *stream, const json_t *run)
     json_t *measure, *point;
     size_t i, j;
 
-    json_array_foreach(json_object_get(run, "measures"), i, measure)
-    {
+    json_array_foreach (json_object_get(run, "measures"), i, measure) {
         const json_t *points = json_object_get(measure, "points");
         struct svg_curve *curve;
 
@@ -145,8 +140,7 @@ static bool plot_sweep(FILE *stream, const json_t *run)
             continue;
         curve = svg_begin(&lines, "%.24s %.8s%s%.16s", json_text(measure, "op"), json_text(measure, "type"),
                           is_sized ? " " : "", is_sized ? json_text(measure, "config") : "");
-        json_array_foreach(points, j, point)
-        {
+        json_array_foreach (points, j, point) {
             const json_t *y = json_array_get(point, 1);
 
             svg_point(curve, json_number_value(json_array_get(point, 0)) + (is_sized ? 0 : 1),
@@ -169,8 +163,7 @@ static void print_plots(FILE *stream, const json_t *document)
     fputs("<section>\n", stream);
     for (i = 0; i < COUNT(units); i++)
         plot_expected(stream, document, units[i]);
-    json_array_foreach(runs_of(document), i, run)
-    {
+    json_array_foreach (runs_of(document), i, run) {
         /* The cases of V2 are not a sweep. */
         if (n < MAX_PLOTS && strcmp(json_text(run, "dialect"), "deepep-v2") != 0)
             n += plot_sweep(stream, run);
@@ -187,16 +180,13 @@ static void print_run(FILE *stream, const json_t *run)
 
     page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
     fputs("<ul>\n", stream);
-    json_array_foreach(json_object_get(run, "problems"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "problems"), i, item) {
         page_item(stream, "bad", "", "%s", json_string_value(item));
     }
-    json_array_foreach(json_object_get(run, "causes"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "causes"), i, item) {
         page_item(stream, "", json_text(item, "id"), "%s", json_text(item, "text"));
     }
-    json_array_foreach(json_object_get(run, "notes"), i, item)
-    {
+    json_array_foreach (json_object_get(run, "notes"), i, item) {
         page_item(stream, "soft", "", "%s", json_string_value(item));
     }
     fputs("</ul>\n", stream);
@@ -209,8 +199,7 @@ static void print_runs(FILE *stream, const json_t *document)
     size_t i;
 
     fputs("<section><h2>Runs</h2>\n", stream);
-    json_array_foreach(runs_of(document), i, item)
-    {
+    json_array_foreach (runs_of(document), i, item) {
         fputs("<ul>\n", stream);
         print_run(stream, item);
         fputs("</ul>\n", stream);
@@ -219,8 +208,7 @@ static void print_runs(FILE *stream, const json_t *document)
         fputs("<p>No run was recognised in the logs.</p>\n", stream);
     if (json_array_size(faults) > 0)
         fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
-    json_array_foreach(faults, i, item)
-    {
+    json_array_foreach (faults, i, item) {
         page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"), "%s",
                   json_text(item, "cause"));
         page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
@@ -239,8 +227,7 @@ static void plot_nics(FILE *stream, const json_t *host)
     json_t *nic;
     size_t i;
 
-    json_array_foreach(json_object_get(host, "nics"), i, nic)
-    {
+    json_array_foreach (json_object_get(host, "nics"), i, nic) {
         svg_add(&pairs, page_number(nic, "tx_bytes") / 1e9, page_number(nic, "rx_bytes") / 1e9, "%s",
                 json_text(nic, "device"));
     }
@@ -260,10 +247,8 @@ static void print_nics(FILE *stream, const json_t *document)
     if (json_array_size(hosts) == 0)
         return;
     fputs("<section><h2>NIC balance</h2>\n<ul>\n", stream);
-    json_array_foreach(hosts, i, host)
-    {
-        json_array_foreach(json_object_get(host, "nics"), j, nic)
-        {
+    json_array_foreach (hosts, i, host) {
+        json_array_foreach (json_object_get(host, "nics"), j, nic) {
             if (json_is_true(json_object_get(nic, "uneven")))
                 page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", json_text(host, "host"),
                           json_text(nic, "device"), 100 * page_number(nic, "share"));
@@ -274,8 +259,7 @@ static void print_nics(FILE *stream, const json_t *document)
         fprintf(stream, "<p>All NICs of %zu node%s took part.</p>\n", json_array_size(hosts),
                 json_array_size(hosts) == 1 ? "" : "s");
     for (int uneven = 1; uneven >= 0; uneven--) {
-        json_array_foreach(hosts, i, host)
-        {
+        json_array_foreach (hosts, i, host) {
             if (plots < MAX_HOST_PLOTS && (page_number(host, "uneven") > 0) == (uneven == 1)) {
                 plot_nics(stream, host);
                 plots++;
@@ -356,8 +340,7 @@ static void plot_history(FILE *stream, const json_t *document, const json_t *his
     const char *name;
     json_t *value;
 
-    json_object_foreach(json_object_get(document, "figures"), name, value)
-    {
+    json_object_foreach (json_object_get(document, "figures"), name, value) {
         struct svg_curve *curve;
 
         if (lines.n == SVG_MAX_SERIES || strcmp(json_text(value, "unit"), unit) != 0)
@@ -401,8 +384,7 @@ static void print_environment(FILE *stream, const json_t *document)
         return;
     fputs("<section><h2>Environment</h2>\n<details><summary>Environment variables of the ranks</summary>\n<pre>",
           stream);
-    json_object_foreach(environment, name, value)
-    {
+    json_object_foreach (environment, name, value) {
         page_print(stream, "%s=%s\n", name, json_string_value(value));
     }
     fputs("</pre></details></section>\n", stream);
@@ -416,8 +398,7 @@ static void print_files(FILE *stream, const json_t *document)
     if (json_array_size(json_object_get(document, "files")) == 0)
         return;
     fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
-    json_array_foreach(json_object_get(document, "files"), i, file)
-    {
+    json_array_foreach (json_object_get(document, "files"), i, file) {
         page_print(stream, "<li>%s <span class=\"soft\">%.0f bytes</span></li>\n", json_text(file, "path"),
                    page_number(file, "bytes"));
     }

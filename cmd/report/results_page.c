@@ -15,18 +15,15 @@ static void print_failures(FILE *stream, const json_t *suites)
     size_t i, j;
 
     fputs("<ul>\n", stream);
-    json_array_foreach(suites, i, suite)
-    {
+    json_array_foreach (suites, i, suite) {
         const char *matrix = json_text(suite, "matrix");
 
-        json_array_foreach(json_object_get(suite, "cases"), j, item)
-        {
+        json_array_foreach (json_object_get(suite, "cases"), j, item) {
             if (!json_is_true(json_object_get(item, "passed")))
                 page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, page_number(item, "index"),
                           json_text(item, "name"), json_text(item, "detail"));
         }
-        json_array_foreach(json_object_get(suite, "errors"), j, item)
-        {
+        json_array_foreach (json_object_get(suite, "errors"), j, item) {
             page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, json_text(item, "what"), json_text(item, "text"),
                       json_text(item, "hint"));
         }
@@ -48,15 +45,13 @@ static void print_suites(FILE *stream, const json_t *results)
     json_t *rows = json_array(), *suite, *row;
     size_t i;
 
-    json_array_foreach(suites, i, suite)
-    {
+    json_array_foreach (suites, i, suite) {
         row = json_copy(suite);
         json_object_set_new(row, "why",
                             json_sprintf("%.0f/%.0f", page_number(suite, "passed"), page_number(suite, "total")));
         json_array_append_new(rows, row);
     }
-    json_array_foreach(json_object_get(results, "not_run"), i, suite)
-    {
+    json_array_foreach (json_object_get(results, "not_run"), i, suite) {
         row = json_copy(suite);
         json_object_set_new(row, "result", json_string("not run"));
         json_array_append_new(rows, row);
@@ -80,10 +75,8 @@ static void print_cases(FILE *stream, const json_t *suites)
     json_t *rows = json_array(), *suite, *item;
     size_t i, j;
 
-    json_array_foreach(suites, i, suite)
-    {
-        json_array_foreach(json_object_get(suite, "cases"), j, item)
-        {
+    json_array_foreach (suites, i, suite) {
+        json_array_foreach (json_object_get(suite, "cases"), j, item) {
             json_t *row = json_copy(item);
 
             json_object_set(row, "matrix", json_object_get(suite, "matrix"));
@@ -119,8 +112,7 @@ static void plot_rates(FILE *stream, const json_t *rows)
     size_t i;
 
     snprintf(name, sizeof(name), "%s, same bytes", baseline.name);
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         if (has_rate(row) && page_number(row, "tokens") >= most)
             svg_add(&pairs, page_number(row, "logical_gbps"), page_number(json_object_get(row, baseline.key), "gbps"),
                     "%s %s", json_text(row, "op"), json_text(row, "type"));
@@ -142,8 +134,7 @@ static void plot_tokens(FILE *stream, const json_t *rows)
     for (size_t k = 0; k < 2; k++) {
         struct svg_curve *curve = svg_begin(&lines, "%s bf16", ops[k]);
 
-        json_array_foreach(rows, i, row)
-        {
+        json_array_foreach (rows, i, row) {
             if (has_rate(row) && strcmp(json_text(row, "op"), ops[k]) == 0 &&
                 strcmp(json_text(row, "type"), "bf16") == 0)
                 svg_point(curve, page_number(row, "tokens"),
@@ -225,8 +216,7 @@ static void print_machine(FILE *stream, const json_t *results)
                   "part", "System", "text", json_text(machine, "os"), "part", "Kernel", "text",
                   json_sprintf("%s, %s", json_text(machine, "kernel"), json_text(machine, "arch")), "part", "MPI",
                   "text", *mpi ? mpi : json_text(machine, "mpi_missing"));
-    json_array_foreach(gpus, i, gpu)
-    {
+    json_array_foreach (gpus, i, gpu) {
         json_array_append_new(rows, json_pack("{s:s, s:o}", "part", "GPU", "text",
                                               json_sprintf("%s at %s", json_text(gpu, "name"), json_text(gpu, "pci"))));
     }

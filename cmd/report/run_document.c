@@ -219,8 +219,7 @@ int report_two(const struct cmd *cmd, const struct report_options *options, cons
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         } else {
             out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", json_text(comparison, "verdict"));
-            json_array_foreach(json_object_get(comparison, "rows"), i, row)
-            {
+            json_array_foreach (json_object_get(comparison, "rows"), i, row) {
                 const json_t *change = json_object_get(row, "change");
 
                 if (json_is_number(change))

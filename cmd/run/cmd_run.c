@@ -124,8 +124,7 @@ static void append_suite(struct run *run, const struct ranks_spec *spec, const s
     json_t *case_row;
     size_t i;
 
-    json_array_foreach(result->cases, i, case_row)
-    {
+    json_array_foreach (result->cases, i, case_row) {
         json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
     }
     json_array_append_new(run->suites,
@@ -385,8 +384,7 @@ static void print_table(const struct run *run)
     size_t i;
     char text[128];
 
-    json_array_foreach(run->suites, i, item)
-    {
+    json_array_foreach (run->suites, i, item) {
         const json_t *parameters = json_object_get(item, "parameters");
         int nodes = (int)json_integer_value(json_object_get(parameters, "nodes"));
         char where[32] = "";
@@ -402,14 +400,12 @@ static void print_table(const struct run *run)
                                         json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
                                         "ranks", json_object_get(parameters, "ranks"), "result", text));
     }
-    json_array_foreach(run->not_run, i, item)
-    {
+    json_array_foreach (run->not_run, i, item) {
         json_array_append_new(rows,
                               json_pack("{s:O, s:n, s:o}", "what", json_object_get(item, "matrix"), "ranks", "result",
                                         json_sprintf("not run, %s", json_string_value(json_object_get(item, "why")))));
     }
-    json_array_foreach(json_object_get(run->bench, "rows"), i, item)
-    {
+    json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
         snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),

@@ -44,7 +44,7 @@ static const struct opt test_table[] = {
      .help = "which experts the tokens select: uniform, zipf, grouped, one, dropped, empty, or a text file with the "
              "top-k indices of each token in a line, as numpy.savetxt(FILE, indices, fmt=\"%d\") writes them; with one "
              "such table for each rank, a blank line is between them"},
-    {"sum-once", 0, NULL, OPT_FLAG, offsetof(struct test_options, no_partial_reduce),
+    {"no-partial-reduce", 0, NULL, OPT_FLAG, offsetof(struct test_options, no_partial_reduce),
      .help = "lowlatency: send each expert's row to the token's rank, which sums them (EP_LL_NO_PARTIAL_REDUCE)"},
     {"seed", 's', "N", OPT_INT, offsetof(struct test_options, seed), .min = 0, .max = SUITE_MAX_SEED,
      .help = "seed of all random choices; default: a random one, which is printed"},
@@ -121,7 +121,8 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
     if (wrong)
         return cmd_usage(cmd, "%s", wrong);
     if (request.no_partial_reduce && strcmp(request.matrix, "lowlatency") != 0)
-        return cmd_usage(cmd, "--sum-once is for lowlatency, and %s has no low-latency combine", request.matrix);
+        return cmd_usage(cmd, "--no-partial-reduce is for lowlatency, and %s has no low-latency combine",
+                         request.matrix);
     *ret_request = request;
     return CMD_FINE;
 }
@@ -167,8 +168,7 @@ static void add_result(const struct cmd *cmd, const struct cmd_call *call, const
     totals->sum.total += result->total;
     totals->sum.seconds += result->seconds;
     totals->sum.code = ranks_worse(totals->sum.code, result->code);
-    json_array_foreach(result->cases, i, row)
-    {
+    json_array_foreach (result->cases, i, row) {
         json_object_set_new(row, "seed", json_integer((json_int_t)request->seed));
         if (json_is_true(json_object_get(row, "passed")))
             continue;
@@ -227,8 +227,7 @@ static void render_text(const struct ranks_spec *spec, const struct suite_reques
     if (json_array_size(totals->commands) == 0)
         return;
     out_line("To repeat what failed:");
-    json_array_foreach(totals->commands, i, command)
-    {
+    json_array_foreach (totals->commands, i, command) {
         out_line("    %s", json_string_value(command));
     }
 }

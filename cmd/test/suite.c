@@ -222,7 +222,7 @@ static json_t *job_parameters(const struct suite_request *request)
                      (json_int_t)request->tokens, "hidden", (json_int_t)request->hidden, "topk",
                      (json_int_t)request->topk, "experts", (json_int_t)request->experts, "dtype", request->dtype,
                      "seed", (json_int_t)request->seed, "routing", request->routing, "only", (json_int_t)request->only,
-                     "sum_once", (int)request->no_partial_reduce);
+                     "no_partial_reduce", (int)request->no_partial_reduce);
 }
 
 void suite_run(const struct ranks_spec *spec, const struct suite_request *request, unsigned flags, int done, int all,

@@ -365,8 +365,7 @@ static int print_matrix(const struct topo_view *view)
 
     if (columns) {
         columns[0] = (struct out_column){.title = "", .key = "name"};
-        json_array_foreach(rows, i, row)
-        {
+        json_array_foreach (rows, i, row) {
             const char *name = json_string_value(json_object_get(row, "name"));
             json_t *line = json_copy(json_object_get(row, "paths"));
 
@@ -425,8 +424,7 @@ static int print_map_table(const struct topo_view *view)
     json_t *rows = topo_map_rows(view), *row;
     size_t i;
 
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         double rate = json_number_value(json_object_get(row, "rate_gbps"));
 
         json_object_set_new(row, "rate", rate > 0 ? json_sprintf("%g", rate) : json_null());
@@ -555,8 +553,7 @@ static int print_nics(const struct topo_view *view)
     int result;
     size_t i;
 
-    json_array_foreach(rows, i, row)
-    {
+    json_array_foreach (rows, i, row) {
         has_gid = has_gid || json_is_integer(json_object_get(row, "gid"));
     }
 

@@ -85,12 +85,10 @@ double triangulate_ratio(const json_t *document)
     json_t *run, *measure;
     size_t i, j;
 
-    json_array_foreach(json_object_get(document, "runs"), i, run)
-    {
+    json_array_foreach (json_object_get(document, "runs"), i, run) {
         if (strcmp(json_string_value(json_object_get(run, "result")), "failed") == 0)
             return 0;
-        json_array_foreach(json_object_get(run, "measures"), j, measure)
-        {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *ratio = json_object_get(measure, "ratio");
 
             if (json_is_number(ratio) && (isnan(worst) || json_number_value(ratio) < worst))
@@ -105,8 +103,7 @@ static bool has_measures(const json_t *document)
     json_t *run;
     size_t i;
 
-    json_array_foreach(json_object_get(document, "runs"), i, run)
-    {
+    json_array_foreach (json_object_get(document, "runs"), i, run) {
         if (json_array_size(json_object_get(run, "measures")) > 0)
             return true;
     }
@@ -297,8 +294,7 @@ static const char *why_none(const json_t *runs)
     json_t *run;
     size_t i;
 
-    json_array_foreach(runs, i, run)
-    {
+    json_array_foreach (runs, i, run) {
         if (json_is_number(json_object_get(run, "ratio")) || json_is_null(json_object_get(run, "failed")))
             return NULL;
         if (!why)

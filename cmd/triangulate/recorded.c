@@ -22,8 +22,7 @@ static void add_run(json_t *runs, const json_t *hosts, double ratio, const char 
     json_t *names = json_array(), *host;
     size_t i;
 
-    json_array_foreach(hosts, i, host)
-    {
+    json_array_foreach (hosts, i, host) {
         const char *name =
             json_is_object(host) ? json_string_value(json_object_get(host, "name")) : json_string_value(host);
 
@@ -48,12 +47,10 @@ static void find_weak_nics(const json_t *host, json_t *weak)
     double sum = 0;
     json_t *nic;
 
-    json_array_foreach(nics, i, nic)
-    {
+    json_array_foreach (nics, i, nic) {
         sum += nic_bytes(nic);
     }
-    json_array_foreach(nics, i, nic)
-    {
+    json_array_foreach (nics, i, nic) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0,
                share = others > 0 ? nic_bytes(nic) / others : 1;
 
@@ -96,8 +93,7 @@ static int add_folder(const struct cmd *cmd, const char *path, const struct refe
         if (isnan(ratio) && json_integer_value(json_object_get(folder->run, "exit_code")) != 0)
             ratio = 0;
         add_run(runs, json_object_get(folder->run, "hosts"), ratio, path);
-        json_array_foreach(json_object_get(folder->run, "hosts"), i, host)
-        {
+        json_array_foreach (json_object_get(folder->run, "hosts"), i, host) {
             find_weak_nics(host, weak);
         }
         json_decref(document);
@@ -133,8 +129,7 @@ static bool is_list_of_names(const json_t *hosts)
     const json_t *host;
     size_t i;
 
-    json_array_foreach(hosts, i, host)
-    {
+    json_array_foreach (hosts, i, host) {
         if (!json_is_string(host) || !*json_string_value(host))
             return false;
     }
@@ -174,8 +169,7 @@ static int add_file(const char *path, json_t *runs)
         json_decref(document);
         return CMD_USAGE;
     }
-    json_array_foreach(json_object_get(document, "runs"), i, run)
-    {
+    json_array_foreach (json_object_get(document, "runs"), i, run) {
         const json_t *ratio = json_object_get(run, "ratio");
 
         if (!is_list_of_names(json_object_get(run, "hosts")) ||
@@ -215,8 +209,7 @@ static bool any_has_ratio(const json_t *runs)
     json_t *run;
     size_t i;
 
-    json_array_foreach(runs, i, run)
-    {
+    json_array_foreach (runs, i, run) {
         if (json_is_number(json_object_get(run, "ratio")))
             return true;
     }
@@ -231,8 +224,7 @@ static bool groups_make(const json_t *runs, double cut, struct groups *ret_group
     bool has_ratio = any_has_ratio(runs);
     json_t *run, *host;
 
-    json_array_foreach(runs, i, run)
-    {
+    json_array_foreach (runs, i, run) {
         all += json_array_size(json_object_get(run, "hosts"));
     }
     *groups = (struct groups){.names = calloc(all + 1, sizeof(char *)),
@@ -241,8 +233,7 @@ static bool groups_make(const json_t *runs, double cut, struct groups *ret_group
                               .slow = calloc(n + 1, sizeof(bool))};
     if (!groups->names || !groups->groups || !groups->sizes || !groups->slow)
         return false;
-    json_array_foreach(runs, i, run)
-    {
+    json_array_foreach (runs, i, run) {
         const json_t *hosts = json_object_get(run, "hosts"), *ratio = json_object_get(run, "ratio");
 
         if ((!json_is_number(ratio) && !(has_ratio && json_object_get(run, PASSED))) || json_array_size(hosts) == 0)
@@ -250,8 +241,7 @@ static bool groups_make(const json_t *runs, double cut, struct groups *ret_group
         groups->groups[groups->n] = calloc(json_array_size(hosts), sizeof(int));
         if (!groups->groups[groups->n])
             return false;
-        json_array_foreach(hosts, j, host)
-        {
+        json_array_foreach (hosts, j, host) {
             groups->groups[groups->n][j] = number_of(groups, json_string_value(host));
         }
         groups->sizes[groups->n] = (int)json_array_size(hosts);
@@ -295,8 +285,7 @@ static void describe(const struct groups *groups, const int *suspects, int n, bo
         used += (size_t)snprintf(ret_text + used, bytes - used, "%s%.100s", k ? ", " : "", groups->names[suspects[k]]);
     used += (size_t)snprintf(ret_text + used, bytes - used, ", by %d run%s, %d of them slow.", groups->n,
                              groups->n == 1 ? "" : "s", n_slow);
-    json_array_foreach(weak, i, nic)
-    {
+    json_array_foreach (weak, i, nic) {
         const char *host = json_string_value(json_object_get(nic, "host"));
 
         for (int k = 0; host && k < n && used < bytes - 200; k++)
@@ -316,8 +305,7 @@ static int conclude(const struct triangulate_call *options, const struct groups 
     json_t *run;
     size_t at;
 
-    json_array_foreach(runs, at, run)
-    {
+    json_array_foreach (runs, at, run) {
         json_object_del(run, PASSED);
     }
     n = suspects ? triangulate_deduce(groups->n_names, groups->n, groups->groups, groups->sizes, groups->slow, suspects,

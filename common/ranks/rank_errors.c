@@ -25,8 +25,7 @@ void ranks_problem_add(json_t *problems, const json_t *event)
     json_t *problem;
     size_t i;
 
-    json_array_foreach(problems, i, problem)
-    {
+    json_array_foreach (problems, i, problem) {
         if (same_text(problem, event, "what") && same_text(problem, event, "text")) {
             json_array_append(json_object_get(problem, "ranks"), rank);
             return;
@@ -47,8 +46,7 @@ static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
     json_t *value;
     const char *divider = " ";
 
-    json_array_foreach(ranks, i, value)
-    {
+    json_array_foreach (ranks, i, value) {
         if (json_integer_value(value) >= 0 && json_integer_value(value) < EP_MAX_RANKS)
             named[json_integer_value(value)] = true;
     }
@@ -74,8 +72,7 @@ void ranks_problem_print(const json_t *problems)
     json_t *problem;
     size_t i;
 
-    json_array_foreach(problems, i, problem)
-    {
+    json_array_foreach (problems, i, problem) {
         const char *what = json_string_value(json_object_get(problem, "what"));
         char where[256];
 

@@ -29,8 +29,8 @@
  *
  * Host backend between nodes. The same bits as on one node, over any network of the communicator. Each ep_ll has its
  * own endpoint, with a connection to each rank of the other nodes over the network "tcp", and a thread that sends the
- * data that is left when a call returns, and polls 50 times per second. A combine, or the sending half of one, lasts until all ranks of other nodes
- * that are not masked have begun theirs, because it needs their weights.
+ * data that is left when a call returns, and polls 50 times per second. A combine, or the sending half of one, lasts
+ * until all ranks of other nodes that are not masked have begun theirs, because it needs their weights.
  *
  * CUDA backend. Up to 512 ranks, up to 32 on a node, and a topk of up to 32. At most one call with EP_LL_RECV_HOOK is
  * open at a time.

@@ -245,7 +245,7 @@ static enum ep_process_state check_pid(const struct ep_process *process)
     return EP_PROCESS_ALIVE;
 }
 
-enum ep_process_state ep_process_look(const struct ep_process *process)
+enum ep_process_state ep_process_probe(const struct ep_process *process)
 {
     struct pollfd ready = {.fd = process->pidfd, .events = POLLIN};
     int saved = errno;
@@ -268,14 +268,14 @@ enum ep_process_state ep_process_look(const struct ep_process *process)
     return state;
 }
 
-enum ep_process_state ep_process_look_once(const struct ep_process_id *id)
+enum ep_process_state ep_process_probe_once(const struct ep_process_id *id)
 {
     struct ep_process process;
     enum ep_process_state state;
 
     if (ep_process_open(id, &process) != EP_OK)
         find_visible(id, &process);
-    state = ep_process_look(&process);
+    state = ep_process_probe(&process);
     ep_process_close(&process);
     return state;
 }

@@ -67,10 +67,10 @@ EP_PRIVATE_API ep_status ep_process_open(const struct ep_process_id *id, struct 
 EP_PRIVATE_API void ep_process_close(struct ep_process *process);
 
 /* Never blocks; async-signal-safe. EP_PROCESS_DEAD is certain. */
-EP_PRIVATE_API enum ep_process_state ep_process_look(const struct ep_process *process);
+EP_PRIVATE_API enum ep_process_state ep_process_probe(const struct ep_process *process);
 
 /* One check of a process that is not opened; EP_PROCESS_UNKNOWN if it is on another host. */
-enum ep_process_state ep_process_look_once(const struct ep_process_id *id);
+enum ep_process_state ep_process_probe_once(const struct ep_process_id *id);
 
 /* Does /proc show the PID namespace of this process? Only then is /proc/PID the process with that PID here. */
 bool ep_process_proc_is_ours(void);

@@ -73,7 +73,7 @@ EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm
 
 /*
  * Maps a segment of a peer. `owner` NULL: a process of this PID namespace. A failure does not tell whether the owner is
- * alive; use ep_process_look().
+ * alive; use ep_process_probe().
  *
  *   EP_E_STATE                the owner has released the segment
  *   EP_E_UNSUPPORTED          this machine's settings forbid both ways; the text names them

@@ -203,7 +203,7 @@ static ep_status check_rank(const struct slot *slot)
         return EP_E_PEER_DEAD;
     if (atomic_load_explicit(&slot->returned, memory_order_acquire))
         return EP_E_PEER_LEFT;
-    return known && ep_process_look_once(&slot->process) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
+    return known && ep_process_probe_once(&slot->process) == EP_PROCESS_DEAD ? EP_E_PEER_DEAD : EP_OK;
 }
 
 /* Checks some of the missing ranks, to detect a death before the deadline. */

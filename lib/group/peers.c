@@ -48,7 +48,7 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
 
     if (!peer->control && group->remote)
         return atomic_load(&group->remote[rank].lost) && !ep_group_has_left(group, rank);
-    return !peer->same_process && ep_process_look(&peer->process) == EP_PROCESS_DEAD;
+    return !peer->same_process && ep_process_probe(&peer->process) == EP_PROCESS_DEAD;
 }
 
 bool ep_group_has_left(const struct ep_group *group, int rank)
@@ -79,7 +79,7 @@ const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
 
-    if (peer->same_process || !peer->control || ep_process_look(&peer->process) != EP_PROCESS_UNKNOWN)
+    if (peer->same_process || !peer->control || ep_process_probe(&peer->process) != EP_PROCESS_UNKNOWN)
         return "";
     return "; its state cannot be read here (no pidfd, and /proc does not show it)";
 }

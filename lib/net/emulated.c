@@ -126,8 +126,8 @@ struct emulated {
     uint32_t large_puts;   /* applied, of EP_NET_FLIP_BYTES or more; pieces count */
 };
 
-struct introduction {
-    struct ep_net_introduction common;
+struct hello {
+    struct ep_net_hello common;
     uint64_t capacity;
     struct ep_shm_name name;
 };
@@ -523,12 +523,11 @@ static ep_status prepare(struct emulated *e)
     return EP_OK;
 }
 
-static ep_status attach_peer(struct emulated *e, const struct ep_net_params *params, int slot,
-                             const struct introduction *all)
+static ep_status attach_peer(struct emulated *e, const struct ep_net_params *params, int slot, const struct hello *all)
 {
     int channels = e->net.channels, peer = ep_net_peer(e->net.node, slot);
     int rank = ep_net_rail(&e->net, peer);
-    const struct introduction *theirs = &all[rank];
+    const struct hello *theirs = &all[rank];
     size_t stride = wire_stride(theirs->capacity);
     size_t first = (size_t)ep_net_peer_index(peer, e->net.node) * (size_t)channels;
 
@@ -549,20 +548,20 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
 }
 
 /* Two exchanges: after the second one all peers have mapped the segments, and a rank may free its own. */
-static ep_status introduce(struct emulated *e, const struct ep_net_params *params, ep_status status)
+static ep_status exchange_hello(struct emulated *e, const struct ep_net_params *params, ep_status status)
 {
     const char *name = e->net.ops->name;
-    struct introduction mine = {.capacity = e->capacity}, *all = calloc((size_t)params->nranks, sizeof(*all));
+    struct hello mine = {.capacity = e->capacity}, *all = calloc((size_t)params->nranks, sizeof(*all));
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "network emulated: no memory for %d ranks", params->nranks);
     if (status == EP_OK)
         status = ep_shm_get_name(&e->shm, &mine.name);
-    status = ep_net_introduce(name, params, status, &mine, sizeof(mine), all);
+    status = ep_net_exchange_hello(name, params, status, &mine, sizeof(mine), all);
     if (status == EP_OK) {
         for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
             status = attach_peer(e, params, slot, all);
-        status = ep_net_introduce(name, params, status, &mine, sizeof(mine), all);
+        status = ep_net_exchange_hello(name, params, status, &mine, sizeof(mine), all);
     }
     free(all);
     return status;
@@ -590,7 +589,7 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
     e->stall_end_ns =
         params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
-    return ep_net_opened(introduce(e, params, prepare(e)), ret_net);
+    return ep_net_opened(exchange_hello(e, params, prepare(e)), ret_net);
 }
 
 const struct ep_net_provider ep_net_emulated = {.abi = EP_NET_ABI, .name = "emulated", .open = emulated_open};

@@ -59,10 +59,10 @@ ep_status ep_net_opened(ep_status status, struct ep_net **ret_net)
     return ep_fail(status, "%s", text);
 }
 
-/* --- introductions --- */
+/* --- hellos --- */
 
-static ep_status compare(const char *name, int rank, const struct ep_net_introduction *mine, int their_rank,
-                         const struct ep_net_introduction *theirs)
+static ep_status compare(const char *name, int rank, const struct ep_net_hello *mine, int their_rank,
+                         const struct ep_net_hello *theirs)
 {
     const struct {
         const char *name;
@@ -94,11 +94,11 @@ static ep_status compare(const char *name, int rank, const struct ep_net_introdu
 }
 
 /* The ranks that reached a deadline, or all others. */
-static ep_status compare_ranks(const char *name, const struct ep_net_params *params,
-                               const struct ep_net_introduction *own, bool late, const void *all, size_t bytes)
+static ep_status compare_ranks(const char *name, const struct ep_net_params *params, const struct ep_net_hello *own,
+                               bool late, const void *all, size_t bytes)
 {
     for (int rank = 0; rank < params->nranks; rank++) {
-        struct ep_net_introduction theirs;
+        struct ep_net_hello theirs;
 
         memcpy(&theirs, (const char *)all + (size_t)rank * bytes, sizeof(theirs));
         if ((theirs.status == EP_E_TIMEOUT) == late)
@@ -107,21 +107,21 @@ static ep_status compare_ranks(const char *name, const struct ep_net_params *par
     return EP_OK;
 }
 
-ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
-                           size_t bytes, void *ret_all)
+ep_status ep_net_exchange_hello(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                                size_t bytes, void *ret_all)
 {
-    struct ep_net_introduction *own = mine;
+    struct ep_net_hello *own = mine;
     const ep_boot *boot = params->boot;
     char text[EP_ERROR_TEXT_BYTES];
     ep_status gathered;
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    *own = (struct ep_net_introduction){.status = (uint64_t)status,
-                                        .abi = EP_NET_ABI,
-                                        .ranks_per_node = (uint64_t)params->ranks_per_node,
-                                        .channels = (uint64_t)params->channels,
-                                        .region_bytes = params->region_bytes,
-                                        .n_signals = params->n_signals};
+    *own = (struct ep_net_hello){.status = (uint64_t)status,
+                                 .abi = EP_NET_ABI,
+                                 .ranks_per_node = (uint64_t)params->ranks_per_node,
+                                 .channels = (uint64_t)params->channels,
+                                 .region_bytes = params->region_bytes,
+                                 .n_signals = params->n_signals};
     if (status != EP_OK)
         snprintf(own->reason, sizeof(own->reason), "%.*s", (int)sizeof(own->reason) - 1, text);
     memset(ret_all, 0, (size_t)params->nranks * bytes);

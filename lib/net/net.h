@@ -173,20 +173,20 @@ extern const struct ep_net_provider ep_net_tcp;   /* tcp.h */
 extern const struct ep_net_provider ep_net_verbs; /* verbs_net.h */
 
 /* What the ranks exchange when an endpoint is opened; an engine's own data follows it. */
-struct ep_net_introduction {
+struct ep_net_hello {
     uint64_t status, abi, ranks_per_node, channels, region_bytes, n_signals;
     char reason[256]; /* of the status */
 };
 
 /*
- * For engines: an all-gather of introductions of `bytes` each, which begin with struct ep_net_introduction; this
+ * For engines: an all-gather of hellos of `bytes` each, which begin with struct ep_net_hello; this
  * function fills it in. Every rank takes part, whatever its own `status`, so that no rank waits for one that has
  * failed. EP_OK: all ranks had EP_OK and the same parameters. Otherwise the caller's own status, or that of the lowest
  * rank that failed, with its reason. EP_E_TIMEOUT counts last: it may be the consequence of any other. Entries of
  * `ret_all` [R] that were not received are zero.
  */
-ep_status ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
-                           size_t bytes, void *ret_all);
+ep_status ep_net_exchange_hello(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
+                                size_t bytes, void *ret_all);
 
 /*
  * For engines: a zeroed endpoint of `bytes`, whose initial state is that of the parameters; without region and signals.

@@ -23,8 +23,8 @@
 /* File descriptors in addition to the connections: the listener, its copy for a shrink, and a rejected connection. */
 #define DESCRIPTORS 3
 
-struct introduction {
-    struct ep_net_introduction common;
+struct hello {
+    struct ep_net_hello common;
     unsigned char random[32];
     char host[40];
     int32_t n_addresses, unused;
@@ -48,7 +48,7 @@ struct mesh {
     struct tcp_net *t;
     struct ep_net_tcp_rendezvous *rendezvous; /* of t */
     int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
-    struct introduction *all;                 /* [R] */
+    struct hello *all;                        /* [R] */
     struct tcp_acceptor acceptor;
     int accept_error; /* errno of the last connection that could not be accepted, 0: none */
     uint64_t deadline_ns;
@@ -92,7 +92,7 @@ static void set_conn(struct mesh *mesh, int slot, int fd, const struct tcp_addre
 
 /* --- addresses --- */
 
-static void add_address(struct introduction *mine, const struct tcp_address *address, uint16_t port)
+static void add_address(struct hello *mine, const struct tcp_address *address, uint16_t port)
 {
     struct tcp_address full = *address;
 
@@ -106,7 +106,7 @@ static void add_address(struct introduction *mine, const struct tcp_address *add
 }
 
 /* The address of the bootstrap is first, because it is known to work; loopback is last, for ranks of this host. */
-static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
+static ep_status find_addresses(struct mesh *mesh, struct hello *mine)
 {
     const char *wanted = *mesh->context->interface ? mesh->context->interface : NULL;
     const struct tcp_address *local = &mesh->context->local;
@@ -132,11 +132,11 @@ static ep_status find_addresses(struct mesh *mesh, struct introduction *mine)
     return EP_OK;
 }
 
-/* --- introductions --- */
+/* --- hellos --- */
 
-static ep_status agree(struct mesh *mesh, struct introduction *mine, ep_status status)
+static ep_status agree(struct mesh *mesh, struct hello *mine, ep_status status)
 {
-    EP_TRY(ep_net_introduce(ep_net_tcp.name, mesh->params, status, mine, sizeof(*mine), mesh->all));
+    EP_TRY(ep_net_exchange_hello(ep_net_tcp.name, mesh->params, status, mine, sizeof(*mine), mesh->all));
     for (int rank = 0; rank < mesh->params->nranks; rank++)
         if (mesh->all[rank].n_addresses < 0 || mesh->all[rank].n_addresses > TCP_ADDRESSES)
             return ep_fail(EP_E_MISMATCH, "network tcp: what rank %d has published is damaged: %d addresses", rank,
@@ -205,10 +205,9 @@ static void add_conn(void *context, const struct tcp_handshake *hs, int fd)
 }
 
 /* Loopback is usable only between ranks of one host. */
-static bool is_usable_address(const struct mesh *mesh, const struct introduction *theirs,
-                              const struct tcp_address *address)
+static bool is_usable_address(const struct mesh *mesh, const struct hello *theirs, const struct tcp_address *address)
 {
-    const struct introduction *mine = &mesh->all[mesh->params->rank];
+    const struct hello *mine = &mesh->all[mesh->params->rank];
 
     return !tcp_address_is_loopback(address) ||
            (mine->host[0] && memcmp(mine->host, theirs->host, sizeof(mine->host)) == 0);
@@ -216,7 +215,7 @@ static bool is_usable_address(const struct mesh *mesh, const struct introduction
 
 static void start_connector(struct mesh *mesh, struct connector *connector)
 {
-    const struct introduction *theirs = &mesh->all[connector->rank];
+    const struct hello *theirs = &mesh->all[connector->rank];
     uint64_t now = ep_now_ns(), share;
     const struct tcp_hello hello = {.kind = is_link(mesh, connector->slot) ? TCP_LINK : TCP_STREAM,
                                     .rank = mesh->params->rank,
@@ -364,7 +363,7 @@ static void plan_connectors(struct mesh *mesh)
                 (struct connector){.slot = slot, .rank = rank_of_slot(mesh, slot), .hs.fd = -1};
 }
 
-static ep_status prepare(struct mesh *mesh, struct introduction *mine)
+static ep_status prepare(struct mesh *mesh, struct hello *mine)
 {
     size_t n = (size_t)mesh->n_slots;
 
@@ -410,7 +409,7 @@ ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *para
                         .n_slots = (t->net.nnodes - 1) * per_peer,
                         .per_peer = per_peer,
                         .acceptor.fd = -1};
-    struct introduction self;
+    struct hello self;
     struct ep_process_id process;
     ep_status status = mine;
 

@@ -20,8 +20,8 @@
 #define HOP_LIMIT 64
 
 /* Published by each rank. */
-struct introduction {
-    struct ep_net_introduction common;
+struct hello {
+    struct ep_net_hello common;
     uint64_t region, payload;
     uint32_t key, payload_key;
     uint32_t mtu;
@@ -38,14 +38,14 @@ struct opening {
     struct verbs_net *v;
     const struct ep_net_params *params;
     const struct ep_net_tcp_context *context; /* of the bootstrap, or NULL */
-    size_t bytes;                             /* of an introduction with its addresses */
-    struct introduction *mine;
+    size_t bytes;                             /* of an hello with its addresses */
+    struct hello *mine;
     unsigned char *all; /* [R] */
 };
 
-static struct introduction *introduction_of(const struct opening *o, int rank)
+static struct hello *hello_of(const struct opening *o, int rank)
 {
-    return (struct introduction *)(o->all + (size_t)rank * o->bytes);
+    return (struct hello *)(o->all + (size_t)rank * o->bytes);
 }
 
 /* --- local setup --- */
@@ -104,7 +104,7 @@ static ep_status make_conn(struct verbs_net *v, struct verbs_conn *conn)
 static ep_status prepare(struct opening *o)
 {
     struct verbs_net *v = o->v;
-    struct introduction *mine = o->mine;
+    struct hello *mine = o->mine;
     int ranks_per_node = o->params->block_ranks ? o->params->block_ranks : v->net.ranks_per_node;
 
     EP_TRY(verbs_device_open(v->net.rank % ranks_per_node, o->params->gpu, &v->device));
@@ -142,10 +142,10 @@ static ep_status prepare(struct opening *o)
 
 static ep_status agree(struct opening *o, ep_status status)
 {
-    return ep_net_introduce(ep_net_verbs.name, o->params, status, o->mine, o->bytes, o->all);
+    return ep_net_exchange_hello(ep_net_verbs.name, o->params, status, o->mine, o->bytes, o->all);
 }
 
-static struct ibv_ah_attr make_path(const struct verbs_device *device, const struct introduction *theirs)
+static struct ibv_ah_attr make_path(const struct verbs_device *device, const struct hello *theirs)
 {
     struct ibv_ah_attr path = {
         .dlid = theirs->lid,
@@ -166,7 +166,7 @@ static ep_status connect_conn(struct opening *o, struct verbs_conn *conn, int pe
     struct verbs_net *v = o->v;
     const struct verbs_library *library = v->device.library;
     int rank = ep_net_rail(&v->net, peer), error;
-    struct introduction *theirs = introduction_of(o, rank);
+    struct hello *theirs = hello_of(o, rank);
     int far = ep_net_peer_index(peer, v->net.node) * v->net.channels + channel;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR,
                                      .path_mtu = theirs->mtu < v->device.mtu ? theirs->mtu : v->device.mtu,
@@ -227,7 +227,7 @@ static ep_status exchange_hello(struct opening *o)
     return ep_fail(EP_E_SYSTEM,
                    "network verbs: rank %d with %s and rank %d with %.*s cannot reach each other: %s: check that the "
                    "network connects these ports, or name others in EPKIT_VERBS_DEVICE",
-                   v->net.rank, v->device.name, rank, (int)VERBS_NAME_BYTES, introduction_of(o, rank)->device,
+                   v->net.rank, v->device.name, rank, (int)VERBS_NAME_BYTES, hello_of(o, rank)->device,
                    unverified->failed_ns ? v->device.library->wc_status_str(unverified->why)
                                          : "no message arrived before the deadline");
 }
@@ -238,7 +238,7 @@ static ep_status exchange_hello(struct opening *o)
 static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *params,
                                const struct ep_net_tcp_context *context)
 {
-    struct opening o = {.v = v, .params = params, .context = context, .bytes = sizeof(struct introduction)};
+    struct opening o = {.v = v, .params = params, .context = context, .bytes = sizeof(struct hello)};
     ep_status status;
 
     /* The same size on all ranks, even if they disagree about the channels. */

@@ -174,7 +174,9 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
     if (json_object_get(document, "epkit_snapshot"))
         status = read_snapshot(file, inventory);
     else
-        json_object_foreach(document, key, value) if (status == EP_OK) status = read_key(file, key, value, inventory);
+        json_object_foreach (document, key, value)
+            if (status == EP_OK)
+                status = read_key(file, key, value, inventory);
     json_decref(document);
     if (status != EP_OK) {
         free(inventory);

@@ -205,8 +205,7 @@ static void add_errors(struct source *source, const char *word, const json_t *va
     const json_t *fact;
     size_t i;
 
-    json_array_foreach(json_object_get(value, "errors"), i, fact)
-    {
+    json_array_foreach (json_object_get(value, "errors"), i, fact) {
         const char *time = json_text(fact, "time");
 
         /* A file covers earlier starts too. RFC 3339 times up to the seconds compare as text; other formats do not. */

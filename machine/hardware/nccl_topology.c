@@ -99,8 +99,7 @@ void nccl_topology_read(struct topo *topo)
     topo->topology_file = "";
     file = file && *file ? file : DEFAULT_FILE;
     devices = source_fact(topo->source, "nccl-switches", read_switches, "%s", file).value;
-    json_array_foreach(devices, i, device)
-    {
+    json_array_foreach (devices, i, device) {
         const char *address = json_string_value(json_array_get(device, 0));
         json_int_t number = json_integer_value(json_array_get(device, 1));
         int pci = address ? topo_find_pci(topo, address) : -1;

@@ -90,8 +90,7 @@ void software_read_gib(struct source *source, struct software_nccl *nccl)
 
     nccl->script = "";
     nccl->n_settings = 0;
-    json_object_foreach((json_t *)(*nccl->gib ? script.value : NULL), name, value)
-    {
+    json_object_foreach ((json_t *)(*nccl->gib ? script.value : NULL), name, value) {
         const char *text = json_string_value(value);
 
         /* A snapshot may come from an untrusted source, and what is set here becomes lines of a shell script. */

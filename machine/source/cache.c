@@ -211,10 +211,12 @@ static size_t entry_weight(const json_t *value)
     case JSON_STRING:
         return bytes + json_string_length(value);
     case JSON_ARRAY:
-        json_array_foreach(value, i, item) bytes += entry_weight(item);
+        json_array_foreach (value, i, item)
+            bytes += entry_weight(item);
         return bytes;
     case JSON_OBJECT:
-        json_object_foreach((json_t *)value, key, item) bytes += strlen(key) + entry_weight(item);
+        json_object_foreach ((json_t *)value, key, item)
+            bytes += strlen(key) + entry_weight(item);
         return bytes;
     default:
         return bytes;

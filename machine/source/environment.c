@@ -37,8 +37,7 @@ static void environment_fill(struct source *source, const json_t *values)
         all->state = cache_state(source->full, &all->why);
         return;
     }
-    json_object_foreach((json_t *)values, name, value)
-    {
+    json_object_foreach ((json_t *)values, name, value) {
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
     }

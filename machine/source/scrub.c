@@ -262,8 +262,7 @@ static json_t *scrub_object(struct scrub *scrub, const struct row *row, const js
     json_t *copy = json_object(), *item, *kept;
     const char *key;
 
-    json_object_foreach((json_t *)object, key, item)
-    {
+    json_object_foreach ((json_t *)object, key, item) {
         if (strstr(key, "serial") || strcmp(key, "hostname") == 0)
             continue;
         if (row && row->rule == scrub_variable && json_is_string(item))
@@ -294,8 +293,9 @@ static json_t *scrub_value(struct scrub *scrub, const struct row *row, const jso
     if (json_is_string(value))
         return apply_row(scrub, row, value);
     copy = json_array();
-    json_array_foreach(value, i, item) if (json_array_append_new(copy, scrub_value(scrub, row, item)) < 0)
-        scrub->failed = true;
+    json_array_foreach (value, i, item)
+        if (json_array_append_new(copy, scrub_value(scrub, row, item)) < 0)
+            scrub->failed = true;
     return copy;
 }
 
@@ -309,8 +309,7 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     json_t *copy = json_array(), *name;
     size_t i;
 
-    json_array_foreach(names, i, name)
-    {
+    json_array_foreach (names, i, name) {
         if ((all || scrub_is_common(scrub, folder, json_string_value(name))) &&
             json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
             scrub->failed = true;
@@ -377,8 +376,7 @@ static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_
     json_t *copy = json_object(), *entry;
     const char *key;
 
-    json_object_foreach((json_t *)entries, key, entry)
-    {
+    json_object_foreach ((json_t *)entries, key, entry) {
         json_t *kept = scrub_entry(scrub, kind, key, entry);
         json_t *name = kept ? scrub_key(scrub, kind, key) : NULL;
 
@@ -398,8 +396,10 @@ static void learn_value(struct scrub *scrub, const json_t *value)
     json_t *item;
     size_t i;
 
-    json_array_foreach(value, i, item) learn_value(scrub, item);
-    json_object_foreach((json_t *)value, key, item) learn_value(scrub, item);
+    json_array_foreach (value, i, item)
+        learn_value(scrub, item);
+    json_object_foreach ((json_t *)value, key, item)
+        learn_value(scrub, item);
     if (json_is_string(value))
         scrub_learn_uuids(scrub, json_string_value(value), json_string_length(value));
 }
@@ -431,8 +431,7 @@ static void learn_folder(struct scrub *scrub, const char *folder, const json_t *
     json_t *name;
     size_t i;
 
-    json_array_foreach(names, i, name)
-    {
+    json_array_foreach (names, i, name) {
         if (!json_is_string(name))
             continue;
         if ((strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
@@ -451,10 +450,10 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
 
     for (int kind = 0; kind < CACHE_KINDS; kind++)
         learn_value(scrub, cached[kind]);
-    json_object_foreach(cached[CACHE_FOLDERS], name, value) learn_folder(scrub, name, value);
+    json_object_foreach (cached[CACHE_FOLDERS], name, value)
+        learn_folder(scrub, name, value);
     scrub_learn_confs(scrub, cached);
-    json_object_foreach(json_object_get(fact, "value"), name, value)
-    {
+    json_object_foreach (json_object_get(fact, "value"), name, value) {
         if (json_is_string(value))
             learn_variable(scrub, name, json_string_value(value));
     }

@@ -5,7 +5,7 @@
  * It works by allow-lists. A row of the table in scrub.c says for each kind of entry and each path which format its
  * values have; contents without a row are left out, and a machine read from the snapshot then gives
  * SOURCE_NOT_RECORDED. What does not have the format is left out or replaced. The names of folders stay if they are
- * those of common software. In texts that have no format, and in all that stays, common/identifiers.h finds addresses,
+ * those of common software. In texts that have no format, and in all that stays, common/redact.h finds addresses,
  * GUIDs, UUIDs and secrets.
  *
  * Replacements are consistent within a snapshot: equal values stay equal, different ones different, and an address of

@@ -252,16 +252,15 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
     size_t n = 0, i;
 
     for (int kind = CACHE_FILES; kind <= CACHE_STATS; kind++)
-        json_object_foreach(cached[kind], key, value)
-        {
+        json_object_foreach (cached[kind], key, value) {
             collect_conf(all, text_base(key));
             if (kind == CACHE_FOLDERS && json_is_array(value))
-                json_array_foreach(value, i, item) collect_conf(all, json_string_value(item));
+                json_array_foreach (value, i, item)
+                    collect_conf(all, json_string_value(item));
         }
     names = calloc(json_object_size(all) + 1, sizeof(*names));
     scrub->failed = scrub->failed || !names || !all;
-    json_object_foreach(all, key, value)
-    {
+    json_object_foreach (all, key, value) {
         if (names)
             names[n++] = key;
     }

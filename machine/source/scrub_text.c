@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_text.c - replaces identifiers, paths, names of users and hosts, and words in a text. */
-#include "common/identifiers.h"
+#include "common/redact.h"
 #include "common/text.h"
 #include "scrub.h"
 
@@ -163,8 +163,7 @@ static void write_uuid(struct scan *scan, const char *text, size_t n)
     json_t *value;
     int n_found = 0, number;
 
-    json_object_foreach(scan->scrub->maps[SCRUB_UUIDS], key, value)
-    {
+    json_object_foreach (scan->scrub->maps[SCRUB_UUIDS], key, value) {
         if (n < 36 && strncasecmp(key, text, n) == 0) {
             found = key;
             n_found++;
@@ -200,8 +199,7 @@ static size_t match_name(struct scan *scan, size_t at)
     const char *name;
     json_t *map;
 
-    json_object_foreach(scan->scrub->maps[SCRUB_NAMES], name, map)
-    {
+    json_object_foreach (scan->scrub->maps[SCRUB_NAMES], name, map) {
         size_t n = strlen(name);
         bool is_word = !is_within_word(scan, at) && !is_alnum_at(scan, at + n);
 
@@ -410,8 +408,7 @@ bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const
     const char *device;
     json_t *value;
 
-    json_object_foreach(scrub->maps[SCRUB_DEVICES], device, value)
-    {
+    json_object_foreach (scrub->maps[SCRUB_DEVICES], device, value) {
         if (n > 1 && n <= strlen(device) && strncmp(device, word, n) == 0)
             return true;
     }

@@ -119,11 +119,13 @@ json_t *snapshot_encode(const json_t *value)
         return encode_string(value);
     case JSON_ARRAY:
         copy = json_array();
-        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, snapshot_encode(item));
+        json_array_foreach (value, i, item)
+            failed |= json_array_append_new(copy, snapshot_encode(item));
         break;
     case JSON_OBJECT:
         copy = json_object();
-        json_object_foreach((json_t *)value, key, item) failed |= encode_member(copy, key, snapshot_encode(item));
+        json_object_foreach ((json_t *)value, key, item)
+            failed |= encode_member(copy, key, snapshot_encode(item));
         break;
     default:
         return json_incref((json_t *)value);
@@ -174,14 +176,16 @@ json_t *snapshot_decode(const json_t *value)
     switch (json_typeof(value)) {
     case JSON_ARRAY:
         copy = json_array();
-        json_array_foreach(value, i, item) failed |= json_array_append_new(copy, snapshot_decode(item));
+        json_array_foreach (value, i, item)
+            failed |= json_array_append_new(copy, snapshot_decode(item));
         break;
     case JSON_OBJECT:
         item = json_object_get(value, HEX_KEY);
         if (json_object_size(value) == 1 && json_is_string(item))
             return decode_hex(json_string_value(item));
         copy = json_object();
-        json_object_foreach((json_t *)value, key, item) failed |= decode_member(copy, key, snapshot_decode(item));
+        json_object_foreach ((json_t *)value, key, item)
+            failed |= decode_member(copy, key, snapshot_decode(item));
         break;
     default:
         return json_incref((json_t *)value);
@@ -265,8 +269,7 @@ static const char *check_names(const json_t *entry)
         return "is neither a list of names nor an object with \"state\"";
     if (json_array_size(entry) > SOURCE_NAMES_MAX)
         return "has more than 16384 names";
-    json_array_foreach(entry, i, name)
-    {
+    json_array_foreach (entry, i, name) {
         const char *text = json_string_value(name);
 
         if (!text || has_nul(name) || !text[0] || strchr(text, '/') || strcmp(text, ".") == 0 ||
@@ -346,8 +349,7 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
 
     if (!json_is_object(given))
         return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
-    json_object_foreach((json_t *)given, key, entry)
-    {
+    json_object_foreach ((json_t *)given, key, entry) {
         json_t *decoded = json_object();
         const char *raw;
 
@@ -391,8 +393,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
     if (json_integer_value(format) != FORMAT)
         return ep_fail(EP_E_ARG, "%s: \"epkit_snapshot\" is %lld; this epkit reads format %d", what,
                        (long long)json_integer_value(format), FORMAT);
-    json_object_foreach((json_t *)document, key, value)
-    {
+    json_object_foreach ((json_t *)document, key, value) {
         int kind = kind_of(key);
 
         if (kind >= 0)
@@ -477,8 +478,8 @@ ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_byte
         return EP_E_MEMORY;
     document = json_pack("{s:i}", "epkit_snapshot", FORMAT);
     complete = document && (!source->is_full || json_object_set_new(document, "full", json_true()) == 0);
-    json_object_foreach(scrubbed, key, value) complete =
-        complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
+    json_object_foreach (scrubbed, key, value)
+        complete = complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
     if (complete)
         text = json_dumps(document, JSON_INDENT(1));
     json_decref(document);

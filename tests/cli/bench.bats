@@ -39,15 +39,15 @@ valid() {
         "$BATS_TEST_TMPDIR/bench.json"
 }
 
-@test "bench: a low-latency combine sends a row per token and rank, and with --sum-once one per choice" {
+@test "bench: a low-latency combine sends a row per token and rank, and with --no-partial-reduce one per choice" {
     rows() {
         bench --quick --only ll --dtype bf16 --no-baselines --json "$@" >"$BATS_TEST_TMPDIR/bench.json"
         valid "$BATS_TEST_TMPDIR/bench.json"
-        jq -c '[.parameters.sum_once, (.rows[] | .rows, .wire_rows | floor)]' "$BATS_TEST_TMPDIR/bench.json"
+        jq -c '[.parameters.no_partial_reduce, (.rows[] | .rows, .wire_rows | floor)]' "$BATS_TEST_TMPDIR/bench.json"
     }
     # Top-8 over both ranks: a token has one row on the other rank, and as many choices as that rank has experts.
     [ "$(rows --ranks 2 --experts 8 --ll-tokens 10)" = "[false,80,10,80,10]" ]
-    [ "$(rows --ranks 2 --experts 8 --ll-tokens 10 --sum-once)" = "[true,80,10,80,40]" ]
+    [ "$(rows --ranks 2 --experts 8 --ll-tokens 10 --no-partial-reduce)" = "[true,80,10,80,40]" ]
 }
 
 @test "bench: the same seed gives the same rows, another seed others" {

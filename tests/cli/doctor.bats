@@ -312,8 +312,8 @@ mapped) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" |
     jq '.facts.environment.DEEP_EP_DEVICE_TO_HCA_MAPPING |= sub("7:mlx5_7"; "7:other")' ;;
 garbage) head -c 300000 /dev/urandom ;;
 torn) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | head -c 2000 ;;
-other) echo '{"verb": "topo", "schema_version": 1}' ;;
-wrong) echo '{"verb": "doctor", "schema_version": 1, "epkit": 7, "checks": [1, {"outcome": "found"}], "facts":
+other) echo '{"subcommand": "topo", "schema_version": 1}' ;;
+wrong) echo '{"subcommand": "doctor", "schema_version": 1, "epkit": 7, "checks": [1, {"outcome": "found"}], "facts":
     {"gpus": [null, 3], "nics": [[], "x"], "kernel": [], "environment": {"A": 1}}}' ;;
 escape) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.facts.kernel = "\\u001b[31mred"' ;;
 silent) exit 0 ;;

@@ -17,7 +17,7 @@ def check(names):
 
 def answer():
     evil = "\x1b[31m\u202e\u2066\x9b1m\U000e0041"
-    return {"schema_version": 1, "epkit": evil, "verb": "doctor",
+    return {"schema_version": 1, "epkit": evil, "subcommand": "doctor",
             "checks": [{"id": evil, "outcome": "found", "severity": evil, "text": evil + "\nepkit: all is well"}],
             "facts": {"kernel": evil, "gpus": [evil], "nics": [{"name": evil, "state": evil}],
                       "environment": {evil: evil}}}
@@ -25,7 +25,7 @@ def answer():
 
 def long_answer(pad, node):
     text = pad + "\u20ac" * 40 + ("\u4e2d" if node == "node1" else "\u4e2e") + "\U0001f600" * 40
-    return {"schema_version": 1, "epkit": text, "verb": "doctor",
+    return {"schema_version": 1, "epkit": text, "subcommand": "doctor",
             "checks": [{"id": "x", "outcome": "found", "severity": "warning", "text": text * 20}],
             "facts": {"kernel": text, "gpus": ["one"], "nics": [],
                       "environment": {"NCCL_X": text, pad + "\u20ac" * 200: node}}}

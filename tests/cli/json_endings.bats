@@ -33,7 +33,7 @@ teardown() {
 judged() {
     local schema="cmd/$1/schema.json"
     [ "$(jq -s length "$3")" -eq 1 ]
-    [ "$(jq -r .verb "$3")" = "$1" ]
+    [ "$(jq -r .subcommand "$3")" = "$1" ]
     [ "$(jq -r .schema_version "$3")" = 1 ]
     # No report has both keys.
     if [ "$(jq 'has("errors") and has("exit_code")' "$3")" = true ]; then
@@ -304,7 +304,7 @@ for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT:
         text += piece
         time.sleep(0.01)
     assert command.wait() == -number, command.returncode
-    assert json.loads(text)["verb"] == "doctor" and len(text) > 20000
+    assert json.loads(text)["subcommand"] == "doctor" and len(text) > 20000
 END
 }
 

@@ -183,10 +183,10 @@ END
     # A table of a benchmark without rows, and documents that are torn behind one that is whole.
     run -1 epkit parse <<<"ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv"
     cd "$BATS_TEST_TMPDIR"
-    echo '{"schema_version": 1, "verb": "test", "matrix": "intranode", "total": 1, "passed": 1, "failed": 0}' >whole
+    echo '{"schema_version": 1, "subcommand": "test", "matrix": "intranode", "total": 1, "passed": 1, "failed": 0}' >whole
     run -0 epkit parse whole
-    for text in '{"schema_version": 1, "verb": "test", "total": 24,' '{"schema_version": 1, "verb": "run", "suites": [,]}' \
-        '{"schema_version": 1, "verb": "test", "total": 0, "passed": 0, "failed": 0}'; do
+    for text in '{"schema_version": 1, "subcommand": "test", "total": 24,' '{"schema_version": 1, "subcommand": "run", "suites": [,]}' \
+        '{"schema_version": 1, "subcommand": "test", "total": 0, "passed": 0, "failed": 0}'; do
         { cat whole && echo "$text"; } >two
         run -1 epkit parse two
     done

@@ -34,7 +34,7 @@ without_memory() (
 
 @test "a matrix of one node over several" {
     refused "intranode runs on one node only" test intranode --nodes 2
-    refused "--sum-once is for lowlatency, and intranode has no" test intranode --sum-once
+    refused "--no-partial-reduce is for lowlatency, and intranode has no" test intranode --no-partial-reduce
 }
 
 @test "options of the network on one node" {

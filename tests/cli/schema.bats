@@ -28,7 +28,7 @@ refused() {
 }
 
 @test "invalid documents are rejected" {
-    refused 'del(.verb)' "'verb' is missing"
+    refused 'del(.subcommand)' "'subcommand' is missing"
     refused '.extra = 1' "'extra' is not in the schema"
     refused '.schema_version = true' 'is not 1'
     refused '.epkit = 3' 'is not of type string'

@@ -38,7 +38,7 @@ load common
     local options
     for options in "internode --net-flip 40" "internode --net-flip 100 --net-reorder" \
         "internode --partial bf16 --net-flip 70" "lowlatency --nodes 2 --net-flip 5" \
-        "lowlatency --nodes 2 --net-flip 40 --sum-once"; do
+        "lowlatency --nodes 2 --net-flip 40 --no-partial-reduce"; do
         # shellcheck disable=SC2086 # words
         run --separate-stderr epkit test $options --ranks 4 --tokens 16 --hidden 512
         echo "$options: $output$stderr"
@@ -84,11 +84,11 @@ load common
         "passed 24 24 24 5" ]
 }
 
-@test "lowlatency: --sum-once passes as well, and is in the report" {
-    epkit test lowlatency "${SMALL[@]}" --sum-once --json >"$BATS_TEST_TMPDIR/out.json"
+@test "lowlatency: --no-partial-reduce passes as well, and is in the report" {
+    epkit test lowlatency "${SMALL[@]}" --no-partial-reduce --json >"$BATS_TEST_TMPDIR/out.json"
     valid test "$BATS_TEST_TMPDIR/out.json"
-    [ "$(jq -r '.passed, .parameters.sum_once' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "32 true" ]
-    [ "$(epkit test lowlatency "${SMALL[@]}" --only 1 --json | jq .parameters.sum_once)" = false ]
+    [ "$(jq -r '.passed, .parameters.no_partial_reduce' "$BATS_TEST_TMPDIR/out.json" | xargs)" = "32 true" ]
+    [ "$(epkit test lowlatency "${SMALL[@]}" --only 1 --json | jq .parameters.no_partial_reduce)" = false ]
 }
 
 @test "--only runs that case alone" {

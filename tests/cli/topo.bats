@@ -101,10 +101,10 @@ path() {
         epkit topo --from "$tree" --json >"$tree.json" || [ $? -eq 4 ]
         valid topo "$tree.json"
     done
-    [ "$(jq -c keys a4.json)" = '["cut","driver","epkit","excluded","forms","gpus","hidden_gpus","host_bridges","map","map_distance","map_idle","map_shared","matrix","nics","not_read","numa","nvshmem","pci","schema_version","verb","verdict"]' ]
+    [ "$(jq -c keys a4.json)" = '["cut","driver","epkit","excluded","forms","gpus","hidden_gpus","host_bridges","map","map_distance","map_idle","map_shared","matrix","nics","not_read","numa","nvshmem","pci","schema_version","subcommand","verdict"]' ]
     epkit topo --from a4 --json --only nics >nics.json
     valid topo nics.json
-    [ "$(jq -c keys nics.json)" = '["epkit","nics","not_read","schema_version","verb","verdict"]' ]
+    [ "$(jq -c keys nics.json)" = '["epkit","nics","not_read","schema_version","subcommand","verdict"]' ]
     [ "$(jq -c '.nics[0].ports[0].gids[] | select(.type == "RoCE v2" and .kind == "IPv4").index' a4.json)" = 3 ]
     [ "$(jq -c '.gpus[0] | [.compute_capability, .nvlinks_switch, .fabric]' a4.json)" = '["10.0",18,"ready"]' ]
 }

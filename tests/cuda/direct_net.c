@@ -14,7 +14,7 @@
 enum { MAX_ATTACHED = 64, POISON = 0xa5 };
 
 /* What each rank tells the others about its endpoint. Region and counters are one file: counters, then the region. */
-struct introduction {
+struct hello {
     int ok, pid, fd, has_payload;
     size_t counter_bytes;
     void *payload;
@@ -235,7 +235,7 @@ static bool map_shared(int fd, size_t counter_bytes, size_t region_bytes, struct
     return true;
 }
 
-static bool make_memory(struct direct_net *d, const struct ep_net_params *params, struct introduction *mine)
+static bool make_memory(struct direct_net *d, const struct ep_net_params *params, struct hello *mine)
 {
     struct ep_net *net = &d->net;
     size_t region = ep_net_whole_pages(net->region_bytes);
@@ -258,7 +258,7 @@ static bool make_memory(struct direct_net *d, const struct ep_net_params *params
     return cudaIpcGetMemHandle(&mine->handle, mine->payload) == cudaSuccess;
 }
 
-static bool open_peer(struct direct_net *d, const struct introduction *theirs, struct peer *peer)
+static bool open_peer(struct direct_net *d, const struct hello *theirs, struct peer *peer)
 {
     char path[64];
     bool ok;
@@ -284,9 +284,9 @@ static bool open_peer(struct direct_net *d, const struct introduction *theirs, s
     return peer->mapped;
 }
 
-static ep_status connect_peers(struct direct_net *d, const struct ep_net_params *params, struct introduction *mine)
+static ep_status connect_peers(struct direct_net *d, const struct ep_net_params *params, struct hello *mine)
 {
-    struct introduction *all = calloc((size_t)params->nranks, sizeof(*all));
+    struct hello *all = calloc((size_t)params->nranks, sizeof(*all));
     ep_status status =
         all ? params->boot->allgather(params->boot->context, mine, sizeof(*mine), params->timeout_ms, all)
             : EP_E_MEMORY;
@@ -334,7 +334,7 @@ static ep_status direct_open(const struct ep_net_provider *provider, const struc
                              struct ep_net **ret_net)
 {
     const struct variant *variant = provider->context;
-    struct introduction mine = {.ok = 0};
+    struct hello mine = {.ok = 0};
     struct ep_net_params own = *params;
     struct direct_net *d;
 

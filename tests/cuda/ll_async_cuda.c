@@ -47,7 +47,7 @@ struct scenario {
     int (*run)(struct group *group, struct scenario *scenario);
     _Atomic int *go; /* [2 * PASSES] */
     uint64_t seed;
-    int culprit;
+    int failed_rank;
     uint32_t sum; /* EP_LL_NO_PARTIAL_REDUCE or 0; flight and hooks use both */
 };
 
@@ -273,7 +273,7 @@ struct attempt {
 
 static bool is_failed_rank(const struct attempt *a)
 {
-    return a->group->rank == a->scenario->culprit;
+    return a->group->rank == a->scenario->failed_rank;
 }
 
 static int capture(struct attempt *a)
@@ -294,14 +294,14 @@ static int expect_ok_or_failure(struct attempt *a, const char *call, ep_status s
     a->failed = true;
     if (is_failed_rank(a))
         return expect_status(call, status, EP_E_ROUTING, NULL);
-    EXPECT(names_rank(ep_last_error(), a->scenario->culprit), "%s gave %s (%s) without the culprit, rank %d", call,
-           ep_status_name(status), ep_last_error(), a->scenario->culprit);
+    EXPECT(names_rank(ep_last_error(), a->scenario->failed_rank), "%s gave %s (%s) without the failed_rank, rank %d",
+           call, ep_status_name(status), ep_last_error(), a->scenario->failed_rank);
     return 0;
 }
 
 static int expect_failure(struct attempt *a, const char *call, ep_status status)
 {
-    EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scenario->culprit,
+    EXPECT(status != EP_OK, "%s is EP_OK, though rank %d had %s", call, a->scenario->failed_rank,
            spoil_names[a->scenario->bad->spoil]);
     return expect_ok_or_failure(a, call, status);
 }
@@ -342,7 +342,7 @@ static int check_failed(struct attempt *a)
         ep_status status = ep_comm_async_error(a->group->cuda);
 
         EXPECT(status != EP_OK && (status == EP_E_ROUTING || !is_failed_rank(a)),
-               "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scenario->culprit,
+               "ep_comm_async_error is %s, though rank %d had %s", ep_status_name(status), a->scenario->failed_rank,
                spoil_names[a->scenario->bad->spoil]);
         if (a->open)
             TRY(expect_failure(a, "ep_ll_finish once more", exchange_finish(a->x)));
@@ -413,9 +413,9 @@ static int with_exchange(struct group *g, const struct scenario *scenario, const
     struct ll_pair pair;
     int code = ll_pair_open(g, &config, &pair);
 
-    test_set_context("rank %d of %d, %s %s, %s (seed %llu), the culprit is rank %d", g->rank, g->nranks,
+    test_set_context("rank %d of %d, %s %s, %s (seed %llu), the failed_rank is rank %d", g->rank, g->nranks,
                      scenario->bad->name, phase, sum_name(scenario->sum), (unsigned long long)scenario->seed,
-                     scenario->culprit);
+                     scenario->failed_rank);
     round.dispatch_flags = round.combine_flags = TEST_ASYNC;
     round.seed = scenario->seed + (uint64_t)g->rank;
     if (!code)
@@ -494,7 +494,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 
 static int run_scenario(struct options *options, int index)
 {
-    struct scenario scenario = {.seed = options->seed, .culprit = index % options->ranks};
+    struct scenario scenario = {.seed = options->seed, .failed_rank = index % options->ranks};
     struct launch launch = {
         .ranks = options->ranks, .seconds = 100, .victim = -1, .run = run_rank, .argument = &scenario};
     int code = 1;

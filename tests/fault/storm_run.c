@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The controller of a storm: a process of its own, the subreaper of all processes that the storm starts. */
-#include "tests/local_ranks.h"
 #include "storm.h"
+#include "tests/local_ranks.h"
 
 #include <errno.h>
 #include <fcntl.h>

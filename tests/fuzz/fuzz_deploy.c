@@ -19,9 +19,10 @@ static void check_findings(const json_t *findings)
 
     if (!json_is_array(findings))
         abort();
-    json_array_foreach(findings, i, finding) for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]);
-                                                  k++) if (json_string_length(json_object_get(finding, keys[k])) == 0)
-        abort();
+    json_array_foreach (findings, i, finding)
+        for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]); k++)
+            if (json_string_length(json_object_get(finding, keys[k])) == 0)
+                abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -51,8 +51,7 @@ static void check_file(const uint8_t *data, size_t size)
     hosts_add_file(path, size % 2 ? HOSTS_REPEATED : HOSTS_HYDRA, &slots);
     check(&slots);
     locations = location_read_file(path);
-    json_object_foreach(locations, name, value)
-    {
+    json_object_foreach (locations, name, value) {
         if (!location_is_valid(json_string_value(value)))
             abort();
     }

@@ -79,8 +79,7 @@ static void ask_everything(struct source *source)
         check(source_env(source, environment.variables[i].name) == environment.variables[i].value);
     ask_path(source, "/");
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        json_object_foreach(source->cached[kind], key, entry)
-        {
+        json_object_foreach (source->cached[kind], key, entry) {
             if (kind == CACHE_ANSWERS)
                 check((source_query(source, key, NULL, NULL, 0).state == SOURCE_OK) ==
                       (source_query(source, key, NULL, NULL, 0).value != NULL));

@@ -116,7 +116,7 @@ teardown_file() {
     cd "$HOSTS_DIR/work"
     # The same as 'epkit parse' says of the folder, and it says so again later.
     [ "$(jq -r .result.verdict <<<"$output")" = "$("$EPKIT" parse --json parsed | jq -r .verdict)" ]
-    [ "$(jq -r .verb parsed/testbed-logs/doctor-h1.json)" = doctor ]
+    [ "$(jq -r .subcommand parsed/testbed-logs/doctor-h1.json)" = doctor ]
     # A program that ends with status 0 but whose output reports a failure is no success. Here it is DeepEP's test.
     mkdir -p "$HOSTS_DIR/deepep/tests"
     cat >"$HOSTS_DIR/deepep/tests/test_intranode.py" <<'END'
@@ -135,7 +135,7 @@ END
     on h1 umount /opt
     [ "$status" -eq 1 ]
     run -0 --separate-stderr launch --out named --hosts h1 hostname
-    [ "$(jq -r .verb named/testbed-logs/doctor-h1.json)" = doctor ]
+    [ "$(jq -r .subcommand named/testbed-logs/doctor-h1.json)" = doctor ]
 }
 
 @test "control characters in the output of a node are shown as '?', and kept in its log" {
@@ -343,7 +343,7 @@ END
     cd "$HOSTS_DIR/work/run2/testbed-logs"
     [ "$(jq -c '.hosts[0].nics[] | select(.tx_bytes > 0)' run.json)" = '{"device":"mlx5_3","port":1,"tx_bytes":4000,"rx_bytes":0}' ]
     [ "$(jq -c '.hosts[1].nics' run.json)" = '[]' ]
-    [ "$(jq -r .verb doctor-h1.json)" = doctor ]
+    [ "$(jq -r .subcommand doctor-h1.json)" = doctor ]
     # The doctor saw those NICs there, and what it found is in the record.
     [ "$(jq '.facts.nics | length' doctor-h1.json)" -gt 0 ]
     [ "$(jq '.findings | length' run.json)" -eq "$(jq '[.checks[] | select(.outcome == "found")] | length' doctor-h1.json)" ]

@@ -187,7 +187,7 @@ def excluded(lines):
 
 def expected_topo(tree, text):
     lines = text.split("\n")
-    document = {"schema_version": 1, "verb": "topo", "verdict": lines[0]}
+    document = {"schema_version": 1, "subcommand": "topo", "verdict": lines[0]}
     if len(lines) == 1:
         return document
     functions = pci_functions(tree)

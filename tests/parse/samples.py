@@ -637,7 +637,7 @@ def epkit_test(rng, total, style, failed=0):
                  for k in range(total)]
         lines.append(f"{total - failed}/{total} cases passed" + (f", {failed} failed" if failed else ""))
     else:
-        document = {"schema_version": 1, "epkit": "0.1.0", "verb": "test", "matrix": "internode",
+        document = {"schema_version": 1, "epkit": "0.1.0", "subcommand": "test", "matrix": "internode",
                     "result": "failed" if failed else "passed", "passed": total - failed, "failed": failed,
                     "total": total, "seconds": 0.5, "parameters": {"tokens": 64, "hidden": 512, "topk": 8,
                                                                    "experts": 64, "ranks": 4, "nodes": 2},
@@ -678,7 +678,7 @@ def epkit_bench(rng, style):
             tail = "" if op == "plan" else f"        {rate:.3f}     {rate * 7 / 8:.3f}     0.81      123.76"
             lines.append(f"{device} {op:14} {kind:4}     8   4096   {time:.1f}   1.0  9.2{tail}")
     else:
-        document = {"schema_version": 1, "epkit": "0.1.0", "verb": "bench", "verdict": "x", "device": device,
+        document = {"schema_version": 1, "epkit": "0.1.0", "subcommand": "bench", "verdict": "x", "device": device,
                     "parameters": {"tokens": [4096], "hidden": 7168, "topk": 8, "experts": 256, "ranks": [8], "nodes": 1},
                     "rows": [dict({"op": op, "type": kind, "ranks": 8, "tokens": 4096, "time_us": time},
                                   **({} if op == "plan" else {"logical_gbps": rate})) for op, kind, time, rate in rows]}

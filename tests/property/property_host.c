@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* property_host - random cases against the reference. See property.h. */
-#include "tests/local_ranks.h"
 #include "property.h"
+#include "tests/local_ranks.h"
 
 #include <getopt.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sequence_host - random sequences of calls of the host backend, queued and one by one. See sequence.h. */
-#include "tests/local_ranks.h"
 #include "sequence.h"
+#include "tests/local_ranks.h"
 
 #include <getopt.h>
 #include <limits.h>

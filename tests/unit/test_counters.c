@@ -197,7 +197,8 @@ TEST(drivers_are_asked)
         const char *key;
 
         assert_true(!answer || i == 0);
-        json_object_foreach(answer, key, value) assert_true(json_is_integer(value));
+        json_object_foreach (answer, key, value)
+            assert_true(json_is_integer(value));
         json_decref(answer);
     }
 }

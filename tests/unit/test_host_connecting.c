@@ -66,18 +66,18 @@ void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct
     __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
 }
 
-ep_status __real_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
-                                  size_t bytes, void *ret_all);
-ep_status __wrap_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
-                                  size_t bytes, void *ret_all);
+ep_status __real_ep_net_exchange_hello(const char *name, const struct ep_net_params *params, ep_status status,
+                                       void *mine, size_t bytes, void *ret_all);
+ep_status __wrap_ep_net_exchange_hello(const char *name, const struct ep_net_params *params, ep_status status,
+                                       void *mine, size_t bytes, void *ret_all);
 
-/* After the second introduction the ranks of the network "verbs" wait for messages of each other. */
-ep_status __wrap_ep_net_introduce(const char *name, const struct ep_net_params *params, ep_status status, void *mine,
-                                  size_t bytes, void *ret_all)
+/* After the second hello the ranks of the network "verbs" wait for messages of each other. */
+ep_status __wrap_ep_net_exchange_hello(const char *name, const struct ep_net_params *params, ep_status status,
+                                       void *mine, size_t bytes, void *ret_all)
 {
     static int n;
 
-    status = __real_ep_net_introduce(name, params, status, mine, bytes, ret_all);
+    status = __real_ep_net_exchange_hello(name, params, status, mine, bytes, ret_all);
     if ((dies || holds) && strcmp(name, "verbs") == 0 && ++n == 2)
         die_or_hold();
     return status;

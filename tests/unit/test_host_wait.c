@@ -17,9 +17,9 @@ enum { RANKS = 4 };
 
 struct group {
     ep_comm *comms[RANKS];
-    pthread_t beater;
+    pthread_t sender;
     _Atomic bool beating;
-    bool beats[RANKS];
+    bool heartbeats[RANKS];
 };
 
 static struct ep_group_control *control_of(struct group *group, int rank)
@@ -28,13 +28,13 @@ static struct ep_group_control *control_of(struct group *group, int rank)
 }
 
 /* Waiting ranks probe all the time. */
-static void *beat(void *argument)
+static void *send_heartbeat(void *argument)
 {
     struct group *group = argument;
 
     while (atomic_load(&group->beating)) {
         for (int rank = 0; rank < RANKS; rank++)
-            if (group->beats[rank])
+            if (group->heartbeats[rank])
                 atomic_store(&control_of(group, rank)->state.probed_ns, ep_now_ns());
         usleep(5000);
     }
@@ -55,7 +55,7 @@ static int tear_down(void **state)
     struct group *group = *state;
 
     if (atomic_exchange(&group->beating, false))
-        pthread_join(group->beater, NULL);
+        pthread_join(group->sender, NULL);
     host_ranks_free(RANKS, group->comms);
     return 0;
 }
@@ -64,13 +64,13 @@ static void pretend_to_wait(struct group *group, int rank, int for_rank)
 {
     atomic_store(&control_of(group, rank)->state.probed_ns, ep_now_ns());
     atomic_store(&control_of(group, rank)->state.waiting, (uint32_t)(for_rank + 1) << 8 | EP_GROUP_BARRIER);
-    group->beats[rank] = true;
+    group->heartbeats[rank] = true;
 }
 
 static void start_beating(struct group *group)
 {
     atomic_store(&group->beating, true);
-    assert_int_equal(pthread_create(&group->beater, NULL, beat, group), 0);
+    assert_int_equal(pthread_create(&group->sender, NULL, send_heartbeat, group), 0);
 }
 
 /* Rank 0 waits for `rank` until the wait ends. */
@@ -121,7 +121,7 @@ TEST_WITH(a_rank_stopped_while_waiting_is_named, set_up, tear_down)
 
     pretend_to_wait(group, 1, 2);
     pretend_to_wait(group, 2, 3);
-    group->beats[2] = false;
+    group->heartbeats[2] = false;
     start_beating(group);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));
@@ -175,7 +175,7 @@ TEST_WITH(a_probe_after_ours_is_not_old, set_up, tear_down)
     struct group *group = *state;
 
     pretend_to_wait(group, 1, 2);
-    group->beats[1] = false;
+    group->heartbeats[1] = false;
     atomic_store(&control_of(group, 1)->state.probed_ns, ep_now_ns() + 10000000000u);
     assert_int_equal(wait_for(group, 1), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_last_error(), "rank 2 did not answer"));

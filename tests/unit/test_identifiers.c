@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What identifies a machine or a person in a text, and what is secret; and what only looks like it. */
-#include "common/identifiers.h"
+#include "common/redact.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -331,7 +331,7 @@ TEST_WITH(words_only_grow, make_pair, free_pair)
     assert_int_equal(landing->events, 2 * LL_WIRE_EVENT);
 }
 
-/* Kernels look at what has landed when the count has changed: with each message, and with a rank that is lost. */
+/* Kernels look at what has arrived when the count has changed: with each message, and with a rank that is lost. */
 TEST_WITH(each_change_is_counted, make_pair, free_pair)
 {
     struct pair *p = *state;

@@ -9,7 +9,7 @@
 
 #include "net/tcp_wire.h"
 
-/* A copy of its own, for struct introduction. */
+/* A copy of its own, for struct hello. */
 #include "net/tcp_mesh.c"
 
 #include "backend/host/host.h"
@@ -47,7 +47,7 @@ struct group {
 static ep_status relayed_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     struct rank *rank = context;
-    struct introduction *all = ret_all;
+    struct hello *all = ret_all;
 
     EP_TRY(rank->shm.allgather(rank->shm.context, mine, bytes, timeout_ms, ret_all));
     if (bytes != sizeof(*all))
@@ -360,7 +360,7 @@ static ep_status exhausting_allgather(void *context, const void *mine, size_t by
     const struct rlimit none = {.rlim_cur = 3, .rlim_max = descriptors.rlim_max};
 
     EP_TRY(relayed_allgather(context, mine, bytes, timeout_ms, ret_all));
-    if (bytes == sizeof(struct introduction))
+    if (bytes == sizeof(struct hello))
         setrlimit(RLIMIT_NOFILE, &none);
     return EP_OK;
 }
@@ -473,55 +473,56 @@ TEST(test_free_waits_for_a_late_reader)
 
 /* --- the reason among several failures --- */
 
-struct introductions {
+struct hellos {
     ep_status status, others[RANKS];
     int rank;
 };
 
-static ep_status copy_introductions(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+static ep_status copy_hellos(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    const struct introductions *introductions = context;
-    struct ep_net_introduction *all = ret_all;
+    const struct hellos *hellos = context;
+    struct ep_net_hello *all = ret_all;
 
     (void)timeout_ms;
-    if (introductions->status != EP_OK)
-        return ep_fail(introductions->status, "rank 3 did not arrive");
+    if (hellos->status != EP_OK)
+        return ep_fail(hellos->status, "rank 3 did not arrive");
     for (int i = 0; i < RANKS; i++) {
         memcpy(&all[i], mine, bytes);
-        if (i == introductions->rank)
+        if (i == hellos->rank)
             continue;
-        all[i].status = (uint64_t)introductions->others[i];
+        all[i].status = (uint64_t)hellos->others[i];
         snprintf(all[i].reason, sizeof(all[i].reason), "a reason");
     }
     return EP_OK;
 }
 
-static ep_status introduce(struct introductions *introductions, ep_status own)
+static ep_status exchange_hello(struct hellos *hellos, ep_status own)
 {
-    const ep_boot boot = {.allgather = copy_introductions, .context = introductions, .nranks = RANKS};
+    const ep_boot boot = {.allgather = copy_hellos, .context = hellos, .nranks = RANKS};
     const struct ep_net_params params = {
-        .rank = introductions->rank, .nranks = RANKS, .ranks_per_node = PER_NODE, .boot = &boot};
-    struct ep_net_introduction mine, all[RANKS];
+        .rank = hellos->rank, .nranks = RANKS, .ranks_per_node = PER_NODE, .boot = &boot};
+    struct ep_net_hello mine, all[RANKS];
 
-    return ep_net_introduce("tcp", &params, own == EP_OK ? EP_OK : ep_fail(own, "it failed"), &mine, sizeof(mine), all);
+    return ep_net_exchange_hello("tcp", &params, own == EP_OK ? EP_OK : ep_fail(own, "it failed"), &mine, sizeof(mine),
+                                 all);
 }
 
 /* A rank that could not reach another one is a consequence of what that one lacks, or of its absence. */
 TEST(test_timeouts_are_consequences)
 {
-    struct introductions lacks = {.others = {EP_E_TIMEOUT, EP_OK, EP_E_SYSTEM, EP_E_TIMEOUT}, .rank = 1};
-    struct introductions late = {.others = {EP_E_TIMEOUT, EP_OK, EP_OK, EP_OK}, .rank = 1};
-    struct introductions absent = {.status = EP_E_TIMEOUT, .rank = 1};
+    struct hellos lacks = {.others = {EP_E_TIMEOUT, EP_OK, EP_E_SYSTEM, EP_E_TIMEOUT}, .rank = 1};
+    struct hellos late = {.others = {EP_E_TIMEOUT, EP_OK, EP_OK, EP_OK}, .rank = 1};
+    struct hellos absent = {.status = EP_E_TIMEOUT, .rank = 1};
 
     for (int own_late = 0; own_late < 2; own_late++) {
-        assert_int_equal(introduce(&lacks, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_SYSTEM);
+        assert_int_equal(exchange_hello(&lacks, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_SYSTEM);
         assert_non_null(strstr(ep_last_error(), "rank 2 could not open its endpoint: a reason"));
-        assert_int_equal(introduce(&late, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
+        assert_int_equal(exchange_hello(&late, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
         assert_non_null(strstr(ep_last_error(), own_late ? "it failed" : "rank 0"));
-        assert_int_equal(introduce(&absent, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
+        assert_int_equal(exchange_hello(&absent, own_late ? EP_E_TIMEOUT : EP_OK), EP_E_TIMEOUT);
         assert_non_null(strstr(ep_last_error(), "rank 3 did not arrive"));
     }
-    assert_int_equal(introduce(&lacks, EP_E_MEMORY), EP_E_MEMORY);
+    assert_int_equal(exchange_hello(&lacks, EP_E_MEMORY), EP_E_MEMORY);
 }
 
 /* --- received bytes --- */

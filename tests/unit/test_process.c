@@ -65,17 +65,17 @@ TEST(alive_zombie_and_dead)
     struct ep_process process;
 
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
-    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_ALIVE);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_ALIVE);
+    assert_int_equal(ep_process_probe_once(&child.id), EP_PROCESS_ALIVE);
     make_zombie(&child);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
-    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe_once(&child.id), EP_PROCESS_DEAD);
     waitpid(child.pid, NULL, 0);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
-    assert_int_equal(ep_process_look_once(&child.id), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe_once(&child.id), EP_PROCESS_DEAD);
     ep_process_close(&process);
     assert_int_equal(process.pidfd, -1);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_UNKNOWN);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_UNKNOWN);
 }
 
 /* Without a pidfd the PID is used: a zombie and a reused PID are dead as well. */
@@ -85,14 +85,14 @@ TEST(by_number)
     struct ep_process process = {.pidfd = -1, .pid = child.id.pid, .start = child.id.start};
 
     assert_true(child.id.start != 0);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_ALIVE);
     process.start++;
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
     process.start--;
     make_zombie(&child);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
     waitpid(child.pid, NULL, 0);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_DEAD);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
 }
 
 /* A program that closes our pidfd: its number then belongs to a file, which is readable. */
@@ -105,12 +105,12 @@ TEST(a_closed_pidfd_is_ignored)
     assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
     assert_true(process.pidfd > 2);
     close(process.pidfd);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE); /* by its PID */
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_ALIVE); /* by its PID */
     other = open("/dev/null", O_RDONLY);
     assert_int_equal(dup2(other, process.pidfd), process.pidfd);
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_ALIVE);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_ALIVE);
     process.pid = 0;
-    assert_int_equal(ep_process_look(&process), EP_PROCESS_UNKNOWN);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_UNKNOWN);
     close(other);
     close(process.pidfd);
     kill(child.pid, SIGKILL);
@@ -130,10 +130,10 @@ TEST(no_descriptor_is_allowed_any_more)
     none = old;
     none.rlim_cur = 0;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-    living = ep_process_look(&process);
+    living = ep_process_probe(&process);
     make_zombie(&child);
     waitpid(child.pid, NULL, 0);
-    dead = ep_process_look(&process);
+    dead = ep_process_probe(&process);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
     assert_int_not_equal(living, EP_PROCESS_DEAD);
     assert_int_equal(dead, EP_PROCESS_DEAD);
@@ -146,12 +146,12 @@ static int works_without_pidfd(void *argument)
 
     if (!sandbox_forbid_pidfd(ENOSYS))
         return 77;
-    if (ep_process_look_once(&child->id) != EP_PROCESS_ALIVE)
+    if (ep_process_probe_once(&child->id) != EP_PROCESS_ALIVE)
         return 1;
     kill(child->pid, SIGKILL);
-    for (int tries = 0; tries < 1000 && ep_process_look_once(&child->id) == EP_PROCESS_ALIVE; tries++)
+    for (int tries = 0; tries < 1000 && ep_process_probe_once(&child->id) == EP_PROCESS_ALIVE; tries++)
         usleep(10000);
-    return ep_process_look_once(&child->id) == EP_PROCESS_DEAD ? 0 : 2;
+    return ep_process_probe_once(&child->id) == EP_PROCESS_DEAD ? 0 : 2;
 }
 
 TEST(a_kernel_without_pidfd)
@@ -174,7 +174,7 @@ static int pidfd_works_with_hidepid(void *argument)
     if (setgid(65534) != 0 || setuid(65534) != 0)
         return 77;
     /* Without pidfd and /proc the state is unknown, not dead. */
-    return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
+    return ep_process_probe_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
 }
 
 static int unknown_without_proc(void *argument)
@@ -183,7 +183,7 @@ static int unknown_without_proc(void *argument)
 
     if (!sandbox_cover_proc())
         return 77;
-    return ep_process_look_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
+    return ep_process_probe_once(&child->id) == EP_PROCESS_UNKNOWN ? 0 : 1;
 }
 
 TEST(a_hidden_proc_is_no_death)
@@ -215,11 +215,11 @@ static int is_invisible(void *argument)
     }
     if (read(fds[0], &id, sizeof(id)) != (ssize_t)sizeof(id))
         return 2;
-    if (id.pid != 1 || ep_process_look_once(&id) != EP_PROCESS_UNKNOWN)
+    if (id.pid != 1 || ep_process_probe_once(&id) != EP_PROCESS_UNKNOWN)
         return 1;
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    return ep_process_look_once(&id) == EP_PROCESS_UNKNOWN ? 0 : 3;
+    return ep_process_probe_once(&id) == EP_PROCESS_UNKNOWN ? 0 : 3;
 }
 
 TEST_CALL(another_pid_namespace_is_no_death, sandbox_expect(sandbox_run(is_invisible, NULL)))

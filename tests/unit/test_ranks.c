@@ -152,8 +152,7 @@ static void test_bound_before_there_is_memory(void **state)
 
     assert_int_equal(ranks_run(&spec, "hello", parameters, on_event, &received), CMD_UNSUPPORTED);
     assert_int_equal(json_array_size(received.events), NRANKS);
-    json_array_foreach(received.events, i, event)
-    {
+    json_array_foreach (received.events, i, event) {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
 
         snprintf(text, sizeof(text), "rank %d was bound as %d", rank, rank);
@@ -169,8 +168,7 @@ static int count_events(const json_t *received, const char *kind)
     size_t i;
     int n = 0;
 
-    json_array_foreach(received, i, event)
-    {
+    json_array_foreach (received, i, event) {
         n += strcmp(json_string_value(json_object_get(event, "event")), kind) == 0;
     }
     return n;
@@ -183,8 +181,7 @@ static const json_t *the_error(const json_t *received)
     size_t i;
 
     assert_int_equal(count_events(received, "error"), 1);
-    json_array_foreach(received, i, event)
-    {
+    json_array_foreach (received, i, event) {
         if (strcmp(json_string_value(json_object_get(event, "event")), "error") == 0)
             return event;
     }
@@ -205,8 +202,7 @@ static void test_events_and_parameters(void **state)
     assert_int_equal(run(boot_of(state), "hello", json_pack("{s:s}", "echo", "a \"quoted\" line\n"), 0, &received),
                      CMD_FINE);
     assert_int_equal(json_array_size(received), NRANKS);
-    json_array_foreach(received, i, event)
-    {
+    json_array_foreach (received, i, event) {
         assert_string_equal(json_string_value(json_object_get(event, "echo")), "a \"quoted\" line\n");
         seen[json_integer_value(json_object_get(event, "rank"))] = true;
     }
@@ -224,8 +220,7 @@ static void test_long_lines(void **state)
 
     assert_int_equal(run(boot_of(state), "big", json_object(), 0, &received), CMD_FINE);
     assert_int_equal(json_array_size(received), NRANKS * BIG_EVENTS);
-    json_array_foreach(received, i, event)
-    {
+    json_array_foreach (received, i, event) {
         int rank = (int)json_integer_value(json_object_get(event, "rank"));
         const char *text = json_string_value(json_object_get(event, "text"));
         const char same[] = {(char)('a' + rank), '\0'};
@@ -265,8 +260,7 @@ static void test_errors_of_calls(void **state)
 
     assert_int_equal(run(boot_of(state), "errors", json_object(), 0, &received), CMD_FAILED);
     assert_int_equal(json_array_size(received), NRANKS);
-    json_array_foreach(received, i, event)
-    {
+    json_array_foreach (received, i, event) {
         assert_string_equal(json_string_value(json_object_get(event, "status")), "EP_E_VALUE");
         assert_string_equal(json_string_value(json_object_get(event, "what")), "checking rows");
         assert_string_equal(json_string_value(json_object_get(event, "text")), "test: row 3 holds a NaN");

@@ -194,10 +194,8 @@ static int count_left(json_t *kept[CACHE_KINDS], const char *identifier, size_t 
     int n_left = 0;
 
     assert_non_null(all);
-    json_object_foreach(all, kind, entries)
-    {
-        json_object_foreach(entries, path, entry)
-        {
+    json_object_foreach (all, kind, entries) {
+        json_object_foreach (entries, path, entry) {
             char *text = json_dumps(entry, JSON_ENCODE_ANY | JSON_ENSURE_ASCII);
             const char *left = left_in(text, identifier);
 

@@ -67,7 +67,7 @@ static bool read_parameters(struct check_run *run, const json_t *json, struct ro
     if (json_unpack_ex((json_t *)json, &reason, 0, "{s:s, s?i, s?i, s?i, s?i, s?s, s?I, s?s, s?i, s?b, s?o}", "matrix",
                        &matrix, "tokens", &spec.n_tokens, "hidden", &parameters->hidden, "topk", &spec.topk, "experts",
                        &spec.n_experts, "dtype", &dtype, "seed", &seed, "routing", &routing, "only", &parameters->only,
-                       "sum_once", &no_partial_reduce, "symmetric", &symmetric) != 0)
+                       "no_partial_reduce", &no_partial_reduce, "symmetric", &symmetric) != 0)
         return check_fail(error, "%s", reason.text);
     parameters->no_partial_reduce = no_partial_reduce != 0;
     parameters->seed = spec.seed = (uint64_t)seed;

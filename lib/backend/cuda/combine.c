@@ -14,8 +14,8 @@
 #include <stdlib.h>
 
 /*
- * Measured on H200 (bench/README.md): adding takes most of a multiprocessor, and more warps with two stages do it faster
- * than fewer with three. Larger slots are slower, too.
+ * Measured on H200 (bench/README.md): adding takes most of a multiprocessor, and more warps with two stages do it
+ * faster than fewer with three. Larger slots are slower, too.
  */
 #define WARPS 24
 #define STAGES 2

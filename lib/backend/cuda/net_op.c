@@ -57,11 +57,11 @@ static int count_slots(const struct cuda_proxy *p, const struct cuda_list_side *
     return CUDA_CHUNK_SLOT(lists->capacity ? lists->capacity : last->first + last->n, tokens, p->nnodes, 1);
 }
 
-/* Words of each slot: ready, consumed, landed. */
+/* Words of each slot: ready, consumed, arrived. */
 static struct cuda_net_buffers words_at(uint64_t *words, int slots)
 {
     return (struct cuda_net_buffers){
-        .ready = words, .consumed = words + slots, .landed = (struct cuda_landed *)(void *)(words + 2 * slots)};
+        .ready = words, .consumed = words + slots, .arrived = (struct cuda_landed *)(void *)(words + 2 * slots)};
 }
 
 static ep_status grow_words(struct cuda_proxy *p, struct net_op_buffers *buffers, int slots)

@@ -152,23 +152,23 @@ __device__ void place_own(const cuda_nodes_dispatch &d, const targets &targets, 
 /* Places the tokens of a received chunk. Called by all threads of the block. Returns false if the kernel must exit. */
 __device__ bool place_chunk(const cuda_nodes_dispatch &d, const net_run &run, const targets &targets, const chunk &c)
 {
-    __shared__ const unsigned char *landed;
+    __shared__ const unsigned char *arrived;
     int64_t scale_bytes = (int64_t)d.meta.scale_words * 4;
 
     if (threadIdx.x == 0)
-        landed = await_chunk(d.own.waits, d.op, run, d.in, c.node, c.slot);
+        arrived = await_chunk(d.own.waits, d.op, run, d.in, c.node, c.slot);
     __syncthreads();
-    if (!landed)
+    if (!arrived)
         return false;
     for (int i = (int)threadIdx.x / WARP; i < c.n; i += CUDA_NODES_WARPS) {
         int at = c.first + i;
         token_row t;
 
-        t.x = landed + i * d.own.row_bytes;
-        t.scales = reinterpret_cast<const uint32_t *>(landed + c.n * d.own.row_bytes + i * scale_bytes);
+        t.x = arrived + i * d.own.row_bytes;
+        t.scales = reinterpret_cast<const uint32_t *>(arrived + c.n * d.own.row_bytes + i * scale_bytes);
         t.scale_stride = 1;
         t.weights =
-            reinterpret_cast<const float *>(landed + c.n * (d.own.row_bytes + scale_bytes)) + i * d.meta.weight_words;
+            reinterpret_cast<const float *>(arrived + c.n * (d.own.row_bytes + scale_bytes)) + i * d.meta.weight_words;
         t.index = d.rail.index + (int64_t)at * d.own.route.topk;
         place_token(d, targets, t, d.rail.entry + (int64_t)at * d.rail.width, d.rail.count[at],
                     (int)threadIdx.x % WARP);
@@ -314,18 +314,18 @@ __device__ remote_sum await_remote(const cuda_nodes_combine &c, const net_run &r
     int i = (term.at - rail.first) / c.in.tokens, first = rail.first + i * c.in.tokens;
     const int32_t *of = c.net_units + term.node; /* of its list */
     remote_sum remote = {};
-    const unsigned char *landed;
+    const unsigned char *arrived;
     int begin;
 
     remote.in = {term.node, first, min(c.in.tokens, rail.first + rail.n - first),
                  CUDA_CHUNK_SLOT(rail.first, c.in.tokens, term.node, i)};
-    landed = await_chunk(c.own.waits, c.op, run, c.in, term.node, remote.in.slot);
-    if (!landed)
+    arrived = await_chunk(c.own.waits, c.op, run, c.in, term.node, remote.in.slot);
+    if (!arrived)
         return remote;
     begin = of[first];
-    remote.row = landed + (of[term.at] - begin) * c.own.row_bytes;
+    remote.row = arrived + (of[term.at] - begin) * c.own.row_bytes;
     remote.fp32 = of[term.at + 1] - of[term.at] == 2;
-    remote.weights = reinterpret_cast<const float *>(landed + (of[first + remote.in.n] - begin) * c.own.row_bytes) +
+    remote.weights = reinterpret_cast<const float *>(arrived + (of[first + remote.in.n] - begin) * c.own.row_bytes) +
                      (term.at - first) * c.weight_words;
     return remote;
 }

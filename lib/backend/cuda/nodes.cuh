@@ -195,14 +195,14 @@ __device__ inline wait_end wait_while_moving(const cuda_waits &waits, const cuda
 __device__ inline const unsigned char *await_chunk(const cuda_waits &waits, const cuda_net_op_args &op,
                                                    const net_run &run, const cuda_chunks &c, int node, int slot)
 {
-    const cuda_landed *landed = run.buffers->landed + slot;
-    wait_end end = wait_while_moving(waits, op, &landed->number, run.number, node, c.nnodes);
+    const cuda_landed *arrived = run.buffers->arrived + slot;
+    wait_end end = wait_while_moving(waits, op, &arrived->number, run.number, node, c.nnodes);
 
     if (end != WAIT_OK) {
         set_failure(waits, end == WAIT_TIMEOUT ? CUDA_FAILED_LATE : 0, rail_peer_of(waits, node), c.phase);
         return nullptr;
     }
-    return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&landed->address);
+    return reinterpret_cast<const unsigned char *>(*(const volatile uint64_t *)&arrived->address);
 }
 
 /* Returns a chunk to the network. Called by one thread, after all reads of the chunk. */

@@ -51,7 +51,7 @@ struct cuda_net_buffers {
     unsigned char *arena;
     uint64_t *ready;
     /* In: host memory, except for `n_read`, a count of tokens that is 0 between kernels. */
-    struct cuda_landed *landed;
+    struct cuda_landed *arrived;
     uint64_t *consumed;
     uint32_t *n_read;
 };
@@ -73,7 +73,7 @@ struct cuda_op_post {
 /* Written by the proxy, in host memory. */
 struct cuda_proxy_words {
     uint64_t sent;   /* the last operation of which all chunks have been sent */
-    uint64_t events; /* incremented after each change of `sent` and of any `landed` */
+    uint64_t events; /* incremented after each change of `sent` and of any `arrived` */
     int32_t blocked; /* rank of the group to which something must still be sent; -1: none */
     int32_t unused;
 };

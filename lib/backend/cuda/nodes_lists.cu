@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(LIST_THREADS) list_tokens_kernel(const __grid_
 __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __grid_constant__ cuda_nodes_update u)
 {
     await_stream();
-    __shared__ const unsigned char *landed;
+    __shared__ const unsigned char *arrived;
     net_run run = run_of(u.waits, u.lists);
     bool ok = __syncthreads_and(threadIdx.x || may_begin(u.waits, u.waits.ready_phase));
 
@@ -136,11 +136,11 @@ __global__ void __launch_bounds__(LIST_THREADS, 1) receive_lists_kernel(const __
         if (!c.n)
             continue;
         if (threadIdx.x == 0)
-            landed = await_chunk(u.waits, u.lists, run, u.in, c.node, c.slot);
+            arrived = await_chunk(u.waits, u.lists, run, u.in, c.node, c.slot);
         __syncthreads();
-        ok = landed;
+        ok = arrived;
         for (int i = (int)threadIdx.x; i < c.n * u.topk && ok; i += (int)blockDim.x) {
-            int32_t expert = load_word(reinterpret_cast<const int32_t *>(landed) + i);
+            int32_t expert = load_word(reinterpret_cast<const int32_t *>(arrived) + i);
 
             u.list.rail_index[(size_t)c.first * u.topk + i] = expert;
             if (expert < -1 || expert >= u.n_experts) {

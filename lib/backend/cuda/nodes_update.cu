@@ -137,7 +137,7 @@ template <typename Word, typename Store>
 __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const cuda_net_op_args &op,
                                                const net_run &run, int words, Word word_of, Store store)
 {
-    __shared__ const unsigned char *landed;
+    __shared__ const unsigned char *arrived;
 
     if (!await_arena(u.waits, op, run, u.words))
         return false;
@@ -159,12 +159,12 @@ __device__ __forceinline__ bool exchange_words(const cuda_nodes_update &u, const
         if (node == u.words.node)
             continue;
         if (threadIdx.x == 0)
-            landed = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
+            arrived = await_chunk(u.waits, op, run, u.words, node, slot_of(node));
         __syncthreads();
-        if (!landed)
+        if (!arrived)
             return false;
         for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x)
-            store(node, i, load_word(reinterpret_cast<const int32_t *>(landed) + i));
+            store(node, i, load_word(reinterpret_cast<const int32_t *>(arrived) + i));
         __syncthreads();
         if (threadIdx.x == 0)
             release_chunk(run, slot_of(node));

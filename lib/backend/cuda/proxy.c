@@ -110,7 +110,7 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
         int slot = op->in.first[node] + *next;
 
         if (!*published) {
-            struct cuda_landed *landed = &buffers_of(op)->landed[slot];
+            struct cuda_landed *arrived = &buffers_of(op)->arrived[slot];
             const struct net_chunk_header *head;
             size_t bytes;
             ep_status status;
@@ -121,9 +121,9 @@ static ep_status receive_chunks(struct cuda_proxy *p, struct cuda_net_op *op, in
             status = check_head(p, op, rank, head, bytes, *next, op->in.bytes[slot]);
             if (status != EP_OK)
                 return ep_group_set_own_failure(&p->cuda->group, status, rank, op->phase);
-            landed->address =
+            arrived->address =
                 (uint64_t)(uintptr_t)(p->payload_device + ((const unsigned char *)(head + 1) - net->region));
-            __atomic_store_n(&landed->number, op->number, __ATOMIC_RELEASE);
+            __atomic_store_n(&arrived->number, op->number, __ATOMIC_RELEASE);
             count_event(p);
             *published = *ret_moved = true;
             count_chunk(p, node);

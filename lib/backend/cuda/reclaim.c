@@ -55,7 +55,7 @@ static uint32_t find_mapped_by(const struct deferred *d, uint32_t ranks)
 {
     ranks &= atomic_load(&d->ctrl->mapped_by);
     for (int rank = 0; rank < CUDA_MAX_RANKS; rank++)
-        if (ranks >> rank & 1 && ep_process_look(&d->process[rank]) == EP_PROCESS_DEAD)
+        if (ranks >> rank & 1 && ep_process_probe(&d->process[rank]) == EP_PROCESS_DEAD)
             ranks &= ~(1u << rank);
     return ranks;
 }

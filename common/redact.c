@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "identifiers.h"
+#include "redact.h"
 
 #include "text.h"
 

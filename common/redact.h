@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * identifiers.h - finds in a text what identifies a machine or a person, and what is secret.
+ * redact.h - finds in a text what identifies a machine or a person, and what is secret.
  *
- * One table of recognisers (identifiers.c). It finds what has a form of its own, or a word in front that announces it;
+ * One table of recognisers (redact.c). It finds what has a form of its own, or a word in front that announces it;
  * names that people choose have neither.
  */
-#ifndef EP_COMMON_IDENTIFIERS_H
-#define EP_COMMON_IDENTIFIERS_H
+#ifndef EP_COMMON_REDACT_H
+#define EP_COMMON_REDACT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * own.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
+ * epkit_log.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
  *
  *     [ 1/24] bf16 random, no top-k, sync ... passed 11 ms
  *     24/24 cases passed
@@ -62,8 +62,7 @@ static void read_test(struct parser *parser, json_t *document)
     run->failed = (int)integer_of(document, "failed");
     run->started = run->passed + run->failed;
     run->is_complete = true;
-    json_array_foreach(json_object_get(document, "cases"), i, item)
-    {
+    json_array_foreach (json_object_get(document, "cases"), i, item) {
         char text[PARSE_TEXT];
 
         if (!json_is_false(json_object_get(item, "passed")))
@@ -72,8 +71,7 @@ static void read_test(struct parser *parser, json_t *document)
                  json_text(item, "detail"));
         run_problem(run, text);
     }
-    json_array_foreach(json_object_get(document, "errors"), i, item)
-    {
+    json_array_foreach (json_object_get(document, "errors"), i, item) {
         char text[PARSE_TEXT];
 
         snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
@@ -104,8 +102,7 @@ static void read_bench(struct parser *parser, json_t *document)
         return;
     read_settings(run, json_object_get(document, "parameters"));
     snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
-    json_array_foreach(json_object_get(document, "rows"), i, row)
-    {
+    json_array_foreach (json_object_get(document, "rows"), i, row) {
         struct parse_measure *measure;
 
         if (run->ranks < 0)
@@ -176,7 +173,7 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const char *verb = json_text(document, "verb");
+    const char *verb = json_text(document, "subcommand");
 
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");
@@ -188,8 +185,7 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
         json_t *suite, *bench = json_object_get(document, "bench");
         size_t i;
 
-        json_array_foreach(json_object_get(document, "suites"), i, suite)
-        {
+        json_array_foreach (json_object_get(document, "suites"), i, suite) {
             read_test(parser, suite);
         }
         if (json_is_object(bench))
