@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "yaml.h"
+#include "common/yaml.h"
 
 #include "base/error.h"
 

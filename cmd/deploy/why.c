@@ -327,14 +327,16 @@ static int compare_rows(const void *left, const void *right)
 /* A row like this one of another object, in what is sorted so far. */
 static json_t *find_alike(const json_t *sorted, const json_t *row)
 {
+    char begin[ALIKE + 1];
     json_t *other;
     size_t i;
 
+    snprintf(begin, sizeof(begin), "%s", get_text(row, "message"));
     json_array_foreach (sorted, i, other) {
         if (get_number(other, "order", 0) == get_number(row, "order", 0) &&
             strcmp(get_text(other, "object"), get_text(row, "object")) != 0 &&
             strcmp(get_text(other, "reason"), get_text(row, "reason")) == 0 &&
-            strncmp(get_text(other, "message"), get_text(row, "message"), ALIKE) == 0)
+            strncmp(get_text(other, "message"), begin, strlen(begin)) == 0)
             return other;
     }
     return NULL;

@@ -205,7 +205,7 @@ static void set_environment(const struct job_rank *rank)
 
     if (rank->sourced)
         clearenv();
-    for (size_t at = 0; at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
+    for (size_t at = 0; rank->sourced && at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
         putenv(rank->sourced + at);
     if (!json_is_true(json_object_get(rank->spec, "mpi")))
         job_leave_rank();

@@ -427,13 +427,15 @@ void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *e
         polls[3 * i + 1] = (struct pollfd){.fd = remote->process.err, .events = POLLIN};
         polls[3 * i + 2] = (struct pollfd){.fd = remote->queue_bytes ? remote->process.in : -1, .events = POLLOUT};
     }
-    memcpy(polls + n, extra, (size_t)n_extra * sizeof(*extra));
+    if (n_extra)
+        memcpy(polls + n, extra, (size_t)n_extra * sizeof(*extra));
     if (timeout_ms > CLOSED_POLL_MS)
         timeout_ms = CLOSED_POLL_MS;
     if (poll(polls, (nfds_t)n + (nfds_t)n_extra, timeout_ms) < 0)
         for (int i = 0; i < n + n_extra; i++)
             polls[i].revents = 0;
-    memcpy(extra, polls + n, (size_t)n_extra * sizeof(*extra));
+    if (n_extra)
+        memcpy(extra, polls + n, (size_t)n_extra * sizeof(*extra));
     now_ns = ep_now_ns();
     is_tick = now_ns > pool->looked_ns + (uint64_t)CLOSED_POLL_MS * 1000000u;
     if (is_tick)

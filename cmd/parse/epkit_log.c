@@ -125,12 +125,12 @@ static void forget(struct stream *stream)
     stream->in_string = stream->escaped = false;
 }
 
-static bool has_verb(const char *text, const char *verb)
+static bool has_subcommand(const char *text, const char *subcommand)
 {
-    for (const char *at = text; (at = strstr(at, "\"verb\":")) != NULL;) {
-        at += strlen("\"verb\":");
+    for (const char *at = text; (at = strstr(at, "\"subcommand\":")) != NULL;) {
+        at += strlen("\"subcommand\":");
         at += strspn(at, " ");
-        if (*at == '"' && text_begins(at + 1, verb) && at[1 + strlen(verb)] == '"')
+        if (*at == '"' && text_begins(at + 1, subcommand) && at[1 + strlen(subcommand)] == '"')
             return true;
     }
     return false;
@@ -140,19 +140,19 @@ static bool has_verb(const char *text, const char *verb)
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
     static const struct {
-        const char *verb, *title;
+        const char *subcommand, *title;
         enum parse_dialect dialect;
-    } verbs[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
-                 {"run", "epkit run", PARSE_EPKIT_TEST},
-                 {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
+    } documents[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
+                     {"run", "epkit run", PARSE_EPKIT_TEST},
+                     {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
 
     parser->totals.unreadable++;
-    for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
+    for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
         struct parse_run *run;
 
-        if (!has_verb(text, verbs[i].verb))
+        if (!has_subcommand(text, documents[i].subcommand))
             continue;
-        run = run_begin(parser, verbs[i].dialect, verbs[i].title);
+        run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
             run_problem(run, why);
         return;
@@ -173,15 +173,15 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const char *verb = json_text(document, "subcommand");
+    const char *subcommand = json_text(document, "subcommand");
 
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");
-    } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "test") == 0) {
+    } else if (integer_of(document, "schema_version") == 1 && strcmp(subcommand, "test") == 0) {
         read_test(parser, document);
-    } else if (integer_of(document, "schema_version") == 1 && strcmp(verb, "bench") == 0) {
+    } else if (integer_of(document, "schema_version") == 1 && strcmp(subcommand, "bench") == 0) {
         read_bench(parser, document);
-    } else if (strcmp(verb, "run") == 0) {
+    } else if (strcmp(subcommand, "run") == 0) {
         json_t *suite, *bench = json_object_get(document, "bench");
         size_t i;
 

@@ -91,9 +91,11 @@ void page_print(FILE *stream, const char *format, ...)
             fwrite(format, 1, n, stream);
         else if (format[n - 1] == 's')
             escape(stream, va_arg(args, const char *));
-        else if (format[n - 1] == 'd')
-            fprintf(stream, one, va_arg(args, int));
-        else
+        else if (format[n - 1] == 'd') {
+            int number = va_arg(args, int);
+
+            fprintf(stream, one, number);
+        } else
             fprintf(stream, one, va_arg(args, double));
     }
     va_end(args);

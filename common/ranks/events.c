@@ -12,6 +12,38 @@
 
 /* --- events --- */
 
+static bool is_within(const json_t *value, json_int_t most)
+{
+    return json_is_integer(value) && json_integer_value(value) >= 0 && json_integer_value(value) <= most;
+}
+
+/* Whether the event has the fields that the launcher needs. An exit event without a code must not count as success. */
+static bool is_event(const struct rank_reader *reader, const json_t *event)
+{
+    const char *kind = json_string_value(json_object_get(event, "event"));
+
+    if (!kind)
+        return false;
+    if (strcmp(kind, "exit") == 0)
+        return is_within(json_object_get(event, "code"), 255);
+    return strcmp(kind, "error") != 0 || is_within(json_object_get(event, "rank"), reader->spec->nranks - 1);
+}
+
+static void refuse_line(struct rank_reader *reader, int rank, const char *line)
+{
+    char shown[81];
+    json_t *problem;
+    size_t n;
+
+    /* Invalid UTF-8 cannot be put into JSON. */
+    for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
+        shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
+    shown[n] = '\0';
+    problem = ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %s", shown);
+    ranks_problem_add(reader->problems, problem);
+    json_decref(problem);
+}
+
 /* True if it is the exit event of the rank. */
 static bool handle_event(struct rank_reader *reader, int rank, const char *line)
 {
@@ -19,9 +51,8 @@ static bool handle_event(struct rank_reader *reader, int rank, const char *line)
     const char *kind = json_string_value(json_object_get(event, "event"));
     bool is_end = false;
 
-    if (!kind) {
-        rank_reader_add_problem(
-            reader, ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %.80s", line));
+    if (!is_event(reader, event)) {
+        refuse_line(reader, rank, line);
     } else if (strcmp(kind, "exit") == 0) {
         reader->pipes[rank].finished = true;
         reader->pipes[rank].code = (int)json_integer_value(json_object_get(event, "code"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reader.h - reads the events of the ranks of a job. Each rank has its own pipe, so that long lines of different ranks
+ * events.h - reads the events of the ranks of a job. Each rank has its own pipe, so that long lines of different ranks
  * do not mix.
  */
 #ifndef EP_COMMON_RANKS_EVENTS_H

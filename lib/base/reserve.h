@@ -34,6 +34,6 @@ ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing);
 ep_status ep_reserve_mapping(void *base, size_t bytes);
 
 /* After mmap() of `bytes` has failed with `error_number`: records EP_E_MEMORY or EP_E_SYSTEM with the limits. */
-ep_status ep_reserve_fail_map(int error_number, size_t bytes);
+EP_PRIVATE_API ep_status ep_reserve_fail_map(int error_number, size_t bytes);
 
 #endif

@@ -54,7 +54,7 @@ struct names {
 
 static struct names parse_names(const char *value)
 {
-    struct names names = {.list = value};
+    struct names names = {.list = value ? value : ""};
 
     names.is_exclusion = *names.list == '^';
     names.list += names.is_exclusion;

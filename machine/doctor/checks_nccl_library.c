@@ -91,7 +91,7 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
 
     if (doctor_not_applicable_if(result, !*machine->software->nccl.gib || !wanted || wanted->unset,
                                  "gIB is not installed, or there are no NICs for it") ||
-        doctor_not_applicable_if(result, net && strcasecmp(net, wanted->value) != 0,
+        doctor_not_applicable_if(result, wanted && net && strcasecmp(net, wanted->value) != 0,
                                  "NCCL_NET asks for another network than gIB"))
         return;
     for (int i = 0; i < machine->advice->n; i++) {

@@ -106,6 +106,24 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
 }
 
 /*
+ * Does this process have access to virtual functions, and to none of their physical ones? Then an inaccessible function
+ * is a missing rail.
+ */
+static bool is_given_functions(const struct topo *topo)
+{
+    bool is_given = false;
+
+    for (int i = 0; i < topo->n_nics; i++) {
+        int physical = physical_function(topo, &topo->nics[i]);
+
+        if (physical >= 0 && topo->nics[physical].access != TOPO_ACCESS_NO)
+            return false;
+        is_given = is_given || (physical >= 0 && topo->nics[i].access == TOPO_ACCESS_YES);
+    }
+    return is_given;
+}
+
+/*
  * Roles that follow from the NIC alone. If a virtual function was assigned to this process, it counts and its physical
  * function does not.
  */
@@ -115,7 +133,9 @@ static void classify_individually(struct topo *topo)
         struct topo_nic *nic = &topo->nics[i];
         int physical = physical_function(topo, nic);
 
-        if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
+        if (physical >= 0 && nic->access == TOPO_ACCESS_NO && is_given_functions(topo))
+            set_role(nic, TOPO_ROLE_NO_ACCESS, nic->access_why);
+        else if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
             set_role(nic, TOPO_ROLE_VIRTUAL,
                      source_printf(topo->source, "a virtual function of %s", topo->nics[physical].name));
         else if (!has_active_port(nic))
@@ -206,7 +226,7 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
  * Excludes a NIC from the rails for a reason other than speed. If it is also much slower than `best`, it is for
  * management.
  */
-static void exclude_nic(struct view *view, int nic, double best, const char *why)
+static void exclude(struct view *view, int nic, double best, const char *why)
 {
     struct topo_nic *it = &view->topo->nics[nic];
     double rate = fastest_port(it);
@@ -282,9 +302,9 @@ static void classify_by_distance(struct view *view)
     best = fastest_within(view, limit);
     for (int i = 0; i < view->topo->n_nics; i++)
         if (is_candidate(view, i) && view->distance[i] > limit)
-            exclude_nic(view, i, best,
-                        source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
-                                      topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%s from the nearest GPU, and %d other NIC%s nearer to one",
+                                  topo_path_name(view->distance[i]), n_near, n_near == 1 ? " is" : "s are"));
 }
 
 /* --- link layer --- */
@@ -385,10 +405,9 @@ static void classify_by_link_layer(struct view *view)
         int own = layer_of(&view->topo->nics[i]);
 
         if (is_odd[i])
-            exclude_nic(view, i, best,
-                        source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s",
-                                      names[own], n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "",
-                                      names[layer]));
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%s, and %d other NIC%s as near to a GPU speak%s %s", names[own],
+                                  n_main, n_main == 1 ? "" : "s", n_main == 1 ? "s" : "", names[layer]));
     }
 }
 
@@ -403,10 +422,21 @@ static void classify_by_speed(struct view *view)
         double rate = fastest_port(nic), best = fastest_port(fastest ? fastest : nic);
 
         if (is_rail(nic) && rate > 0 && rate < best * MUCH_SLOWER)
-            exclude_nic(view, i, best,
-                        source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
-                                      fastest->name));
+            exclude(view, i, best,
+                    source_printf(view->topo->source, "%g Gb/s, less than half of the %g Gb/s of %s", rate, best,
+                                  fastest->name));
     }
+}
+
+/* The bandwidth of all rails of the make of rail `nic`. */
+static double bandwidth_of_make(const struct view *view, int nic, double best)
+{
+    double sum = 0;
+
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (is_candidate(view, i) && is_same_make(view->topo, i, nic))
+            sum += view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
+    return sum;
 }
 
 static bool is_like_near_one(const struct view *view, int nic)
@@ -417,10 +447,20 @@ static bool is_like_near_one(const struct view *view, int nic)
     return false;
 }
 
-/* Is it a far NIC of another make than those on switches with GPUs? */
-static bool is_of_other_make(const struct view *view, int nic)
+/*
+ * Is it a far NIC of another make than those on switches with GPUs? If none is on a switch: than those with most
+ * bandwidth.
+ */
+static bool is_of_other_make(const struct view *view, int nic, double best)
 {
-    return count_within(view, TOPO_PXB, true) > 0 && !is_near(view, nic) && !is_like_near_one(view, nic);
+    double most = 0;
+
+    if (count_within(view, TOPO_PXB, true) > 0)
+        return !is_near(view, nic) && !is_like_near_one(view, nic);
+    for (int i = 0; i < view->topo->n_nics; i++)
+        if (is_candidate(view, i) && bandwidth_of_make(view, i, best) > most)
+            most = bandwidth_of_make(view, i, best);
+    return bandwidth_of_make(view, nic, best) < most;
 }
 
 /* If there are as many NICs as GPUs, all are rails, whatever their makes. */
@@ -432,10 +472,10 @@ static void classify_by_make(struct view *view)
     if (count_within(view, TOPO_SYS, false) == view->n_gpus)
         return;
     for (int i = 0; i < view->topo->n_nics; i++)
-        is_other[i] = is_candidate(view, i) && is_of_other_make(view, i);
+        is_other[i] = is_candidate(view, i) && is_of_other_make(view, i, best);
     for (int i = 0; i < view->topo->n_nics; i++)
         if (is_other[i])
-            exclude_nic(view, i, best, "of another make than the NICs that GPUs use");
+            exclude(view, i, best, "of another make than the NICs that GPUs use");
 }
 
 /* --- the default route --- */

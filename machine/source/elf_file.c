@@ -7,7 +7,7 @@
  * by them.
  */
 #include "common/clean.h"
-#include "elf.h"
+#include "machine/source/elf.h"
 #include "source.h"
 
 #include <elf.h>

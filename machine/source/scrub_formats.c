@@ -496,7 +496,7 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const char 
         snprintf(path, sizeof(path), "%.*s", (int)(line + n - slash), slash);
         if (!strstr(path, ".so") || strcmp(path, last) == 0)
             continue;
-        strcpy(last, path);
+        snprintf(last, sizeof(last), "%s", path);
         fputs("00000000-00000000 r-xp 00000000 00:00 0 ", out);
         scrub_path(scrub, path, strlen(path), out);
         fputc('\n', out);

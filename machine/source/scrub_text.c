@@ -102,6 +102,7 @@ static void write_ipv6(struct scan *scan, const char *original, size_t n)
 {
     struct in6_addr address, written = {0};
     char text[64];
+    static const uint8_t link_local[4] = {0xfe, 0x80}, documentation[4] = {0x20, 0x01, 0x0d, 0xb8};
     uint8_t *to = written.s6_addr;
     uint32_t number;
 
@@ -114,7 +115,7 @@ static void write_ipv6(struct scan *scan, const char *original, size_t n)
     } else {
         inet_ntop(AF_INET6, &address, text, sizeof(text));
         number = (uint32_t)scrub_number(scan->scrub, SCRUB_IPV6, text);
-        memcpy(to, IN6_IS_ADDR_LINKLOCAL(&address) ? "\xfe\x80\0\0" : "\x20\x01\x0d\xb8", 4);
+        memcpy(to, IN6_IS_ADDR_LINKLOCAL(&address) ? link_local : documentation, 4);
     }
     for (int i = 0; i < 4; i++)
         to[15 - i] = (uint8_t)(number >> 8 * i);

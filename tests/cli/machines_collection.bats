@@ -113,7 +113,7 @@ remedy() {
 
 @test "every check has a fault, and machines that look like one have none" {
     local checks
-    checks=$(sed -n 's/^ *\.id = "\(.*\)",$/\1/p' "$EPKIT_SOURCE"/machine/doctor/checks_*.c | sort)
+    checks=$(sed -n 's/^ *DOCTOR_CHECK("\([^"]*\)",.*/\1/p' "$EPKIT_SOURCE"/machine/doctor/checks_*.c | sort)
     [ "$(wc --lines <<<"$checks")" -ge 70 ]
     diff <(echo "$checks") <({
         python3 "$MACHINES/machines.py" --rules

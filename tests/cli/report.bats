@@ -49,7 +49,7 @@ setup() {
     report a
     [ "$status" -eq 0 ]
     valid report a/report.json
-    jq '.parsed + {schema_version: 1, epkit: .epkit, verb: "parse"}' a/report.json | valid parse
+    jq '.parsed + {schema_version: 1, epkit: .epkit, subcommand: "parse"}' a/report.json | valid parse
     [ "$(tail -1 a/report.html)" = '</html>' ]
     grep -qF 'epkit launch &lt;x&gt; &amp; y' a/report.html
     run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" a/report.html

@@ -440,7 +440,7 @@ TEST(test_file_refuses_a_pipe_at_once)
 TEST(test_reads_numpy)
 {
     char path[PATH_MAX], command[PATH_MAX + 512];
-    struct routing_file file;
+    struct routing_file file = {0};
     struct check_error error;
     bool written;
 

@@ -123,12 +123,12 @@ bool routing_file_load(const char *path, struct routing_file *ret_file, struct c
     struct stat info;
     bool ok = false;
 
-    if (fd < 0 || fstat(fd, &info) < 0)
-        check_fail(&reason, "%s", strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        check_fail(&reason, "not a regular file");
-    else if (!(stream = fdopen(fd, "r")))
-        check_fail(&reason, "%s", strerror(errno));
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
+        stream = fdopen(fd, "r");
+    else if (fd >= 0)
+        errno = EINVAL;
+    if (!stream)
+        check_fail(&reason, "%s", errno == EINVAL ? "not a regular file" : strerror(errno));
     else
         ok = routing_file_read(stream, ret_file, &reason);
     if (stream)

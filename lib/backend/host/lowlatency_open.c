@@ -150,9 +150,10 @@ ep_status host_ll_open(ep_ll *ll)
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
-    struct host_ll inner = {.counts_only = true};
+    struct host_ll inner = {0};
 
     lay_out(&ll, &inner);
+    inner.counts_only = true;
     add_arrays(&ll, &inner);
     ll.impl = &inner;
     *ret_combine_bytes = (int64_t)(inner.segment_bytes - inner.buffers_at);
