@@ -5,19 +5,19 @@
  */
 #include "check.h"
 
+#include "common/text.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Identifies the object of a dry run: an answer applies only to this object, not to another manifest. */
 static void digest_of(const json_t *document, char ret_text[20])
 {
     char *text = json_dumps(document, JSON_COMPACT | JSON_SORT_KEYS);
-    uint64_t hash = 14695981039346656037u;
 
-    for (const char *at = text; at && *at; at++)
-        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    snprintf(ret_text, 20, "%016" PRIx64, text_hash(text ? text : "", text ? strlen(text) : 0));
     free(text);
-    snprintf(ret_text, 20, "%016" PRIx64, hash);
 }
 
 static void add_dry_run(json_t *dry_runs, const char *kind, const char *name, bool is_derived, json_t *document)
