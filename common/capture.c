@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TICK_MS 20      /* poll interval for the end of a program where there is no pidfd */
+#define TICK_MS 20      /* poll interval for the end of a program where there is no pidfd, and for an interrupt */
 #define WAIT_MS 3600000 /* longest single wait */
 #define WIDTH_MAX 64
 #define DRAIN_READS 64
@@ -90,7 +90,8 @@ static int poll_program(struct capture *capture, int64_t timeout_ms)
         end(capture);
         return 1;
     }
-    if (ep_now_ns() < capture->started_ns + (uint64_t)timeout_ms * 1000000)
+    if (ep_now_ns() < capture->started_ns + (uint64_t)timeout_ms * 1000000 &&
+        !(capture->is_interrupted && capture->is_interrupted()))
         return 0;
     capture->late = true;
     kill_now(capture);
@@ -114,9 +115,9 @@ static void wait_for_event(const struct poll_set *poll_set, int64_t timeout_ms)
         struct capture *capture = poll_set->members[i];
         uint64_t late_ns = capture->started_ns + (uint64_t)timeout_ms * 1000000;
 
-        if (capture->pidfd < 0)
+        if (capture->pidfd < 0 || capture->is_interrupted)
             late_ns = now_ns + TICK_MS * UINT64_C(1000000);
-        else
+        if (capture->pidfd >= 0)
             polls[n++] = (struct pollfd){.fd = capture->pidfd, .events = POLLIN};
         if (late_ns < until_ns)
             until_ns = late_ns;

@@ -21,6 +21,7 @@ struct capture {
     process_execute execute;
     const void *context; /* argument of `execute` */
     size_t bytes_max;    /* limit of one stream; 0: CAPTURE_BYTES_MAX */
+    bool (*is_interrupted)(void); /* when it returns true, the program is killed as at its deadline; NULL: never */
 
     /* Results: */
     int start_error; /* errno of the start; 0: it ran */

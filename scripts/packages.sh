@@ -61,7 +61,6 @@ nodes  command:dpkg-scanpackages           dpkg-dev
 long   file:/usr/sbin/slurmctld            slurmctld
 long   file:/usr/sbin/slurmd               slurmd
 long   command:srun                        slurm-client
-long   command:ansible-playbook            ansible-core
 long   file:/usr/sbin/munged               munge
 long   command:qemu-system-x86_64          qemu-system-x86
 long   command:busybox                     busybox-static

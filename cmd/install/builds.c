@@ -140,6 +140,7 @@ static void pip_check(const struct check_context *context, const struct recipe_s
 const struct step_type type_pip = {
     .name = "pip",
     .args = pip_args,
+    .path_key = "target",
     .check = pip_check,
     .has_fetch = true,
     .needs_live = true,
@@ -226,7 +227,8 @@ static void copyset_check(const struct check_context *context, const struct reci
         stamp_check(context, step, false, ret_state);
 }
 
-const struct step_type type_copyset = {.name = "copyset", .args = copyset_args, .check = copyset_check};
+const struct step_type type_copyset = {
+    .name = "copyset", .args = copyset_args, .path_key = "to", .check = copyset_check};
 
 /* --- command --- */
 

@@ -274,17 +274,12 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
     int code;
 
     others.for_others = true;
-    for (size_t i = 0;; i++) {
-        if (!export_formats[i])
-            return cmd_usage(cmd, "export: unknown format '%.32s'; it is sh, cloud-init or ansible",
-                             format ? format : "");
-        if (format && strcmp(export_formats[i], format) == 0)
-            break;
-    }
+    if (!format || strcmp(format, "sh") != 0)
+        return cmd_usage(cmd, "export: unknown format '%.32s'; it is sh", format ? format : "");
     code = recipe_choose(cmd, &others, name, false, &chosen);
     if (code != CMD_FINE)
         return code;
-    if (export_write(chosen.recipe, format, stdout) != EP_OK) {
+    if (export_write(chosen.recipe, stdout) != EP_OK) {
         out_error("%s", ep_last_error());
         code = CMD_USAGE;
     }
@@ -305,7 +300,6 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
 {
     bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
     bool prefer_saved = strcmp(action, "plan") != 0 && strcmp(action, "apply") != 0;
-    bool fetches = !prefer_saved || strcmp(action, "resume") == 0;
     static struct install install;
     struct chosen_recipe chosen;
     enum install_result result;
@@ -326,7 +320,7 @@ static int act(const struct cmd *cmd, const struct install_cmd_options *options,
     if (result == INSTALL_FINE)
         result = install_probe(&install);
     if (result == INSTALL_FINE)
-        result = preflight_run(&install, fetches && install_changes(&install) > 0);
+        result = preflight_run(&install);
     if (result != INSTALL_FINE)
         code = finish(cmd, options, &install, action, result, NULL, 0);
     else if (strcmp(action, "plan") == 0)
@@ -410,8 +404,7 @@ const struct cmd command_install = {
         "On a machine with systemd each step runs as a separate unit: it survives the end of the ssh session or the pod "
         "that started epkit, and the next run waits for it. The log of a step is "
         "/var/log/epkit/install/RECIPE/STEP.log.\n\n"
-        "export writes a recipe as a shell script (sh), as user data (cloud-init) or as a playbook (ansible), for "
-        "machines without epkit.",
+        "export writes a recipe as a shell script (sh), for machines without epkit.",
     .options = install_table,
     .options_bytes = sizeof(struct install_cmd_options),
     .examples =
@@ -421,7 +414,7 @@ const struct cmd command_install = {
             {"epkit install apply debian-tools", "Apply it."},
             {"epkit install status", "Show the progress, while it runs or after a reboot."},
             {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
-            {"epkit install export cloud-init debian-tools", "Write user data for a new machine."},
+            {"epkit install export sh debian-tools", "Write a script for a machine without epkit."},
             {"epkit install uninstall debian-tools", "Remove what apply added."},
             {NULL, NULL},
         },

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "types.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Folders of the system: a step that owned one of them would replace it. */
@@ -25,20 +24,13 @@ static bool is_within(const char *path, const char *folder)
 }
 
 /* A path inside `folder` that the step writes or owns, or NULL. */
-static const char *path_within(const struct recipe_step *step, const char *folder, char buffer[FILE_PATH_BYTES])
+static const char *path_within(const struct recipe_step *step, const char *folder)
 {
-    static const char *const keys[] = {"target", "to"};
     json_t *value;
     size_t i;
 
-    buffer[0] = '\0';
-    if (step->type->file)
-        free(step->type->file(step, buffer));
-    if (is_within(buffer, folder))
-        return buffer;
-    for (i = 0; i < 2; i++)
-        if (is_within(arg_text(step, keys[i]), folder))
-            return arg_text(step, keys[i]);
+    if (is_within(step->path, folder))
+        return step->path;
     json_array_foreach (json_object_get(step->args, "owns"), i, value) {
         if (is_within(json_string_value(value), folder))
             return json_string_value(value);
@@ -46,29 +38,14 @@ static const char *path_within(const struct recipe_step *step, const char *folde
     return NULL;
 }
 
-static ep_status check_written(const struct recipe *recipe, const struct recipe_step *one,
-                               const struct recipe_step *two)
-{
-    char first[FILE_PATH_BYTES], second[FILE_PATH_BYTES];
-
-    if (!one->type->file || !two->type->file)
-        return EP_OK;
-    free(one->type->file(one, first));
-    free(two->type->file(two, second));
-    return strcmp(first, second) != 0
-               ? EP_OK
-               : recipe_refuse(recipe, two->line, "steps '%s' and '%s' both write %s", one->id, two->id, first);
-}
-
 static ep_status check_owned(const struct recipe *recipe, const struct recipe_step *owner,
                              const struct recipe_step *other)
 {
-    char buffer[FILE_PATH_BYTES];
     json_t *value;
     size_t i;
 
     json_array_foreach (json_object_get(owner->args, "owns"), i, value) {
-        const char *path = path_within(other, json_string_value(value), buffer);
+        const char *path = path_within(other, json_string_value(value));
 
         if (path)
             return recipe_refuse(recipe, owner->line,
@@ -108,7 +85,9 @@ ep_status conflicts_check(const struct recipe *recipe)
 
             if (one->skipped)
                 continue;
-            EP_TRY(check_written(recipe, one, two));
+            if (one->type->content && two->type->content && strcmp(one->path, two->path) == 0)
+                return recipe_refuse(recipe, two->line, "steps '%s' and '%s' both write %s", one->id, two->id,
+                                     two->path);
             EP_TRY(check_owned(recipe, one, two));
             EP_TRY(check_owned(recipe, two, one));
         }

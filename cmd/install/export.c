@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * export.c - exports a recipe as a shell script, as user data of cloud-init, as an Ansible playbook.
+ * export.c - exports a recipe as a shell script.
  *
- * They run the same scripts as apply, and resume after a reboot from a list of completed steps. They lack what needs
+ * It runs the same scripts as apply, and resumes after a reboot from a list of completed steps. It lacks what needs
  * epkit on the machine: the checks of the current state, deadlines, verification of versions before a step, and all
  * preflight checks except those of system and processor.
  */
@@ -10,12 +10,7 @@
 #include "builtin.h"
 #include "install.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-const char *const export_formats[] = {"sh", "cloud-init", "ansible", NULL};
-
-#define SCRIPT_PATH "/var/lib/epkit/install/%s/export.sh"
 
 /* Each recipe has its own folder: steps of two recipes may have the same name. */
 static void begin(const struct recipe *recipe, const struct recipe_step *step, FILE *out)
@@ -85,15 +80,22 @@ static void write_verify(const struct recipe *recipe, FILE *out)
             fputs(")\nrun_verify ", out);
             script_word(out, step->verify[k].name);
             fputc(' ', out);
-            script_word(out, step->verify[k].expect ? step->verify[k].expect : "");
+            script_word(out, step->verify[k].expect);
             fputc('\n', out);
         }
     }
     fputs("exit \"$failed\"\n", out);
 }
 
-static void write_sh(const struct recipe *recipe, FILE *out)
+ep_status export_write(const struct recipe *recipe, FILE *out)
 {
+    for (size_t i = 0; i < recipe->n_variables; i++) {
+        const struct recipe_variable *variable = &recipe->variables[i];
+
+        if (!variable->value && variable->line)
+            return ep_fail(EP_E_ARG, "variable '%s' has no value: %s; give it by --set %s=VALUE", variable->name,
+                           variable->help, variable->name);
+    }
     fprintf(out,
             "#!/bin/sh\n# Recipe %s: %s. Written by epkit install export; run it as root.\n"
             "# Exit status 75: reboot the machine and run it again; 4: the recipe is not for this machine.\n"
@@ -116,106 +118,5 @@ static void write_sh(const struct recipe *recipe, FILE *out)
         }
     }
     write_verify(recipe, out);
-}
-
-/* Writes the script as a literal block of YAML. */
-static ep_status write_block(const struct recipe *recipe, int indent, FILE *out)
-{
-    char *text = NULL, *line, *rest;
-    size_t bytes;
-    FILE *script = open_memstream(&text, &bytes);
-
-    if (!script)
-        return ep_fail(EP_E_MEMORY, "no memory");
-    write_sh(recipe, script);
-    if (fclose(script) != 0 || !text)
-        return ep_fail(EP_E_MEMORY, "no memory");
-    for (rest = text; (line = strsep(&rest, "\n"));) {
-        if (*line)
-            fprintf(out, "%*s%s\n", indent, "", line);
-        else if (rest)
-            fputc('\n', out);
-    }
-    free(text);
-    return EP_OK;
-}
-
-/* cloud-init runs once; a systemd unit runs the script at each boot until it succeeds. */
-static ep_status write_cloud_init(const struct recipe *recipe, FILE *out)
-{
-    fprintf(out,
-            "#cloud-config\n# Recipe %s: %s. Written by epkit install export.\nwrite_files:\n"
-            "  - path: " SCRIPT_PATH "\n    permissions: '0755'\n    content: |\n",
-            recipe->name, recipe->title, recipe->name);
-    EP_TRY(write_block(recipe, 6, out));
-    fprintf(out,
-            "  - path: /etc/systemd/system/epkit-export-%s.service\n    permissions: '0644'\n    content: |\n"
-            "      [Unit]\n      Description=recipe %s\n      Wants=network-online.target\n"
-            "      After=network-online.target\n      ConditionPathExists=!/var/lib/epkit/install/%s/complete\n"
-            "      [Service]\n      Type=oneshot\n      TimeoutStartSec=infinity\n"
-            "      ExecStart=/bin/sh -c '" SCRIPT_PATH "; s=$$?; case $$s in 0) touch "
-            "/var/lib/epkit/install/%s/complete ;; 75) systemctl reboot ;; *) exit $$s ;; esac'\n"
-            "      [Install]\n      WantedBy=multi-user.target\n"
-            "runcmd:\n  - [systemctl, daemon-reload]\n  - [systemctl, enable, --now, --no-block, "
-            "epkit-export-%s.service]\n",
-            recipe->name, recipe->name, recipe->name, recipe->name, recipe->name, recipe->name);
-    return EP_OK;
-}
-
-/* The script cannot find out whether a reboot is needed, and requests one after each step that may need it. */
-static int count_reboots(const struct recipe *recipe)
-{
-    int n = 0;
-
-    for (size_t i = 0; i < recipe->n_steps; i++)
-        n += !recipe->steps[i].skipped && recipe->steps[i].reboot != REBOOT_NEVER;
-    return n;
-}
-
-/* Runs the script until it requests no reboot any more. */
-static ep_status write_ansible(const struct recipe *recipe, FILE *out)
-{
-    int n_reboots = count_reboots(recipe);
-
-    fprintf(out,
-            "# Recipe %s: %s. Written by epkit install export.\n- name: %s\n  hosts: all\n  become: true\n"
-            "  gather_facts: false\n  tasks:\n"
-            "    - name: Make the folder of the script\n      ansible.builtin.file:\n"
-            "        path: /var/lib/epkit/install/%s\n        state: directory\n        mode: '0755'\n"
-            "    - name: Write the script\n      ansible.builtin.copy:\n        dest: " SCRIPT_PATH
-            "\n        mode: '0755'\n        content: !unsafe |\n",
-            recipe->name, recipe->title, recipe->name, recipe->name, recipe->name);
-    EP_TRY(write_block(recipe, 10, out));
-    for (int i = 0; i <= n_reboots; i++) {
-        fprintf(out,
-                "    - name: Run the script%s\n      ansible.builtin.command: " SCRIPT_PATH "\n"
-                "      register: epkit_run_%d\n      failed_when: epkit_run_%d.rc not in %s\n"
-                "      changed_when: \"epkit_run_%d.stdout is search('(?m)^step ')\"\n",
-                i ? " after the reboot" : "", recipe->name, i, i, i < n_reboots ? "[0, 75]" : "[0]", i);
-        if (i)
-            fprintf(out, "      when: epkit_run_%d.rc | default(0) == 75\n", i - 1);
-        if (i < n_reboots)
-            fprintf(out,
-                    "    - name: Reboot\n      ansible.builtin.reboot:\n        reboot_timeout: 1200\n"
-                    "      when: epkit_run_%d.rc | default(0) == 75\n",
-                    i);
-    }
-    return EP_OK;
-}
-
-ep_status export_write(const struct recipe *recipe, const char *format, FILE *out)
-{
-    for (size_t i = 0; i < recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &recipe->variables[i];
-
-        if (!variable->value && variable->line)
-            return ep_fail(EP_E_ARG, "variable '%s' has no value: %s; give it by --set %s=VALUE", variable->name,
-                           variable->help, variable->name);
-    }
-    if (strcmp(format, "cloud-init") == 0)
-        return write_cloud_init(recipe, out);
-    if (strcmp(format, "ansible") == 0)
-        return write_ansible(recipe, out);
-    write_sh(recipe, out);
     return EP_OK;
 }

@@ -14,7 +14,8 @@ static void check_file(const struct check_context *context, const struct recipe_
                        struct step_state *ret_state)
 {
     const char *mode = *arg_text(step, "mode") ? arg_text(step, "mode") : "0644";
-    char path[FILE_PATH_BYTES], *content = step->type->file(step, path);
+    const char *path = step->path;
+    char *content = step->type->content(step);
     struct source_text text = source_read(context->source, "%s", path);
 
     if (!content)
@@ -41,19 +42,24 @@ static const struct step_arg file_args[] = {
     {NULL, 0, false},
 };
 
-static char *file_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
+/* As a new string, with a newline at its end. */
+static char *as_line(const char *content)
 {
-    const char *content = arg_text(step, "content");
     size_t bytes = strlen(content);
     char *text = malloc(bytes + 2);
 
-    snprintf(ret_path, FILE_PATH_BYTES, "%s", arg_text(step, "path"));
     if (text)
         sprintf(text, "%s%s", content, bytes && content[bytes - 1] == '\n' ? "" : "\n");
     return text;
 }
 
-const struct step_type type_file = {.name = "file", .args = file_args, .file = file_file, .check = check_file};
+static char *file_content(const struct recipe_step *step)
+{
+    return as_line(arg_text(step, "content"));
+}
+
+const struct step_type type_file = {
+    .name = "file", .args = file_args, .path_key = "path", .content = file_content, .check = check_file};
 
 /* --- modprobe --- */
 
@@ -80,8 +86,7 @@ static ep_status modprobe_validate(const struct recipe *recipe, const struct rec
     return EP_OK;
 }
 
-/* modprobe reads its folders in the order of file names, and the last value of an option counts. */
-static char *modprobe_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
+static char *modprobe_content(const struct recipe_step *step)
 {
     char *text = NULL;
     size_t bytes;
@@ -89,7 +94,6 @@ static char *modprobe_file(const struct recipe_step *step, char ret_path[FILE_PA
     const char *key;
     json_t *value;
 
-    snprintf(ret_path, FILE_PATH_BYTES, "/etc/modprobe.d/zz-epkit-%.128s.conf", arg_text(step, "module"));
     if (!out)
         return NULL;
     fputs("# Written by epkit install.\n", out);
@@ -133,7 +137,10 @@ const struct step_type type_modprobe = {
     .name = "modprobe",
     .args = modprobe_args,
     .validate = modprobe_validate,
-    .file = modprobe_file,
+    .path_key = "module",
+    /* modprobe reads its folders in the order of file names, and the last value of an option counts. */
+    .path_prefix = "/etc/modprobe.d/zz-epkit-",
+    .content = modprobe_content,
     .check = modprobe_check,
 };
 
@@ -146,15 +153,9 @@ static const struct step_arg module_args[] = {
     {NULL, 0, false},
 };
 
-static char *module_file(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES])
+static char *module_content(const struct recipe_step *step)
 {
-    const char *module = arg_text(step, "module");
-    char *text = malloc(strlen(module) + 2);
-
-    snprintf(ret_path, FILE_PATH_BYTES, "/etc/modules-load.d/epkit-%.128s.conf", module);
-    if (text)
-        sprintf(text, "%s\n", module);
-    return text;
+    return as_line(arg_text(step, "module"));
 }
 
 /* A name with one character for each '-' and '_', which are equal in names of modules. */
@@ -224,7 +225,9 @@ static void module_check(const struct check_context *context, const struct recip
 const struct step_type type_module = {
     .name = "module",
     .args = module_args,
-    .file = module_file,
+    .path_key = "module",
+    .path_prefix = "/etc/modules-load.d/epkit-",
+    .content = module_content,
     .check = module_check,
     .needs_live = true,
 };

@@ -142,8 +142,7 @@ const char *install_state_name(enum step_now now);
 /* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
 ep_status
 preflight_check_target(const struct recipe *recipe); /* checks the syntax of `target`, when a recipe is read */
-/* `with_egress`: also checks whether the hosts that the steps download from answer, which takes time. */
-enum install_result preflight_run(struct install *install, bool with_egress);
+enum install_result preflight_run(struct install *install);
 bool preflight_refuses(const struct install *install);
 
 /* --- engine.c --- */
@@ -154,9 +153,8 @@ enum install_result install_apply(struct install *install);
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
 
-/* --- export.c: the recipe as something that runs without epkit. `format` is one of export_formats. --- */
-extern const char *const export_formats[]; /* sh, cloud-init, ansible; ends with NULL */
-ep_status export_write(const struct recipe *recipe, const char *format, FILE *out);
+/* --- export.c: the recipe as a shell script, which runs without epkit --- */
+ep_status export_write(const struct recipe *recipe, FILE *out);
 
 /* --- recipe_verify.c --- */
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,

@@ -6,20 +6,12 @@
 
 #include <ctype.h>
 #include <elf.h>
-#include <errno.h>
-#include <netdb.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
-#define CONNECT_MS 5000
-#define EGRESS_MS 12000 /* resolving a name, and connecting */
-
-static const char *const target_keys[] = {"os",         "release",      "arch",       "disk_gb", "egress", "signing",
+static const char *const target_keys[] = {"os",         "release",      "arch",       "disk_gb", "signing",
                                           "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
 
 static void row(struct install *install, const char *name, int result, const char *format, ...)
@@ -58,16 +50,8 @@ ep_status preflight_check_target(const struct recipe *recipe)
     if (target->kind != YAML_MAP)
         return recipe_refuse(recipe, target->line, "'target' must be a map");
     EP_TRY(recipe_check_keys(recipe, target, "'target'", target_keys));
-    for (size_t i = 0; i < target->n; i++) {
-        bool is_list = strcmp(target->keys[i], "egress") == 0;
-        const struct yaml_node *item = &target->items[i];
-
-        if (item->kind != (is_list ? YAML_LIST : YAML_SCALAR))
-            return recipe_refuse(recipe, item->line, "'%s' must be a %s", target->keys[i], is_list ? "list" : "text");
-        for (size_t k = 0; is_list && k < item->n; k++)
-            if (item->items[k].kind != YAML_SCALAR || value_fault(VALUE_WORD, item->items[k].text))
-                return recipe_refuse(recipe, item->items[k].line, "'egress' must be a list of host names");
-    }
+    for (size_t i = 0; i < target->n; i++)
+        EP_TRY(recipe_scalar(recipe, target, target->keys[i], false, &text, &line));
     EP_TRY(recipe_scalar(recipe, target, "disk_gb", false, &text, &line));
     if (text && (strspn(text, "0123456789") != strlen(text) || strlen(text) > 5 || !*text))
         return recipe_refuse(recipe, line, "'disk_gb' must be a number");
@@ -214,64 +198,7 @@ static void check_disk(struct install *install)
         text);
 }
 
-/* --- egress, in a child with a deadline: looking up a name has none of its own --- */
-
-static bool reaches(const char *host)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;
-    bool is_there = false;
-
-    if (getaddrinfo(host, "443", &hints, &list) != 0)
-        return false;
-    for (struct addrinfo *at = list; at && !is_there; at = at->ai_next) {
-        int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error = 0;
-        struct pollfd wait = {.fd = fd, .events = POLLOUT};
-        socklen_t bytes = sizeof(error);
-
-        if (fd < 0)
-            continue;
-        is_there = (connect(fd, at->ai_addr, at->ai_addrlen) == 0 || errno == EINPROGRESS) &&
-                   poll(&wait, 1, CONNECT_MS) == 1 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 &&
-                   error == 0;
-        close(fd);
-    }
-    freeaddrinfo(list);
-    return is_there;
-}
-
-static json_t *ask_egress(void *argument)
-{
-    const struct yaml_node *hosts = argument;
-    json_t *missing = json_array();
-
-    for (size_t i = 0; i < hosts->n; i++)
-        if (!reaches(hosts->items[i].text))
-            json_array_append_new(missing, json_string(hosts->items[i].text));
-    return missing;
-}
-
-static void check_egress(struct install *install, struct source *source)
-{
-    const struct yaml_node *hosts = install->recipe->target ? tree_get(install->recipe->target, "egress") : NULL;
-    struct source_answer answer;
-
-    if (!hosts || !install->is_live)
-        return;
-    if (getenv("https_proxy") || getenv("HTTPS_PROXY")) {
-        row(install, "egress", PREFLIGHT_UNKNOWN, "through a proxy");
-        return;
-    }
-    answer = source_query(source, "egress", ask_egress, (void *)hosts, EGRESS_MS);
-    if (answer.state != SOURCE_OK)
-        row(install, "egress", PREFLIGHT_WARN, "not known: %s", answer.why);
-    else if (json_array_size(answer.value) > 0)
-        row(install, "egress", PREFLIGHT_REFUSE, "%.100s does not answer at port 443 (%zu of %zu hosts do not)",
-            json_string_value(json_array_get(answer.value, 0)), json_array_size(answer.value), hosts->n);
-    else
-        row(install, "egress", PREFLIGHT_OK, "%zu hosts answer", hosts->n);
-}
-
-enum install_result preflight_run(struct install *install, bool with_egress)
+enum install_result preflight_run(struct install *install)
 {
     struct source *source;
 
@@ -284,8 +211,6 @@ enum install_result preflight_run(struct install *install, bool with_egress)
     check_secure_boot(install, source);
     check_managed(install, source);
     check_disk(install);
-    if (with_egress)
-        check_egress(install, source);
     source_free(source);
     return INSTALL_FINE;
 }

@@ -1,34 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* recipe.c - reads a recipe: its head, and what the readers of variables and steps share. */
 #include "recipe.h"
 
 #include "base/error.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const recipe_keys[] = {"recipe",   "title",     "description", "target", "reboots",
-                                          "versions", "variables", "steps",       NULL};
+ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
+{
+    char text[400];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return ep_fail(EP_E_ARG, "%s:%d: %s", recipe->file, line, text);
+}
+
+ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text)
+{
+    json_array_append_new(recipe->strings, json_string(text));
+    *ret_text = json_string_value(json_array_get(recipe->strings, json_array_size(recipe->strings) - 1));
+    return *ret_text ? EP_OK : ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+}
+
+ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
+                            const char *const *allowed)
+{
+    for (size_t i = 0; i < map->n; i++) {
+        char list[256] = "";
+
+        if (text_is_any(map->keys[i], allowed))
+            continue;
+        for (size_t k = 0; allowed[k]; k++)
+            text_append(list, sizeof(list), "%s%s", k ? ", " : "", allowed[k]);
+        return recipe_refuse(recipe, map->key_lines[i], "%s has no key '%.64s'; it may have %s", what, map->keys[i],
+                             list);
+    }
+    return EP_OK;
+}
+
+ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
+                        const char **ret_text, int *ret_line)
+{
+    const struct yaml_node *node = tree_get(map, key);
+
+    *ret_text = NULL;
+    *ret_line = node ? node->line : map->line;
+    if (!node)
+        return is_required ? recipe_refuse(recipe, map->line, "'%s' is missing", key) : EP_OK;
+    if (node->kind != YAML_SCALAR)
+        return recipe_refuse(recipe, node->line, "'%s' must be a text", key);
+    if (is_required && !*node->text)
+        return recipe_refuse(recipe, node->line, "'%s' is empty", key);
+    *ret_text = node->text;
+    return EP_OK;
+}
+
+ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map, const struct recipe_text *texts,
+                       void *ret_struct)
+{
+    for (; texts->key; texts++) {
+        const char **text = (const char **)(void *)((char *)ret_struct + texts->offset);
+        const char *fault;
+        int line;
+
+        EP_TRY(recipe_scalar(recipe, map, texts->key, texts->kind != TEXT_OPTIONAL, text, &line));
+        *text = *text ? *text : "";
+        fault = texts->kind == TEXT_SHELL ? value_fault(VALUE_SHELL, *text) : NULL;
+        if (fault)
+            return recipe_refuse(recipe, line, "'%s': %s", texts->key, fault);
+        if (texts->kind == TEXT_LINE && !recipe_is_line(*text))
+            return recipe_refuse(recipe, line, "'%s' must be one line of printable text", texts->key);
+        if (texts->kind == TEXT_ID && (!islower((unsigned char)**text) || strlen(*text) > 40 ||
+                                       strspn(*text, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(*text)))
+            return recipe_refuse(recipe, line,
+                                 "%s '%.64s': use only lower-case letters, digits and '-', at most 40, a letter first",
+                                 strcmp(texts->key, "id") == 0 ? "id" : "name", *text);
+    }
+    return EP_OK;
+}
 
 static ep_status read_head(struct recipe *recipe)
 {
+    /* Exports write the title into comments. */
+    static const struct recipe_text texts[] = {
+        {"recipe", offsetof(struct recipe, name), TEXT_ID}, {"title", offsetof(struct recipe, title), TEXT_LINE}, {0}};
     const char *text;
     int line;
 
     if (recipe->tree->kind != YAML_MAP)
         return recipe_refuse(recipe, recipe->tree->line, "a recipe is a map that begins with 'recipe: NAME'");
-    EP_TRY(recipe_check_keys(recipe, recipe->tree, "a recipe", recipe_keys));
-    EP_TRY(recipe_scalar(recipe, recipe->tree, "recipe", true, &recipe->name, &line));
-    if (!islower((unsigned char)*recipe->name) || strlen(recipe->name) > 40 ||
-        strspn(recipe->name, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(recipe->name))
-        return recipe_refuse(recipe, line,
-                             "name '%.64s': lower-case letters, digits and '-' alone, at most 40 of them, a letter "
-                             "first",
-                             recipe->name);
-    EP_TRY(recipe_scalar(recipe, recipe->tree, "title", true, &recipe->title, &line));
-    /* Exports write it into comments. */
-    if (!recipe_is_line(recipe->title))
-        return recipe_refuse(recipe, line, "'title' must be one line of printable text");
+    EP_TRY(recipe_check_keys(
+        recipe, recipe->tree, "a recipe",
+        TEXTS("recipe", "title", "description", "target", "reboots", "versions", "variables", "steps")));
+    EP_TRY(recipe_texts(recipe, recipe->tree, texts, recipe));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &text, &line));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "reboots", false, &text, &line));
     if (text) {

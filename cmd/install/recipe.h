@@ -30,6 +30,7 @@
 #ifndef EP_INSTALL_RECIPE_H
 #define EP_INSTALL_RECIPE_H
 
+#include "common/text.h"
 #include "common/yaml.h"
 
 #include <jansson.h>
@@ -76,7 +77,7 @@ enum step_reboot {
 };
 
 struct step_verify {
-    const char *name, *run, *expect; /* expect: extended regular expression for the output, or NULL */
+    const char *name, *run, *expect; /* expect: extended regular expression for the output, or "" */
     const char *hint;                /* hint for a failure, or "" */
 };
 
@@ -85,6 +86,7 @@ struct step_type;
 struct recipe_step {
     const char *id, *title, *why, *says; /* says: printed when the step is found done, if the flag `says_when` holds */
     const struct step_type *type;
+    const char *path; /* that it writes, or in which; "" if none */
     int line, budget_s, deadline_s;
     enum step_reboot reboot;
     bool skipped; /* its `when` does not hold */
@@ -141,10 +143,12 @@ const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, 
 
 const char *variable_source_name(enum variable_source source);
 
-/* `text` with each @{NAME} replaced, as a new string; `line` is for the message. */
-ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text);
-/* The same in an extended regular expression, where each value matches literally. */
-ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text);
+/*
+ * `text` with each @{NAME} replaced, owned by the recipe; `line` is for the message. `is_pattern`: it is an extended
+ * regular expression, where each value matches literally.
+ */
+ep_status variables_replace(const struct recipe *recipe, const char *text, int line, bool is_pattern,
+                            const char **ret_text);
 
 /* --- recipe_values.c --- */
 
@@ -153,7 +157,7 @@ const char *value_fault(enum value_shape shape, const char *value);
 const char *package_fault(const char *name);
 bool recipe_is_line(const char *value); /* of printable text */
 
-/* --- steps.c --- */
+/* --- recipe.c, for the other readers --- */
 
 ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -165,6 +169,22 @@ ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node 
                             const char *const *allowed);
 ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
                         const char **ret_text, int *ret_line);
+
+/* Texts of a map, and where they are stored: "" if one is missing. */
+struct recipe_text {
+    const char *key; /* the table ends with NULL */
+    size_t offset;   /* of a const char * */
+    enum { TEXT_OPTIONAL, TEXT_REQUIRED, TEXT_LINE, TEXT_ID, TEXT_SHELL } kind; /* all but the first are required */
+};
+
+ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map, const struct recipe_text *texts,
+                       void *ret_struct);
+
+/* A copy that lives as long as the recipe. */
+ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text);
+
+/* --- steps.c --- */
+
 ep_status steps_read(struct recipe *recipe);
 
 /* --- conflicts.c: steps that cannot all be done --- */

@@ -4,6 +4,7 @@
 #include "recipe.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,41 +27,22 @@ const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, 
     return NULL;
 }
 
-/* Names with a meaning to a shell that runs a step. */
-static bool is_reserved(const char *name)
-{
-    static const char *const names[] = {"kernel", "machine", "arch", "root", "step", "state", "before", NULL};
-
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(name, names[i]) == 0)
-            return true;
-    return false;
-}
-
+/* `line` 0: of the machine, whose names the recipe cannot have. */
 static ep_status add(struct recipe *recipe, const char *name, int line, struct recipe_variable **ret_variable)
 {
-    struct recipe_variable *variable;
-
+    if (line && (!islower((unsigned char)name[0]) || strlen(name) > NAME_BYTES_MAX ||
+                 strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != strlen(name)))
+        return recipe_refuse(recipe, line,
+                             "'%.64s' is not a name: use only lower-case letters, digits and _, at most %d", name,
+                             NAME_BYTES_MAX);
+    if (line && text_is_any(name, TEXTS("kernel", "machine", "arch", "root", "step", "state", "before")))
+        return recipe_refuse(recipe, line, "'%s' is a name that epkit sets", name);
     if (recipe->n_variables == RECIPE_VARIABLES_MAX)
         return recipe_refuse(recipe, line, "more than %d versions and variables", RECIPE_VARIABLES_MAX);
     if (recipe_variable_find(recipe, name))
         return recipe_refuse(recipe, line, "'%.64s' is a duplicate among versions and variables", name);
-    variable = &recipe->variables[recipe->n_variables];
-    *variable = (struct recipe_variable){.name = name, .env = "", .help = "", .line = line, .source = FROM_NOWHERE};
-    recipe->n_variables++;
-    *ret_variable = variable;
-    return EP_OK;
-}
-
-static ep_status check_name(const struct recipe *recipe, const char *name, int line)
-{
-    if (!islower((unsigned char)name[0]) || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != strlen(name) ||
-        strlen(name) > NAME_BYTES_MAX)
-        return recipe_refuse(recipe, line,
-                             "'%.64s' is not a name: use only lower-case letters, digits and _, at most %d", name,
-                             NAME_BYTES_MAX);
-    if (is_reserved(name))
-        return recipe_refuse(recipe, line, "'%s' is a name that epkit sets", name);
+    *ret_variable = &recipe->variables[recipe->n_variables++];
+    **ret_variable = (struct recipe_variable){.name = name, .env = "", .help = "", .line = line, .source = FROM_NOWHERE};
     return EP_OK;
 }
 
@@ -84,11 +66,10 @@ static ep_status read_versions(struct recipe *recipe)
 
         if (map->items[i].kind != YAML_SCALAR)
             return recipe_refuse(recipe, map->items[i].line, "version '%.64s' must be a text", map->keys[i]);
-        EP_TRY(check_name(recipe, map->keys[i], map->key_lines[i]));
+        EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
         fault = value_fault(VALUE_VERSION, map->items[i].text);
         if (fault)
             return recipe_refuse(recipe, map->items[i].line, "version '%s': %s", map->keys[i], fault);
-        EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
         variable->kind = VALUE_VERSION;
         set(variable, map->items[i].text, FROM_VERSIONS);
     }
@@ -111,43 +92,46 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
                          text);
 }
 
-/* The recipe is right, and the user's value for it is wrong. */
-static void note_refused(const struct recipe_input *input)
+/* A value of the user is wrong, and not the recipe. */
+static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
 {
+    char text[400];
+    va_list args;
+
     if (input->is_value_refused)
         *input->is_value_refused = true;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    return ep_fail(EP_E_ARG, "%s", text);
 }
 
 /* From the default, the environment and the command line; the last one counts. */
 static ep_status choose_value(const struct recipe *recipe, struct recipe_variable *variable, const char *value,
                               int line, const struct recipe_input *input)
 {
-    const char *fault, *env;
+    const char *env = input->env && *variable->env ? input->env(variable->env) : NULL, *fault;
 
-    if (value) {
-        fault = value_fault(variable->kind, value);
-        if (fault)
-            return recipe_refuse(recipe, line, "the default of '%s' is refused: %s", variable->name, fault);
+    fault = value ? value_fault(variable->kind, value) : NULL;
+    if (fault)
+        return recipe_refuse(recipe, line, "the default of '%s' is refused: %s", variable->name, fault);
+    if (value)
         set(variable, value, FROM_DEFAULT);
-    }
-    env = input->env && *variable->env ? input->env(variable->env) : NULL;
-    if (env && *env) {
-        fault = value_fault(variable->kind, env);
-        if (fault) {
-            note_refused(input);
-            return ep_fail(EP_E_ARG, "environment variable %s (variable '%s', %s:%d): %s", variable->env,
-                           variable->name, recipe->file, variable->line, fault);
-        }
+    fault = env && *env ? value_fault(variable->kind, env) : NULL;
+    if (fault)
+        return refuse_value(input, "environment variable %s (variable '%s', %s:%d): %s", variable->env, variable->name,
+                            recipe->file, variable->line, fault);
+    if (env && *env)
         set(variable, env, FROM_ENVIRONMENT);
-    }
     for (size_t i = 0; i < input->n_settings; i++) {
         if (strcmp(input->settings[i].name, variable->name) != 0)
             continue;
         fault = value_fault(variable->kind, input->settings[i].value);
-        if (fault) {
-            note_refused(input);
-            return ep_fail(EP_E_ARG, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
-        }
+        if (fault)
+            return refuse_value(input, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
         set(variable, input->settings[i].value, FROM_COMMAND_LINE);
     }
     return EP_OK;
@@ -156,23 +140,21 @@ static ep_status choose_value(const struct recipe *recipe, struct recipe_variabl
 static ep_status read_variable(struct recipe *recipe, const char *name, int name_line, const struct yaml_node *map,
                                const struct recipe_input *input)
 {
-    static const char *const keys[] = {"kind", "default", "env", "help", NULL};
+    static const struct recipe_text texts[] = {{"env", offsetof(struct recipe_variable, env), TEXT_OPTIONAL},
+                                               {"help", offsetof(struct recipe_variable, help), TEXT_OPTIONAL},
+                                               {0}};
     struct recipe_variable *variable;
     const char *value;
-    int line = name_line;
+    int line;
 
     if (map->kind != YAML_MAP)
         return recipe_refuse(recipe, map->line, "variable '%.64s' must be a map with kind, default, env, help", name);
-    EP_TRY(recipe_check_keys(recipe, map, "a variable", keys));
-    EP_TRY(check_name(recipe, name, name_line));
+    EP_TRY(recipe_check_keys(recipe, map, "a variable", TEXTS("kind", "default", "env", "help")));
     EP_TRY(add(recipe, name, name_line, &variable));
     EP_TRY(read_kind(recipe, map, &variable->kind));
-    EP_TRY(recipe_scalar(recipe, map, "env", false, &variable->env, &line));
-    EP_TRY(recipe_scalar(recipe, map, "help", false, &variable->help, &line));
-    variable->env = variable->env ? variable->env : "";
-    variable->help = variable->help ? variable->help : "";
-    if (*variable->env && (strspn(variable->env, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(variable->env) ||
-                           isdigit((unsigned char)*variable->env)))
+    EP_TRY(recipe_texts(recipe, map, texts, variable));
+    if (strspn(variable->env, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != strlen(variable->env) ||
+        isdigit((unsigned char)*variable->env))
         return recipe_refuse(recipe, name_line, "'%.64s' is not a name of an environment variable", variable->env);
     EP_TRY(recipe_scalar(recipe, map, "default", false, &value, &line));
     return choose_value(recipe, variable, value, line, input);
@@ -213,11 +195,9 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
     for (size_t i = 0; i < input->n_settings; i++) {
         const struct recipe_variable *variable = recipe_variable_find(recipe, input->settings[i].name);
 
-        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE) {
-            note_refused(input);
-            return ep_fail(EP_E_ARG, "--set %.64s: recipe '%s' has no such variable; 'epkit install show' lists them",
-                           input->settings[i].name, recipe->name);
-        }
+        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE)
+            return refuse_value(input, "--set %.64s: recipe '%s' has no such variable; 'epkit install show' lists them",
+                                input->settings[i].name, recipe->name);
     }
     return EP_OK;
 }
@@ -232,52 +212,37 @@ static void put_value(FILE *out, const char *value, bool is_pattern)
     }
 }
 
-static ep_status replace(const struct recipe *recipe, const char *text, int line, bool is_pattern, char **ret_text)
+ep_status variables_replace(const struct recipe *recipe, const char *text, int line, bool is_pattern,
+                            const char **ret_text)
 {
     size_t bytes = 0;
     char *result = NULL;
     FILE *out = open_memstream(&result, &bytes);
+    ep_status status = out ? EP_OK : ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
 
-    if (!out)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    while (*text) {
+    while (status == EP_OK && *text) {
         const char *at = strstr(text, "@{"), *end = at ? strchr(at, '}') : NULL;
         const struct recipe_variable *variable;
         char name[NAME_BYTES_MAX + 2];
 
-        if (!at) {
-            fputs(text, out);
+        fwrite(text, 1, at ? (size_t)(at - text) : strlen(text), out);
+        if (!at)
             break;
-        }
-        fwrite(text, 1, (size_t)(at - text), out);
         snprintf(name, sizeof(name), "%.*s", end ? (int)(end - at - 2) : 16, at + 2);
         variable = end ? recipe_variable_find(recipe, name) : NULL;
-        if (!variable) {
-            fclose(out);
-            free(result);
-            return recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);
-        }
         /* A missing value stays visible in a plan; apply refuses it. */
-        if (variable->value)
+        if (!variable)
+            status = recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);
+        else if (variable->value)
             put_value(out, variable->value, is_pattern);
         else
             fprintf(out, "<%s>", variable->name);
         text = end + 1;
     }
-    if (fclose(out) != 0 || !result) {
-        free(result);
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    }
-    *ret_text = result;
-    return EP_OK;
-}
-
-ep_status variables_replace(const struct recipe *recipe, const char *text, int line, char **ret_text)
-{
-    return replace(recipe, text, line, false, ret_text);
-}
-
-ep_status variables_replace_pattern(const struct recipe *recipe, const char *text, int line, char **ret_text)
-{
-    return replace(recipe, text, line, true, ret_text);
+    if (out && fclose(out) != 0 && status == EP_OK)
+        status = ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    if (status == EP_OK)
+        status = recipe_keep(recipe, result, ret_text);
+    free(result);
+    return status;
 }

@@ -110,9 +110,9 @@ static void set_arg(FILE *script, const char *key, const json_t *arg)
 
 static void set_file(FILE *script, const struct recipe_step *step)
 {
-    char path[FILE_PATH_BYTES], *content = step->type->file(step, path);
+    char *content = step->type->content(step);
 
-    set(script, "file_path", path);
+    set(script, "file_path", step->path);
     set(script, "file_mode", *arg_text(step, "mode") ? arg_text(step, "mode") : "0644");
     set(script, "file_content", content ? content : "");
     free(content);
@@ -126,7 +126,7 @@ static void set_step(FILE *script, const struct recipe_step *step)
     for (const struct step_arg *arg = step->type->args; arg->key; arg++)
         if (arg->shape != VALUE_SHELL && arg->shape != VALUE_TEXT)
             set_arg(script, arg->key, json_object_get(step->args, arg->key));
-    if (step->type->file)
+    if (step->type->content)
         set_file(script, step);
     fputs("mkdir -p \"$EPKIT_BEFORE\"\n", script);
 }

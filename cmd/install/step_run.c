@@ -2,6 +2,7 @@
 /* step_run.c - runs one script of a step: in a systemd unit or as a child, with a deadline and a log. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/capture.h"
 #include "common/temporary.h"
 #include "install.h"
 
@@ -259,47 +260,19 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
 
 /* --- small commands --- */
 
-/* Runs argv with its output into a pipe (or nowhere); -1: not started, late, or interrupted (NULL: never). */
+/* Its exit status, and the beginning of its standard output; -1: not started, late, or interrupted (NULL: never). */
 static int run_captured(const char *const *argv, int seconds, bool (*is_interrupted)(void), char *ret_output,
                         size_t bytes)
 {
-    uint64_t until = ep_deadline_ns(seconds * 1000);
-    int fds[2], status = -1;
-    size_t at = 0;
-    bool is_open = true;
-    pid_t pid;
+    struct capture capture = {.argv = (char *const *)argv, .bytes_max = bytes, .is_interrupted = is_interrupted};
+    int status = -1;
 
-    if (pipe2(fds, O_CLOEXEC) != 0)
-        return -1;
-    pid = fork();
-    if (pid == 0)
-        become(argv, fds[1], -1);
-    close(fds[1]);
-    while (pid > 0 && is_open && ep_now_ns() < until && !(is_interrupted && is_interrupted())) {
-        struct pollfd poll_fd = {.fd = fds[0], .events = POLLIN};
-        char data[4096];
-        ssize_t n;
-
-        if (poll(&poll_fd, 1, TICK_MS) <= 0)
-            continue;
-        n = read(fds[0], data, sizeof(data));
-        is_open = n > 0 || (n < 0 && errno == EINTR);
-        for (ssize_t i = 0; i < n && at + 1 < bytes; i++)
-            ret_output[at++] = data[i];
-    }
-    close(fds[0]);
+    if (capture_run(&capture, 1, 1, seconds * INT64_C(1000), NULL, NULL) == 0 && !capture.start_error && !capture.late)
+        status = status_of(capture.status);
     if (bytes)
-        ret_output[at] = '\0';
-    while (pid > 0 && waitpid(pid, &status, WNOHANG) == 0) {
-        if (ep_now_ns() >= until || (is_interrupted && is_interrupted())) {
-            kill(-pid, SIGKILL);
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            return -1;
-        }
-        poll(NULL, 0, TICK_MS / 10);
-    }
-    return pid > 0 ? status_of(status) : -1;
+        snprintf(ret_output, bytes, "%s", capture.output.text ? capture.output.text : "");
+    capture_done(&capture);
+    return status;
 }
 
 int run_quietly(const char *const *argv, int seconds)
@@ -310,25 +283,21 @@ int run_quietly(const char *const *argv, int seconds)
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
               size_t bytes)
 {
-    char *script = NULL, limit[32];
+    char *script = NULL;
     size_t size;
     FILE *out = open_memstream(&script, &size);
-    const char *argv[] = {"timeout", "--kill-after=5", limit, "/bin/sh", "-c", NULL, NULL};
-    int status;
+    int status = -1;
 
-    if (bytes)
-        ret_output[0] = '\0';
-    if (!out)
-        return -1;
-    fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
-    script_begin(out, install->recipe, step, install->state);
-    fputs("exec 2>&1\n", out);
-    script_shell(out, text);
-    if (fclose(out) != 0 || !script)
-        return -1;
-    snprintf(limit, sizeof(limit), "%d", seconds);
-    argv[5] = script;
-    status = run_captured(argv, seconds + 10, install->options.observer.is_interrupted, ret_output, bytes);
+    ret_output[0] = '\0';
+    if (out) {
+        fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
+        script_begin(out, install->recipe, step, install->state);
+        fputs("exec 2>&1\n", out);
+        script_shell(out, text);
+    }
+    if (out && fclose(out) == 0)
+        status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds,
+                              install->options.observer.is_interrupted, ret_output, bytes);
     free(script);
     return status;
 }

@@ -18,146 +18,65 @@
 const struct step_type *const step_types[] = {&type_apt, &type_deb,   &type_file,    &type_modprobe, &type_module,
                                               &type_pip, &type_build, &type_copyset, &type_command,  NULL};
 
-static const char *const common_keys[] = {"id",     "type",   "title", "why",  "budget",    "deadline", "needs",
-                                          "verify", "reboot", "when",  "says", "says_when", NULL};
-
-ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
-{
-    char text[400];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return ep_fail(EP_E_ARG, "%s:%d: %s", recipe->file, line, text);
-}
-
-ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
-                            const char *const *allowed)
-{
-    for (size_t i = 0; i < map->n; i++) {
-        char list[256] = "";
-        size_t at = 0, k = 0;
-
-        while (allowed[k] && strcmp(allowed[k], map->keys[i]) != 0)
-            k++;
-        if (allowed[k])
-            continue;
-        for (k = 0; allowed[k] && at < sizeof(list) - 1; k++)
-            at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", k ? ", " : "", allowed[k]);
-        return recipe_refuse(recipe, map->key_lines[i], "%s has no key '%.64s'; it may have %s", what, map->keys[i],
-                             list);
-    }
-    return EP_OK;
-}
-
-ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
-                        const char **ret_text, int *ret_line)
-{
-    const struct yaml_node *node = tree_get(map, key);
-
-    *ret_text = NULL;
-    *ret_line = node ? node->line : map->line;
-    if (!node)
-        return is_required ? recipe_refuse(recipe, map->line, "'%s' is missing", key) : EP_OK;
-    if (node->kind != YAML_SCALAR)
-        return recipe_refuse(recipe, node->line, "'%s' must be a text", key);
-    if (is_required && !*node->text)
-        return recipe_refuse(recipe, node->line, "'%s' is empty", key);
-    *ret_text = node->text;
-    return EP_OK;
-}
-
 /* --- arguments --- */
 
-/* One value: variables replaced, checked, as a new JSON string. */
+/* One value: variables replaced, checked. */
 static ep_status read_value(const struct recipe *recipe, const char *key, enum value_shape shape,
-                            const struct yaml_node *node, json_t **ret_value)
+                            const struct yaml_node *node, const char **ret_text)
 {
+    bool is_missing;
     const char *fault;
-    char *text;
 
     if (node->kind != YAML_SCALAR)
         return recipe_refuse(recipe, node->line, "'%.64s' must be a text", key);
-    if (shape == VALUE_SHELL)
-        text = strdup(node->text);
-    else
-        EP_TRY(variables_replace(recipe, node->text, node->line, &text));
-    if (!text)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    *ret_text = node->text;
+    if (shape != VALUE_SHELL)
+        EP_TRY(variables_replace(recipe, node->text, node->line, false, ret_text));
     /* A missing value shows as <name>, and is checked when it is given. */
-    fault = strstr(node->text, "@{") && strchr(text, '<') && shape != VALUE_SHELL ? NULL : value_fault(shape, text);
-    if (fault) {
-        free(text);
-        return recipe_refuse(recipe, node->line, "'%.64s': %s", key, fault);
-    }
-    *ret_value = json_string(text);
-    free(text);
-    return *ret_value ? EP_OK : recipe_refuse(recipe, node->line, "'%.64s' is not UTF-8", key);
+    is_missing = shape != VALUE_SHELL && strstr(node->text, "@{") && strchr(*ret_text, '<');
+    fault = is_missing ? NULL : value_fault(shape, *ret_text);
+    return fault ? recipe_refuse(recipe, node->line, "'%.64s': %s", key, fault) : EP_OK;
 }
 
-static ep_status read_list(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
-                           json_t *ret_list)
+/* Name `i` of a map. */
+static ep_status read_name(const struct recipe *recipe, const struct yaml_node *map, size_t i, const char **ret_name)
 {
-    if (node->kind != YAML_LIST || node->n == 0)
-        return recipe_refuse(recipe, node->line, "'%s' must be a list of at least one text", arg->key);
-    for (size_t i = 0; i < node->n; i++) {
-        json_t *value;
+    const char *fault;
 
-        EP_TRY(read_value(recipe, arg->key, arg->shape, &node->items[i], &value));
-        json_array_append_new(ret_list, value);
-    }
-    return EP_OK;
-}
-
-static ep_status read_map(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
-                          json_t *ret_map)
-{
-    if (node->kind != YAML_MAP || node->n == 0)
-        return recipe_refuse(recipe, node->line, "'%s' must be a map of at least one name%s", arg->key,
-                             arg->shape == VALUE_PACKAGES ? " to its version" : "");
-    for (size_t i = 0; i < node->n; i++) {
-        const char *fault;
-        char *name;
-        json_t *value;
-
-        EP_TRY(variables_replace(recipe, node->keys[i], node->key_lines[i], &name));
-        fault = strchr(name, '<') ? NULL : package_fault(name);
-        if (fault) {
-            ep_status status = recipe_refuse(recipe, node->key_lines[i], "'%.64s': %s", name, fault);
-
-            free(name);
-            return status;
-        }
-        if (read_value(recipe, name, arg->shape, &node->items[i], &value) != EP_OK) {
-            free(name);
-            return EP_E_ARG;
-        }
-        json_object_set_new(ret_map, name, value);
-        free(name);
-    }
-    return EP_OK;
+    EP_TRY(variables_replace(recipe, map->keys[i], map->key_lines[i], false, ret_name));
+    fault = strchr(*ret_name, '<') ? NULL : package_fault(*ret_name);
+    return fault ? recipe_refuse(recipe, map->key_lines[i], "'%.64s': %s", *ret_name, fault) : EP_OK;
 }
 
 static ep_status read_arg(const struct recipe *recipe, const struct step_arg *arg, const struct yaml_node *node,
-                          json_t **ret_value)
+                          json_t *ret_args)
 {
     bool is_list = arg->shape == VALUE_PATHS || arg->shape == VALUE_GLOBS || arg->shape == VALUE_TEXTS;
     bool is_map = arg->shape == VALUE_PACKAGES || arg->shape == VALUE_OPTIONS;
-    json_t *value;
-    ep_status status;
+    const char *name = arg->key, *text;
+    json_t *all;
 
-    if (!is_list && !is_map)
-        return read_value(recipe, arg->key, arg->shape, node, ret_value);
-    value = is_list ? json_array() : json_object();
-    if (!value)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    status = is_list ? read_list(recipe, arg, node, value) : read_map(recipe, arg, node, value);
-    if (status != EP_OK) {
-        json_decref(value);
-        return status;
+    if (!is_list && !is_map) {
+        EP_TRY(read_value(recipe, arg->key, arg->shape, node, &text));
+        json_object_set_new(ret_args, arg->key, json_string(text));
+        return EP_OK;
     }
-    *ret_value = value;
+    if (is_list && (node->kind != YAML_LIST || node->n == 0))
+        return recipe_refuse(recipe, node->line, "'%s' must be a list of at least one text", arg->key);
+    if (is_map && (node->kind != YAML_MAP || node->n == 0))
+        return recipe_refuse(recipe, node->line, "'%s' must be a map of at least one name%s", arg->key,
+                             arg->shape == VALUE_PACKAGES ? " to its version" : "");
+    all = is_list ? json_array() : json_object();
+    json_object_set_new(ret_args, arg->key, all);
+    for (size_t i = 0; i < node->n; i++) {
+        if (is_map)
+            EP_TRY(read_name(recipe, node, i, &name));
+        EP_TRY(read_value(recipe, name, arg->shape, &node->items[i], &text));
+        if (is_map)
+            json_object_set_new(all, name, json_string(text));
+        else
+            json_array_append_new(all, json_string(text));
+    }
     return EP_OK;
 }
 
@@ -195,22 +114,30 @@ static void note_values(const struct recipe *recipe, struct recipe_step *step)
     json_decref(values);
 }
 
+static ep_status read_path(const struct recipe *recipe, struct recipe_step *step)
+{
+    const struct step_type *type = step->type;
+    char path[1100] = "";
+
+    if (type->path_key)
+        snprintf(path, sizeof(path), "%s%s%s", type->path_prefix ? type->path_prefix : "",
+                 arg_text(step, type->path_key), type->path_prefix ? ".conf" : "");
+    return recipe_keep(recipe, path, &step->path);
+}
+
 static ep_status read_args(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
     for (const struct step_arg *arg = step->type->args; arg->key; arg++) {
         const struct yaml_node *node = tree_get(map, arg->key);
-        json_t *value;
 
         if (!node && arg->is_required)
             return recipe_refuse(recipe, step->line, "step '%s' of type %s lacks '%s'", step->id, step->type->name,
                                  arg->key);
-        if (!node)
-            continue;
-        EP_TRY(read_arg(recipe, arg, node, &value));
-        json_object_set_new(step->args, arg->key, value);
+        if (node)
+            EP_TRY(read_arg(recipe, arg, node, step->args));
     }
     note_values(recipe, step);
-    return EP_OK;
+    return read_path(recipe, step);
 }
 
 /* --- common keys --- */
@@ -241,7 +168,10 @@ static ep_status read_duration(const struct recipe *recipe, const struct yaml_no
 
 static ep_status read_type(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
-    const char *allowed[64], *text;
+    /* Of every type, and then those of this one. */
+    const char *allowed[64] = {"id",       "type",  "title",  "why",    "budget", "deadline",
+                               "needs",    "verify", "reboot", "when", "says",   "says_when"};
+    const char *text;
     size_t n = 0;
     int line;
 
@@ -254,45 +184,27 @@ static ep_status read_type(const struct recipe *recipe, const struct yaml_node *
                              "unknown type '%.64s'; there are apt, deb, file, modprobe, module, pip, build, copyset, "
                              "command",
                              text);
-    for (size_t i = 0; common_keys[i]; i++)
-        allowed[n++] = common_keys[i];
+    while (allowed[n])
+        n++;
     for (const struct step_arg *arg = step->type->args; arg->key; arg++)
         allowed[n++] = arg->key;
-    allowed[n] = NULL;
     return recipe_check_keys(recipe, map, "a step of this type", allowed);
-}
-
-static ep_status read_id(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
-{
-    int line;
-
-    EP_TRY(recipe_scalar(recipe, map, "id", true, &step->id, &line));
-    if (!islower((unsigned char)*step->id) || strlen(step->id) > 40 ||
-        strspn(step->id, "abcdefghijklmnopqrstuvwxyz0123456789-") != strlen(step->id))
-        return recipe_refuse(recipe, line,
-                             "id '%.64s': use only lower-case letters, digits and '-', at most 40, a letter first",
-                             step->id);
-    for (size_t i = 0; i < recipe->n_steps; i++)
-        if (strcmp(recipe->steps[i].id, step->id) == 0)
-            return recipe_refuse(recipe, line, "id '%s' is a duplicate; the first one is in line %d", step->id,
-                                 recipe->steps[i].line);
-    return EP_OK;
 }
 
 static ep_status read_reboot(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
+    static const char *const names[] = {
+        [REBOOT_NEVER] = "never", [REBOOT_IF_NEEDED] = "if-needed", [REBOOT_AFTER] = "after"};
     const char *text;
     int line;
+    size_t i = 0;
 
     EP_TRY(recipe_scalar(recipe, map, "reboot", false, &text, &line));
-    if (!text || strcmp(text, "never") == 0)
-        step->reboot = REBOOT_NEVER;
-    else if (strcmp(text, "if-needed") == 0)
-        step->reboot = REBOOT_IF_NEEDED;
-    else if (strcmp(text, "after") == 0)
-        step->reboot = REBOOT_AFTER;
-    else
+    while (text && i < COUNT(names) && strcmp(names[i], text) != 0)
+        i++;
+    if (i == COUNT(names))
         return recipe_refuse(recipe, line, "'reboot' must be never, if-needed or after");
+    step->reboot = (enum step_reboot)i;
     if (step->reboot != REBOOT_NEVER && recipe->max_reboots == 0)
         return recipe_refuse(recipe, line, "step '%s' may reboot, but 'reboots' of the recipe is 0", step->id);
     return EP_OK;
@@ -317,52 +229,25 @@ static ep_status read_flag(const struct recipe *recipe, const struct yaml_node *
     return EP_OK;
 }
 
-static ep_status read_when(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
-{
-    const char *unused;
-    bool holds;
-
-    EP_TRY(read_flag(recipe, map, "when", &step->when, &holds));
-    step->skipped = !holds;
-    EP_TRY(read_flag(recipe, map, "says_when", &unused, &holds));
-    if (!holds)
-        step->says = "";
-    return EP_OK;
-}
-
 static ep_status read_verify_item(const struct recipe *recipe, const struct yaml_node *map, struct step_verify *verify)
 {
-    static const char *const keys[] = {"name", "run", "expect", "hint", NULL};
-    const char *fault;
+    static const struct recipe_text texts[] = {{"name", offsetof(struct step_verify, name), TEXT_REQUIRED},
+                                               {"run", offsetof(struct step_verify, run), TEXT_SHELL},
+                                               {"hint", offsetof(struct step_verify, hint), TEXT_OPTIONAL},
+                                               {"expect", offsetof(struct step_verify, expect), TEXT_OPTIONAL},
+                                               {0}};
     regex_t regex;
     int line;
 
     if (map->kind != YAML_MAP)
         return recipe_refuse(recipe, map->line, "an entry of 'verify' must be a map with name, run, expect, hint");
-    EP_TRY(recipe_check_keys(recipe, map, "an entry of 'verify'", keys));
-    EP_TRY(recipe_scalar(recipe, map, "name", true, &verify->name, &line));
-    EP_TRY(recipe_scalar(recipe, map, "run", true, &verify->run, &line));
-    fault = value_fault(VALUE_SHELL, verify->run);
-    if (fault)
-        return recipe_refuse(recipe, line, "'run': %s", fault);
-    EP_TRY(recipe_scalar(recipe, map, "hint", false, &verify->hint, &line));
-    verify->hint = verify->hint ? verify->hint : "";
-    EP_TRY(recipe_scalar(recipe, map, "expect", false, &verify->expect, &line));
-    if (verify->expect) {
-        char *pattern;
-
-        EP_TRY(variables_replace_pattern(recipe, verify->expect, line, &pattern));
-        if (regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0) {
-            free(pattern);
-            return recipe_refuse(recipe, line, "'expect' is not an extended regular expression");
-        }
-        regfree(&regex);
-        json_array_append_new(recipe->strings, json_string(pattern));
-        free(pattern);
-        verify->expect = json_string_value(json_array_get(recipe->strings, json_array_size(recipe->strings) - 1));
-        if (!verify->expect)
-            return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    }
+    EP_TRY(recipe_check_keys(recipe, map, "an entry of 'verify'", TEXTS("name", "run", "expect", "hint")));
+    EP_TRY(recipe_texts(recipe, map, texts, verify));
+    line = *verify->expect ? tree_get(map, "expect")->line : 0;
+    EP_TRY(variables_replace(recipe, verify->expect, line, true, &verify->expect));
+    if (regcomp(&regex, verify->expect, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0)
+        return recipe_refuse(recipe, line, "'expect' is not an extended regular expression");
+    regfree(&regex);
     return EP_OK;
 }
 
@@ -385,8 +270,14 @@ static ep_status read_verify(const struct recipe *recipe, const struct yaml_node
 
 static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
 {
+    static const struct recipe_text texts[] = {{"id", offsetof(struct recipe_step, id), TEXT_ID},
+                                               {"title", offsetof(struct recipe_step, title), TEXT_LINE},
+                                               {"why", offsetof(struct recipe_step, why), TEXT_REQUIRED},
+                                               {"says", offsetof(struct recipe_step, says), TEXT_OPTIONAL},
+                                               {0}};
     struct recipe_step *step = &recipe->steps[recipe->n_steps];
-    int line;
+    const char *unused;
+    bool holds;
 
     if (map->kind != YAML_MAP)
         return recipe_refuse(recipe, map->line, "a step must be a map");
@@ -394,15 +285,16 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
     step->args = json_object();
     if (!step->args)
         return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
-    EP_TRY(read_id(recipe, map, step));
+    EP_TRY(recipe_texts(recipe, map, texts, step));
+    for (size_t i = 0; i < recipe->n_steps; i++)
+        if (strcmp(recipe->steps[i].id, step->id) == 0)
+            return recipe_refuse(recipe, tree_get(map, "id")->line,
+                                 "id '%s' is a duplicate; the first one is in line %d", step->id,
+                                 recipe->steps[i].line);
     recipe->n_steps++;
+    if (!recipe_is_line(step->says))
+        return recipe_refuse(recipe, tree_get(map, "says")->line, "'says' must be one line of printable text");
     EP_TRY(read_type(recipe, map, step));
-    EP_TRY(recipe_scalar(recipe, map, "title", true, &step->title, &line));
-    EP_TRY(recipe_scalar(recipe, map, "why", true, &step->why, &line));
-    EP_TRY(recipe_scalar(recipe, map, "says", false, &step->says, &line));
-    step->says = step->says ? step->says : "";
-    if (!recipe_is_line(step->title) || !recipe_is_line(step->says))
-        return recipe_refuse(recipe, line, "'title' and 'says' must be one line of printable text");
     EP_TRY(read_duration(recipe, map, "budget", true, &step->budget_s));
     step->deadline_s = step->budget_s * DEADLINE_BUDGETS;
     if (step->deadline_s < DEADLINE_MIN_S)
@@ -412,7 +304,10 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
         return recipe_refuse(recipe, tree_get(map, "deadline")->line,
                              "'deadline' is shorter than 'budget', the time that the step is expected to take");
     EP_TRY(read_reboot(recipe, map, step));
-    EP_TRY(read_when(recipe, map, step));
+    EP_TRY(read_flag(recipe, map, "when", &step->when, &holds));
+    step->skipped = !holds;
+    EP_TRY(read_flag(recipe, map, "says_when", &unused, &holds));
+    step->says = holds ? step->says : "";
     EP_TRY(read_args(recipe, map, step));
     EP_TRY(read_verify(recipe, map, step));
     return step->type->validate ? step->type->validate(recipe, step) : EP_OK;

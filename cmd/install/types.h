@@ -56,8 +56,6 @@ struct check_context {
     void *probe_context;
 };
 
-#define FILE_PATH_BYTES 1100
-
 struct step_arg {
     const char *key; /* the table ends with NULL */
     enum value_shape shape;
@@ -69,9 +67,10 @@ struct step_type {
     const struct step_arg *args;
     /* What cannot be said by a table; NULL if nothing. */
     ep_status (*validate)(const struct recipe *recipe, const struct recipe_step *step);
-    /* The file that the step writes: its path and content, which ends with a newline (new; NULL: no memory). Or NULL.
-     */
-    char *(*file)(const struct recipe_step *step, char ret_path[FILE_PATH_BYTES]);
+    /* The key that names the path that the step writes, or in which. With a prefix: of a name in PREFIXNAME.conf. */
+    const char *path_key, *path_prefix;
+    /* The step writes one file with this content, which ends with a newline (new; NULL: no memory). Or NULL. */
+    char *(*content)(const struct recipe_step *step);
     void (*check)(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state);
     bool has_fetch;  /* epkit_fetch_NAME downloads, and nothing else: run again after a pause */
     bool needs_live; /* cannot be applied below a folder that has no programs of its own */

@@ -152,19 +152,10 @@ END
     [[ "$output" == *"this is cos"* ]]
 }
 
-@test "this machine: too little disk, and hosts that do not answer, are refused before anything changes" {
-    files_recipe >files.yaml
-    sed 's/^variables:/target: {disk_gb: "99999"}\n&/' files.yaml >disk.yaml
+@test "this machine: too little disk is refused before anything changes" {
+    files_recipe | sed 's/^variables:/target: {disk_gb: "99999"}\n&/' >disk.yaml
     run -4 epkit install plan ./disk.yaml
     [[ "$output" == *"99999 GB needed"* ]]
-    sed 's/^variables:/target: {egress: [nowhere.invalid]}\n&/' files.yaml >egress.yaml
-    unset https_proxy HTTPS_PROXY
-    run epkit install plan ./egress.yaml --json
-    # Where names are looked up without an answer, it is not known; never fine.
-    [ "$status" -eq 4 ] || [[ "$output" == *'not known'* ]]
-    https_proxy=http://proxy.invalid:3128 run epkit install plan ./egress.yaml
-    [ "$status" -eq 3 ]
-    [[ "$output" == *"through a proxy"* ]]
 }
 
 @test "the eight switches are read from the environment under their names" {
@@ -603,48 +594,12 @@ libcore.so.2' ]
     run -4 epkit install verify epkit-only --root m
 }
 
-# export.sh, cloud.yaml and play.yaml, as the programs that they are for parse them: the same script byte for byte, and
-# as many runs of it as it may ask for reboots.
-exports_hold_the_script() {
-    python3 - <<'END'
-import re
-import yaml
-
-class Loader(yaml.SafeLoader):
-    pass
-
-Loader.add_constructor("!unsafe", lambda loader, node: loader.construct_scalar(node))
-script = open("export.sh", newline="").read()
-cloud = yaml.load(open("cloud.yaml"), Loader)
-assert set(cloud) == {"write_files", "runcmd"}, cloud.keys()
-files = {entry["path"]: entry for entry in cloud["write_files"]}
-assert all(entry["permissions"] in ("0755", "0644") for entry in files.values())
-path = next(path for path in files if path.endswith("/export.sh"))
-assert files[path]["content"] == script
-(unit,) = (name for name in files if name.startswith("/etc/systemd/system/epkit-export-"))
-assert path in files[unit]["content"]
-assert all(isinstance(command, list) for command in cloud["runcmd"])
-(play,) = yaml.load(open("play.yaml"), Loader)
-copy = next(task["ansible.builtin.copy"] for task in play["tasks"] if "ansible.builtin.copy" in task)
-assert copy["content"] == script and copy["dest"] == path
-runs = [task for task in play["tasks"] if "ansible.builtin.command" in task]
-reboots = [task for task in play["tasks"] if "ansible.builtin.reboot" in task]
-asked = len(re.findall(r"^run_step '[^']*' '(?:after|if-needed)' ", script, re.M))
-assert len(runs) == asked + 1 and len(reboots) == asked, (len(runs), len(reboots), asked)
-END
-}
-
-@test "exports are clean for shellcheck, and YAML where they are said to be" {
+@test "exports are clean for shellcheck" {
     command -v shellcheck >/dev/null || skip 'shellcheck is not installed'
-    python3 -c 'import yaml' 2>/dev/null || skip 'python3-yaml is not installed'
     for recipe in "${RECIPES[@]}"; do
         epkit install export sh "$recipe" >export.sh
         shellcheck -s sh export.sh
         sh -n export.sh
-        epkit install export cloud-init "$recipe" >cloud.yaml
-        [ "$(head -1 cloud.yaml)" = '#cloud-config' ]
-        epkit install export ansible "$recipe" >play.yaml
-        exports_hold_the_script
     done
 }
 

@@ -37,17 +37,14 @@ static void write_all(const struct recipe *recipe)
     char *text = NULL;
     size_t bytes;
 
-    for (size_t i = 0; export_formats[i]; i++) {
-        FILE *out = open_memstream(&text, &bytes);
+    FILE *out = open_memstream(&text, &bytes);
 
-        check(out != NULL);
-        (void)export_write(recipe, export_formats[i], out);
-        fclose(out);
-        free(text);
-    }
+    check(out != NULL);
+    (void)export_write(recipe, out);
+    fclose(out);
+    free(text);
     for (size_t i = 0; i < recipe->n_steps; i++) {
-        FILE *out = open_memstream(&text, &bytes);
-
+        out = open_memstream(&text, &bytes);
         check(out != NULL);
         script_begin(out, recipe, &recipe->steps[i], "/state");
         script_undo(out, &recipe->steps[i]);
