@@ -31,8 +31,6 @@ static const struct opt install_table[] = {
      .value = "now",
      .help = "where a step needs a reboot: now reboots; sentinel leaves /run/reboot-required for an agent that drains "
              "the node first; never ends with exit code 3", .heading = "Reboots"},
-    {"max-reboots", 0, "N", OPT_INT, offsetof(struct install_cmd_options, install.max_reboots), .min = -1, .max = 10,
-     .value = "-1", .help = "reboots before apply stops; -1: the limit of the recipe"},
     {"no-resume-unit", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, install.no_unit),
      .help = "install no systemd unit that resumes after a reboot: something else runs apply again"},
     {"again", 0, NULL, OPT_FLAG, offsetof(struct install_cmd_options, install.again),
@@ -45,16 +43,36 @@ static const struct opt install_table[] = {
 static const char *const actions[] = {"plan",      "apply",  "status", "verify", "resume",
                                       "uninstall", "export", "list",   "show",   NULL};
 
-/* --- ends --- */
-
-struct ending {
-    const char *name; /* its name in JSON */
-    int code;
+/* One call of the command. */
+struct act {
+    const struct cmd *cmd;
+    struct install_cmd_options options;
+    const char *action; /* word of the command line */
+    struct install install;
+    struct verify_result results[VERIFY_MAX];
+    size_t n_results;
+    bool is_verified; /* `results` are those of the recipe's tests */
 };
 
-static struct ending ending_of(enum install_result result)
+/* Writes the report as JSON if that was requested, and returns the exit code: `code`, unless it cannot be written. */
+static int end(struct act *act, const char *name, int code)
 {
-    static const struct ending endings[] = {
+    const struct verify_result *results = act->is_verified ? act->results : NULL;
+
+    if (act->options.json)
+        return out_json(report_json(act->cmd, &act->install, act->action, name, results, act->n_results)) == 0
+                   ? code
+                   : CMD_FAILED;
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
+}
+
+/* Reports the end on standard error, and returns the exit code. */
+static int finish(struct act *act, enum install_result result)
+{
+    static const struct {
+        const char *name; /* its name in JSON */
+        int code;
+    } endings[] = {
         [INSTALL_FINE] = {"fine", CMD_FINE},
         [INSTALL_FAILED] = {"failed", CMD_FAILED},
         [INSTALL_REBOOTING] = {"rebooting", CMD_FINDINGS},
@@ -64,24 +82,8 @@ static struct ending ending_of(enum install_result result)
         [INSTALL_BUSY] = {"busy", CMD_FAILED},
         [INSTALL_INTERRUPTED] = {"interrupted", CMD_FAILED},
     };
-
-    return endings[result];
-}
-
-/* Writes the report as JSON if that was requested, and returns the exit code: `code`, unless it cannot be written. */
-static int end(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
-               const char *action, struct ending ending, const struct verify_result *results, size_t n)
-{
-    if (options->json && out_json(report_json(cmd, install, action, ending.name, results, n)) != 0)
-        return CMD_FAILED;
-    return options->json || out_finish() == CMD_FINE ? ending.code : CMD_FAILED;
-}
-
-/* Reports the end on standard error, and returns the exit code. */
-static int finish(const struct cmd *cmd, const struct install_cmd_options *options, const struct install *install,
-                  const char *action, enum install_result result, const struct verify_result *results, size_t n)
-{
-    struct ending ending = ending_of(result);
+    const struct install *install = &act->install;
+    int code = endings[result].code;
 
     progress_stop();
     if (result == INSTALL_INTERRUPTED) {
@@ -89,14 +91,17 @@ static int finish(const struct cmd *cmd, const struct install_cmd_options *optio
             out_error("interrupted; nothing was changed");
         else
             out_error("interrupted; the current step is completed, and 'epkit install %s %s' continues",
-                      strcmp(action, "uninstall") == 0 ? action : "resume", install->recipe->name);
-        ending.code = 128 + observed_signal();
+                      strcmp(act->action, "uninstall") == 0 ? act->action : "resume", install->recipe->name);
+        code = 128 + observed_signal();
     } else if (*install->failure) {
         out_error("%s", install->failure);
         if (*install->hint)
             out_hint("%s", install->hint);
     }
-    return end(cmd, options, install, action, ending, results, n);
+    /* A value is missing. */
+    if (result == INSTALL_REFUSED && !preflight_refuses(install))
+        code = CMD_USAGE;
+    return end(act, endings[result].name, code);
 }
 
 /* A node that reboots must not be taken for installed: this process ends when the machine does. */
@@ -111,115 +116,105 @@ static enum install_result wait_for_reboot(struct install *install)
 
 /* --- actions --- */
 
-static int do_plan(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+static int do_plan(struct act *act)
 {
-    struct ending ending = {"fine", CMD_FINE};
+    struct install *install = &act->install;
 
-    if (install_changes(install) > 0)
-        ending = preflight_refuses(install) ? (struct ending){"refused", CMD_UNSUPPORTED}
-                                            : (struct ending){"changes", CMD_FINDINGS};
-    if (!options->json)
+    if (!act->options.json)
         report_plan(install, "plan", true);
-    return end(cmd, options, install, "plan", ending, NULL, 0);
+    if (install_changes(install) == 0)
+        return end(act, "fine", CMD_FINE);
+    return preflight_refuses(install) ? end(act, "refused", CMD_UNSUPPORTED) : end(act, "changes", CMD_FINDINGS);
 }
 
-static int do_status(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+static int do_status(struct act *act)
 {
-    struct ending ending = {"fine", CMD_FINE};
-
-    if (install_changes(install) > 0)
-        ending = (struct ending){"incomplete", CMD_FINDINGS};
-    if (!options->json)
-        report_status(install);
-    return end(cmd, options, install, "status", ending, NULL, 0);
+    if (!act->options.json)
+        report_status(&act->install);
+    return install_changes(&act->install) == 0 ? end(act, "fine", CMD_FINE) : end(act, "incomplete", CMD_FINDINGS);
 }
 
 /* The step is done, and its tests pass. */
-static enum install_result verify(const struct install_cmd_options *options, struct install *install,
-                                  struct verify_result *results, size_t *ret_n)
+static enum install_result verify(struct act *act)
 {
-    enum install_result result = install_verify(install, results, VERIFY_MAX, ret_n);
-    size_t n_failed = 0;
+    struct install *install = &act->install;
+    enum install_result result = install_verify(install, act->results, VERIFY_MAX, &act->n_results);
+    size_t n_failed = 0, n = act->n_results;
 
-    for (size_t i = 0; i < *ret_n; i++)
-        n_failed += !results[i].passed;
+    act->is_verified = true;
+    for (size_t i = 0; i < n; i++)
+        n_failed += !act->results[i].passed;
     progress_stop();
-    if (!options->json && result != INSTALL_INTERRUPTED) {
+    if (!act->options.json && result != INSTALL_INTERRUPTED) {
         if (install_changes(install) > 0)
             out_verdict(OUT_BAD, "%zu steps are not done, and %zu of %zu tests fail.", install_changes(install),
-                        n_failed, *ret_n);
+                        n_failed, n);
         else if (n_failed)
-            out_verdict(OUT_BAD, "%zu of %zu tests fail.", n_failed, *ret_n);
+            out_verdict(OUT_BAD, "%zu of %zu tests fail.", n_failed, n);
         else
-            out_verdict(OUT_GOOD, "All steps are done, and %zu tests pass.", *ret_n);
-        report_verify(results, *ret_n);
+            out_verdict(OUT_GOOD, "All steps are done, and %zu tests pass.", n);
+        report_verify(act->results, n);
     }
     return result;
 }
 
 /* Prints the lines by which scripts find out that a step is done: only where its tests pass. */
-static void print_done(const struct install *install, const struct verify_result *results, size_t n)
+static void print_done(const struct act *act)
 {
+    const struct install *install = &act->install;
+
     for (size_t i = 0; i < install->recipe->n_steps; i++) {
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
         bool passed = install->states[index].now == STEP_DONE && *step->says;
 
-        for (size_t k = 0; k < n; k++)
-            passed = passed && (results[k].step != step || results[k].passed);
+        for (size_t k = 0; k < act->n_results; k++)
+            passed = passed && (act->results[k].step != step || act->results[k].passed);
         if (passed)
             out_line("%s", step->says);
     }
 }
 
-static int do_verify(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+static int do_verify(struct act *act)
 {
-    static struct verify_result results[VERIFY_MAX];
-    struct ending ending = {"fine", CMD_FINE};
     enum install_result result;
-    size_t n = 0;
 
-    if (!install->is_live) {
+    if (!act->install.is_live) {
         out_error("tests run on the machine itself, but --root is another one");
         return CMD_UNSUPPORTED;
     }
-    result = verify(options, install, results, &n);
+    result = verify(act);
     if (result == INSTALL_INTERRUPTED)
-        return finish(cmd, options, install, "verify", result, results, n);
-    if (result != INSTALL_FINE || install_changes(install) > 0)
-        ending = (struct ending){"findings", CMD_FINDINGS};
-    if (!options->json)
-        print_done(install, results, n);
-    return end(cmd, options, install, "verify", ending, results, n);
+        return finish(act, result);
+    if (!act->options.json)
+        print_done(act);
+    if (result != INSTALL_FINE || install_changes(&act->install) > 0)
+        return end(act, "findings", CMD_FINDINGS);
+    return end(act, "fine", CMD_FINE);
 }
 
 /* Applies, and tests what was applied. */
-static int do_apply(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install,
-                    const char *action)
+static int do_apply(struct act *act)
 {
-    static struct verify_result results[VERIFY_MAX];
-    enum install_result result;
+    struct install *install = &act->install;
+    enum install_result result = install_check(install);
     bool had_changes;
-    size_t n = 0;
 
-    result = install_check(install);
     if (result == INSTALL_FINE)
         result = install_begin(install);
-    if (!options->json && (result == INSTALL_FINE || result == INSTALL_REFUSED))
+    if (!act->options.json && (result == INSTALL_FINE || result == INSTALL_REFUSED))
         report_plan(install, "apply", false);
     had_changes = install_changes(install) > 0;
     if (result == INSTALL_FINE)
         result = install_apply(install);
     if (result == INSTALL_FINE && had_changes && install->is_live) {
-        result = verify(options, install, results, &n);
+        result = verify(act);
         if (result == INSTALL_FAILED)
             install_fail(install, "all steps are applied, but not all tests pass");
     }
     if (result == INSTALL_REBOOTING)
         result = wait_for_reboot(install);
-    if (result == INSTALL_REFUSED && !preflight_refuses(install))
-        return finish(cmd, options, install, action, result, results, n) == CMD_FAILED ? CMD_FAILED : CMD_USAGE;
-    return finish(cmd, options, install, action, result, results, n);
+    return finish(act, result);
 }
 
 /* Reports a successful uninstall. */
@@ -241,13 +236,14 @@ static void print_uninstalled(const struct install *install, bool was_known)
         out_line("  left     %s", json_string_value(text));
 }
 
-static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options *options, struct install *install)
+static int do_uninstall(struct act *act)
 {
+    struct install *install = &act->install;
     bool was_known = install_is_known(install);
     enum install_result result = INSTALL_FINE;
 
     if (was_known) {
-        if (!options->json)
+        if (!act->options.json)
             out_line("Steps of recipe %s are undone in reverse order, as far as they changed anything.",
                      install->recipe->name);
         result = install_begin(install);
@@ -255,15 +251,15 @@ static int do_uninstall(const struct cmd *cmd, const struct install_cmd_options 
             result = install_undo(install);
         progress_stop();
         /* The steps are checked again for the report, if there is time. */
-        if (options->json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
+        if (act->options.json && result != INSTALL_BUSY && result != INSTALL_INTERRUPTED) {
             enum install_result probed = install_probe(install);
 
             result = result == INSTALL_FINE ? probed : result;
         }
     }
-    if (result == INSTALL_FINE && !options->json)
+    if (result == INSTALL_FINE && !act->options.json)
         print_uninstalled(install, was_known);
-    return finish(cmd, options, install, "uninstall", result, NULL, 0);
+    return finish(act, result);
 }
 
 static int do_export(const struct cmd *cmd, const struct install_cmd_options *options, const char *format,
@@ -288,59 +284,55 @@ static int do_export(const struct cmd *cmd, const struct install_cmd_options *op
 }
 
 /* A resume begins nothing: it continues an apply. */
-static int refuse_resume(const struct install *install)
+static int do_resume(struct act *act)
 {
-    out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", install->recipe->name);
-    out_hint("'epkit install apply %s' starts an installation; nothing was changed", install->recipe->name);
+    const char *name = act->install.recipe->name;
+
+    if (install_is_known(&act->install))
+        return do_apply(act);
+    out_error("recipe %s was not applied here, or is uninstalled: there is nothing to resume", name);
+    out_hint("'epkit install apply %s' starts an installation; nothing was changed", name);
     return CMD_USAGE;
 }
 
 /* Actions that check the machine. */
-static int act(const struct cmd *cmd, const struct install_cmd_options *options, const char *action, const char *name)
+static const struct action {
+    const char *name;
+    int (*run)(struct act *act);
+    bool is_saved; /* for the recipe as it was applied */
+    bool changes;  /* changes the machine */
+} machine_actions[] = {
+    {"plan", do_plan, false, false},    {"apply", do_apply, false, true},  {"status", do_status, true, false},
+    {"verify", do_verify, true, false}, {"resume", do_resume, true, true}, {"uninstall", do_uninstall, true, true},
+};
+
+static int run(struct act *act, const struct action *action, const char *name)
 {
-    bool changes = strcmp(action, "apply") == 0 || strcmp(action, "resume") == 0 || strcmp(action, "uninstall") == 0;
-    bool prefer_saved = strcmp(action, "plan") != 0 && strcmp(action, "apply") != 0;
-    static struct install install;
     struct chosen_recipe chosen;
     enum install_result result;
-    int code = recipe_choose(cmd, options, name, prefer_saved, &chosen);
+    int code = recipe_choose(act->cmd, &act->options, name, action->is_saved, &chosen);
 
     if (code != CMD_FINE)
         return code;
-    if (changes && geteuid() != 0 && !options->install.root) {
-        out_error("%s changes the machine and must be run as root; 'plan' needs no root", action);
+    if (action->changes && geteuid() != 0 && !act->options.install.root) {
+        out_error("%s changes the machine and must be run as root; 'plan' needs no root", action->name);
         recipe_release(&chosen);
         return CMD_UNSUPPORTED;
     }
-    result = install_open(chosen.recipe, &options->install, &install);
-    if (result == INSTALL_FINE && strcmp(action, "resume") == 0 && !install_is_known(&install)) {
-        code = refuse_resume(&install);
-        goto done;
-    }
+    result = install_open(chosen.recipe, &act->options.install, &act->install);
     if (result == INSTALL_FINE)
-        result = install_probe(&install);
+        result = install_probe(&act->install);
     if (result == INSTALL_FINE)
-        result = preflight_run(&install);
-    if (result != INSTALL_FINE)
-        code = finish(cmd, options, &install, action, result, NULL, 0);
-    else if (strcmp(action, "plan") == 0)
-        code = do_plan(cmd, options, &install);
-    else if (strcmp(action, "status") == 0)
-        code = do_status(cmd, options, &install);
-    else if (strcmp(action, "verify") == 0)
-        code = do_verify(cmd, options, &install);
-    else if (strcmp(action, "uninstall") == 0)
-        code = do_uninstall(cmd, options, &install);
-    else
-        code = do_apply(cmd, options, &install, action);
-done:
-    install_close(&install);
+        result = preflight_run(&act->install);
+    code = result == INSTALL_FINE ? action->run(act) : finish(act, result);
+    install_close(&act->install);
     recipe_release(&chosen);
     return code;
 }
 
 static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
 {
+    static struct act act;
     struct install_cmd_options options = *(const struct install_cmd_options *)call->options;
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
@@ -375,13 +367,11 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     if (strcmp(action, "show") == 0)
         return recipe_show(cmd, first);
     observe(options.json, &options.install.observer);
-    for (size_t i = 0; actions[i]; i++)
-        if (strcmp(action, actions[i]) == 0)
-            return act(cmd, &options, action, first);
-    return cmd_usage(cmd,
-                     "unknown action '%.32s'; it is one of plan, apply, status, verify, resume, uninstall, export, "
-                     "list, show",
-                     action);
+    act = (struct act){.cmd = cmd, .options = options, .action = action};
+    for (size_t i = 0; i + 1 < COUNT(machine_actions); i++)
+        if (strcmp(action, machine_actions[i].name) == 0)
+            return run(&act, &machine_actions[i], first);
+    return run(&act, &machine_actions[COUNT(machine_actions) - 1], first);
 }
 
 const struct cmd command_install = {

@@ -219,7 +219,6 @@ static enum install_result reboot_for(struct install *install, const struct reci
 {
     const char *command[] = {"systemctl", "--no-block", "reboot", NULL};
     int n = journal_count(&install->journal, "reboot", NULL);
-    int64_t max = install->options.max_reboots >= 0 ? install->options.max_reboots : install->recipe->max_reboots;
     const char *boot = json_string_value(json_object_get(journal_last(&install->journal, "reboot", NULL), "boot"));
     /*
      * A reboot was already requested in this boot: an agent takes its time, or epkit was killed before the machine went
@@ -227,7 +226,7 @@ static enum install_result reboot_for(struct install *install, const struct reci
      */
     bool is_pending = n > 0 && boot && strcmp(boot, install->boot) == 0;
 
-    if (n >= max && !is_pending)
+    if (n >= install->recipe->max_reboots && !is_pending)
         return stop(install, n, step->id, state->text);
     if (install->options.reboot == INSTALL_REBOOT_NEVER || !install->has_systemd) {
         install_say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,

@@ -49,7 +49,6 @@ struct install_options {
     const char *root;    /* NULL: this machine */
     const char *state;   /* folder of the states of all recipes */
     int reboot;          /* enum install_reboot */
-    int64_t max_reboots; /* -1: the recipe's */
     bool no_unit;        /* apply installs no unit that resumes after a reboot */
     bool again;          /* forget the reboots made so far */
     bool keep;           /* write nothing to the state at the beginning: for undo, on a disk that may be full */
@@ -58,7 +57,7 @@ struct install_options {
 
 struct preflight_row {
     const char *name;
-    enum { PREFLIGHT_OK, PREFLIGHT_WARN, PREFLIGHT_REFUSE, PREFLIGHT_UNKNOWN } result;
+    enum { PREFLIGHT_OK, PREFLIGHT_REFUSE, PREFLIGHT_UNKNOWN } result;
     char text[256];
 };
 

@@ -50,14 +50,14 @@ static json_t *step_rows(const struct install *install)
 
 /* --- text --- */
 
-static const char *const preflight_names[] = {"ok", "warning", "refused", "unknown"};
+static const char *const preflight_names[] = {"ok", "refused", "unknown"};
 
 static void print_preflight(const struct install *install, bool verbose)
 {
     for (size_t i = 0; i < install->n_preflight; i++) {
         const struct preflight_row *row = &install->preflight[i];
 
-        if (verbose || row->result == PREFLIGHT_REFUSE || row->result == PREFLIGHT_WARN)
+        if (verbose || row->result == PREFLIGHT_REFUSE)
             out_line("  %-8s %s: %s", preflight_names[row->result], row->name, row->text);
     }
 }

@@ -10,32 +10,20 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define DROPPED_DEADLINE_S 3600
+#define REMOVE_SECONDS 600
 
-static int remove_one(const char *path, const struct stat *stat, int kind, struct FTW *walk)
+/* A missing path is no error: another run may be removing it as well. */
+static enum install_result remove_tree(struct install *install, const char *path)
 {
-    (void)stat;
-    (void)kind;
-    (void)walk;
-    return remove(path) == 0 || errno == ENOENT ? 0 : -1; /* another run may be removing it as well */
-}
+    const char *const argv[] = {"rm", "-rf", "--one-file-system", "--", path, NULL};
 
-/* 0, or -1 with errno; a missing path is no error. */
-static int remove_tree(const char *path)
-{
-    struct stat stat;
-
-    if (lstat(path, &stat) != 0)
-        return errno == ENOENT ? 0 : -1;
-    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT) == 0)
-        return 0;
-    return lstat(path, &stat) != 0 && errno == ENOENT ? 0 : -1;
+    return run_quietly(argv, REMOVE_SECONDS) == 0 ? INSTALL_FINE
+                                                  : install_fail(install, "%.400s: it cannot be removed", path);
 }
 
 /* Collects what the script of the step has not removed. */
@@ -78,8 +66,8 @@ static enum install_result undo_step(struct install *install, const struct recip
     }
     read_left(install, step);
     install_path(install, "before", step->id, path);
-    if (remove_tree(path) != 0)
-        return install_fail_errno(install, errno, path);
+    if (remove_tree(install, path) != INSTALL_FINE)
+        return INSTALL_FAILED;
     journal_add(&install->journal, "undone", step->id, NULL);
     return INSTALL_FINE;
 }
@@ -140,9 +128,10 @@ static enum install_result remove_state(struct install *install)
     while (dir && (entry = readdir(dir))) {
         install_path(install, entry->d_name, NULL, path);
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            strcmp(entry->d_name, last[0]) != 0 && strcmp(entry->d_name, last[1]) != 0 && remove_tree(path) != 0) {
+            strcmp(entry->d_name, last[0]) != 0 && strcmp(entry->d_name, last[1]) != 0 &&
+            remove_tree(install, path) != INSTALL_FINE) {
             closedir(dir);
-            return install_fail_errno(install, errno, path);
+            return INSTALL_FAILED;
         }
     }
     if (dir)

@@ -8,7 +8,6 @@
 #include "install.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -53,10 +52,10 @@ ep_status unit_install(struct install *install)
             "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
             "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
             "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
-            "ExecStart=%s install resume %s --state %s --reboot %s --max-reboots %" PRId64 "\n"
+            "ExecStart=%s install resume %s --state %s --reboot %s\n"
             "[Install]\nWantedBy=multi-user.target\n",
             install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
-            reboots[install->options.reboot], install->options.max_reboots);
+            reboots[install->options.reboot]);
     error = fclose(file) == 0 ? temporary_save(unit, text, bytes, 0644) : ENOMEM;
     free(text);
     if (error)

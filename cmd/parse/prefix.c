@@ -19,134 +19,38 @@
 #include "parse_internal.h"
 
 #include <ctype.h>
+#include <regex.h>
 #include <stdio.h>
 #include <string.h>
 
 #define MAX_ROUNDS 8
+#define CTIME_BYTES 24
 
-static size_t digits(const char *at, size_t most)
-{
-    size_t n = 0;
+#define DATE "([0-9]{4}-[0-9]{2}-[0-9]{2}[T ]|[0-9]{4}/[0-9]{2}/[0-9]{2}[T ])?"
+#define CLOCK "[0-9]{2}:[0-9]{2}:[0-9]{2}([.,][0-9]{1,12})?"
+#define ZONE "(Z|[-+][0-9]{2,4}(:[0-9]{0,2})?)?"
+#define CHANNEL "<std(out|err|diag)>:"
 
-    while (n < most && isdigit((unsigned char)at[n]))
-        n++;
-    return n;
-}
+enum { CTIME, TAG, POD, TIME, TORCHRUN, SRUN, N_FORMS };
 
-/* The length of the form, if the text begins with it; else 0. 0 stands for a digit, A for a letter. */
-static size_t form(const char *at, const char *form)
-{
-    size_t n = 0;
-
-    for (; form[n]; n++)
-        if (form[n] == '0'   ? !isdigit((unsigned char)at[n])
-            : form[n] == 'A' ? !isalpha((unsigned char)at[n])
-                             : at[n] != form[n])
-            return 0;
-    return n;
-}
-
-/* hh:mm:ss with an optional fraction; its length, or 0. */
-static size_t clock_length(const char *at)
-{
-    size_t n = form(at, "00:00:00");
-
-    return n && (form(at + n, ".0") || form(at + n, ",0")) ? n + 1 + digits(at + n + 1, 12) : n;
-}
-
-static bool is_in(const char *names, const char *at)
-{
-    while (*names && strncmp(names, at, 3) != 0)
-        names += 3;
-    return *names;
-}
-
-/* "Nov 22 14:05:01.123 " or "1732269600.123 "; its length, or 0. */
-static size_t old_time_length(const char *line)
-{
-    size_t n = form(line, "0000000000.0"), clock;
-
-    if (n) {
-        n += digits(line + n, 8);
-        return line[n] == ' ' ? n + 1 : 0;
-    }
-    if (!form(line, "AAA ") || !is_in("JanFebMarAprMayJunJulAugSepOctNovDec", line))
-        return 0;
-    n = 4 + (line[4] == ' ');
-    if (digits(line + n, 2) == 0)
-        return 0;
-    n += digits(line + n, 2);
-    clock = line[n] == ' ' ? clock_length(line + n + 1) : 0;
-    n += 1 + clock;
-    return clock && line[n] == ' ' ? n + 1 : 0;
-}
-
-/* A leading time with the space after it; its length, or 0. */
-static size_t time_length(const char *line)
-{
-    size_t bracket = *line == '[', n = bracket, clock;
-
-    if (old_time_length(line))
-        return old_time_length(line);
-    for (const char *const *date = TEXTS("0000-00-00T", "0000-00-00 ", "0000/00/00T", "0000/00/00 "); *date; date++)
-        n += n == bracket ? form(line + n, *date) : 0;
-    clock = clock_length(line + n);
-    if (clock == 0)
-        return 0;
-    n += clock;
-    if (line[n] == 'Z')
-        n++;
-    else if ((line[n] == '+' || line[n] == '-') && digits(line + n + 1, 4) >= 2) {
-        n += 1 + digits(line + n + 1, 4);
-        if (line[n] == ':')
-            n += 1 + digits(line + n + 1, 2);
-    }
-    if (bracket && line[n++] != ']')
-        return 0;
-    n += form(line + n, ": ") ? 1 : 0;
-    if (line[n] != ' ' && line[n] != '\t' && line[n] != '\0')
-        return 0;
-    return n + (line[n] != '\0');
-}
-
-/* "Tue Nov 22 14:05:01 2026" as ctime() prints it; its length, or 0. */
-static size_t ctime_length(const char *at)
-{
-    size_t n = strnlen(at, 24);
-
-    return n == 24 && is_in("MonTueWedThuFriSatSun", at) && form(at + 3, " ") && form(at + 10, " 00:00:00 0000") &&
-                   at[7] == ' '
-               ? n
-               : 0;
-}
-
-/* "<stdout>:" or "<stderr>:"; its length, or 0. */
-static size_t channel_length(const char *at)
-{
-    return text_begins_any(at, TEXTS("<stdout>:", "<stderr>:", "<stddiag>:")) ? strcspn(at, ":") + 1 : 0;
-}
-
-/* "[1,0]<stdout>:" or "[name@1,0]<stdout>:"; its length, or 0. *ret_tag: length of the part in brackets. */
-static size_t tag_length(const char *at, size_t *ret_tag)
-{
-    size_t n = 1, channel;
-
-    if (*at != '[')
-        return 0;
-    while (at[n] && at[n] != ']' && at[n] != '@' && !isdigit((unsigned char)at[n]) && n < 80)
-        n++;
-    while (at[n] && at[n] != ']' && at[n] != ',' && n < 80)
-        n++;
-    if (at[n] != ',' || digits(at + n + 1, 9) == 0)
-        return 0;
-    n += 1 + digits(at + n + 1, 9);
-    if (at[n] != ']')
-        return 0;
-    n++;
-    channel = channel_length(at + n);
-    *ret_tag = n;
-    return channel ? n + channel : 0;
-}
+/* In the order in which they are tried. The first group, if it has a key, identifies the writer. */
+static const struct {
+    const char *first; /* the first character is one of these */
+    const char *pattern;
+    bool has_key;
+} forms[N_FORMS] = {
+    /* mpirun prints a channel, or another tag, after it. */
+    [CTIME] = {"MTWFS", "^[MTWFS][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [0-9]{4}(" CHANNEL ")?",
+               false},
+    [TAG] = {"[", "^(\\[[^],]*,[0-9]{1,9}])" CHANNEL, true},
+    [POD] = {"[", "^\\[(pod/[^]]*)] ", true},
+    [TIME] = {"[0123456789JFMASOND",
+              "^(\\[" DATE CLOCK ZONE "]|" DATE CLOCK ZONE ")(:?[ \t]|$)|^[0-9]{10}\\.[0-9]{1,9} |"
+              "^(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)  ?[0-9]{1,2} " CLOCK " ",
+              false},
+    [TORCHRUN] = {"[", "^(\\[(default|rank|trainer)[0-9]{1,6}]):", true},
+    [SRUN] = {" 0123456789", "^ {0,6}([0-9]{1,6}): ", true},
+};
 
 static void add_key(char *key, size_t key_bytes, const char *text, size_t n)
 {
@@ -155,70 +59,44 @@ static void add_key(char *key, size_t key_bytes, const char *text, size_t n)
     snprintf(key + used, key_bytes - used, "%s%.*s", used ? " " : "", (int)(n < key_bytes ? n : key_bytes), text);
 }
 
-/* "stdout F " or "stderr P " of a container runtime, which only follows a time. */
-static size_t runtime_length(const char *at, bool *ret_is_partial)
+/* The length of the form, if the text begins with it; else 0. */
+static size_t form_length(int form, const char *at, regmatch_t *ret_key)
 {
-    if ((text_begins(at, "stdout ") || text_begins(at, "stderr ")) && (at[7] == 'F' || at[7] == 'P') && at[8] == ' ') {
-        *ret_is_partial = at[7] == 'P';
-        return 9;
-    }
-    return 0;
-}
+    static regex_t regexes[N_FORMS];
+    static bool is_compiled;
+    regmatch_t groups[2];
 
-/* "[default0]:" and "[rank0]:" of torchrun, " 12: " of srun --label; the length, or 0. */
-static size_t label_length(const char *at, size_t *ret_begin, size_t *ret_key)
-{
-    size_t n = 0, number;
-
-    if (*at == '[') {
-        n = text_begins_any(at, TEXTS("[default", "[rank", "[trainer")) ? strcspn(at, "0123456789") : 0;
-        number = digits(at + n, 6);
-        *ret_begin = 0;
-        *ret_key = n + number + 1;
-        return number && form(at + n + number, "]:") ? n + number + 2 : 0;
-    }
-    while (at[n] == ' ' && n < 6)
-        n++;
-    number = digits(at + n, 6);
-    if (number == 0 || at[n + number] != ':' || at[n + number + 1] != ' ')
+    for (int i = 0; i < N_FORMS && !is_compiled; i++)
+        if (regcomp(&regexes[i], forms[i].pattern, REG_EXTENDED) != 0)
+            return 0;
+    is_compiled = true;
+    if (!*at || !strchr(forms[form].first, *at) || regexec(&regexes[form], at, 2, groups, 0) != 0)
         return 0;
-    *ret_begin = n;
-    *ret_key = number;
-    return n + number + 2;
+    *ret_key = groups[1];
+    return (size_t)groups[0].rm_eo;
 }
 
 static size_t read_one(const char *at, bool is_first, struct prefix *prefix)
 {
-    size_t n, key = 0, begin = 0;
+    regmatch_t key;
 
-    n = ctime_length(at);
-    if (n > 0) {
-        size_t channel = channel_length(at + n);
+    for (int form = 0; form < N_FORMS; form++) {
+        size_t n = form_length(form, at, &key);
 
-        if (channel || at[n] == '[')
-            return n + channel;
-        return 0;
-    }
-    n = tag_length(at, &key);
-    if (n > 0) {
-        add_key(prefix->key, sizeof(prefix->key), at, key);
+        if (n == 0 || (form == SRUN && !is_first))
+            continue;
+        if (form == CTIME && n == CTIME_BYTES && at[n] != '[')
+            return 0;
+        if (forms[form].has_key)
+            add_key(prefix->key, sizeof(prefix->key), at + key.rm_so, (size_t)(key.rm_eo - key.rm_so));
         /* Open MPI 5 prints a space after the tag, which is not part of the program's output. */
-        return n + (at[n] == ' ' && memchr(at, '@', key) != NULL);
-    }
-    if (text_begins(at, "[pod/")) {
-        const char *end = strchr(at, ']');
-
-        if (end && end - at < 300 && end[1] == ' ') {
-            add_key(prefix->key, sizeof(prefix->key), at + 1, (size_t)(end - at) - 1);
-            return (size_t)(end - at) + 2;
+        if (form == TAG)
+            n += at[n] == ' ' && memchr(at, '@', (size_t)key.rm_eo) != NULL;
+        /* Of a container runtime, which only follows a time. */
+        if (form == TIME && text_begins_any(at + n, TEXTS("stdout F ", "stderr F ", "stdout P ", "stderr P "))) {
+            prefix->is_partial = at[n + 7] == 'P';
+            n += 9;
         }
-    }
-    n = time_length(at);
-    if (n > 0)
-        return n + runtime_length(at + n, &prefix->is_partial);
-    n = label_length(at, &begin, &key);
-    if (n > 0 && (is_first || *at == '[')) {
-        add_key(prefix->key, sizeof(prefix->key), at + begin, key);
         return n;
     }
     return 0;
@@ -305,21 +183,22 @@ size_t prefix_word(const char *line, char *key, size_t key_bytes)
 
 const char *prefix_next_tag(const char *line)
 {
+    regmatch_t key;
+
     for (const char *at = line; (at = strstr(at, "<std")) != NULL; at++) {
         const char *begin = at;
-        size_t key;
 
-        if (channel_length(at) == 0)
+        if (!text_begins_any(at, TEXTS("<stdout>:", "<stderr>:", "<stddiag>:")))
             continue;
         if (begin > line && begin[-1] == ']') {
             while (begin > line && *begin != '[' && at - begin < 100)
                 begin--;
-            if (tag_length(begin, &key) == 0)
+            if (form_length(TAG, begin, &key) == 0)
                 continue;
         }
         /* A time before the tag belongs to it. */
-        if (begin - line >= 24 && ctime_length(begin - 24) == 24)
-            begin -= 24;
+        if (begin - line >= CTIME_BYTES && form_length(CTIME, begin - CTIME_BYTES, &key) >= CTIME_BYTES)
+            begin -= CTIME_BYTES;
         if (begin > line)
             return begin;
     }
