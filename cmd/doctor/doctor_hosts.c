@@ -244,32 +244,6 @@ static void print_differences(const json_t *differences)
     OUT_PRINT(columns, rows);
 }
 
-/* What to do about each layer at which nodes failed. */
-static void print_advice(const struct answers *answers)
-{
-    static const struct {
-        const char *layer, *text;
-    } advice[] = {
-        {"DNS", "is the name right? 'getent hosts NAME' shows what is known here"},
-        {"TCP", "is the host up, and does its sshd listen on that port? --port N chooses another"},
-        {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)"},
-        {"authentication", "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
-        {"answer", "'ssh NODE epkit doctor --json' shows what happens there"},
-        {"timeout", "'ssh NODE epkit doctor --json' shows what happens there; --timeout gives slow nodes more time"},
-        {"ssh", "'ssh -v NODE true' shows where it fails; --ssh and EPKIT_SSH choose the program"},
-        {"epkit", "install epkit there in PATH, or give its path: --remote-command '/PATH/epkit doctor --json'"},
-        {"version", "install the same version on all nodes"},
-    };
-
-    for (size_t k = 0; k < sizeof(advice) / sizeof(advice[0]); k++)
-        for (int i = 0; i < answers->hosts.n; i++) {
-            if (answers->nodes[i].document || strcmp(answers->nodes[i].layer, advice[k].layer) != 0)
-                continue;
-            out_line("  %s: %s", advice[k].layer, advice[k].text);
-            break;
-        }
-}
-
 static void print_silent(const struct answers *answers)
 {
     static const struct out_column columns[] = {
@@ -281,8 +255,9 @@ static void print_silent(const struct answers *answers)
             json_array_append_new(rows, json_pack("{s:s, s:s, s:s}", "node", answers->nodes[i].name, "layer",
                                                   answers->nodes[i].layer, "why", answers->nodes[i].why));
     out_line("\nNo answer from:");
-    OUT_PRINT(columns, rows);
-    print_advice(answers);
+    out_table(stdout, columns, COUNT(columns), rows, OUT_TABLE);
+    remote_print_advice(rows, "layer", true);
+    json_decref(rows);
 }
 
 static void print_findings(const json_t *findings)

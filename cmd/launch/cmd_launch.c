@@ -35,7 +35,7 @@ struct launch_args {
     struct opt_strings env, source;
     int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
     int connect, location, with, world, checks, hostfiles;
-    bool debug, no_logs, triangulate, json;
+    bool debug, no_logs, json;
 };
 
 static const char *const connects[] = {"ssh", "srun", NULL};
@@ -108,8 +108,6 @@ static const struct opt launch_table[] = {
     {"checks", 0, "WHAT", OPT_CHOICE, offsetof(struct launch_args, checks), .choices = checks, .value = "auto",
      .help = "'epkit doctor' on all nodes first: report its findings, or require that none is serious; auto: report, "
              "and skip for programs"},
-    {"triangulate", 0, NULL, OPT_FLAG, offsetof(struct launch_args, triangulate),
-     .help = "when a test failed or is slow, find the node: run it again on pairs of nodes, then on halves"},
     {"out", 'o', "DIR", OPT_DIR, offsetof(struct launch_args, out),
      .help = "folder for the logs of the run; default: epkit-run-TIME-JOB"},
     {"no-logs", 0, NULL, OPT_FLAG, offsetof(struct launch_args, no_logs), .help = "leave no folder"},
@@ -328,9 +326,6 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
         return cmd_usage(cmd, "nccl: its ranks need MPI: give --with mpirun");
     if (canned && canned->takes_names && (args->with == STARTER_MPIRUN || args->per_node))
         return cmd_usage(cmd, "%s sets --with and --per-node itself", canned->name);
-    if (args->triangulate && !(canned && canned->is_measured))
-        return cmd_usage(
-            cmd, "--triangulate needs a test whose output epkit reads: epkit-test, deepep-..., nccl, ib-write-bw");
     if (strcmp(connects[args->connect], "srun") == 0 && !getenv("SLURM_JOB_ID") && !getenv("SLURM_JOBID"))
         return cmd_refuse(cmd, "--connect srun",
                           "this is no Slurm job (SLURM_JOB_ID is not set): start it by salloc or "
@@ -448,7 +443,6 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
                struct launch_options *options)
 {
     const struct launch_args *args = call->options;
-    const struct show_how how = {.json = args->json, .find_slow = args->triangulate};
     bool is_measured = canned && canned->is_measured;
     struct parser *parser = is_measured ? parser_new() : NULL;
     struct launch_result result;
@@ -471,7 +465,7 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
             out_hint("--out names another folder for the logs, and --no-logs leaves none");
     } else {
         progress_stop();
-        code = show_result(cmd, call, options, &result, parser, &how);
+        code = show_result(cmd, options, &result, parser, args->json);
         launch_result_done(&result);
     }
     parser_free(parser);
@@ -523,13 +517,8 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         hosts_done(&options.hosts);
         return exit_code_of(code, false);
     }
-    /* The other pods, and their sshd, would end with the run. */
-    if (code == CMD_FINE && args->triangulate && source.is_pods)
-        code =
-            cmd_refuse(cmd, NULL, "--triangulate: not in pods, which end with the run; see 'epkit help triangulate'");
-    if (code == CMD_FINE) {
+    if (code == CMD_FINE)
         code = make_location(cmd, args, &options);
-    }
     if (code == CMD_FINE)
         code = make_job(cmd, call, canned, options.hosts.n, &options.job);
     if (code == CMD_FINE)
@@ -571,7 +560,6 @@ const struct cmd command_launch = {
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
             {"epkit launch --workload train.sh -x HF_TOKEN --world ranks", "A launcher script on all nodes."},
-            {"epkit launch -f hosts --triangulate nccl all_reduce", "When it is slow: which node is it?"},
             {"epkit launch --hosts a,b --json hostname | jq .verdict", "As JSON."},
             {NULL, NULL},
         },

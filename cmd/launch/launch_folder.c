@@ -38,8 +38,6 @@ static void remove_earlier(struct launch *launch)
                 unlink(path);
     }
     if (run) {
-        snprintf(path, sizeof(path), "%s/triangulate.json", launch->folder);
-        unlink(path);
         launch_note(launch, "%s: replacing the run of %s in this folder", launch->folder,
                     job_text(run, "began", "unknown date"));
     }

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "common/clean.h"
+#include "common/output.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -500,4 +501,40 @@ void remote_pool_done(struct remote_pool *pool)
     }
     free(pool->polls);
     *pool = (struct remote_pool){0};
+}
+
+void remote_print_advice(const json_t *rows, const char *key, bool for_doctor)
+{
+    static const struct {
+        const char *layer, *text, *doctor; /* doctor: for 'epkit doctor --hosts'; NULL: the same */
+    } advice[] = {
+        {"DNS", "is the name right? 'getent hosts NAME' shows what is known here", NULL},
+        {"TCP",
+         "is the host up, and does its sshd listen on that port? --port N chooses another, --port 0 that of ssh's "
+         "configuration",
+         "is the host up, and does its sshd listen on that port? --port N chooses another"},
+        {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)", NULL},
+        {"authentication",
+         "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not", NULL},
+        {"command", "'ssh NODE epkit version' shows what happens there", NULL},
+        {"answer", "'ssh NODE epkit version' shows what happens there",
+         "'ssh NODE epkit doctor --json' shows what happens there"},
+        {"timeout", "'ssh NODE epkit version' shows what happens there; --connect-timeout gives slow nodes more time",
+         "'ssh NODE epkit doctor --json' shows what happens there; --timeout gives slow nodes more time"},
+        {"ssh", "'ssh -v NODE true' shows where it fails; --ssh and EPKIT_SSH choose the program", NULL},
+        {"epkit", "install epkit there in PATH, or give its path: --remote-epkit FILE",
+         "install epkit there in PATH, or give its path: --remote-command '/PATH/epkit doctor --json'"},
+        {"version", "install the same version on all nodes, or give its path: --remote-epkit FILE",
+         "install the same version on all nodes"},
+        {"disk", "free space there, or set TMPDIR to another folder there", NULL},
+        {"installation", "install it on the nodes; 'epkit help install' says what epkit can install", NULL},
+    };
+
+    for (size_t i = 0; i < COUNT(advice); i++)
+        for (size_t k = 0; k < json_array_size(rows); k++)
+            if (strcmp(json_string_value(json_object_get(json_array_get(rows, k), key)), advice[i].layer) == 0) {
+                out_line("  %s: %s", advice[i].layer,
+                         for_doctor && advice[i].doctor ? advice[i].doctor : advice[i].text);
+                break;
+            }
 }

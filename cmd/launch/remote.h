@@ -13,6 +13,7 @@
 #include "common/child.h"
 #include "hosts.h"
 
+#include <jansson.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -108,6 +109,9 @@ void remote_fail(struct remote *remote, const char *layer, const char *why);
 
 /* Resets a connection that has ended to the state before its start, so that it is tried again. */
 void remote_reset(struct remote *remote);
+
+/* Prints what to do about the layers, under `key` of the rows, at which connections failed. */
+void remote_print_advice(const json_t *rows, const char *key, bool for_doctor);
 
 /* Does a message of ssh say that the host ended the connection? */
 bool remote_is_ended_by_host(const char *message);

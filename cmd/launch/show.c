@@ -5,6 +5,7 @@
 #include "common/ending.h"
 #include "common/output.h"
 #include "follow.h"
+#include "remote.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -76,42 +77,6 @@ bool show_was_interrupted(void)
     return was_interrupted;
 }
 
-/* Prints what to do about the layers at which nodes failed. */
-static void print_advice(const json_t *rows)
-{
-    static const struct {
-        const char *layer, *text;
-    } advice[] = {
-        {"DNS", "is the name right? 'getent hosts NAME' shows what is known here"},
-        {"TCP", "is the host up, and does its sshd listen on that port? --port N chooses another, --port 0 that of "
-                "ssh's configuration"},
-        {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)"},
-        {"authentication", "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not"},
-        {"command", "'ssh NODE epkit version' shows what happens there"},
-        {"answer", "'ssh NODE epkit version' shows what happens there"},
-        {"timeout", "'ssh NODE epkit version' shows what happens there; --connect-timeout gives slow nodes more time"},
-        {"ssh", "'ssh -v NODE true' shows where it fails; --ssh and EPKIT_SSH choose the program"},
-        {"epkit", "install epkit there in PATH, or give its path: --remote-epkit FILE"},
-        {"version", "install the same version on all nodes, or give its path: --remote-epkit FILE"},
-        {"disk", "free space there, or set TMPDIR to another folder there"},
-        {"installation", "install it on the nodes; 'epkit help install' says what epkit can install"},
-    };
-
-    for (size_t i = 0; i < sizeof(advice) / sizeof(advice[0]); i++) {
-        const json_t *row;
-        size_t j;
-
-        json_array_foreach (rows, j, row) {
-            const char *layer = json_string_value(json_object_get(row, "failed_at"));
-
-            if (strcmp(layer ? layer : "", advice[i].layer) == 0) {
-                printf("  %s: %s\n", layer, advice[i].text);
-                break;
-            }
-        }
-    }
-}
-
 static void print_failures(const json_t *hosts)
 {
     static const struct out_column columns[] = {
@@ -125,12 +90,11 @@ static void print_failures(const json_t *hosts)
     }
     if (json_array_size(rows))
         out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
-    print_advice(rows);
+    remote_print_advice(rows, "failed_at", false);
     json_decref(rows);
 }
 
-static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed,
-                          json_t *groups)
+static int print_document(const struct cmd *cmd, const struct launch_result *result, int code, json_t *parsed)
 {
     json_t *document = out_document(cmd->name);
 
@@ -138,7 +102,6 @@ static int print_document(const struct cmd *cmd, const struct launch_result *res
     json_object_set_new(document, "verdict", out_text(result->verdict));
     json_object_set_new(document, "exit_code", json_integer(code));
     json_object_set_new(document, "result", parsed ? json_incref(parsed) : json_null());
-    json_object_set_new(document, "triangulation", groups ? json_incref(groups) : json_null());
     return out_json(document);
 }
 
@@ -159,10 +122,10 @@ static void print_verdicts(const struct launch_options *options, const struct la
         fprintf(stderr, "epkit: logs in %s\n", options->folder);
 }
 
-int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct launch_options *options,
-                const struct launch_result *result, struct parser *parser, const struct show_how *how)
+int show_result(const struct cmd *cmd, const struct launch_options *options, const struct launch_result *result,
+                struct parser *parser, bool json)
 {
-    json_t *parsed = NULL, *groups = NULL;
+    json_t *parsed = NULL;
     int code = result->code, parsed_code = CMD_FINE;
 
     was_interrupted = result->interrupted != 0;
@@ -173,17 +136,13 @@ int show_result(const struct cmd *cmd, const struct cmd_call *call, const struct
     /* A test whose output was not recognised has no result, whatever its exit code. */
     if (code == CMD_FINE && parsed_code != CMD_FINE)
         code = parsed_code == CMD_FINDINGS ? CMD_FINDINGS : CMD_FAILED;
-    if (!how->json)
+    if (!json)
         print_verdicts(options, result, parsed, parsed_code);
-    if (parser && options->hosts.n >= 2 && launch_is_slow(result, parsed_code)) {
-        if (how->find_slow)
-            groups = launch_find_slow(cmd, call, options, parsed, how->json);
-        else if (options->hosts.n > 2)
-            out_hint("--triangulate finds the node that makes it slow, by runs of pairs and halves");
-    }
-    if (how->json && print_document(cmd, result, code, parsed, groups) != 0 && code == CMD_FINE)
+    if (result->code == CMD_FINE && parsed_code == CMD_FINDINGS && options->hosts.n > 2)
+        out_hint("'epkit triangulate' finds the node that makes it slow: --run takes this command, with {hosts} for the "
+                 "nodes");
+    if (json && print_document(cmd, result, code, parsed) != 0 && code == CMD_FINE)
         code = CMD_FAILED;
-    json_decref(groups);
     json_decref(parsed);
     return code;
 }

@@ -183,36 +183,18 @@ static void store_run(struct live *live, const char *names, double ratio, bool i
         out_line("%s: %.0f%% of what is expected", names, 100 * ratio);
 }
 
-/* Builds the command that measures a group, from the options or with strings in `texts`. */
+/* The command that measures a group. */
 struct group_command {
     char *names, *text;
-    char **argv;
+    const char *argv[4];
 };
 
 static bool make_command(const struct live *live, const int *nodes, int n, struct group_command *ret_command)
 {
-    static char shell[] = "/bin/sh", option[] = "-c";
-    struct group_command *command = ret_command;
-    const char *const *words = live->options->argv;
-    size_t n_words = 3;
-    bool has_names = false; /* arguments of the job may be the same */
+    char *names = names_of(live->fleet, nodes, n), *text = names ? command_of(live->options->run, names, n) : NULL;
 
-    for (size_t i = 0; words && words[i]; i++)
-        n_words = i + 1 > n_words ? i + 1 : n_words;
-    command->names = names_of(live->fleet, nodes, n);
-    command->argv = calloc(n_words + 1, sizeof(*command->argv));
-    if (!command->names || !command->argv)
-        return false;
-    for (size_t i = 0; words && words[i]; i++)
-        command->argv[i] = strcmp(words[i], "{hosts}") == 0 && !has_names ? command->names : (char *)words[i],
-        has_names |= strcmp(words[i], "{hosts}") == 0;
-    if (words)
-        return true;
-    command->text = command_of(live->options->run, command->names, n);
-    command->argv[0] = shell;
-    command->argv[1] = option;
-    command->argv[2] = command->text;
-    return command->text != NULL;
+    *ret_command = (struct group_command){names, text, {"/bin/sh", "-c", text, NULL}};
+    return text != NULL;
 }
 
 static bool measure_round(struct live *live, struct triangulate *t, const struct triangulate_round *round)
@@ -223,7 +205,7 @@ static bool measure_round(struct live *live, struct triangulate *t, const struct
 
     for (int i = 0; good && i < round->n_groups; i++) {
         good = make_command(live, round->groups[i], round->sizes[i], &commands[i]);
-        captures[i].argv = commands[i].argv;
+        captures[i].argv = (char *const *)commands[i].argv;
     }
     progress_update((uint64_t)triangulate_runs(t), (uint64_t)live->options->max_runs, "%s", round->why);
     good = good && capture_run(captures, round->n_groups, SIDE_BY_SIDE, live->options->timeout * 1000, NULL, NULL) == 0;
@@ -241,7 +223,6 @@ static bool measure_round(struct live *live, struct triangulate *t, const struct
         if (commands) {
             free(commands[i].names);
             free(commands[i].text);
-            free(commands[i].argv);
         }
     }
     free(captures);
@@ -342,7 +323,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
              : end == TRIANGULATE_BUDGET ? CMD_FAILED
                                          : CMD_FINDINGS;
     progress_stop();
-    if (live->options->json || live->options->ret_document) {
+    if (live->options->json) {
         document = out_document("triangulate");
         json_object_set_new(document, "verdict", json_string(verdict));
         json_object_set_new(document, "result", json_string(words[end]));
@@ -350,9 +331,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
         json_object_set_new(document, "nics", json_array());
         json_object_set(document, "plan", plan);
         json_object_set(document, "runs", live->runs);
-        if (live->options->ret_document)
-            *live->options->ret_document = document;
-        else if (out_json(document) != 0)
+        if (out_json(document) != 0)
             result = CMD_FAILED;
     } else {
         json_decref(list);

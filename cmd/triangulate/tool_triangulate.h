@@ -8,9 +8,6 @@
 
 struct triangulate_call {
     const char *hosts, *run, *from;
-    const char *const *argv; /* executed instead of `run`, which is only shown; the first argument "{hosts}" is replaced
-                                by the nodes */
-    json_t **ret_document;   /* gets the document, which is then not printed */
     int64_t full, max_runs, timeout;
     bool plan_only, json;
     struct input_options input;

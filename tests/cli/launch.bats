@@ -50,7 +50,6 @@ refused() {
     refused "'A B' is not a variable name" --hosts a -x 'A B=c-secret' hostname
     [[ "$stderr" != *c-secret* ]]
     refused "the variable is not set here" --hosts a -x EPKIT_NOT_SET hostname
-    refused "--triangulate needs a test" --hosts a,b --triangulate hostname
     refused "is not a test of nccl-tests" --hosts a nccl ../../x
     refused "no hosts are given" hostname
     # hostname(1) would give that name to every node.
