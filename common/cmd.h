@@ -147,9 +147,6 @@ void options_done(struct cmd_call *call);
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes);
 
-/* The options as an array of words, without the command's name and its arguments. NULL: out of memory. */
-json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except);
-
 /* The name in `names` (ends with NULL) that is most similar to `word`, or NULL if none is similar. */
 const char *options_nearest(const char *word, const char *const *names);
 

@@ -399,38 +399,6 @@ static const char *value_of(const struct opt *opt, const void *field, char *buff
     return buffer;
 }
 
-static int add_word(json_t *words, const char *word)
-{
-    return json_array_append_new(words, json_stringn_nocheck(word, strlen(word)));
-}
-
-json_t *options_words(const struct cmd *cmd, const struct cmd_call *call, const char *const *except)
-{
-    json_t *words = json_array();
-    int failed = !words;
-
-    for (int row = 0; cmd->options && cmd->options[row].name; row++) {
-        const struct opt *opt = &cmd->options[row];
-        const void *field = (const unsigned char *)call->options + opt->offset;
-        const struct opt_strings *strings = field;
-        char name[128], room[1024];
-
-        if (!(call->given >> row & 1) || text_is_any(opt->name, except))
-            continue;
-        snprintf(name, sizeof(name), "--%s", opt->name);
-        for (size_t i = 0; opt->type == OPT_STRINGS && i < strings->n; i++)
-            failed |= add_word(words, name) | add_word(words, strings->values[i]);
-        if (opt->type != OPT_STRINGS)
-            failed |= add_word(words, name);
-        if (opt->type != OPT_STRINGS && opt->type != OPT_FLAG)
-            failed |= add_word(words, value_of(opt, field, room, sizeof(room)));
-    }
-    if (!failed)
-        return words;
-    json_decref(words);
-    return NULL;
-}
-
 /* Appends a space and a word, quoted for a shell where necessary. */
 static void print_word(const char *word, char *ret_text, size_t bytes)
 {
@@ -461,22 +429,38 @@ static void print_args(const struct cmd_call *call, char *ret_text, size_t bytes
         print_word(call->args[i], ret_text, bytes);
 }
 
+static void print_option(const struct opt *opt, const void *field, char *ret_text, size_t bytes)
+{
+    const struct opt_strings *strings = field;
+    size_t n = opt->type == OPT_STRINGS ? strings->n : 1;
+    char name[128], room[1024];
+
+    snprintf(name, sizeof(name), "--%s", opt->name);
+    for (size_t i = 0; i < n; i++) {
+        print_word(name, ret_text, bytes);
+        if (opt->type == OPT_STRINGS)
+            print_word(strings->values[i], ret_text, bytes);
+        else if (opt->type != OPT_FLAG)
+            print_word(value_of(opt, field, room, sizeof(room)), ret_text, bytes);
+    }
+}
+
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes)
 {
-    json_t *words = options_words(cmd, call, except), *word;
     bool is_after = has_dashes(call);
-    size_t i;
 
     snprintf(ret_text, bytes, "epkit %s", cmd->name);
     if (!is_after)
         print_args(call, ret_text, bytes);
-    json_array_foreach (words, i, word) {
-        print_word(json_string_value(word), ret_text, bytes);
+    for (int row = 0; cmd->options && cmd->options[row].name; row++) {
+        const struct opt *opt = &cmd->options[row];
+
+        if (call->given >> row & 1 && !text_is_any(opt->name, except))
+            print_option(opt, (const unsigned char *)call->options + opt->offset, ret_text, bytes);
     }
     if (is_after) {
         print_word("--", ret_text, bytes);
         print_args(call, ret_text, bytes);
     }
-    json_decref(words);
 }

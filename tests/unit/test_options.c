@@ -249,21 +249,3 @@ TEST(test_print)
     assert_string_equal(text, "epkit sample --quick -- table -c");
     options_done(&call);
 }
-
-/* Words for execvp(): nothing is quoted, nothing is cut. */
-TEST(test_words)
-{
-    static const char *const except[] = {"count", NULL};
-    struct cmd_call call;
-    json_t *words;
-    char *text;
-
-    parse_good("chair -q --count 3 --bytes 2K --name it's --colour red --numbers 1,2 --colours red,blue", &call);
-    words = options_words(&sample, &call, except);
-    text = json_dumps(words, JSON_COMPACT);
-    assert_string_equal(text, "[\"--quick\",\"--bytes\",\"2048\",\"--name\",\"it's\",\"--colour\",\"red\","
-                              "\"--numbers\",\"1,2\",\"--colours\",\"red,blue\"]");
-    free(text);
-    json_decref(words);
-    options_done(&call);
-}
