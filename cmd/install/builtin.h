@@ -6,6 +6,6 @@
 #include "common/embedded.h"
 
 extern const struct embedded builtin_recipes[];
-extern const struct embedded builtin_shell[]; /* prelude.sh, export.sh */
+extern const struct embedded builtin_shell[]; /* prelude.sh */
 
 #endif

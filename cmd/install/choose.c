@@ -125,19 +125,18 @@ static const char *environment(const char *name)
 static int parse(const struct install_cmd_options *options, const char *file, const char *text, size_t bytes,
                  bool is_saved, struct chosen_recipe *chosen)
 {
+    static char kernel[128];
+    static struct utsname machine;
     bool is_value_refused = false;
     struct recipe_input input = {.settings = chosen->settings,
                                  .n_settings = chosen->n_settings,
+                                 .kernel = kernel,
+                                 .machine = machine.machine,
                                  .env = is_saved ? NULL : environment,
                                  .is_value_refused = &is_value_refused};
-    static char kernel[128];
-    static struct utsname machine;
 
     install_kernel(options->install.root, kernel);
     uname(&machine);
-    /* An export is for other machines. */
-    input.kernel = options->for_others ? EXPORT_KERNEL : kernel;
-    input.machine = options->for_others ? EXPORT_MACHINE : machine.machine;
     if (recipe_parse(file, text, bytes, &input, &chosen->recipe) == EP_OK &&
         preflight_check_target(chosen->recipe) == EP_OK)
         return CMD_FINE;

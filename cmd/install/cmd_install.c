@@ -40,8 +40,8 @@ static const struct opt install_table[] = {
 };
 /* clang-format on */
 
-static const char *const actions[] = {"plan",      "apply",  "status", "verify", "resume",
-                                      "uninstall", "export", "list",   "show",   NULL};
+static const char *const actions[] = {"plan",   "apply",     "status", "verify",
+                                      "resume", "uninstall", "list",   "show", NULL};
 
 /* One call of the command. */
 struct act {
@@ -262,27 +262,6 @@ static int do_uninstall(struct act *act)
     return finish(act, result);
 }
 
-static int do_export(const struct cmd *cmd, const struct install_cmd_options *options, const char *format,
-                     const char *name)
-{
-    struct install_cmd_options others = *options;
-    struct chosen_recipe chosen;
-    int code;
-
-    others.for_others = true;
-    if (!format || strcmp(format, "sh") != 0)
-        return cmd_usage(cmd, "export: unknown format '%.32s'; it is sh", format ? format : "");
-    code = recipe_choose(cmd, &others, name, false, &chosen);
-    if (code != CMD_FINE)
-        return code;
-    if (export_write(chosen.recipe, stdout) != EP_OK) {
-        out_error("%s", ep_last_error());
-        code = CMD_USAGE;
-    }
-    recipe_release(&chosen);
-    return code == CMD_FINE ? out_finish() : code;
-}
-
 /* A resume begins nothing: it continues an apply. */
 static int do_resume(struct act *act)
 {
@@ -345,12 +324,8 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--state: %s", value_fault(VALUE_PATH, options.install.state));
     if (strlen(options.install.state) > INSTALL_STATE_MAX)
         return cmd_usage(cmd, "--state: it is longer than %d characters", INSTALL_STATE_MAX);
-    if (options.json && (strcmp(action, "export") == 0 || strcmp(action, "show") == 0))
+    if (options.json && strcmp(action, "show") == 0)
         return cmd_usage(cmd, "--json does not apply to %s, which writes the file itself", action);
-    if (strcmp(action, "export") == 0)
-        return do_export(cmd, &options, first, call->n_args > 2 ? call->args[2] : NULL);
-    if (call->n_args > 2)
-        return cmd_usage(cmd, "one recipe at a time");
     if (call->n_args > 1 && strcmp(action, "list") == 0)
         return cmd_usage(cmd, "list takes no recipe; 'show' prints one");
     if (options.install.root && stat(options.install.root, &info) != 0)
@@ -376,9 +351,9 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
 
 const struct cmd command_install = {
     .name = "install",
-    .args = "ACTION [FORMAT] [RECIPE]",
+    .args = "ACTION [RECIPE]",
     .min_args = 1,
-    .max_args = 3,
+    .max_args = 2,
     .arg_choices = actions,
     .summary = "apply a recipe to a machine, or undo it",
     .description =
@@ -393,8 +368,7 @@ const struct cmd command_install = {
         "needs no name if only one was applied.\n\n"
         "On a machine with systemd each step runs as a separate unit: it survives the end of the ssh session or the pod "
         "that started epkit, and the next run waits for it. The log of a step is "
-        "/var/log/epkit/install/RECIPE/STEP.log.\n\n"
-        "export writes a recipe as a shell script (sh), for machines without epkit.",
+        "/var/log/epkit/install/RECIPE/STEP.log.",
     .options = install_table,
     .options_bytes = sizeof(struct install_cmd_options),
     .examples =
@@ -404,7 +378,6 @@ const struct cmd command_install = {
             {"epkit install apply debian-tools", "Apply it."},
             {"epkit install status", "Show the progress, while it runs or after a reboot."},
             {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
-            {"epkit install export sh debian-tools", "Write a script for a machine without epkit."},
             {"epkit install uninstall debian-tools", "Remove what apply added."},
             {NULL, NULL},
         },

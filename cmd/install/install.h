@@ -152,9 +152,6 @@ enum install_result install_apply(struct install *install);
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
 
-/* --- export.c: the recipe as a shell script, which runs without epkit --- */
-ep_status export_write(const struct recipe *recipe, FILE *out);
-
 /* --- recipe_verify.c --- */
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
                                    size_t *ret_n);

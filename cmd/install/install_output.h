@@ -13,7 +13,6 @@ struct install_cmd_options {
     struct install_options install;
     const char *set;
     bool json;
-    bool for_others; /* not an option: the recipe is read for other machines */
 };
 
 /* A recipe that was found and read. */

@@ -86,7 +86,6 @@ ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map,
 
 static ep_status read_head(struct recipe *recipe)
 {
-    /* Exports write the title into comments. */
     static const struct recipe_text texts[] = {
         {"recipe", offsetof(struct recipe, name), TEXT_ID}, {"title", offsetof(struct recipe, title), TEXT_LINE}, {0}};
     const char *text;

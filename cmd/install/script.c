@@ -8,37 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Values that an exported script takes from the machine that it runs on. */
-static const struct {
-    const char *value, *variable;
-} asked[] = {{EXPORT_KERNEL, "$EPKIT_KERNEL"}, {EXPORT_MACHINE, "$EPKIT_MACHINE"}};
-
-static const char *asked_at(const char *text, size_t *ret_bytes)
-{
-    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
-        *ret_bytes = strlen(asked[i].value);
-        if (strncmp(text, asked[i].value, *ret_bytes) == 0)
-            return asked[i].variable;
-    }
-    return NULL;
-}
-
 /* Writes text inside of single quotes. */
 static void quoted(FILE *script, const char *text)
 {
-    size_t bytes;
-
-    for (; *text; text++) {
-        const char *variable = asked_at(text, &bytes);
-
-        if (variable) {
-            fprintf(script, "'\"%s\"'", variable);
-            text += bytes - 1;
-        } else if (*text == '\'')
+    for (; *text; text++)
+        if (*text == '\'')
             fputs("'\\''", script);
         else
             fputc(*text, script);
-    }
 }
 
 void script_word(FILE *script, const char *text)

@@ -4,8 +4,7 @@
  * prelude.sh, and find its keys as variables.
  *
  * A check reads the machine through a `struct source` and runs none of its programs, so that it also works on a folder.
- * fetch, apply and undo are scripts for a POSIX shell: apply runs the same scripts that `export` writes. Each may be
- * killed at any instant and run again: it has to end in the same state. A script begins with what script_begin() writes
+ * fetch, apply and undo are scripts for a POSIX shell. Each may be killed at any instant and run again: it has to end in the same state. A script begins with what script_begin() writes
  * (script.c), and finds these variables:
  *
  *     EPKIT_ROOT    folder in front of all paths, the first argument of the script; "" for this machine
@@ -20,13 +19,6 @@
 #include "recipe.h"
 
 #include <stdio.h>
-
-/*
- * Placeholder for the machine's value in a recipe that is exported: its script reads the value from the machine that it
- * runs on.
- */
-#define EXPORT_KERNEL "release-of-the-running-kernel"
-#define EXPORT_MACHINE "processor-of-this-machine"
 
 enum step_now {
     STEP_DONE,    /* in place and live */

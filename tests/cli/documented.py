@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 ACTIONS = {
-    "install": {"list", "show", "plan", "apply", "status", "verify", "resume", "uninstall", "export"},
+    "install": {"list", "show", "plan", "apply", "status", "verify", "resume", "uninstall"},
     "deploy": {"check", "why"},
     "test": {"intranode", "internode", "lowlatency"},
 }
@@ -103,7 +103,7 @@ def fault(epkit, names, line, whole):
         return f"{command} has no {positional[0]}"
     if command == "install" and len(positional) > 1:
         recipe = positional[-1]
-        if recipe == "sh" or PLACEHOLDER.search(recipe) or "/" in recipe:
+        if PLACEHOLDER.search(recipe) or "/" in recipe:
             return None
         if recipe not in ask(epkit, "install", "list").stdout.split():
             return f"no recipe {recipe}"

@@ -27,9 +27,8 @@ refused() {
     local line=$1 text=$2
     shift 2
     cat >bad.yaml
-    for action in plan apply uninstall "export sh"; do
-        # shellcheck disable=SC2086 # two words
-        run -2 timeout 600 "$EPKIT" install $action ./bad.yaml --root m "$@"
+    for action in plan apply uninstall; do
+        run -2 timeout 600 "$EPKIT" install "$action" ./bad.yaml --root m "$@"
         if [ "$line" -gt 0 ]; then [[ "$output" == *"./bad.yaml:$line: "* ]]; fi
         [[ "$output" == *"$text"* ]]
     done

@@ -381,8 +381,6 @@ END
     empty install --json plan
     empty install --json show debian-tools
     [[ "$stderr" == *"--json does not apply to show"* ]]
-    empty install --json export sh debian-tools
-    [[ "$stderr" == *"--json does not apply to export"* ]]
 }
 
 @test "what, where, why and hint are separate" {

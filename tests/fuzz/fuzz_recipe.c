@@ -37,16 +37,12 @@ static void write_all(const struct recipe *recipe)
     char *text = NULL;
     size_t bytes;
 
-    FILE *out = open_memstream(&text, &bytes);
-
-    check(out != NULL);
-    (void)export_write(recipe, out);
-    fclose(out);
-    free(text);
     for (size_t i = 0; i < recipe->n_steps; i++) {
-        out = open_memstream(&text, &bytes);
+        FILE *out = open_memstream(&text, &bytes);
+
         check(out != NULL);
         script_begin(out, recipe, &recipe->steps[i], "/state");
+        script_apply(out, &recipe->steps[i]);
         script_undo(out, &recipe->steps[i]);
         fclose(out);
         free(text);

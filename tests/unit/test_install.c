@@ -39,7 +39,8 @@ static const char steps_text[] =
     "     content: \"it's @{tool}\"}\n"
     "  - {id: a, type: apt, title: t, why: w, budget: 2m, packages: {tool: \"@{tool}\"}}\n"
     "  - {id: b, type: command, title: t, why: w, budget: 1h, needs: [a], when: late,\n"
-    "     run: touch \"$place\", undo: \"true\", creates: [/x], reboot: after}\n";
+    "     run: touch \"$place\", undo: \"true\", creates: [/x], reboot: after,\n"
+    "     verify: [{name: v, run: tool -V, expect: \"^@{tool}$\"}]}\n";
 
 static const char *environment(const char *name)
 {
@@ -72,6 +73,8 @@ TEST(test_recipe)
     assert_string_equal(arg_text(&recipe->steps[0], "path"), "/opt/x/c");
     assert_string_equal(arg_text(&recipe->steps[0], "content"), "it's 1.2-3*");
     assert_true(recipe->steps[2].skipped);
+    /* A value matches literally. */
+    assert_string_equal(recipe->steps[2].verify[0].expect, "^1\\.2-3\\*$");
     assert_int_equal(recipe->steps[2].budget_s, 3600);
     assert_int_equal(recipe->steps[0].deadline_s, 60);
     assert_int_equal(recipe->steps[1].deadline_s, 480);
