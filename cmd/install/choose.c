@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
-#include "builtin.h"
 #include "common/output.h"
 #include "install_output.h"
 

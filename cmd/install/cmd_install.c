@@ -40,8 +40,7 @@ static const struct opt install_table[] = {
 };
 /* clang-format on */
 
-static const char *const actions[] = {"plan",   "apply",     "status", "verify",
-                                      "resume", "uninstall", "list",   "show", NULL};
+static const char *const actions[] = {"plan", "apply", "status", "verify", "resume", "uninstall", "list", "show", NULL};
 
 /* One call of the command. */
 struct act {
@@ -341,7 +340,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         return recipe_list(cmd, options.json);
     if (strcmp(action, "show") == 0)
         return recipe_show(cmd, first);
-    observe(options.json, &options.install.observer);
+    observe(options.json);
     act = (struct act){.cmd = cmd, .options = options, .action = action};
     for (size_t i = 0; i + 1 < COUNT(machine_actions); i++)
         if (strcmp(action, machine_actions[i].name) == 0)

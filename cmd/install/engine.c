@@ -89,7 +89,7 @@ static enum install_result step_failed(struct install *install, const struct rec
 }
 
 /* Only downloads are retried: after 2, 4, 8 and 16 seconds. */
-static enum install_result fetch(struct install *install, const struct recipe_step *step, size_t index)
+static enum install_result fetch(struct install *install, const struct recipe_step *step)
 {
     enum run_result run = RUN_FINE;
     int status = 0;
@@ -97,16 +97,16 @@ static enum install_result fetch(struct install *install, const struct recipe_st
     if (!step->type->has_fetch)
         return INSTALL_FINE;
     for (int attempt = 1; attempt <= FETCH_TRIES; attempt++) {
-        run = run_script(install, step, index, PHASE_FETCH, &status);
+        run = run_script(install, step, PHASE_FETCH, &status);
         if (run == RUN_FINE)
             return INSTALL_FINE;
-        if (run == RUN_INTERRUPTED || install->options.observer.is_interrupted())
+        if (run == RUN_INTERRUPTED || observe_is_interrupted())
             return INSTALL_INTERRUPTED;
         if (run != RUN_FAILED || attempt == FETCH_TRIES)
             break;
-        install_say(install, "step '%s': download failed, attempt %d of %d; again in %d s", step->id, attempt,
-                    FETCH_TRIES, 1 << attempt);
-        for (int i = 0; i < (1 << attempt) * 10 && !install->options.observer.is_interrupted(); i++)
+        observe_line("step '%s': download failed, attempt %d of %d; again in %d s", step->id, attempt, FETCH_TRIES,
+                     1 << attempt);
+        for (int i = 0; i < (1 << attempt) * 10 && !observe_is_interrupted(); i++)
             poll(NULL, 0, 100);
     }
     return step_failed(install, step, "download", run, status);
@@ -143,10 +143,9 @@ static enum install_result apply_step(struct install *install, const struct reci
     ep_status logged;
     bool waited;
 
-    if (!run_wait_for_orphans(install, step, index, &waited))
-        return install->options.observer.is_interrupted()
-                   ? INSTALL_INTERRUPTED
-                   : install_fail(install, "step '%s' of an earlier run does not end", step->id);
+    if (!run_wait_for_orphans(install, step, &waited))
+        return observe_is_interrupted() ? INSTALL_INTERRUPTED
+                                        : install_fail(install, "step '%s' of an earlier run does not end", step->id);
     /* The earlier run may have completed the step. */
     if (waited) {
         result = install_probe(install);
@@ -163,10 +162,10 @@ static enum install_result apply_step(struct install *install, const struct reci
     if (run_write_script(install, step, PHASE_UNDO) != EP_OK)
         return install_fail_status(install);
     sync();
-    result = fetch(install, step, index);
+    result = fetch(install, step);
     if (result != INSTALL_FINE)
         return result;
-    run = run_script(install, step, index, PHASE_APPLY, &status);
+    run = run_script(install, step, PHASE_APPLY, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE)
@@ -208,9 +207,8 @@ static enum install_result write_sentinel(struct install *install, const char *s
         return install_fail(install, "/run/reboot-required: %s", strerror(errno));
     fputs("*** System restart required ***\n", file);
     fclose(file);
-    install_say(install, "%s", INSTALL_REBOOT_TEXT);
-    install_say(install, "waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there",
-                step_id);
+    observe_line("%s", INSTALL_REBOOT_TEXT);
+    observe_line("waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there", step_id);
     return INSTALL_NEEDS_REBOOT;
 }
 
@@ -229,8 +227,8 @@ static enum install_result reboot_for(struct install *install, const struct reci
     if (n >= install->recipe->max_reboots && !is_pending)
         return stop(install, n, step->id, state->text);
     if (install->options.reboot == INSTALL_REBOOT_NEVER || !install->has_systemd) {
-        install_say(install, "a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
-                    state->text, install->recipe->name);
+        observe_line("a reboot is needed for step '%s' (%s): reboot, then 'epkit install resume %s'", step->id,
+                     state->text, install->recipe->name);
         return INSTALL_NEEDS_REBOOT;
     }
     if (!is_pending && journal_add(&install->journal, "reboot", step->id,
@@ -238,13 +236,13 @@ static enum install_result reboot_for(struct install *install, const struct reci
         return install_fail_status(install);
     if (install->options.reboot == INSTALL_REBOOT_SENTINEL)
         return write_sentinel(install, step->id);
-    install_say(install, "%s", INSTALL_REBOOT_TEXT);
+    observe_line("%s", INSTALL_REBOOT_TEXT);
     sync();
     /*
      * The shutdown may end systemctl, and this process, before they return: that is not a failure, and the unit that
      * resumes after the reboot must stay.
      */
-    if (run_quietly(command, 60) != 0 && !install->options.observer.is_interrupted()) {
+    if (run_quietly(command, 60) != 0 && !observe_is_interrupted()) {
         install_fail(install, "'systemctl reboot' failed, or was ended by the shutdown");
         return INSTALL_NEEDS_REBOOT;
     }
@@ -308,7 +306,7 @@ static enum install_result apply_all(struct install *install)
         struct step_state *state = &install->states[index];
         enum install_result result;
 
-        if (install->options.observer.is_interrupted())
+        if (observe_is_interrupted())
             return INSTALL_INTERRUPTED;
         if (depends_on_reboot(install, step))
             continue;
@@ -323,7 +321,7 @@ static enum install_result apply_all(struct install *install)
         if (state->now == STEP_REBOOT && !waiting)
             waiting = step;
         if (state->now == STEP_DONE && *step->says)
-            install_say(install, "%s", step->says);
+            observe_line("%s", step->says);
     }
     if (waiting)
         return reboot_for(install, waiting, &install->states[waiting - install->recipe->steps]);

@@ -37,22 +37,13 @@ enum install_reboot {
 
 enum install_phase { PHASE_FETCH, PHASE_APPLY, PHASE_UNDO, PHASE_VERIFY };
 
-/* What the caller shows. */
-struct install_observer {
-    void (*line)(const char *text); /* an event that deserves its own line */
-    void (*begin)(const struct recipe_step *step, size_t index, size_t n, enum install_phase phase, const char *log);
-    void (*tick)(int seconds, int budget_s); /* while a step runs, a few times a second */
-    bool (*is_interrupted)(void);
-};
-
 struct install_options {
-    const char *root;    /* NULL: this machine */
-    const char *state;   /* folder of the states of all recipes */
-    int reboot;          /* enum install_reboot */
-    bool no_unit;        /* apply installs no unit that resumes after a reboot */
-    bool again;          /* forget the reboots made so far */
-    bool keep;           /* write nothing to the state at the beginning: for undo, on a disk that may be full */
-    struct install_observer observer;
+    const char *root;  /* NULL: this machine */
+    const char *state; /* folder of the states of all recipes */
+    int reboot;        /* enum install_reboot */
+    bool no_unit;      /* apply installs no unit that resumes after a reboot */
+    bool again;        /* forget the reboots made so far */
+    bool keep;         /* write nothing to the state at the beginning: for undo, on a disk that may be full */
 };
 
 struct preflight_row {
@@ -106,8 +97,6 @@ enum install_result install_fail(struct install *install, const char *format, ..
     __attribute__((format(printf, 2, 3)));
 enum install_result install_fail_errno(struct install *install, int error, const char *path);
 enum install_result install_fail_status(struct install *install);
-/* Calls the observer's line(). */
-void install_say(const struct install *install, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The path of a file of the state, or one in a folder of it; with NULL the folder, or the state itself. */
 void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024]);
@@ -137,6 +126,19 @@ enum install_result install_probe(struct install *install);
 /* Number of steps that apply would change. */
 size_t install_changes(const struct install *install);
 const char *install_state_name(enum step_now now);
+
+/* --- observe.c --- */
+
+/* Handles signals that interrupt. `quiet`: lines go to standard error. */
+void observe(bool quiet);
+int observed_signal(void); /* number of the signal that interrupted, 0 if none */
+bool observe_is_interrupted(void);
+/* An event that deserves its own line. */
+void observe_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void observe_begin(const struct recipe *recipe, const struct recipe_step *step, enum install_phase phase,
+                   const char *log);
+/* While a step runs, a few times a second. */
+void observe_tick(int64_t seconds, int budget_s);
 
 /* --- preflight.c: may this recipe be applied here? Fills `preflight`. --- */
 ep_status
@@ -169,14 +171,14 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
  * Runs it until its end or the deadline of the step; that of fetch and apply is written first. *ret_status: its exit
  * status (-1: unknown, because an earlier run started it). The log holds its output.
  */
-enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
-                           enum install_phase phase, int *ret_status);
+enum run_result run_script(struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           int *ret_status);
 
 /*
  * Waits for the step's unit if an earlier run left it running: *ret_waited. False: interrupted, or not finished in
  * time.
  */
-bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited);
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, bool *ret_waited);
 void run_log_path(const struct install *install, const struct recipe_step *step, char ret_path[1024]);
 
 /* Runs a program without output, for at most `seconds`. Returns its exit status, or -1. */

@@ -2,10 +2,8 @@
 /* install_output.c - the output of `epkit install`: verdict, table, details; and the same as JSON. */
 #include "install_output.h"
 #include "common/output.h"
-#include "common/progress.h"
 
 #include <inttypes.h>
-#include <signal.h>
 #include <string.h>
 
 /* --- rows --- */
@@ -180,72 +178,4 @@ json_t *report_json(const struct cmd *cmd, const struct install *install, const 
         json_object_set_new(document, "verify", list);
     }
     return document;
-}
-
-/* --- while it runs --- */
-
-static struct {
-    bool is_quiet, has_started;
-    volatile sig_atomic_t signal;
-    size_t index, n;
-    char text[128], log[256];
-} observed;
-
-static void on_signal(int number)
-{
-    observed.signal = number;
-}
-
-static void on_line(const char *text)
-{
-    progress_hide();
-    if (observed.is_quiet)
-        fprintf(stderr, "%s\n", text);
-    else
-        out_line("%s", text);
-    fflush(stdout);
-}
-
-static void on_begin(const struct recipe_step *step, size_t index, size_t n, enum install_phase phase, const char *log)
-{
-    static const char *const phases[] = {"downloading", "applying", "undoing", "verifying"};
-
-    if (!observed.has_started)
-        progress_start("install");
-    observed.has_started = true;
-    observed.index = index;
-    observed.n = n;
-    snprintf(observed.text, sizeof(observed.text), "%s %s", phases[phase], step->title);
-    snprintf(observed.log, sizeof(observed.log), "%s", log);
-    progress_update((long)index, (long)n, "%s", observed.text);
-}
-
-static void on_tick(int seconds, int budget_s)
-{
-    progress_update((long)observed.index, (long)observed.n, "%s, %d of %d s, log %s", observed.text, seconds, budget_s,
-                    observed.log);
-}
-
-static bool on_interrupted(void)
-{
-    return observed.signal != 0;
-}
-
-void observe(bool quiet, struct install_observer *ret_observer)
-{
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-    struct sigaction action = {.sa_handler = on_signal}, inherited;
-
-    observed.is_quiet = quiet;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-        /* Signals that nohup ignores stay ignored. */
-        if (sigaction(numbers[i], NULL, &inherited) == 0 && (numbers[i] != SIGHUP || inherited.sa_handler != SIG_IGN))
-            sigaction(numbers[i], &action, NULL);
-    *ret_observer = (struct install_observer){
-        .line = on_line, .begin = on_begin, .tick = on_tick, .is_interrupted = on_interrupted};
-}
-
-int observed_signal(void)
-{
-    return observed.signal;
 }

@@ -44,8 +44,4 @@ void report_verify(const struct verify_result *results, size_t n);
 json_t *report_json(const struct cmd *cmd, const struct install *install, const char *action, const char *result,
                     const struct verify_result *results, size_t n_results);
 
-/* Progress and interrupts, for the observer. */
-void observe(bool quiet, struct install_observer *ret_observer);
-int observed_signal(void); /* number of the signal that interrupted, 0 if none */
-
 #endif

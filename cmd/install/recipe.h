@@ -172,8 +172,8 @@ ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map
 
 /* Texts of a map, and where they are stored: "" if one is missing. */
 struct recipe_text {
-    const char *key; /* the table ends with NULL */
-    size_t offset;   /* of a const char * */
+    const char *key;                                                            /* the table ends with NULL */
+    size_t offset;                                                              /* of a const char * */
     enum { TEXT_OPTIONAL, TEXT_REQUIRED, TEXT_LINE, TEXT_ID, TEXT_SHELL } kind; /* all but the first are required */
 };
 

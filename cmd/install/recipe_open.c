@@ -40,18 +40,6 @@ enum install_result install_fail_status(struct install *install)
     return install_fail(install, "%.500s", ep_last_error());
 }
 
-void install_say(const struct install *install, const char *format, ...)
-{
-    const struct install_observer *observer = &install->options.observer;
-    char text[512];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    observer->line(text);
-}
-
 const char *install_state_name(enum step_now now)
 {
     static const char *const names[] = {"done", "todo", "partial", "wrong", "reboot", "unknown", "skipped"};
@@ -167,9 +155,9 @@ static enum install_result acquire_lock(struct install *install)
             return INSTALL_BUSY;
         }
         if (!is_reported)
-            install_say(install, "a step of an earlier run is still running: waiting for it");
+            observe_line("a step of an earlier run is still running: waiting for it");
         is_reported = true;
-        if (install->options.observer.is_interrupted()) {
+        if (observe_is_interrupted()) {
             /* Without the lock nothing was begun. */
             close(install->lock_fd);
             install->lock_fd = -1;
@@ -391,7 +379,7 @@ enum install_result install_probe(struct install *install)
         const struct recipe_step *step = &install->recipe->steps[i];
         struct step_state *state = &install->states[i];
 
-        if (install->options.observer.is_interrupted()) {
+        if (observe_is_interrupted()) {
             source_free(source);
             return INSTALL_INTERRUPTED;
         }

@@ -42,7 +42,8 @@ static ep_status add(struct recipe *recipe, const char *name, int line, struct r
     if (recipe_variable_find(recipe, name))
         return recipe_refuse(recipe, line, "'%.64s' is a duplicate among versions and variables", name);
     *ret_variable = &recipe->variables[recipe->n_variables++];
-    **ret_variable = (struct recipe_variable){.name = name, .env = "", .help = "", .line = line, .source = FROM_NOWHERE};
+    **ret_variable =
+        (struct recipe_variable){.name = name, .env = "", .help = "", .line = line, .source = FROM_NOWHERE};
     return EP_OK;
 }
 

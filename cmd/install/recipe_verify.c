@@ -38,7 +38,6 @@ static void first_line_of(const char *output, char ret_text[256])
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
                                    size_t *ret_n)
 {
-    const struct install_observer *observer = &install->options.observer;
     char *output = malloc(OUTPUT_BYTES);
     size_t n = 0;
     bool passed = true, is_interrupted = false;
@@ -54,7 +53,7 @@ enum install_result install_verify(struct install *install, struct verify_result
 
             result->step = step;
             result->verify = &step->verify[k];
-            observer->begin(step, i, install->recipe->n_steps, PHASE_VERIFY, "");
+            observe_begin(install->recipe, step, PHASE_VERIFY, "");
             status = run_probe(install, step, result->verify->run, VERIFY_SECONDS, output, OUTPUT_BYTES);
             first_line_of(output, result->text);
             result->passed = status == 0;
@@ -68,7 +67,7 @@ enum install_result install_verify(struct install *install, struct verify_result
                 snprintf(result->text, sizeof(result->text), "exit status %d", status);
             }
             passed = passed && result->passed;
-            is_interrupted = observer->is_interrupted();
+            is_interrupted = observe_is_interrupted();
         }
     }
     free(output);

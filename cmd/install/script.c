@@ -2,8 +2,6 @@
 /* script.c - the shell text of steps: their keys as variables, and calls of the functions in prelude.sh. */
 #include "types.h"
 
-#include "builtin.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -28,16 +28,6 @@ void run_log_path(const struct install *install, const struct recipe_step *step,
     snprintf(ret_path, 1024, "%.400s%.300s/%s.log", install->root, install->logs, step->id);
 }
 
-/* The number of a step in the order of application, for messages. */
-static size_t position_of(const struct recipe *recipe, size_t index)
-{
-    size_t position = 0;
-
-    while (position + 1 < recipe->n_steps && recipe->order[position] != index)
-        position++;
-    return position;
-}
-
 /* --- the script --- */
 
 static void script_path(const struct install *install, const struct recipe_step *step, enum install_phase phase,
@@ -130,9 +120,8 @@ static int status_of(int status)
 }
 
 /* Waits for a child until the deadline, then ends its process group. */
-static enum run_result wait_for(struct install *install, pid_t pid, int deadline_s, int budget_s, int *ret_status)
+static enum run_result wait_for(pid_t pid, int deadline_s, int budget_s, int *ret_status)
 {
-    const struct install_observer *observer = &install->options.observer;
     uint64_t start = ep_now_ns();
     bool is_late = false;
 
@@ -145,7 +134,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
             *ret_status = status_of(status);
             return is_late ? RUN_LATE : *ret_status == 0 ? RUN_FINE : RUN_FAILED;
         }
-        if (observer->is_interrupted())
+        if (observe_is_interrupted())
             return RUN_INTERRUPTED;
         if (seconds >= deadline_s && !is_late) {
             kill(-pid, SIGTERM);
@@ -157,7 +146,7 @@ static enum run_result wait_for(struct install *install, pid_t pid, int deadline
             *ret_status = 128 + SIGKILL;
             return RUN_LATE;
         }
-        observer->tick((int)seconds, budget_s);
+        observe_tick(seconds, budget_s);
         poll(NULL, 0, TICK_MS);
     }
 }
@@ -212,10 +201,9 @@ static pid_t start(struct install *install, const struct recipe_step *step, cons
     return pid;
 }
 
-enum run_result run_script(struct install *install, const struct recipe_step *step, size_t index,
-                           enum install_phase phase, int *ret_status)
+enum run_result run_script(struct install *install, const struct recipe_step *step, enum install_phase phase,
+                           int *ret_status)
 {
-    const struct install_observer *observer = &install->options.observer;
     char path[1024], log_path[1024], name[160];
     enum run_result result;
     uint64_t started;
@@ -232,7 +220,7 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
         ep_fail_errno(EP_E_SYSTEM, errno, "%s", log_path);
         return RUN_NOT_STARTED;
     }
-    observer->begin(step, position_of(install->recipe, index), install->recipe->n_steps, phase, log_path);
+    observe_begin(install->recipe, step, phase, log_path);
     new_unit_name(install, step, name);
     started = ep_now_ns();
     pid = start(install, step, name, path, log);
@@ -241,8 +229,7 @@ enum run_result run_script(struct install *install, const struct recipe_step *st
         close(log);
         return RUN_NOT_STARTED;
     }
-    result = wait_for(install, pid, step->deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s,
-                      ret_status);
+    result = wait_for(pid, step->deadline_s + (install->has_systemd ? SYSTEMD_GRACE_S : 0), step->budget_s, ret_status);
     if (result == RUN_LATE && install->has_systemd) {
         const char *stop[] = {"systemctl", "kill", "--signal=KILL", name, NULL};
 
@@ -296,17 +283,16 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
         script_shell(out, text);
     }
     if (out && fclose(out) == 0)
-        status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds,
-                              install->options.observer.is_interrupted, ret_output, bytes);
+        status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds, observe_is_interrupted,
+                              ret_output, bytes);
     free(script);
     return status;
 }
 
 /* --- steps that outlived their run --- */
 
-bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, size_t index, bool *ret_waited)
+bool run_wait_for_orphans(struct install *install, const struct recipe_step *step, bool *ret_waited)
 {
-    const struct install_observer *observer = &install->options.observer;
     char pattern[160], output[1024], log[1024];
     const char *list[] = {"systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
                           pattern,     NULL};
@@ -324,13 +310,13 @@ bool run_wait_for_orphans(struct install *install, const struct recipe_step *ste
         if (run_captured(list, 30, NULL, output, sizeof(output)) != 0 || !strstr(output, step->id))
             return true;
         if (!is_reported) {
-            observer->begin(step, position_of(install->recipe, index), install->recipe->n_steps, PHASE_APPLY, log);
-            install_say(install, "a step of an earlier run is still running: waiting for it");
+            observe_begin(install->recipe, step, PHASE_APPLY, log);
+            observe_line("a step of an earlier run is still running: waiting for it");
         }
         *ret_waited = is_reported = true;
-        if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S || observer->is_interrupted())
+        if (seconds > step->deadline_s + SYSTEMD_GRACE_S + STOP_GRACE_S || observe_is_interrupted())
             return false;
-        observer->tick((int)seconds, step->budget_s);
+        observe_tick(seconds, step->budget_s);
         poll(NULL, 0, 500);
     }
 }

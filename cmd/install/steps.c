@@ -169,8 +169,8 @@ static ep_status read_duration(const struct recipe *recipe, const struct yaml_no
 static ep_status read_type(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
     /* Of every type, and then those of this one. */
-    const char *allowed[64] = {"id",       "type",  "title",  "why",    "budget", "deadline",
-                               "needs",    "verify", "reboot", "when", "says",   "says_when"};
+    const char *allowed[64] = {"id",    "type",   "title",  "why",  "budget", "deadline",
+                               "needs", "verify", "reboot", "when", "says",   "says_when"};
     const char *text;
     size_t n = 0;
     int line;

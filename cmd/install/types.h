@@ -4,8 +4,8 @@
  * prelude.sh, and find its keys as variables.
  *
  * A check reads the machine through a `struct source` and runs none of its programs, so that it also works on a folder.
- * fetch, apply and undo are scripts for a POSIX shell. Each may be killed at any instant and run again: it has to end in the same state. A script begins with what script_begin() writes
- * (script.c), and finds these variables:
+ * fetch, apply and undo are scripts for a POSIX shell. Each may be killed at any instant and run again: it has to end
+ * in the same state. A script begins with what script_begin() writes (script.c), and finds these variables:
  *
  *     EPKIT_ROOT    folder in front of all paths, the first argument of the script; "" for this machine
  *     EPKIT_STATE   folder of the recipe below it, for downloads, builds and stamps
@@ -15,6 +15,7 @@
 #ifndef EP_INSTALL_TYPES_H
 #define EP_INSTALL_TYPES_H
 
+#include "common/embedded.h"
 #include "machine/source/source.h"
 #include "recipe.h"
 
@@ -83,6 +84,9 @@ void state_set(struct step_state *state, enum step_now now, const char *format, 
 
 /* A number that changes with everything about the step that matters to what it makes: FNV-1a over its arguments. */
 uint64_t step_digest(const struct recipe_step *step);
+
+/* The recipes of the tree, and prelude.sh, compiled in. */
+extern const struct embedded builtin_recipes[], builtin_shell[];
 
 /* --- script.c --- */
 

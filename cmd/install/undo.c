@@ -45,7 +45,7 @@ static void read_left(struct install *install, const struct recipe_step *step)
     fclose(file);
 }
 
-static enum install_result undo_step(struct install *install, const struct recipe_step *step, size_t index)
+static enum install_result undo_step(struct install *install, const struct recipe_step *step)
 {
     char path[1024], log[1024];
     enum run_result run;
@@ -53,10 +53,10 @@ static enum install_result undo_step(struct install *install, const struct recip
     int status;
 
     run_log_path(install, step, log);
-    if (!run_wait_for_orphans(install, step, index, &waited))
+    if (!run_wait_for_orphans(install, step, &waited))
         return install_fail(install, "step '%s' of an earlier run does not end", step->id);
     journal_add(&install->journal, "undo", step->id, NULL);
-    run = run_script(install, step, index, PHASE_UNDO, &status);
+    run = run_script(install, step, PHASE_UNDO, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE) {
@@ -105,7 +105,7 @@ static enum install_result undo_dropped(struct install *install)
 
         if (entry->d_name[0] != '.' && strlen(entry->d_name) <= 40 && !is_in_recipe(install->recipe, entry->d_name) &&
             was_applied(install, entry->d_name))
-            result = undo_step(install, &dropped, 0);
+            result = undo_step(install, &dropped);
     }
     if (dir)
         closedir(dir);
@@ -154,12 +154,11 @@ enum install_result install_undo(struct install *install)
     unit_remove(install);
     result = undo_dropped(install);
     for (size_t i = install->recipe->n_steps; result == INSTALL_FINE && i-- > 0;) {
-        size_t index = install->recipe->order[i];
-        const struct recipe_step *step = &install->recipe->steps[index];
+        const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 
         /* Includes a step that the current values skip: it was applied with other values. */
         if (was_applied(install, step->id))
-            result = undo_step(install, step, index);
+            result = undo_step(install, step);
     }
     if (result != INSTALL_FINE)
         return result;
