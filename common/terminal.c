@@ -18,7 +18,6 @@
 
 #define TICK_MS 200
 #define TEXT_BYTES 4096
-#define ESCAPE_BYTES 13 /* "\ud83d\ude00" and the end */
 
 struct filter {
     FILE *stream;
@@ -164,39 +163,19 @@ int stream_error(FILE *stream)
 
 /* --- JSON --- */
 
-/* The JSON escape of a character: two for one beyond the basic multilingual plane. */
-static void escape(uint32_t code, char ret_text[ESCAPE_BYTES])
+/* Characters that the filter would replace; jansson's output is valid UTF-8, and has newlines only between strings. */
+static bool has_hidden(const char *text)
 {
-    if (code < 0x10000)
-        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x", (unsigned)code & 0xffff);
-    else
-        snprintf(ret_text, ESCAPE_BYTES, "\\u%04x\\u%04x", (0xd800 + ((unsigned)(code - 0x10000) >> 10)) & 0xffff,
-                 0xdc00 + ((unsigned)code & 0x3ff));
-}
+    size_t left = strlen(text), n;
+    uint32_t code;
 
-static int print_json(FILE *stream, const char *text)
-{
-    const char *from = text;
-    size_t left = strlen(text);
-
-    while (left) {
-        char escaped[ESCAPE_BYTES];
-        uint32_t code = 0;
-        size_t n = text_decode(text, left, &code);
-
-        /* jansson's output is valid UTF-8, and has newlines only between strings. */
-        if (n == 0 || n == TEXT_INCOMPLETE)
-            n = 1;
-        if (!text_is_printable(code) && code != '\n') {
-            fwrite(from, 1, (size_t)(text - from), stream);
-            escape(code, escaped);
-            fputs(escaped, stream);
-            from = text + n;
-        }
-        text += n;
-        left -= n;
+    for (; left; text += n, left -= n) {
+        code = 0;
+        n = text_decode(text, left, &code);
+        if (n == 0 || n == TEXT_INCOMPLETE || (!text_is_printable(code) && code != '\n'))
+            return true;
     }
-    return fputs(from, stream) >= 0 && fputc('\n', stream) != EOF ? 0 : -1;
+    return false;
 }
 
 int stream_json(FILE *stream, const json_t *document, size_t flags)
@@ -205,6 +184,10 @@ int stream_json(FILE *stream, const json_t *document, size_t flags)
     sigset_t ending, before;
     int result;
 
+    if (text && has_hidden(text)) {
+        free(text);
+        text = json_dumps(document, flags | JSON_ENSURE_ASCII);
+    }
     if (!text) {
         errno = ENOMEM;
         return -1;
@@ -214,9 +197,7 @@ int stream_json(FILE *stream, const json_t *document, size_t flags)
     for (size_t i = 0; i < COUNT(ending_signals); i++)
         sigaddset(&ending, ending_signals[i]);
     pthread_sigmask(SIG_BLOCK, &ending, &before);
-    result = print_json(stream, text);
-    if (fflush(stream) != 0)
-        result = -1;
+    result = fputs(text, stream) >= 0 && fputc('\n', stream) != EOF && fflush(stream) == 0 ? 0 : -1;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     free(text);
     return result;
