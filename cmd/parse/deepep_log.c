@@ -182,36 +182,12 @@ static int chunk_of(const char *at, const char *label)
 /* Reads numbers by their units: "12 + 345 us", "81.0 GB/s (RDMA)", "t: 492.59 us", "notify: 3 us". */
 static void read_figures(const char *at, struct tuning *ret_tuning)
 {
-    double number, first = NAN;
-
-    while (*at) {
-        const char *begin = at, *end;
-
-        if (!lex_number(at, &end, &number) || (at[0] != ' ' && at[0] != ':')) {
-            at++;
-            continue;
-        }
-        at = end;
-        while (*end == ' ')
-            end++;
-        if (text_begins(end, "GB/s (RDMA)")) {
-            ret_tuning->rdma = number;
-        } else if (text_begins(end, "GB/s (NVL)")) {
-            ret_tuning->nvl = number;
-        } else if (*end == '+') {
-            first = number;
-        } else if (text_begins(end, "us")) {
-            if (!isnan(first)) {
-                ret_tuning->notify_us = first;
-                ret_tuning->time_us = number;
-            } else if (begin - 7 >= at - 64 && strncmp(begin - 7, "notify:", 7) == 0) {
-                ret_tuning->notify_us = number;
-            } else {
-                ret_tuning->time_us = number;
-            }
-            first = NAN;
-        }
-    }
+    (void)lex_before(at, " GB/s (RDMA)", &ret_tuning->rdma);
+    (void)lex_before(at, " GB/s (NVL)", &ret_tuning->nvl);
+    if (lex_after(at, "transmit:", &ret_tuning->time_us))
+        (void)lex_after(at, "notify:", &ret_tuning->notify_us);
+    else if (lex_before(at, " us", &ret_tuning->time_us) && lex_before(at, " + ", &ret_tuning->notify_us))
+        (void)lex_after(at, " + ", &ret_tuning->time_us);
 }
 
 static bool read_tuning(const char *at, struct tuning *ret_tuning)

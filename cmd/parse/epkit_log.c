@@ -16,8 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_WORDS 24
-
 static int64_t integer_of(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
@@ -322,17 +320,17 @@ static bool sentence_line(struct parser *parser, const char *line)
 
 static bool bench_row(struct parser *parser, const char *line)
 {
-    char text[512], *words[MAX_WORDS];
+    struct lex_words split;
+    char **words = split.words;
     size_t n, op = 0, at;
     struct parse_run *run = run_open(parser, PARSE_EPKIT_BENCH);
     struct parse_measure *measure;
     double values[7];
     const char *type = "";
 
-    if (!run || strlen(line) >= sizeof(text))
+    if (!run || !lex_words(line, &split))
         return false;
-    memcpy(text, line, strlen(line) + 1);
-    n = lex_words(text, words, MAX_WORDS);
+    n = split.n;
     while (op < n &&
            !text_is_any(words[op], TEXTS("dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine")))
         op++;
@@ -356,7 +354,8 @@ static bool bench_row(struct parser *parser, const char *line)
     run->ranks = (int64_t)values[0];
     keep_row(measure, values[1], values[5], values[2]);
     run->is_complete = true;
-    snprintf(run->device, sizeof(run->device), "%.*s", (int)(words[op] - text > 60 ? 60 : words[op] - text - 1), line);
+    snprintf(run->device, sizeof(run->device), "%.*s",
+             (int)(words[op] - split.text > 60 ? 60 : words[op] - split.text - 1), line);
     run->device[strcspn(run->device, " ")] = '\0';
     return true;
 }

@@ -80,6 +80,15 @@ bool lex_after(const char *text, const char *label, double *ret_number)
     return at && lex_number(at + strlen(label), NULL, ret_number);
 }
 
+bool lex_before(const char *text, const char *label, double *ret_number)
+{
+    const char *at = strstr(text, label), *end;
+
+    while (at && at > text && (isdigit((unsigned char)at[-1]) || at[-1] == '.'))
+        at--;
+    return at && lex_number(at, &end, ret_number) && text_begins(end, label);
+}
+
 int64_t lex_setting(const char *text, const char *label)
 {
     double number;
@@ -89,13 +98,17 @@ int64_t lex_setting(const char *text, const char *label)
     return (int64_t)number;
 }
 
-size_t lex_words(char *text, char **ret_words, size_t max)
+bool lex_words(const char *line, struct lex_words *ret_words)
 {
-    size_t n = 0;
+    char *rest = ret_words->text;
 
-    for (char *word = strtok_r(text, " \t", &text); word && n < max; word = strtok_r(NULL, " \t", &text))
-        ret_words[n++] = word;
-    return n;
+    ret_words->n = 0;
+    if (strlen(line) >= sizeof(ret_words->text))
+        return false;
+    memcpy(ret_words->text, line, strlen(line) + 1);
+    for (char *word; ret_words->n < LEX_WORDS && (word = strtok_r(rest, " \t", &rest));)
+        ret_words->words[ret_words->n++] = word;
+    return true;
 }
 
 bool lex_is_number(const char *word, double *ret_number)

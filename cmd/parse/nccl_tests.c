@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_WORDS 24
 #define GROUP 4 /* time, algbw, busbw, wrong */
 
 static bool is_type(const char *word)
@@ -235,16 +234,16 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
 /* Is it a row: size, count, type? Other lines that start with a number are not of nccl-tests. */
 static bool row_line(struct parser *parser, const char *line)
 {
-    char text[512], *words[MAX_WORDS];
+    struct lex_words split;
+    char **words = split.words;
     size_t n, at = 3, groups = 0;
     double bytes, count, number;
     struct parse_run *run;
     struct stream *stream = stream_now(parser);
 
-    if (strlen(line) >= sizeof(text))
+    if (!lex_words(line, &split))
         return false;
-    memcpy(text, line, strlen(line) + 1);
-    n = lex_words(text, words, MAX_WORDS);
+    n = split.n;
     if (n < 3 || !lex_is_number(words[0], &bytes) || !lex_is_number(words[1], &count) || !is_type(words[2]) ||
         bytes != floor(bytes) || count > bytes)
         return false;

@@ -151,8 +151,16 @@ const char *lex_match(const char *text, const char *format, double *ret_numbers)
 /* A finite number >= 0 that ends at a space, comma or unit. *ret_end: the character after it. */
 bool lex_number(const char *text, const char **ret_end, double *ret_number);
 
-/* Splits at spaces and tabs into at most `max` words; modifies `text`. Returns the number of words. */
-size_t lex_words(char *text, char **ret_words, size_t max);
+/* The number right before the first `label` in `text`. */
+bool lex_before(const char *text, const char *label, double *ret_number);
+
+/* Words between spaces and tabs, at most LEX_WORDS. false: the line is too long. */
+#define LEX_WORDS 24
+struct lex_words {
+    char text[512], *words[LEX_WORDS];
+    size_t n;
+};
+bool lex_words(const char *line, struct lex_words *ret_words);
 
 bool lex_is_number(const char *word, double *ret_number);
 

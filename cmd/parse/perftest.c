@@ -17,8 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_WORDS 12
-
 enum { UNIT_NONE, UNIT_MIB, UNIT_GBIT, UNIT_LATENCY, UNIT_LATENCY_SHORT, UNIT_QOS = 16 };
 
 /* "RDMA_Write BW Test", "Send Bidirectional Post List BW Test", "Atomic FETCH_AND_ADD Latency Test" ... */
@@ -137,20 +135,19 @@ static bool row(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     struct parse_run *run = run_open(parser, PARSE_PERFTEST);
-    char text[512], *words[MAX_WORDS];
-    double values[MAX_WORDS];
+    struct lex_words split;
+    double values[LEX_WORDS];
     size_t n, at;
     int unit;
 
-    if (!stream || !run || stream->perftest_unit == UNIT_NONE || strlen(line) >= sizeof(text))
+    if (!stream || !run || stream->perftest_unit == UNIT_NONE || !lex_words(line, &split))
         return false;
     unit = stream->perftest_unit & ~UNIT_QOS;
-    memcpy(text, line, strlen(line) + 1);
-    n = lex_words(text, words, MAX_WORDS);
+    n = split.n;
     if (n < 2)
         return false;
     for (size_t i = 0; i < n; i++) {
-        if (!lex_is_number(words[i], &values[i])) {
+        if (!lex_is_number(split.words[i], &values[i])) {
             parser->totals.unreadable += i >= 2; /* starts as a row but continues as something else */
             return i >= 2;
         }
