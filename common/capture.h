@@ -19,8 +19,8 @@ struct capture_text {
 struct capture {
     char *const *argv; /* for execvp(); NULL-terminated; borrowed. NULL: the child runs `execute` instead */
     process_execute execute;
-    const void *context; /* argument of `execute` */
-    size_t bytes_max;    /* limit of one stream; 0: CAPTURE_BYTES_MAX */
+    const void *context;          /* argument of `execute` */
+    size_t bytes_max;             /* limit of one stream; 0: CAPTURE_BYTES_MAX */
     bool (*is_interrupted)(void); /* when it returns true, the program is killed as at its deadline; NULL: never */
 
     /* Results: */

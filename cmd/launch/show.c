@@ -139,8 +139,9 @@ int show_result(const struct cmd *cmd, const struct launch_options *options, con
     if (!json)
         print_verdicts(options, result, parsed, parsed_code);
     if (result->code == CMD_FINE && parsed_code == CMD_FINDINGS && options->hosts.n > 2)
-        out_hint("'epkit triangulate' finds the node that makes it slow: --run takes this command, with {hosts} for the "
-                 "nodes");
+        out_hint(
+            "'epkit triangulate' finds the node that makes it slow: --run takes this command, with {hosts} for the "
+            "nodes");
     if (json && print_document(cmd, result, code, parsed) != 0 && code == CMD_FINE)
         code = CMD_FAILED;
     json_decref(parsed);
