@@ -149,13 +149,24 @@ kernels() {
         -DBUILD_TESTING=ON || true
 }
 
+# What only compiles runs beside the tests of the release build, many of which wait, and gives way to them.
+compilers() {
+    renice -n 19 "$BASHPID" >"$results/renice.log"
+    local preset
+    for preset in asan tsan; do
+        if check "build-$preset" scripts/build.sh "$preset"; then touch "$results/built-$preset"; fi
+    done
+    kernels
+    linters
+}
+
 sanitizers() {
-    if check build-asan scripts/build.sh asan; then
+    if [ -e "$results/built-asan" ]; then
         suites "$([ "$tier" = long ] && echo asan || echo asan-medium)"
     fi
     if ! prepare_thread_sanitizer; then
         skip tsan "ThreadSanitizer does not start on this machine"
-    elif check build-tsan scripts/build.sh tsan; then
+    elif [ -e "$results/built-tsan" ]; then
         suites tsan
     fi
     run_tests=()
@@ -172,13 +183,11 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
         if check dist scripts/dist.sh --to "$results/dist" -DEPKIT_WERROR=ON; then
             export EPKIT_DIST="$results/dist"
         fi
+        compilers &
         suites release
+        wait
+        sanitizers
     fi
-fi
-if [ "$tier" != quick ]; then
-    linters
-    kernels
-    sanitizers
 fi
 if [ "$tier" = long ]; then
     repetitions

@@ -60,15 +60,19 @@ static ep_status check_plain(const struct reader *reader, int line, const yaml_c
 /* Room for one more item; the new item is zeroed. */
 static ep_status grow(const struct reader *reader, struct yaml_node *node)
 {
-    void *items = realloc(node->items, (node->n + 1) * sizeof(*node->items));
-    void *keys = realloc(node->keys, (node->n + 1) * sizeof(*node->keys));
-    void *lines = realloc(node->key_lines, (node->n + 1) * sizeof(*node->key_lines));
+    /* The room doubles each time that it is full, which is when n is a power of two. */
+    if ((node->n & (node->n - 1)) == 0) {
+        size_t room = node->n ? 2 * node->n : 1;
+        void *items = realloc(node->items, room * sizeof(*node->items));
+        void *keys = realloc(node->keys, room * sizeof(*node->keys));
+        void *lines = realloc(node->key_lines, room * sizeof(*node->key_lines));
 
-    node->items = items ? items : node->items;
-    node->keys = keys ? keys : node->keys;
-    node->key_lines = lines ? lines : node->key_lines;
-    if (!items || !keys || !lines)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
+        node->items = items ? items : node->items;
+        node->keys = keys ? keys : node->keys;
+        node->key_lines = lines ? lines : node->key_lines;
+        if (!items || !keys || !lines)
+            return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
+    }
     memset(&node->items[node->n], 0, sizeof(*node->items));
     node->keys[node->n] = NULL;
     node->key_lines[node->n] = 0;
