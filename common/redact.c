@@ -10,10 +10,6 @@
 #include <strings.h>
 
 #define UUID_BYTES 36
-#define NAME_BYTES 256
-#define HEX_RUN 16   /* from this many hexadecimal digits on, a run is an identifier */
-#define DIGIT_RUN 12 /* the same for decimal digits; serial numbers of GPUs have 13 */
-#define TOKEN_RUN 20 /* the same for letters of both cases and digits: a token */
 
 /* The text that is searched. */
 struct scan {
@@ -72,16 +68,6 @@ static bool has_text(const struct scan *scan, size_t at, const char *text)
     return n <= scan->bytes - at && strncasecmp(scan->text + at, text, n) == 0;
 }
 
-/* Length of the run from `at` of alphanumeric bytes and those in `others`. */
-static size_t run(const struct scan *scan, size_t at, const char *others)
-{
-    size_t n = 0;
-
-    while (is_alnum(byte_at(scan, at + n)) || is_one_of(byte_at(scan, at + n), others))
-        n++;
-    return n;
-}
-
 static size_t run_of_hex(const struct scan *scan, size_t at)
 {
     size_t n = 0;
@@ -89,15 +75,6 @@ static size_t run_of_hex(const struct scan *scan, size_t at)
     while (is_hex(byte_at(scan, at + n)))
         n++;
     return n;
-}
-
-/* Copies at most NAME_BYTES - 1 bytes in lower case. */
-static void copy_lower(const struct scan *scan, size_t at, size_t n, char ret_name[NAME_BYTES])
-{
-    n = n < NAME_BYTES ? n : NAME_BYTES - 1;
-    for (size_t i = 0; i < n; i++)
-        ret_name[i] = (char)tolower((unsigned char)scan->text[at + i]);
-    ret_name[n] = '\0';
 }
 
 /* All zeros or all ones identify nothing: "00:00:00:00:00:00". */
@@ -294,192 +271,6 @@ static size_t match_ipv4(const struct scan *scan, size_t at, size_t *ret_before)
     return n;
 }
 
-/* --- users and hosts --- */
-
-/* "://user:password@" */
-static size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    size_t n = 0, user = 0;
-
-    if (byte_at(scan, at) != ':' || !has_text(scan, at, "://"))
-        return 0;
-    *ret_before = 3;
-    for (; at + 3 + n < scan->bytes && !is_one_of(scan->text[at + 3 + n], "/ \t\r\n\"'<>`)"); n++)
-        user = scan->text[at + 3 + n] == '@' ? n : user;
-    return user;
-}
-
-static size_t match_mail(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    static const char others[] = "._%+~:-";
-    size_t n;
-
-    (void)ret_before;
-    if (!begins_word(scan, at, others))
-        return 0;
-    n = run(scan, at, others);
-    if (byte_at(scan, at + n) != '@' || !is_alnum(byte_at(scan, at + n + 1)))
-        return 0;
-    return n + 1 + run(scan, at + n + 1, ".-_");
-}
-
-static bool is_public_host(const char *host)
-{
-    static const char *const hosts[] = {"github.com", "nvidia.com", "pytorch.org", "python.org",
-                                        "kernel.org", "gnu.org",    "apache.org",  "llvm.org",
-                                        "debian.org", "ubuntu.com", "nvcr.io",     "opensource.org"};
-
-    for (size_t i = 0; i < COUNT(hosts); i++) {
-        size_t n = strlen(host), n_public = strlen(hosts[i]);
-
-        if (text_ends(host, hosts[i]) && (n == n_public || host[n - n_public - 1] == '.'))
-            return true;
-    }
-    return false;
-}
-
-/* Is it the host of a URL: after "://", or after "://user@"? */
-static bool is_in_url(const struct scan *scan, size_t at)
-{
-    if (byte_before(scan, at) == '@')
-        while (at > 0 && !is_one_of(scan->text[at - 1], "/ \t\r\n\"'<>`)"))
-            at--;
-    return at >= 3 && strncmp(scan->text + at - 3, "://", 3) == 0;
-}
-
-/* The host of a URL, or a name that ends with a top-level domain. Shorter dotted names are common in programs. */
-static size_t match_host(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    static const char *const ends[] = {
-        ".internal", ".local", ".cluster.local", ".amazonaws.com", ".lan", ".corp", ".intra", ".home.arpa", NULL};
-    static const char *const nets[] = {".com", ".net", ".org", ".io", ".edu", ".gov", ".cloud", ".dev",     ".ai",
-                                       ".de",  ".cn",  ".eu",  ".uk", ".fr",  ".jp",  ".co",    ".example", NULL};
-    char host[NAME_BYTES];
-    bool is_url = is_in_url(scan, at);
-    size_t n;
-
-    (void)ret_before;
-    if (!is_url && !begins_word(scan, at, "_.-"))
-        return 0;
-    n = run(scan, at, is_url ? ".-_" : ".-");
-    while (n > 0 && !is_alnum(scan->text[at + n - 1]))
-        n--;
-    copy_lower(scan, at, n, host);
-    if (is_public_host(host) || n >= NAME_BYTES)
-        return 0;
-    if (is_url || text_ends_any(host, ends) || (!scan->has_versions && text_ends_any(host, nets)))
-        return n;
-    return 0;
-}
-
-/* --- secrets --- */
-
-static size_t match_key_block(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    (void)ret_before;
-    return byte_at(scan, at) == '-' && has_text(scan, at, "-----BEGIN ") ? scan->bytes - at : 0;
-}
-
-/* The value after words like password and an equals sign, or after an option: "--password x". */
-static size_t match_assignment(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    static const char *const words[] = {"password",    "passwd",   "passphrase", "secret",      "token",
-                                        "apikey",      "api_key",  "access_key", "private_key", "credential",
-                                        "credentials", "username", "user",       NULL};
-    size_t n, start, length = 0;
-    char word[NAME_BYTES];
-    bool is_option;
-
-    if (!begins_word(scan, at, "_"))
-        return 0;
-    n = run(scan, at, "_");
-    copy_lower(scan, at, n, word);
-    start = at + n;
-    is_option = at > 1 && byte_before(scan, at) == '-' && byte_at(scan, start) == ' ';
-    if (n > 64 || !text_ends_any(word, words) || !(is_option || is_one_of(byte_at(scan, start), "=:")))
-        return 0;
-    start++;
-    while (is_one_of(byte_at(scan, start), " \"'"))
-        start++;
-    while (start + length < scan->bytes && !is_one_of(scan->text[start + length], " \t\r\n\"',;&"))
-        length++;
-    *ret_before = length ? start - at : 0;
-    return length;
-}
-
-/* "Serial Number: 1654321", "serial=MT42": the value has no form of its own. */
-static size_t match_serial(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    size_t word = 6, start, length = 0, digits = 0;
-
-    if (!has_text(scan, at, "serial") || is_alnum(byte_before(scan, at)))
-        return 0;
-    word += has_text(scan, at + word, " number") ? 7 : 0;
-    for (start = at + word; is_one_of(byte_at(scan, start), " \t:=\"'#");)
-        start++;
-    for (length = run(scan, start, "_-");
-         word < start - at && digits < length && !is_digit(scan->text[start + digits]);)
-        digits++;
-    if (length < 4 || word == start - at || digits == length)
-        return 0;
-    *ret_before = start - at;
-    return length;
-}
-
-/* "_ZN3c10...", a C++ symbol, looks like a token. */
-static size_t match_symbol(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    if (byte_at(scan, at) == '_' && byte_at(scan, at + 1) == 'Z' && !is_alnum(byte_before(scan, at)))
-        *ret_before = run(scan, at, "_");
-    return 0;
-}
-
-/* Tokens whose beginning says what they are for. */
-static size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    static const char *const beginnings[] = {"hf_",         "ghp_",   "gho_",  "ghs_",      "ghu_",  "ghr_",
-                                             "github_pat_", "sk-",    "xoxa-", "xoxb-",     "xoxp-", "xoxr-",
-                                             "xoxs-",       "AKIA",   "ASIA",  "AIza",      "ya29",  "eyJ",
-                                             "glpat-",      "nvapi-", "npm_",  "dckr_pat_", NULL};
-    size_t n;
-
-    (void)ret_before;
-    if (!begins_word(scan, at, ""))
-        return 0;
-    n = run(scan, at, byte_at(scan, at) == 'e' ? "_+-." : "_+-");
-    return n >= 12 && text_begins_any(scan->text + at, beginnings) ? n : 0;
-}
-
-/* Runs of digits, of hexadecimal digits, and of letters of both cases with digits. */
-static size_t match_number(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    size_t n, upper = 0, lower = 0, digits = 0, hex = 0, marks = 0;
-    const char *text = scan->text + at;
-    bool is_long;
-
-    (void)ret_before;
-    if (!begins_word(scan, at, ""))
-        return 0;
-    n = run(scan, at, "_+-");
-    /* A UUID after a word is not part of it. */
-    for (size_t i = 0; i < n; i++)
-        if (identifier_is_uuid(text + i, scan->bytes - at - i))
-            n = i;
-    for (size_t i = 0; i < n; i++) {
-        upper += isupper((unsigned char)text[i]) != 0;
-        lower += islower((unsigned char)text[i]) != 0;
-        digits += is_digit(text[i]);
-        hex += is_hex(text[i]);
-        marks += !is_alnum(text[i]);
-    }
-    if (n > HEX_RUN + 1 && text[0] == '0' && text[1] == 'x' && hex == n - 1)
-        return is_uniform(scan, at + 2, n - 2) ? 0 : n;
-    is_long = (digits == n && n >= DIGIT_RUN) || (hex == n && n >= HEX_RUN && digits > 0);
-    if ((is_long && !is_uniform(scan, at, n)) || (n >= TOKEN_RUN && upper && lower && digits && marks <= n / 8))
-        return n;
-    return 0;
-}
-
 /* The first row that matches counts. */
 static const struct {
     enum identifier_kind kind;
@@ -487,20 +278,17 @@ static const struct {
 } rows[] = {
     {IDENTIFIER_UUID, match_uuid},     {IDENTIFIER_UUID_PART, match_uuid_part}, {IDENTIFIER_MAC, match_mac},
     {IDENTIFIER_MAC, match_interface}, {IDENTIFIER_GUID, match_guid},           {IDENTIFIER_IPV6, match_ipv6},
-    {IDENTIFIER_USER, match_user},     {IDENTIFIER_IPV4, match_ipv4},           {IDENTIFIER_MAIL, match_mail},
-    {IDENTIFIER_HOST, match_host},     {IDENTIFIER_SECRET, match_key_block},    {IDENTIFIER_SECRET, match_assignment},
-    {IDENTIFIER_NUMBER, match_serial}, {IDENTIFIER_SECRET, match_token},        {IDENTIFIER_NUMBER, match_symbol},
-    {IDENTIFIER_NUMBER, match_number},
+    {IDENTIFIER_IPV4, match_ipv4},
 };
 
-bool identifier_at(const char *text, size_t bytes, size_t at, unsigned kinds, struct identifier *ret_identifier)
+bool identifier_at(const char *text, size_t bytes, size_t at, bool has_versions, struct identifier *ret_identifier)
 {
-    const struct scan scan = {.text = text, .bytes = bytes, .has_versions = kinds & IDENTIFIERS_VERSIONS};
+    const struct scan scan = {.text = text, .bytes = bytes, .has_versions = has_versions};
 
     for (size_t i = 0; i < COUNT(rows); i++) {
-        size_t before = 0, n = kinds & rows[i].kind ? rows[i].match(&scan, at, &before) : 0;
+        size_t before = 0, n = rows[i].match(&scan, at, &before);
 
-        if (n + before == 0)
+        if (n == 0)
             continue;
         *ret_identifier = (struct identifier){.kind = rows[i].kind, .before = before, .bytes = n};
         return true;
@@ -529,13 +317,12 @@ bool identifier_is_secret_name(const char *name)
 
 bool identifier_has_password(const char *address)
 {
-    const struct scan scan = {.text = address, .bytes = strlen(address)};
+    for (const char *at = address; (at = strstr(at, "://")) != NULL;) {
+        const char *user = at += 3, *last = user + strcspn(user, "/ \t\r\n\"'<>`)");
+        const char *sign = memrchr(user, '@', (size_t)(last - user));
+        const char *colon = sign ? memchr(user, ':', (size_t)(sign - user)) : NULL;
 
-    for (const char *at = address; (at = strstr(at, "://")) != NULL; at += 3) {
-        size_t before, n = match_user(&scan, (size_t)(at - address), &before);
-        const char *colon = memchr(at + 3, ':', n);
-
-        if (colon && colon + 1 < at + 3 + n)
+        if (colon && colon + 1 < sign)
             return true;
     }
     return false;

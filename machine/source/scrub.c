@@ -17,12 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-struct row {
-    const char *pattern; /* scrub_match() */
-    scrub_rule *rule;
-    const char *words; /* of the rule */
-};
-
 #define PCI "/sys/bus/pci/devices/*/"
 #define RDMA "/sys/class/infiniband/*/"
 #define NET "/sys/class/net/*/"
@@ -40,9 +34,11 @@ struct row {
     "cuda# cu# ubuntu# deb# deb#u# el# rc# post# dev# mlnx# gke cos git a# b# x86 aarch64 amd64 arm64 noarch fips"
 /* Products whose number of GPUs is known, and names that hypervisors use. */
 #define PRODUCTS                                                                                                       \
-    "DGX-2,DGXA100,DGX A100,DGXH100,DGX H100,DGXH200,DGX H200,DGXB200,DGX B200,DGXB300,DGX B300,p4d.24xlarge,"         \
-    "p4de.24xlarge,p5.48xlarge,p5e.48xlarge,p5en.48xlarge,p6-b200.48xlarge,Google Compute Engine,KVM,Virtual Machine," \
-    "VMware,HVM domU,Standard PC,BHYVE,OpenStack"
+    "NVIDIA DGX DGXA# DGXH# DGXB# A# H# p# p#d p#de p#e p#en b# #xlarge Google Compute Engine KVM Virtual Machine "    \
+    "VMware VMware# HVM domU Standard PC BHYVE OpenStack"
+#define GPUS                                                                                                           \
+    "Model GPU UUID Device Minor Excluded Yes No NVIDIA Tesla GeForce Quadro TITAN RTX Grace Hopper Blackwell "        \
+    "Generation Ada Super Ti Graphics HBM#e HBM# SXM SXM# SXM#e PCIe PCIE NVL A# B# H# L# L#S P# R# T# V# K# GB# GH#"
 #define FILE_SYSTEMS                                                                                                   \
     "tmpfs ramfs hugetlbfs overlay fuse.fuse-overlayfs proc sysfs cgroup cgroup2 devpts devtmpfs mqueue ext4 xfs "     \
     "btrfs zfs vfat squashfs nfs nfs4 lustre gpfs beegfs debugfs tracefs configfs bpf autofs iso9660 securityfs "      \
@@ -50,68 +46,70 @@ struct row {
 #define EVENTS "begin start end failed reboot stopped finished rebuilt repaired undo uninstalled undone again"
 
 /* The first match counts. */
-static const struct row file_rows[] = {
-    {PCI "config", scrub_pci_config, NULL},
-    {PCI "class", scrub_lines, ""},
-    {PCI "vendor", scrub_lines, ""},
-    {PCI "device", scrub_lines, ""},
-    {PCI "numa_node", scrub_lines, ""},
-    {PCI "local_cpulist", scrub_lines, ""},
-    {PCI "current_link_*", scrub_lines, SPEED},
-    {PCI "max_link_*", scrub_lines, SPEED},
-    {"/sys/devices/system/node/**/meminfo", scrub_numbers, MEMORY},
-    {"/sys/devices/system/node/**", scrub_lines, ""},
-    {"/sys/class/dmi/id/product_name", scrub_phrases, PRODUCTS},
-    {"/sys/kernel/iommu_groups/*/type", scrub_lines, "identity DMA DMA-FQ blocked auto"},
-    {"/sys/module/*/version", scrub_version, VERSION},
-    {RDMA "hca_type", scrub_words, "MT# BCM# EFA#"},
-    {RDMA "node_type", scrub_lines, "#: CA RNIC"},
-    {RDMA "fw_ver", scrub_version, VERSION},
-    {RDMA "ports/*/state", scrub_lines, STATE},
-    {RDMA "ports/*/phys_state", scrub_lines, STATE},
-    {RDMA "ports/*/rate", scrub_lines, RATE},
-    {RDMA "ports/*/link_layer", scrub_lines, "InfiniBand Ethernet Unspecified"},
-    {RDMA "ports/*/gids/*", scrub_words, ""},
-    {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2"},
-    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, DEVICES},
-    {RDMA "ports/*/counters/*", scrub_numbers, ""},
-    {RDMA "ports/*/hw_counters/*", scrub_numbers, ""},
-    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, DEVICES},
-    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, DEVICES},
-    {RDMA "device/net/*/dev_port", scrub_lines, ""},
-    {NET "statistics/*", scrub_numbers, ""},
-    {NET "operstate", scrub_lines, INTERFACE},
-    {NET "mtu", scrub_lines, ""},
-    {NET "speed", scrub_lines, ""},
-    {NET "carrier", scrub_lines, ""},
-    {NET "carrier_down_count", scrub_lines, ""},
-    {NET "bonding/slaves", scrub_words, DEVICES},
-    {NET "bonding_slave/mii_status", scrub_lines, INTERFACE},
-    {"/sys/class/net/bonding_masters", scrub_words, DEVICES},
-    {"/sys/fs/cgroup/cpu.max", scrub_lines, "max"},
-    {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_lines, ""},
-    {"/proc/driver/nvidia/version", scrub_driver, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 aarch64"},
-    {"/proc/driver/nvidia/params", scrub_dwords, "RegistryDwords: "},
-    {"/proc/driver/nvidia/gpus/*/information", scrub_information, "Device Minor: GPU Excluded: Yes No"},
+static const struct scrub_row file_rows[] = {
+    {PCI "config", scrub_pci_config, NULL, NULL},
+    {PCI "class", scrub_lines, "", NULL},
+    {PCI "vendor", scrub_lines, "", NULL},
+    {PCI "device", scrub_lines, "", NULL},
+    {PCI "numa_node", scrub_lines, "", NULL},
+    {PCI "local_cpulist", scrub_lines, "", NULL},
+    {PCI "current_link_*", scrub_lines, SPEED, NULL},
+    {PCI "max_link_*", scrub_lines, SPEED, NULL},
+    {"/sys/devices/system/node/**/meminfo", scrub_numbers, MEMORY, NULL},
+    {"/sys/devices/system/node/**", scrub_lines, "", NULL},
+    {"/sys/class/dmi/id/product_name", scrub_words, PRODUCTS, NULL},
+    {"/sys/kernel/iommu_groups/*/type", scrub_lines, "identity DMA DMA-FQ blocked auto", NULL},
+    {"/sys/module/*/version", scrub_version, VERSION, NULL},
+    {RDMA "hca_type", scrub_words, "MT# BCM# EFA#", NULL},
+    {RDMA "node_type", scrub_lines, "#: CA RNIC", NULL},
+    {RDMA "fw_ver", scrub_version, VERSION, NULL},
+    {RDMA "ports/*/state", scrub_lines, STATE, NULL},
+    {RDMA "ports/*/phys_state", scrub_lines, STATE, NULL},
+    {RDMA "ports/*/rate", scrub_lines, RATE, NULL},
+    {RDMA "ports/*/link_layer", scrub_lines, "InfiniBand Ethernet Unspecified", NULL},
+    {RDMA "ports/*/gids/*", scrub_words, "", NULL},
+    {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2", NULL},
+    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, DEVICES, NULL},
+    {RDMA "ports/*/counters/*", scrub_numbers, "", NULL},
+    {RDMA "ports/*/hw_counters/*", scrub_numbers, "", NULL},
+    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, DEVICES, NULL},
+    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, DEVICES, NULL},
+    {RDMA "device/net/*/dev_port", scrub_lines, "", NULL},
+    {NET "statistics/*", scrub_numbers, "", NULL},
+    {NET "operstate", scrub_lines, INTERFACE, NULL},
+    {NET "mtu", scrub_lines, "", NULL},
+    {NET "speed", scrub_lines, "", NULL},
+    {NET "carrier", scrub_lines, "", NULL},
+    {NET "carrier_down_count", scrub_lines, "", NULL},
+    {NET "bonding/slaves", scrub_words, DEVICES, NULL},
+    {NET "bonding_slave/mii_status", scrub_lines, INTERFACE, NULL},
+    {"/sys/class/net/bonding_masters", scrub_words, DEVICES, NULL},
+    {"/sys/fs/cgroup/cpu.max", scrub_lines, "max", NULL},
+    {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_lines, "", NULL},
+    {"/proc/driver/nvidia/version", scrub_fields,
+     "NVRM version NVIDIA UNIX Open Kernel Module for x86 aarch64 Release Build", "NVRM version:"},
+    {"/proc/driver/nvidia/params", scrub_dwords, "", "RegistryDwords: "},
+    {"/proc/driver/nvidia/gpus/*/information", scrub_fields, GPUS, "Model:,GPU UUID:,Device Minor:,GPU Excluded:"},
     {"/proc/self/limits", scrub_numbers,
-     "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited"},
-    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff:"},
-    {"/proc/self/maps", scrub_maps, NULL},
-    {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS},
-    {"/proc/meminfo", scrub_numbers, MEMORY},
-    {"/proc/cmdline", scrub_cmdline,
-     "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true"},
-    {"/proc/net/route", scrub_route, "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT " DEVICES},
-    {"/proc/net/ipv6_route", scrub_ipv6_route, DEVICES},
-    {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS},
-    {"/etc/ld.so.conf", scrub_paths, ""},
-    {"**/ld.so.conf.d/*.conf", scrub_paths, ""},
-    {"/etc/libibverbs.d/*.driver", scrub_paths, DEVICES},
-    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS},
+     "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", NULL},
+    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff:", NULL},
+    {"/proc/self/maps", scrub_maps, NULL, NULL},
+    {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS, NULL},
+    {"/proc/meminfo", scrub_numbers, MEMORY, NULL},
+    {"/proc/cmdline", scrub_dwords,
+     "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true",
+     "nvidia.NVreg_RegistryDwords="},
+    {"/proc/net/route", scrub_routes, DEVICES, NULL},
+    {"/proc/net/ipv6_route", scrub_routes, DEVICES, NULL},
+    {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
+    {"/etc/ld.so.conf", scrub_fields, "include", "/,include "},
+    {"**/ld.so.conf.d/*.conf", scrub_fields, "include", "/,include "},
+    {"/etc/libibverbs.d/*.driver", scrub_fields, "driver " DEVICES, "driver "},
+    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS, NULL},
 };
 
-static const struct row line_rows[] = {
-    {"/proc/cpuinfo", scrub_hypervisor, NULL},
+static const struct scrub_row line_rows[] = {
+    {"/proc/cpuinfo", scrub_hypervisor, NULL, NULL},
 };
 
 /* Words in values of variables; others have the values that common/variables_table.c lists. */
@@ -120,16 +118,16 @@ static const struct row line_rows[] = {
     "utf en us nodevfiles " SCRUB_LIBRARY_WORDS
 
 /* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
-static const struct row fact_rows[] = {
-    {"version", scrub_version, VERSION},
-    {"packages", scrub_version, VERSION},
-    {"nvidia-dwords", scrub_dwords, NULL},
-    {"xids", scrub_event, NULL},
-    {"sxids", scrub_event, NULL},
-    {"gib-settings", scrub_variable, VALUES},
-    {"nccl-switches", scrub_event, NULL},
-    {"fabric-manager*", scrub_version, VERSION},
-    {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES},
+static const struct scrub_row fact_rows[] = {
+    {"version", scrub_version, VERSION, NULL},
+    {"packages", scrub_version, VERSION, NULL},
+    {"nvidia-dwords", scrub_dwords, "", NULL},
+    {"xids", scrub_event, NULL, NULL},
+    {"sxids", scrub_event, NULL, NULL},
+    {"gib-settings", scrub_variable, VALUES, NULL},
+    {"nccl-switches", scrub_event, NULL, NULL},
+    {"fabric-manager*", scrub_version, VERSION, NULL},
+    {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES, NULL},
 };
 
 /* Folders whose names all stay; in others, names of common software (scrub_name()). */
@@ -149,18 +147,7 @@ static bool matches_any(const char *const *patterns, size_t n, const char *text)
     return false;
 }
 
-const char *scrub_pattern(enum cache_kind kind, size_t i)
-{
-    if (kind == CACHE_FILES && i < COUNT(file_rows))
-        return file_rows[i].pattern;
-    if (kind == CACHE_LINES && i < COUNT(line_rows))
-        return line_rows[i].pattern;
-    if (kind == CACHE_FACTS && i < COUNT(fact_rows))
-        return fact_rows[i].pattern;
-    return NULL;
-}
-
-static const struct row *row_of(const struct row *rows, size_t n, const char *path)
+static const struct scrub_row *row_of(const struct scrub_row *rows, size_t n, const char *path)
 {
     for (size_t i = 0; i < n; i++)
         if (scrub_match(rows[i].pattern, path))
@@ -171,7 +158,7 @@ static const struct row *row_of(const struct row *rows, size_t n, const char *pa
 /* --- strings --- */
 
 /* What is left of a string under a rule; a new value. */
-static json_t *apply_row(struct scrub *scrub, const struct row *row, const json_t *value)
+static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
     char *kept = NULL;
     size_t n = 0;
@@ -179,7 +166,7 @@ static json_t *apply_row(struct scrub *scrub, const struct row *row, const json_
     json_t *string = NULL;
 
     if (out)
-        row->rule(scrub, json_string_value(value), json_string_length(value), row->words, out);
+        row->rule(scrub, json_string_value(value), json_string_length(value), row, out);
     if (out && fclose(out) == 0 && kept)
         string = json_stringn_nocheck(kept, n);
     scrub->failed = scrub->failed || !string;
@@ -187,33 +174,9 @@ static json_t *apply_row(struct scrub *scrub, const struct row *row, const json_
     return string;
 }
 
-/* Texts as one; they need not be UTF-8. */
-static json_t *join_texts(const char *first, const char *second, const char *third)
+static void rule_path(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
-    char *text;
-    json_t *joined;
-
-    if (asprintf(&text, "%s%s%s", first, second, third) < 0)
-        return NULL;
-    joined = json_string_nocheck(text);
-    free(text);
-    return joined;
-}
-
-/* A text without a format, in which words stay. */
-static void rule_text(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    scrub_text(scrub, text, bytes, SCRUB_VERSIONS, words, out);
-}
-
-static void rule_symbol(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    scrub_text(scrub, text, bytes, SCRUB_NAME | SCRUB_VERSIONS, words, out);
-}
-
-static void rule_path(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    (void)words;
+    (void)row;
     if (bytes == 1)
         fputc('/', out);
     else
@@ -221,19 +184,25 @@ static void rule_path(struct scrub *scrub, const char *text, size_t bytes, const
 }
 
 /* A name in the folder `words`. */
-static void rule_name(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+static void rule_name(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)bytes;
-    scrub_name(scrub, words, text, out);
+    scrub_name(scrub, row->words, text, out);
 }
 
-static const struct row text_row = {"", rule_text, NULL};
-static const struct row path_row = {"", rule_path, NULL};
-static const struct row paths_row = {"", scrub_path_list, NULL};
-static const struct row symbol_row = {"", rule_symbol, SCRUB_LIBRARY_WORDS};
+/* The name of a symbol of a library, or of its version. */
+static void rule_symbol(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
+{
+    scrub_text(scrub, text, bytes, SCRUB_NAME | SCRUB_VERSIONS, row->words, out);
+}
+
+static const struct scrub_row text_row = {"", scrub_any, NULL, NULL};
+static const struct scrub_row path_row = {"", rule_path, NULL, NULL};
+static const struct scrub_row paths_row = {"", scrub_path_list, NULL, NULL};
+static const struct scrub_row symbol_row = {"", rule_symbol, SCRUB_LIBRARY_WORDS, NULL};
 
 /* In an ELF file $ORIGIN/../x is a path as well, and versions of symbols are user-chosen. */
-static const struct row *row_of_member(const char *key, const struct row *row)
+static const struct scrub_row *row_of_member(const char *key, const struct scrub_row *row)
 {
     if (strcmp(key, "runpath") == 0 || strcmp(key, "rpath") == 0)
         return &paths_row;
@@ -241,23 +210,17 @@ static const struct row *row_of_member(const char *key, const struct row *row)
 }
 
 /* The value of a variable; NULL if it may not be saved. */
-static json_t *scrub_setting(struct scrub *scrub, const struct row *row, const char *name, const json_t *value)
+static json_t *scrub_setting(struct scrub *scrub, const struct scrub_row *row, const char *name, const json_t *value)
 {
-    json_t *setting, *kept = NULL;
+    struct scrub_row named = *row;
 
-    if (!scrub_allows_variable(name))
-        return NULL;
-    setting = join_texts(name, "=", json_string_value(value));
-    if (setting)
-        kept = apply_row(scrub, row, setting);
-    scrub->failed = scrub->failed || !kept;
-    json_decref(setting);
-    return kept;
+    named.keys = name;
+    return scrub_allows_variable(name) ? apply_row(scrub, &named, value) : NULL;
 }
 
-static json_t *scrub_value(struct scrub *scrub, const struct row *row, const json_t *value);
+static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value);
 
-static json_t *scrub_object(struct scrub *scrub, const struct row *row, const json_t *object)
+static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, const json_t *object)
 {
     json_t *copy = json_object(), *item, *kept;
     const char *key;
@@ -279,7 +242,7 @@ static json_t *scrub_object(struct scrub *scrub, const struct row *row, const js
  * All strings of any value under a rule; without one, they and lists are omitted. Keys belong to a format, not to a
  * machine.
  */
-static json_t *scrub_value(struct scrub *scrub, const struct row *row, const json_t *value)
+static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
     json_t *copy, *item;
     size_t i;
@@ -305,7 +268,7 @@ static json_t *scrub_value(struct scrub *scrub, const struct row *row, const jso
 static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
 {
     bool all = matches_any(folder_rows, COUNT(folder_rows), folder);
-    const struct row row = {"", rule_name, folder};
+    const struct scrub_row row = {"", rule_name, folder, NULL};
     json_t *copy = json_array(), *name;
     size_t i;
 
@@ -318,7 +281,7 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
 }
 
 /* The row of an entry, or NULL if it is omitted. */
-static const struct row *row_of_entry(enum cache_kind kind, const char *key)
+static const struct scrub_row *row_of_entry(enum cache_kind kind, const char *key)
 {
     char path[PATH_MAX];
     size_t n = strcspn(key, "\t");
@@ -343,7 +306,7 @@ static const struct row *row_of_entry(enum cache_kind kind, const char *key)
 /* The scrubbed entry, or NULL if it is omitted. */
 static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char *key, const json_t *entry)
 {
-    const struct row *row = row_of_entry(kind, key);
+    const struct scrub_row *row = row_of_entry(kind, key);
     const char *why;
 
     /* Errors are saved for every path: that it does not exist, or why it could not be read. */
@@ -360,12 +323,15 @@ static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *
 {
     size_t n = kind == CACHE_LINES || kind == CACHE_FACTS ? strcspn(key, "\t") : strlen(key);
     json_t *given = json_stringn_nocheck(key, n), *scrubbed = NULL, *joined = NULL;
+    char *text;
 
     if (given)
         scrubbed = apply_row(scrub, kind == CACHE_ANSWERS ? &text_row : &path_row, given);
     /* The search text and the name of the fact are constants of epkit. */
-    if (scrubbed)
-        joined = join_texts(json_string_value(scrubbed), key + n, "");
+    if (scrubbed && asprintf(&text, "%s%s", json_string_value(scrubbed), key + n) >= 0) {
+        joined = json_string_nocheck(text);
+        free(text);
+    }
     json_decref(given);
     json_decref(scrubbed);
     return joined;

@@ -5,8 +5,7 @@
  * It works by allow-lists. A row of the table in scrub.c says for each kind of entry and each path which format its
  * values have; contents without a row are left out, and a machine read from the snapshot then gives
  * SOURCE_NOT_RECORDED. What does not have the format is left out or replaced. The names of folders stay if they are
- * those of common software. In texts that have no format, and in all that stays, common/redact.h finds addresses,
- * GUIDs, UUIDs and secrets.
+ * those of common software. In all that stays, common/redact.h finds addresses, GUIDs and UUIDs.
  *
  * Replacements are consistent within a snapshot: equal values stay equal, different ones different, and an address of
  * some kind stays one of that kind. So the same conclusions follow from the snapshot as from the machine.
@@ -14,7 +13,7 @@
  *     UUID        00000000-0000-0000-0000-000000000001; a short form as CUDA_VISIBLE_DEVICES takes it, in full
  *     IPv4, IPv6  192.0.2.1 (RFC 5737, then RFC 2544), 2001:db8::1 (RFC 3849); fe80:: and ::ffff: stay what they are
  *     MAC, GUID   00:00:5e:00:53:01 (RFC 7042), 0000:0000:0000:0001
- *     names       user1, host1, dir1, secret1, word1
+ *     names       user1, host1, dir1, word1
  *
  * Names of NICs and network interfaces stay, except for names of users and hosts in them: the order of devices and
  * prefixes in variables depend on them.
@@ -35,7 +34,6 @@ enum scrub_map {
     SCRUB_FOLDER,
     SCRUB_USER,
     SCRUB_HOST,
-    SCRUB_SECRET,
     SCRUB_WORD,
     /* What is known before: all UUIDs, to expand short forms; users and hosts, with SCRUB_USER or SCRUB_HOST; names of
      * NICs and interfaces, which stay; configuration files, with their replacements. */
@@ -57,7 +55,7 @@ void scrub_done(struct scrub *scrub);
 
 /* --- texts and names (scrub_text.c, scrub_names.c) --- */
 
-#define SCRUB_VERSIONS 1 /* the text names software: IDENTIFIERS_VERSIONS */
+#define SCRUB_VERSIONS 1 /* the text names software: identifier_at() */
 #define SCRUB_NAME 2     /* a name, not a text: it contains no paths */
 
 /*
@@ -106,46 +104,45 @@ bool scrub_is_among(const char *word, size_t bytes, const char *words);
 /* The replacement number of `key`, from 1. */
 int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key);
 
-/* The replacement of an IPv4 address; both in host byte order. */
-uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address);
-
 /* Registers the UUIDs in `text`; a name to remove. */
 void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes);
 void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name);
 
 /* --- formats of values (scrub_formats.c) --- */
 
-/* A rule writes what of `text`, which is NUL-terminated, has its format. */
-typedef void scrub_rule(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out);
+struct scrub_row;
 
-scrub_rule scrub_lines;       /* lines of numbers and of `words` */
-scrub_rule scrub_numbers;     /* the same, with numbers of 64 bits */
-scrub_rule scrub_words;       /* one line of `words` */
-scrub_rule scrub_phrases;     /* those of the phrases in `words`, which commas separate, that the line contains */
-scrub_rule scrub_driver;      /* /proc/driver/nvidia/version */
-scrub_rule scrub_dwords;      /* registry keys of the driver, with numbers; with `words` the lines that begin so */
-scrub_rule scrub_path_list;   /* paths divided by ':', which need not be absolute */
-scrub_rule scrub_pci_config;  /* header, PCI Express capability, ACS */
-scrub_rule scrub_cmdline;     /* parameters in `words`, and registry keys of the driver */
-scrub_rule scrub_mounts;      /* the mounts that may hold /dev/shm, and its size */
-scrub_rule scrub_route;       /* /proc/net/route */
-scrub_rule scrub_ipv6_route;  /* /proc/net/ipv6_route */
-scrub_rule scrub_maps;        /* files of libraries, no addresses */
-scrub_rule scrub_paths;       /* lists of paths, without comments: ld.so.conf */
-scrub_rule scrub_hypervisor;  /* /proc/cpuinfo: only the hypervisor flag */
-scrub_rule scrub_information; /* /proc/driver/nvidia/gpus/<address>/information */
-scrub_rule scrub_event;       /* of errors in a log: the time and the PCI address of the device; no other text */
-scrub_rule scrub_journal;     /* of epkit install: kinds of events */
-scrub_rule scrub_version;     /* the version of a package */
-scrub_rule scrub_variable;    /* the value of a variable, given as NAME=value */
+/* A rule writes what of `text`, which is NUL-terminated, has its format. */
+typedef void scrub_rule(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out);
+
+struct scrub_row {
+    const char *pattern; /* scrub_match() */
+    scrub_rule *rule;
+    const char *words; /* that stay */
+    const char *keys;  /* of the rule */
+};
+
+scrub_rule scrub_any;        /* any text: scrub_text() */
+scrub_rule scrub_words;      /* one line of `words` and names of devices */
+scrub_rule scrub_fields;     /* the lines that begin with one of `keys`, which commas separate */
+scrub_rule scrub_lines;      /* lines of numbers and of `words` */
+scrub_rule scrub_numbers;    /* the same, with numbers of 64 bits */
+scrub_rule scrub_dwords;     /* registry keys of the driver, with numbers, after the text `keys`; and `words` */
+scrub_rule scrub_path_list;  /* paths divided by ':', which need not be absolute */
+scrub_rule scrub_pci_config; /* header, PCI Express capability, ACS */
+scrub_rule scrub_mounts;     /* the mounts that may hold /dev/shm, and its size */
+scrub_rule scrub_routes;     /* /proc/net/route and /proc/net/ipv6_route: default routes */
+scrub_rule scrub_maps;       /* files of libraries, no addresses */
+scrub_rule scrub_hypervisor; /* /proc/cpuinfo: only the hypervisor flag */
+scrub_rule scrub_event;      /* of errors in a log: the time and the PCI address of the device; no other text */
+scrub_rule scrub_journal;    /* of epkit install: kinds of events */
+scrub_rule scrub_version;    /* the version of a package */
+scrub_rule scrub_variable;   /* the value of the variable `keys` */
 
 /* May an environment variable be saved? Only if its name or prefix is known, and it is not a secret. */
 bool scrub_allows_variable(const char *name);
 
 /* --- snapshots (scrub.c) --- */
-
-/* For tests: the patterns of paths that have a rule, for files and lines; NULL after the last. */
-const char *scrub_pattern(enum cache_kind kind, size_t i);
 
 /*
  * The scrubbed cache: an object of objects by cache_kind_names. For the machine that runs here (`is_live`) the names of

@@ -103,37 +103,53 @@ static void write_lines(const char *text, size_t bytes, const char *words, size_
     }
 }
 
-void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, words, 9, out);
+    write_lines(text, bytes, row->words, 9, out);
 }
 
-void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, words, 20, out);
+    write_lines(text, bytes, row->words, 20, out);
 }
 
-void scrub_words(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+/* --- words --- */
+
+void scrub_words(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     size_t n = strcspn(text, "\n");
 
-    scrub_text(scrub, text, n < bytes ? n + 1 : bytes, SCRUB_NAME, words, out);
+    scrub_text(scrub, text, n < bytes ? n + 1 : bytes, SCRUB_NAME, row->words, out);
 }
 
-void scrub_phrases(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_any(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
-    char phrase[64];
+    scrub_text(scrub, text, bytes, SCRUB_VERSIONS, row->words, out);
+}
 
-    (void)scrub;
-    for (size_t n; *words; words += n + (words[n] == ',')) {
-        n = strcspn(words, ",");
-        snprintf(phrase, sizeof(phrase), "%.*s", (int)n, words);
-        if (memmem(text, bytes, phrase, n))
-            fprintf(out, "%s ", phrase);
+/* Does a line begin with one of the keys, which commas separate? */
+static bool has_key(const char *line, size_t bytes, const char *keys)
+{
+    for (size_t n; *keys; keys += n + (keys[n] == ',')) {
+        n = strcspn(keys, ",");
+        if (n <= bytes && strncmp(line, keys, n) == 0)
+            return true;
     }
-    fputc('\n', out);
+    return false;
+}
+
+void scrub_fields(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
+{
+    const char *end = text + bytes, *line;
+    size_t n;
+
+    while (next_line(&text, end, &line, &n))
+        if (has_key(line, n, row->keys)) {
+            scrub_text(scrub, line, n, 0, row->words, out);
+            fputc('\n', out);
+        }
 }
 
 /* --- hardware --- */
@@ -154,12 +170,12 @@ static unsigned byte_of(const char *text, size_t bytes, size_t at)
     return at < bytes ? (unsigned char)text[at] : 0;
 }
 
-void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     char *kept = calloc(1, bytes ? bytes : 1);
     size_t at = byte_of(text, bytes, 0x34) & 0xfc;
 
-    (void)words;
+    (void)row;
     if (!kept) {
         scrub->failed = true;
         return;
@@ -181,104 +197,42 @@ void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, const
     free(kept);
 }
 
-/* "NVIDIA A100-SXM4-80GB", "NVIDIA GH200 480GB": parts of up to 6 capital letters and digits, not digits alone. */
-static bool is_model(const char *word, size_t n)
-{
-    static const char words[] =
-        "NVIDIA Tesla GeForce Quadro TITAN Grace Hopper Blackwell Generation Ada Super Ti HBM#e";
-
-    for (size_t at = 0, part; at < n; at += part + 1) {
-        const char *text = word + at;
-
-        for (part = 0; at + part < n && text[part] != '-';)
-            part++;
-        if (!scrub_is_among(text, part, words) &&
-            (part == 0 || part > 6 || strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") < part ||
-             strspn(text, "0123456789") >= part))
-            return false;
-    }
-    return true;
-}
-
-void scrub_information(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    const char *end = text + bytes, *line, *at, *word;
-    size_t n, n_word;
-
-    while (next_line(&text, end, &line, &n)) {
-        if (has_beginning(line, n, "Device Minor:") || has_beginning(line, n, "GPU Excluded:"))
-            write_lines(line, n, words, 9, out);
-        /* Question marks until the GPU was used. */
-        if (has_beginning(line, n, "GPU UUID:")) {
-            fputs("GPU UUID: \t ", out);
-            if (n > 49 && has_beginning(line + n - 40, 40, "GPU-") && identifier_is_uuid(line + n - 36, 36))
-                scrub_text(scrub, line + n - 40, 40, SCRUB_NAME, NULL, out);
-            else
-                fputc('?', out);
-        }
-        if (has_beginning(line, n, "Model:")) {
-            fputs("Model: \t\t", out);
-            for (at = line + 6; next_word(&at, line + n, &word, &n_word);)
-                fprintf(out, " %.*s", is_model(word, n_word) ? (int)n_word : 1, is_model(word, n_word) ? word : "?");
-        }
-        fputc('\n', out);
-    }
-}
-
-/* "570.124.06"; four numbers could be an address. */
-static bool is_driver_version(const char *word, size_t n)
-{
-    size_t n_points = 0;
-
-    for (size_t i = 0; i < n; i++)
-        n_points += word[i] == '.';
-    return n <= 14 && n_points > 0 && n_points <= 2 && strspn(word, "0123456789.") >= n;
-}
-
-/* The words of the driver's version text, and its version. */
-void scrub_driver(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    const char *end = text + bytes, *line, *at, *word;
-    size_t n, n_word;
-
-    (void)scrub;
-    while (next_line(&text, end, &line, &n)) {
-        if (!has_beginning(line, n, "NVRM version:"))
-            continue;
-        for (at = line; next_word(&at, line + n, &word, &n_word);)
-            if (scrub_is_among(word, n_word, words) || is_driver_version(word, n_word))
-                fprintf(out, "%.*s ", (int)n_word, word);
-        fputc('\n', out);
-    }
-}
-
-/* "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys defined by the driver, with numbers. */
-void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+/*
+ * "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys defined by the driver, with numbers; the text row->keys before
+ * them, and of other parameters those in row->words.
+ */
+void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char keys[] = "RM* Peer* Power* Perf* Override* Enable* Disable* NV* Force* Grdma* UvmDisable*";
-    const char *end = text + bytes, *line;
-    size_t n;
+    const char *end = text + bytes;
+    char blank = '\0';
 
-    if (words) {
-        while (next_line(&text, end, &line, &n))
-            if (has_beginning(line, n, words)) {
-                fputs(words, out);
-                scrub_dwords(scrub, line + strlen(words), n - strlen(words), NULL, out);
-                fputc('\n', out);
-            }
-        return;
-    }
+    (void)scrub;
     while (text < end) {
-        size_t length = strcspn(text, ";,\" \t\n"), name = strcspn(text, "=");
+        size_t n = strcspn(text, ";,\" \t\n"), name = strcspn(text, "="), n_keys = row->keys ? strlen(row->keys) : 0;
+        bool is_kept;
 
-        length = length < (size_t)(end - text) ? length : (size_t)(end - text);
-        if (name < length && name <= 64 && strcspn(text, "-:./@ ") >= name && scrub_is_among(text, name, keys) &&
-            is_number(text + name + 1, length - name - 1, 9))
-            fwrite(text, 1, length, out);
-        text += length;
-        if (text < end)
-            fputc(*text++, out);
+        n = n < (size_t)(end - text) ? n : (size_t)(end - text);
+        is_kept = scrub_is_among(text, n, row->words) ||
+                  (name < n && name <= 64 && strcspn(text, "-:./@ ") >= name && scrub_is_among(text, name, keys) &&
+                   is_number(text + name + 1, n - name - 1, 9));
+        if (n_keys && has_beginning(text, (size_t)(end - text), row->keys)) {
+            is_kept = true;
+            n = n_keys;
+        } else if (n == 0) { /* a separator; only the last one of blanks, and none at the end */
+            n = 1;
+            is_kept = !isspace((unsigned char)*text);
+            blank = is_kept ? blank : *text;
+        }
+        if (is_kept && n) {
+            if (blank)
+                fputc(blank, out);
+            fwrite(text, 1, n, out);
+            blank = '\0';
+        }
+        text += n;
     }
+    fputs(blank ? "\n" : "", out);
 }
 
 /* --- process --- */
@@ -317,32 +271,27 @@ static bool is_plain_value(const char *name, const char *value)
            variable_accepts(variable, value, why, sizeof(why));
 }
 
-void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_variable(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char path_lists[] = "LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT PATH PYTHONPATH";
-    size_t n = strcspn(text, "=");
-    const char *value = text + n + 1;
-    char name[128];
+    const char *name = row->keys;
 
-    if (n >= bytes || n >= sizeof(name))
-        return;
-    snprintf(name, sizeof(name), "%.*s", (int)n, text);
-    if (scrub_is_among(name, n, path_lists))
-        scrub_path_list(scrub, value, strlen(value), words, out);
-    else if (is_plain_value(name, value))
-        fputs(value, out);
+    if (name && scrub_is_among(name, strlen(name), path_lists))
+        scrub_path_list(scrub, text, bytes, row, out);
+    else if (name && is_plain_value(name, text))
+        fputs(text, out);
     else
-        scrub_text(scrub, value, strlen(value), SCRUB_VERSIONS, words, out);
+        scrub_text(scrub, text, bytes, SCRUB_VERSIONS, row->words, out);
 }
 
 /* Lists of files and folders, which need not be absolute. */
-void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, const char *words, FILE *out)
+void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char own[] = ". $ORIGIN ${ORIGIN} $LIB ${LIB} $PLATFORM ${PLATFORM}";
     const char *end = value + bytes;
     char item[PATH_MAX], *name, *rest;
 
-    (void)words;
+    (void)row;
     while (value < end) {
         size_t n = strcspn(value, ": \"'");
 
@@ -366,26 +315,6 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, const
     }
 }
 
-void scrub_cmdline(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    static const char dwords[] = "nvidia.NVreg_RegistryDwords=";
-    const char *end = text + bytes, *word, *separator = "";
-    size_t n;
-
-    while (next_word(&text, end, &word, &n)) {
-        if (!scrub_is_among(word, n, words) && !has_beginning(word, n, dwords))
-            continue;
-        fputs(separator, out);
-        separator = " ";
-        if (has_beginning(word, n, dwords)) {
-            fputs(dwords, out);
-            scrub_dwords(scrub, word + strlen(dwords), n - strlen(dwords), NULL, out);
-        } else
-            fwrite(word, 1, n, out);
-    }
-    fputc('\n', out);
-}
-
 /* --- other files of /proc --- */
 
 /* "65536k": a size of a tmpfs; without its unit it could be an account. */
@@ -397,7 +326,7 @@ static bool is_tmpfs_size(const char *text, size_t n)
 }
 
 /* The file systems that may hold /dev/shm, with their options. */
-void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char options[] = "rw ro nosuid nodev noexec relatime noatime inode64";
     const char *end = text + bytes, *line, *source, *place, *type, *option;
@@ -410,8 +339,8 @@ void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const cha
         if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
             !next_word(&line, line_end, &type, &n_type) || !scrub_is_among(place, n_place, "/ /dev /dev/shm"))
             continue;
-        fprintf(out, "none %.*s %.*s ", (int)n_place, place, scrub_is_among(type, n_type, words) ? (int)n_type : 1,
-                scrub_is_among(type, n_type, words) ? type : "-");
+        fprintf(out, "none %.*s %.*s ", (int)n_place, place, scrub_is_among(type, n_type, row->words) ? (int)n_type : 1,
+                scrub_is_among(type, n_type, row->words) ? type : "-");
         next_word(&line, line_end, &option, &n_option);
         for (const char *last = option + n_option; option < last; option += n_option + 1) {
             n_option = strcspn(option, ", \t\n");
@@ -425,69 +354,48 @@ void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const cha
     }
 }
 
-/* Addresses are 8 hexadecimal digits in host byte order; little-endian is assumed. */
-static void write_route_address(struct scrub *scrub, const char *word, size_t n, FILE *out)
-{
-    uint32_t address = (uint32_t)strtoul(word, NULL, 16);
-
-    if (n != 8 || address == 0)
-        fputs("00000000", out);
-    else
-        fprintf(out, "%08X", __builtin_bswap32(scrub_ipv4(scrub, __builtin_bswap32(address))));
-}
-
-/* A title, then lines of an interface and at least seven numbers. */
-void scrub_route(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    const char *end = text + bytes, *line, *at, *word;
-    size_t n, n_word;
-    int column;
-
-    while (next_line(&text, end, &line, &n)) {
-        bool is_title = has_beginning(line, n, "Iface\t"), is_route = true;
-
-        for (at = line, column = 0; next_word(&at, line + n, &word, &n_word); column++)
-            is_route = is_route && (column == 0 || strspn(word, "0123456789abcdefABCDEF") >= n_word);
-        if (!is_title && (!is_route || column < 8))
-            continue;
-        for (at = line, column = 0; next_word(&at, line + n, &word, &n_word); column++) {
-            if (column > 0)
-                fputc('\t', out);
-            if (!is_title && (column == 1 || column == 2))
-                write_route_address(scrub, word, n_word, out);
-            else
-                scrub_text(scrub, word, n_word, SCRUB_NAME, column == 0 || is_title ? words : NULL, out);
-        }
-        fputc('\n', out);
-    }
-}
-
-/* Only default routes, without their gateways: "0{32} 00 source prefix gateway metric references use flags device". */
-void scrub_ipv6_route(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+/*
+ * Only default routes, without their gateways: "interface 00000000 gateway flags references use metric 00000000 ..." of
+ * IPv4, "0{32} 00 source prefix gateway metric references use flags interface" of IPv6.
+ */
+void scrub_routes(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char zeros[] = "00000000000000000000000000000000";
-    const char *end = text + bytes, *line;
-    size_t n;
+    const char *end = text + bytes, *line, *at, *word, *first, *last;
+    size_t n, n_word, n_first, n_last;
+    int n_zeros, column;
 
     while (next_line(&text, end, &line, &n)) {
-        const char *device = memrchr(line, ' ', n);
+        bool is_ipv6 = has_beginning(line, n, zeros) && has_beginning(line + 32, n - 32, " 00 ");
 
-        if (n < 36 || !device || strncmp(line, zeros, 32) != 0 || strncmp(line + 32, " 00 ", 4) != 0)
-            continue;
-        fprintf(out, "%s 00 %s 00 %s 00000000 00000000 00000000 00000003 ", zeros, zeros, zeros);
-        scrub_text(scrub, device + 1, n - (size_t)(device + 1 - line), SCRUB_NAME, words, out);
-        fputc('\n', out);
+        at = first = last = line;
+        n_first = n_last = 0;
+        for (n_zeros = column = 0; next_word(&at, line + n, &word, &n_word); column++) {
+            n_zeros += (column == 1 || column == 7) && n_word == 8 && has_beginning(word, n_word, "00000000");
+            first = column ? first : word;
+            n_first = column ? n_first : n_word;
+            last = word;
+            n_last = n_word;
+        }
+        if (is_ipv6) {
+            fprintf(out, "%s 00 %s 00 %s 00000000 00000000 00000000 00000003 ", zeros, zeros, zeros);
+            scrub_text(scrub, last, n_last, SCRUB_NAME, row->words, out);
+            fputc('\n', out);
+        } else if (n_zeros == 2) {
+            scrub_text(scrub, first, n_first, SCRUB_NAME, row->words, out);
+            fputs("\t00000000\t00000000\t0003\t0\t0\t0\t00000000\t0\t0\t0\n", out);
+        }
     }
 }
 
 /* "address permissions offset device inode path", only of libraries, each of which has several mappings. */
-void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     const char *end = text + bytes, *line;
     char path[PATH_MAX], last[PATH_MAX] = "";
     size_t n;
 
-    (void)words;
+    (void)row;
     while (next_line(&text, end, &line, &n)) {
         const char *slash = memchr(line, '/', n);
 
@@ -503,13 +411,13 @@ void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const char 
     }
 }
 
-void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     const char *end = text + bytes, *line;
     size_t n;
 
     (void)scrub;
-    (void)words;
+    (void)row;
     while (next_line(&text, end, &line, &n))
         if (has_beginning(line, n, "flags") && memmem(line, n, " hypervisor", 11)) {
             fputs("flags\t\t: hypervisor\n", out);
@@ -519,56 +427,27 @@ void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, const
 
 /* --- files of packages and administrators --- */
 
-/* Only these lines stay: a folder, "include" with patterns of files, "driver" with a provider. */
-void scrub_paths(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
-{
-    static const char include[] = "include ", driver[] = "driver ";
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    while (next_line(&text, end, &line, &n)) {
-        const char *comment = memchr(line, '#', n);
-
-        n = comment ? (size_t)(comment - line) : n;
-        for (; n > 0 && isspace((unsigned char)line[n - 1]); n--)
-            continue;
-        for (; n > 0 && isspace((unsigned char)*line); n--)
-            line++;
-        if (has_beginning(line, n, include) && memchr(line, '/', n)) {
-            fputs(include, out);
-            scrub_path_list(scrub, line + strlen(include), n - strlen(include), words, out);
-        } else if (has_beginning(line, n, "/")) {
-            scrub_path_list(scrub, line, n, words, out);
-        } else if (has_beginning(line, n, driver)) {
-            fputs(driver, out);
-            scrub_text(scrub, line + strlen(driver), n - strlen(driver), SCRUB_NAME, words, out);
-        }
-        fputc('\n', out);
-    }
-}
-
 /* "+29d31c0": the beginning of a commit of Git. */
 static size_t commit_bytes(const char *text, size_t bytes)
 {
     size_t n = bytes > 1 && *text == '+' ? strspn(text + 1, "0123456789abcdef") : 0;
 
-    return (n == 7 || n == 8) && (n + 1 == bytes || (n + 1 < bytes && text[n + 1] == '.')) ? n + 1 : 0;
+    return (n == 7 || n == 8) && (n + 1 == bytes || text[n + 1] == '.') ? n + 1 : 0;
 }
 
 /* "1.2.1+29d31c0", "1:3.4.5-1+cuda12.8" */
-void scrub_version(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_version(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     static const char allowed[] = "0123456789.+_~:abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-";
-    size_t line = strcspn(text, "\n"), n = line < bytes ? line : bytes, n_plain = 0, n_commit;
+    size_t line = strcspn(text, "\n"), n = line < bytes ? line : bytes, n_plain = strcspn(text, "+"), n_commit;
 
     if (n <= 64 && isdigit((unsigned char)*text) && strspn(text, allowed) >= n) {
-        while (n_plain < n && !commit_bytes(text + n_plain, n - n_plain))
-            n_plain++;
-        n_commit = commit_bytes(text + n_plain, n - n_plain);
-        scrub_text(scrub, text, n_plain, SCRUB_VERSIONS | SCRUB_NAME, words, out);
+        n_commit = n_plain < n ? commit_bytes(text + n_plain, n - n_plain) : 0;
+        n_plain = n_commit ? n_plain : n;
+        scrub_text(scrub, text, n_plain, SCRUB_VERSIONS | SCRUB_NAME, row->words, out);
         fwrite(text + n_plain, 1, n_commit, out);
         n_plain += n_commit;
-        scrub_text(scrub, text + n_plain, n - n_plain, SCRUB_VERSIONS | SCRUB_NAME, words, out);
+        scrub_text(scrub, text + n_plain, n - n_plain, SCRUB_VERSIONS | SCRUB_NAME, row->words, out);
     }
     fputs(n < bytes ? "\n" : "", out);
 }
@@ -597,16 +476,16 @@ static bool is_time(const char *text, size_t bytes)
     return has_form(text, bytes, "aaa _d dd:dd:dd", true);
 }
 
-void scrub_event(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_event(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    (void)words;
+    (void)row;
     if (is_time(text, bytes) || has_form(text, bytes, "xxxx:xx:xx", true) ||
         has_form(text, bytes, "xxxx:xx:xx.x", true))
         fwrite(text, 1, bytes, out);
 }
 
-void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, const char *words, FILE *out)
+void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     const char *end = text + bytes, *line;
     size_t n;
@@ -616,7 +495,7 @@ void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, const ch
         json_t *value = n < 65536 ? json_loadb(line, n, 0, NULL) : NULL;
         const char *event = json_string_value(json_object_get(value, "event"));
 
-        if (event && scrub_is_among(event, strlen(event), words))
+        if (event && scrub_is_among(event, strlen(event), row->words))
             fprintf(out, "{\"v\": 1, \"event\": \"%s\"}\n", event);
         json_decref(value);
     }

@@ -74,7 +74,7 @@ static int number_of(struct scrub *scrub, enum scrub_map map, const char *name, 
 
 /* --- addresses --- */
 
-uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address)
+static uint32_t scrub_ipv4(struct scrub *scrub, uint32_t address)
 {
     static const uint32_t nets[] = {0xc0000200, 0xc6336400, 0xcb007100}; /* RFC 5737 */
     char key[16];
@@ -235,56 +235,18 @@ static void write_identifier(struct scan *scan, enum identifier_kind kind, const
     case IDENTIFIER_IPV6:
         write_ipv6(scan, text, n);
         break;
-    case IDENTIFIER_HOST:
-        fprintf(scan->out, "host%d", number_of(scan->scrub, SCRUB_HOST, text, n));
-        break;
-    case IDENTIFIER_MAIL:
-        fputs("user@host", scan->out);
-        break;
-    case IDENTIFIER_USER:
-        fputs("user", scan->out);
-        break;
-    default:
-        fprintf(scan->out, "secret%d", number_of(scan->scrub, SCRUB_SECRET, text, n));
     }
-}
-
-/* Host, port and path of a URL. A path at a public host may be named after a project as well. */
-static size_t write_url(struct scan *scan, size_t at)
-{
-    struct identifier host;
-    size_t start = at, n = 0;
-
-    if (byte_at(scan, at) == '@')
-        fputc(scan->text[at++], scan->out);
-    if (identifier_at(scan->text, scan->bytes, at, IDENTIFIER_HOST | IDENTIFIER_IPV4, &host)) {
-        fwrite(scan->text + at, 1, host.before, scan->out);
-        write_identifier(scan, host.kind, scan->text + at + host.before, host.bytes);
-        at += host.before + host.bytes;
-    }
-    while (is_alnum_at(scan, at) || (byte_at(scan, at) && strchr(".-_:", byte_at(scan, at))))
-        fputc(scan->text[at++], scan->out);
-    while (at + n < scan->bytes && !strchr(" \t\r\n\"'<>`)", scan->text[at + n]))
-        n++;
-    if (byte_at(scan, at) != '/')
-        return at - start;
-    scrub_path(scan->scrub, scan->text + at, n, scan->out);
-    return at + n - start;
 }
 
 static size_t match_identifier(struct scan *scan, size_t at)
 {
     struct identifier found;
-    unsigned kinds = IDENTIFIERS_ALL | (scan->flags & SCRUB_VERSIONS ? IDENTIFIERS_VERSIONS : 0);
-    size_t n;
 
-    if (!identifier_at(scan->text, scan->bytes, at, kinds, &found))
+    if (!identifier_at(scan->text, scan->bytes, at, scan->flags & SCRUB_VERSIONS, &found))
         return 0;
     fwrite(scan->text + at, 1, found.before, scan->out);
-    if (found.bytes)
-        write_identifier(scan, found.kind, scan->text + at + found.before, found.bytes);
-    n = found.before + found.bytes;
-    return n + (found.kind == IDENTIFIER_USER ? write_url(scan, at + n) : 0);
+    write_identifier(scan, found.kind, scan->text + at + found.before, found.bytes);
+    return found.before + found.bytes;
 }
 
 /* --- paths --- */
@@ -405,7 +367,7 @@ static bool is_device(const char *word, size_t n)
 
 bool scrub_is_known(const struct scrub *scrub, const char *word, size_t n, const char *words)
 {
-    static const char replacements[] = "word# host# user# dir# secret#";
+    static const char replacements[] = "word# host# user# dir#";
     const char *device;
     json_t *value;
 

@@ -6,7 +6,7 @@
  */
 #include "unit.h"
 
-#include "machine/source/scrub.h"
+#include "machine/source/scrub.c"
 
 /* All are invented, and none looks like a replacement. */
 static const char *const identifiers[] = {
@@ -98,6 +98,13 @@ static size_t write_text(const char *identifier, size_t first, char *text, size_
     return used;
 }
 
+/* The rows of a kind; *ret_n: how many. */
+static const struct scrub_row *rows_of(int kind, size_t *ret_n)
+{
+    *ret_n = kind == CACHE_FILES ? COUNT(file_rows) : kind == CACHE_LINES ? COUNT(line_rows) : COUNT(fact_rows);
+    return kind == CACHE_FILES ? file_rows : kind == CACHE_LINES ? line_rows : kind == CACHE_FACTS ? fact_rows : NULL;
+}
+
 static bool holds_numbers(const char *pattern)
 {
     return strstr(pattern, "counters/") || strstr(pattern, "statistics/") || strstr(pattern, "meminfo") ||
@@ -113,10 +120,13 @@ static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t
 
     assert_true(bytes + 1 < sizeof(text));
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
-        const char *pattern;
+        size_t n;
+        const struct scrub_row *rows = rows_of(kind, &n);
 
         kept[kind] = json_object();
-        for (size_t i = 0; (pattern = scrub_pattern((enum cache_kind)kind, i)); i++) {
+        for (size_t i = 0; rows && i < n; i++) {
+            const char *pattern = rows[i].pattern;
+
             /* Configuration space has its own test, and counters and limits may be any number. */
             if (strstr(pattern, "/config") ||
                 (holds_numbers(pattern) && identifier[strspn(identifier, "0123456789")] == '\0'))
