@@ -19,8 +19,6 @@ enum network_usable { NETWORK_USABLE, NETWORK_NOT_USABLE, NETWORK_NOT_KNOWN };
 /* Strings belong to the source of the machine. */
 struct network {
     const char *used; /* "tcp", or what EPKIT_NETWORK says; NULL: that cannot be used */
-    bool has_tcp;     /* an interface other than the loopback is up, or that is not known */
-    const char *tcp;  /* why not */
     enum network_usable verbs;
     const char *why; /* why verbs cannot be used, or why that is not known; otherwise "" */
     int n_ports;     /* ports that verbs uses, in its order; the ranks of the node take them in turn */
