@@ -4,8 +4,8 @@
  *
  * With openat2(RESOLVE_IN_ROOT) the kernel keeps the resolution within the root directory: absolute links start there
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
- * filter), a path is walked component by component without following links, which are then resolved here. On "/" there
- * is nothing to escape from, so the kernel may follow them.
+ * filter), links are resolved here by their text, and the result is opened component by component without following
+ * any. On "/" there is nothing to escape from, so the kernel may follow them.
  */
 #include "state.h"
 
@@ -20,9 +20,8 @@
 #include <unistd.h>
 
 #define SELF "/proc/self"
-#define LINKS_MAX 40   /* as in the kernel */
-#define STEPS_MAX 4096 /* components of a walk, including those of links and ".." */
-#define RACES_MAX 16   /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
+#define LINKS_MAX 40 /* as in the kernel */
+#define RACES_MAX 16 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
 
 static int call_openat2(const struct source *source, const char *path, int flags)
 {
@@ -47,227 +46,81 @@ void live_probe(struct source *source)
 
 /* --- resolution without openat2() --- */
 
-struct walk {
-    struct source *source;
-    int fd;              /* O_PATH of `path` */
-    char path[PATH_MAX]; /* from the root directory, without links; "" the root directory itself */
-    char rest[PATH_MAX]; /* still to resolve */
-    int links, steps;
-};
-
-/* Prepends `front` to what remains to be resolved. */
-static int put_before(struct walk *walk, const char *front, const char *rest)
+static int fail_with(int number)
 {
-    char joined[2 * PATH_MAX + 2];
-    int n = snprintf(joined, sizeof(joined), "%s/%s", front, rest);
-
-    if (n >= PATH_MAX) {
-        errno = ENAMETOOLONG;
-        return -1;
-    }
-    memcpy(walk->rest, joined, (size_t)n + 1);
-    return 0;
+    errno = number;
+    return -1;
 }
 
-/* Restarts at the root directory; what remains to be resolved stays. */
-static int walk_restart(struct walk *walk)
+int live_resolve(const struct source *source, const char *path, char *ret_real)
 {
-    int fd = openat(walk->source->fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    char rest[PATH_MAX], joined[PATH_MAX], target[PATH_MAX];
+    size_t used = 0, n;
+    int links = 0;
 
-    if (fd < 0)
-        return -1;
-    if (walk->fd >= 0)
-        close(walk->fd);
-    walk->fd = fd;
-    walk->path[0] = '\0';
-    return 0;
-}
+    if (snprintf(rest, sizeof(rest), "%s", path) >= PATH_MAX)
+        return fail_with(ENAMETOOLONG);
+    for (const char *at = rest + strspn(rest, "/"); *at; at += n + strspn(at + n, "/")) {
+        ssize_t n_target;
 
-/* Walks to the parent again: ".." of a folder may lead out if the folder was moved meanwhile. */
-static int go_up(struct walk *walk, const char *rest)
-{
-    char parent[PATH_MAX];
-    char *slash;
-
-    memcpy(parent, walk->path, sizeof(parent));
-    slash = strrchr(parent, '/');
-    if (slash)
-        *slash = '\0';
-    return put_before(walk, parent, rest) < 0 ? -1 : walk_restart(walk);
-}
-
-static int walk_follow(struct walk *walk, int link, const char *rest)
-{
-    char target[PATH_MAX];
-    ssize_t n = readlinkat(link, "", target, sizeof(target) - 1);
-
-    if (n < 0)
-        return -1;
-    target[n] = '\0';
-    if (++walk->links > LINKS_MAX) {
-        errno = ELOOP;
-        return -1;
-    }
-    if (put_before(walk, target, rest) < 0)
-        return -1;
-    return target[0] == '/' ? walk_restart(walk) : 0;
-}
-
-/* Resolves one component. `rest` follows it. */
-static int walk_step(struct walk *walk, const char *name, const char *rest, int flags)
-{
-    size_t used = strlen(walk->path);
-    struct stat info;
-    int fd, result;
-
-    fd = openat(walk->fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    if (fstat(fd, &info) < 0) {
-        close(fd);
-        return -1;
-    }
-    if (S_ISLNK(info.st_mode) && (rest[0] || !(flags & O_NOFOLLOW))) {
-        result = walk_follow(walk, fd, rest);
-        close(fd);
-        return result;
-    }
-    if (used + strlen(name) + 2 > sizeof(walk->path)) {
-        close(fd);
-        errno = ENAMETOOLONG;
-        return -1;
-    }
-    walk->path[used] = '/';
-    memcpy(walk->path + used + 1, name, strlen(name) + 1);
-    close(walk->fd);
-    walk->fd = fd;
-    memmove(walk->rest, rest, strlen(rest) + 1);
-    return 0;
-}
-
-static int walk_on(struct walk *walk, int flags)
-{
-    char name[PATH_MAX], rest[PATH_MAX];
-    const char *at = walk->rest + strspn(walk->rest, "/");
-    size_t bytes = strcspn(at, "/");
-
-    memcpy(name, at, bytes);
-    name[bytes] = '\0';
-    at += bytes;
-    at += strspn(at, "/");
-    memcpy(rest, at, strlen(at) + 1);
-    if (++walk->steps > STEPS_MAX) {
-        errno = ELOOP;
-        return -1;
-    }
-    if (strcmp(name, "..") == 0)
-        return go_up(walk, rest);
-    if (strcmp(name, ".") == 0 || !name[0]) {
-        memcpy(walk->rest, rest, strlen(rest) + 1);
-        return 0;
-    }
-    return walk_step(walk, name, rest, flags);
-}
-
-/*
- * The path of a descriptor from the kernel (proc(5), /proc/self/fd); false without one: /proc is not mounted, or the
- * file has been removed meanwhile.
- */
-static bool path_of(int fd, char ret_path[PATH_MAX])
-{
-    char link[32];
-    struct stat info;
-    ssize_t n;
-
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    n = readlink(link, ret_path, PATH_MAX - 1);
-    if (n <= 0 || ret_path[0] != '/' || fstat(fd, &info) < 0 || info.st_nlink == 0)
-        return false;
-    ret_path[n] = '\0';
-    return true;
-}
-
-int live_resolve(struct source *source, const char *path, char *ret_path)
-{
-    char below[PATH_MAX], real[PATH_MAX];
-    int fd = source->has_openat2 ? call_openat2(source, path, O_PATH) : -1;
-    size_t n;
-
-    /* Magic links of /proc are followed by their text. */
-    if (fd < 0)
-        return source->has_openat2 && errno != ELOOP && errno != EAGAIN ? -1 : live_walk(source, path, 0, ret_path);
-    if (path_of(source->fd, below) && path_of(fd, real)) {
-        n = below[1] ? strlen(below) : 0;
-        if (strncmp(real, below, n) == 0 && (real[n] == '/' || !real[n])) {
-            memcpy(ret_path, real[n] ? real + n : "/", real[n] ? strlen(real + n) + 1 : 2);
-            return fd;
+        n = strcspn(at, "/");
+        if (n == 1 && *at == '.')
+            continue;
+        if (n == 2 && at[0] == '.' && at[1] == '.') {
+            while (used > 0 && ret_real[--used] != '/')
+                continue;
+            continue;
         }
-    }
-    close(fd);
-    return live_walk(source, path, 0, ret_path);
-}
-
-int live_walk(struct source *source, const char *path, int flags, char *ret_path)
-{
-    struct walk *walk = calloc(1, sizeof(*walk));
-    bool fine;
-    int fd = -1, saved;
-
-    if (!walk || strlen(path) >= PATH_MAX) {
-        free(walk);
-        errno = walk ? ENAMETOOLONG : ENOMEM;
-        return -1;
-    }
-    walk->source = source;
-    walk->fd = -1;
-    memcpy(walk->rest, path, strlen(path) + 1);
-    fine = walk_restart(walk) == 0;
-    while (fine && walk->rest[strspn(walk->rest, "/")])
-        fine = walk_on(walk, flags) == 0;
-    if (fine) {
-        fd = walk->fd;
-        walk->fd = -1;
-        memcpy(ret_path, walk->path[0] ? walk->path : "/", walk->path[0] ? strlen(walk->path) + 1 : 2);
-    }
-    saved = errno;
-    if (walk->fd >= 0)
-        close(walk->fd);
-    free(walk);
-    errno = saved;
-    return fd;
-}
-
-/* Opens the resolved path: through its folder again, without following a link that may have replaced it. */
-static int open_walked(struct source *source, const char *path, int flags)
-{
-    char real[PATH_MAX], folder[PATH_MAX], ignored[PATH_MAX];
-    const char *name;
-    int at = live_walk(source, path, flags, real), fd, saved;
-
-    if (at < 0 || (flags & O_PATH)) {
-        struct stat info;
-
-        if (at >= 0 && (flags & O_DIRECTORY) && (fstat(at, &info) < 0 || !S_ISDIR(info.st_mode))) {
-            close(at);
-            errno = ENOTDIR;
+        if (used + n + 2 > PATH_MAX)
+            return fail_with(ENAMETOOLONG);
+        snprintf(ret_real + used, PATH_MAX - used, "/%.*s", (int)n, at);
+        n_target = readlinkat(source->fd, ret_real + 1, target, sizeof(target) - 1);
+        if (n_target < 0 && errno != EINVAL)
             return -1;
+        if (n_target < 0) {
+            used += n + 1;
+            continue;
         }
-        return at;
+        target[n_target] = '\0';
+        if (++links > LINKS_MAX)
+            return fail_with(ELOOP);
+        if (snprintf(joined, sizeof(joined), "%s/%s", target, at + n) >= PATH_MAX)
+            return fail_with(ENAMETOOLONG);
+        used = target[0] == '/' ? 0 : used;
+        memcpy(rest, joined, sizeof(rest));
+        at = rest;
+        n = 0;
     }
-    close(at);
-    if (!real[1])
-        return openat(source->fd, ".", flags | O_CLOEXEC);
-    name = strrchr(real, '/') + 1;
-    memcpy(folder, real, (size_t)(name - real));
-    folder[name - real] = '\0';
-    at = live_walk(source, folder, O_NOFOLLOW, ignored);
-    if (at < 0)
-        return -1;
-    fd = openat(at, name, flags | O_NOFOLLOW | O_CLOEXEC);
-    saved = errno;
-    close(at);
-    errno = saved;
+    snprintf(ret_real + used, PATH_MAX - used, "%s", used ? "" : "/");
+    return 0;
+}
+
+/* Opens a path without links. None is followed, not even one that has just been put there. */
+static int open_plain(const struct source *source, const char *path, int flags)
+{
+    int fd = openat(source->fd, ".", (path[1] ? O_PATH : flags) | O_CLOEXEC), folder, number;
+    char name[PATH_MAX];
+
+    while (fd >= 0 && *(path += strspn(path, "/"))) {
+        size_t n = strcspn(path, "/");
+
+        memcpy(name, path, n);
+        name[n] = '\0';
+        path += n;
+        folder = fd;
+        fd = openat(folder, name, (*path ? O_PATH : flags) | O_NOFOLLOW | O_CLOEXEC);
+        number = errno;
+        close(folder);
+        errno = number;
+    }
     return fd;
+}
+
+static int open_walked(const struct source *source, const char *path, int flags)
+{
+    char real[PATH_MAX];
+
+    return live_resolve(source, path, real) < 0 ? -1 : open_plain(source, real, flags);
 }
 
 /* --- interface --- */

@@ -296,16 +296,13 @@ static json_t *make_link(struct source *source, const char *path)
 {
     char real[PATH_MAX], own[PATH_MAX];
     json_t *entry;
-    int fd;
 
     source_set_current_path(source, path);
-    fd = live_resolve(source, live_own_path(source, path, own), real);
-    if (fd < 0) {
+    if (live_resolve(source, live_own_path(source, path, own), real) < 0) {
         entry = cache_failure_errno(errno);
     } else {
         live_self_path(source, real);
         entry = json_stringn_nocheck(real, strlen(real));
-        close(fd);
     }
     live_done(source);
     return entry;

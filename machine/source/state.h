@@ -71,11 +71,8 @@ void live_probe(struct source *source);
  */
 int live_open(struct source *source, const char *path, int flags);
 
-/* As live_open() with O_PATH, and the resolved path; ret_path has PATH_MAX bytes. */
-int live_resolve(struct source *source, const char *path, char *ret_path);
-
-/* The same without openat2(), component by component; with O_NOFOLLOW in `flags` a link at the end is not followed. */
-int live_walk(struct source *source, const char *path, int flags, char *ret_path);
+/* The path without links that `path` leads to within the root directory; it has PATH_MAX bytes. -1 with errno. */
+int live_resolve(const struct source *source, const char *path, char *ret_real);
 
 /*
  * The name of `path` on the live side, with /proc/self of the inspected process. And the reverse, in place, for the
