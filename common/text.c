@@ -31,13 +31,6 @@ bool text_begins_any(const char *text, const char *const *list)
     return *list;
 }
 
-bool text_ends_any(const char *text, const char *const *list)
-{
-    while (*list && !text_ends(text, *list))
-        list++;
-    return *list;
-}
-
 const char *text_base(const char *path)
 {
     const char *slash = strrchr(path, '/');

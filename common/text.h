@@ -15,10 +15,9 @@
 bool text_begins(const char *text, const char *beginning);
 bool text_ends(const char *text, const char *end);
 
-/* Is it in the list? Does it begin, or end, with a text of the list? */
+/* Is it in the list? Does it begin with a text of the list? */
 bool text_is_any(const char *text, const char *const *list);
 bool text_begins_any(const char *text, const char *const *list);
-bool text_ends_any(const char *text, const char *const *list);
 
 /* The part after the last '/'; the whole text without one. */
 const char *text_base(const char *path);

@@ -93,7 +93,7 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
 static bool may_lock_all(struct source *source)
 {
     struct source_text status = source_read(source, "/proc/self/status");
-    const char *effective = machine_text_field(source, status.text, "CapEff");
+    const char *effective = source_field(source, status.text, "CapEff");
 
     return *effective && (strtoull(effective, NULL, 16) >> CAP_IPC_LOCK_BIT & 1);
 }
@@ -173,7 +173,7 @@ static bool mount_of(const char *mounts, const char *path, struct mount *ret_mou
 static long long memory_of(struct source *source)
 {
     struct source_text text = source_read(source, "/proc/meminfo");
-    const char *value = machine_text_field(source, text.text, "MemTotal");
+    const char *value = source_field(source, text.text, "MemTotal");
     long long kib = strtoll(value, NULL, 10);
 
     return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
@@ -326,17 +326,12 @@ const struct doctor_check check_nofile = {
 /* The number of processors in a list such as "0-3,8"; 0 if it is not one. */
 static int count_list(const char *list)
 {
+    uint64_t mask[TOPO_MAX_CPUS / 64] = {0};
     int n = 0;
 
-    while (*list >= '0' && *list <= '9' && n < 1 << 20) {
-        char *end;
-        long first = strtol(list, &end, 10), last = first;
-
-        if (*end == '-')
-            last = strtol(end + 1, &end, 10);
-        n += last >= first && last - first < 1 << 16 ? (int)(last - first) + 1 : 0;
-        list = end + (*end == ',');
-    }
+    if (topo_parse_cpus(list, mask, TOPO_MAX_CPUS))
+        for (size_t i = 0; i < COUNT(mask); i++)
+            n += __builtin_popcountll(mask[i]);
     return n;
 }
 
@@ -370,7 +365,7 @@ static double quota_of(struct source *source, const char **ret_where, const char
 static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text status = source_read(machine->source, "/proc/self/status");
-    const char *list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
+    const char *list = source_field(machine->source, status.text, "Cpus_allowed_list");
     int n = count_list(list), gpus = machine_job_gpus(machine);
     const char *where = "", *text = "";
     double quota = quota_of(machine->source, &where, &text);

@@ -82,50 +82,13 @@ const struct doctor_check check_hca_prefix = {
 
 /* --- hca-lists --- */
 
-/* Why an entry "NIC:port..." is not valid; "" if it is. */
-static const char *entry_fault(const struct doctor_machine *machine, const char *entry)
+/* What the audit found in a list: an entry that is no port of this machine. NULL without a fault. */
+static const struct audit_row *list_fault(const struct doctor_machine *machine, const char *name)
 {
-    const struct topo *topo = machine->topo;
-    size_t n = strcspn(entry, ":");
-    char name[64], *end;
-    long port = 1;
-    int nic;
-
-    snprintf(name, sizeof(name), "%.*s", (int)(n < sizeof(name) ? n : sizeof(name) - 1), entry);
-    if (entry[strcspn(entry, "; |\t")])
-        return source_printf(machine->source, "'%s' is not a list separated by ','", entry);
-    nic = topo_find_nic(topo, name);
-    if (nic < 0)
-        return source_printf(machine->source, "there is no NIC %s", name);
-    if (entry[n] == ':') {
-        port = strtol(entry + n + 1, &end, 10);
-        if (end == entry + n + 1 || (*end && *end != ':'))
-            return source_printf(machine->source, "'%s' names no port by its number", entry);
-    }
-    for (int p = 0; p < topo->nics[nic].n_ports; p++)
-        if (topo->nics[nic].ports[p].number == port)
-            return "";
-    return source_printf(machine->source, "%s has no port %ld", name, port);
-}
-
-/* The first invalid entry of a list, and why; "" if there is none. A list that begins with '^' excludes NICs. */
-static const char *list_fault(const struct doctor_machine *machine, const char *list)
-{
-    char entry[128];
-
-    if (*list == '^')
-        return "";
-    while (*list) {
-        size_t n = strcspn(list, ",");
-        const char *fault;
-
-        snprintf(entry, sizeof(entry), "%.*s", (int)(n < sizeof(entry) ? n : sizeof(entry) - 1), list);
-        fault = *entry ? entry_fault(machine, entry) : "";
-        if (*fault)
-            return fault;
-        list += n + (list[n] != '\0');
-    }
-    return "";
+    for (int i = 0; i < machine->audit->n; i++)
+        if (machine->audit->rows[i].kind == AUDIT_HARMFUL && strcmp(machine->audit->rows[i].name, name) == 0)
+            return &machine->audit->rows[i];
+    return NULL;
 }
 
 /* hca-prefix reports when no NIC is left at all. */
@@ -145,19 +108,15 @@ static bool leaves_a_nic(const struct doctor_machine *machine)
 static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
-    bool is_mapped = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING"));
 
+    /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which void-variables reports. */
     for (size_t i = 0; i < COUNT(names); i++) {
-        const char *list = source_env(machine->source, names[i]), *fault;
+        const struct audit_row *fault = list_fault(machine, names[i]);
 
-        /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which the audit reports. */
-        if (!list || (i == 1 && !is_mapped))
+        if (!fault || !leaves_a_nic(machine))
             continue;
-        fault = list_fault(machine, list);
-        if (!*fault || !leaves_a_nic(machine))
-            continue;
-        doctor_found(result, DOCTOR_ERROR, "%s: %s", names[i], fault);
-        doctor_evidence(result, names[i], "%s", list);
+        doctor_found(result, DOCTOR_ERROR, "%s is no list of NICs and ports of this machine", names[i]);
+        doctor_evidence(result, names[i], "%s: %s", fault->value, fault->text);
         doctor_fix(result, false, "unset %s", names[i]);
         doctor_advise(result,
                       "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. "

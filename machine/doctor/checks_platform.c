@@ -167,7 +167,7 @@ static bool is_compat_for_games(const struct doctor_machine *machine, const char
 static void check_found(const struct doctor_machine *machine, struct doctor_result *result, const struct libs_env *env,
                         const struct lib_location *location)
 {
-    const char *folder = machine_folder_of(machine, location->path), *version = libs_file_version(location->real);
+    const char *folder = libs_folder_of(machine->source, location->path), *version = libs_file_version(location->real);
     bool is_stub = strstr(location->path, "/stubs/") || strstr(location->real, "/stubs/");
     bool is_newer = is_compat_for_games(machine, version);
     struct lib_location ml = libs_find(machine->source, env, "libnvidia-ml.so.1"), own;
@@ -175,7 +175,7 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
 
     if (!is_stub && !is_newer &&
         (!*version || strverscmp(version, machine->software->driver.version) >= 0 ||
-         (ml.state == SOURCE_OK && strcmp(machine_folder_of(machine, ml.path), folder) == 0)))
+         (ml.state == SOURCE_OK && strcmp(libs_folder_of(machine->source, ml.path), folder) == 0)))
         return;
     if (is_stub)
         doctor_found(result, DOCTOR_ERROR,

@@ -499,11 +499,9 @@ const struct doctor_check check_iommu = {
 
 /* --- affinity --- */
 
-#define MAX_CPUS 8192
-
 static void run_affinity(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    uint64_t allowed[MAX_CPUS / 64] = {0}, local[MAX_CPUS / 64] = {0};
+    uint64_t allowed[TOPO_MAX_CPUS / 64] = {0}, local[TOPO_MAX_CPUS / 64] = {0};
     const struct topo *topo = machine->topo;
     struct source_text status;
     const char *list;
@@ -513,17 +511,17 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
     if (doctor_not_applicable_if(result, gpu < 0, "it is not known which GPU this process uses"))
         return;
     status = source_read(machine->source, "/proc/self/status");
-    list = machine_text_field(machine->source, status.text, "Cpus_allowed_list");
-    if (doctor_unknown_if(result, !*list || !topo_parse_cpus(list, allowed, MAX_CPUS), "/proc/self/status: %s",
+    list = source_field(machine->source, status.text, "Cpus_allowed_list");
+    if (doctor_unknown_if(result, !*list || !topo_parse_cpus(list, allowed, TOPO_MAX_CPUS), "/proc/self/status: %s",
                           status.state == SOURCE_OK ? "no Cpus_allowed_list"
                                                     : machine_reason(status.state, status.why)))
         return;
     if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
-        !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, MAX_CPUS)) {
+        !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, TOPO_MAX_CPUS)) {
         doctor_unknown(result, "which processors are near %s", machine_gpu_name(machine, gpu));
         return;
     }
-    for (int i = 0; i < MAX_CPUS / 64; i++)
+    for (int i = 0; i < TOPO_MAX_CPUS / 64; i++)
         if (allowed[i] & local[i])
             return;
     doctor_found(result, DOCTOR_WARNING,

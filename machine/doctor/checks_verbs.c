@@ -149,14 +149,16 @@ static bool is_one_installation(const struct doctor_machine *machine)
     const struct software_verbs *verbs = &machine->software->verbs;
 
     return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
-           strcmp(machine_folder_of(machine, verbs->mlx5.real), machine_folder_of(machine, verbs->ibverbs.real)) == 0;
+           strcmp(libs_folder_of(machine->source, verbs->mlx5.real),
+                  libs_folder_of(machine->source, verbs->ibverbs.real)) == 0;
 }
 
 /* The searched provider folder that is next to libibverbs; "" if there is none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *own = source_printf(machine->source, "%s/libibverbs", machine_folder_of(machine, verbs->ibverbs.real));
+    const char *own =
+        source_printf(machine->source, "%s/libibverbs", libs_folder_of(machine->source, verbs->ibverbs.real));
     const char *at = strstr(verbs->provider_folders, own);
 
     return at && (at[strlen(own)] == ',' || at[strlen(own)] == '\0') ? own : "";
@@ -186,7 +188,7 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
                       ? ""
                       : source_printf(machine->source,
                                       " Or take the libibverbs of the system: leave %s out of LD_LIBRARY_PATH.",
-                                      machine_folder_of(machine, verbs->ibverbs.path)));
+                                      libs_folder_of(machine->source, verbs->ibverbs.path)));
 }
 
 static bool is_mixed(const struct software_verbs *verbs)
@@ -258,7 +260,7 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                       const struct lib_location *system)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_LIBRARY_PATH");
-    const char *folder = machine_folder_of(machine, system->real);
+    const char *folder = libs_folder_of(machine->source, system->real);
     bool is_in_it = advised && strstr(source_printf(machine->source, ":%s:", advised->value),
                                       source_printf(machine->source, ":%s:", folder));
 

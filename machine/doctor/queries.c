@@ -455,24 +455,6 @@ bool machine_is_locked_down(struct source *source)
     return source_fact_bool(source_fact(source, "lockdown", read_lockdown, "%s", MACHINE_LOCKDOWN_FILE));
 }
 
-const char *machine_text_field(struct source *source, const char *text, const char *name)
-{
-    size_t length = strlen(name);
-
-    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
-        size_t n;
-
-        line += *line == '\n';
-        if (strncmp(line, name, length) != 0 || line[length] != ':')
-            continue;
-        line += length + 1;
-        line += strspn(line, " \t");
-        n = strcspn(line, "\n");
-        return source_printf(source, "%.*s", (int)(n < 4096 ? n : 4096), line);
-    }
-    return "";
-}
-
 static struct machine_visible parse_visible(const struct doctor_machine *machine, const char *word)
 {
     struct machine_visible entry = {.text = word, .kind = MACHINE_VISIBLE_INVALID, .gpu = -1};
@@ -547,13 +529,6 @@ const char *machine_next_word(const struct doctor_machine *machine, const char *
     *at += strspn(*at, " ");
     word = text_take(at, " ");
     return word.n ? source_printf(machine->source, "%.*s", (int)(word.n < 63 ? word.n : 63), word.text) : NULL;
-}
-
-const char *machine_folder_of(const struct doctor_machine *machine, const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return source_printf(machine->source, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
 const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result)

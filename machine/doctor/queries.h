@@ -80,9 +80,6 @@ const char *machine_next_word(const struct doctor_machine *machine, const char *
 /* Is it the interface of the default route or, with `or_lower`, one below it? */
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower);
 
-/* The folder of a file, "" if the path has none. */
-const char *machine_folder_of(const struct doctor_machine *machine, const char *path);
-
 /* DeepEP's extension that Python imports, if it is readable; "" ends the check, with the reason set. */
 const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result);
 
@@ -118,9 +115,6 @@ enum machine_virtual machine_virtual(struct source *source);
 /* Is the kernel locked down, as after Secure Boot (kernel_lockdown(7))? */
 #define MACHINE_LOCKDOWN_FILE "/sys/kernel/security/lockdown"
 bool machine_is_locked_down(struct source *source);
-
-/* The value after "name:" in a file of such lines, "" if there is none. */
-const char *machine_text_field(struct source *source, const char *text, const char *name);
 
 #define MACHINE_VISIBLE_MAX 128
 

@@ -155,21 +155,6 @@ static void read_answer(struct topo *topo, const json_t *answer)
 
 /* --- files of the driver --- */
 
-/* The rest of the line of `text` that begins with `key`. */
-static const char *value_of(struct topo *topo, const char *text, const char *key)
-{
-    const char *line = text;
-
-    while (line && strncmp(line, key, strlen(key)) != 0) {
-        line = strchr(line, '\n');
-        line = line ? line + 1 : NULL;
-    }
-    if (!line)
-        return "";
-    line += strlen(key);
-    return topo_copy_line(topo, line + strspn(line, " \t"));
-}
-
 /*
  * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
  */
@@ -192,9 +177,10 @@ static void read_files(struct topo *topo, struct topo_gpu *gpu)
 {
     const char *address = topo->pci[gpu->pci].address;
     const char *text = source_read(topo->source, "/proc/driver/nvidia/gpus/%s/information", address).text;
-    const char *uuid = value_of(topo, text, "GPU UUID:"), *minor = value_of(topo, text, "Device Minor:");
+    const char *uuid = source_field(topo->source, text, "GPU UUID"),
+               *minor = source_field(topo->source, text, "Device Minor");
 
-    gpu->name = value_of(topo, text, "Model:");
+    gpu->name = source_field(topo->source, text, "Model");
     /* Until the GPU was used, the driver does not know its UUID and writes question marks. */
     gpu->uuid = strncmp(uuid, "GPU-", 4) == 0 && !strchr(uuid, '?') ? uuid : "";
     gpu->minor = *minor && strlen(minor) < 5 && strspn(minor, "0123456789") == strlen(minor) ? atoi(minor) : -1;
@@ -221,9 +207,9 @@ static bool is_openable(struct topo *topo, int pci, bool *ret_is_denied)
     const char *minor;
     struct source_stat device;
 
-    if (text.state != SOURCE_OK || strcmp(value_of(topo, text.text, "GPU Excluded:"), "Yes") == 0)
+    if (text.state != SOURCE_OK || strcmp(source_field(topo->source, text.text, "GPU Excluded"), "Yes") == 0)
         return false;
-    minor = value_of(topo, text.text, "Device Minor:");
+    minor = source_field(topo->source, text.text, "Device Minor");
     if (!*minor || strspn(minor, "0123456789") != strlen(minor))
         return false;
     device = source_stat(topo->source, "/dev/nvidia%s", minor);

@@ -17,6 +17,7 @@
 #define TOPO_MAX_PORTS 4  /* of a NIC */
 #define TOPO_MAX_GIDS 256 /* of a port, those that are not empty */
 #define TOPO_MAX_NUMA 64
+#define TOPO_MAX_CPUS 8192
 #define TOPO_MAX_NVLINKS 36 /* of a GPU */
 
 #define PCI_VENDOR_MELLANOX 0x15b3 /* of NVIDIA's NICs */

@@ -70,4 +70,7 @@ struct source_names libs_mapped(struct source *source, const char *part);
  */
 const char *libs_file_version(const char *path);
 
+/* The folder that holds `path`. */
+const char *libs_folder_of(struct source *source, const char *path);
+
 #endif

@@ -38,9 +38,6 @@ void libs_conf_read(struct source *source, struct libs_list *list);
  */
 const char *libs_expand(struct source *source, const char *text, size_t n, const char *origin);
 
-/* The folder that holds `path`. */
-const char *libs_folder_of(struct source *source, const char *path);
-
 /*
  * Is there a library at `path` for `machine` (0: any)? If false, ld.so continues its search. *location is set in both
  * cases: if a snapshot does not contain the file, SOURCE_ABSENT becomes SOURCE_NOT_RECORDED.

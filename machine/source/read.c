@@ -93,6 +93,21 @@ struct source_text source_line(struct source *source, const char *path, ...)
     return text;
 }
 
+const char *source_field(struct source *source, const char *text, const char *name)
+{
+    size_t n = strlen(name);
+    char line[LINE_BYTES];
+
+    while (strncmp(text, name, n) != 0 || text[n] != ':') {
+        text = strchr(text, '\n');
+        if (!text)
+            return "";
+        text++;
+    }
+    cut_line(text + n + 1, line, sizeof(line));
+    return source_printf(source, "%s", line);
+}
+
 static enum source_state parse_number(const char *line, int64_t *ret_value)
 {
     const char *digits = line + (line[0] == '-' || line[0] == '+');

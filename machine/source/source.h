@@ -84,6 +84,9 @@ struct source_text source_read(struct source *source, const char *path, ...) __a
 /* The first line of a file without surrounding white space; characters that are not printable become '?'. */
 struct source_text source_line(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
+/* The value after "name:" in a text of such lines, as source_line() gives lines; "" without one. */
+const char *source_field(struct source *source, const char *text, const char *name);
+
 /* The first line as a number, decimal or 0x...; SOURCE_FAILED if it is not a number. *ret_value is set on SOURCE_OK
  * only.
  */
