@@ -1,73 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.c - runs the checks of a job; functions shared by them. */
+/* check.c - runs the checks of a job; refusals of the API server that no dry run finds, or that hold without one. */
 #include "check.h"
 
 #include "base/error.h"
 #include "common/output.h"
 
-#include <ctype.h>
-
 const struct deploy_resource deploy_resources[] = {
-    {"namespaces", "namespaces", "", DEPLOY_CLUSTER, false},
-    {"nodes", "nodes", "", DEPLOY_CLUSTER, false},
-    {"pods", "pods", "", DEPLOY_EVERYWHERE, false},
-    {"resourcequotas", "resourcequotas", "", DEPLOY_NAMESPACE, false},
-    {"networkpolicies", "networkpolicies.networking.k8s.io", "", DEPLOY_NAMESPACE, false},
-    {"secrets", "secrets", "", DEPLOY_NAMESPACE, true},
-    {"persistentvolumeclaims", "persistentvolumeclaims", "", DEPLOY_NAMESPACE, false},
-    {"csidrivers", "csidrivers.storage.k8s.io", "", DEPLOY_CLUSTER, true},
-    {"daemonsets", "daemonsets.apps", "", DEPLOY_EVERYWHERE, true},
-    {"deviceclasses", "deviceclasses.resource.k8s.io", "resource.k8s.io", DEPLOY_CLUSTER, false},
-    {"networks", "networks.networking.gke.io", "networking.gke.io", DEPLOY_CLUSTER, false},
-    {"localqueues", "localqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_NAMESPACE, false},
-    {"clusterqueues", "clusterqueues.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
-    {"resourceflavors", "resourceflavors.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
-    {"topologies", "topologies.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_CLUSTER, false},
+    {"Namespace", "namespaces", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"Node", "nodes", DEPLOY_CHECK | DEPLOY_WHY | DEPLOY_GLOBAL},
+    {"Pod", "pods", DEPLOY_CHECK | DEPLOY_CHECK_ALL | DEPLOY_WHY},
+    {"ResourceQuota", "resourcequotas", DEPLOY_CHECK},
+    {"NetworkPolicy", "networkpolicies.networking.k8s.io", DEPLOY_CHECK},
+    {"Secret", "secrets", DEPLOY_CHECK | DEPLOY_NAMES},
+    {"PersistentVolumeClaim", "persistentvolumeclaims", DEPLOY_CHECK},
+    {"CSIDriver", "csidrivers.storage.k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL | DEPLOY_NAMES},
+    {"DaemonSet", "daemonsets.apps", DEPLOY_CHECK | DEPLOY_CHECK_ALL | DEPLOY_NAMES},
+    {"DeviceClass", "deviceclasses.resource.k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"Network", "networks.networking.gke.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"LocalQueue", "localqueues.kueue.x-k8s.io", DEPLOY_CHECK},
+    {"ClusterQueue", "clusterqueues.kueue.x-k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"ResourceFlavor", "resourceflavors.kueue.x-k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"Topology", "topologies.kueue.x-k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"JobSet", "jobsets.jobset.x-k8s.io", DEPLOY_WHY},
+    {"LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io", DEPLOY_WHY},
+    {"Job", "jobs.batch", DEPLOY_WHY},
+    {"Workload", "workloads.kueue.x-k8s.io", DEPLOY_WHY},
+    {"Event", "events", DEPLOY_WHY},
+    {"ConfigMap", "configmaps", 0},
+    {"PersistentVolume", "persistentvolumes", DEPLOY_GLOBAL},
     {0},
 };
 
-static const struct {
-    const char *kind, *plural;
-} plurals[] = {
-    {"JobSet", "jobsets.jobset.x-k8s.io"},
-    {"LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io"},
-    {"Job", "jobs.batch"},
-    {"ConfigMap", "configmaps"},
-    {"Secret", "secrets"},
-    {"PersistentVolume", "persistentvolumes"},
-    {"PersistentVolumeClaim", "persistentvolumeclaims"},
-    {"NetworkPolicy", "networkpolicies.networking.k8s.io"},
-};
-
-const char *deploy_plural(const char *kind)
+const struct deploy_resource *deploy_resource_of(const char *kind)
 {
-    for (size_t i = 0; i < sizeof(plurals) / sizeof(plurals[0]); i++)
-        if (strcmp(plurals[i].kind, kind) == 0)
-            return plurals[i].plural;
-    return "";
+    const struct deploy_resource *resource = deploy_resources;
+
+    while (resource->kind && strcmp(resource->kind, kind) != 0)
+        resource++;
+    return resource->kind ? resource : NULL;
 }
 
 ep_status deploy_snapshot_check(const json_t *snapshot)
 {
-    if (get_number(snapshot, "epkit_cluster", 0) == 0)
+    long long version = get_number(snapshot, "epkit_cluster", 0);
+
+    if (version == 0)
         return ep_fail(EP_E_ARG, "it has no key epkit_cluster: --save FILE writes such a file");
-    if (get_number(snapshot, "epkit_cluster", 0) != DEPLOY_SNAPSHOT_VERSION)
-        return ep_fail(EP_E_ARG, "it is of version %lld, and this epkit reads version %d",
-                       get_number(snapshot, "epkit_cluster", 0), DEPLOY_SNAPSHOT_VERSION);
-    if (!json_is_object(get_key(snapshot, "items")))
+    if (version != DEPLOY_SNAPSHOT_VERSION)
+        return ep_fail(EP_E_ARG, "it is of version %lld, and this epkit reads version %d", version,
+                       DEPLOY_SNAPSHOT_VERSION);
+    if (!json_is_object(get(snapshot, "items")))
         return ep_fail(EP_E_ARG, "it has no objects (key items)");
     return EP_OK;
 }
 
 void check_add(struct check *check, enum check_severity severity, const char *id, const char *by, const char *object,
-               const struct check_text *text)
+               json_t *says, json_t *why, json_t *fix)
 {
-    /* "s+": names are untrusted, and a truncated text may end inside a character. */
-    json_t *finding = json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "id", id, "severity",
-                                severity == CHECK_ERROR ? "error" : "warning", "by", by, "object", out_text(object),
-                                "says", out_text(text->says), "why", out_text(text->why), "fix", out_text(text->fix));
+    bool is_error = severity == CHECK_ERROR;
+    json_t *finding =
+        json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "id", id, "severity", is_error ? "error" : "warning", "by", by,
+                  "object", out_text(object), "says", says, "why", why, "fix", fix);
+    size_t place = is_error ? check->n_errors++ : json_array_size(check->findings);
 
-    if (!finding || json_array_append_new(check->findings, finding) != 0)
+    if (!finding || json_array_insert_new(check->findings, place, finding) != 0)
         check->no_memory = true;
 }
 
@@ -76,86 +72,143 @@ bool check_knows(const struct check *check, const char *resource)
     return get_items(check->snapshot, resource) != NULL;
 }
 
-bool check_serves(const struct check *check, const char *group, const char *version)
+/* --- the API server --- */
+
+/* What to do about a kind that is not served. */
+static json_t *install_fix(const struct check *check, const char *version, const char *kind)
 {
+    static const struct {
+        const char *group, *fix;
+    } installs[] = {
+        {"jobset", "kubectl apply --server-side -f "
+                   "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"},
+        {"leaderworkerset", "kubectl apply --server-side -f "
+                            "https://github.com/kubernetes-sigs/lws/releases/download/v0.7.0/manifests.yaml"},
+        {"resource.k8s.io", "DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi"},
+    };
+    size_t i, n = strcspn(version, "/");
     const json_t *served;
-    size_t i, n = strlen(group);
 
-    json_array_foreach (get_key(check->snapshot, "groups"), i, served) {
-        const char *text = get_string(served);
+    json_array_foreach (get(check->snapshot, "groups"), i, served) {
+        if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
+            return json_sprintf("write apiVersion: %s, which it serves", get_string(served));
+    }
+    for (i = 0; i < COUNT(installs); i++)
+        if (text_begins(version, installs[i].group))
+            return json_string(installs[i].fix);
+    return json_sprintf("install what defines %s", kind);
+}
 
-        if (strncmp(text, group, n) == 0 && text[n] == '/' && (!version || strcmp(text + n + 1, version) == 0))
+/* A kind that is not served: its project is not installed, or the cluster is too old. */
+static bool check_kind(struct check *check, const json_t *document, const char *object)
+{
+    const char *version = get_text(document, "apiVersion"), *kind = get_text(document, "kind");
+    const json_t *groups = get(check->snapshot, "groups"), *served;
+    size_t i;
+
+    json_array_foreach (groups, i, served) {
+        if (strcmp(get_string(served), version) == 0)
             return true;
     }
+    if (!groups)
+        return true;
+    check_add(check, CHECK_ERROR, "api-missing", "the API server", object,
+              json_sprintf("no matches for kind \"%s\" in version \"%s\"", kind, version),
+              json_sprintf("the cluster (%s) does not serve %s", get_text(check->snapshot, "version"), version),
+              install_fix(check, version, kind));
     return false;
 }
 
-/* The resource of a kind, as in items: the plural of its name in lower case. */
-static void plural_of(const char *kind, char ret_resource[64])
+static void check_right(struct check *check, const json_t *document, const char *object)
 {
-    struct text text = text_in(ret_resource, 64);
+    const struct deploy_resource *resource = deploy_resource_of(get_text(document, "kind"));
+    const char *plural = resource ? resource->plural : "", *group = strchr(plural, '.'), *space = check->job->space;
+    char where[128] = " at the cluster scope";
 
-    for (; *kind; kind++)
-        if (kind[0] == 'y' && kind[1] == '\0')
-            text_add(&text, "ies");
-        else
-            text_add(&text, "%c%s", tolower((unsigned char)*kind), kind[1] ? "" : kind[0] == 's' ? "es" : "s");
+    if (!json_is_false(json_object_get(get(check->snapshot, "rights"), plural)))
+        return;
+    if (resource && !(resource->flags & DEPLOY_GLOBAL))
+        snprintf(where, sizeof(where), " in the namespace \"%.63s\"", space);
+    check_add(check, CHECK_ERROR, "forbidden", "the API server", object,
+              json_sprintf("%s is forbidden: User \"%s\" cannot create resource \"%.*s\" in API group \"%s\"%s", plural,
+                           get_text(check->snapshot, "user"), (int)strcspn(plural, "."), plural, group ? group + 1 : "",
+                           where),
+              json_string("no role bound to this user allows it"),
+              json_sprintf("ask for the right: kubectl create role epkit-user -n %s --verb=create,get,list,delete "
+                           "--resource=%s",
+                           space, plural));
 }
 
-/* Adds an object of the manifest to the objects of the cluster, unless that has it or they were not read. */
-static void add_brought(json_t *items, const json_t *document, const char *space)
+/* The API server checks pod by pod: a dry run of one finds room where all of them have none. */
+static void check_quota(struct check *check, const json_t *quota)
 {
-    const json_t *known, *item;
-    json_t *list, *object;
-    char resource[64];
+    static const char entry[] = "requests." GPU_RESOURCE;
+    long long hard = get_count(json_object_get(get(quota, "spec/hard"), entry));
+    long long used = get_count(json_object_get(get(quota, "status/used"), entry));
+
+    used = used > 0 ? used : 0;
+    for (int s = 0; s < check->job->n_sets && hard >= 0; s++) {
+        const struct deploy_set *set = &check->job->sets[s];
+        long long each = get_pod_gpus(set->spec), room = hard > used ? hard - used : 0;
+        long long fit = each > 0 ? room / each : set->count;
+
+        if (fit >= set->count) {
+            used += each * set->count;
+            continue;
+        }
+        check_add(check, CHECK_ERROR, "namespace-quota", "the API server", get_name(quota),
+                  json_sprintf("exceeded quota: %s, requested: %s=%lld, used: %s=%lld, limited: %s=%lld",
+                               get_name(quota), entry, each, entry, used + fit * each, entry, hard),
+                  json_sprintf("%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its "
+                               "pods waits",
+                               fit, set->count, check->job->space),
+                  json_sprintf("raise %s of resourcequota/%s, or ask for fewer GPUs", entry, get_name(quota)));
+        return;
+    }
+}
+
+static void check_api(struct check *check)
+{
+    const json_t *object;
+    char name[320];
     size_t i;
 
-    plural_of(get_text(document, "kind"), resource);
-    known = json_object_get(items, resource);
-    if (!json_is_array(known) || (*get_space(document) && strcmp(get_space(document), space) != 0))
-        return;
-    json_array_foreach (known, i, item) {
-        if (strcmp(get_name(item), get_name(document)) == 0 &&
-            (!*get_space(item) || strcmp(get_space(item), space) == 0))
-            return;
+    json_array_foreach (check->job->documents, i, object) {
+        snprintf(name, sizeof(name), "%.60s %.250s", get_text(object, "kind"), get_name(object));
+        if (check_kind(check, object, name))
+            check_right(check, object, name);
     }
-    list = json_copy((json_t *)known);
-    object = json_deep_copy(document);
-    json_object_set_new(json_object_get(object, "metadata"), "namespace", json_string(space));
-    json_array_append_new(list, object);
-    json_object_set_new(items, resource, list);
+    json_array_foreach (get_items(check->snapshot, "resourcequotas"), i, object)
+        check_quota(check, object);
 }
+
+/* --- all checks --- */
 
 /* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
 static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
 {
-    json_t *items = json_copy(json_object_get(snapshot, "items")), *result = json_copy((json_t *)snapshot);
-    const json_t *document;
+    json_t *items = json_copy(json_object_get(snapshot, "items")), *list, *document;
+    json_t *result = json_copy((json_t *)snapshot);
+    char key[64];
     size_t i;
 
     json_array_foreach (job->documents, i, document) {
-        add_brought(items, document, job->space);
+        const struct deploy_resource *resource = deploy_resource_of(get_text(document, "kind"));
+
+        if (!resource || (*get_space(document) && strcmp(get_space(document), job->space) != 0))
+            continue;
+        snprintf(key, sizeof(key), "%.*s", (int)strcspn(resource->plural, "."), resource->plural);
+        list = json_object_get(items, key);
+        if (!json_is_array(list) || get_item(snapshot, key, job->space, get_name(document)))
+            continue;
+        list = json_copy(list);
+        json_array_append(list, document);
+        json_object_set_new(items, key, list);
     }
-    if (result && items && json_object_set_new(result, "items", items) == 0)
+    if (json_object_set_new(result, "items", items) == 0)
         return result;
     json_decref(result);
     return NULL;
-}
-
-/* Errors first; within a group, in the order found. */
-static json_t *sorted(json_t *findings)
-{
-    static const char *const severities[] = {"error", "warning"};
-    json_t *result = json_array(), *finding;
-    size_t i;
-
-    for (size_t s = 0; s < 2; s++)
-        json_array_foreach (findings, i, finding) {
-            if (strcmp(get_text(finding, "severity"), severities[s]) == 0)
-                json_array_append(result, finding);
-        }
-    json_decref(findings);
-    return result;
 }
 
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
@@ -163,9 +216,7 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
     json_t *applied = apply_documents(snapshot, job);
     struct check check = {.snapshot = applied, .job = job, .findings = json_array(), .gpus_used = json_object()};
 
-    if (!check.findings || !applied || !check.gpus_used) {
-        check.no_memory = true;
-    } else {
+    if (applied && check.findings && check.gpus_used) {
         check_count_gpus(&check);
         check_api(&check);
         check_pods(&check);
@@ -174,6 +225,8 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
         check_nodes(&check);
         check_site(&check);
         check_answers(&check);
+    } else {
+        check.no_memory = true;
     }
     json_decref(check.gpus_used);
     json_decref(applied);
@@ -181,5 +234,5 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
         json_decref(check.findings);
         return NULL;
     }
-    return sorted(check.findings);
+    return check.findings;
 }

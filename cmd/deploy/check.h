@@ -5,45 +5,26 @@
 
 #include "get.h"
 
-#include <stdio.h>
-
 struct check {
     const json_t *snapshot;
     const struct deploy_job *job;
     json_t *findings;
+    size_t n_errors;
     json_t *gpus_used; /* {node name: GPUs that its pods have} */
     bool no_memory;
 };
 
 enum check_severity { CHECK_ERROR, CHECK_WARNING };
 
-/* A finding: `says` is the message of the cluster, `why` the reason, `fix` what to do. */
-struct check_text {
-    char says[768], why[512], fix[512];
-};
+/*
+ * Adds a finding: `says` is the message of the cluster, `why` the reason, `fix` what to do. The texts are consumed;
+ * NULL is taken for a lack of memory.
+ */
 void check_add(struct check *check, enum check_severity severity, const char *id, const char *by, const char *object,
-               const struct check_text *text);
-
-/* Formats one of the texts. */
-#define CHECK_FORMAT(field, ...) snprintf((field), sizeof(field), __VA_ARGS__)
-
-/* Adds a finding; `says`, `why` and `fix` are format and arguments in parentheses. */
-#define CHECK_LIST(...) __VA_ARGS__
-#define CHECK_FIND(check, severity, id, by, object, says_list, why_list, fix_list)                                     \
-    do {                                                                                                               \
-        struct check_text text_;                                                                                       \
-                                                                                                                       \
-        CHECK_FORMAT(text_.says, CHECK_LIST says_list);                                                                \
-        CHECK_FORMAT(text_.why, CHECK_LIST why_list);                                                                  \
-        CHECK_FORMAT(text_.fix, CHECK_LIST fix_list);                                                                  \
-        check_add(check, severity, id, by, object, &text_);                                                            \
-    } while (0)
+               json_t *says, json_t *why, json_t *fix);
 
 /* Was this resource read? If not, nothing is said about it. */
 bool check_knows(const struct check *check, const char *resource);
-
-/* Does the API server serve this group and version? Version NULL: any version of the group. */
-bool check_serves(const struct check *check, const char *group, const char *version);
 
 /* --- check_nodes.c --- */
 
@@ -57,11 +38,10 @@ void check_count_gpus(struct check *check);
 long long check_node_room(const struct check *check, const json_t *node, const struct deploy_set *set,
                           const json_t *labels);
 
-void check_api(struct check *check);     /* refusals by the API server */
-void check_answers(struct check *check); /* its answers to dry runs */
 void check_pods(struct check *check);    /* refusals by controllers and the kubelet */
 void check_queue(struct check *check);   /* messages of Kueue */
 void check_nodes(struct check *check);   /* messages of the scheduler */
 void check_site(struct check *check);    /* requirements on GKE, missing features that affect performance */
+void check_answers(struct check *check); /* answers of the API server to dry runs */
 
 #endif

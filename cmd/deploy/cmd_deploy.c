@@ -9,16 +9,9 @@
 #include "get.h"
 #include "kubectl.h"
 
-#include <epkit/status.h>
+#include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define SNAPSHOT_BYTES_MAX ((size_t)512 << 20)
 
 struct deploy_options {
     const char *file, *space, *queue, *topology, *from, *save, *kubectl, *context;
@@ -59,16 +52,17 @@ static const struct opt deploy_table[] = {
 /* A name of Kubernetes: parts of lower-case letters, digits and '-', divided by dots where `has_dots`. */
 static bool is_name(const char *name, size_t bytes_max, bool has_dots)
 {
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-    size_t n = strlen(name);
+    bool is_good = *name && strlen(name) <= bytes_max;
+    char before = '.';
 
-    if (n == 0 || n > bytes_max || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-.") < n)
-        return false;
-    for (size_t i = 0; i < n; i++)
-        if ((name[i] == '.' && !has_dots) || ((i == 0 || name[i - 1] == '.' || i + 1 == n || name[i + 1] == '.') &&
-                                              name[i] != '.' && !strchr(letters, name[i])))
-            return false;
-    return *name != '.' && name[n - 1] != '.' && !strstr(name, "..");
+    for (; *name && is_good; name++) {
+        bool is_letter = islower((unsigned char)*name) || isdigit((unsigned char)*name);
+        bool is_edge = before == '.' || name[1] == '.' || name[1] == '\0';
+
+        is_good = is_letter || (*name == '-' && !is_edge) || (*name == '.' && has_dots && !is_edge);
+        before = *name;
+    }
+    return is_good;
 }
 
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
@@ -107,6 +101,8 @@ static int common_options(const struct cmd *cmd, const struct cmd_call *call, co
     if (!is_name(options->space, 63, false))
         return cmd_usage(cmd, "--namespace: '%.100s' is no name: at most 63 lower-case letters, digits and '-'",
                          options->space);
+    if (options->kubectl[strspn(options->kubectl, " ")] == '\0')
+        return cmd_usage(cmd, "--kubectl is empty");
     if (options->from && (options->context || options->save || cmd_given(cmd, call, "kubectl")))
         return cmd_usage(cmd, "--from reads a file: it excludes --context, --kubectl and --save");
     return CMD_FINE;
@@ -114,90 +110,55 @@ static int common_options(const struct cmd *cmd, const struct cmd_call *call, co
 
 /* --- reading --- */
 
-static char *read_stream(FILE *stream, size_t bytes_max, size_t *ret_bytes, const char **ret_why)
-{
-    size_t bytes = 0, room = 65536, n;
-    char *text = malloc(room);
-
-    *ret_why = "no memory";
-    while (text && (n = fread(text + bytes, 1, room - bytes, stream)) > 0) {
-        char *grown;
-
-        bytes += n;
-        if (bytes < room)
-            continue;
-        if (bytes > bytes_max) {
-            *ret_why = "it is too large";
-            free(text);
-            return NULL;
-        }
-        room *= 2;
-        grown = realloc(text, room);
-        if (!grown)
-            free(text);
-        text = grown;
-    }
-    if (text && ferror(stream)) {
-        *ret_why = strerror(errno);
-        free(text);
-        return NULL;
-    }
-    *ret_bytes = bytes;
-    return text;
-}
-
-/* YAML allows a byte order mark; JSON does not. */
-static char *read_file(const char *path, size_t bytes_max, bool skip_mark, size_t *ret_bytes)
+static FILE *open_input(const char *path)
 {
     FILE *stream = strcmp(path, "-") == 0 ? stdin : file_open(path);
-    const char *why = file_error(errno);
-    char *text;
 
-    if (stream && skip_mark)
-        file_skip_mark(stream);
-    text = stream ? read_stream(stream, bytes_max, ret_bytes, &why) : NULL;
-
-    if (stream && stream != stdin)
-        fclose(stream);
-    if (!text) {
-        out_error("%s cannot be read: %s", path, why);
+    if (!stream) {
+        out_error("%s cannot be read: %s", path, file_error(errno));
         out_hint("--file and --from name files; '-' is standard input");
     }
-    return text;
+    return stream;
+}
+
+static int read_manifest(const char *path, json_t **ret_documents)
+{
+    char *text = malloc(DEPLOY_MANIFEST_MAX + 1), why[512];
+    FILE *stream = open_input(path);
+    ep_status status = EP_E_ARG;
+    size_t bytes = text && stream ? fread(text, 1, DEPLOY_MANIFEST_MAX + 1, stream) : 0;
+
+    if (stream && ferror(stream)) {
+        out_error("%s cannot be read: %s", path, strerror(errno));
+    } else if (stream && text) {
+        status = deploy_manifest_parse(path, text, bytes, ret_documents);
+        text_clean(status == EP_OK ? "" : ep_last_error(), why, sizeof(why));
+        if (status != EP_OK)
+            out_error("%s", why);
+        /* What YAML finds wrong in a template of Helm does not say that it is one. */
+        if (memmem(text, bytes, "{{", 2) && (strstr(why, "not valid YAML") || strstr(why, "a plain word")))
+            out_hint("a template with {{ }} has to be rendered first: helm template");
+    }
+    if (stream && stream != stdin)
+        fclose(stream);
+    free(text);
+    return status == EP_OK ? CMD_FINE : CMD_USAGE;
 }
 
 static int read_job(const struct deploy_options *options, json_t **ret_documents, struct deploy_job *ret_job)
 {
-    bool is_template;
-    ep_status status;
-    size_t bytes = 0;
-    char *text, why[512];
+    char why[512];
 
-    if (options->gpus) {
+    if (options->file && read_manifest(options->file, ret_documents) != CMD_FINE)
+        return CMD_USAGE;
+    if (!options->file)
         *ret_documents =
             deploy_job_make(options->space, options->queue, options->gpus, options->topology, options->required);
-        if (!*ret_documents) {
-            out_error("the names given are not valid UTF-8");
-            return CMD_USAGE;
-        }
-    } else {
-        text = read_file(options->file, DEPLOY_MANIFEST_MAX, false, &bytes);
-        if (!text)
-            return CMD_USAGE;
-        status = deploy_manifest_parse(options->file, text, bytes, ret_documents);
-        is_template = memmem(text, bytes, "{{", 2) != NULL;
-        free(text);
-        if (status != EP_OK) {
-            text_clean(ep_last_error(), why, sizeof(why));
-            out_error("%s", why);
-            /* What YAML finds wrong in a template of Helm does not say that it is one. */
-            if (is_template && (strstr(why, "not valid YAML") || strstr(why, "a plain word")))
-                out_hint("a template with {{ }} has to be rendered first: helm template");
-            return CMD_USAGE;
-        }
+    if (!*ret_documents) {
+        out_error("the names given are not valid UTF-8");
+        return CMD_USAGE;
     }
-    status = deploy_job_find(*ret_documents, options->space, ret_job);
-    if (status != EP_OK) {
+    if (deploy_job_find(*ret_documents, options->space, ret_job) != EP_OK) {
         text_clean(ep_last_error(), why, sizeof(why));
         out_error("%s: %s", options->file ? options->file : "the job", why);
         return CMD_USAGE;
@@ -207,26 +168,26 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
 
 static int read_snapshot(const char *path, json_t **ret_snapshot)
 {
+    FILE *stream = open_input(path);
     json_error_t error;
-    size_t bytes = 0;
-    char *text = read_file(path, SNAPSHOT_BYTES_MAX, true, &bytes);
     json_t *snapshot;
 
-    if (!text)
+    if (!stream)
         return CMD_USAGE;
-    snapshot = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    free(text);
-    if (!snapshot) {
+    file_skip_mark(stream); /* YAML allows a byte order mark; JSON does not */
+    snapshot = json_loadf(stream, JSON_REJECT_DUPLICATES, &error);
+    if (ferror(stream))
+        out_error("%s cannot be read: %s", path, strerror(errno));
+    else if (!snapshot)
         out_error("%s is no JSON: line %d: %s", path, error.line, error.text);
-        return CMD_USAGE;
-    }
-    if (deploy_snapshot_check(snapshot) != EP_OK) {
+    else if (deploy_snapshot_check(snapshot) != EP_OK)
         out_error("%s is no snapshot of a cluster: %s", path, ep_last_error());
-        json_decref(snapshot);
-        return CMD_USAGE;
-    }
-    *ret_snapshot = snapshot;
-    return CMD_FINE;
+    else
+        *ret_snapshot = json_incref(snapshot);
+    json_decref(snapshot);
+    if (stream != stdin)
+        fclose(stream);
+    return *ret_snapshot ? CMD_FINE : CMD_USAGE;
 }
 
 /* Readable only by its owner: it lists what runs in the cluster. */
@@ -241,22 +202,29 @@ static int save_snapshot(const json_t *snapshot, const char *path)
     return number ? CMD_FAILED : CMD_FINE;
 }
 
-static int run_check(const struct cmd *cmd, const struct deploy_options *options, struct kubectl *kubectl)
+/* From a file, or with kubectl for the job (NULL: to explain one); saves it if that is asked for. */
+static int get_snapshot(const struct deploy_options *options, const struct deploy_job *job, json_t **ret_snapshot)
+{
+    /* A job of --gpus has no image: a dry run makes no sense. */
+    const struct kubectl kubectl = {.program = options->kubectl,
+                                    .context = options->context,
+                                    .space = job ? job->space : options->space,
+                                    .timeout_ms = options->timeout * 1000,
+                                    .dry_run = options->file != NULL};
+    int code =
+        options->from ? read_snapshot(options->from, ret_snapshot) : kubectl_snapshot(&kubectl, job, ret_snapshot);
+
+    return code == CMD_FINE && options->save ? save_snapshot(*ret_snapshot, options->save) : code;
+}
+
+static int run_check(const struct cmd *cmd, const struct deploy_options *options)
 {
     json_t *documents = NULL, *snapshot = NULL;
     struct deploy_job job;
     int code = read_job(options, &documents, &job);
 
-    if (code == CMD_FINE) {
-        kubectl->space = job.space;
-        code = options->from ? read_snapshot(options->from, &snapshot)
-                             : kubectl_snapshot(kubectl, deploy_resources, documents, &snapshot);
-    }
-    /* A job of --gpus has no image: a dry run makes no sense. */
-    if (code == CMD_FINE && !options->from && options->file)
-        kubectl_dry_run(kubectl, &job, snapshot);
-    if (code == CMD_FINE && options->save)
-        code = save_snapshot(snapshot, options->save);
+    if (code == CMD_FINE)
+        code = get_snapshot(options, &job, &snapshot);
     if (code == CMD_FINE)
         code = check_report(cmd, &job, snapshot, options->json);
     json_decref(documents);
@@ -269,12 +237,12 @@ static int explain(const struct cmd *cmd, const struct deploy_options *options, 
                    const json_t *snapshot)
 {
     static const char *const needed[] = {"pods", "jobs", "jobsets", "leaderworkersets"};
-    const json_t *unread = get_key(snapshot, "unread");
     json_t *answer = deploy_why(snapshot, options->space, name);
+    const json_t *unread = get(snapshot, "unread");
     char why[512];
 
     for (size_t i = 0; i < (answer ? 1 : COUNT(needed)); i++) {
-        if (!get_key(unread, needed[i]))
+        if (!get(unread, needed[i]))
             continue;
         text_clean(get_text(unread, needed[i]), why, sizeof(why));
         out_error("%s of namespace %s could not be read: %s", needed[i], options->space, why);
@@ -291,17 +259,11 @@ static int explain(const struct cmd *cmd, const struct deploy_options *options, 
     return CMD_USAGE;
 }
 
-static int run_why(const struct cmd *cmd, const struct deploy_options *options, const char *name,
-                   struct kubectl *kubectl)
+static int run_why(const struct cmd *cmd, const struct deploy_options *options, const char *name)
 {
     json_t *snapshot = NULL;
-    int code;
+    int code = get_snapshot(options, NULL, &snapshot);
 
-    kubectl->space = options->space;
-    code = options->from ? read_snapshot(options->from, &snapshot)
-                         : kubectl_snapshot(kubectl, deploy_why_resources, NULL, &snapshot);
-    if (code == CMD_FINE && options->save)
-        code = save_snapshot(snapshot, options->save);
     if (code == CMD_FINE)
         code = explain(cmd, options, name, snapshot);
     json_decref(snapshot);
@@ -311,8 +273,6 @@ static int run_why(const struct cmd *cmd, const struct deploy_options *options, 
 static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct deploy_options *options = call->options;
-    struct kubectl kubectl = {
-        .program = options->kubectl, .context = options->context, .timeout_ms = options->timeout * 1000};
     bool is_why = strcmp(call->args[0], "why") == 0;
     int code;
 
@@ -323,7 +283,7 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
         code = common_options(cmd, call, options);
     if (code != CMD_FINE)
         return code;
-    return is_why ? run_why(cmd, options, call->args[1], &kubectl) : run_check(cmd, options, &kubectl);
+    return is_why ? run_why(cmd, options, call->args[1]) : run_check(cmd, options);
 }
 
 static const char *const deploy_actions[] = {"check", "why", NULL};

@@ -51,7 +51,8 @@ struct deploy_job {
     const char *kind, *name, *queue; /* queue: NULL without one */
     const char *space;               /* namespace */
     int n_sets;
-    bool too_large;   /* there are more sets or pods than these */
+    bool too_large; /* there are more sets or pods than these */
+    long long pods;
     long long groups; /* replicas of a LeaderWorkerSet; Kueue admits each by itself. Otherwise 1 */
     struct deploy_set sets[DEPLOY_SETS_MAX];
 };
@@ -59,8 +60,8 @@ struct deploy_job {
 /* `space` is the namespace if the job names none. EP_E_ARG: no job, or more than one. */
 ep_status deploy_job_find(const json_t *documents, const char *space, struct deploy_job *ret_job);
 
-/* The value of an environment variable of the pods; "" if no container has it. */
-const char *deploy_variable(const struct deploy_set *set, const char *name);
+/* The value of an environment variable of the job's first container that has it; "" without. */
+const char *deploy_variable(const struct deploy_job *job, const char *name);
 
 /* A manifest for `gpus` GPUs, 8 on each node, as the chart renders it, for a check without a manifest. */
 json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required);
@@ -79,15 +80,24 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job);
  */
 json_t *deploy_why(const json_t *snapshot, const char *space, const char *name);
 
-/* Resources that deploy_check() and deploy_why() read. The lists end with a row without name. */
-struct deploy_resource {
-    const char *name;    /* key of items */
-    const char *kubectl; /* argument of `kubectl get` */
-    const char *group;   /* the API group that serves it; "" if every cluster has it */
-    enum { DEPLOY_CLUSTER, DEPLOY_NAMESPACE, DEPLOY_EVERYWHERE } scope;
-    bool names_only; /* the objects contain secrets: only names are kept */
+enum {
+    DEPLOY_CHECK = 1u << 0,     /* deploy_check() reads them */
+    DEPLOY_WHY = 1u << 1,       /* deploy_why() reads them */
+    DEPLOY_GLOBAL = 1u << 2,    /* they have no namespace */
+    DEPLOY_CHECK_ALL = 1u << 3, /* deploy_check() reads those of all namespaces, not only of that of the job */
+    DEPLOY_NAMES = 1u << 4      /* their contents are secret or not needed: only names are kept */
 };
-extern const struct deploy_resource deploy_resources[], deploy_why_resources[];
+
+/* Kinds of objects. The list ends with a row without kind. */
+struct deploy_resource {
+    const char *kind;
+    const char *plural; /* with its group, as kubectl names it; without the group, the key of items */
+    unsigned flags;
+};
+extern const struct deploy_resource deploy_resources[];
+
+/* NULL: not in the list. */
+const struct deploy_resource *deploy_resource_of(const char *kind);
 
 /*
  * The server-side dry runs to make: one for each document of the manifest, and one for each kind of object that
@@ -95,11 +105,5 @@ extern const struct deploy_resource deploy_resources[], deploy_why_resources[];
  * the document, "derived": is it not in the manifest?, "document"}.
  */
 json_t *deploy_dry_runs(const struct deploy_job *job);
-
-/* The refusal in the error output of `kubectl create`; false: the error does not concern the object. */
-bool deploy_refusal(const char *error, char *ret_text, size_t bytes);
-
-/* Resource and group of a kind for `kubectl auth can-i`: "jobsets.jobset.x-k8s.io". "": unknown. */
-const char *deploy_plural(const char *kind);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include "deploy.h"
 
-#include <jansson.h>
 #include <stdint.h>
 
 struct kubectl {
@@ -13,20 +12,14 @@ struct kubectl {
     const char *context; /* NULL: the current one */
     const char *space;   /* namespace to read */
     int64_t timeout_ms;  /* of each call */
+    bool dry_run;        /* also the answers to deploy_dry_runs(), which store nothing */
 };
 
 /*
- * Reads the resources (see cmd/deploy/deploy.h), and for each kind of `documents` (may be NULL) whether the user may
- * create it. CMD_FINE; CMD_UNSUPPORTED: no kubectl; CMD_FAILED: the cluster does not answer; both after
- * reporting the error. The snapshot lists the resources that could not be read.
+ * Reads what deploy_check() needs for `job`, or, if that is NULL, what deploy_why() needs. CMD_FINE; CMD_UNSUPPORTED:
+ * no kubectl; CMD_FAILED: the cluster does not answer; both after reporting the error. The snapshot lists what could
+ * not be read.
  */
-int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_resource *resources, const json_t *documents,
-                     json_t **ret_snapshot);
-
-/*
- * Makes a server-side dry run of each object of the job, which stores nothing, and adds the answers to the snapshot.
- * Failures are noted there.
- */
-void kubectl_dry_run(const struct kubectl *kubectl, const struct deploy_job *job, json_t *snapshot);
+int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot);
 
 #endif

@@ -6,48 +6,56 @@
 #include "get.h"
 
 #include "common/output.h"
-#include "common/text.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #define JOBSET_LABEL "jobset.sigs.k8s.io/jobset-name"
 #define GROUP_LABEL "leaderworkerset.sigs.k8s.io/name"
 /* Messages of several pods that begin alike are one row: their ends have names of pods. */
 #define ALIKE 48
 
-const struct deploy_resource deploy_why_resources[] = {
-    {"jobsets", "jobsets.jobset.x-k8s.io", "jobset.x-k8s.io", DEPLOY_NAMESPACE, false},
-    {"leaderworkersets", "leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.x-k8s.io", DEPLOY_NAMESPACE,
-     false},
-    {"jobs", "jobs.batch", "", DEPLOY_NAMESPACE, false},
-    {"workloads", "workloads.kueue.x-k8s.io", "kueue.x-k8s.io", DEPLOY_NAMESPACE, false},
-    {"pods", "pods", "", DEPLOY_NAMESPACE, false},
-    {"events", "events", "", DEPLOY_NAMESPACE, false},
-    {"nodes", "nodes", "", DEPLOY_CLUSTER, false},
-    {0},
-};
-
 /* What explains most comes first. */
 enum order {
     ORDER_QUEUE, /* a Workload that is not admitted: pods of before are being removed */
-    ORDER_NODE,  /* a node that does not answer */
-    ORDER_POD,   /* evicted, preempted, refused by the kubelet */
+    ORDER_ADMISSION,
+    ORDER_NODE, /* a node that does not answer */
+    ORDER_POD,  /* evicted, preempted, refused by the kubelet */
     ORDER_CONTAINER,
     ORDER_UNPLACED,
-    ORDER_GATED,
     ORDER_WARNING, /* events */
     ORDER_JOB,
     ORDER_PRESSURE,
     ORDER_NORMAL /* the last event, where nothing else explains */
 };
 
+/* Conditions of objects that hold up a job; "Job" stands for any kind of job. */
+static const struct {
+    const char *kind, *type, *status;
+    enum order order;
+} conditions[] = {
+    {"Workload", "QuotaReserved", "False", ORDER_QUEUE},
+    {"Workload", "Evicted", "True", ORDER_QUEUE},
+    {"Workload", "Preempted", "True", ORDER_QUEUE},
+    {"Workload", "DeactivationTarget", "True", ORDER_QUEUE},
+    {"Workload", "Requeued", "False", ORDER_QUEUE},
+    {"Workload", "Admitted", "False", ORDER_ADMISSION},
+    {"Node", "Ready", "False", ORDER_NODE},
+    {"Node", "Ready", "Unknown", ORDER_NODE},
+    {"Node", "NetworkUnavailable", "True", ORDER_NODE},
+    {"Node", "MemoryPressure", "True", ORDER_PRESSURE},
+    {"Node", "DiskPressure", "True", ORDER_PRESSURE},
+    {"Node", "PIDPressure", "True", ORDER_PRESSURE},
+    {"Pod", "DisruptionTarget", "True", ORDER_POD},
+    {"Pod", "PodScheduled", "False", ORDER_UNPLACED},
+    {"Job", "Failed", "True", ORDER_JOB},
+    {"Job", "FailureTarget", "True", ORDER_JOB},
+    {"Job", "Suspended", "True", ORDER_JOB},
+    {"Job", "StartupPolicyInProgress", "True", ORDER_JOB},
+};
+
 struct why {
     const json_t *snapshot, *job;
     const char *kind;
-    json_t *known; /* {"Kind/name": uid} of the job and what belongs to it; null: its events do not matter */
-    json_t *rows;  /* {"Pod name": its rows} */
-    int n_rows;
+    json_t *known; /* {"Kind name": uid} of the job and what belongs to it; null: its events do not matter */
+    json_t *rows;
     long long running, ended;
     bool has_workload;
 };
@@ -58,88 +66,71 @@ struct why {
 static void add_row(struct why *why, enum order order, const char *object, const char *reason, const char *message,
                     const char *since, const char *later)
 {
-    json_t *rows = json_object_get(why->rows, object), *row;
     bool is_event = order == ORDER_WARNING || order == ORDER_NORMAL;
+    json_t *row;
     size_t i;
 
     later = *later ? later : since;
-    /* Fails for a name that was truncated inside a character. */
-    if (!rows && json_object_set_new(why->rows, object, json_array()) != 0)
-        return;
-    rows = json_object_get(why->rows, object);
-    json_array_foreach (rows, i, row) {
-        bool is_same = strcmp(get_text(row, "reason"), reason) == 0;
+    json_array_foreach (why->rows, i, row) {
+        bool is_same = get_is(row, "reason", reason);
 
+        if (!get_is(row, "object", object))
+            continue;
         /* The condition of a pod has the message of its event. */
-        if (strcmp(get_text(row, "message"), message) == 0 && (*message || is_same))
+        if (get_is(row, "message", message) && (*message || is_same))
             return;
         if (!is_event || get_number(row, "order", 0) != (long long)order || (order == ORDER_WARNING && !is_same))
             continue;
         /* The last event of a reason, of normal events the last one, is how it is now. */
         if (strcmp(later, get_text(row, "later")) < 0)
             return;
-        json_array_remove(rows, i);
+        json_array_remove(why->rows, i);
         break;
     }
-    json_array_append_new(rows, json_pack("{s:i, s:i, s:o, s:i, s:o, s:o, s:o, s:o}", "order", (int)order, "place",
-                                          why->n_rows++, "object", out_text(object), "others", 0, "reason",
-                                          out_text(reason), "message", out_text(message), "since",
-                                          out_text_or_null(since), "later", out_text(later)));
+    json_array_append_new(why->rows,
+                          json_pack("{s:i, s:o, s:i, s:o, s:o, s:o, s:o}", "order", (int)order, "object",
+                                    out_text(object), "others", 0, "reason", out_text(reason), "message",
+                                    out_text(message), "since", out_text_or_null(since), "later", out_text(later)));
 }
 
-static void add_condition(struct why *why, enum order order, const char *object, const json_t *condition)
+static const char *name_object(const char *kind, const char *name, char ret_name[320])
 {
-    const char *reason = get_text(condition, "reason"), *message = get_text(condition, "message");
-
-    add_row(why, order, object, *reason ? reason : get_text(condition, "type"), message,
-            get_text(condition, "lastTransitionTime"), "");
+    snprintf(ret_name, 320, "%.60s %.250s", kind, name);
+    return ret_name;
 }
 
-struct bad {
-    const char *type, *status;
-    enum order order;
-};
-
-/* Adds the conditions of an object that are in the table, which ends with a type NULL. */
-static void add_conditions(struct why *why, const char *object, const json_t *of, const struct bad *bad)
+/* Adds the conditions of an object that are in the table for `kind`. */
+static void add_conditions(struct why *why, const char *kind, const char *object, const json_t *of)
 {
     const json_t *condition;
     size_t i;
 
-    for (; bad->type; bad++)
-        json_array_foreach (get(of, "status/conditions"), i, condition) {
-            if (strcmp(get_text(condition, "type"), bad->type) == 0 &&
-                strcmp(get_text(condition, "status"), bad->status) == 0)
-                add_condition(why, bad->order, object, condition);
-        }
-}
+    for (size_t c = 0; c < COUNT(conditions); c++)
+        json_array_foreach (strcmp(conditions[c].kind, kind) == 0 ? get(of, "status/conditions") : NULL, i, condition) {
+            const char *reason = get_text(condition, "reason");
 
-static const char *name_object(const char *kind, const json_t *object, char ret_name[320])
-{
-    snprintf(ret_name, 320, "%.60s %.250s", kind, get_name(object));
-    return ret_name;
+            if (get_is(condition, "type", conditions[c].type) && get_is(condition, "status", conditions[c].status))
+                add_row(why, conditions[c].order, object, *reason ? reason : conditions[c].type,
+                        get_text(condition, "message"), get_text(condition, "lastTransitionTime"), "");
+        }
 }
 
 /* --- what belongs to the job --- */
 
-static void know(struct why *why, const char *kind, const json_t *object, bool is_fine)
+static void know(struct why *why, const char *object, const json_t *of, bool is_fine)
 {
-    char key[320];
-
-    snprintf(key, sizeof(key), "%.60s/%.250s", kind, get_name(object));
-    json_object_set_new(why->known, key, is_fine ? json_null() : out_text(get_text(object, "metadata/uid")));
+    json_object_set_new(why->known, object, is_fine ? json_null() : out_text(get_text(of, "metadata/uid")));
 }
 
 /* Is one of its owners the job, or a Job or a pod of it? */
 static bool is_owned(const struct why *why, const json_t *object)
 {
     const json_t *owner;
-    char key[320];
+    char name[320];
     size_t i;
 
     json_array_foreach (get(object, "metadata/ownerReferences"), i, owner) {
-        snprintf(key, sizeof(key), "%.60s/%.250s", get_text(owner, "kind"), get_text(owner, "name"));
-        if (json_object_get(why->known, key))
+        if (json_object_get(why->known, name_object(get_text(owner, "kind"), get_text(owner, "name"), name)))
             return true;
     }
     return false;
@@ -154,307 +145,221 @@ static bool is_pod_of(const struct why *why, const json_t *pod)
            (strcmp(why->kind, "Job") != 0 && strcmp(get_label(pod, label), get_name(why->job)) == 0);
 }
 
-/* --- pods and their nodes --- */
+static void add_job(struct why *why, const char *kind, const json_t *job)
+{
+    char object[320];
 
-static void add_containers(struct why *why, const char *object, const json_t *pod, const char *list, bool *is_fine)
+    know(why, name_object(kind, get_name(job), object), job, false);
+    add_conditions(why, "Job", object, job);
+}
+
+/* False if one of the containers waits. */
+static bool add_containers(struct why *why, const char *object, const json_t *pod, const char *list)
 {
     const json_t *container;
-    char message[2048];
+    bool is_fine = true;
     size_t i;
 
     json_array_foreach (get(pod, list), i, container) {
-        const json_t *state = get(container, "state/terminated"), *waiting = get(container, "state/waiting");
-        const char *reason = get_text(waiting, "reason"), *name = get_text(container, "name");
-        bool starts = text_is_any(reason, TEXTS("", "ContainerCreating", "PodInitializing"));
+        const json_t *waiting = get(container, "state/waiting"), *now = get(container, "state/terminated");
+        /* Of a container that is started again and again: how it ended. */
+        const json_t *ended = now ? now : get(container, "lastState/terminated");
+        const char *reason = get_text(waiting, "reason"), *said = get_text(waiting, "message");
+        bool is_stuck = waiting && !text_is_any(reason, TEXTS("", "ContainerCreating", "PodInitializing"));
+        bool has_failed = (waiting || now) && get_number(ended, "exitCode", 0) != 0;
+        char bytes[2048];
+        struct text message = text_in(bytes, sizeof(bytes));
 
-        *is_fine = *is_fine && !waiting;
-        /* A container that is started again and again: how it ended. */
-        state = state ? state : get(container, "lastState/terminated");
-        if (waiting && !starts)
-            snprintf(message, sizeof(message), "container %.63s%s%.1500s", name,
-                     *get_text(waiting, "message") ? ": " : "", get_text(waiting, "message"));
-        else
-            snprintf(message, sizeof(message), "container %.63s", name);
-        if (state && get_number(state, "exitCode", 0) != 0)
-            text_append(message, sizeof(message), "%s ended with exit code %lld (%.63s) %.300s",
-                        waiting && !starts ? "; it" : "", get_number(state, "exitCode", 0), get_text(state, "reason"),
-                        get_text(state, "message"));
-        else if (!waiting || starts)
+        is_fine = is_fine && !waiting;
+        if (!is_stuck && !has_failed)
             continue;
-        message[strlen(message) - (message[strlen(message) - 1] == ' ')] = '\0';
-        if (waiting || get(container, "state/terminated"))
-            add_row(why, ORDER_CONTAINER, object, *reason ? reason : get_text(state, "reason"), message,
-                    waiting ? get_text(pod, "status/startTime") : get_text(state, "finishedAt"), "");
+        text_add(&message, "container %.63s", get_text(container, "name"));
+        if (is_stuck && *said)
+            text_add(&message, ": %.1500s", said);
+        if (has_failed)
+            text_add(&message, "%s ended with exit code %lld (%.63s)", is_stuck ? "; it" : "",
+                     get_number(ended, "exitCode", 0), get_text(ended, "reason"));
+        if (has_failed && *get_text(ended, "message"))
+            text_add(&message, " %.300s", get_text(ended, "message"));
+        add_row(why, ORDER_CONTAINER, object, *reason ? reason : get_text(ended, "reason"), bytes,
+                waiting ? get_text(pod, "status/startTime") : get_text(ended, "finishedAt"), "");
     }
-}
-
-static bool is_ready(const json_t *node)
-{
-    return !node || strcmp(get_condition(node, "Ready", "status"), "True") == 0;
-}
-
-static void add_node(struct why *why, const json_t *node)
-{
-    static const struct bad bad[] = {{"Ready", "False", ORDER_NODE},
-                                     {"Ready", "Unknown", ORDER_NODE},
-                                     {"NetworkUnavailable", "True", ORDER_NODE},
-                                     {"MemoryPressure", "True", ORDER_PRESSURE},
-                                     {"DiskPressure", "True", ORDER_PRESSURE},
-                                     {"PIDPressure", "True", ORDER_PRESSURE},
-                                     {NULL, NULL, ORDER_NODE}};
-    char object[320];
-
-    if (node)
-        add_conditions(why, name_object("Node", node, object), node, bad);
+    return is_fine;
 }
 
 static void add_pod(struct why *why, const json_t *pod)
 {
-    static const struct bad bad[] = {{"DisruptionTarget", "True", ORDER_POD}, {NULL, NULL, ORDER_POD}};
-    const json_t *node = get_item(why->snapshot, "nodes", NULL, get_text(pod, "spec/nodeName")), *condition;
-    const char *phase = get_text(pod, "status/phase");
-    bool is_fine = strcmp(phase, "Running") == 0 && is_ready(node) && !get(pod, "metadata/deletionTimestamp");
-    char object[320];
-    size_t i;
+    const json_t *node = get_item(why->snapshot, "nodes", "", get_text(pod, "spec/nodeName"));
+    const char *reason = get_text(pod, "status/reason");
+    char object[320], name[320];
+    bool is_fine;
 
-    name_object("Pod", pod, object);
-    if (strcmp(phase, "Succeeded") == 0) {
+    name_object("Pod", get_name(pod), object);
+    if (get_is(pod, "status/phase", "Succeeded")) {
         why->ended++;
-        know(why, "Pod", pod, true);
+        know(why, object, pod, true);
         return;
     }
-    if (*get_text(pod, "status/reason"))
-        add_row(why, ORDER_POD, object, get_text(pod, "status/reason"), get_text(pod, "status/message"),
-                get_text(pod, "status/startTime"), "");
-    add_conditions(why, object, pod, bad);
-    json_array_foreach (get(pod, "status/conditions"), i, condition) {
-        bool is_gated = strcmp(get_text(condition, "reason"), "SchedulingGated") == 0;
-
-        if (strcmp(get_text(condition, "type"), "PodScheduled") == 0 &&
-            strcmp(get_text(condition, "status"), "False") == 0)
-            add_condition(why, is_gated ? ORDER_GATED : ORDER_UNPLACED, object, condition);
-    }
-    add_containers(why, object, pod, "status/initContainerStatuses", &is_fine);
-    add_containers(why, object, pod, "status/containerStatuses", &is_fine);
-    add_node(why, node);
+    is_fine = get_is(pod, "status/phase", "Running") && !get(pod, "metadata/deletionTimestamp") &&
+              (!node || strcmp(get_condition(node, "Ready"), "True") == 0);
+    if (*reason)
+        add_row(why, ORDER_POD, object, reason, get_text(pod, "status/message"), get_text(pod, "status/startTime"), "");
+    add_conditions(why, "Pod", object, pod);
+    is_fine &= add_containers(why, object, pod, "status/initContainerStatuses");
+    is_fine &= add_containers(why, object, pod, "status/containerStatuses");
+    if (node)
+        add_conditions(why, "Node", name_object("Node", get_name(node), name), node);
     why->running += is_fine;
-    know(why, "Pod", pod, is_fine);
-}
-
-/* --- the job and its Workload --- */
-
-static void add_job(struct why *why, const char *kind, const json_t *job)
-{
-    static const struct bad bad[] = {{"Failed", "True", ORDER_JOB},
-                                     {"FailureTarget", "True", ORDER_JOB},
-                                     {"Suspended", "True", ORDER_JOB},
-                                     {"StartupPolicyInProgress", "True", ORDER_JOB},
-                                     {NULL, NULL, ORDER_JOB}};
-    char object[320];
-
-    know(why, kind, job, false);
-    add_conditions(why, name_object(kind, job, object), job, bad);
-}
-
-static bool is_admitted(const json_t *workload)
-{
-    return strcmp(get_condition(workload, "Finished", "status"), "True") == 0 ||
-           (strcmp(get_condition(workload, "Admitted", "status"), "True") == 0 &&
-            strcmp(get_condition(workload, "Evicted", "status"), "True") != 0);
+    know(why, object, pod, is_fine);
 }
 
 static void add_workload(struct why *why, const json_t *workload)
 {
-    static const struct bad bad[] = {
-        {"QuotaReserved", "False", ORDER_QUEUE}, {"Evicted", "True", ORDER_QUEUE},
-        {"Preempted", "True", ORDER_QUEUE},      {"DeactivationTarget", "True", ORDER_QUEUE},
-        {"Requeued", "False", ORDER_QUEUE},      {NULL, NULL, ORDER_QUEUE}};
-    static const struct bad unadmitted[] = {{"Admitted", "False", ORDER_QUEUE}, {NULL, NULL, ORDER_QUEUE}};
+    bool is_admitted = strcmp(get_condition(workload, "Finished"), "True") == 0 ||
+                       (strcmp(get_condition(workload, "Admitted"), "True") == 0 &&
+                        strcmp(get_condition(workload, "Evicted"), "True") != 0);
     const json_t *check;
-    char object[320];
+    char object[320], reason[320];
     size_t i;
 
     why->has_workload = true;
-    know(why, "Workload", workload, is_admitted(workload));
-    if (is_admitted(workload))
+    know(why, name_object("Workload", get_name(workload), object), workload, is_admitted);
+    if (is_admitted)
         return;
-    add_conditions(why, name_object("Workload", workload, object), workload, bad);
+    add_conditions(why, "Workload", object, workload);
     json_array_foreach (get(workload, "status/admissionChecks"), i, check) {
-        char reason[320];
-
         snprintf(reason, sizeof(reason), "%.200s: %.60s", get_text(check, "name"), get_text(check, "state"));
-        if (strcmp(get_text(check, "state"), "Ready") != 0)
+        if (!get_is(check, "state", "Ready"))
             add_row(why, ORDER_QUEUE, object, reason, get_text(check, "message"), get_text(check, "lastTransitionTime"),
                     "");
     }
-    add_conditions(why, object, workload, unadmitted);
 }
-
-/* --- events --- */
 
 static void add_event(struct why *why, const json_t *event)
 {
-    const json_t *about = get_key(event, "involvedObject"), *uid;
-    const char *first = get_text(event, "firstTimestamp"), *last = get_text(event, "lastTimestamp");
-    const char *series = get_text(event, "series/lastObservedTime");
-    char key[320], object[320];
+    const json_t *about = get(event, "involvedObject"), *uid;
+    const char *first = get_text(event, "firstTimestamp"), *last = get_text(event, "series/lastObservedTime");
+    char object[320];
 
-    snprintf(key, sizeof(key), "%.60s/%.250s", get_text(about, "kind"), get_text(about, "name"));
-    uid = json_object_get(why->known, key);
+    uid = json_object_get(why->known, name_object(get_text(about, "kind"), get_text(about, "name"), object));
     /* An object of the same name before this one. */
-    if (!json_is_string(uid) ||
-        (*get_text(about, "uid") && *get_string(uid) && strcmp(get_text(about, "uid"), get_string(uid)) != 0))
+    if (!json_is_string(uid) || (*get_text(about, "uid") && *get_string(uid) && !get_is(about, "uid", get_string(uid))))
         return;
-    first = *first ? first : get_text(event, "eventTime");
-    snprintf(object, sizeof(object), "%.60s %.250s", get_text(about, "kind"), get_text(about, "name"));
-    add_row(why, strcmp(get_text(event, "type"), "Warning") == 0 ? ORDER_WARNING : ORDER_NORMAL, object,
-            get_text(event, "reason"), get_text(event, "message"), first, *series ? series : last);
+    add_row(why, get_is(event, "type", "Warning") ? ORDER_WARNING : ORDER_NORMAL, object, get_text(event, "reason"),
+            get_text(event, "message"), *first ? first : get_text(event, "eventTime"),
+            *last ? last : get_text(event, "lastTimestamp"));
 }
 
 /* --- all of it --- */
 
-static int compare_rows(const void *left, const void *right)
+/* A row like this one of another object; NULL: there is none. */
+static json_t *find_alike(const json_t *rows, const json_t *row)
 {
-    const json_t *rows[] = {*(json_t *const *)left, *(json_t *const *)right};
-    long long orders[] = {get_number(rows[0], "order", 0), get_number(rows[1], "order", 0)};
-    long long places[] = {get_number(rows[0], "place", 0), get_number(rows[1], "place", 0)};
-
-    if (orders[0] != orders[1])
-        return orders[0] < orders[1] ? -1 : 1;
-    return places[0] < places[1] ? -1 : places[0] > places[1];
-}
-
-/* A row like this one of another object, in what is sorted so far. */
-static json_t *find_alike(const json_t *sorted, const json_t *row)
-{
-    char begin[ALIKE + 1];
     json_t *other;
     size_t i;
 
-    snprintf(begin, sizeof(begin), "%s", get_text(row, "message"));
-    json_array_foreach (sorted, i, other) {
+    json_array_foreach (rows, i, other) {
+        size_t n = strlen(get_text(row, "message"));
+
         if (get_number(other, "order", 0) == get_number(row, "order", 0) &&
-            strcmp(get_text(other, "object"), get_text(row, "object")) != 0 &&
-            strcmp(get_text(other, "reason"), get_text(row, "reason")) == 0 &&
-            strncmp(get_text(other, "message"), begin, strlen(begin)) == 0)
+            !get_is(other, "object", get_text(row, "object")) && get_is(other, "reason", get_text(row, "reason")) &&
+            strncmp(get_text(other, "message"), get_text(row, "message"), n < ALIKE ? n : ALIKE) == 0)
             return other;
     }
     return NULL;
 }
 
-/* What explains most first, alike rows as one; normal events only if there is nothing else. NULL: out of memory. */
+/* What explains most first, alike rows as one; normal events only if there is nothing else. */
 static json_t *sort_rows(const struct why *why, bool with_normal)
 {
-    json_t **list = calloc((size_t)why->n_rows + 1, sizeof(*list)), *sorted = json_array(), *rows, *row, *alike;
-    const char *object;
-    size_t n = 0, i;
+    json_t *sorted = json_array(), *row, *alike;
+    size_t i;
 
-    json_object_foreach (why->rows, object, rows) {
-        json_array_foreach (rows, i, row) {
-            if (list)
-                list[n++] = row;
+    for (int order = 0; order <= ORDER_NORMAL; order++)
+        json_array_foreach (why->rows, i, row) {
+            if (get_number(row, "order", 0) != order ||
+                (order == ORDER_NORMAL &&
+                 (!with_normal || get_number(json_array_get(sorted, 0), "order", order) != order)))
+                continue;
+            alike = find_alike(sorted, row);
+            if (alike)
+                json_object_set_new(alike, "others", json_integer(get_number(alike, "others", 0) + 1));
+            else
+                json_array_append(sorted, row);
         }
-    }
-    if (list)
-        qsort(list, n, sizeof(json_t *), compare_rows);
-    for (i = 0; i < n; i++) {
-        bool is_normal = get_number(list[i], "order", 0) == ORDER_NORMAL;
-
-        if (is_normal && (!with_normal || get_number(list[0], "order", 0) != ORDER_NORMAL))
-            continue;
-        alike = find_alike(sorted, list[i]);
-        if (alike)
-            json_object_set_new(alike, "others", json_integer(get_number(alike, "others", 0) + 1));
-        else
-            json_array_append(sorted, list[i]);
-    }
     json_array_foreach (sorted, i, row) {
-        json_object_del(row, "place");
         json_object_del(row, "order");
         json_object_del(row, "later");
     }
-    free(list);
     return sorted;
 }
 
 static void collect(struct why *why)
 {
-    static const char *const resources[] = {"jobs", "pods", "workloads", "events"};
+    bool is_jobset = strcmp(why->kind, "JobSet") == 0;
     const json_t *item;
     char groups[320];
     size_t i;
 
     add_job(why, why->kind, why->job);
     /* The groups of a LeaderWorkerSet are a StatefulSet of its name, which is not read: its events are. */
-    snprintf(groups, sizeof(groups), "StatefulSet/%.250s", get_name(why->job));
     if (strcmp(why->kind, "LeaderWorkerSet") == 0)
-        json_object_set_new(why->known, groups, json_string(""));
-    for (size_t r = 0; r < COUNT(resources); r++)
-        json_array_foreach (get_items(why->snapshot, resources[r]), i, item) {
-            if (r == 0 && strcmp(why->kind, "JobSet") == 0 && is_owned(why, item))
-                add_job(why, "Job", item);
-            else if (r == 1 && is_pod_of(why, item))
-                add_pod(why, item);
-            else if (r == 2 && is_owned(why, item))
-                add_workload(why, item);
-            else if (r == 3)
-                add_event(why, item);
-        }
+        json_object_set_new(why->known, name_object("StatefulSet", get_name(why->job), groups), json_string(""));
+    json_array_foreach (get_items(why->snapshot, "jobs"), i, item)
+        if (is_jobset && is_owned(why, item))
+            add_job(why, "Job", item);
+    json_array_foreach (get_items(why->snapshot, "pods"), i, item)
+        if (is_pod_of(why, item))
+            add_pod(why, item);
+    json_array_foreach (get_items(why->snapshot, "workloads"), i, item)
+        if (is_owned(why, item))
+            add_workload(why, item);
+    json_array_foreach (get_items(why->snapshot, "events"), i, item)
+        add_event(why, item);
 }
 
-static const char *state_of(const struct why *why, long long pods, bool is_held)
+static const char *state_of(const struct why *why, long long pods)
 {
-    const char *const complete[] = {get_condition(why->job, "Completed", "status"),
-                                    get_condition(why->job, "Complete", "status")};
-
-    if (strcmp(complete[0], "True") == 0 || strcmp(complete[1], "True") == 0)
+    if (strcmp(get_condition(why->job, "Completed"), "True") == 0 ||
+        strcmp(get_condition(why->job, "Complete"), "True") == 0)
         return "complete";
-    if (strcmp(get_condition(why->job, "Failed", "status"), "True") == 0)
+    if (strcmp(get_condition(why->job, "Failed"), "True") == 0)
         return "failed";
     if (why->running > 0 && why->running + why->ended >= pods)
         return "running";
-    return is_held ? "waiting" : "unknown";
-}
-
-/* A JobSet, a LeaderWorkerSet or a Job: a Job of a JobSet has another name than that. */
-static bool find_job(struct why *why, const char *space, const char *name)
-{
-    static const char *const kinds[][2] = {
-        {"jobsets", "JobSet"}, {"leaderworkersets", "LeaderWorkerSet"}, {"jobs", "Job"}};
-
-    for (size_t i = 0; i < COUNT(kinds) && !why->job; i++) {
-        why->job = get_item(why->snapshot, kinds[i][0], space, name);
-        why->kind = kinds[i][1];
-    }
-    return why->job != NULL;
+    return json_array_size(why->rows) > 0 ? "waiting" : "unknown";
 }
 
 json_t *deploy_why(const json_t *snapshot, const char *space, const char *name)
 {
-    struct why why = {.snapshot = snapshot, .known = json_object(), .rows = json_object()};
+    /* A Job of a JobSet has another name than that. */
+    static const char *const kinds[][2] = {
+        {"jobsets", "JobSet"}, {"leaderworkersets", "LeaderWorkerSet"}, {"jobs", "Job"}};
+    struct why why = {.snapshot = snapshot};
     struct deploy_job job = {0};
-    json_t *documents = NULL, *object = NULL, *result = NULL;
+    json_t *documents, *result;
     const char *state;
-    long long pods = 0;
 
-    if (!find_job(&why, space, name))
-        goto done;
+    for (size_t i = 0; i < COUNT(kinds) && !why.job; i++) {
+        why.job = get_item(snapshot, kinds[i][0], space, name);
+        why.kind = kinds[i][1];
+    }
+    if (!why.job)
+        return NULL;
+    why.known = json_object();
+    why.rows = json_array();
     /* The API server leaves the kind out in lists. */
-    object = json_copy((json_t *)why.job);
-    json_object_set_new(object, "kind", json_string(why.kind));
-    documents = json_pack("[O]", object);
-    if (deploy_job_find(documents, space, &job) == EP_OK)
-        for (int s = 0; s < job.n_sets; s++)
-            pods += job.sets[s].count;
+    documents = json_pack("[o]", json_copy((json_t *)why.job));
+    json_object_set_new(json_array_get(documents, 0), "kind", json_string(why.kind));
+    if (deploy_job_find(documents, space, &job) != EP_OK)
+        job = (struct deploy_job){0};
     collect(&why);
-    state = state_of(&why, pods, why.n_rows > 0);
+    state = state_of(&why, job.pods);
     result = json_pack("{s:s, s:{s:s, s:s, s:s, s:s?, s:b, s:I, s:I}, s:o}", "state", state, "job", "kind", why.kind,
                        "name", name, "namespace", space, "queue", job.queue, "workload", why.has_workload, "pods",
-                       (json_int_t)pods, "running", (json_int_t)why.running, "reasons",
+                       (json_int_t)job.pods, "running", (json_int_t)why.running, "reasons",
                        sort_rows(&why, text_is_any(state, TEXTS("waiting", "unknown"))));
-done:
     json_decref(documents);
-    json_decref(object);
     json_decref(why.known);
     json_decref(why.rows);
     return result;

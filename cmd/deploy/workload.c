@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* workload.c - the job of a manifest: its pod sets, their pods and their requests for GPUs. */
 #include "base/error.h"
+#include "common/text.h"
 #include "get.h"
-
-#include <stdio.h>
 
 #define QUEUE_LABEL "kueue.x-k8s.io/queue-name"
 #define PODS_MAX 1000000
@@ -18,9 +17,10 @@ static void add_set(struct deploy_job *job, const char *name, const json_t *temp
         return;
     }
     job->sets[job->n_sets++] = (struct deploy_set){.name = name,
-                                                   .metadata = get_key(template, "metadata"),
-                                                   .spec = get_key(template, "spec"),
+                                                   .metadata = get(template, "metadata"),
+                                                   .spec = get(template, "spec"),
                                                    .count = count < PODS_MAX ? count : PODS_MAX};
+    job->pods += job->sets[job->n_sets - 1].count;
 }
 
 /* Pods of a Job that run at the same time: no more than have to complete. */
@@ -43,7 +43,7 @@ static void read_jobset(struct deploy_job *job)
         job->too_large |= replicas > PODS_MAX || pods > PODS_MAX;
         if (replicas > PODS_MAX || pods > PODS_MAX || replicas < 0 || pods < 0)
             continue;
-        add_set(job, get_text(replicated, "name"), get_key(spec, "template"), replicas * pods);
+        add_set(job, get_text(replicated, "name"), get(spec, "template"), replicas * pods);
     }
 }
 
@@ -51,7 +51,7 @@ static void read_jobset(struct deploy_job *job)
 static void read_leaderworkerset(struct deploy_job *job)
 {
     const json_t *spec = get(job->object, "spec/leaderWorkerTemplate");
-    const json_t *leader = get_key(spec, "leaderTemplate"), *worker = get_key(spec, "workerTemplate");
+    const json_t *leader = get(spec, "leaderTemplate"), *worker = get(spec, "workerTemplate");
     long long size = get_number(spec, "size", 1), groups = get_number(job->object, "spec/replicas", 1);
 
     job->too_large |= groups > PODS_MAX || size > PODS_MAX || (groups > 0 && size > PODS_MAX / groups);
@@ -64,16 +64,17 @@ static void read_leaderworkerset(struct deploy_job *job)
     add_set(job, leader ? "worker" : "main", worker, groups * (leader ? size - 1 : size));
 }
 
-const char *deploy_variable(const struct deploy_set *set, const char *name)
+const char *deploy_variable(const struct deploy_job *job, const char *name)
 {
     const json_t *container, *variable;
     size_t i;
 
-    json_array_foreach (get_key(set->spec, "containers"), i, container) {
-        variable = get_named(get_key(container, "env"), name);
-        if (variable)
-            return get_text(variable, "value");
-    }
+    for (int s = 0; s < job->n_sets; s++)
+        json_array_foreach (get(job->sets[s].spec, "containers"), i, container) {
+            variable = get_entry(get(container, "env"), "name", name);
+            if (variable)
+                return get_text(variable, "value");
+        }
     return "";
 }
 
@@ -86,7 +87,7 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
     json_array_foreach (documents, i, document) {
         const char *kind = get_text(document, "kind");
 
-        if (strcmp(kind, "JobSet") != 0 && strcmp(kind, "LeaderWorkerSet") != 0 && strcmp(kind, "Job") != 0)
+        if (!text_is_any(kind, TEXTS("JobSet", "LeaderWorkerSet", "Job")))
             continue;
         if (job.object)
             return ep_fail(EP_E_ARG, "the manifest has more than one job: %s %.100s and %s %.100s", job.kind,
@@ -98,9 +99,7 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
         return ep_fail(EP_E_ARG, "the manifest has no JobSet, no LeaderWorkerSet and no Job");
     job.name = get_name(job.object);
     job.space = *get_space(job.object) ? get_space(job.object) : space;
-    job.queue = get_label(job.object, QUEUE_LABEL);
-    if (!*job.queue)
-        job.queue = NULL;
+    job.queue = *get_label(job.object, QUEUE_LABEL) ? get_label(job.object, QUEUE_LABEL) : NULL;
     if (strcmp(job.kind, "JobSet") == 0)
         read_jobset(&job);
     else if (strcmp(job.kind, "LeaderWorkerSet") == 0)
@@ -118,22 +117,17 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
 
 json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required)
 {
-    long long nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
-    json_t *labels = json_object(), *annotations = json_object();
+    static const char chart[] =
+        "{s:s, s:s, s:{s:s, s:s, s:{s:s*}}, s:{s:[{s:s, s:{s:{s:I, s:I, s:{s:{s:{s:s*}}, s:{s:[{s:s, s:s}], s:[{s:s, "
+        "s:{s:{s:I}}}]}}}}}]}}";
+    json_int_t nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
+    const char *level =
+        required ? "kueue.x-k8s.io/podset-required-topology" : "kueue.x-k8s.io/podset-preferred-topology";
 
-    if (queue)
-        json_object_set_new(labels, QUEUE_LABEL, json_string(queue));
-    if (topology)
-        json_object_set_new(annotations,
-                            required ? "kueue.x-k8s.io/podset-required-topology"
-                                     : "kueue.x-k8s.io/podset-preferred-topology",
-                            json_string(topology));
-    return json_pack("[{s:s, s:s, s:{s:s, s:s, s:o}, s:{s:[{s:s, s:i, s:{s:{s:I, s:I, s:{s:{s:o}, s:{s:[{s:s, s:s}], "
-                     "s:[{s:s, s:{s:{s:I}}}]}}}}}]}}]",
-                     "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata", "name", "epkit",
-                     "namespace", space, "labels", labels, "spec", "replicatedJobs", "name", "workload", "replicas", 1,
-                     "template", "spec", "parallelism", (json_int_t)nodes, "completions", (json_int_t)nodes, "template",
-                     "metadata", "annotations", annotations, "spec", "tolerations", "key", "nvidia.com/gpu", "operator",
-                     "Exists", "containers", "name", "workload", "resources", "limits", "nvidia.com/gpu",
-                     (json_int_t)each);
+    return json_pack("[o]", json_pack(chart, "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata",
+                                      "name", "epkit", "namespace", space, "labels", QUEUE_LABEL, queue, "spec",
+                                      "replicatedJobs", "name", "workload", "template", "spec", "parallelism", nodes,
+                                      "completions", nodes, "template", "metadata", "annotations", level, topology,
+                                      "spec", "tolerations", "key", GPU_RESOURCE, "operator", "Exists", "containers",
+                                      "name", "workload", "resources", "limits", GPU_RESOURCE, each));
 }
