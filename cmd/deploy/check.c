@@ -26,19 +26,8 @@ const struct deploy_resource deploy_resources[] = {
     {"Job", "jobs.batch", DEPLOY_WHY},
     {"Workload", "workloads.kueue.x-k8s.io", DEPLOY_WHY},
     {"Event", "events", DEPLOY_WHY},
-    {"ConfigMap", "configmaps", 0},
-    {"PersistentVolume", "persistentvolumes", DEPLOY_GLOBAL},
     {0},
 };
-
-const struct deploy_resource *deploy_resource_of(const char *kind)
-{
-    const struct deploy_resource *resource = deploy_resources;
-
-    while (resource->kind && strcmp(resource->kind, kind) != 0)
-        resource++;
-    return resource->kind ? resource : NULL;
-}
 
 ep_status deploy_snapshot_check(const json_t *snapshot)
 {
@@ -74,18 +63,8 @@ bool check_knows(const struct check *check, const char *resource)
 
 /* --- the API server --- */
 
-/* What to do about a kind that is not served. */
 static json_t *install_fix(const struct check *check, const char *version, const char *kind)
 {
-    static const struct {
-        const char *group, *fix;
-    } installs[] = {
-        {"jobset", "kubectl apply --server-side -f "
-                   "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"},
-        {"leaderworkerset", "kubectl apply --server-side -f "
-                            "https://github.com/kubernetes-sigs/lws/releases/download/v0.7.0/manifests.yaml"},
-        {"resource.k8s.io", "DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi"},
-    };
     size_t i, n = strcspn(version, "/");
     const json_t *served;
 
@@ -93,14 +72,13 @@ static json_t *install_fix(const struct check *check, const char *version, const
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
             return json_sprintf("write apiVersion: %s, which it serves", get_string(served));
     }
-    for (i = 0; i < COUNT(installs); i++)
-        if (text_begins(version, installs[i].group))
-            return json_string(installs[i].fix);
-    return json_sprintf("install what defines %s", kind);
+    if (text_begins(version, "resource.k8s.io/"))
+        return json_string("DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi");
+    return json_sprintf("install what defines %s: docs/deploy-gke-ubuntu.md", kind);
 }
 
 /* A kind that is not served: its project is not installed, or the cluster is too old. */
-static bool check_kind(struct check *check, const json_t *document, const char *object)
+static void check_kind(struct check *check, const json_t *document)
 {
     const char *version = get_text(document, "apiVersion"), *kind = get_text(document, "kind");
     const json_t *groups = get(check->snapshot, "groups"), *served;
@@ -108,35 +86,13 @@ static bool check_kind(struct check *check, const json_t *document, const char *
 
     json_array_foreach (groups, i, served) {
         if (strcmp(get_string(served), version) == 0)
-            return true;
+            return;
     }
-    if (!groups)
-        return true;
-    check_add(check, CHECK_ERROR, "api-missing", "the API server", object,
-              json_sprintf("no matches for kind \"%s\" in version \"%s\"", kind, version),
-              json_sprintf("the cluster (%s) does not serve %s", get_text(check->snapshot, "version"), version),
-              install_fix(check, version, kind));
-    return false;
-}
-
-static void check_right(struct check *check, const json_t *document, const char *object)
-{
-    const struct deploy_resource *resource = deploy_resource_of(get_text(document, "kind"));
-    const char *plural = resource ? resource->plural : "", *group = strchr(plural, '.'), *space = check->job->space;
-    char where[128] = " at the cluster scope";
-
-    if (!json_is_false(json_object_get(get(check->snapshot, "rights"), plural)))
-        return;
-    if (resource && !(resource->flags & DEPLOY_GLOBAL))
-        snprintf(where, sizeof(where), " in the namespace \"%.63s\"", space);
-    check_add(check, CHECK_ERROR, "forbidden", "the API server", object,
-              json_sprintf("%s is forbidden: User \"%s\" cannot create resource \"%.*s\" in API group \"%s\"%s", plural,
-                           get_text(check->snapshot, "user"), (int)strcspn(plural, "."), plural, group ? group + 1 : "",
-                           where),
-              json_string("no role bound to this user allows it"),
-              json_sprintf("ask for the right: kubectl create role epkit-user -n %s --verb=create,get,list,delete "
-                           "--resource=%s",
-                           space, plural));
+    if (groups)
+        check_add(check, CHECK_ERROR, "api-missing", "the API server", kind,
+                  json_sprintf("no matches for kind \"%s\" in version \"%s\"", kind, version),
+                  json_sprintf("the cluster (%s) does not serve %s", get_text(check->snapshot, "version"), version),
+                  install_fix(check, version, kind));
 }
 
 /* The API server checks pod by pod: a dry run of one finds room where all of them have none. */
@@ -170,14 +126,10 @@ static void check_quota(struct check *check, const json_t *quota)
 static void check_api(struct check *check)
 {
     const json_t *object;
-    char name[320];
     size_t i;
 
-    json_array_foreach (check->job->documents, i, object) {
-        snprintf(name, sizeof(name), "%.60s %.250s", get_text(object, "kind"), get_name(object));
-        if (check_kind(check, object, name))
-            check_right(check, object, name);
-    }
+    json_array_foreach (check->job->documents, i, object)
+        check_kind(check, object);
     json_array_foreach (get_items(check->snapshot, "resourcequotas"), i, object)
         check_quota(check, object);
 }
@@ -193,9 +145,11 @@ static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *
     size_t i;
 
     json_array_foreach (job->documents, i, document) {
-        const struct deploy_resource *resource = deploy_resource_of(get_text(document, "kind"));
+        const struct deploy_resource *resource = deploy_resources;
 
-        if (!resource || (*get_space(document) && strcmp(get_space(document), job->space) != 0))
+        while (resource->kind && !get_is(document, "kind", resource->kind))
+            resource++;
+        if (!resource->kind || (*get_space(document) && strcmp(get_space(document), job->space) != 0))
             continue;
         snprintf(key, sizeof(key), "%.*s", (int)strcspn(resource->plural, "."), resource->plural);
         list = json_object_get(items, key);

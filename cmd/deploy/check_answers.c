@@ -87,31 +87,23 @@ static json_t *reason_of(const char *answer)
     return out_text(*bytes ? bytes : answer);
 }
 
-static const char *fix_for(const char *text)
+static const char *fix_for(const char *answer)
 {
-    static const struct {
-        const char *part, *fix;
-    } rows[] = {
+    static const char *const rows[][2] = {
+        {"is forbidden: User \"",
+         "ask for the right: kubectl create role, with the verbs create, get, list and delete"},
         {"violates PodSecurity",
          "kubectl label --overwrite namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged"},
-        {"exceeded quota", "kubectl get resourcequotas: raise it, or remove what uses it"},
         {"must specify",
          "set workload.resources.requests and limits, or give the namespace a LimitRange with defaults"},
         {"usage per ", "kubectl get limitranges -o yaml, and set workload.resources within it"},
-        {"service account", "kubectl create serviceaccount, in the namespace of the job"},
-        {"PriorityClass", "kubectl get priorityclasses, and set workload.priorityClassName to one of them"},
-        {"being terminated", "wait until the namespace is deleted, or use another one"},
         {"already exists", "helm list -A: use another release name, or remove the existing object"},
-        {"RuntimeClass", "kubectl get runtimeclasses"},
-        {"admission webhook", "it is a rule of this cluster: ask its administrator"},
-        {"failed calling webhook", "the controller behind it does not answer: kubectl get pods -A"},
-        {"is invalid", "correct the value that it names"},
     };
 
     for (size_t i = 0; i < COUNT(rows); i++)
-        if (strstr(text, rows[i].part))
-            return rows[i].fix;
-    return "correct what it names";
+        if (strstr(answer, rows[i][0]))
+            return rows[i][1];
+    return "correct what it names, or ask the administrator of the cluster";
 }
 
 /* Is there a finding with the same message of the API server? Amounts after "requested" may differ. */
@@ -152,18 +144,18 @@ static bool is_about_brought(const struct check *check, const char *answer)
 /* Adds a finding from an answer. True if the API server refuses the object. */
 static bool add_answer(struct check *check, const json_t *dry_run, const char *answer)
 {
-    bool is_derived = json_is_true(get(dry_run, "derived"));
+    bool is_derived = json_is_true(get(dry_run, "derived")), is_right = strstr(answer, "is forbidden: User \"");
     const char *object = get_text(dry_run, "object");
     json_t *says;
 
     /* A controller has other rights than the user. */
-    if (!*answer || (is_derived && strstr(answer, "is forbidden: User \"")) || is_about_brought(check, answer))
+    if (!*answer || (is_derived && is_right) || is_about_brought(check, answer))
         return false;
     says = is_derived ? reason_of(answer) : json_string(answer);
     if (is_known(check, get_string(says)))
         json_decref(says);
     else
-        check_add(check, CHECK_ERROR, "refused", "the API server", object, says,
+        check_add(check, CHECK_ERROR, is_right ? "forbidden" : "refused", "the API server", object, says,
                   json_sprintf("a dry run of %s%s is refused by the API server", object,
                                is_derived ? ", as a controller creates it," : ""),
                   json_string(fix_for(answer)));

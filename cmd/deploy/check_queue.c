@@ -267,21 +267,6 @@ done:
 
 /* --- queues --- */
 
-static json_t *list_queues(const struct check *check)
-{
-    char text[512];
-    struct text list = text_in(text, sizeof(text));
-    const json_t *queue;
-    size_t i;
-
-    json_array_foreach (get_items(check->snapshot, "localqueues"), i, queue)
-        if (strcmp(get_space(queue), check->job->space) == 0)
-            text_add(&list, "%s%s", list.n ? ", " : "queues there: ", get_name(queue));
-    if (list.n == 0)
-        text_add(&list, "namespace %s has no queues", check->job->space);
-    return out_text(text);
-}
-
 static const json_t *find_cluster_queue(struct check *check)
 {
     const char *local_name = check->job->queue, *space = check->job->space, *name;
@@ -292,8 +277,9 @@ static const json_t *find_cluster_queue(struct check *check)
     active = get_entry(get(queue, "status/conditions"), "type", "Active");
     if (!local)
         check_add(check, CHECK_ERROR, "queue-missing", "Kueue", local_name,
-                  json_sprintf("LocalQueue %s doesn't exist", local_name), list_queues(check),
-                  json_sprintf("set queue to one of them, or create LocalQueue %s in namespace %s", local_name, space));
+                  json_sprintf("LocalQueue %s doesn't exist", local_name),
+                  json_sprintf("namespace %s has no such queue", space),
+                  json_sprintf("kubectl get localqueues -n %s: set queue to one of them, or create this one", space));
     else if (!queue)
         check_add(check, CHECK_ERROR, "cluster-queue-missing", "Kueue", name,
                   json_sprintf("ClusterQueue %s doesn't exist", name),

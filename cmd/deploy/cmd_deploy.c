@@ -9,7 +9,6 @@
 #include "get.h"
 #include "kubectl.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -49,22 +48,6 @@ static const struct opt deploy_table[] = {
 };
 /* clang-format on */
 
-/* A name of Kubernetes: parts of lower-case letters, digits and '-', divided by dots where `has_dots`. */
-static bool is_name(const char *name, size_t bytes_max, bool has_dots)
-{
-    bool is_good = *name && strlen(name) <= bytes_max;
-    char before = '.';
-
-    for (; *name && is_good; name++) {
-        bool is_letter = islower((unsigned char)*name) || isdigit((unsigned char)*name);
-        bool is_edge = before == '.' || name[1] == '.' || name[1] == '\0';
-
-        is_good = is_letter || (*name == '-' && !is_edge) || (*name == '.' && has_dots && !is_edge);
-        before = *name;
-    }
-    return is_good;
-}
-
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
 {
     if (call->n_args > 1)
@@ -91,16 +74,11 @@ static int why_options(const struct cmd *cmd, const struct cmd_call *call)
             return cmd_usage(cmd, "--%s applies only to check", others[i]);
     if (call->n_args < 2)
         return cmd_usage(cmd, "name the job: epkit deploy why JOB");
-    if (!is_name(call->args[1], 253, true))
-        return cmd_usage(cmd, "'%.300s' is no name of a job: lower-case letters, digits, '-' and '.'", call->args[1]);
     return CMD_FINE;
 }
 
 static int common_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
 {
-    if (!is_name(options->space, 63, false))
-        return cmd_usage(cmd, "--namespace: '%.100s' is no name: at most 63 lower-case letters, digits and '-'",
-                         options->space);
     if (options->kubectl[strspn(options->kubectl, " ")] == '\0')
         return cmd_usage(cmd, "--kubectl is empty");
     if (options->from && (options->context || options->save || cmd_given(cmd, call, "kubectl")))
@@ -205,12 +183,12 @@ static int save_snapshot(const json_t *snapshot, const char *path)
 /* From a file, or with kubectl for the job (NULL: to explain one); saves it if that is asked for. */
 static int get_snapshot(const struct deploy_options *options, const struct deploy_job *job, json_t **ret_snapshot)
 {
-    /* A job of --gpus has no image: a dry run makes no sense. */
+    /* A job of --gpus has no image: its pods would be refused. */
     const struct kubectl kubectl = {.program = options->kubectl,
                                     .context = options->context,
                                     .space = job ? job->space : options->space,
                                     .timeout_ms = options->timeout * 1000,
-                                    .dry_run = options->file != NULL};
+                                    .derived = options->file != NULL};
     int code =
         options->from ? read_snapshot(options->from, ret_snapshot) : kubectl_snapshot(&kubectl, job, ret_snapshot);
 

@@ -6,10 +6,8 @@
  *
  *     {"epkit_cluster": 1,
  *      "version": "v1.34.4",                  of the API server
- *      "user": "somebody",                    who read the snapshot
  *      "groups": ["v1", "apps/v1", ...],      what the API server serves
  *      "items": {"nodes": [...], ...},        objects by resource, as the API server gives them
- *      "rights": {"jobsets.jobset.x-k8s.io": true, ...},   may the user create them in the namespace?
  *      "answers": {"<digest>": "why it is refused, or \"\"", ...},   of the API server to deploy_dry_runs()
  *      "unread": {"networks": "why", ...},    what could not be read, with the reason
  *      "time": "2026-01-31T23:59:59Z"}        when it was read
@@ -95,9 +93,6 @@ struct deploy_resource {
     unsigned flags;
 };
 extern const struct deploy_resource deploy_resources[];
-
-/* NULL: not in the list. */
-const struct deploy_resource *deploy_resource_of(const char *kind);
 
 /*
  * The server-side dry runs to make: one for each document of the manifest, and one for each kind of object that

@@ -17,19 +17,12 @@ struct report {
 };
 
 /* Names and messages of manifests and clusters are untrusted: print no control characters. */
-static void make_printable(json_t *rows)
+static void print_text(const char *label, const char *text)
 {
-    json_t *row, *value;
-    const char *key;
-    char text[2048];
-    size_t i;
+    char clean[2048];
 
-    json_array_foreach (rows, i, row) {
-        json_object_foreach (row, key, value) {
-            text_clean(get_string(value), text, sizeof(text));
-            json_string_set(value, text);
-        }
-    }
+    text_clean(text, clean, sizeof(clean));
+    out_line("%s%s", label, clean);
 }
 
 static void print_unread(const json_t *snapshot)
@@ -46,19 +39,20 @@ static void print_unread(const json_t *snapshot)
 }
 
 /* What the table of findings has no room for. */
-static void print_details(const json_t *rows)
+static void print_details(const json_t *findings)
 {
-    const json_t *row;
+    const json_t *finding;
+    char label[64];
     size_t i;
 
-    json_array_foreach (rows, i, row) {
-        if (!get(row, "fix"))
-            continue;
+    json_array_foreach (findings, i, finding) {
         out_line("%s", "");
-        out_line("%s: %s", get_text(row, "id"), get_text(row, "object"));
-        out_line("  %s will say: %s", get_text(row, "by"), get_text(row, "says"));
-        out_line("  why: %s", get_text(row, "why"));
-        out_line("  do:  %s", get_text(row, "fix"));
+        snprintf(label, sizeof(label), "%s: ", get_text(finding, "id"));
+        print_text(label, get_text(finding, "object"));
+        snprintf(label, sizeof(label), "  %s will say: ", get_text(finding, "by"));
+        print_text(label, get_text(finding, "says"));
+        print_text("  why: ", get_text(finding, "why"));
+        print_text("  do:  ", get_text(finding, "fix"));
     }
 }
 
@@ -113,12 +107,11 @@ static int print_answer(const struct cmd *cmd, const struct report *report, enum
         format_age(get_text(row, "since"), get_text(snapshot, "time"), text);
         json_object_set_new(row, "since", json_string(text));
     }
-    make_printable(rows);
     if (json_array_size(rows) > 0) {
         out_line("%s", "");
         out_table(stdout, report->columns, report->n_columns, rows, OUT_TABLE);
     }
-    print_details(rows);
+    print_details(get(answer, "findings"));
     print_unread(snapshot);
     json_decref(answer);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;

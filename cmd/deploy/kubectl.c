@@ -138,15 +138,14 @@ static int report_failure(const struct calls *calls, const struct capture *captu
 static int read_version(struct calls *calls, json_t *snapshot)
 {
     const json_t *group, *version;
-    json_t *answers[3], *groups = json_pack("[s]", "v1");
+    json_t *answers[2], *groups = json_pack("[s]", "v1");
     size_t i, v;
     int code;
 
     add_call(calls, TEXTS("version", "-o", "json"));
     add_call(calls, TEXTS("get", "--raw", "/apis"));
-    add_call(calls, TEXTS("auth", "whoami", "-o", "json"));
     code = run_calls(calls);
-    for (i = 0; i < 2 && code == CMD_FINE; i++)
+    for (i = 0; i < COUNT(answers) && code == CMD_FINE; i++)
         if (!succeeded(&calls->captures[i]))
             code = report_failure(calls, &calls->captures[i]);
     for (i = 0; i < COUNT(answers); i++)
@@ -157,14 +156,13 @@ static int read_version(struct calls *calls, json_t *snapshot)
     }
     json_object_set_new(snapshot, "version", json_string(get_text(answers[0], "serverVersion/gitVersion")));
     json_object_set_new(snapshot, "groups", groups);
-    json_object_set_new(snapshot, "user", json_string(get_text(answers[2], "status/userInfo/username")));
     for (i = 0; i < COUNT(answers); i++)
         json_decref(answers[i]);
     calls_clear(calls);
     return code;
 }
 
-/* --- second round: objects and rights --- */
+/* --- second round: objects --- */
 
 /* Lines KIND/NAME: objects of which nothing else may be kept. */
 static json_t *names_of(const char *text, const char *space)
@@ -233,40 +231,23 @@ static void store_resource(const struct calls *calls, json_t *snapshot, const st
     json_decref(answer);
 }
 
-static int read_objects(struct calls *calls, const struct deploy_job *job, json_t *snapshot)
+static int read_objects(struct calls *calls, bool is_check, json_t *snapshot)
 {
     const struct deploy_resource *asked[CALLS_MAX], *resource;
-    int n = 0, n_read, code;
-    const json_t *document;
-    size_t i;
+    int code;
 
     for (resource = deploy_resources; resource->kind; resource++) {
         const char *group = strchr(resource->plural, '.');
 
-        if (!(resource->flags & (job ? DEPLOY_CHECK : DEPLOY_WHY)) || !get_serves(snapshot, group ? group + 1 : ""))
+        if (!(resource->flags & (is_check ? DEPLOY_CHECK : DEPLOY_WHY)) ||
+            !get_serves(snapshot, group ? group + 1 : ""))
             continue;
-        add_resource(calls, resource, job != NULL);
-        asked[n++] = resource;
-    }
-    n_read = n;
-    json_array_foreach (job ? job->documents : NULL, i, document) {
-        resource = deploy_resource_of(get_text(document, "kind"));
-        for (int known = n_read; resource && known < n; known++)
-            resource = asked[known] == resource ? NULL : resource;
-        if (!resource)
-            continue;
-        add_call(calls, TEXTS("auth", "can-i", "create", resource->plural, "-n", calls->kubectl->space));
-        asked[n++] = resource;
+        asked[calls->n] = resource;
+        add_resource(calls, resource, is_check);
     }
     code = run_calls(calls);
-    for (int c = 0; c < n && code == CMD_FINE; c++) {
-        const char *text = output_of(&calls->captures[c]);
-
-        if (c < n_read)
-            store_resource(calls, snapshot, asked[c], &calls->captures[c]);
-        else if (text_begins_any(text, TEXTS("yes", "no"))) /* a denial is "no" with exit code 1 */
-            put(snapshot, "rights", asked[c]->plural, json_boolean(*text == 'y'));
-    }
+    for (int n = 0; n < calls->n && code == CMD_FINE; n++)
+        store_resource(calls, snapshot, asked[n], &calls->captures[n]);
     calls_clear(calls);
     return code;
 }
@@ -311,7 +292,7 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
         const json_t *document = get(dry_run, "document");
         char *path = calls->paths[i];
 
-        if (i == CALLS_MAX)
+        if (i == CALLS_MAX || (json_is_true(get(dry_run, "derived")) && !calls->kubectl->derived))
             break;
         snprintf(path, sizeof(calls->paths[i]), "%s/%zu.json", folder->path, i);
         if (json_dump_file(document, path, JSON_COMPACT) != 0)
@@ -356,8 +337,8 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot)
 {
     struct calls *calls = calloc(1, sizeof(*calls));
-    json_t *snapshot = json_pack("{s:i, s:o, s:{}, s:{}, s:{}}", "epkit_cluster", DEPLOY_SNAPSHOT_VERSION, "time",
-                                 out_time(time(NULL)), "items", "rights", "unread");
+    json_t *snapshot = json_pack("{s:i, s:o, s:{}, s:{}}", "epkit_cluster", DEPLOY_SNAPSHOT_VERSION, "time",
+                                 out_time(time(NULL)), "items", "unread");
     int code = CMD_FAILED;
 
     if (!calls || !snapshot || !calls_begin(calls, kubectl)) {
@@ -367,8 +348,8 @@ int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job
     progress_start("reading the cluster");
     code = read_version(calls, snapshot);
     if (code == CMD_FINE)
-        code = read_objects(calls, job, snapshot);
-    if (code == CMD_FINE && job && kubectl->dry_run)
+        code = read_objects(calls, job != NULL, snapshot);
+    if (code == CMD_FINE && job)
         dry_run(calls, job, snapshot);
     progress_stop();
     if (code == CMD_FINE)

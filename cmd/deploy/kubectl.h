@@ -12,7 +12,7 @@ struct kubectl {
     const char *context; /* NULL: the current one */
     const char *space;   /* namespace to read */
     int64_t timeout_ms;  /* of each call */
-    bool dry_run;        /* also the answers to deploy_dry_runs(), which store nothing */
+    bool derived;        /* also dry runs of what controllers create */
 };
 
 /*

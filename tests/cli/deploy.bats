@@ -75,13 +75,19 @@ found() {
     printf '%s\n' '#!/bin/sh' 'case "$*" in' '*create*) echo "Error from server (NotFound): namespaces \"ns\" not found" >&2; exit 1 ;;' \
         '*version*) echo "{\"serverVersion\": {\"gitVersion\": \"v1.33.5-gke.1162000\"}}" ;;' \
         '*/apis*) echo "{\"groups\": [{\"versions\": [{\"groupVersion\": \"batch/v1\"}, {\"groupVersion\": \"networking.gke.io/v1\"}]}]}" ;;' \
-        '*template*) exit 0 ;;' "*) echo '{\"items\": []}' ;;" 'esac' >kube
+        "*) echo '{\"items\": []}' ;;" 'esac' >kube
     chmod +x kube
     epkit deploy check -f job.yaml --kubectl ./kube --json >json || [ $? -eq 3 ]
     [ "$(jq '[.findings[] | select(.says | test("namespaces"))] | length' json)" -eq 0 ]
     sed -i '/^---/,$d' job.yaml
     epkit deploy check -f job.yaml --kubectl ./kube --json >json || [ $? -eq 3 ]
     [ "$(jq '[.findings[] | select(.says | test("namespaces"))] | length' json)" -gt 0 ]
+    # Nor does the user need the rights of the controllers, but those for the objects.
+    says='jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch" in the namespace "ns"'
+    sed -i "s/^\*create.*/*create*) cat refusal >\&2; exit 1 ;;/" kube
+    echo "Error from server (Forbidden): error when creating \"/tmp/0.json\": $says" >refusal
+    epkit deploy check -f job.yaml --kubectl ./kube --json >json || [ $? -eq 3 ]
+    [ "$(jq -r '.findings[] | select(.id == "forbidden").says' json)" = "$says" ]
 }
 
 @test "answers of the API server apply only to their object" {
@@ -123,7 +129,7 @@ queues() {
         def reserved(n): [{name: "f", resources: [{name: $gpu, total: (n | tostring)}]}];
         def node(n): .items.nodes[0] | .metadata.name = "n\(n)" | .metadata.labels["kubernetes.io/hostname"] = "n\(n)" |
             .metadata.labels.block = "b\(n / 4 | floor)" | .status.allocatable = {($gpu): "8", cpu: "100", memory: "1000Gi", pods: "110"};
-        . as $c | .groups += ["kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2"] | .rights["jobsets.jobset.x-k8s.io"] = true |
+        . as $c | .groups += ["kueue.x-k8s.io/v1beta2", "jobset.x-k8s.io/v1alpha2"] |
         .items += {jobsets: [], topologies: [], nodes: [range(8) as $n | $c | node($n)],
             localqueues: [{metadata: {name: "q", namespace: "ns"}, spec: {clusterQueue: "a"}}],
             resourceflavors: [{metadata: {name: "f"}, spec: {tolerations: [{operator: "Exists"}]}}],
@@ -223,7 +229,7 @@ asks() {
         epkit deploy check -f serve.json --from changed.json --json >json || [ $? -eq 3 ]
         jq -r '.findings[] | select(.id | test("^(quota|nodes)")) | .severity + ": " + .why' json
     }
-    queues '.groups += ["leaderworkerset.x-k8s.io/v1"] | .rights["leaderworkersets.leaderworkerset.x-k8s.io"] = true'
+    queues '.groups += ["leaderworkerset.x-k8s.io/v1"]'
     [ -z "$(groups 4)" ]
     [ "$(jq .job.pods json)" -eq 8 ]
     groups 5 >whys

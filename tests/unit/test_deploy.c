@@ -20,8 +20,8 @@ static const char job_text[] =
 
 /* A cluster on which that job runs. Each case changes one thing in it. */
 static const char cluster_text[] =
-    "{'epkit_cluster':1,'version':'v1.33.5-gke.1162000','user':'me','groups':['v1','batch/v1','networking.gke.io/v1'],"
-    "'rights':{'jobs.batch':true},'unread':{},'items':{"
+    "{'epkit_cluster':1,'version':'v1.33.5-gke.1162000','groups':['v1','batch/v1','networking.gke.io/v1'],"
+    "'unread':{},'items':{"
     "'namespaces':[{'metadata':{'name':'ns','labels':{'team':'a'}}}],"
     "'nodes':[{'metadata':{'name':'n0','labels':{'cloud.google.com/gke-accelerator':'nvidia-b200',"
     "'cloud.google.com/gce-topology-block':'b','iam.gke.io/gke-metadata-server-enabled':'true'}},"
@@ -111,9 +111,6 @@ TEST(test_findings)
     } cases[] = {
         {"groups", "['v1','networking.gke.io/v1']", "api-missing",
          "no matches for kind \"Job\" in version \"batch/v1\""},
-        {"rights", "{'jobs.batch':false}", "forbidden",
-         "jobs.batch is forbidden: User \"me\" cannot create resource \"jobs\" in API group \"batch\" in the namespace "
-         "\"ns\""},
         {"items|namespaces", "[]", "namespace-missing", "namespaces \"ns\" not found"},
         {"items|csidrivers", "[]", "csi-missing",
          "driver name gcsfuse.csi.storage.gke.io not found in the list of registered CSI drivers"},
