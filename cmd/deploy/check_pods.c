@@ -115,38 +115,28 @@ static size_t repository_of(const char *image)
     return end ? (size_t)(end - image) : strlen(image);
 }
 
-/* The message of a pod that failed to pull from the same repository, or NULL. */
-static const char *pull_failure(const json_t *pod, const char *list, const char *image)
-{
-    const json_t *state;
-    size_t i, n = repository_of(image);
-
-    json_array_foreach (get(pod, list), i, state) {
-        const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
-
-        if (text_is_any(reason, TEXTS("ImagePullBackOff", "ErrImagePull")) && repository_of(other) == n &&
-            strncmp(other, image, n) == 0)
-            return get_text(state, "state/waiting/message");
-    }
-    return NULL;
-}
-
 static void check_image(struct check *check, const char *image)
 {
-    const json_t *pod;
-    size_t i;
+    static const char *const lists[] = {"status/initContainerStatuses", "status/containerStatuses"};
+    const json_t *pod, *state;
+    size_t i, s, n = repository_of(image);
 
     json_array_foreach (get_items(check->snapshot, "pods"), i, pod) {
-        const char *message = pull_failure(pod, "status/containerStatuses", image);
+        for (size_t l = 0; l < COUNT(lists); l++)
+            json_array_foreach (get(pod, lists[l]), s, state) {
+                const char *reason = get_text(state, "state/waiting/reason"), *other = get_text(state, "image");
 
-        message = message ? message : pull_failure(pod, "status/initContainerStatuses", image);
-        if (!message)
-            continue;
-        check_add(check, CHECK_ERROR, "image-pull", "the kubelet", image, json_sprintf("ImagePullBackOff: %s", message),
-                  json_sprintf("pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod)),
-                  json_string("give the nodes' service account roles/artifactregistry.reader on the repository, or "
-                              "name a Secret in workload.imagePullSecrets"));
-        return;
+                if (!text_is_any(reason, TEXTS("ImagePullBackOff", "ErrImagePull")) || repository_of(other) != n ||
+                    strncmp(other, image, n) != 0)
+                    continue;
+                check_add(
+                    check, CHECK_ERROR, "image-pull", "the kubelet", image,
+                    json_sprintf("ImagePullBackOff: %s", get_text(state, "state/waiting/message")),
+                    json_sprintf("pod %s/%s cannot pull from that repository right now", get_space(pod), get_name(pod)),
+                    json_string("give the nodes' service account roles/artifactregistry.reader on the "
+                                "repository, or name a Secret in workload.imagePullSecrets"));
+                return;
+            }
     }
 }
 

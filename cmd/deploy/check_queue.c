@@ -7,8 +7,6 @@
 
 #include "common/output.h"
 
-#include <limits.h>
-
 #define REQUIRED "kueue.x-k8s.io/podset-required-topology"
 #define PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
 #define UNCONSTRAINED "kueue.x-k8s.io/podset-unconstrained-topology"
@@ -46,51 +44,41 @@ static bool reject(struct assign *assign, const char *id, json_t *reason, json_t
 
 /* --- quota --- */
 
-struct quota {
-    long long most, free; /* LLONG_MAX: as much as the Cohort lends */
-};
-
-/* The quota of GPUs of a flavor. A queue of a Cohort borrows up to its borrowingLimit. */
-static struct quota quota_of(const json_t *queue, const json_t *flavor)
-{
-    const json_t *quota = get_entry(get(flavor, "resources"), "name", GPU_RESOURCE);
-    const json_t *used = get_entry(get(queue, "status/flavorsReservation"), "name", get_text(flavor, "name"));
-    long long nominal = get_count(get(quota, "nominalQuota")), limit = get_count(get(quota, "borrowingLimit"));
-    long long reserved = get_count(get(get_entry(get(used, "resources"), "name", GPU_RESOURCE), "total"));
-    bool borrows = *get_text(queue, "spec/cohortName") || *get_text(queue, "spec/cohort");
-
-    if (borrows && limit < 0)
-        return (struct quota){LLONG_MAX, LLONG_MAX};
-    nominal = (nominal > 0 ? nominal : 0) + (borrows ? limit : 0);
-    return (struct quota){nominal, reserved <= 0 ? nominal : nominal > reserved ? nominal - reserved : 0};
-}
-
-/* True if the quota of a flavor has room for the request now. */
+/*
+ * True if the quota of a flavor has room for the request now. A queue of a Cohort borrows up to its borrowingLimit;
+ * without one, as much as the Cohort lends.
+ */
 static bool quota_fits(struct assign *assign, const json_t *flavor)
 {
-    long long request = get_pod_gpus(assign->set->spec) * assign->set->count, all = assign->before + request;
     const char *name = get_text(flavor, "name"), *queue = get_name(assign->queue);
-    long long groups = assign->check->job->groups, fit;
-    struct quota quota = quota_of(assign->queue, flavor);
+    const json_t *quota = get_entry(get(flavor, "resources"), "name", GPU_RESOURCE);
+    const json_t *used = get_entry(get(assign->queue, "status/flavorsReservation"), "name", name);
+    long long nominal = get_count(get(quota, "nominalQuota")), limit = get_count(get(quota, "borrowingLimit"));
+    long long reserved = get_count(get(get_entry(get(used, "resources"), "name", GPU_RESOURCE), "total"));
+    bool borrows = *get_text(assign->queue, "spec/cohortName") || *get_text(assign->queue, "spec/cohort");
+    long long request = get_pod_gpus(assign->set->spec) * assign->set->count, all = assign->before + request;
+    long long most = (nominal > 0 ? nominal : 0) + (borrows ? limit : 0), groups = assign->check->job->groups;
+    long long free = reserved <= 0 ? most : most > reserved ? most - reserved : 0, fit = all > 0 ? free / all : groups;
 
-    if (all > quota.most)
+    if (borrows && limit < 0)
+        return true;
+    if (all > most)
         return reject(
             assign, "quota",
             json_sprintf("insufficient quota for %s in flavor %s, previously considered podsets requests (%lld) + "
                          "current podset request (%lld) > maximum capacity (%lld)",
-                         GPU_RESOURCE, name, assign->before, request, quota.most),
+                         GPU_RESOURCE, name, assign->before, request, most),
             json_sprintf("ClusterQueue %s can never provide %lld of %s", queue, all, GPU_RESOURCE),
             json_sprintf("raise nominalQuota of %s in clusterqueue/%s to at least %lld, or ask for at most %lld",
-                         GPU_RESOURCE, queue, all, quota.most));
+                         GPU_RESOURCE, queue, all, most));
     /* Kueue admits each group of a LeaderWorkerSet by itself. */
-    fit = all > 0 ? quota.free / all : groups;
     if (fit >= groups)
         return true;
     assign->waits = true;
     return reject(
         assign, "quota-in-use",
         json_sprintf("insufficient unused quota for %s in flavor %s, %lld more needed", GPU_RESOURCE, name,
-                     (fit + 1) * all - quota.free),
+                     (fit + 1) * all - free),
         fit > 0 ? json_sprintf("ClusterQueue %s has room for %lld of %lld groups: the others wait", queue, fit, groups)
                 : json_sprintf("other jobs of ClusterQueue %s use what is missing: this one waits for them", queue),
         json_string("kubectl get workloads -A, and wait or delete what is not needed"));
@@ -117,45 +105,34 @@ static bool topology_matches(struct assign *assign, const json_t *flavor, const 
     return true;
 }
 
-/* The values of a node's labels down to `level` ("": all levels). false: the node lacks the label of some level. */
-static bool domain_of(const json_t *node, const json_t *topology, const char *level, char ret_name[512])
-{
-    struct text name = text_in(ret_name, 512);
-    const json_t *entry;
-    size_t i;
-    bool within = true;
-
-    json_array_foreach (get(topology, "spec/levels"), i, entry) {
-        const char *label = get_text(entry, "nodeLabel"), *value = get_label(node, label);
-
-        if (!*value)
-            return false;
-        if (within)
-            text_add(&name, "%s\n", value);
-        within = within && strcmp(label, level) != 0;
-    }
-    return true;
-}
-
-/* The number of pods that fit into the largest domain of the level, and into all domains together. */
+/* The number of pods that fit into the largest domain of the level ("": the lowest), and into all together. */
 static void count_room(struct assign *assign, const json_t *flavor, const json_t *topology, long long *ret_one,
                        long long *ret_all)
 {
     json_t *domains = json_object();
-    const json_t *node;
-    char name[512];
-    size_t i;
+    const json_t *node, *level;
+    size_t i, n;
 
     *ret_one = *ret_all = 0;
     json_array_foreach (get_items(assign->check->snapshot, "nodes"), i, node) {
         long long room = check_node_room(assign->check, node, assign->set, get(flavor, "spec/nodeLabels"));
+        char bytes[512];
+        struct text name = text_in(bytes, sizeof(bytes));
+        bool is_within = true;
 
-        if (room == 0 || !domain_of(node, topology, assign->level, name))
-            continue;
         room = room < assign->set->count ? room : assign->set->count;
+        json_array_foreach (get(topology, "spec/levels"), n, level) {
+            const char *value = get_label(node, get_text(level, "nodeLabel"));
+
+            if (is_within)
+                text_add(&name, "%s\n", value);
+            is_within = is_within && !get_is(level, "nodeLabel", assign->level);
+            /* A node without the label of some level is in no domain. */
+            room = *value ? room : 0;
+        }
         *ret_all += room;
-        room += json_integer_value(json_object_get(domains, name));
-        json_object_set_new(domains, name, json_integer(room));
+        room += json_integer_value(json_object_get(domains, bytes));
+        json_object_set_new(domains, bytes, json_integer(room));
         *ret_one = room > *ret_one ? room : *ret_one;
     }
     json_decref(domains);
@@ -199,17 +176,6 @@ static bool flavor_fits(struct assign *assign, const json_t *entry)
     return quota_fits(assign, entry) && (!assign->level || !topology || topology_fits(assign, flavor, topology));
 }
 
-static void read_topology_request(struct assign *assign)
-{
-    const json_t *annotations = get(assign->set->metadata, "annotations");
-
-    assign->required = json_object_get(annotations, REQUIRED) != NULL;
-    if (assign->required || json_object_get(annotations, PREFERRED))
-        assign->level = get_string(json_object_get(annotations, assign->required ? REQUIRED : PREFERRED));
-    else if (json_object_get(annotations, UNCONSTRAINED))
-        assign->level = "";
-}
-
 /* The flavors of the resource group that covers GPUs; NULL if none does. */
 static const json_t *gpu_flavors(const json_t *queue)
 {
@@ -242,10 +208,13 @@ static void add_finding(struct assign *assign)
 static void check_assignment(struct check *check, struct deploy_set *set, const json_t *queue, long long before)
 {
     struct assign assign = {.check = check, .set = set, .queue = queue, .before = before, .reasons = json_array()};
-    const json_t *flavors = gpu_flavors(queue), *entry;
+    const json_t *flavors = gpu_flavors(queue), *annotations = get(set->metadata, "annotations"), *entry;
+    const json_t *required = json_object_get(annotations, REQUIRED);
+    const json_t *level = required ? required : json_object_get(annotations, PREFERRED);
     size_t i;
 
-    read_topology_request(&assign);
+    assign.required = required != NULL;
+    assign.level = level || json_object_get(annotations, UNCONSTRAINED) ? get_string(level) : NULL;
     if (!flavors)
         reject(
             &assign, "resource-uncovered", json_sprintf("resource %s unavailable in ClusterQueue", GPU_RESOURCE),

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_deploy.c - epkit deploy: whether a cluster accepts and runs a job, and what holds it up after that. */
+#include "cmd_deploy.h"
+
 #include "common/clean.h"
-#include "common/cmd.h"
 #include "common/file.h"
 #include "common/output.h"
 #include "common/temporary.h"
-#include "deploy_output.h"
 #include "get.h"
-#include "kubectl.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* deploy_output.c - the reports of epkit deploy as text and JSON. */
-#include "deploy_output.h"
+#include "cmd_deploy.h"
 
 #include "common/clean.h"
 #include "common/output.h"

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kubectl.c - reads a cluster with kubectl, thus with the user's configuration, proxies and credentials. */
-#include "kubectl.h"
+#include "cmd_deploy.h"
 
 #include "common/capture.h"
-#include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
 #include "common/temporary.h"

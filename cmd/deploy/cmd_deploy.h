@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kubectl.h - reads a snapshot of a cluster with kubectl. */
-#ifndef EP_DEPLOY_KUBECTL_H
-#define EP_DEPLOY_KUBECTL_H
+/* cmd_deploy.h - what is around the checks: kubectl, which reads a snapshot of a cluster, and the reports. */
+#ifndef EP_DEPLOY_CMD_DEPLOY_H
+#define EP_DEPLOY_CMD_DEPLOY_H
 
+#include "common/cmd.h"
 #include "deploy.h"
-
-#include <stdint.h>
 
 struct kubectl {
     const char *program; /* with options, separated by blanks */
@@ -21,5 +20,11 @@ struct kubectl {
  * not be read.
  */
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot);
+
+/* Writes the findings of deploy_check(), and returns the exit code. */
+int check_report(const struct cmd *cmd, const struct deploy_job *job, const json_t *snapshot, bool is_json);
+
+/* Writes the answer of deploy_why(), which it consumes, and returns the exit code. */
+int why_report(const struct cmd *cmd, json_t *answer, const json_t *snapshot, bool is_json);
 
 #endif
