@@ -260,8 +260,6 @@ refused() {
     refused "--from reads a file" check --gpus 8 --from cluster.json --context c
     refused "No such file" check -f nothing.yaml --from cluster.json
     refused "No such file" check -f job.yaml --from nothing.json
-    printf 'a: 1\na: 2\n' >twice.yaml
-    refused "twice.yaml:2: 'a' is a duplicate; the first one is in line 1" check -f twice.yaml --from cluster.json
     # Braces in a text, as of Argo or a dashboard, are no reason for another fault.
     printf 'kind: Job\ndata:\n  a: "{{x}}"\n  a: "{{y}}"\n' >twice.yaml
     refused "twice.yaml:4: 'a' is a duplicate" check -f twice.yaml --from cluster.json
@@ -269,13 +267,10 @@ refused() {
     printf '{{- if .Values.x }}\nkind: Job\n{{- end }}\n' >template.yaml
     refused "template.yaml:1: a key must be a plain word" check -f template.yaml --from cluster.json
     [[ "$stderr" == *"a template with {{ }} has to be rendered first: helm template"* ]]
-    printf 'kind: ConfigMap\n' >none.yaml
-    refused "no JobSet, no LeaderWorkerSet and no Job" check -f none.yaml --from cluster.json
     # More groups of pods than are checked: refused, because the rest would not be checked.
     jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [range(17) | {name: "g\(.)", template: {spec: {template: {spec: {}}}}}]}}' >big.json
     refused "JobSet big has more than 16 groups of pods" check -f big.json --from cluster.json
-    jq -n '{kind: "JobSet", metadata: {name: "big"}, spec: {replicatedJobs: [{name: "a", template: {spec: {}}}, {name: "b", replicas: 2000000, template: {spec: {}}}]}}' >big.json
-    refused "more than 1000000 pods in one" check -f big.json --from cluster.json
+    refused "--kubectl is empty" check --gpus 8 --kubectl ' '
     echo '{' >broken.json
     refused "broken.json is no JSON: line " check -f job.yaml --from broken.json
     echo '{"a": 1}' >other.json
