@@ -99,9 +99,12 @@ static void look_up_all(struct check *check, const struct lookup *lookup, const 
     size_t i;
 
     snprintf(head, sizeof(head), "%.*s", end ? (int)(end - path) : 0, path);
-    if (!list && !json_is_true(get(get(from, head), "optional")))
-        look_up(check, lookup->missing, get_text(from, path), lookup->why);
-    json_array_foreach (list ? get(from, head) : NULL, i, entry)
+    if (!list) {
+        if (!json_is_true(get(get(from, head), "optional")))
+            look_up(check, lookup->missing, get_text(from, path), lookup->why);
+        return;
+    }
+    json_array_foreach (get(from, head), i, entry)
         look_up_all(check, lookup, entry, list + strlen("[]/"));
 }
 
