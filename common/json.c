@@ -7,3 +7,8 @@ const char *json_text(const json_t *object, const char *key)
 
     return text ? text : "";
 }
+
+double json_number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}

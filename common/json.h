@@ -8,4 +8,7 @@
 /* The text of a member, borrowed; "" if there is none, or of another type. */
 const char *json_text(const json_t *object, const char *key);
 
+/* A number; 0 if there is none. */
+double json_number(const json_t *object, const char *key);
+
 #endif

@@ -401,6 +401,69 @@ static int print_table(FILE *stream, const struct out_column *columns, size_t n_
     return result == 0 ? 0 : -1;
 }
 
+/* --- HTML --- */
+
+void out_html(FILE *stream, const char *text)
+{
+    static const char characters[] = "&<>\"'";
+    static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+
+    for (; text && *text; text++) {
+        const char *special = strchr(characters, *text);
+
+        if (special)
+            fputs(names[special - characters], stream);
+        /* Control characters are not allowed in HTML. */
+        else if ((unsigned char)*text >= 0x20 || *text == '\n' || *text == '\t')
+            fputc(*text, stream);
+    }
+}
+
+/* The class of a cell: words that rate something have a colour. */
+static const char *class_of(const json_t *value)
+{
+    static const char *const words[][2] = {
+        {"passed", "good"}, {"in range", "good"},   {"improvement", "good"}, {"slow", "warn"},
+        {"failed", "bad"},  {"unsupported", "bad"}, {"regression", "bad"},   {"not run", "warn"},
+    };
+
+    if (json_is_number(value))
+        return "n";
+    for (size_t i = 0; i < COUNT(words) && json_is_string(value); i++)
+        if (strcmp(words[i][0], json_string_value(value)) == 0)
+            return words[i][1];
+    return "";
+}
+
+static void print_html(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows)
+{
+    char buffer[64];
+
+    fputs("<div class=\"scroll\"><table><thead><tr>", stream);
+    for (size_t c = 0; c < n_columns; c++) {
+        if (!is_shown(&columns[c], rows))
+            continue;
+        fputs(is_number_column(&columns[c], rows) ? "<th class=\"n\">" : "<th>", stream);
+        out_html(stream, columns[c].title);
+        fputs("</th>", stream);
+    }
+    fputs("</tr></thead><tbody>\n", stream);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *row = json_array_get(rows, i);
+
+        fputs("<tr>", stream);
+        for (size_t c = 0; c < n_columns; c++) {
+            if (!is_shown(&columns[c], rows))
+                continue;
+            fprintf(stream, "<td class=\"%s\">", class_of(json_object_get(row, columns[c].key)));
+            out_html(stream, cell_text(&columns[c], row, buffer, sizeof(buffer)));
+            fputs("</td>", stream);
+        }
+        fputs("</tr>\n", stream);
+    }
+    fputs("</tbody></table></div>\n", stream);
+}
+
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format)
 {
@@ -411,6 +474,8 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
         ending_dismiss();
     if (format == OUT_CSV)
         print_csv(stream, columns, n_columns, rows);
+    else if (format == OUT_HTML)
+        print_html(stream, columns, n_columns, rows);
     else
         result = print_table(stream, columns, n_columns, rows);
     if (stream == stdout && out_finish() != CMD_FINE)

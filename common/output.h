@@ -17,7 +17,7 @@
 
 #define OUT_SCHEMA_VERSION 1
 
-enum out_format { OUT_TABLE, OUT_CSV };
+enum out_format { OUT_TABLE, OUT_CSV, OUT_HTML };
 
 enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
 
@@ -42,6 +42,9 @@ struct out_column {
  */
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format);
+
+/* Prints a text with the special characters of HTML escaped; NULL: nothing. */
+void out_html(FILE *stream, const char *text);
 
 /* Prints `rows` as a text table on standard output and consumes them; `columns` is an array. Returns as out_table(). */
 #define OUT_PRINT(columns, rows) out_print(columns, COUNT(columns), rows)

@@ -196,7 +196,7 @@ static void print_text(const struct bench_options *options, const json_t *result
     bench_verdict(rows, sentence, sizeof(sentence));
     machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
-    bench_print_rows(rows, device, OUT_TABLE);
+    bench_print_rows(stdout, rows, device, OUT_TABLE);
     if (options->phases)
         bench_print_phases(rows, device);
     bench_print_notes(rows, json_object_get(results, "memory"));
@@ -249,7 +249,7 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
     if (options->json)
         result = print_json(cmd, options, request, specs, results, machine, load);
     else if (options->csv)
-        result = bench_print_rows(json_object_get(results, "rows"),
+        result = bench_print_rows(stdout, json_object_get(results, "rows"),
                                   json_string_value(json_object_get(results, "device")), OUT_CSV);
     else
         print_text(options, results, machine);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench.h"
 
+#include "common/json.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -107,34 +109,29 @@ static json_t *flat_rows(const json_t *rows, const char *key, const char *device
     return flat;
 }
 
-static int print(const struct out_column *columns, size_t n, json_t *rows, enum out_format format)
+static int print(FILE *stream, const struct out_column *columns, size_t n, json_t *rows, enum out_format format)
 {
-    int result = json_array_size(rows) || format != OUT_TABLE ? out_table(stdout, columns, n, rows, format) : 0;
+    int result = json_array_size(rows) || format == OUT_CSV ? out_table(stream, columns, n, rows, format) : 0;
 
     json_decref(rows);
     return result;
 }
 
-int bench_print_rows(const json_t *rows, const char *device, enum out_format format)
+int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format)
 {
-    int result = print(row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
+    int result = print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
 
-    if (result != 0 || format != OUT_TABLE)
+    if (result != 0 || format == OUT_CSV)
         return result;
-    result = print(gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
+    result = print(stream, gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
     if (result != 0)
         return result;
-    return print(net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
+    return print(stream, net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
 }
 
 int bench_print_phases(const json_t *rows, const char *device)
 {
-    return print(phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
-}
-
-static double number(const json_t *row, const char *key)
-{
-    return json_number_value(json_object_get(row, key));
+    return print(stdout, phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
 }
 
 static bool is_op(const json_t *row, const char *op)
@@ -148,8 +145,8 @@ static bool larger(const json_t *row, const json_t *other)
     static const char *const keys[] = {"ranks", "tokens", "row_bytes"};
 
     for (size_t k = 0; k < COUNT(keys); k++)
-        if (number(row, keys[k]) != number(other, keys[k]))
-            return number(row, keys[k]) > number(other, keys[k]);
+        if (json_number(row, keys[k]) != json_number(other, keys[k]))
+            return json_number(row, keys[k]) > json_number(other, keys[k]);
     return false;
 }
 
@@ -184,7 +181,7 @@ const json_t *bench_ratio_of(const json_t *row)
 static void write_ratio(FILE *text, const json_t *row)
 {
     if (json_object_get(row, "sms"))
-        fprintf(text, " moves %.0f GB/s,", number(row, "logical_gbps"));
+        fprintf(text, " moves %.0f GB/s,", json_number(row, "logical_gbps"));
     else
         fputs(" runs at", text);
     fprintf(text, " %.2f of %s", json_number_value(bench_ratio_of(row)), bench_baseline_of(row).name);
@@ -195,7 +192,7 @@ static void write_sentence(FILE *text, const json_t *rows)
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine", "ll-pair"};
     int n = 0;
 
-    fprintf(text, "%d ranks", (int)number(bench_largest(rows, NULL), "ranks"));
+    fprintf(text, "%d ranks", (int)json_number(bench_largest(rows, NULL), "ranks"));
     for (size_t i = 0; i < COUNT(ops); i++) {
         const json_t *row = bench_largest(rows, ops[i]);
 
@@ -203,12 +200,12 @@ static void write_sentence(FILE *text, const json_t *rows)
             continue;
         fprintf(text, "%s %s", n++ ? ";" : ":", ops[i]);
         if (!bench_ratio_of(row)) {
-            fprintf(text, " takes %.0f us", number(row, "time_us"));
+            fprintf(text, " takes %.0f us", json_number(row, "time_us"));
             continue;
         }
         write_ratio(text, row);
         if (json_object_get(row, "vs_alltoallv"))
-            fprintf(text, " and %.1f times MPI_Alltoallv", number(row, "vs_alltoallv"));
+            fprintf(text, " and %.1f times MPI_Alltoallv", json_number(row, "vs_alltoallv"));
     }
 }
 
@@ -232,10 +229,11 @@ void bench_print_notes(const json_t *rows, const json_t *memory)
     if (first)
         out_line(
             "New routing: the first dispatch, including its plan, takes %.2f times as long as with an existing plan.",
-            1 / number(first, "vs_cached"));
+            1 / json_number(first, "vs_cached"));
     if (held)
         out_line("Memory: the library uses %.2f MiB per rank in addition to %.1f MiB of inputs and outputs, %.1f%% "
                  "(%d ranks, %d tokens).",
-                 number(held, "share") * number(held, "data_bytes") / (1 << 20), number(held, "data_bytes") / (1 << 20),
-                 number(held, "share") * 100, (int)number(held, "ranks"), (int)number(held, "tokens"));
+                 json_number(held, "share") * json_number(held, "data_bytes") / (1 << 20),
+                 json_number(held, "data_bytes") / (1 << 20), json_number(held, "share") * 100,
+                 (int)json_number(held, "ranks"), (int)json_number(held, "tokens"));
 }

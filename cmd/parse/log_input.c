@@ -157,6 +157,22 @@ int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct
     return result;
 }
 
+int input_judge_folder(const struct cmd *cmd, const struct folder *folder, const struct reference *reference,
+                       const struct verdict_options *wanted, json_t **ret_document)
+{
+    struct verdict_options options = *wanted;
+    struct parser *parser = parser_new();
+    enum verdict_result verdict;
+    int result = parser ? input_read_folder(cmd, parser, folder, reference, &options) : CMD_FAILED;
+
+    if (result == CMD_FINE) {
+        parser_end(parser);
+        *ret_document = verdict_make(parser, reference, &options, &verdict);
+    }
+    parser_free(parser);
+    return result;
+}
+
 /* --- text --- */
 
 static json_t *or_null(const json_t *object, const char *key, const char *inner)
@@ -187,7 +203,7 @@ static json_t *number_row(const json_t *run, const json_t *measure)
                      is_link ? or_null(run, "device", NULL) : or_null(measure, "config", NULL));
 }
 
-static int print_measures(const json_t *runs)
+int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
 {
     static const struct out_column columns[] = {
         {"RUN", "run", 0, 0},
@@ -213,7 +229,7 @@ static int print_measures(const json_t *runs)
         }
     }
     if (json_array_size(rows) > 0)
-        result = out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), rows, OUT_TABLE);
+        result = out_table(stream, columns, COUNT(columns), rows, format);
     json_decref(rows);
     return result;
 }
@@ -254,7 +270,7 @@ int verdict_print(const json_t *document)
     const json_t *runs = json_object_get(document, "runs"), *totals = json_object_get(document, "totals");
     json_t *item;
     size_t i;
-    int result = print_measures(runs);
+    int result = verdict_measures(stdout, runs, OUT_TABLE);
 
     json_array_foreach (runs, i, item) {
         if (json_array_size(runs) > 1)

@@ -4,6 +4,7 @@
 #define EP_PARSE_LOG_INPUT_H
 
 #include "common/cmd.h"
+#include "common/output.h"
 
 #include "cmd/report/folder.h"
 #include "verdict.h"
@@ -57,6 +58,14 @@ void input_know_run(const json_t *run, const struct reference *reference, struct
 
 /* The exit code of a verdict: CMD_FINE, CMD_FAILED, CMD_FINDINGS (slow), CMD_UNSUPPORTED (nothing was recognised). */
 int input_exit_code(enum verdict_result result);
+
+/* The verdict on the logs of a folder, and with *ret_document its document. An exit code; others than CMD_FINE were
+ * reported. */
+int input_judge_folder(const struct cmd *cmd, const struct folder *folder, const struct reference *reference,
+                       const struct verdict_options *wanted, json_t **ret_document);
+
+/* Prints the figures of the runs of a verdict. 0, or -1 after reporting the error. */
+int verdict_measures(FILE *stream, const json_t *runs, enum out_format format);
 
 /* Prints the lines of the text output after the first one. */
 int verdict_print(const json_t *document);

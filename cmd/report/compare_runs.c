@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* compare_runs.c - compares the figures of two runs. */
 #include "common/text.h"
-#include "page.h"
 #include "report.h"
 
 #include <math.h>
@@ -48,7 +47,7 @@ static const char *place_of(const json_t *measure)
  */
 static const char *size_of(const json_t *run, const json_t *measure, char *ret_text, size_t bytes)
 {
-    double largest = page_number(measure, "bytes");
+    double largest = json_number(measure, "bytes");
     const json_t *point;
     size_t i;
 
@@ -68,7 +67,7 @@ static json_t *low_latency_time(const json_t *run, const json_t *measure)
 {
     if (strcmp(json_text(run, "dialect"), "deepep-lowlatency") != 0)
         return NULL;
-    return json_pack("{s:f, s:s, s:b}", "value", page_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
+    return json_pack("{s:f, s:s, s:b}", "value", json_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
 }
 
 json_t *report_figures(const json_t *document)
@@ -137,22 +136,22 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
     const char *rating = "same";
     double change = NAN;
 
-    if (a && b && (page_number(a, "value") <= 0 || page_number(b, "value") <= 0)) {
+    if (a && b && (json_number(a, "value") <= 0 || json_number(b, "value") <= 0)) {
         /* From or to zero: the relative change is undefined. */
-        if (page_number(a, "value") > 0) {
+        if (json_number(a, "value") > 0) {
             change = -1;
             rating = "regression";
             (*ret_worse)++;
-        } else if (page_number(b, "value") > 0) {
+        } else if (json_number(b, "value") > 0) {
             rating = "improvement";
             (*ret_better)++;
         } else {
             change = 0;
         }
     } else if (a && b) {
-        change = page_number(b, "value") / page_number(a, "value") - 1;
+        change = json_number(b, "value") / json_number(a, "value") - 1;
         if (json_is_true(json_object_get(a, "lower_is_better")))
-            change = page_number(a, "value") / page_number(b, "value") - 1;
+            change = json_number(a, "value") / json_number(b, "value") - 1;
         rating = change < -noise ? "regression" : change > noise ? "improvement" : "same";
         *ret_worse += change < -noise;
         *ret_better += change > noise;
@@ -160,8 +159,8 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
         rating = a ? "only in A" : "only in B";
     }
     return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", json_text(any, "unit"), "a",
-                     a ? json_real(page_number(a, "value")) : json_null(), "b",
-                     b ? json_real(page_number(b, "value")) : json_null(), "change",
+                     a ? json_real(json_number(a, "value")) : json_null(), "b",
+                     b ? json_real(json_number(b, "value")) : json_null(), "change",
                      isnan(change) ? json_null() : json_real(change), "noise", noise, "rating", rating);
 }
 
@@ -224,4 +223,25 @@ json_t *report_compare(const json_t *a, const json_t *b, double noise, const jso
         verdict = json_sprintf("No figure of %d differs beyond noise.", compared);
     return json_pack("{s:o, s:i, s:i, s:i, s:o, s:o, s:o}", "verdict", verdict, "compared", compared, "regressions",
                      worse, "improvements", better, "a", about(a), "b", about(b), "rows", rows);
+}
+
+int report_compare_print(FILE *stream, const json_t *comparison, enum out_format format)
+{
+    static const struct out_column columns[] = {
+        {"FIGURE", "figure", 0, 0},     {"UNIT", "unit", 0, 0},       {"A", "a", 1, 0},     {"B", "b", 1, 0},
+        {"CHANGE %", "change %", 1, 0}, {"NOISE %", "noise %", 1, 0}, {"", "rating", 0, 0},
+    };
+    json_t *rows = json_deep_copy(json_object_get(comparison, "rows")), *row;
+    size_t i;
+    int result = 0;
+
+    json_array_foreach (rows, i, row) {
+        if (json_is_number(json_object_get(row, "change")))
+            json_object_set_new(row, "change %", json_real(100 * json_number(row, "change")));
+        json_object_set_new(row, "noise %", json_real(100 * json_number(row, "noise")));
+    }
+    if (json_array_size(rows) > 0)
+        result = out_table(stream, columns, COUNT(columns), rows, format);
+    json_decref(rows);
+    return result;
 }

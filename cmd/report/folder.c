@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "folder.h"
 
+#include "common/json.h"
 #include "common/text.h"
 
 #include <dirent.h>
@@ -15,6 +16,8 @@
 #define SCHEMA_VERSION 1 /* of run.json */
 #define MAX_JSON (64 << 20)
 #define MAX_FILES 65536
+#define IDLE 0.1 /* of the mean of the others */
+#define UNEVEN 0.6
 
 struct pattern {
     const char *prefix, *suffix;
@@ -193,4 +196,34 @@ void runfolder_free(struct folder *folder)
     free(folder->base);
     json_decref(folder->run);
     free(folder);
+}
+
+static double nic_bytes(const json_t *nic)
+{
+    return json_number(nic, "tx_bytes") + json_number(nic, "rx_bytes");
+}
+
+json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
+{
+    json_t *list = json_array(), *nic;
+    double sum = 0;
+    size_t i, n = json_array_size(nics);
+    int n_uneven = 0;
+
+    json_array_foreach (nics, i, nic) {
+        sum += nic_bytes(nic);
+    }
+    json_array_foreach (nics, i, nic) {
+        double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
+        double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
+        bool idle = sum > 0 && share<IDLE, uneven = sum> 0 && share < UNEVEN;
+
+        n_uneven += uneven;
+        json_array_append_new(list,
+                              json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", json_text(nic, "device"),
+                                        "tx_bytes", json_number(nic, "tx_bytes"), "rx_bytes",
+                                        json_number(nic, "rx_bytes"), "share", share, "idle", idle, "uneven", uneven));
+    }
+    *ret_uneven += n_uneven;
+    return json_pack("{s:s, s:f, s:i, s:o}", "host", host, "bytes", sum, "uneven", n_uneven, "nics", list);
 }

@@ -28,6 +28,12 @@ struct folder {
 bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes);
 void runfolder_free(struct folder *folder);
 
+/*
+ * The NICs of a host of run.json, with the share of each of the mean of the others: {"host", "bytes", "uneven", "nics":
+ * [{"device", "tx_bytes", "rx_bytes", "share", "idle", "uneven"}]}. *ret_uneven grows by those that carried much less.
+ */
+json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven);
+
 /* A JSON file of at most 64 MiB, or NULL with the reason. */
 json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes);
 

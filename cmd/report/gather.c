@@ -2,9 +2,7 @@
 /* gather.c - builds the document of a run folder. */
 #include "cmd/bench/bench.h"
 #include "cmd/topo/topo_view.h"
-#include "common/output.h"
 #include "machine/source/source.h"
-#include "page.h"
 #include "report.h"
 
 #include <epkit/epkit.h>
@@ -12,14 +10,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-
-#define IDLE 0.1 /* of the mean of the others */
-#define UNEVEN 0.6
-
-static double nic_bytes(const json_t *nic)
-{
-    return page_number(nic, "tx_bytes") + page_number(nic, "rx_bytes");
-}
 
 /* NICs of `epkit nics --json`, in the form of run.json. */
 static json_t *short_nics(const json_t *document)
@@ -32,36 +22,11 @@ static json_t *short_nics(const json_t *document)
 
         if (json_is_object(moved))
             json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f}", "device", json_text(device, "device"), "port",
-                                                  (int)page_number(device, "port"), "tx_bytes",
-                                                  page_number(moved, "sent_bytes"), "rx_bytes",
-                                                  page_number(moved, "received_bytes")));
+                                                  (int)json_number(device, "port"), "tx_bytes",
+                                                  json_number(moved, "sent_bytes"), "rx_bytes",
+                                                  json_number(moved, "received_bytes")));
     }
     return list;
-}
-
-/* The NICs of one host with the share of each. *ret_n_uneven: NICs that carried much less than the others. */
-static json_t *balance_of(const char *host, const json_t *nics, int *ret_n_uneven)
-{
-    json_t *list = json_array(), *nic;
-    double sum = 0;
-    size_t i, n = json_array_size(nics);
-    int uneven = 0;
-
-    json_array_foreach (nics, i, nic) {
-        sum += nic_bytes(nic);
-    }
-    json_array_foreach (nics, i, nic) {
-        double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
-        double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
-
-        uneven += sum > 0 && share < UNEVEN;
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", json_text(nic, "device"),
-                                              "tx_bytes", page_number(nic, "tx_bytes"), "rx_bytes",
-                                              page_number(nic, "rx_bytes"), "share", share, "idle",
-                                              sum > 0 && share<IDLE, "uneven", sum> 0 && share < UNEVEN));
-    }
-    *ret_n_uneven += uneven;
-    return json_pack("{s:s, s:f, s:i, s:o}", "host", host, "bytes", sum, "uneven", uneven, "nics", list);
 }
 
 static json_t *gather_nics(const struct folder *folder)
@@ -75,7 +40,7 @@ static json_t *gather_nics(const struct folder *folder)
         const json_t *nics = json_object_get(host, "nics");
 
         if (json_array_size(nics) > 0)
-            json_array_append_new(hosts, balance_of(json_text(host, "name"), nics, &uneven));
+            json_array_append_new(hosts, runfolder_balance(json_text(host, "name"), nics, &uneven));
     }
     for (i = 0; i < folder->n_files && json_array_size(json_object_get(folder->run, "hosts")) == 0; i++) {
         if (folder->files[i].kind != FOLDER_NICS)
@@ -83,7 +48,7 @@ static json_t *gather_nics(const struct folder *folder)
         document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
         host = short_nics(document);
         if (json_array_size(host) > 0)
-            json_array_append_new(hosts, balance_of(folder->files[i].host, host, &uneven));
+            json_array_append_new(hosts, runfolder_balance(folder->files[i].host, host, &uneven));
         json_decref(host);
         json_decref(document);
     }
@@ -260,7 +225,7 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
 {
     const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
     const char *verdict = json_text(parsed, "verdict");
-    int uneven = (int)page_number(nics, "uneven");
+    int uneven = (int)json_number(nics, "uneven");
     char tail[200] = "";
 
     if (json_is_object(results))
@@ -284,7 +249,7 @@ static json_t *result_of(const struct folder *folder, const json_t *parsed, cons
         return json_string(strcmp(word, "works") == 0 ? "passed" : strcmp(word, "failed") == 0 ? "failed" : "nothing");
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
         return json_string("failed");
-    if (strcmp(json_text(parsed, "result"), "passed") == 0 && page_number(nics, "uneven") > 0)
+    if (strcmp(json_text(parsed, "result"), "passed") == 0 && json_number(nics, "uneven") > 0)
         return json_string("uneven");
     return json_incref(json_object_get(parsed, "result"));
 }

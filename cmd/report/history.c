@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/file.h"
-#include "common/json.h"
 #include "report.h"
 
 #include <errno.h>

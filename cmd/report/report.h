@@ -4,6 +4,8 @@
 #define EP_REPORT_REPORT_H
 
 #include "cmd/parse/log_input.h"
+#include "common/json.h"
+#include "common/output.h"
 #include "folder.h"
 
 #include <stdio.h>
@@ -26,6 +28,9 @@ json_t *report_figures(const json_t *document);
  * entries in `history` (may be NULL) has a noise of its own, three standard deviations. A new reference.
  */
 json_t *report_compare(const json_t *a, const json_t *b, double noise, const json_t *history);
+
+/* Prints its rows. 0, or -1 after reporting the error. */
+int report_compare_print(FILE *stream, const json_t *comparison, enum out_format format);
 
 /* One line of a history: date, job, hardware, nodes, versions, commit, result, figures. A new reference. */
 json_t *report_history_entry(const json_t *document);

@@ -28,130 +28,76 @@ static const json_t *runs_of(const json_t *document)
 
 /* --- figures --- */
 
-static bool is_link(const json_t *run)
-{
-    return strcmp(json_text(run, "dialect"), "perftest") == 0;
-}
-
-/* The rows of all measures, with the values of which there are several kinds. */
-static json_t *rows_of(const json_t *document)
-{
-    json_t *rows = json_array(), *run, *measure;
-    size_t i, j;
-
-    json_array_foreach (runs_of(document), i, run) {
-        json_array_foreach (json_object_get(run, "measures"), j, measure) {
-            json_t *bus = json_object_get(measure, "busbw_gbps"), *row = json_copy(measure);
-            json_t *percent = json_object_get(measure, "percent_of_peak"), *peak = json_object_get(percent, "rdma");
-
-            if (!json_is_number(peak))
-                peak = json_object_get(percent, "bus");
-            if (!json_is_number(peak))
-                peak = json_object_get(percent, "nvl");
-            if (!json_is_number(bus))
-                bus = json_object_get(json_object_get(measure, "logical_gbps"), "nvl");
-            json_object_set(row, "title", json_object_get(run, "title"));
-            json_object_set(row, "bus", bus);
-            json_object_set(row, "peak", peak);
-            /* Runs on different links differ only in the device. */
-            if (is_link(run))
-                json_object_set(row, "config", json_object_get(run, "device"));
-            json_array_append_new(rows, row);
-        }
-    }
-    return rows;
-}
-
 static void print_figures(FILE *stream, const json_t *document)
 {
-    static const struct page_column columns[] = {
-        {"Program", "title", 0, 0},
-        {"Operation", "op", 0, 0},
-        {"Type", "type", 0, 0},
-        {"#RDMA", "logical_gbps.rdma", 1, 0},
-        {"#NVLink, bus", "bus", 1, 0},
-        {"#Expected", "expected.value", 1, 0},
-        {"Rating", "rating", 0, 0},
-        {"#RDMA wire", "wire_gbps.rdma", 1, 0},
-        {"#Time, us", "time_us", 1, 0},
-        {"#% peak", "peak", 0, 0},
-        {"Best configuration", "config", 0, 0},
-    };
-    json_t *rows = rows_of(document);
-
-    if (json_array_size(rows) > 0) {
-        fputs("<section><h2>Figures</h2>\n", stream);
-        PAGE_TABLE(stream, columns, rows);
-        fputs("<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node "
-              "that receives it, the sender included, as DeepEP prints them; wire rates only what leaves the node. "
-              "Expected figures are published ones of the same machine, or a model's.</p></section>\n",
-              stream);
-    }
-    json_decref(rows);
+    fputs("<section><h2>Figures</h2>\n", stream);
+    (void)verdict_measures(stream, runs_of(document), OUT_HTML);
+    fputs("<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node "
+          "that receives it, the sender included, as DeepEP prints them; wire rates only what leaves the node. "
+          "Expected figures are published ones of the same machine, or a model's.</p></section>\n",
+          stream);
 }
 
 /* Plots measured against expected figures, of all measures with this unit and an expected figure. */
 static void plot_expected(FILE *stream, const json_t *document, const char *unit)
 {
-    struct svg_pairs pairs = {.y_label = "GB/s of one rank", .unit = "GB/s", .names = {"measured", "expected"}};
-    char title[80];
+    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB/s of one rank", .unit = "GB/s"};
     json_t *run, *measure;
     size_t i, j;
 
+    snprintf(plot.title, sizeof(plot.title), "Measured and expected, %s", unit);
+    svg_begin(&plot, "measured");
+    svg_begin(&plot, "expected");
     json_array_foreach (runs_of(document), i, run) {
         const char *name = json_text(run, "title");
 
         json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *wanted = json_object_get(measure, "expected");
-            double expected = page_number(wanted, "value"), measured = page_number(measure, "ratio") * expected;
+            double expected = json_number(wanted, "value"), measured = json_number(measure, "ratio") * expected;
 
             if (strcmp(json_text(wanted, "unit"), unit) != 0)
                 continue;
             if (strstr(name, "_perf"))
-                svg_add(&pairs, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
+                svg_pair(&plot, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
             else
-                svg_add(&pairs, measured, expected, "%s %s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                        json_text(measure, "op"), json_text(measure, "type"));
+                svg_pair(&plot, measured, expected, "%s %s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
+                         json_text(measure, "op"), json_text(measure, "type"));
         }
     }
-    snprintf(title, sizeof(title), "Measured and expected, %s", unit);
-    pairs.title = title;
-    (void)svg_bars(stream, &pairs);
+    (void)svg_draw(stream, &plot);
 }
 
 /* The measures of a run that have points, in one plot. */
 static bool plot_sweep(FILE *stream, const json_t *run)
 {
     const char *dialect = json_text(run, "dialect");
-    bool is_sized = strcmp(dialect, "nccl-tests") == 0 || strcmp(dialect, "perftest") == 0;
-    struct svg_lines lines = {.x_label = is_sized ? "bytes" : "number of the configuration",
-                              .y_label = "GB/s",
-                              .unit = "GB/s",
-                              .scale = is_sized ? SVG_BYTES : SVG_NUMBERS};
-    char title[120];
+    bool is_link = strcmp(dialect, "perftest") == 0, is_sized = is_link || strcmp(dialect, "nccl-tests") == 0;
+    struct svg_plot plot = {.scale = is_sized ? SVG_BYTES : SVG_NUMBERS,
+                            .x_label = is_sized ? "bytes" : "number of the configuration",
+                            .y_label = "GB/s",
+                            .unit = "GB/s"};
     json_t *measure, *point;
     size_t i, j;
 
+    snprintf(plot.title, sizeof(plot.title), "%.40s%s%.30s, %s", json_text(run, "title"),
+             is_link && *json_text(run, "device") ? " on " : "", is_link ? json_text(run, "device") : "",
+             is_sized ? "by message size" : "sweep");
     json_array_foreach (json_object_get(run, "measures"), i, measure) {
         const json_t *points = json_object_get(measure, "points");
-        struct svg_curve *curve;
+        struct svg_series *series;
 
-        if (lines.n == SVG_MAX_SERIES || json_array_size(points) < 2)
+        if (plot.n == SVG_MAX_SERIES || json_array_size(points) < 2)
             continue;
-        curve = svg_begin(&lines, "%.24s %.8s%s%.16s", json_text(measure, "op"), json_text(measure, "type"),
-                          is_sized ? " " : "", is_sized ? json_text(measure, "config") : "");
+        series = svg_begin(&plot, "%.24s %.8s%s%.16s", json_text(measure, "op"), json_text(measure, "type"),
+                           is_sized ? " " : "", is_sized ? json_text(measure, "config") : "");
         json_array_foreach (points, j, point) {
             const json_t *y = json_array_get(point, 1);
 
-            svg_point(curve, json_number_value(json_array_get(point, 0)) + (is_sized ? 0 : 1),
+            svg_point(series, json_number_value(json_array_get(point, 0)) + (is_sized ? 0 : 1),
                       json_is_number(y) ? json_number_value(y) : NAN);
         }
     }
-    snprintf(title, sizeof(title), "%.40s%s%.30s, %s", json_text(run, "title"),
-             is_link(run) && *json_text(run, "device") ? " on " : "", is_link(run) ? json_text(run, "device") : "",
-             is_sized ? "by message size" : "sweep");
-    lines.title = title;
-    return lines.n > 0 && svg_lines(stream, &lines);
+    return svg_draw(stream, &plot);
 }
 
 static void print_plots(FILE *stream, const json_t *document)
@@ -222,18 +168,18 @@ static void print_runs(FILE *stream, const json_t *document)
 
 static void plot_nics(FILE *stream, const json_t *host)
 {
-    struct svg_pairs pairs = {.y_label = "GB", .unit = "GB", .names = {"sent", "received"}};
-    char title[160];
+    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB", .unit = "GB"};
     json_t *nic;
     size_t i;
 
+    snprintf(plot.title, sizeof(plot.title), "NIC traffic of %.100s during the run", json_text(host, "host"));
+    svg_begin(&plot, "sent");
+    svg_begin(&plot, "received");
     json_array_foreach (json_object_get(host, "nics"), i, nic) {
-        svg_add(&pairs, page_number(nic, "tx_bytes") / 1e9, page_number(nic, "rx_bytes") / 1e9, "%s",
-                json_text(nic, "device"));
+        svg_pair(&plot, json_number(nic, "tx_bytes") / 1e9, json_number(nic, "rx_bytes") / 1e9, "%s",
+                 json_text(nic, "device"));
     }
-    snprintf(title, sizeof(title), "NIC traffic of %.100s during the run", json_text(host, "host"));
-    pairs.title = title;
-    (void)svg_bars(stream, &pairs);
+    (void)svg_draw(stream, &plot);
 }
 
 /* Hosts with an uneven NIC first: the plots of all hosts do not fit. */
@@ -251,16 +197,16 @@ static void print_nics(FILE *stream, const json_t *document)
         json_array_foreach (json_object_get(host, "nics"), j, nic) {
             if (json_is_true(json_object_get(nic, "uneven")))
                 page_item(stream, "warn", "", "%s: %s carried %.0f%% of what the others did", json_text(host, "host"),
-                          json_text(nic, "device"), 100 * page_number(nic, "share"));
+                          json_text(nic, "device"), 100 * json_number(nic, "share"));
         }
     }
     fputs("</ul>\n", stream);
-    if (page_number(json_object_get(document, "nics"), "uneven") == 0)
+    if (json_number(json_object_get(document, "nics"), "uneven") == 0)
         fprintf(stream, "<p>All NICs of %zu node%s took part.</p>\n", json_array_size(hosts),
                 json_array_size(hosts) == 1 ? "" : "s");
     for (int uneven = 1; uneven >= 0; uneven--) {
         json_array_foreach (hosts, i, host) {
-            if (plots < MAX_HOST_PLOTS && (page_number(host, "uneven") > 0) == (uneven == 1)) {
+            if (plots < MAX_HOST_PLOTS && (json_number(host, "uneven") > 0) == (uneven == 1)) {
                 plot_nics(stream, host);
                 plots++;
             }
@@ -272,18 +218,24 @@ static void print_nics(FILE *stream, const json_t *document)
     fputs("</section>\n", stream);
 }
 
-static const struct page_column host_columns[] = {
-    {"#Rank", "rank", 0, 0},  {"Node", "name", 0, 0},     {"Location", "location", 0, 0},
-    {"GPU", "gpu", 0, 0},     {"Driver", "driver", 0, 0}, {"Kernel", "kernel", 0, 0},
-    {"epkit", "epkit", 0, 0}, {"Failed", "why", 0, 0},    {"#Exit code", "exit_code", 0, 0},
+static const struct out_column host_columns[] = {
+    {"RANK", "rank", 0, OUT_IF_PRESENT},
+    {"NODE", "name", 0, 0},
+    {"LOCATION", "location", 0, OUT_IF_PRESENT},
+    {"GPU", "gpu", 0, 0},
+    {"DRIVER", "driver", 0, 0},
+    {"KERNEL", "kernel", 0, 0},
+    {"EPKIT", "epkit", 0, 0},
+    {"FAILED", "why", 0, OUT_IF_PRESENT},
+    {"EXIT CODE", "exit_code", 0, 0},
 };
-static const struct page_column snapshot_columns[] = {{"Node", "host", 0, 0}, {"Snapshot", "text", 0, 0}};
-static const struct page_column finding_columns[] = {
-    {"Node", "host", 0, 0}, {"Severity", "severity", 0, 0}, {"Check", "id", 0, 0}, {"Finding", "title", 0, 0}};
+static const struct out_column snapshot_columns[] = {{"NODE", "host", 0, 0}, {"SNAPSHOT", "text", 0, 0}};
+static const struct out_column finding_columns[] = {
+    {"NODE", "host", 0, 0}, {"SEVERITY", "severity", 0, 0}, {"CHECK", "id", 0, 0}, {"FINDING", "title", 0, 0}};
 
 static const struct section {
     const char *title, *key;
-    const struct page_column *columns;
+    const struct out_column *columns;
     size_t n;
 } tables[] = {
     {"Nodes", "hosts", host_columns, COUNT(host_columns)},
@@ -299,22 +251,12 @@ static void print_tables(FILE *stream, const json_t *document)
         if (json_array_size(rows) == 0)
             continue;
         fprintf(stream, "<section><h2>%s</h2>\n", tables[i].title);
-        page_table(stream, tables[i].columns, tables[i].n, rows);
+        (void)out_table(stream, tables[i].columns, tables[i].n, rows, OUT_HTML);
         fputs("</section>\n", stream);
     }
 }
 
 /* --- comparison and history --- */
-
-static void print_compared(FILE *stream, const json_t *comparison, const char *a, const char *b)
-{
-    const struct page_column columns[] = {
-        {"Figure", "figure", 0, 0},       {"Unit", "unit", 0, 0},         {a, "a", 1, 0},       {b, "b", 1, 0},
-        {"#Change, %", "change", 1, 100}, {"#Noise, %", "noise", 1, 100}, {"", "rating", 0, 0},
-    };
-
-    PAGE_TABLE(stream, columns, json_object_get(comparison, "rows"));
-}
 
 static void print_previous(FILE *stream, const json_t *document)
 {
@@ -323,39 +265,37 @@ static void print_previous(FILE *stream, const json_t *document)
     if (!json_is_object(previous))
         return;
     before = json_object_get(previous, "a");
-    page_print(
-        stream,
-        "<section><h2>Compared with the previous run</h2>\n<p>%s <span class=\"soft\">Before: %s %s</span></p>\n",
-        json_text(previous, "verdict"), json_text(before, "date"), json_text(before, "folder"));
-    print_compared(stream, previous, "#Before", "#Now");
+    page_print(stream,
+               "<section><h2>Compared with the previous run</h2>\n"
+               "<p>%s <span class=\"soft\">A: %s %s; B: this run</span></p>\n",
+               json_text(previous, "verdict"), json_text(before, "date"), json_text(before, "folder"));
+    (void)report_compare_print(stream, previous, OUT_HTML);
     fputs("</section>\n", stream);
 }
 
 /* Plots the figures of one unit over the index of the run. */
 static void plot_history(FILE *stream, const json_t *document, const json_t *history, const char *unit)
 {
-    struct svg_lines lines = {.x_label = "run", .y_label = unit, .unit = "GB/s", .scale = SVG_NUMBERS};
+    struct svg_plot plot = {.scale = SVG_NUMBERS, .x_label = "run", .y_label = unit, .unit = "GB/s"};
     size_t count = json_array_size(history);
-    char title[80];
     const char *name;
     json_t *value;
 
+    snprintf(plot.title, sizeof(plot.title), "All runs so far, %s", unit);
     json_object_foreach (json_object_get(document, "figures"), name, value) {
-        struct svg_curve *curve;
+        struct svg_series *series;
 
-        if (lines.n == SVG_MAX_SERIES || strcmp(json_text(value, "unit"), unit) != 0)
+        if (plot.n == SVG_MAX_SERIES || strcmp(json_text(value, "unit"), unit) != 0)
             continue;
-        curve = svg_begin(&lines, "%s", name);
+        series = svg_begin(&plot, "%s", name);
         for (size_t i = count > SVG_MAX_POINTS ? count - SVG_MAX_POINTS : 0; i < count; i++) {
             const json_t *figures = json_object_get(json_array_get(history, i), "figures");
             const json_t *point = json_object_get(json_object_get(figures, name), "value");
 
-            svg_point(curve, (double)(i + 1), json_is_number(point) ? json_number_value(point) : NAN);
+            svg_point(series, (double)(i + 1), json_is_number(point) ? json_number_value(point) : NAN);
         }
     }
-    snprintf(title, sizeof(title), "All runs so far, %s", unit);
-    lines.title = title;
-    (void)svg_lines(stream, &lines);
+    (void)svg_draw(stream, &plot);
 }
 
 static void print_history(FILE *stream, const json_t *document)
@@ -400,7 +340,7 @@ static void print_files(FILE *stream, const json_t *document)
     fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
     json_array_foreach (json_object_get(document, "files"), i, file) {
         page_print(stream, "<li>%s <span class=\"soft\">%.0f bytes</span></li>\n", json_text(file, "path"),
-                   page_number(file, "bytes"));
+                   json_number(file, "bytes"));
     }
     fputs("</ul></details></section>\n", stream);
 }
@@ -418,9 +358,9 @@ static void print_subtitle(FILE *stream, const json_t *document)
         page_print(stream, "%s", json_text(document, keys[i]));
         has_begun = true;
     }
-    if (page_number(document, "nodes") > 0)
-        fprintf(stream, " &middot; %.0f node%s", page_number(document, "nodes"),
-                page_number(document, "nodes") == 1 ? "" : "s");
+    if (json_number(document, "nodes") > 0)
+        fprintf(stream, " &middot; %.0f node%s", json_number(document, "nodes"),
+                json_number(document, "nodes") == 1 ? "" : "s");
     fputs("</p></header>\n", stream);
 }
 
@@ -452,10 +392,10 @@ void report_compare_page(FILE *stream, const json_t *document)
 {
     const json_t *a = json_object_get(document, "a"), *b = json_object_get(document, "b");
 
-    page_begin(stream, "epkit comparison of two runs", page_number(document, "regressions") > 0 ? "warn" : "good",
+    page_begin(stream, "epkit comparison of two runs", json_number(document, "regressions") > 0 ? "warn" : "good",
                json_text(document, "verdict"));
     page_print(stream, "<p class=\"soft\">A: %s %s &middot; B: %s %s</p></header>\n", json_text(a, "folder"),
                json_text(a, "date"), json_text(b, "folder"), json_text(b, "date"));
-    print_compared(stream, document, "#A", "#B");
+    (void)report_compare_print(stream, document, OUT_HTML);
     page_end(stream);
 }

@@ -20,7 +20,7 @@ static void print_failures(FILE *stream, const json_t *suites)
 
         json_array_foreach (json_object_get(suite, "cases"), j, item) {
             if (!json_is_true(json_object_get(item, "passed")))
-                page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, page_number(item, "index"),
+                page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, json_number(item, "index"),
                           json_text(item, "name"), json_text(item, "detail"));
         }
         json_array_foreach (json_object_get(suite, "errors"), j, item) {
@@ -33,13 +33,9 @@ static void print_failures(FILE *stream, const json_t *suites)
 
 static void print_suites(FILE *stream, const json_t *results)
 {
-    static const struct page_column columns[] = {
-        {"Cases", "matrix", 0, 0},
-        {"#Ranks", "parameters.ranks", 0, 0},
-        {"#Nodes", "parameters.nodes", 0, 0},
-        {"Result", "result", 0, 0},
-        {"Passed", "why", 0, 0},
-        {"#Seconds", "seconds", 1, 0},
+    static const struct out_column columns[] = {
+        {"CASES", "matrix", 0, 0},  {"RANKS", "ranks", 0, 0}, {"NODES", "nodes", 0, 0},
+        {"RESULT", "result", 0, 0}, {"PASSED", "why", 0, 0},  {"SECONDS", "seconds", 1, 0},
     };
     const json_t *suites = json_object_get(results, "suites");
     json_t *rows = json_array(), *suite, *row;
@@ -47,8 +43,9 @@ static void print_suites(FILE *stream, const json_t *results)
 
     json_array_foreach (suites, i, suite) {
         row = json_copy(suite);
+        json_object_update_missing(row, json_object_get(suite, "parameters"));
         json_object_set_new(row, "why",
-                            json_sprintf("%.0f/%.0f", page_number(suite, "passed"), page_number(suite, "total")));
+                            json_sprintf("%.0f/%.0f", json_number(suite, "passed"), json_number(suite, "total")));
         json_array_append_new(rows, row);
     }
     json_array_foreach (json_object_get(results, "not_run"), i, suite) {
@@ -57,7 +54,7 @@ static void print_suites(FILE *stream, const json_t *results)
         json_array_append_new(rows, row);
     }
     fputs("<section><h2>Correctness</h2>\n", stream);
-    PAGE_TABLE(stream, columns, rows);
+    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
     json_decref(rows);
     print_failures(stream, suites);
     fputs(
@@ -68,9 +65,9 @@ static void print_suites(FILE *stream, const json_t *results)
 
 static void print_cases(FILE *stream, const json_t *suites)
 {
-    static const struct page_column columns[] = {
-        {"Matrix", "matrix", 0, 0}, {"#Case", "index", 0, 0}, {"What", "name", 0, 0},
-        {"Result", "result", 0, 0}, {"#ms", "ms", 0, 0},
+    static const struct out_column columns[] = {
+        {"MATRIX", "matrix", 0, 0}, {"CASE", "index", 0, 0}, {"WHAT", "name", 0, 0},
+        {"RESULT", "result", 0, 0}, {"ms", "ms", 0, 0},
     };
     json_t *rows = json_array(), *suite, *item;
     size_t i, j;
@@ -86,7 +83,7 @@ static void print_cases(FILE *stream, const json_t *suites)
         }
     }
     fputs("<section><details><summary>All cases</summary>\n", stream);
-    PAGE_TABLE(stream, columns, rows);
+    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
     fputs("</details></section>\n", stream);
     json_decref(rows);
 }
@@ -102,72 +99,50 @@ static bool has_rate(const json_t *row)
 static void plot_rates(FILE *stream, const json_t *rows)
 {
     struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
-    double most = page_number(bench_largest(rows, NULL), "tokens");
-    char name[80];
-    struct svg_pairs pairs = {.title = "Rate of one rank and of a plain copy, largest batch",
-                              .y_label = "GB/s of one rank",
-                              .unit = "GB/s",
-                              .names = {"epkit", name}};
+    double most = json_number(bench_largest(rows, NULL), "tokens");
+    struct svg_plot plot = {.title = "Rate of one rank and of a plain copy, largest batch",
+                            .scale = SVG_PAIRS,
+                            .y_label = "GB/s of one rank",
+                            .unit = "GB/s"};
     json_t *row;
     size_t i;
 
-    snprintf(name, sizeof(name), "%s, same bytes", baseline.name);
+    svg_begin(&plot, "epkit");
+    svg_begin(&plot, "%s, same bytes", baseline.name);
     json_array_foreach (rows, i, row) {
-        if (has_rate(row) && page_number(row, "tokens") >= most)
-            svg_add(&pairs, page_number(row, "logical_gbps"), page_number(json_object_get(row, baseline.key), "gbps"),
-                    "%s %s", json_text(row, "op"), json_text(row, "type"));
+        if (has_rate(row) && json_number(row, "tokens") >= most)
+            svg_pair(&plot, json_number(row, "logical_gbps"), json_number(json_object_get(row, baseline.key), "gbps"),
+                     "%s %s", json_text(row, "op"), json_text(row, "type"));
     }
-    (void)svg_bars(stream, &pairs);
+    (void)svg_draw(stream, &plot);
 }
 
 static void plot_tokens(FILE *stream, const json_t *rows)
 {
     static const char *const ops[] = {"dispatch", "combine"};
-    struct svg_lines lines = {.title = "Relative to a plain copy, by batch size",
-                              .x_label = "tokens of each rank",
-                              .y_label = "times a plain copy",
-                              .unit = "times",
-                              .scale = SVG_LOG2};
+    struct svg_plot plot = {.title = "Relative to a plain copy, by batch size",
+                            .scale = SVG_LOG2,
+                            .x_label = "tokens of each rank",
+                            .y_label = "times a plain copy",
+                            .unit = "times"};
     json_t *row;
     size_t i;
 
     for (size_t k = 0; k < 2; k++) {
-        struct svg_curve *curve = svg_begin(&lines, "%s bf16", ops[k]);
+        struct svg_series *series = svg_begin(&plot, "%s bf16", ops[k]);
 
         json_array_foreach (rows, i, row) {
             if (has_rate(row) && strcmp(json_text(row, "op"), ops[k]) == 0 &&
                 strcmp(json_text(row, "type"), "bf16") == 0)
-                svg_point(curve, page_number(row, "tokens"),
-                          page_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
-                              page_number(row, "time_us"));
+                svg_point(series, json_number(row, "tokens"),
+                          json_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
+                              json_number(row, "time_us"));
         }
     }
-    (void)svg_lines(stream, &lines);
+    (void)svg_draw(stream, &plot);
 }
 
 /* --- speed --- */
-
-static void print_rows(FILE *stream, const json_t *rows)
-{
-    struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
-    char rate[80], rate_key[64], ratio[80], ratio_key[64];
-    const struct page_column columns[] = {
-        {"Operation", "op", 0, 0},
-        {"Type", "type", 0, 0},
-        {"#Tokens", "tokens", 0, 0},
-        {"#Time, ms", "time_us", 3, 1e-3},
-        {"#Logical GB/s", "logical_gbps", 2, 0},
-        {"#Wire GB/s", "wire_gbps", 2, 0},
-        {rate, rate_key, 2, 0},
-        {ratio, ratio_key, 2, 0},
-    };
-
-    snprintf(rate, sizeof(rate), "#%s GB/s", baseline.name);
-    snprintf(rate_key, sizeof(rate_key), "%s.gbps", baseline.key);
-    snprintf(ratio, sizeof(ratio), "#\u00d7 %s", baseline.name);
-    snprintf(ratio_key, sizeof(ratio_key), "vs_%s", baseline.key);
-    PAGE_TABLE(stream, columns, rows);
-}
 
 static void print_bench(FILE *stream, const json_t *results)
 {
@@ -183,9 +158,9 @@ static void print_bench(FILE *stream, const json_t *results)
     }
     page_print(stream,
                "<p class=\"soft\">Device: %s; %.0f ranks, hidden %.0f, top-%.0f of %.0f experts, medians.</p>\n",
-               json_text(bench, "device"), page_number(first, "ranks"), page_number(first, "hidden"),
-               page_number(first, "topk"), page_number(first, "experts"));
-    print_rows(stream, rows);
+               json_text(bench, "device"), json_number(first, "ranks"), json_number(first, "hidden"),
+               json_number(first, "topk"), json_number(first, "experts"));
+    (void)bench_print_rows(stream, rows, json_text(bench, "device"), OUT_HTML);
     plot_rates(stream, rows);
     plot_tokens(stream, rows);
     fputs(
@@ -201,7 +176,7 @@ static void print_bench(FILE *stream, const json_t *results)
 
 static void print_machine(FILE *stream, const json_t *results)
 {
-    static const struct page_column columns[] = {{"Part", "part", 0, 0}, {"", "text", 0, 0}};
+    static const struct out_column columns[] = {{"PART", "part", 0, 0}, {"", "text", 0, 0}};
     const json_t *machine = json_object_get(results, "machine"), *gpus = json_object_get(machine, "gpus");
     const char *mpi = json_text(machine, "mpi");
     json_t *rows, *gpu;
@@ -210,9 +185,9 @@ static void print_machine(FILE *stream, const json_t *results)
     rows =
         json_pack("[{s:s, s:s}, {s:s, s:o}, {s:s, s:o}, {s:s, s:s}, {s:s, s:o}, {s:s, s:s}]", "part", "CPU", "text",
                   json_text(machine, "cpu"), "part", "Cores", "text",
-                  json_sprintf("%.0f usable, %.0f NUMA node%s", page_number(machine, "cores"),
-                               page_number(machine, "numa_nodes"), page_number(machine, "numa_nodes") == 1 ? "" : "s"),
-                  "part", "Memory", "text", json_sprintf("%.1f GiB", page_number(machine, "memory_bytes") / (1 << 30)),
+                  json_sprintf("%.0f usable, %.0f NUMA node%s", json_number(machine, "cores"),
+                               json_number(machine, "numa_nodes"), json_number(machine, "numa_nodes") == 1 ? "" : "s"),
+                  "part", "Memory", "text", json_sprintf("%.1f GiB", json_number(machine, "memory_bytes") / (1 << 30)),
                   "part", "System", "text", json_text(machine, "os"), "part", "Kernel", "text",
                   json_sprintf("%s, %s", json_text(machine, "kernel"), json_text(machine, "arch")), "part", "MPI",
                   "text", *mpi ? mpi : json_text(machine, "mpi_missing"));
@@ -223,7 +198,7 @@ static void print_machine(FILE *stream, const json_t *results)
     if (json_array_size(gpus) == 0)
         json_array_append_new(rows, json_pack("{s:s, s:s}", "part", "GPUs", "text", "no NVIDIA GPU found"));
     fputs("<section><h2>Machine</h2>\n", stream);
-    PAGE_TABLE(stream, columns, rows);
+    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
     page_print(stream, "<p>%s</p></section>\n", json_text(results, "gpu_note"));
     json_decref(rows);
 }

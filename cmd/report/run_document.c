@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include "common/output.h"
 #include "common/progress.h"
-
-#include "page.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -40,12 +37,9 @@ static json_t *load_report(const char *path)
 static json_t *load(const struct cmd *cmd, const char *path, const struct reference *reference,
                     const struct verdict_options *wanted, struct folder **ret_folder)
 {
-    struct verdict_options options = *wanted;
-    struct parser *parser = NULL;
     struct folder *folder = NULL;
-    enum verdict_result verdict;
     char error[200];
-    json_t *document = NULL, *parsed;
+    json_t *document = NULL, *parsed = NULL;
     struct stat info;
 
     if (stat(path, &info) == 0 && S_ISREG(info.st_mode))
@@ -57,17 +51,12 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
     }
     if (*folder->run_error)
         out_warning("report: %s/run.json: %s; it is left out", folder->base, folder->run_error);
-    if (json_is_object(json_object_get(folder->run, "results"))) {
-        document = out_document("report");
-        json_object_update_new(document, report_gather(folder, NULL));
-    } else if ((parser = parser_new()) && input_read_folder(cmd, parser, folder, reference, &options) == CMD_FINE) {
-        parser_end(parser);
-        parsed = verdict_make(parser, reference, &options, &verdict);
+    if (json_is_object(json_object_get(folder->run, "results")) ||
+        input_judge_folder(cmd, folder, reference, wanted, &parsed) == CMD_FINE) {
         document = out_document("report");
         json_object_update_new(document, report_gather(folder, parsed));
-        json_decref(parsed);
     }
-    parser_free(parser);
+    json_decref(parsed);
     if (document && ret_folder)
         *ret_folder = folder;
     else
@@ -196,41 +185,26 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
 int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path_a, const char *path_b)
 {
-    static const struct out_column columns[] = {
-        {"FIGURE", "figure", 0, 0}, {"UNIT", "unit", 0, 0},        {"A", "a", 1, 0},
-        {"B", "b", 1, 0},           {"CHANGE %", "percent", 1, 0}, {"", "rating", 0, 0},
-    };
     json_t *a = load(cmd, path_a, reference, wanted, NULL), *b = a ? load(cmd, path_b, reference, wanted, NULL) : NULL;
-    json_t *history = b ? read_history(options->history, true) : NULL, *document, *comparison, *row;
+    json_t *history = b ? read_history(options->history, true) : NULL, *document;
     int result = CMD_USAGE;
-    size_t i;
 
     if (history) {
-        comparison = report_compare(a, b, (double)options->noise / 100, history);
         document = out_document("report");
-        json_object_update(document, comparison);
-        result = json_integer_value(json_object_get(comparison, "regressions")) > 0 ? CMD_FINDINGS
-                 : json_integer_value(json_object_get(comparison, "compared")) == 0 ? CMD_UNSUPPORTED
-                                                                                    : CMD_FINE;
+        json_object_update_new(document, report_compare(a, b, (double)options->noise / 100, history));
+        result = json_number(document, "regressions") > 0 ? CMD_FINDINGS
+                 : json_number(document, "compared") > 0  ? CMD_FINE
+                                                          : CMD_UNSUPPORTED;
         progress_stop();
         if (options->output && !report_write(options->output, NULL, document, report_compare_page))
             result = CMD_FAILED;
         if (options->json) {
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         } else {
-            out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", json_text(comparison, "verdict"));
-            json_array_foreach (json_object_get(comparison, "rows"), i, row) {
-                const json_t *change = json_object_get(row, "change");
-
-                if (json_is_number(change))
-                    json_object_set_new(row, "percent", json_real(100 * json_number_value(change)));
-            }
-            if (json_array_size(json_object_get(comparison, "rows")) > 0 &&
-                out_table(stdout, columns, sizeof(columns) / sizeof(columns[0]), json_object_get(comparison, "rows"),
-                          OUT_TABLE) != 0)
+            out_verdict(result == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", json_text(document, "verdict"));
+            if (report_compare_print(stdout, document, OUT_TABLE) != 0)
                 result = CMD_FAILED;
         }
-        json_decref(comparison);
         json_decref(document);
     }
     json_decref(a);

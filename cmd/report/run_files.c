@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include "common/output.h"
 #include "common/temporary.h"
 #include "common/terminal.h"
 

@@ -4,7 +4,6 @@
 
 #include "common/capture.h"
 #include "common/file.h"
-#include "common/output.h"
 #include "common/progress.h"
 
 #include "common/temporary.h"

@@ -12,8 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define IDLE 0.1 /* of the others' mean: hardly any traffic */
-#define WEAK 0.6
 #define PASSED "passed" /* of a run without a ratio; not printed */
 
 /* Recorded runs: {"hosts": [...], "ratio": number or null, "nics": [{host, device, ...}], "source"}. */
@@ -34,71 +32,50 @@ static void add_run(json_t *runs, const json_t *hosts, double ratio, const char 
                                     isnan(ratio) ? json_null() : json_real(ratio), "failed", NULL, "purpose", source));
 }
 
-static double nic_bytes(const json_t *nic)
-{
-    return json_number_value(json_object_get(nic, "tx_bytes")) + json_number_value(json_object_get(nic, "rx_bytes"));
-}
-
 /* NICs of a host of run.json that carried much less than its others. */
 static void find_weak_nics(const json_t *host, json_t *weak)
 {
-    const json_t *nics = json_object_get(host, "nics");
-    size_t n = json_array_size(nics), i;
-    double sum = 0;
-    json_t *nic;
+    int n_uneven = 0;
+    json_t *balance = runfolder_balance("", json_object_get(host, "nics"), &n_uneven), *nic;
+    size_t i;
 
-    json_array_foreach (nics, i, nic) {
-        sum += nic_bytes(nic);
+    json_array_foreach (json_object_get(balance, "nics"), i, nic) {
+        if (json_is_true(json_object_get(nic, "uneven")))
+            json_array_append_new(weak, json_pack("{s:O, s:O, s:O, s:O}", "host", json_object_get(host, "name"),
+                                                  "device", json_object_get(nic, "device"), "share",
+                                                  json_object_get(nic, "share"), "idle", json_object_get(nic, "idle")));
     }
-    json_array_foreach (nics, i, nic) {
-        double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0,
-               share = others > 0 ? nic_bytes(nic) / others : 1;
-
-        if (share < WEAK)
-            json_array_append_new(weak,
-                                  json_pack("{s:O, s:O, s:f, s:b}", "host", json_object_get(host, "name"), "device",
-                                            json_object_get(nic, "device"), "share", share, "idle", share < IDLE));
-    }
+    json_decref(balance);
 }
 
 static int add_folder(const struct cmd *cmd, const char *path, const struct reference *reference,
                       const struct verdict_options *wanted, json_t *runs, json_t *weak)
 {
-    struct verdict_options options = *wanted;
     struct folder *folder;
-    struct parser *parser = parser_new();
-    enum verdict_result verdict;
     char error[200];
-    json_t *document, *host;
+    json_t *document = NULL, *hosts, *host;
     size_t i;
     double ratio;
-    int result;
+    int result = CMD_FINE;
 
-    if (!parser || !runfolder_open(path, &folder, error, sizeof(error))) {
-        parser_free(parser);
+    if (!runfolder_open(path, &folder, error, sizeof(error)))
         return CMD_FAILED;
-    }
-    if (!json_is_array(json_object_get(folder->run, "hosts"))) {
+    hosts = json_object_get(folder->run, "hosts");
+    if (!json_is_array(hosts))
         out_warning("triangulate: %s: no run.json with hosts; it is left out", path);
-        parser_free(parser);
-        runfolder_free(folder);
-        return CMD_FINE;
-    }
-    result = input_read_folder(cmd, parser, folder, reference, &options);
-    if (result == CMD_FINE) {
-        parser_end(parser);
-        document = verdict_make(parser, reference, &options, &verdict);
+    else
+        result = input_judge_folder(cmd, folder, reference, wanted, &document);
+    if (document) {
         ratio = triangulate_ratio(document);
         /* A run that ended with an error and has no figures counts as slow, too. */
         if (isnan(ratio) && json_integer_value(json_object_get(folder->run, "exit_code")) != 0)
             ratio = 0;
-        add_run(runs, json_object_get(folder->run, "hosts"), ratio, path);
-        json_array_foreach (json_object_get(folder->run, "hosts"), i, host) {
+        add_run(runs, hosts, ratio, path);
+        json_array_foreach (hosts, i, host) {
             find_weak_nics(host, weak);
         }
-        json_decref(document);
     }
-    parser_free(parser);
+    json_decref(document);
     runfolder_free(folder);
     return result;
 }
