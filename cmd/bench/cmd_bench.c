@@ -154,7 +154,7 @@ static bool wants_mpirun(const struct bench_request *request, const struct ranks
     const char *why;
 
     return request->baselines && spec->nranks > 1 && !spec->network && !gpu_is_backend(spec->backend) &&
-           bench_mpi_available(&why);
+           bench_mpi_version(&why);
 }
 
 /* The specs of all groups, before the first is started, so that usage errors are reported at once. */
@@ -210,7 +210,7 @@ static void print_text(const struct bench_options *options, const json_t *result
     }
     if (mpi)
         out_line("MPI_Alltoallv of %s: a naive baseline that packs and sums rows itself.", mpi);
-    else if (!bench_mpi_available(&why))
+    else if (!bench_mpi_version(&why))
         out_line("No column for MPI_Alltoallv: MPI is not available (%s).", why);
     else
         out_line("No column for MPI_Alltoallv: mpirun has not started the ranks.");
@@ -286,7 +286,7 @@ struct model_job {
     json_t *rows;
 };
 
-/* Experts: those of the request, but at least one on each GPU. */
+/* With the published result of such a machine if there is one. Experts: those of the request, but one on each GPU. */
 static void add_model_row(const struct model_job *job, int nodes, double tokens, bool is_combine, bool is_fp8)
 {
     const char *op = is_combine ? "combine" : "dispatch", *type = is_fp8 ? "fp8" : "bf16";
@@ -317,91 +317,87 @@ static void add_model_row(const struct model_job *job, int nodes, double tokens,
     json_array_append_new(job->rows, row);
 }
 
-static void list_known(const struct reference *reference, char *ret_known, size_t bytes)
+/* A row for each number of nodes and tokens, operation and type. */
+static void add_model_rows(const struct model_job *job, const struct opt_list *nodes)
 {
-    struct text text = text_in(ret_known, bytes);
+    const struct bench_request *request = job->request;
+
+    for (size_t i = 0; i < nodes->n; i++)
+        for (int t = 0; t < request->n_token_counts; t++) {
+            int n = (int)nodes->values[i], tokens = request->tokens[t];
+
+            for (int fp8 = 0; fp8 < 2; fp8++)
+                if ((request->ops & BENCH_DISPATCH) && (request->types & (fp8 ? BENCH_FP8 : BENCH_BF16)))
+                    add_model_row(job, n, tokens, false, fp8);
+            if (request->ops & BENCH_COMBINE)
+                add_model_row(job, n, tokens, true, false);
+        }
+}
+
+static int print_model(const struct cmd *cmd, const struct bench_options *options, const struct model_job *job)
+{
+    json_t *document;
+    int result;
+
+    if (options->json) {
+        document = out_document(cmd->name);
+        json_object_set_new(document, "machines", json_string(job->hardware->title));
+        json_object_set_new(document, "request", bench_request_to_json(job->request));
+        json_object_set(document, "model", job->rows);
+        return out_json(document);
+    }
+    if (!options->csv)
+        out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", job->hardware->title);
+    result = out_table(stdout, model_columns, COUNT(model_columns), job->rows, options->csv ? OUT_CSV : OUT_TABLE);
+    if (!options->csv && result == 0)
+        out_line(
+            "GB/s are of one rank. Measured: published results of such machines. The formula is in docs/model.md.");
+    return result;
+}
+
+static int refuse_machines(const struct cmd *cmd, const struct reference *reference, const char *name)
+{
+    char known[128];
+    struct text text = text_in(known, sizeof(known));
 
     for (size_t i = 0; i < reference->n_hardware; i++)
         text_add(&text, "%s%s", i ? ", " : "", reference->hardware[i].public.name);
-}
-
-/*
- * A row for each number of nodes, operation and type of the request, with the published result of such a machine if
- * there is one. *ret_title: name of the machines. If `hardware` is unknown: NULL, *ret_title is "" and *ret_known lists
- * the known names; otherwise a new reference.
- */
-static json_t *make_model(const struct bench_request *request, const struct opt_list *nodes, const char *hardware,
-                          char *ret_title, size_t title_bytes, char *ret_known, size_t known_bytes)
-{
-    struct reference *reference = reference_new();
-    struct model_job job = {.request = request, .reference = reference};
-
-    *ret_title = *ret_known = '\0';
-    if (!reference)
-        return NULL;
-    list_known(reference, ret_known, known_bytes);
-    job.hardware = reference_find_hardware(reference, hardware);
-    if (job.hardware) {
-        snprintf(ret_title, title_bytes, "%s", job.hardware->title);
-        job.rows = json_array();
-        for (size_t i = 0; i < nodes->n; i++)
-            for (int t = 0; t < request->n_token_counts; t++) {
-                int n = (int)nodes->values[i], tokens = request->tokens[t];
-
-                if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_BF16))
-                    add_model_row(&job, n, tokens, false, false);
-                if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
-                    add_model_row(&job, n, tokens, false, true);
-                if (request->ops & BENCH_COMBINE)
-                    add_model_row(&job, n, tokens, true, false);
-            }
-    }
-    reference_free(reference);
-    return job.rows;
-}
-
-static int print_model(json_t *rows, bool csv)
-{
-    return out_table(stdout, model_columns, sizeof(model_columns) / sizeof(model_columns[0]), rows,
-                     csv ? OUT_CSV : OUT_TABLE);
+    return cmd_usage(cmd, "--machines %s: unknown; known are %s", name, known);
 }
 
 /* No rank is started. */
 static int run_model(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request)
 {
     struct bench_request modelled = *request;
-    char title[128], known[128], buffer[128];
+    struct reference *reference;
+    struct model_job job = {.request = request};
+    char buffer[128];
     const char *wrong;
-    json_t *document, *rows;
     int result;
 
     modelled.ops &= ~(unsigned)BENCH_LL;
     wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
     if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE)))
         return cmd_usage(cmd, "--model covers dispatch and combine, and --only selects neither");
-    rows = make_model(request, &options->model, options->machines, title, sizeof(title), known, sizeof(known));
-    if (!rows)
-        return cmd_usage(cmd, "--machines %s: unknown; known are %s", options->machines, known);
-    if (wrong) {
-        json_decref(rows);
-        return cmd_usage(cmd, "--model: %s", wrong);
+    reference = reference_new();
+    if (!reference) {
+        out_error("bench: out of memory");
+        return CMD_FAILED;
     }
-    if (options->json) {
-        document = out_document(cmd->name);
-        json_object_set_new(document, "machines", json_string(title));
-        json_object_set_new(document, "request", bench_request_to_json(request));
-        json_object_set(document, "model", rows);
-        result = out_json(document);
+    job.reference = reference;
+    job.hardware = reference_find_hardware(reference, options->machines);
+    if (!job.hardware) {
+        result = refuse_machines(cmd, reference, options->machines);
+    } else if (wrong) {
+        result = cmd_usage(cmd, "--model: %s", wrong);
     } else {
-        if (!options->csv)
-            out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", title);
-        result = print_model(rows, options->csv);
-        if (!options->csv && result == 0)
-            out_line(
-                "GB/s are of one rank. Measured: published results of such machines. The formula is in docs/model.md.");
+        job.rows = json_array();
+        add_model_rows(&job, &options->model);
+        result = print_model(cmd, options, &job) == 0 ? CMD_FINE : CMD_FAILED;
+        json_decref(job.rows);
     }
-    json_decref(rows);
-    return result == 0 ? CMD_FINE : CMD_FAILED;
+    reference_free(reference);
+    return result;
 }
 
 /* Rejects options of a measurement with --model, and the other way round. */

@@ -4,6 +4,7 @@
 
 #include "base/module.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "machine/source/source.h"
 
 #include <dlfcn.h>
@@ -39,48 +40,33 @@ static struct {
     char text[512]; /* the version, or why it is not available */
 } mpi;
 
-static void probe_module(void)
-{
-    const char *version = NULL, *why = NULL;
-    struct source *source = NULL;
-    struct source_answer answer;
-
-    if (source_open(NULL, &source) != EP_OK) {
-        snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
-        return;
-    }
-    answer = source_query(source, "mpi", query_version, NULL, LOAD_MS);
-    version = json_string_value(json_object_get(answer.value, "version"));
-    why = json_string_value(json_object_get(answer.value, "why"));
-    mpi.available = version;
-    if (version)
-        snprintf(mpi.text, sizeof(mpi.text), "%s", version);
-    else
-        snprintf(mpi.text, sizeof(mpi.text), "cannot load %s: %s", MODULE_FILE, why ? why : answer.why);
-    source_free(source);
-}
-
 static void query_mpi(void)
 {
-    if (mpi.queried)
-        return;
-    mpi.queried = true;
-    if (file_in_path("mpirun"))
-        probe_module();
-    else
+    struct source *source = NULL;
+    struct source_answer answer;
+    const char *why;
+
+    if (!file_in_path("mpirun")) {
         snprintf(mpi.text, sizeof(mpi.text), "mpirun is not in PATH");
+    } else if (source_open(NULL, &source) != EP_OK) {
+        snprintf(mpi.text, sizeof(mpi.text), "%s", ep_last_error());
+    } else {
+        answer = source_query(source, "mpi", query_version, NULL, LOAD_MS);
+        mpi.available = json_is_string(json_object_get(answer.value, "version"));
+        why = json_string_value(json_object_get(answer.value, "why"));
+        if (mpi.available)
+            snprintf(mpi.text, sizeof(mpi.text), "%s", json_text(answer.value, "version"));
+        else
+            snprintf(mpi.text, sizeof(mpi.text), "cannot load %s: %s", MODULE_FILE, why ? why : answer.why);
+        source_free(source);
+    }
 }
 
-bool bench_mpi_available(const char **ret_why)
+const char *bench_mpi_version(const char **ret_why)
 {
-    query_mpi();
-    if (!mpi.available)
-        *ret_why = mpi.text;
-    return mpi.available;
-}
-
-const char *bench_mpi_version(void)
-{
-    query_mpi();
+    if (!mpi.queried)
+        query_mpi();
+    mpi.queried = true;
+    *ret_why = mpi.text;
     return mpi.available ? mpi.text : NULL;
 }

@@ -137,7 +137,8 @@ int bench_mpirun(const struct ranks_spec *spec, const json_t *parameters, ranks_
 {
     char exe[4096], count[16], *request = ranks_request_print(spec, BENCH_JOB, parameters);
     ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    const bool open_mpi = strncmp(bench_mpi_version(), "Open MPI", 8) == 0;
+    const char *why;
+    const bool open_mpi = strncmp(bench_mpi_version(&why), "Open MPI", 8) == 0;
     const char *const argv[] = {"mpirun", "-n", count, exe, BENCH_MPIRUN_COMMAND, request, NULL};
     const char *const open_mpi_argv[] = {"mpirun", "--oversubscribe",    "--bind-to", "none", "-n", count,
                                          exe,      BENCH_MPIRUN_COMMAND, request,     NULL};

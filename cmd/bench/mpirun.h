@@ -14,11 +14,8 @@
 /* Loads libepkit-bench-mpi.so into this process. */
 ep_status bench_mpi_load(const struct bench_mpi_module **ret_module);
 
-/* Whether mpirun is found and libepkit-bench-mpi loads. If not, *ret_why is the reason. */
-bool bench_mpi_available(const char **ret_why);
-
-/* "Open MPI v4.1.4 ...", or NULL if bench_mpi_available() is false. */
-const char *bench_mpi_version(void);
+/* "Open MPI v4.1.4 ..."; NULL: mpirun is not found, or libepkit-bench-mpi does not load, for the reason *ret_why. */
+const char *bench_mpi_version(const char **ret_why);
 
 /* The hidden command. */
 int bench_mpirun_main(int argc, char **argv);
