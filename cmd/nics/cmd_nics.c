@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,14 +83,13 @@ struct output {
  */
 static bool is_replaceable(const char *file)
 {
-    const char *slash = strrchr(file, '/');
-    char *folder = !slash ? strdup(".") : strndup(file, slash == file ? 1 : (size_t)(slash - file));
+    char *copy = strdup(file);
     struct stat info;
-    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && (!slash || slash[1]);
-    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && folder &&
-                  access(folder, W_OK | X_OK) == 0;
+    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && *text_base(file);
+    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && copy &&
+                  access(dirname(copy), W_OK | X_OK) == 0;
 
-    free(folder);
+    free(copy);
     return result;
 }
 
@@ -135,25 +135,25 @@ static int close_output(struct output *output, bool is_whole)
     return CMD_FAILED;
 }
 
-static int report(FILE *stream, const struct nics_options *options, const struct nics *nics, enum nics_mode mode,
+static int report(FILE *stream, const struct nics_options *options, const struct nics *nics,
                   const struct nics_command *command, bool *ret_is_finding)
 {
     struct nics_verdict verdict;
+    json_t *document;
     int failed = 0;
 
-    nics_evaluate(nics, mode, &verdict);
+    nics_evaluate(nics, command, &verdict);
+    document = nics_document(nics, command, &verdict);
     *ret_is_finding = nics_is_finding(&verdict);
     if (options->prometheus) {
         nics_print_prometheus(stream, nics);
     } else if (options->json) {
-        json_t *document = nics_document(nics, mode, command, &verdict);
-
         ending_dismiss();
         failed = stream_json(stream, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        json_decref(document);
     } else {
-        failed = nics_print(stream, nics, mode, &verdict);
+        failed = nics_print(stream, nics, document, &verdict);
     }
+    json_decref(document);
     if (fflush(stream) != 0 || ferror(stream))
         failed = -1;
     return failed ? CMD_FAILED : CMD_FINE;
@@ -188,7 +188,7 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
             return 128 + signal;
         nics_sample(nics);
     }
-    result = report(stream, options, nics, NICS_BOOT, NULL, &is_finding);
+    result = report(stream, options, nics, NULL, &is_finding);
     if (result != CMD_FINE || options->prometheus)
         return result;
     return is_finding ? CMD_FINDINGS : CMD_FINE;
@@ -205,7 +205,7 @@ static int run_command(FILE *stream, const struct nics_options *options, struct 
     nics_run_command(nics, &command);
     if (!command.has_started)
         return command.code;
-    result = report(stream, options, nics, NICS_COMMAND, &command, &is_finding);
+    result = report(stream, options, nics, &command, &is_finding);
     *ret_is_whole = result != CMD_FAILED;
     return command.code ? command.code : result;
 }

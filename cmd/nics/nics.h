@@ -100,9 +100,8 @@ struct nics_verdict {
     char faults[8][160]; /* the first ones: "mlx5_3: the link went down 4 times within 1.0 s" */
 };
 
-enum nics_mode { NICS_BOOT, NICS_COMMAND };
-
-void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict);
+/* `command`: what the period was for; NULL: a look since boot. */
+void nics_evaluate(const struct nics *nics, const struct nics_command *command, struct nics_verdict *ret_verdict);
 
 static inline bool nics_is_finding(const struct nics_verdict *verdict)
 {
@@ -118,12 +117,10 @@ void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BY
 
 /* --- report.c --- */
 
-/* The report as a document; `command` may be NULL. */
-json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct nics_command *command,
-                      const struct nics_verdict *verdict);
+json_t *nics_document(const struct nics *nics, const struct nics_command *command, const struct nics_verdict *verdict);
 
-/* The same as text. 0, or -1 if it could not be printed. */
-int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict);
+/* The document as text. 0, or -1 if it could not be printed. */
+int nics_print(FILE *stream, const struct nics *nics, const json_t *document, const struct nics_verdict *verdict);
 
 /* --- prometheus.c --- */
 

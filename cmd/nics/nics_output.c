@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics_output.c - the report of `epkit nics`, as a document and as text. */
+#include "common/json.h"
 #include "common/output.h"
 #include "nics.h"
 
@@ -203,15 +204,13 @@ static json_t *command_document(const struct nics_command *command)
                      command->signal ? json_integer(command->signal) : json_null());
 }
 
-json_t *nics_document(const struct nics *nics, enum nics_mode mode, const struct nics_command *command,
-                      const struct nics_verdict *verdict)
+json_t *nics_document(const struct nics *nics, const struct nics_command *command, const struct nics_verdict *verdict)
 {
-    static const char *const modes[] = {"boot", "command"};
     json_t *document = out_document("nics"), *devices = json_array();
 
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(devices, device_document(nics, i));
-    json_object_set_new(document, "mode", out_text(modes[mode]));
+    json_object_set_new(document, "mode", json_string(command ? "command" : "boot"));
     json_object_set_new(document, "verdict", text(verdict->text));
     json_object_set_new(document, "uneven", json_boolean(verdict->is_uneven));
     json_object_set_new(document, "faults", faults_of(verdict));
@@ -232,47 +231,34 @@ void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BY
         text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
 }
 
-/* The value in the table: the total since boot, or the change in the period. */
-static double shown(const struct nics *nics, enum nics_mode mode, size_t device, enum counter_kind kind)
-{
-    return mode == NICS_BOOT ? nics_total_of(nics, device, kind) : (double)nics_moved(nics, device, kind);
-}
-
-static void set_bytes(json_t *row, const char *key, double bytes)
+static void set_bytes(json_t *row, const char *key, const json_t *sums, const char *from)
 {
     char room[32];
 
-    nics_bytes_text(bytes, room, sizeof(room));
+    nics_bytes_text(json_number(sums, from), room, sizeof(room));
     json_object_set_new(row, key, out_text(room));
 }
 
-static json_t *table_row(const struct nics *nics, enum nics_mode mode, size_t i)
+/* The values are totals since boot, or the changes in the period. */
+static json_t *table_row(const struct nics *nics, size_t i, const json_t *device, const char *values)
 {
-    const struct nics_device *device = &nics->devices[i];
-    json_t *row = json_object();
+    const json_t *sums = json_object_get(device, values);
+    json_t *row = json_copy((json_t *)device);
     char gpus[NICS_GPUS_BYTES];
 
-    nics_gpus_text(device, gpus);
-    json_object_set_new(row, "device", text(device->label));
+    json_object_update(row, (json_t *)sums);
+    nics_gpus_text(&nics->devices[i], gpus);
     json_object_set_new(row, "gpus", out_text(gpus));
+    if (json_is_number(json_object_get(device, "load")))
+        json_object_set_new(row, "load", json_real(100 * json_number(device, "load")));
     if (nics_counts_bytes(nics, i)) {
-        set_bytes(row, "sent", shown(nics, mode, i, COUNTER_SENT));
-        set_bytes(row, "received", shown(nics, mode, i, COUNTER_RECEIVED));
-    }
-    json_object_set_new(row, "sent_packets", number(shown(nics, mode, i, COUNTER_SENT_PACKETS)));
-    json_object_set_new(row, "received_packets", number(shown(nics, mode, i, COUNTER_RECEIVED_PACKETS)));
-    json_object_set_new(row, "errors", number(shown(nics, mode, i, COUNTER_ERROR)));
-    json_object_set_new(row, "congestion", number(shown(nics, mode, i, COUNTER_CONGESTION)));
-    if (has_period(nics)) {
-        json_object_set_new(row, "sent_gbs", rate(nics, i, COUNTER_SENT));
-        json_object_set_new(row, "received_gbs", rate(nics, i, COUNTER_RECEIVED));
-        if (device->rate_gbps > 0)
-            json_object_set_new(row, "load", json_real(100 * load(nics, i)));
+        set_bytes(row, "sent", sums, "sent_bytes");
+        set_bytes(row, "received", sums, "received_bytes");
     }
     return row;
 }
 
-static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode mode)
+static int print_devices(FILE *stream, const struct nics *nics, const json_t *devices, const char *values)
 {
     static const struct out_column columns[] = {
         {"DEVICE", "device", 0, OUT_NONZERO},
@@ -287,38 +273,19 @@ static int print_devices(FILE *stream, const struct nics *nics, enum nics_mode m
         {"ERRORS", "errors", 0, OUT_RIGHT | OUT_NONZERO},
         {"CONGESTION", "congestion", 0, OUT_RIGHT | OUT_NONZERO},
     };
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *device;
     int result;
+    size_t i;
 
-    for (size_t i = 0; i < nics->n; i++)
-        json_array_append_new(rows, table_row(nics, mode, i));
+    json_array_foreach (devices, i, device) {
+        json_array_append_new(rows, table_row(nics, i, device, values));
+    }
     result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
     json_decref(rows);
     return result;
 }
 
-static void add_details(const struct nics *nics, enum nics_mode mode, size_t device, json_t *rows)
-{
-    const struct nics_tally *tally = &nics->tallies[device];
-    struct counter_rows counters = counter_rows(nics->devices[device].counter.rdma);
-
-    for (size_t i = 0; i < counters.n; i++) {
-        double total = 0, moved = (double)tally->moved[i];
-        json_t *row;
-
-        if (counters.at[i].kind < COUNTER_ERROR || !nics_total(nics, device, i, &total))
-            continue;
-        if (mode == NICS_BOOT ? total == 0 : moved == 0)
-            continue;
-        row = json_pack("{s:o, s:s, s:o, s:s}", "device", text(nics->devices[device].label), "name",
-                        counters.at[i].file, "total", number(total), "text", counters.at[i].text);
-        if (moved > 0)
-            json_object_set_new(row, "moved", number(moved));
-        json_array_append_new(rows, row);
-    }
-}
-
-static int print_details(FILE *stream, const struct nics *nics, enum nics_mode mode)
+static int print_details(FILE *stream, const json_t *devices, const char *values)
 {
     static const struct out_column columns[] = {
         {"DEVICE", "device", 0, OUT_NONZERO},
@@ -327,38 +294,50 @@ static int print_details(FILE *stream, const struct nics *nics, enum nics_mode m
         {"SINCE BOOT", "total", 0, OUT_RIGHT | OUT_NONZERO},
         {"MEANING", "text", 0, OUT_NONZERO},
     };
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *device, *counter;
     int result = 0;
+    size_t i, k;
 
-    for (size_t i = 0; i < nics->n; i++)
-        add_details(nics, mode, i, rows);
+    json_array_foreach (devices, i, device) {
+        json_array_foreach (json_object_get(device, "counters"), k, counter) {
+            if (!text_is_any(json_text(counter, "kind"), TEXTS("error", "congestion")) ||
+                json_number(counter, values) <= 0)
+                continue;
+            json_object_set(counter, "device", json_object_get(device, "device"));
+            if (json_number(counter, "moved") <= 0)
+                json_object_del(counter, "moved");
+            json_array_append(rows, counter);
+        }
+    }
     if (json_array_size(rows) > 0) {
-        fprintf(stream, "\nErrors and congestion %s:\n", mode == NICS_BOOT ? "since boot" : "meanwhile");
+        fprintf(stream, "\nErrors and congestion %s:\n", strcmp(values, "total") == 0 ? "since boot" : "meanwhile");
         result = out_table(stream, columns, COUNT(columns), rows, OUT_TABLE);
     }
     json_decref(rows);
     return result;
 }
 
-int nics_print(FILE *stream, const struct nics *nics, enum nics_mode mode, const struct nics_verdict *verdict)
+int nics_print(FILE *stream, const struct nics *nics, const json_t *document, const struct nics_verdict *verdict)
 {
-    json_t *notes, *line;
+    const json_t *devices = json_object_get(document, "devices");
+    const char *values = strcmp(json_text(document, "mode"), "boot") == 0 ? "total" : "moved";
+    json_t *line;
     size_t i;
+    int result;
 
     out_tone(stream, nics_is_finding(verdict) ? OUT_BAD : OUT_PLAIN);
     fputs(verdict->text, stream);
     out_tone(stream, OUT_PLAIN);
     fputs("\n\n", stream);
-    if (print_devices(stream, nics, mode) != 0 || print_details(stream, nics, mode) != 0)
-        return -1;
-    notes = make_notes(nics);
-    json_array_foreach (notes, i, line) {
+    result = print_devices(stream, nics, devices, values);
+    if (result == 0)
+        result = print_details(stream, devices, values);
+    json_array_foreach (json_object_get(document, "notes"), i, line) {
         fprintf(stream, "%s%s\n", i ? "" : "\n", json_string_value(line));
     }
-    json_decref(notes);
     if (nics_is_finding(verdict))
         fputs(
             "\n'epkit topo' shows which GPU should use which NIC; 'epkit doctor' looks for what keeps it from that.\n",
             stream);
-    return fflush(stream) == 0 && !ferror(stream) ? 0 : -1;
+    return result == 0 && fflush(stream) == 0 && !ferror(stream) ? 0 : -1;
 }

@@ -291,7 +291,7 @@ static bool none_counts(const struct nics *nics)
     return true;
 }
 
-void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_verdict *ret_verdict)
+void nics_evaluate(const struct nics *nics, const struct nics_command *command, struct nics_verdict *ret_verdict)
 {
     struct balance balance = {.bytes = calloc(nics->n + 1, sizeof(double))};
     struct nics_verdict verdict = {.is_uneven = false};
@@ -308,7 +308,7 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
     evaluate_bytes(nics, false, &balance);
     if (none_counts(nics)) {
         append(&verdict, "The traffic is not known: no counter of bytes can be read.");
-    } else if (has_period && (balance.sum > 0 || mode != NICS_BOOT)) {
+    } else if (has_period && (balance.sum > 0 || command)) {
         if (balance.sum > 0)
             append_balance(nics, &balance, when, &verdict);
         else
@@ -323,7 +323,7 @@ void nics_evaluate(const struct nics *nics, enum nics_mode mode, struct nics_ver
         if (balance.sum > 0)
             append_balance(nics, &balance, "since boot", &verdict);
     }
-    check_faults(nics, mode == NICS_BOOT, when, &verdict);
+    check_faults(nics, !command, when, &verdict);
     free(balance.bytes);
     *ret_verdict = verdict;
 }
