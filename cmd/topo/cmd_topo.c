@@ -3,7 +3,6 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/output.h"
-#include "topo_save.h"
 #include "topo_view.h"
 
 #include <stdio.h>

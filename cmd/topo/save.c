@@ -1,26 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "topo_save.h"
+#include "topo_view.h"
 
 #include "common/output.h"
 #include "machine/doctor/network.h"
 #include "machine/hardware/counters.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* The folder of a file, for free(). NULL for lack of memory. */
-static char *folder_of(const char *file)
-{
-    const char *slash = strrchr(file, '/');
-
-    if (!slash)
-        return strdup(".");
-    return slash == file ? strdup("/") : strndup(file, (size_t)(slash - file));
-}
 
 /* The working folder may have been removed. Sets errno then. */
 static bool is_removed(const char *folder)
@@ -35,7 +26,7 @@ static bool is_removed(const char *folder)
 
 int topo_save_check(const struct cmd *cmd, const char *file)
 {
-    char *folder = folder_of(file);
+    char *copy = strdup(file), *folder = copy ? dirname(copy) : NULL;
     int result = CMD_FINE;
     struct stat info;
 
@@ -43,14 +34,14 @@ int topo_save_check(const struct cmd *cmd, const char *file)
         result = cmd_usage(cmd, "--save: the name of the file is empty");
     else if (strcmp(file, "-") == 0)
         result = cmd_refuse(cmd, "--save", "standard output has the machine itself; name a file ('./-' for that name)");
-    else if (stat(file, &info) == 0 && S_ISDIR(info.st_mode))
+    else if (!*text_base(file) || (stat(file, &info) == 0 && S_ISDIR(info.st_mode)))
         result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
     /* A snapshot replaces an old file by a new one. */
     else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
         result = cmd_refuse(cmd, "--save", "nothing can be written in '%s': %s", folder, strerror(errno));
     else if (access(file, W_OK) != 0 && errno != ENOENT)
         result = cmd_refuse(cmd, "--save", "'%s' cannot be written: %s", file, strerror(errno));
-    free(folder);
+    free(copy);
     return result;
 }
 

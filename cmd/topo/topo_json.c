@@ -153,47 +153,33 @@ static void add_tree(const struct topo *topo, json_t *document)
 
 /* --- matrix --- */
 
-bool topo_in_matrix(const struct topo_nic *nic)
-{
-    return nic->role != TOPO_ROLE_VIRTUAL && nic->pci >= 0;
-}
-
-/* Rows and columns are GPUs, then NICs: their number, and the device at index `i`. */
-static int count_devices(const struct topo *topo)
-{
-    int n = topo->n_gpus;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        n += topo_in_matrix(&topo->nics[i]);
-    return n;
-}
-
 struct device {
-    int gpu, nic; /* one of them is -1 */
+    int gpu; /* -1: a NIC */
     int pci;
     char name[80];
 };
 
-static void describe_device(const struct topo *topo, int number, struct device *ret_device)
+/* Rows and columns: GPUs, then NICs. Returns their number. */
+static int list_devices(const struct topo *topo, struct device ret_devices[TOPO_MAX_GPUS + TOPO_MAX_NICS])
 {
-    struct device device = {.gpu = -1, .nic = -1};
-    int rest = number - topo->n_gpus;
+    struct device *device = ret_devices;
 
-    if (number < topo->n_gpus) {
-        device.gpu = number;
-        device.pci = topo->gpus[number].pci;
+    for (int gpu = 0; gpu < topo->n_gpus; gpu++, device++) {
+        *device = (struct device){.gpu = gpu, .pci = topo->gpus[gpu].pci};
         /* A GPU that has fallen off the bus has no number. */
-        if (number < topo_usable_gpus(topo))
-            snprintf(device.name, sizeof(device.name), "GPU%d", number);
+        if (gpu < topo_usable_gpus(topo))
+            snprintf(device->name, sizeof(device->name), "GPU%d", gpu);
         else
-            snprintf(device.name, sizeof(device.name), "%s", pci_text(topo, device.pci));
-    } else {
-        for (device.nic = 0; !topo_in_matrix(&topo->nics[device.nic]) || rest-- > 0;)
-            device.nic++;
-        device.pci = topo->nics[device.nic].pci;
-        snprintf(device.name, sizeof(device.name), "%s", topo->nics[device.nic].name);
+            snprintf(device->name, sizeof(device->name), "%s", pci_text(topo, device->pci));
     }
-    *ret_device = device;
+    for (int nic = 0; nic < topo->n_nics; nic++) {
+        /* Of virtual functions the physical one is there. */
+        if (topo->nics[nic].role == TOPO_ROLE_VIRTUAL || topo->nics[nic].pci < 0)
+            continue;
+        *device = (struct device){.gpu = -1, .pci = topo->nics[nic].pci};
+        snprintf(device++->name, sizeof(device->name), "%s", topo->nics[nic].name);
+    }
+    return (int)(device - ret_devices);
 }
 
 static json_t *path_text(const struct topo *topo, const struct device *a, const struct device *b)
@@ -212,21 +198,18 @@ static json_t *path_text(const struct topo *topo, const struct device *a, const 
 json_t *topo_matrix_rows(const struct topo_view *view)
 {
     const struct topo *topo = view->topo;
+    struct device devices[TOPO_MAX_GPUS + TOPO_MAX_NICS];
     json_t *rows = json_array();
-    int n = count_devices(topo);
+    int n = list_devices(topo, devices);
 
     for (int i = 0; i < n; i++) {
         json_t *paths = json_object();
-        struct device device, other;
+        const struct topo_pci *pci = &topo->pci[devices[i].pci];
 
-        describe_device(topo, i, &device);
-        for (int j = 0; j < n; j++) {
-            describe_device(topo, j, &other);
-            json_object_set_new(paths, other.name, path_text(topo, &device, &other));
-        }
-        json_array_append_new(rows, json_pack("{s:s, s:o, s:s, s:o}", "name", device.name, "paths", paths, "cpus",
-                                              topo->pci[device.pci].local_cpus, "numa_node",
-                                              number_or_null(topo->pci[device.pci].numa_node, -1)));
+        for (int j = 0; j < n; j++)
+            json_object_set_new(paths, devices[j].name, path_text(topo, &devices[i], &devices[j]));
+        json_array_append_new(rows, json_pack("{s:s, s:o, s:s, s:o}", "name", devices[i].name, "paths", paths, "cpus",
+                                              pci->local_cpus, "numa_node", number_or_null(pci->numa_node, -1)));
     }
     return rows;
 }

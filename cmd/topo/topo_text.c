@@ -43,7 +43,8 @@ static int end_of_row(const struct topo *topo, const int *nics, int n, int first
     return i;
 }
 
-void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes)
+/* "mlx5_0..mlx5_7", or a list with commas; after the fourth the rest is counted. */
+static void name_nics(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes)
 {
     struct text text = text_in(ret_text, bytes);
     int first = 0;
@@ -187,7 +188,7 @@ void topo_sentence(const struct topo_view *view, char *ret_text, size_t bytes)
     for (int i = 0; i < topo->n_nics; i++)
         if (topo->nics[i].role == TOPO_ROLE_DATA)
             nics[n++] = i;
-    topo_nic_names(topo, nics, n, names, sizeof(names));
+    name_nics(topo, nics, n, names, sizeof(names));
     add_gpus(&text, topo);
     if (n == 0) {
         text_add(&text, topo->n_nics ? " and no NIC that can carry data (%d excluded)." : " and no RDMA NIC.",
@@ -480,8 +481,8 @@ static int print_nvshmem(const struct topo_view *view)
     json_t *rows;
 
     n_shared = list_shared(view->topo, map, shared);
-    topo_nic_names(view->topo, shared, n_shared, shared_names, sizeof(shared_names));
-    topo_nic_names(view->topo, map->idle, map->n_idle, idle_names, sizeof(idle_names));
+    name_nics(view->topo, shared, n_shared, shared_names, sizeof(shared_names));
+    name_nics(view->topo, map->idle, map->n_idle, idle_names, sizeof(idle_names));
     if (map->choices[0].nic < 0) {
         out_line("\nWhat NVSHMEM would choose by itself: nothing. %s", map->choices[0].why);
         return 0;
@@ -504,7 +505,7 @@ static void print_unsupported(const struct topo_view *view)
     for (int i = 0; i < view->topo->n_nics; i++)
         if (view->topo->nics[i].role == TOPO_ROLE_DATA && !topo_has_ibgda(view->topo, i))
             nics[n++] = i;
-    topo_nic_names(view->topo, nics, n, names, sizeof(names));
+    name_nics(view->topo, nics, n, names, sizeof(names));
     for (int gpu = 0; gpu < view->best->n; gpu++)
         if (view->ibgda->choices[gpu].nic != view->best->choices[gpu].nic) {
             out_line("IBGDA does not support %s: NVSHMEM and DeepEP get only NVIDIA's NICs.", names);
@@ -524,7 +525,7 @@ static int print_map(const struct topo_view *view)
         out_line("There is no NIC that a GPU could use.");
     } else {
         result = print_map_table(view);
-        topo_nic_names(topo, view->best->idle, view->best->n_idle, names, sizeof(names));
+        name_nics(topo, view->best->idle, view->best->n_idle, names, sizeof(names));
         if (view->best->n_idle)
             out_line("No GPU needs %s.", names);
         print_unsupported(view);

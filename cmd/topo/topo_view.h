@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topo_view.h - the output of `epkit topo`: JSON (json.c), and text (text.c) from the same rows. */
+/* topo_view.h - the output of `epkit topo`: JSON, text from the same rows, and snapshots. */
 #ifndef EP_TOPO_TOPO_VIEW_H
 #define EP_TOPO_TOPO_VIEW_H
 
-#include "machine/hardware/map.h"
-#include "machine/hardware/topo.h"
+#include "common/cmd.h"
+#include "machine/doctor/doctor.h"
 
 #include <jansson.h>
 
@@ -27,9 +27,6 @@ int topo_text(const struct topo_view *view);
 
 /* --- rows that text and JSON share; new references --- */
 
-/* Is the NIC in the matrix? Virtual functions are not: their physical function is. */
-bool topo_in_matrix(const struct topo_nic *nic);
-
 json_t *topo_matrix_rows(const struct topo_view *view);
 json_t *topo_map_rows(const struct topo_view *view);
 json_t *topo_rank_rows(const struct topo_view *view);
@@ -42,7 +39,15 @@ const char *topo_link_name(enum topo_link_layer link_layer); /* "RoCE", "InfiniB
 /* "NVIDIA B200", or if the name is unknown "NVIDIA device 2901". */
 void topo_gpu_name(const struct topo *topo, const struct topo_gpu *gpu, char *ret_text, size_t bytes);
 
-/* "mlx5_0..mlx5_7", or a list with commas; after the fourth the rest is counted. */
-void topo_nic_names(const struct topo *topo, const int *nics, int n, char *ret_text, size_t bytes);
+/* --- save.c: a snapshot for all commands --- */
+
+/* Whether it can be written there. CMD_FINE, or another result after reporting why not. Changes nothing. */
+int topo_save_check(const struct cmd *cmd, const char *file);
+
+/* Reads everything that any command would read of the machine. */
+void topo_save_read(const struct doctor_machine *machine);
+
+/* Writes the snapshot and reports it on standard error. CMD_FINE, or CMD_FAILED after reporting why not. */
+int topo_save_write(const struct doctor_machine *machine, const char *file);
 
 #endif
