@@ -111,46 +111,17 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
 
 /* --- a diagnosis --- */
 
-ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
-                         struct diagnosis *ret_diagnosis)
+static void count(const struct doctor_result *result, struct diagnosis *diagnosis)
 {
-    struct diagnosis diagnosis = {.machine = machine};
+    bool found = result->outcome == DOCTOR_FOUND, unknown = result->outcome == DOCTOR_UNKNOWN;
 
-    while (checks[diagnosis.n])
-        diagnosis.n++;
-    diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
-    if (!diagnosis.results)
-        return EP_E_MEMORY;
-    for (int i = 0; i < diagnosis.n; i++) {
-        struct doctor_result *result = &diagnosis.results[i];
-
-        doctor_run(machine, checks[i], result);
-        switch (result->outcome) {
-        case DOCTOR_FINE:
-            diagnosis.n_fine++;
-            break;
-        case DOCTOR_FOUND:
-            diagnosis.n_found++;
-            diagnosis.n_errors += result->severity == DOCTOR_ERROR;
-            break;
-        case DOCTOR_NOT_APPLICABLE:
-            diagnosis.n_not_applicable++;
-            break;
-        case DOCTOR_UNKNOWN:
-            diagnosis.n_unknown++;
-            diagnosis.n_open += doctor_is_inconclusive(result);
-            diagnosis.n_denied += result->missing == DOCTOR_MISSING_ROOT;
-            break;
-        }
-    }
-    *ret_diagnosis = diagnosis;
-    return EP_OK;
-}
-
-void diagnosis_done(struct diagnosis *diagnosis)
-{
-    free(diagnosis->results);
-    diagnosis->results = NULL;
+    diagnosis->n_fine += result->outcome == DOCTOR_FINE;
+    diagnosis->n_found += found;
+    diagnosis->n_errors += found && result->severity == DOCTOR_ERROR;
+    diagnosis->n_not_applicable += result->outcome == DOCTOR_NOT_APPLICABLE;
+    diagnosis->n_unknown += unknown;
+    diagnosis->n_open += unknown && doctor_is_inconclusive(result);
+    diagnosis->n_denied += unknown && result->missing == DOCTOR_MISSING_ROOT;
 }
 
 int diagnosis_exit(const struct diagnosis *diagnosis)
@@ -218,8 +189,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
                     const struct doctor_check *const *checks)
 {
     struct doctor_machine *machine = NULL;
-    struct diagnosis diagnosis;
-    ep_status status;
+    struct diagnosis diagnosis = {.n = 0};
     int code = diagnosis_read(cmd, &options->inspect, options->expect, &machine);
 
     if (code != CMD_FINE)
@@ -231,15 +201,22 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         doctor_machine_free(machine);
         return code;
     }
-    status = diagnosis_make(machine, checks, &diagnosis);
+    diagnosis.machine = machine;
+    while (checks[diagnosis.n])
+        diagnosis.n++;
+    diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
+    for (int i = 0; diagnosis.results && i < diagnosis.n; i++) {
+        doctor_run(machine, checks[i], &diagnosis.results[i]);
+        count(&diagnosis.results[i], &diagnosis);
+    }
     inspect_reading_done();
-    if (status == EP_OK) {
+    if (diagnosis.results) {
         code = report(cmd, options, &diagnosis);
-        diagnosis_done(&diagnosis);
     } else {
         out_error("no memory for the results");
         code = CMD_FAILED;
     }
+    free(diagnosis.results);
     doctor_machine_free(machine);
     return code;
 }
@@ -293,6 +270,20 @@ static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, con
     return hosts_run(cmd, &hosts);
 }
 
+static int list_checks(const struct cmd *cmd, const struct doctor_options *options,
+                       const struct doctor_check *const *checks)
+{
+    static const struct out_column columns[] = {
+        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"MODE", "mode", 0, 0}, {"CHECKS THAT", "title", 0, OUT_TRUNC}};
+    json_t *document, *list = diagnosis_list(checks);
+
+    if (!options->json)
+        return OUT_PRINT(columns, list) == 0 ? CMD_FINE : CMD_FAILED;
+    document = out_document(cmd->name);
+    json_object_set_new(document, "list", list);
+    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
+}
+
 static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct doctor_options *options = call->options;
@@ -317,13 +308,7 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
             return out_finish();
         }
     }
-    if (options->json && (options->list || options->explain))
-        return out_json(diagnosis_list_json(cmd->name, checks)) == 0 ? CMD_FINE : CMD_FAILED;
-    if (options->list) {
-        diagnosis_print_list(checks);
-        return out_finish();
-    }
-    return diagnose(cmd, options, checks);
+    return options->list || options->explain ? list_checks(cmd, options, checks) : diagnose(cmd, options, checks);
 }
 
 const struct cmd command_doctor = {

@@ -25,11 +25,6 @@ struct diagnosis {
 int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
                    struct doctor_machine **ret_machine);
 
-/* Runs the checks in `checks` (ends with NULL). Fails with EP_E_MEMORY. */
-ep_status diagnosis_make(const struct doctor_machine *machine, const struct doctor_check *const *checks,
-                         struct diagnosis *ret_diagnosis);
-void diagnosis_done(struct diagnosis *diagnosis);
-
 /*
  * CMD_FINDINGS; or CMD_NOT_KNOWN if a check was inconclusive, ignoring what this user or container can never see, or if
  * all checks were unknown; otherwise CMD_FINE.
@@ -51,7 +46,6 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose);
 /* Prints the network that the library would use between nodes. */
 void diagnosis_print_network(const struct doctor_machine *machine);
 
-void diagnosis_print_list(const struct doctor_check *const *checks);
 void diagnosis_explain(const struct doctor_check *check);
 
 /* Prints "    label  text" with the text wrapped and aligned. */
@@ -63,7 +57,8 @@ const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "resta
 /* --- doctor_json.c; new references --- */
 
 json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
-json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks);
+json_t *diagnosis_row(const struct doctor_result *result);
+json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they check: rows */
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
 

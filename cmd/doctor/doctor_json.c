@@ -28,7 +28,7 @@ static json_t *or_null(const char *text)
     return out_text_or_null(clean);
 }
 
-static json_t *result_json(const struct doctor_result *result)
+json_t *diagnosis_row(const struct doctor_result *result)
 {
     json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
                             "mode", result->check->mode, "title", result->check->title, "outcome",
@@ -166,7 +166,7 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
 
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
     for (int i = 0; i < diagnosis->n; i++)
-        json_array_append_new(checks, result_json(&diagnosis->results[i]));
+        json_array_append_new(checks, diagnosis_row(&diagnosis->results[i]));
     json_object_update_new(
         document,
         json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict", out_text(verdict),
@@ -177,9 +177,9 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
     return document;
 }
 
-json_t *diagnosis_list_json(const char *command, const struct doctor_check *const *checks)
+json_t *diagnosis_list(const struct doctor_check *const *checks)
 {
-    json_t *document = out_document(command), *list = json_array();
+    json_t *list = json_array();
 
     for (int i = 0; checks[i]; i++) {
         json_t *links = json_array();
@@ -191,6 +191,5 @@ json_t *diagnosis_list_json(const char *command, const struct doctor_check *cons
                                               "symptom", checks[i]->symptom, "cause", checks[i]->cause, "remedy",
                                               checks[i]->remedy, "links", links));
     }
-    json_object_set_new(document, "list", list);
-    return document;
+    return list;
 }

@@ -170,18 +170,13 @@ static void print_finding(const struct doctor_result *result)
 static void print_findings_table(const struct diagnosis *diagnosis)
 {
     static const struct out_column columns[] = {
-        {"SEVERITY", "severity", 0, 0}, {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"WHAT", "what", 0, OUT_TRUNC}};
+        {"SEVERITY", "severity", 0, 0}, {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"WHAT", "text", 0, OUT_TRUNC}};
     json_t *rows = json_array();
 
     for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
-        for (int i = 0; i < diagnosis->n; i++) {
-            const struct doctor_result *result = &diagnosis->results[i];
-
-            if (result->outcome == DOCTOR_FOUND && (int)result->severity == severity)
-                json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:s}", "severity",
-                                                      diagnosis_severity(result->severity), "id", result->check->id,
-                                                      "group", result->check->group, "what", result->text));
-        }
+        for (int i = 0; i < diagnosis->n; i++)
+            if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
+                json_array_append_new(rows, diagnosis_row(&diagnosis->results[i]));
     out_line("%s", "");
     OUT_PRINT(columns, rows);
 }
@@ -204,15 +199,13 @@ static void print_all_checks(const struct diagnosis *diagnosis)
 {
     static const char *const outcomes[] = {"fine", "found", "not applicable", "not known"};
     static const struct out_column columns[] = {
-        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"OUTCOME", "outcome", 0, 0}, {"REASON", "reason", 0, OUT_TRUNC}};
-    json_t *rows = json_array();
+        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"OUTCOME", "outcome", 0, 0}, {"REASON", "text", 0, OUT_TRUNC}};
+    json_t *rows = json_array(), *row;
 
     for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
-        json_array_append_new(rows,
-                              json_pack("{s:s, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
-                                        "outcome", outcomes[result->outcome], "reason", result->text));
+        row = diagnosis_row(&diagnosis->results[i]);
+        json_object_set_new(row, "outcome", json_string(outcomes[diagnosis->results[i].outcome]));
+        json_array_append_new(rows, row);
     }
     out_line("%s", "");
     OUT_PRINT(columns, rows);
@@ -254,18 +247,6 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
     }
     if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
         print_unknown(diagnosis);
-}
-
-void diagnosis_print_list(const struct doctor_check *const *checks)
-{
-    static const struct out_column columns[] = {
-        {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"MODE", "mode", 0, 0}, {"CHECKS THAT", "title", 0, OUT_TRUNC}};
-    json_t *rows = json_array();
-
-    for (int i = 0; checks[i]; i++)
-        json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:s}", "id", checks[i]->id, "group", checks[i]->group,
-                                              "mode", checks[i]->mode, "title", checks[i]->title));
-    OUT_PRINT(columns, rows);
 }
 
 void diagnosis_explain(const struct doctor_check *check)
