@@ -283,6 +283,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
     const struct env_options *options = call->options;
     unsigned groups = groups_of(&options->only);
     struct doctor_machine *machine;
+    struct env_script script;
     struct source *source;
     json_t *findings;
     int result = check_usage(cmd, call);
@@ -296,18 +297,15 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
+    script = (struct env_script){machine->advice, source_name(source), machine->topo, groups};
     findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)
         result = check(cmd, options, machine, findings, groups);
     else if (inspect_is_empty(machine->topo))
         result = report_empty(cmd, options, machine->topo, call->n_args > 0);
-    else if (call->n_args > 0)
-        result = env_execute(&(struct env_script){machine->advice, source_name(source), machine->topo, groups},
-                             machine->topo, call->args);
     else
-        result = write_script(cmd, options,
-                              &(struct env_script){machine->advice, source_name(source), machine->topo, groups});
+        result = call->n_args > 0 ? env_execute(&script, call->args) : write_script(cmd, options, &script);
     json_decref(findings);
     doctor_machine_free(machine);
     return result;

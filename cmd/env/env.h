@@ -30,15 +30,15 @@ bool env_has(const struct env_script *script, const struct advice_row *row);
 const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope);
 
 /* "# <text>" in lines of at most 120 characters. */
-void env_comment(FILE *stream, const char *indent, const char *text);
+void env_comment(FILE *stream, const char *text);
 
 /* Writes `text` in single quotes for a POSIX shell. */
 void env_quote_sh(FILE *stream, const char *text);
 
 /* Writes the rows as text; not for ENV_JSON. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
-void env_write_sh(FILE *stream, const struct env_script *script);
-void env_write_slurm(FILE *stream, const struct env_script *script);
+/* A script to source, or one whose output Slurm takes as the environment of a task. */
+void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog);
 
 /* An array with one object for each row. A new reference. */
 json_t *env_json(const struct env_script *script);
@@ -53,6 +53,6 @@ json_t *env_findings(const struct doctor_machine *machine);
  * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
  * do: 127 if there is no such command, 126 if it cannot be executed.
  */
-int env_execute(const struct env_script *script, const struct topo *topo, char **command);
+int env_execute(const struct env_script *script, char **command);
 
 #endif

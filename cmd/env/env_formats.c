@@ -36,22 +36,20 @@ const struct advice_row *env_first(const struct env_script *script, enum advice_
     return NULL;
 }
 
-void env_comment(FILE *stream, const char *indent, const char *text)
+void env_comment(FILE *stream, const char *text)
 {
-    const int width = LINE_WIDTH - (int)strlen(indent);
-
     while (*text) {
         int n = (int)strcspn(text, "\n");
 
-        if (n > width) {
-            n = width;
+        if (n > LINE_WIDTH) {
+            n = LINE_WIDTH;
             while (n > 0 && text[n] != ' ')
                 n--;
             /* A word longer than the line is not split. */
             if (n == 0)
                 n = (int)strcspn(text, " \n");
         }
-        fprintf(stream, "%s#%s%.*s\n", indent, n ? " " : "", n, text);
+        fprintf(stream, "#%s%.*s\n", n ? " " : "", n, text);
         text += n;
         text += *text == ' ' || *text == '\n';
     }
@@ -83,90 +81,62 @@ static void quote_yaml(FILE *stream, const char *text)
     putc('"', stream);
 }
 
-/* Comments on rows that the two formats without a shell cannot express. */
-static void comment_rank(FILE *stream, const struct advice_row *row)
-{
-    env_comment(stream, "", row->reason);
-    fprintf(stream,
-            "# %s differs from rank to rank, and a list like this one is for all of them. Start each rank with\n"
-            "#     epkit env -- PROGRAM\n"
-            "# or set it in what starts the ranks; by local rank:\n",
-            row->name);
-    for (int i = 0; i < row->n_values; i++)
-        fprintf(stream, "#     %d: %s\n", i, row->values[i]);
-}
-
-static void comment_program(FILE *stream, const struct advice_row *row)
-{
-    env_comment(stream, "", row->reason);
-    fprintf(stream,
-            "# %s=%s is for that program alone: in a container's environment every program would load it.\n"
-            "# 'epkit env -- PROGRAM' sets it for one.\n",
-            row->name, row->value);
-}
-
 /* Writes comments on a row; returns whether a list for all processes can express no more of it. */
 static bool comment_row(FILE *stream, const struct advice_row *row)
 {
-    if (row->scope == ADVICE_RANK)
-        comment_rank(stream, row);
-    else if (row->scope == ADVICE_PROGRAM)
-        comment_program(stream, row);
-    else
-        env_comment(stream, "", row->reason);
+    env_comment(stream, row->reason);
+    if (row->scope == ADVICE_RANK) {
+        fprintf(stream,
+                "# %s differs from rank to rank, and a list like this one is for all of them. Start each rank with\n"
+                "#     epkit env -- PROGRAM\n"
+                "# or set it in what starts the ranks; by local rank:\n",
+                row->name);
+        for (int i = 0; i < row->n_values; i++)
+            fprintf(stream, "#     %d: %s\n", i, row->values[i]);
+    } else if (row->scope == ADVICE_PROGRAM) {
+        fprintf(stream,
+                "# %s=%s is for that program alone: in a container's environment every program would load it.\n"
+                "# 'epkit env -- PROGRAM' sets it for one.\n",
+                row->name, row->value);
+    }
     return row->scope == ADVICE_RANK || row->scope == ADVICE_PROGRAM;
 }
 
-static void print_docker(FILE *stream, const struct advice_row *row)
-{
-    fprintf(stream, "%s=%s\n", row->name, row->value);
-}
-
-static void print_k8s(FILE *stream, const struct advice_row *row)
-{
-    fprintf(stream, "- name: %s\n  value: ", row->name);
-    quote_yaml(stream, row->value);
-    putc('\n', stream);
-}
-
 /* The list formats cannot unset a variable, nor prepend to one. */
-static const struct list_format {
-    const char *use, *name;
-    const char *before; /* each row */
-    void (*print)(FILE *stream, const struct advice_row *row);
-    const char *empty; /* instead of rows */
-} list_formats[] = {
-    [ENV_DOCKER] = {"For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is taken "
-                    "as it stands.",
-                    "file like this", "\n", print_docker, ""},
-    [ENV_K8S] = {"For 'env:' of a container in a pod.", "pod", "", print_k8s, "[]\n"},
-};
-
-static void write_list(FILE *stream, const struct env_script *script, const struct list_format *format)
+static void write_list(FILE *stream, const struct env_script *script, bool is_k8s)
 {
     int n = 0;
 
-    env_comment(stream, "", format->use);
+    env_comment(stream,
+                is_k8s ? "For 'env:' of a container in a pod."
+                       : "For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is "
+                         "taken as it stands.");
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
         if (!env_has(script, row))
             continue;
-        fputs(format->before, stream);
+        fputs(is_k8s ? "" : "\n", stream);
         if (comment_row(stream, row))
             continue;
         if (row->unset) {
             fprintf(stream, "# %s must not be set. A %s cannot unset it: take it out of the image.\n", row->name,
-                    format->name);
+                    is_k8s ? "pod" : "file like this");
             continue;
         }
         if (row->prepend)
             fprintf(stream, "# It replaces the %s of the image: append what that has, if it is needed.\n", row->name);
-        format->print(stream, row);
+        if (is_k8s) {
+            fprintf(stream, "- name: %s\n  value: ", row->name);
+            quote_yaml(stream, row->value);
+            putc('\n', stream);
+        } else {
+            fprintf(stream, "%s=%s\n", row->name, row->value);
+        }
         n++;
     }
-    if (n == 0)
-        fputs(format->empty, stream);
+    if (n == 0 && is_k8s)
+        fputs("[]\n", stream);
 }
 
 void env_write(FILE *stream, const struct env_script *script, enum env_format format)
@@ -175,19 +145,12 @@ void env_write(FILE *stream, const struct env_script *script, enum env_format fo
 
     for (int i = 0; i < script->advice->n; i++)
         any = any || env_has(script, &script->advice->rows[i]);
-    switch (format) {
-    case ENV_DOCKER:
-    case ENV_K8S:
-        write_list(stream, script, &list_formats[format]);
-        break;
-    case ENV_SLURM:
-        env_write_slurm(stream, script);
-        break;
-    default:
-        env_write_sh(stream, script);
-    }
+    if (format == ENV_DOCKER || format == ENV_K8S)
+        write_list(stream, script, format == ENV_K8S);
+    else
+        env_write_sh(stream, script, format == ENV_SLURM);
     if (!any)
-        env_comment(stream, "", "Nothing has to be set here.");
+        env_comment(stream, "Nothing has to be set here.");
 }
 
 json_t *env_json(const struct env_script *script)

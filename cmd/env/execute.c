@@ -71,15 +71,15 @@ static bool apply(struct source *source, const struct advice_row *row, int gpu, 
     return row->prepend ? prepend(source, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
 }
 
-int env_execute(const struct env_script *script, const struct topo *topo, char **command)
+int env_execute(const struct env_script *script, char **command)
 {
-    int gpu = advice_gpu_of(topo, own_env, NULL);
+    int gpu = advice_gpu_of(script->topo, own_env, NULL);
     int error;
 
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (env_has(script, row) && !apply(topo->source, row, gpu, command)) {
+        if (env_has(script, row) && !apply(script->topo->source, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }

@@ -64,6 +64,12 @@ static void write_rank(FILE *stream, const struct topo *topo)
     write_open(stream, topo);
 }
 
+static const char script_use[] =
+    "Source it in sh, bash or zsh: '. ./FILE' or 'eval \"$(epkit env)\"'. It may be sourced again.";
+static const char prolog_use[] =
+    "For 'srun --task-prolog=FILE PROGRAM' (make it executable), or as TaskProlog of slurm.conf: Slurm runs it before "
+    "each task and takes the lines that it prints as the task's environment. Exports in a batch script would not do: "
+    "it runs once, on the first node, and srun hands one environment to all tasks.";
 static const char rank_text[] =
     "These differ from rank to rank, and a rank is known by the variables of its launcher: torchrun, Open MPI, Intel "
     "MPI, PMI, Slurm. Where this script is read before the ranks are started they stay as they are; start each rank "
@@ -126,28 +132,35 @@ static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_pro
     fputs("; fi\n", stream);
 }
 
-static void write_ranks_sh(FILE *stream, const struct env_script *script)
+static void write_ranks(FILE *stream, const struct env_script *script, bool is_prolog)
 {
     putc('\n', stream);
-    env_comment(stream, "", rank_text);
+    if (!is_prolog)
+        env_comment(stream, rank_text);
     write_rank(stream, script->topo);
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
         if (row->scope != ADVICE_RANK || !env_has(script, row))
             continue;
-        env_comment(stream, "", row->reason);
-        write_cases(stream, row, false);
+        env_comment(stream, row->reason);
+        write_cases(stream, row, is_prolog);
     }
-    write_mapping_end(stream, script->topo, false);
-    fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
+    write_mapping_end(stream, script->topo, is_prolog);
+    if (!is_prolog)
+        fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
 
-static void write_preload_sh(FILE *stream, const struct advice_row *row)
+static void write_preload(FILE *stream, const struct advice_row *row, bool is_prolog)
 {
-    putc('\n', stream);
-    env_comment(stream, "", row->reason);
-    env_comment(stream, "",
+    if (is_prolog) {
+        fprintf(stream,
+                "# %s=%s is not for shells and launchers: where the task is the program itself, start it by\n"
+                "#     srun --task-prolog=FILE epkit env -- PROGRAM\n",
+                row->name, row->value);
+        return;
+    }
+    env_comment(stream,
                 "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
                 "program with it. EPKIT_PRELOAD records this for child shells and 'epkit doctor'.");
     write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
@@ -163,21 +176,15 @@ static bool any_prepend(const struct env_script *script)
     return false;
 }
 
-static void write_head(FILE *stream, const struct env_script *script, const char *use)
+void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
 {
+    bool prepends = any_prepend(script);
     char machine[128];
 
     text_clean(script->machine, machine, sizeof(machine));
-    fprintf(stream, "# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n", machine);
-    env_comment(stream, "", use);
-}
-
-void env_write_sh(FILE *stream, const struct env_script *script)
-{
-    bool prepends = any_prepend(script);
-
-    write_head(stream, script,
-               "Source it in sh, bash or zsh: '. ./FILE' or 'eval \"$(epkit env)\"'. It may be sourced again.");
+    fprintf(stream, "%s# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n",
+            is_prolog ? "#!/bin/sh\n" : "", machine);
+    env_comment(stream, is_prolog ? prolog_use : script_use);
     if (prepends)
         fputs(part("prepend"), stream);
     for (int i = 0; i < script->advice->n; i++) {
@@ -185,52 +192,15 @@ void env_write_sh(FILE *stream, const struct env_script *script)
 
         if (!env_has(script, row) || row->scope == ADVICE_RANK)
             continue;
-        if (row->scope == ADVICE_PROGRAM) {
-            write_preload_sh(stream, row);
-            continue;
-        }
         putc('\n', stream);
-        env_comment(stream, "", row->reason);
-        write_row(stream, row, false);
+        env_comment(stream, row->reason);
+        if (row->scope == ADVICE_PROGRAM)
+            write_preload(stream, row, is_prolog);
+        else
+            write_row(stream, row, is_prolog);
     }
     if (env_first(script, ADVICE_RANK))
-        write_ranks_sh(stream, script);
-    if (prepends)
+        write_ranks(stream, script, is_prolog);
+    if (prepends && !is_prolog)
         fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);
-}
-
-/* --- Slurm --- */
-
-static void write_row_slurm(FILE *stream, const struct advice_row *row)
-{
-    putc('\n', stream);
-    env_comment(stream, "", row->reason);
-    if (row->scope == ADVICE_PROGRAM) {
-        fprintf(stream,
-                "# %s=%s is not for shells and launchers: where the task is the program itself, start it by\n"
-                "#     srun --task-prolog=FILE epkit env -- PROGRAM\n",
-                row->name, row->value);
-    } else if (row->scope == ADVICE_RANK) {
-        write_cases(stream, row, true);
-    } else {
-        write_row(stream, row, true);
-    }
-}
-
-void env_write_slurm(FILE *stream, const struct env_script *script)
-{
-    fputs("#!/bin/sh\n", stream);
-    write_head(stream, script,
-               "For 'srun --task-prolog=FILE PROGRAM' (make it executable), or as TaskProlog of slurm.conf: Slurm runs "
-               "it before each task and takes the lines that it prints as the task's environment. Exports in a batch "
-               "script would not do: it runs once, on the first node, and srun hands one environment to all tasks.");
-    if (any_prepend(script))
-        fputs(part("prepend"), stream);
-    if (env_first(script, ADVICE_RANK))
-        write_rank(stream, script->topo);
-    for (int i = 0; i < script->advice->n; i++)
-        if (env_has(script, &script->advice->rows[i]))
-            write_row_slurm(stream, &script->advice->rows[i]);
-    if (env_first(script, ADVICE_RANK))
-        write_mapping_end(stream, script->topo, true);
 }
