@@ -83,11 +83,6 @@ struct run {
 
 /* --- correctness --- */
 
-static const char *result_word(int code)
-{
-    return code == CMD_FINE ? "passed" : code == CMD_UNSUPPORTED ? "unsupported" : "failed";
-}
-
 /*
  * All parts on one node use the backend of the first one, which has the most ranks, so that one sentence of the report
  * covers them.
@@ -127,11 +122,7 @@ static void append_suite(struct run *run, const struct ranks_spec *spec, const s
     json_array_foreach (result->cases, i, case_row) {
         json_object_set_new(case_row, "seed", json_integer((json_int_t)run->seed));
     }
-    json_array_append_new(run->suites,
-                          json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:O, s:O}", "matrix", request->matrix,
-                                    "result", result_word(result->code), "passed", result->passed, "failed",
-                                    result->failed, "total", result->total, "seconds", result->seconds, "parameters",
-                                    suite_parameters(spec, request), "cases", result->cases, "errors", result->errors));
+    json_array_append_new(run->suites, suite_json(spec, request, result));
 }
 
 /* The request of a part; false if its ranks cannot be divided among its nodes. */

@@ -115,11 +115,10 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
         .only = options->only,
         .no_partial_reduce = options->no_partial_reduce,
     };
-    char buffer[512];
-    const char *wrong = suite_check(&request, spec->nranks, buffer, sizeof(buffer));
+    int result = suite_check(cmd, &request, spec->nranks);
 
-    if (wrong)
-        return cmd_usage(cmd, "%s", wrong);
+    if (result != CMD_FINE)
+        return result;
     if (request.no_partial_reduce && strcmp(request.matrix, "lowlatency") != 0)
         return cmd_usage(cmd, "--no-partial-reduce is for lowlatency, and %s has no low-latency combine",
                          request.matrix);
@@ -237,18 +236,7 @@ static int render_json(const struct cmd *cmd, const struct ranks_spec *spec, con
 {
     json_t *document = out_document(cmd->name);
 
-    json_object_set_new(document, "matrix", out_text(request->matrix));
-    json_object_set_new(document, "result",
-                        out_text(totals->sum.code == CMD_FINE          ? "passed"
-                                 : totals->sum.code == CMD_UNSUPPORTED ? "unsupported"
-                                                                       : "failed"));
-    json_object_set_new(document, "passed", json_integer(totals->sum.passed));
-    json_object_set_new(document, "failed", json_integer(totals->sum.failed));
-    json_object_set_new(document, "total", json_integer(totals->sum.total));
-    json_object_set_new(document, "seconds", json_real(totals->sum.seconds));
-    json_object_set_new(document, "parameters", suite_parameters(spec, request));
-    json_object_set(document, "cases", totals->sum.cases);
-    json_object_set(document, "errors", totals->sum.errors);
+    json_object_update_new(document, suite_json(spec, request, &totals->sum));
     json_object_set(document, "repeat_commands", totals->commands);
     return out_json(document);
 }

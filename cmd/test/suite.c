@@ -44,7 +44,7 @@ int suite_count(const struct suite_request *request)
 }
 
 /* Rejects a name that is neither a routing nor a file, with a suggestion. */
-static const char *reject_routing(const char *name, char *buffer, size_t buffer_bytes)
+static int reject_routing(const struct cmd *cmd, const char *name)
 {
     const char *names[16], *near;
     size_t n = 0;
@@ -53,15 +53,11 @@ static const char *reject_routing(const char *name, char *buffer, size_t buffer_
         names[n++] = row->name;
     names[n] = NULL;
     near = options_nearest(name, names);
-    if (near)
-        snprintf(buffer, buffer_bytes, "--routing: '%s' is neither a routing nor a file; did you mean '%s'?", name,
-                 near);
-    else
-        snprintf(buffer, buffer_bytes, "--routing: '%s' is neither a routing nor a file", name);
-    return buffer;
+    return cmd_usage(cmd, "--routing: '%s' is neither a routing nor a file%s%s%s", name, near ? "; did you mean '" : "",
+                     near ? near : "", near ? "'?" : "");
 }
 
-static const char *check_routing(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
+static int check_routing(const struct cmd *cmd, const struct suite_request *request, int nranks)
 {
     const struct routing_name *name = routing_find(request->routing);
     struct routing_spec spec = {
@@ -77,13 +73,11 @@ static const char *check_routing(const struct suite_request *request, int nranks
     struct routing *routing;
 
     if (!name && access(request->routing, F_OK) != 0 && !strpbrk(request->routing, "/."))
-        return reject_routing(request->routing, buffer, buffer_bytes);
-    if (!routing_new(&spec, &routing, &error)) {
-        snprintf(buffer, buffer_bytes, "--routing: %s", error.text);
-        return buffer;
-    }
+        return reject_routing(cmd, request->routing);
+    if (!routing_new(&spec, &routing, &error))
+        return cmd_usage(cmd, "--routing: %s", error.text);
     routing_free(routing);
-    return NULL;
+    return CMD_FINE;
 }
 
 /*
@@ -99,20 +93,7 @@ static double min_bytes(const struct suite_request *request, int nranks)
     return 8.0 * (1.0 + (double)(request->topk ? request->topk : 1)) * nranks * tokens * hidden;
 }
 
-static const char *check_case(const struct suite_request *request, char *buffer, size_t buffer_bytes)
-{
-    int count = check_matrix_find(request->matrix)->count;
-
-    if (request->only > count)
-        snprintf(buffer, buffer_bytes, "--only %" PRId64 ": %s has %d cases", request->only, request->matrix, count);
-    else if (suite_count(request) == 0)
-        snprintf(buffer, buffer_bytes, "--only %" PRId64 " is not a case of --dtype %s", request->only, request->dtype);
-    else
-        return NULL;
-    return buffer;
-}
-
-static const char *check_memory(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
+static int check_memory(const struct cmd *cmd, const struct suite_request *request, int nranks)
 {
     double available = (double)machine_memory_bytes();
     double needed = min_bytes(request, nranks);
@@ -120,40 +101,35 @@ static const char *check_memory(const struct suite_request *request, int nranks,
 
     /* Ranks of a launcher may be on several machines. */
     if (needed < 0.9 * available || ranks_world_rank() >= 0)
-        return NULL;
+        return CMD_FINE;
     machine_print_bytes(needed, needed_text);
     machine_print_bytes(available, available_text);
-    snprintf(buffer, buffer_bytes,
-             "%d rank%s with these sizes need%s at least %s of memory, but only %s are available on this machine",
-             nranks, nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed_text, available_text);
-    return buffer;
+    return cmd_usage(
+        cmd, "%d rank%s with these sizes need%s at least %s of memory, but only %s are available on this machine",
+        nranks, nranks == 1 ? "" : "s", nranks == 1 ? "s" : "", needed_text, available_text);
 }
 
-const char *suite_check(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes)
+int suite_check(const struct cmd *cmd, const struct suite_request *request, int nranks)
 {
     const struct check_run run = make_run(request);
     const char *refused = run.parameters.matrix->validate(&run);
+    int result;
 
-    if (request->experts % nranks != 0) {
-        snprintf(buffer, buffer_bytes, "--experts %" PRId64 " cannot be spread evenly over %d rank%s", request->experts,
-                 nranks, nranks == 1 ? "" : "s");
-        return buffer;
-    }
-    if (request->topk > request->experts) {
-        snprintf(buffer, buffer_bytes, "--topk %" PRId64 ": there are only %" PRId64 " experts", request->topk,
-                 request->experts);
-        return buffer;
-    }
-    if (refused) {
-        snprintf(buffer, buffer_bytes, "--hidden %" PRId64 ": %s", request->hidden, refused);
-        return buffer;
-    }
-    refused = check_case(request, buffer, buffer_bytes);
-    if (!refused)
-        refused = check_memory(request, nranks, buffer, buffer_bytes);
-    if (!refused)
-        refused = check_routing(request, nranks, buffer, buffer_bytes);
-    return refused;
+    if (request->experts % nranks != 0)
+        return cmd_usage(cmd, "--experts %" PRId64 " cannot be spread evenly over %d rank%s", request->experts, nranks,
+                         nranks == 1 ? "" : "s");
+    if (request->topk > request->experts)
+        return cmd_usage(cmd, "--topk %" PRId64 ": there are only %" PRId64 " experts", request->topk,
+                         request->experts);
+    if (refused)
+        return cmd_usage(cmd, "--hidden %" PRId64 ": %s", request->hidden, refused);
+    if (request->only > run.parameters.matrix->count)
+        return cmd_usage(cmd, "--only %" PRId64 ": %s has %d cases", request->only, request->matrix,
+                         run.parameters.matrix->count);
+    if (suite_count(request) == 0)
+        return cmd_usage(cmd, "--only %" PRId64 " is not a case of --dtype %s", request->only, request->dtype);
+    result = check_memory(cmd, request, nranks);
+    return result == CMD_FINE ? check_routing(cmd, request, nranks) : result;
 }
 
 /* --- events of the ranks --- */
@@ -275,7 +251,7 @@ static const char *find_network(const struct ranks_spec *spec)
     return spec->boot == RANKS_TCP ? "tcp" : "emulated";
 }
 
-json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_request *request)
+static json_t *parameters_of(const struct ranks_spec *spec, const struct suite_request *request)
 {
     static const char *const boots[] = {[RANKS_FORK] = "fork", [RANKS_THREADS] = "threads", [RANKS_TCP] = "tcp"};
     json_t *parameters = job_parameters(request);
@@ -290,4 +266,15 @@ json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_reque
     json_object_set_new(parameters, "backend", json_string(spec->backend));
     json_object_set_new(parameters, "backend_why", json_string(spec->backend_why));
     return parameters;
+}
+
+json_t *suite_json(const struct ranks_spec *spec, const struct suite_request *request,
+                   const struct suite_result *result)
+{
+    const char *word = result->code == CMD_FINE ? "passed" : result->code == CMD_UNSUPPORTED ? "unsupported" : "failed";
+
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:f, s:o, s:O, s:O}", "matrix", request->matrix, "result", word,
+                     "passed", result->passed, "failed", result->failed, "total", result->total, "seconds",
+                     result->seconds, "parameters", parameters_of(spec, request), "cases", result->cases, "errors",
+                     result->errors);
 }

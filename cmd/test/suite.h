@@ -37,11 +37,8 @@ enum {
 /* Number of cases of the request; 0 if there is no such matrix or case. */
 int suite_count(const struct suite_request *request);
 
-/*
- * Validates the request before a rank is started. NULL, or a phrase for a usage error, in `buffer`. Reads a routing
- * file.
- */
-const char *suite_check(const struct suite_request *request, int nranks, char *buffer, size_t buffer_bytes);
+/* Validates the request before a rank is started, and reports a usage error. Reads a routing file. */
+int suite_check(const struct cmd *cmd, const struct suite_request *request, int nranks);
 
 /* Runs the matrix. Progress counts from `done` of `all` cases. suite_done() frees the result, also after a failure. */
 void suite_run(const struct ranks_spec *spec, const struct suite_request *request, unsigned flags, int done, int all,
@@ -51,7 +48,11 @@ void suite_done(struct suite_result *result);
 /* "24/24 cases passed", "22/24 cases passed, 2 failed", "3/24 cases passed, 21 did not run". */
 void suite_summary(const struct suite_result *result, char *ret_text, size_t bytes);
 
-/* The parameters of the request and of the group, for a report. A new reference. */
-json_t *suite_parameters(const struct ranks_spec *spec, const struct suite_request *request);
+/*
+ * {"matrix", "result", "passed", "failed", "total", "seconds", "parameters" of the request and of the group, "cases",
+ * "errors"}. A new reference.
+ */
+json_t *suite_json(const struct ranks_spec *spec, const struct suite_request *request,
+                   const struct suite_result *result);
 
 #endif
