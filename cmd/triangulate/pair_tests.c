@@ -44,20 +44,17 @@ static int read_fleet(const char *text, struct hosts *fleet)
 
 /* --- one round --- */
 
-static char *names_of(const struct hosts *fleet, const int *nodes, int n)
+static json_t *hosts_of(const struct hosts *fleet, const int *nodes, int n)
 {
-    char *text = NULL;
-    size_t bytes;
-    FILE *stream = open_memstream(&text, &bytes);
+    json_t *hosts = json_array();
 
-    for (int i = 0; stream && i < n; i++)
-        fprintf(stream, "%s%s", i ? "," : "", fleet->list[nodes[i]].word);
-    if (!stream || fclose(stream) != 0)
-        return NULL;
-    return text;
+    for (int i = 0; i < n; i++)
+        json_array_append_new(hosts, json_string(fleet->list[nodes[i]].word));
+    return hosts;
 }
 
-static char *command_of(const char *pattern, const char *names, int n)
+/* `pattern` with the nodes for {hosts} and their number for {n}. */
+static char *fill_in(const char *pattern, const struct hosts *fleet, const int *nodes, int n)
 {
     char *text = NULL;
     size_t bytes;
@@ -65,7 +62,8 @@ static char *command_of(const char *pattern, const char *names, int n)
 
     for (const char *at = pattern; stream && *at;) {
         if (strncmp(at, "{hosts}", 7) == 0) {
-            fputs(names, stream);
+            for (int i = 0; i < n; i++)
+                fprintf(stream, "%s%s", i ? "," : "", fleet->list[nodes[i]].word);
             at += 7;
         } else if (strncmp(at, "{n}", 3) == 0) {
             fprintf(stream, "%d", n);
@@ -77,6 +75,11 @@ static char *command_of(const char *pattern, const char *names, int n)
     if (!stream || fclose(stream) != 0)
         return NULL;
     return text;
+}
+
+static char *names_of(const struct hosts *fleet, const int *nodes, int n)
+{
+    return fill_in("{hosts}", fleet, nodes, n);
 }
 
 double triangulate_ratio(const json_t *document)
@@ -161,15 +164,10 @@ static double ratio_of_output(struct live *live, const struct capture *capture, 
     return ratio;
 }
 
-static void store_run(struct live *live, const char *names, double ratio, bool is_compared, const char *why,
-                      const char *purpose)
+/* `hosts` is consumed. */
+static void store_run(struct live *live, json_t *hosts, const char *names, double ratio, bool is_compared,
+                      const char *why, const char *purpose)
 {
-    json_t *hosts = json_array();
-    char *copy = strdup(names), *rest;
-
-    for (char *name = copy ? strtok_r(copy, ",", &rest) : NULL; name; name = strtok_r(NULL, ",", &rest))
-        json_array_append_new(hosts, json_string(name));
-    free(copy);
     json_array_append_new(live->runs, json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
                                                 !isnan(ratio) && is_compared ? json_real(ratio) : json_null(), "failed",
                                                 why, "purpose", purpose));
@@ -191,10 +189,10 @@ struct group_command {
 
 static bool make_command(const struct live *live, const int *nodes, int n, struct group_command *ret_command)
 {
-    char *names = names_of(live->fleet, nodes, n), *text = names ? command_of(live->options->run, names, n) : NULL;
+    char *names = names_of(live->fleet, nodes, n), *text = fill_in(live->options->run, live->fleet, nodes, n);
 
     *ret_command = (struct group_command){names, text, {"/bin/sh", "-c", text, NULL}};
-    return text != NULL;
+    return names && text;
 }
 
 static bool measure_round(struct live *live, struct triangulate *t, const struct triangulate_round *round)
@@ -216,7 +214,8 @@ static bool measure_round(struct live *live, struct triangulate *t, const struct
             double ratio = ratio_of_output(live, &captures[i], round->sizes[i], &why, &is_compared);
 
             triangulate_result(t, i, ratio);
-            store_run(live, commands[i].names, ratio, is_compared, why, round->why);
+            store_run(live, hosts_of(live->fleet, round->groups[i], round->sizes[i]), commands[i].names, ratio,
+                      is_compared, why, round->why);
             free(why);
             capture_done(&captures[i]);
         }
@@ -284,6 +283,17 @@ static const char *why_none(const json_t *runs)
     return why ? why : "no figure";
 }
 
+json_t *triangulate_document(const char *verdict, const char *result, json_t *slow, json_t *nics, json_t *plan,
+                             json_t *runs)
+{
+    json_t *document = out_document("triangulate");
+
+    json_object_update_new(document, json_pack("{s:s, s:s, s:o, s:o, s:O?, s:O}", "verdict", verdict, "result", result,
+                                               "slow", slow, "nics", nics ? json_incref(nics) : json_array(), "plan",
+                                               plan, "runs", runs));
+    return document;
+}
+
 static int conclude(struct live *live, struct triangulate *t, json_t *plan)
 {
     static const char *const words[] = {
@@ -295,12 +305,10 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
     char *names = names_of(live->fleet, slow, n), verdict[1024];
     const char *why = why_none(live->runs);
     bool is_unknown = end == TRIANGULATE_NONE && live->is_blind && !live->has_ratio && !live->has_failed;
-    json_t *document, *list = json_array();
+    json_t *document, *list = hosts_of(live->fleet, slow, why ? 0 : n);
 
     if (why)
         end = TRIANGULATE_SPREAD;
-    for (int i = 0; !why && i < n; i++)
-        json_array_append_new(list, json_string(live->fleet->list[slow[i]].word));
     if (why)
         snprintf(verdict, sizeof(verdict), "No single node can be named: no group gave a figure: %.800s", why);
     else if (end == TRIANGULATE_FOUND)
@@ -324,13 +332,7 @@ static int conclude(struct live *live, struct triangulate *t, json_t *plan)
                                          : CMD_FINDINGS;
     progress_stop();
     if (live->options->json) {
-        document = out_document("triangulate");
-        json_object_set_new(document, "verdict", json_string(verdict));
-        json_object_set_new(document, "result", json_string(words[end]));
-        json_object_set_new(document, "slow", list);
-        json_object_set_new(document, "nics", json_array());
-        json_object_set(document, "plan", plan);
-        json_object_set(document, "runs", live->runs);
+        document = triangulate_document(verdict, words[end], list, NULL, plan, live->runs);
         if (out_json(document) != 0)
             result = CMD_FAILED;
     } else {

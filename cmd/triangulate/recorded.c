@@ -2,6 +2,7 @@
 /* recorded.c - finds slow nodes from recorded runs. */
 #include "tool_triangulate.h"
 
+#include "common/json.h"
 #include "common/output.h"
 
 #include <dirent.h>
@@ -240,7 +241,7 @@ static void groups_done(struct groups *groups)
 static void describe(const struct groups *groups, const int *suspects, int n, bool is_proof, const json_t *weak,
                      char *ret_text, size_t bytes)
 {
-    size_t used = 0;
+    struct text text = text_in(ret_text, bytes);
     int n_slow = 0;
     json_t *nic;
     size_t i;
@@ -248,35 +249,30 @@ static void describe(const struct groups *groups, const int *suspects, int n, bo
     for (int k = 0; k < groups->n; k++)
         n_slow += groups->slow[k];
     if (n_slow == 0) {
-        snprintf(ret_text, bytes, "No run of %d is slow.", groups->n);
-        return;
+        text_add(&text, "No run of %d is slow.", groups->n);
+    } else if (n == 0) {
+        text_add(&text, "No single node: %d of %d runs are slow, but each of their nodes is in a fast run as well.",
+                 n_slow, groups->n);
+    } else {
+        text_add(&text, "%s", is_proof ? "Slow: " : "Among these is a slow node: ");
+        for (int k = 0; k < n && text.n < bytes - 200; k++)
+            text_add(&text, "%s%.100s", k ? ", " : "", groups->names[suspects[k]]);
+        text_add(&text, ", by %d run%s, %d of them slow.", groups->n, groups->n == 1 ? "" : "s", n_slow);
     }
-    if (n == 0) {
-        snprintf(ret_text, bytes,
-                 "No single node: %d of %d runs are slow, but each of their nodes is in a fast run as well.", n_slow,
-                 groups->n);
-        return;
-    }
-    used = (size_t)snprintf(ret_text, bytes, "%s", is_proof ? "Slow: " : "Among these is a slow node: ");
-    for (int k = 0; k < n && used < bytes - 200; k++)
-        used += (size_t)snprintf(ret_text + used, bytes - used, "%s%.100s", k ? ", " : "", groups->names[suspects[k]]);
-    used += (size_t)snprintf(ret_text + used, bytes - used, ", by %d run%s, %d of them slow.", groups->n,
-                             groups->n == 1 ? "" : "s", n_slow);
     json_array_foreach (weak, i, nic) {
-        const char *host = json_string_value(json_object_get(nic, "host"));
+        const char *host = json_text(nic, "host");
 
-        for (int k = 0; host && k < n && used < bytes - 200; k++)
+        for (int k = 0; n_slow > 0 && k < n && text.n < bytes - 200; k++)
             if (strcmp(host, groups->names[suspects[k]]) == 0)
-                used += (size_t)snprintf(ret_text + used, bytes - used, " %.60s of %.60s carried %.0f%% of the others.",
-                                         json_string_value(json_object_get(nic, "device")), host,
-                                         100 * json_number_value(json_object_get(nic, "share")));
+                text_add(&text, " %.60s of %.60s carried %.0f%% of the others.", json_text(nic, "device"), host,
+                         100 * json_number(nic, "share"));
     }
 }
 
 static int conclude(const struct triangulate_call *options, const struct groups *groups, json_t *runs, json_t *weak)
 {
     int *suspects = calloc((size_t)groups->n_names + 1, sizeof(int)), n, result;
-    json_t *document = out_document("triangulate"), *slow = json_array();
+    json_t *document, *slow = json_array();
     bool is_proof = false, any_slow = false;
     char verdict[2048];
     json_t *run;
@@ -294,23 +290,19 @@ static int conclude(const struct triangulate_call *options, const struct groups 
         json_array_append_new(slow, json_string(groups->names[suspects[i]]));
     describe(groups, suspects, n, is_proof, weak, verdict, sizeof(verdict));
     result = any_slow ? CMD_FINDINGS : CMD_FINE;
-    json_object_set_new(document, "verdict", json_string(verdict));
-    json_object_set_new(document, "result",
-                        json_string(!any_slow  ? "none"
-                                    : n == 0   ? "spread"
-                                    : is_proof ? "found"
-                                               : "either"));
-    json_object_set_new(document, "slow", slow);
-    json_object_set(document, "nics", weak);
-    json_object_set_new(document, "plan", json_null());
-    json_object_set(document, "runs", runs);
     if (options->json) {
+        document = triangulate_document(verdict,
+                                        !any_slow  ? "none"
+                                        : n == 0   ? "spread"
+                                        : is_proof ? "found"
+                                                   : "either",
+                                        json_incref(slow), weak, NULL, runs);
         if (out_json(document) != 0)
             result = CMD_FAILED;
     } else {
         out_verdict(any_slow ? OUT_BAD : OUT_GOOD, "%s", verdict);
-        json_decref(document);
     }
+    json_decref(slow);
     free(suspects);
     return result;
 }

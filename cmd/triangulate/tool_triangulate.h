@@ -21,6 +21,10 @@ int triangulate_live(const struct cmd *cmd, const struct triangulate_call *optio
 int triangulate_recorded(const struct cmd *cmd, const struct triangulate_call *options,
                          const struct reference *reference, const struct verdict_options *wanted);
 
+/* The document of what was found. Consumes `slow`. A new reference. */
+json_t *triangulate_document(const char *verdict, const char *result, json_t *slow, json_t *nics, json_t *plan,
+                             json_t *runs);
+
 /* The worst ratio of a verdict's runs: 0 if one failed, NAN if nothing could be compared. */
 double triangulate_ratio(const json_t *document);
 

@@ -186,6 +186,11 @@ static const char *round_one(struct triangulate *t, int node, const char *why)
     return why;
 }
 
+static const char *round_cross(struct triangulate *t)
+{
+    return round_one(t, t->suspects[0], "a node of a slow pair, with a node of a fast one");
+}
+
 static const char *round_halves(struct triangulate *t)
 {
     t->half = (t->n_suspects + 1) / 2;
@@ -247,26 +252,6 @@ static const char *round_confirm(struct triangulate *t)
     }
     finish(t, TRIANGULATE_FOUND);
     return NULL;
-}
-
-static const char *make_round(struct triangulate *t)
-{
-    switch (t->phase) {
-    case PHASE_PAIRS:
-        return round_pairs(t);
-    case PHASE_CROSS:
-        return round_one(t, t->suspects[0], "a node of a slow pair, with a node of a fast one");
-    case PHASE_SPREAD:
-        return round_spread(t);
-    case PHASE_HALVES:
-        return round_halves(t);
-    case PHASE_VERIFY:
-        return round_verify(t);
-    case PHASE_CONFIRM:
-        return round_confirm(t);
-    default:
-        return NULL;
-    }
 }
 
 /* --- evaluation of results --- */
@@ -414,16 +399,14 @@ static void after_confirm(struct triangulate *t)
     }
 }
 
-static void process_round(struct triangulate *t)
-{
-    static void (*const after[])(struct triangulate *) = {
-        [PHASE_PAIRS] = after_pairs,   [PHASE_CROSS] = after_cross,   [PHASE_SPREAD] = after_spread,
-        [PHASE_HALVES] = after_halves, [PHASE_VERIFY] = after_verify, [PHASE_CONFIRM] = after_confirm,
-    };
-
-    after[t->phase](t);
-    t->n_groups = 0;
-}
+static const struct {
+    const char *(*make)(struct triangulate *t); /* why the groups are measured; NULL: another phase has begun */
+    void (*after)(struct triangulate *t);
+} phases[] = {
+    [PHASE_PAIRS] = {round_pairs, after_pairs},    [PHASE_CROSS] = {round_cross, after_cross},
+    [PHASE_SPREAD] = {round_spread, after_spread}, [PHASE_HALVES] = {round_halves, after_halves},
+    [PHASE_VERIFY] = {round_verify, after_verify}, [PHASE_CONFIRM] = {round_confirm, after_confirm},
+};
 
 /* A result near the cut is measured twice. */
 static bool needs_repeat(struct triangulate *t)
@@ -443,10 +426,11 @@ bool triangulate_next(struct triangulate *t, struct triangulate_round *ret_round
         t->repeated[0] = 1;
         why = "the same group again: the result was near the limit";
     } else if (t->n_groups > 0) {
-        process_round(t);
+        phases[t->phase].after(t);
+        t->n_groups = 0;
     }
     while (!why && t->phase != PHASE_END)
-        why = make_round(t);
+        why = phases[t->phase].make(t);
     if (!why)
         return false;
     if (t->runs + t->n_groups > t->options.max_runs) {
