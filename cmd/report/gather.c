@@ -256,34 +256,27 @@ static json_t *result_of(const struct folder *folder, const json_t *parsed, cons
 
 json_t *report_gather(const struct folder *folder, json_t *parsed)
 {
-    json_t *document = json_object(), *nics = gather_nics(folder), *hardware = first_of_runs(parsed, "hardware");
+    const json_t *run = folder->run;
+    json_t *nics = gather_nics(folder), *hardware = first_of_runs(parsed, "hardware"), *document;
 
-    if (json_is_null(hardware) && *json_text(folder->run, "hardware"))
-        hardware = json_string(json_text(folder->run, "hardware"));
-    json_object_set_new(document, "verdict", verdict_of(folder, parsed, nics));
-    json_object_set_new(document, "result", result_of(folder, parsed, nics));
-    json_object_set_new(document, "folder", json_string(folder->path));
-    json_object_set_new(document, "date", date_of(folder));
-    json_object_set_new(document, "job", text_or_null(folder->run, "job"));
-    json_object_set_new(document, "command", text_or_null(folder->run, "command"));
-    json_object_set_new(document, "commit", text_or_null(folder->run, "commit"));
-    json_object_set_new(document, "launched_by", text_or_null(folder->run, "epkit"));
-    json_object_set_new(document, "exit_code", integer_or_null(folder->run, "exit_code"));
-    json_object_set_new(document, "hardware", hardware);
-    json_object_set_new(document, "nodes",
-                        json_is_integer(json_object_get(folder->run, "nodes"))
-                            ? json_incref(json_object_get(folder->run, "nodes"))
-                            : first_of_runs(parsed, "nodes"));
-    json_object_set_new(document, "hosts", gather_hosts(folder));
-    json_object_set_new(document, "environment", gather_environment(folder));
-    json_object_set_new(document, "nics", nics);
-    json_object_set_new(document, "findings", gather_findings(folder));
-    json_object_set_new(document, "snapshots", gather_snapshots(folder));
-    json_object_set_new(document, "files", gather_files(folder));
+    if (json_is_null(hardware) && *json_text(run, "hardware"))
+        hardware = json_string(json_text(run, "hardware"));
+    document = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
+                         verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
+                         out_text(folder->path), "date", date_of(folder), "job", text_or_null(run, "job"), "command",
+                         text_or_null(run, "command"), "commit", text_or_null(run, "commit"), "launched_by",
+                         text_or_null(run, "epkit"), "exit_code", integer_or_null(run, "exit_code"), "hardware",
+                         hardware, "nodes",
+                         json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
+                                                                        : first_of_runs(parsed, "nodes"));
+    json_object_update_new(document,
+                           json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "hosts", gather_hosts(folder), "environment",
+                                     gather_environment(folder), "nics", nics, "findings", gather_findings(folder),
+                                     "snapshots", gather_snapshots(folder), "files", gather_files(folder)));
     if (parsed)
         json_object_set(document, "parsed", parsed);
-    if (json_object_get(folder->run, "results"))
-        json_object_set(document, "results", json_object_get(folder->run, "results"));
+    if (json_object_get(run, "results"))
+        json_object_set(document, "results", json_object_get(run, "results"));
     json_object_set_new(document, "figures", report_figures(document));
     json_object_set_new(document, "previous", json_null());
     json_object_set_new(document, "history", json_array());

@@ -69,42 +69,27 @@ struct file {
     size_t bytes;
 };
 
-static bool render(struct file *file)
+static int render(struct file *file)
 {
     FILE *stream = open_memstream(&file->text, &file->bytes);
     bool good;
 
     if (!stream)
-        return false;
+        return errno;
     file->write(stream, file->document);
     good = !ferror(stream);
-    return fclose(stream) == 0 && good;
+    return fclose(stream) == 0 && good ? 0 : errno;
 }
 
-static bool save(const char *folder, const struct file *file)
+static int save(const char *folder, const struct file *file)
 {
     char *path = NULL;
     int number = asprintf(&path, "%s/%s", folder, file->name) < 0
                      ? ENOMEM
                      : temporary_save(path, file->text, file->bytes, temporary_usual_mode());
 
-    if (number)
-        out_error("writing %s/%s: %s", folder, file->name, out_reason(number));
     free(path);
-    return number == 0;
-}
-
-static bool save_all(const char *folder, const struct file *files, size_t n)
-{
-    bool is_new = mkdir(folder, 0777) == 0, good = is_new || errno == EEXIST;
-
-    if (!good)
-        out_error("making %s: %s", folder, out_reason(errno));
-    for (size_t i = 0; good && i < n; i++)
-        good = save(folder, &files[i]);
-    if (!good && is_new)
-        rmdir(folder);
-    return good;
+    return number;
 }
 
 /* All texts are complete first, because plots take time. */
@@ -116,19 +101,30 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
                            {.name = "run.json", .write = write_json, .document = run}};
     const size_t n = run ? 3 : 2;
     sigset_t before;
-    bool good = true;
+    bool is_new;
+    int number = 0;
 
-    for (size_t i = 0; good && i < n; i++) {
-        good = render(&files[i]);
-        if (!good)
-            out_error("making %s of %s: %s", files[i].name, folder, strerror(errno));
+    for (size_t i = 0; number == 0 && i < n; i++) {
+        number = render(&files[i]);
+        if (number)
+            out_error("making %s of %s: %s", files[i].name, folder, strerror(number));
     }
-    if (good) {
+    if (number == 0) {
         temporary_hold_signals(&before);
-        good = save_all(folder, files, n);
+        is_new = mkdir(folder, 0777) == 0;
+        number = is_new || errno == EEXIST ? 0 : errno;
+        if (number)
+            out_error("making %s: %s", folder, out_reason(number));
+        for (size_t i = 0; number == 0 && i < n; i++) {
+            number = save(folder, &files[i]);
+            if (number)
+                out_error("writing %s/%s: %s", folder, files[i].name, out_reason(number));
+        }
+        if (number && is_new)
+            rmdir(folder);
         temporary_release_signals(&before);
     }
     for (size_t i = 0; i < n; i++)
         free(files[i].text);
-    return good;
+    return number == 0;
 }
