@@ -170,10 +170,8 @@ static void add_case(struct collector *collector, const json_t *event)
     else
         result->failed++;
     if (collector->flags & SUITE_LINES)
-        print_case(event, (int)json_integer_value(json_object_get(event, "count")));
+        print_case(event, check_matrix_find(collector->request->matrix)->count);
     json_object_del(row, "event");
-    json_object_del(row, "matrix");
-    json_object_del(row, "count");
     json_array_append_new(result->cases, row);
     progress_update(collector->done + result->passed + result->failed, collector->all, "%s",
                     collector->request->matrix);

@@ -47,8 +47,6 @@ void ranks_emit(struct ranks_ctx *ctx, json_t *event)
             snprintf(report->detail, sizeof(report->detail), "%s: %s",
                      json_string_value(json_object_get(event, "name")),
                      json_string_value(json_object_get(event, "detail")));
-    } else if (!strcmp(kind, "matrix")) {
-        report->total = (int)json_integer_value(json_object_get(event, "total"));
     } else if (!strcmp(kind, "error") && report->errors++ == 0) {
         snprintf(report->error, sizeof(report->error), "rank %d: %s: %s", ctx->rank,
                  json_string_value(json_object_get(event, "what")), json_string_value(json_object_get(event, "text")));
@@ -143,7 +141,6 @@ void group_run(const struct group_spec *spec, struct group_report *ret_report)
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutex_init(&board->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    board->report.total = -1;
     argument.board = board;
     launch.mode = spec->mode;
     launch.nranks = spec->n_ranks;
@@ -173,5 +170,4 @@ void group_expect_pass(const struct group_spec *spec, int n_cases)
                  report.failed, report.detail);
     assert_int_equal(report.code, 0);
     assert_int_equal(report.cases, n_cases);
-    assert_int_equal(report.total, n_cases);
 }

@@ -18,7 +18,6 @@
 struct group_report {
     int code;          /* worst exit code of a rank */
     int cases, failed; /* "case" events, and those of them that failed */
-    int total;         /* of the "matrix" event; -1: there was none */
     int errors;        /* "error" events */
     char detail[512];  /* of the first failed case, with its name in front */
     char error[512];   /* of the first error event */

@@ -466,10 +466,8 @@ TEST(test_reads_numpy)
 
 TEST(test_names)
 {
-    for (const struct routing_name *row = routing_names; row->name; row++) {
+    for (const struct routing_name *row = routing_names; row->name; row++)
         assert_ptr_equal(routing_find(row->name), row);
-        assert_true(strlen(row->help) > 10);
-    }
     assert_null(routing_find("file"));
     assert_null(routing_find(""));
 }

@@ -148,9 +148,8 @@ static bool summarise_verdicts(const struct check_run *run, const struct check_v
 
 static void emit_case(struct check_run *run, int index, bool passed, const char *detail, double ms)
 {
-    const struct check_matrix *matrix = run->parameters.matrix;
-    json_t *event = json_pack("{s:s, s:s, s:i, s:i, s:s, s:b, s:f}", "event", "case", "matrix", matrix->name, "index",
-                              index + 1, "count", matrix->count, "name", run->name, "passed", passed, "ms", ms);
+    json_t *event = json_pack("{s:s, s:i, s:s, s:b, s:f}", "event", "case", "index", index + 1, "name", run->name,
+                              "passed", passed, "ms", ms);
 
     if (!passed)
         json_object_set_new(event, "detail", json_string(detail));
@@ -170,7 +169,7 @@ static ep_status run_case(struct check_run *run, void *state, int index, struct 
     run->phase = "gathering results";
     CHECK_CALL(run, ep_comm_allgather, run->ctx->comm, &run->verdict, sizeof(run->verdict), verdicts);
     passed = summarise_verdicts(run, verdicts, detail, sizeof(detail));
-    *(passed ? &run->n_passed : &run->n_failed) += 1;
+    run->n_failed += !passed;
     if (run->ctx->rank == 0)
         emit_case(run, index, passed, detail, now_ms() - begin);
     return EP_OK;
@@ -210,11 +209,6 @@ static int run_matrix(struct check_run *run)
         return code;
     if (end_status != EP_OK)
         return fail_call(run, end_status);
-    if (run->ctx->rank == 0)
-        ranks_emit(run->ctx,
-                   json_pack("{s:s, s:s, s:i, s:i, s:i, s:I}", "event", "matrix", "matrix",
-                             run->parameters.matrix->name, "passed", run->n_passed, "failed", run->n_failed, "total",
-                             run->n_passed + run->n_failed, "seed", (json_int_t)run->parameters.seed));
     return run->n_failed ? JOB_FAILED : JOB_FINE;
 }
 

@@ -27,10 +27,9 @@
  *              absent: alternating
  *
  * Emits, from rank 0, per case
- *   {"event":"case", "matrix", "index", "count", "name", "passed", "detail", "ms"}
- * index counts from 1 within the whole matrix of `count` cases, even if only some of them run; "detail", the first
- * mismatch, is present only if passed is false. At the end
- *   {"event":"matrix", "matrix", "passed", "failed", "total", "seed"}
+ *   {"event":"case", "index", "name", "passed", "detail", "ms"}
+ * index counts from 1 within the whole matrix, even if only some of its cases run; "detail", the first mismatch, is
+ * present only if passed is false.
  */
 #ifndef EP_TEST_CHECK_CASES_H
 #define EP_TEST_CHECK_CASES_H

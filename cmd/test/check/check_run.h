@@ -35,8 +35,8 @@ struct check_run {
     struct check_parameters parameters;
     struct reference_group group;
     struct mirrors mirrors;
-    int n_tokens;           /* most tokens of a rank */
-    int n_passed, n_failed; /* cases */
+    int n_tokens; /* most tokens of a rank */
+    int n_failed; /* cases */
     /* Of the current case: */
     char name[CHECK_NAME_BYTES]; /* "": no case has begun, or all have ended */
     const char *phase;           /* "dispatch", "worst-case dispatch", ...: for the texts of mismatches and errors */

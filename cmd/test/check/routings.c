@@ -25,14 +25,8 @@ struct routing {
 };
 
 const struct routing_name routing_names[] = {
-    {"uniform", ROUTING_UNIFORM, "every token selects distinct experts at random"},
-    {"zipf", ROUTING_ZIPF, "skewed: the p-th most popular expert is selected in proportion to p^-1.2"},
-    {"grouped", ROUTING_GROUPED,
-     "as DeepSeek-V3's gate: the best 4 of 8 groups of experts, then the best experts in them"},
-    {"one", ROUTING_ONE, "all to one: every token of every rank selects experts of the same rank"},
-    {"dropped", ROUTING_DROPPED, "uniform, but a quarter of the selections and an eighth of the tokens are dropped"},
-    {"empty", ROUTING_EMPTY, "some ranks have no tokens, and some receive none"},
-    {NULL, ROUTING_FILE, NULL},
+    {"uniform", ROUTING_UNIFORM}, {"zipf", ROUTING_ZIPF},   {"grouped", ROUTING_GROUPED}, {"one", ROUTING_ONE},
+    {"dropped", ROUTING_DROPPED}, {"empty", ROUTING_EMPTY}, {NULL, ROUTING_FILE},
 };
 
 const struct routing_name *routing_find(const char *name)

@@ -23,7 +23,6 @@ enum routing_kind {
 struct routing_name {
     const char *name;
     enum routing_kind kind;
-    const char *help; /* one line without full stop */
 };
 
 /* The kinds that have a name: all but ROUTING_FILE. Ends with a NULL name. */
