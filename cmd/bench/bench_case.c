@@ -62,6 +62,14 @@ ep_status bench_mirrors_status(const struct mirrors *mirrors)
     return mirrors->status;
 }
 
+ep_status bench_copy(void *context)
+{
+    const struct bench_case *bench = context;
+
+    memcpy(bench->copy_to, bench->copy_from, bench->copy_bytes);
+    return EP_OK;
+}
+
 void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route)
 {
     size_t choices = (size_t)route->n_tokens * (size_t)route->group.topk;

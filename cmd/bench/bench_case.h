@@ -215,7 +215,8 @@ struct bench_case {
     uint16_t *out_naive;
     void *copy_from; /* [n_recv,H] */
     void *copy_to;
-    void *recv_x; /* [n_recv,H]: output of the dispatch, input of the combine */
+    size_t copy_bytes; /* of the rows that this rank receives, for bench_copy() */
+    void *recv_x;      /* [n_recv,H]: output of the dispatch, input of the combine */
     float *recv_scales;
     int32_t *recv_experts; /* [n_recv,K] */
     float *recv_weights;
@@ -233,6 +234,9 @@ int bench_case_route(const struct bench_case *bench, int variant, bool expanded,
 
 /* EP_OK, or the first error of these buffers. */
 ep_status bench_mirrors_status(const struct mirrors *mirrors);
+
+/* The baseline memcpy: a bench_series.run for a case. */
+ep_status bench_copy(void *context);
 
 /* Adds mirrors of the experts and weights of a route. */
 void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route);

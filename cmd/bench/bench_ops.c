@@ -103,7 +103,6 @@ struct op {
     ep_combine_args combine;
     struct bench_phases phases;
     struct roofline roofline;
-    size_t copy_bytes; /* bytes of the rows that this rank receives */
     struct bench_series series[BENCH_MAX_SERIES];
     int n_series;
 };
@@ -140,14 +139,6 @@ static ep_status after_op(void *context, int round)
 
     if (round >= 0)
         bench_phases_add(&op->phases, op->bench->ctx->comm);
-    return EP_OK;
-}
-
-static ep_status run_copy(void *context)
-{
-    struct op *op = context;
-
-    memcpy(op->bench->copy_to, op->bench->copy_from, op->copy_bytes);
     return EP_OK;
 }
 
@@ -222,7 +213,8 @@ static void add_series(struct op *op, struct bench_series series)
 static void add_host_series(struct op *op)
 {
     if (bench_has_baselines(op->bench))
-        add_series(op, (struct bench_series){.what = "memcpy", .key = "memcpy", .run = run_copy, .context = op});
+        add_series(op,
+                   (struct bench_series){.what = "memcpy", .key = "memcpy", .run = bench_copy, .context = op->bench});
     if (bench_has_mpi(op->bench))
         add_series(
             op,
@@ -270,7 +262,7 @@ static int measure(struct op *op)
     int code = has_roofline(bench) ? roofline_init(&op->roofline, bench) : 0;
 
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
-    op->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
+    bench->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
     if (code == 0)
         code = check_op(op);
     add_series(op, (struct bench_series){

@@ -21,8 +21,7 @@ struct lowlat {
     ep_ll *ll;
     int32_t *recv_count; /* [L] */
     uint16_t *returned;  /* [L,R*M,H], symmetric: input of the combine */
-    size_t copy_bytes;
-    int64_t slots; /* R*M */
+    int64_t slots;       /* R*M */
 };
 
 static ep_status run_dispatch(void *context)
@@ -88,14 +87,6 @@ static ep_status prepare_combine(void *context, int round)
     (void)round;
     EP_TRY(run_dispatch(context));
     return sync_stream(context);
-}
-
-static ep_status run_copy(void *context)
-{
-    struct lowlat *lowlat = context;
-
-    memcpy(lowlat->bench.copy_to, lowlat->bench.copy_from, lowlat->copy_bytes);
-    return EP_OK;
 }
 
 /* A row that this rank receives: the number of its local expert, its slot in the layout, its source. */
@@ -240,7 +231,7 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     struct bench_case *bench = &lowlat->bench;
     struct bench_series series[] = {
         {.what = "low-latency dispatch", .run = run_dispatch, .after = after_dispatch, .context = lowlat},
-        {.what = "memcpy", .key = "memcpy", .run = run_copy, .context = lowlat},
+        {.what = "memcpy", .key = "memcpy", .run = bench_copy, .context = bench},
     };
     struct bench_series combine = {
         .what = "low-latency combine", .prepare = prepare_combine, .run = run_combine, .context = lowlat};
@@ -266,7 +257,7 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     measurement.counts.wire = count_outside(lowlat, 1, each);
     measurement.counts.net_bytes =
         count_outside(lowlat, bench->route.group.ranks_per_node, each) * measurement.row_bytes;
-    lowlat->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
+    bench->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
     code = bench_rounds(bench->ctx, series, measurement.n_series, bench->request->iters, bench->one_clock);
     if (code == 0)
         code = check_both(lowlat);
