@@ -10,27 +10,25 @@
 #define MIN_HISTORY 4
 #define LARGE_BYTES 1073741824.0 /* messages of nccl-tests from which on the rate hardly depends on the size */
 
-/* The main figure of a measure. */
-static json_t *figure_of(const json_t *measure)
+/* The main figure of a measure: of low latency the time, else the first rate, or the time. NULL: it has none. */
+static json_t *figure_of(const json_t *run, const json_t *measure)
 {
-    const json_t *logical = json_object_get(measure, "logical_gbps"), *value;
-    const char *unit = "GB/s (RDMA)";
+    const json_t *logical = json_object_get(measure, "logical_gbps");
+    const struct {
+        const json_t *value;
+        const char *unit;
+    } rates[] = {{json_object_get(logical, "rdma"), "GB/s (RDMA)"},
+                 {json_object_get(measure, "busbw_gbps"), "GB/s (busbw)"},
+                 {json_object_get(logical, "nvl"), "GB/s (NVLink)"}};
+    bool is_time = strcmp(json_text(run, "dialect"), "deepep-lowlatency") == 0;
 
-    value = json_object_get(logical, "rdma");
-    if (!json_is_number(value)) {
-        value = json_object_get(measure, "busbw_gbps");
-        unit = "GB/s (busbw)";
-    }
-    if (!json_is_number(value)) {
-        value = json_object_get(logical, "nvl");
-        unit = "GB/s (NVLink)";
-    }
-    if (json_is_number(value))
-        return json_pack("{s:f, s:s, s:b}", "value", json_number_value(value), "unit", unit, "lower_is_better", 0);
-    value = json_object_get(measure, "time_us");
-    if (!json_is_number(value))
+    for (size_t i = 0; i < COUNT(rates) && !is_time; i++)
+        if (json_is_number(rates[i].value))
+            return json_pack("{s:f, s:s, s:b}", "value", json_number_value(rates[i].value), "unit", rates[i].unit,
+                             "lower_is_better", 0);
+    if (!is_time && !json_is_number(json_object_get(measure, "time_us")))
         return NULL;
-    return json_pack("{s:f, s:s, s:b}", "value", json_number_value(value), "unit", "us", "lower_is_better", 1);
+    return json_pack("{s:f, s:s, s:b}", "value", json_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
 }
 
 /* Is the configuration a parameter of the measurement, or the best one that a sweep found? */
@@ -63,13 +61,6 @@ static const char *size_of(const json_t *run, const json_t *measure, char *ret_t
     return ret_text;
 }
 
-static json_t *low_latency_time(const json_t *run, const json_t *measure)
-{
-    if (strcmp(json_text(run, "dialect"), "deepep-lowlatency") != 0)
-        return NULL;
-    return json_pack("{s:f, s:s, s:b}", "value", json_number(measure, "time_us"), "unit", "us", "lower_is_better", 1);
-}
-
 json_t *report_figures(const json_t *document)
 {
     const json_t *parsed = json_object_get(document, "parsed");
@@ -88,9 +79,7 @@ json_t *report_figures(const json_t *document)
                                    size_of(run, measure, size, sizeof(size))};
             struct text text = text_in(name, sizeof(name));
 
-            figure = low_latency_time(run, measure);
-            if (!figure)
-                figure = figure_of(measure);
+            figure = figure_of(run, measure);
             if (!figure)
                 continue;
             for (size_t k = 0; k < COUNT(parts); k++)
@@ -132,35 +121,25 @@ static double noise_of(const json_t *history, const char *figure)
 static json_t *compare_row(const char *name, const json_t *a, const json_t *b, double noise, int *ret_worse,
                            int *ret_better)
 {
-    const json_t *any = a ? a : b;
-    const char *rating = "same";
-    double change = NAN;
+    double before = json_number(a, "value"), after = json_number(b, "value"), change = NAN;
+    const char *rating = a ? "only in A" : "only in B";
 
-    if (a && b && (json_number(a, "value") <= 0 || json_number(b, "value") <= 0)) {
-        /* From or to zero: the relative change is undefined. */
-        if (json_number(a, "value") > 0) {
-            change = -1;
-            rating = "regression";
-            (*ret_worse)++;
-        } else if (json_number(b, "value") > 0) {
-            rating = "improvement";
-            (*ret_better)++;
-        } else {
-            change = 0;
-        }
-    } else if (a && b) {
-        change = json_number(b, "value") / json_number(a, "value") - 1;
-        if (json_is_true(json_object_get(a, "lower_is_better")))
-            change = json_number(a, "value") / json_number(b, "value") - 1;
-        rating = change < -noise ? "regression" : change > noise ? "improvement" : "same";
-        *ret_worse += change < -noise;
-        *ret_better += change > noise;
-    } else {
-        rating = a ? "only in A" : "only in B";
+    if (a && b) {
+        bool is_worse, is_better;
+
+        if (before > 0 && after > 0)
+            change = json_is_true(json_object_get(a, "lower_is_better")) ? before / after - 1 : after / before - 1;
+        else if (before > 0 || after <= 0)
+            change = before > 0 ? -1 : 0;
+        /* From zero the relative change is undefined. */
+        is_better = isnan(change) || change > noise;
+        is_worse = change < -noise || change <= -1;
+        rating = is_worse ? "regression" : is_better ? "improvement" : "same";
+        *ret_worse += is_worse;
+        *ret_better += is_better;
     }
-    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", json_text(any, "unit"), "a",
-                     a ? json_real(json_number(a, "value")) : json_null(), "b",
-                     b ? json_real(json_number(b, "value")) : json_null(), "change",
+    return json_pack("{s:s, s:s, s:o, s:o, s:o, s:f, s:s}", "figure", name, "unit", json_text(a ? a : b, "unit"), "a",
+                     a ? json_real(before) : json_null(), "b", b ? json_real(after) : json_null(), "change",
                      isnan(change) ? json_null() : json_real(change), "noise", noise, "rating", rating);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* results_page.c - the sections of the results of `epkit run`: cases, measurements, machine. */
 #include "cmd/bench/bench.h"
+#include "cmd/bench/host.h"
 #include "page.h"
 #include "report.h"
 #include "svg.h"
@@ -176,31 +177,16 @@ static void print_bench(FILE *stream, const json_t *results)
 
 static void print_machine(FILE *stream, const json_t *results)
 {
-    static const struct out_column columns[] = {{"PART", "part", 0, 0}, {"", "text", 0, 0}};
-    const json_t *machine = json_object_get(results, "machine"), *gpus = json_object_get(machine, "gpus");
+    const json_t *machine = json_object_get(results, "machine");
     const char *mpi = json_text(machine, "mpi");
-    json_t *rows, *gpu;
-    size_t i;
+    char sentence[256];
 
-    rows =
-        json_pack("[{s:s, s:s}, {s:s, s:o}, {s:s, s:o}, {s:s, s:s}, {s:s, s:o}, {s:s, s:s}]", "part", "CPU", "text",
-                  json_text(machine, "cpu"), "part", "Cores", "text",
-                  json_sprintf("%.0f usable, %.0f NUMA node%s", json_number(machine, "cores"),
-                               json_number(machine, "numa_nodes"), json_number(machine, "numa_nodes") == 1 ? "" : "s"),
-                  "part", "Memory", "text", json_sprintf("%.1f GiB", json_number(machine, "memory_bytes") / (1 << 30)),
-                  "part", "System", "text", json_text(machine, "os"), "part", "Kernel", "text",
-                  json_sprintf("%s, %s", json_text(machine, "kernel"), json_text(machine, "arch")), "part", "MPI",
-                  "text", *mpi ? mpi : json_text(machine, "mpi_missing"));
-    json_array_foreach (gpus, i, gpu) {
-        json_array_append_new(rows, json_pack("{s:s, s:o}", "part", "GPU", "text",
-                                              json_sprintf("%s at %s", json_text(gpu, "name"), json_text(gpu, "pci"))));
-    }
-    if (json_array_size(gpus) == 0)
-        json_array_append_new(rows, json_pack("{s:s, s:s}", "part", "GPUs", "text", "no NVIDIA GPU found"));
-    fputs("<section><h2>Machine</h2>\n", stream);
-    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
+    machine_summary(machine, sentence, sizeof(sentence));
+    page_print(stream, "<section><h2>Machine</h2>\n<p>%s; %.0f NUMA node%s; %s, kernel %s, %s; MPI: %s.</p>\n",
+               sentence, json_number(machine, "numa_nodes"), json_number(machine, "numa_nodes") == 1 ? "" : "s",
+               json_text(machine, "os"), json_text(machine, "kernel"), json_text(machine, "arch"),
+               *mpi ? mpi : json_text(machine, "mpi_missing"));
     page_print(stream, "<p>%s</p></section>\n", json_text(results, "gpu_note"));
-    json_decref(rows);
 }
 
 void report_results(FILE *stream, const json_t *results)
