@@ -114,24 +114,6 @@ static float reference_weighted(const struct ep_row_term *terms, const float *we
     return sum;
 }
 
-/* Groups of several rows are rounded one by one. */
-static float reference_grouped(const struct ep_row_term *terms, const float *weights, const int *sizes, int n_groups,
-                               int at)
-{
-    float sum = 0;
-    int group, first = 0;
-
-    for (group = 0; group < n_groups; first += sizes[group++]) {
-        float partial = reference_weighted(terms + first, weights + first, sizes[group], at);
-
-        if (sizes[group] == 1)
-            sum = fmaf(weights[first], reference_term(&terms[first], at, 0), sum);
-        else
-            sum = sum + reference_decode(reference_round(partial));
-    }
-    return sum;
-}
-
 /* --- data --- */
 
 enum data {
@@ -191,29 +173,14 @@ struct operands {
     struct ep_row_term mixed[MOST_ROWS];
     const uint16_t *rows[MOST_ROWS];
     float weights[MOST_ROWS];
-    int sizes[MOST_ROWS], n_groups;
     unsigned char *memory;
 };
-
-/* Groups of 1 to 4 rows. */
-static void operands_group(struct operands *operands, int n)
-{
-    int i;
-
-    operands->n_groups = 0;
-    for (i = 0; i < n; i += operands->sizes[operands->n_groups++]) {
-        int size = 1 + (int)(random_next() >> 32 & 3);
-
-        operands->sizes[operands->n_groups] = size < n - i ? size : n - i;
-    }
-}
 
 static void operands_fill(struct operands *operands, enum data data, int n, int count)
 {
     unsigned char *next = operands->memory;
     int i, j;
 
-    operands_group(operands, n);
     for (i = 0; i < n; i++) {
         uint16_t *row = (uint16_t *)(void *)next;
         float *wide = (float *)(void *)(next + 2 * (size_t)count + 16);
@@ -275,7 +242,7 @@ static void *aligned(size_t bytes)
 struct bench {
     struct operands operands;
     struct output output;
-    uint16_t plain[MOST_COUNT], mixed[MOST_COUNT], weighted[MOST_COUNT], grouped[MOST_COUNT];
+    uint16_t plain[MOST_COUNT], mixed[MOST_COUNT], weighted[MOST_COUNT];
     float wide[MOST_COUNT];
 };
 
@@ -308,7 +275,6 @@ static void bench_expect(struct bench *bench, int n, int count)
         bench->wide[place_of(at, count)] = isnan(sum) ? float_of(0x7fc00000u) : sum;
         bench->mixed[at] = reference_round(n ? reference_sum(bench->operands.mixed, n, at, count) : 0);
         bench->weighted[at] = reference_round(reference_weighted(in->bf16, in->weights, n, at));
-        bench->grouped[at] = reference_round(reference_grouped(in->bf16, in->weights, in->sizes, in->n_groups, at));
     }
 }
 
@@ -322,9 +288,6 @@ static void bench_check_form(struct bench *bench, const struct ep_rows_ops *form
     out = output_start(&bench->output, offset, 2 * (size_t)count);
     form->weighted_sum_bf16(out, in->rows, in->weights, n, count);
     output_check(&bench->output, bench->weighted, what);
-    out = output_start(&bench->output, offset, 2 * (size_t)count);
-    form->grouped_sum_bf16(out, in->rows, in->weights, in->sizes, in->n_groups, count);
-    output_check(&bench->output, bench->grouped, what);
     if (n == 0)
         return;
     out = output_start(&bench->output, offset, 2 * (size_t)count);
@@ -486,36 +449,6 @@ TEST(test_weighted_starts_from_zero)
         forms[form]->weighted_sum_bf16(out, rows, &one, 1, 8);
         for (i = 0; i < 8; i++)
             assert_int_equal(out[i], 0x0000);
-    }
-}
-
-/*
- * 1 + 2^-8 lies in the middle between two bf16 and goes to 1; 2^-8 more gives 1 + 2^-7 only where the first was not
- * rounded before.
- */
-TEST(test_groups_are_rounded_one_by_one)
-{
-    static const struct {
-        int sizes[3], n_groups;
-        uint16_t sum;
-    } cases[] = {{{1, 1, 1}, 3, 0x3f81}, {{3}, 1, 0x3f81}, {{2, 1}, 2, 0x3f80}, {{1, 2}, 2, 0x3f81}};
-    static const uint16_t values[3] = {0x3f80, 0x3b80, 0x3b80};
-    const float weights[3] = {1, 1, 1};
-    uint16_t rows[3][8], out[8];
-    const uint16_t *row_of[3] = {rows[0], rows[1], rows[2]};
-    size_t c;
-    int form, i;
-
-    for (i = 0; i < 24; i++)
-        rows[i / 8][i % 8] = values[i / 8];
-    for (c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        for (form = 0; form < N_FORMS; form++) {
-            if (!forms[form])
-                continue;
-            forms[form]->grouped_sum_bf16(out, row_of, weights, cases[c].sizes, cases[c].n_groups, 8);
-            for (i = 0; i < 8; i++)
-                assert_int_equal(out[i], cases[c].sum);
-        }
     }
 }
 

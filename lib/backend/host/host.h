@@ -4,7 +4,7 @@
  *
  *   dispatch.c, combine.c   within a node;  internode.c  between nodes
  *   plan_metadata.c         metadata of a plan that is exchanged as rows
- *   lowlatency*.c           low latency; lowlatency_net.c, lowlatency_nodes.c  between nodes
+ *   lowlatency*.c           low latency; lowlatency_net.c  between nodes
  *   rows*.c                 the inner loops
  */
 #ifndef EP_HOST_HOST_H

@@ -4,7 +4,7 @@
  * the final rows; it writes each token once per rank, with its choices, into a slot of its own, and the receiver packs
  * the slots per expert in the order of (source rank, token). A combine pulls: each rank publishes its packed rows, and
  * each rank of its node reads, weights and adds up those of its tokens, in the groups of the contract. Within a node no
- * sums are transferred: reading a row costs the same from any rank. Between nodes they are (lowlatency_nodes.c).
+ * sums are transferred: reading a row costs the same from any rank. Between nodes they are.
  *
  * Dispatches and combines together are numbered by `serial`. There is one slot for each token of a source, which is
  * reused when the receiver has completed the previous dispatch. A combine names a dispatch, whose ranges it reads in

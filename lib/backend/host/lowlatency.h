@@ -4,14 +4,13 @@
  *
  *   lowlatency_net.c      sends what is written for ranks of other nodes, and receives what they send
  *   lowlatency_wait.c     words that ranks publish, waits for them, masks
- *   lowlatency_nodes.c    the part of a combine between nodes
  *   lowlatency_combine.c  combine
  *   lowlatency_open.c     opening and closing
  *   lowlatency.c          dispatch, and the calls
  *
- * Each rank has a segment, in which every rank of its node has words and slots of its own and writes to them directly
- * (net/ll_wire.h). For each rank of another node there is an outgoing segment, whose contents the network sends into
- * the landing segment of that rank.
+ * Each rank has a segment, in which every rank has words and slots of its own (net/ll_wire.h). Those of its node write
+ * to them directly. For each rank of another node there is an outgoing segment, whose contents the network sends into
+ * the segment of that rank.
  */
 #ifndef EP_HOST_LOWLATENCY_H
 #define EP_HOST_LOWLATENCY_H
@@ -86,7 +85,7 @@ struct host_ll {
     struct ep_group *group;
     struct host_ll *next;             /* next of the communicator, with a network */
     struct ll_net *net;               /* NULL on one node */
-    struct ll_wire layout;            /* of the segments of this node: sources are its ranks */
+    struct ll_wire layout;            /* of the segments, whose sources are all ranks */
     unsigned char **peer;             /* [R] segments; NULL: of another node */
     struct ep_group_address *address; /* [R] of the segments */
     struct ep_shm *shm;               /* [R] mappings of the segments of peers, kept when they free them */
@@ -112,6 +111,7 @@ struct host_ll {
     struct ll_range *ranges[2];   /* [L*R] of dispatch n at n % 2: a copy of those in the segment for the peers */
     int32_t *seen;                /* [E] rows of a rank so far, per expert */
     uint8_t *row;                 /* one quantised row */
+    uint16_t *sums;               /* [K,H] sums of the rows of a token on each rank of this node */
     float *scales;
     int32_t *packed_scales;
     struct ll_dispatch dispatch[2]; /* number n at n % 2 */
@@ -176,10 +176,8 @@ void ll_net_set_busy(ep_ll *ll, bool busy);
  */
 ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved);
 /*
- * What `rank` writes for this rank, and what this rank writes for it. The network reads the latter outside of jobs and
- * in ll_net_send() and ll_net_progress().
+ * What this rank writes for `rank`. The network reads it outside of jobs and in ll_net_send() and ll_net_progress().
  */
-struct ll_view ll_net_from(const ep_ll *ll, int rank);
 struct ll_view ll_net_to(const ep_ll *ll, int rank);
 /* Sends what has changed in the outgoing segment for `rank`. */
 void ll_net_send(ep_ll *ll, int rank);
@@ -195,9 +193,7 @@ static inline struct ll_view ll_from(const ep_ll *ll, int rank)
 {
     const struct host_ll *inner = ll->impl;
 
-    if (ll_is_remote(ll, rank))
-        return ll_net_from(ll, rank);
-    return (struct ll_view){inner->segment, &inner->layout, rank - inner->group->first};
+    return (struct ll_view){inner->segment, &inner->layout, rank};
 }
 
 /* What this rank writes for `rank`. */
@@ -207,7 +203,7 @@ static inline struct ll_view ll_to(const ep_ll *ll, int rank)
 
     if (ll_is_remote(ll, rank))
         return ll_net_to(ll, rank);
-    return (struct ll_view){inner->peer[rank], &inner->layout, inner->group->local};
+    return (struct ll_view){inner->peer[rank], &inner->layout, ll->comm->rank};
 }
 
 static inline struct ll_wire_segment *ll_words_of(const struct ll_view *view)
@@ -250,14 +246,6 @@ struct ll_wait {
 ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted);
 /* One step of a wait for `rank`: progresses the network, then ep_group_wait() if nothing has moved. */
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
-
-/* lowlatency_nodes.c: a combine between nodes. Functions without a rank do nothing on one node. */
-/* Sends the weights; then waits for those of the other ranks, and sends them their rows. */
-void ll_send_weights(ep_ll *ll, const struct ll_combine *combine);
-ep_status ll_send_rows(ep_ll *ll, const struct ll_combine *combine);
-/* Where `rank` sends the row of choice k of this rank's token t. Fails if it is `sent`, but not here. */
-ep_status ll_find_sent_row(ep_ll *ll, const struct ll_combine *combine, int rank, int t, size_t k, bool sent,
-                           const uint16_t **ret_row);
 
 /* lowlatency_combine.c */
 ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk,

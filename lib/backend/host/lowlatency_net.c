@@ -5,9 +5,9 @@
  * takes no other rank with it, which masks promise, and no rank depends on the calls of another one. The order of sums
  * in a combine requires a row for each (token, rank) on the network in any case.
  *
- * Calls write to outgoing segments and read the landing segment, and the wire (net/ll_wire.h) sends the former into the
- * latter of the peers. What a call has written stays there until it has left, so the caller's memory is free when its
- * call returns. A thread sends the rest.
+ * Calls write to outgoing segments, and the wire (net/ll_wire.h) sends them into the segments of the peers. What a call
+ * has written stays there until it has left, so the caller's memory is free when its call returns. A thread sends the
+ * rest.
  *
  * A lock serialises that thread and the caller's; it protects the streams and the state of the wire.
  */
@@ -36,10 +36,10 @@ struct ll_remote {
 };
 
 struct ll_net {
-    struct ll_wire send, receive; /* outgoing segments have one source, this rank */
-    struct ll_remote *remotes;    /* [R] */
-    unsigned char *memory;        /* the landing segment, then the outgoing ones */
-    size_t bytes, landing_bytes, out_bytes;
+    struct ll_wire send;       /* outgoing segments have one source, this rank */
+    struct ll_remote *remotes; /* [R] */
+    unsigned char *memory;     /* the outgoing segments */
+    size_t bytes, out_bytes;
     uint64_t finished;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -53,18 +53,16 @@ static struct ll_net *net_of(const ep_ll *ll)
     return ((struct host_ll *)ll->impl)->net;
 }
 
-/* Sets the layouts, and returns the bytes of all segments. */
+/* Sets the layout, and returns the bytes of all outgoing segments. */
 static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 {
     const struct host_ll *inner = ll->impl;
     size_t n_remote = (size_t)(ll->comm->nranks - ll->comm->ranks_per_node);
 
-    n->send = n->receive = inner->layout;
+    n->send = inner->layout;
     n->send.nranks = 1;
-    n->receive.nranks = ll->comm->nranks;
-    n->landing_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->receive, 1));
     n->out_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->send, 1));
-    return n->landing_bytes + n_remote * n->out_bytes;
+    return n_remote * n->out_bytes;
 }
 
 int64_t ll_net_bytes(const ep_ll *ll)
@@ -75,19 +73,12 @@ int64_t ll_net_bytes(const ep_ll *ll)
     return (int64_t)(lay_out(ll, &n) + (nranks - 1) * RING_BYTES + nranks * sizeof(struct ll_remote));
 }
 
-struct ll_view ll_net_from(const ep_ll *ll, int rank)
-{
-    const struct ll_net *n = net_of(ll);
-
-    return (struct ll_view){n->memory, &n->receive, rank};
-}
-
 struct ll_view ll_net_to(const ep_ll *ll, int rank)
 {
     const struct ll_net *n = net_of(ll);
     int nlocal = ll->comm->ranks_per_node, index = rank < ll->comm->node * nlocal ? rank : rank - nlocal;
 
-    return (struct ll_view){n->memory + n->landing_bytes + (size_t)index * n->out_bytes, &n->send, 0};
+    return (struct ll_view){n->memory + (size_t)index * n->out_bytes, &n->send, 0};
 }
 
 /* --- sending, under the lock --- */
@@ -130,12 +121,13 @@ static bool is_outstanding(const ep_ll *ll)
 
 /* --- both directions, under the lock --- */
 
-static ep_status receive(struct ll_net *n, int rank, bool *ret_moved)
+static ep_status receive(const ep_ll *ll, struct ll_net *n, int rank, bool *ret_moved)
 {
+    const struct host_ll *inner = ll->impl;
     struct ll_received received;
     uint64_t finished = __atomic_load_n(&n->finished, __ATOMIC_ACQUIRE);
 
-    if (!ll_wire_receive(&n->receive, rank, finished, &received))
+    if (!ll_wire_receive(&inner->layout, rank, finished, &received))
         return ep_net_break(ep_streams_get_net(n->send.streams),
                             ep_fail(EP_E_MISMATCH,
                                     "what rank %d has published is damaged: the length of a low-latency message is %zu",
@@ -154,7 +146,7 @@ static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 
         if (!ll_is_remote(ll, rank))
             continue;
-        EP_TRY(receive(n, rank, ret_moved));
+        EP_TRY(receive(ll, n, rank, ret_moved));
         ep_group_net_note_lost(ep_group_of(ll->comm), ep_streams_get_net(n->send.streams), rank);
         remote->ended = ep_streams_ended(n->send.streams, rank);
         if (!remote->ended)
@@ -166,12 +158,7 @@ static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
 /* The same; a broken network fails the group. */
 static ep_status step_or_fail(const ep_ll *ll, struct ll_net *n, enum ep_group_phase phase, bool *ret_moved)
 {
-    ep_status status = step(ll, n, ret_moved);
-    int broken_by = ep_streams_broken_peer(n->send.streams);
-
-    if (status == EP_OK)
-        return EP_OK;
-    return ep_group_set_own_failure(ep_group_of(ll->comm), status, broken_by < 0 ? ll->comm->rank : broken_by, phase);
+    return ep_group_net_fail(ep_group_of(ll->comm), n->send.streams, step(ll, n, ret_moved), phase);
 }
 
 ep_status ll_net_progress(ep_ll *ll, enum ep_group_phase phase, int rank, struct ep_group_wait *wait, bool *ret_moved)
@@ -320,7 +307,7 @@ static ep_status map_segments(const ep_ll *ll, struct ll_net *n)
 
     if (memory == MAP_FAILED)
         return ep_reserve_fail_map(errno, bytes);
-    n->memory = n->receive.landing = memory;
+    n->memory = memory;
     n->bytes = bytes;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
         if (ll_is_remote(ll, rank))
@@ -352,7 +339,7 @@ ep_status ll_net_open(ep_ll *ll)
 
     ep_group_net_describe_ranks(inner->group, &boot, &provider, &params);
     EP_TRY(ep_streams_open(&provider, &params, RING_BYTES, &n->send.streams));
-    n->receive.streams = n->send.streams;
+    inner->layout.streams = n->send.streams;
     EP_TRY(ep_thread_begin(&n->thread, &n->started, run_thread, ll, "ep_ll_new: the thread of the network"));
     inner->next = *lls;
     *lls = inner;

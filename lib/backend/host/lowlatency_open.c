@@ -15,15 +15,16 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
 
     inner->scales_at = align16((size_t)ll->config.topk * sizeof(struct ll_choice));
     inner->row_at = align16(inner->scales_at + hidden / EP_SCALE_BLOCK * sizeof(float));
-    inner->layout = (struct ll_wire){.nranks = ll->comm->ranks_per_node,
+    inner->layout = (struct ll_wire){.nranks = ll->comm->nranks,
                                      .segment_tokens = ll->config.max_tokens,
                                      .hidden = ll->config.hidden,
                                      .topk = ll->config.topk,
                                      .n_counts = 2, /* format, max_tokens */
                                      .slot_bytes = (int64_t)(inner->row_at + align16(2 * hidden))};
-    ll_wire_lay_out(&inner->layout, 1);
-    /* Rows arrive from other nodes only, in the landing segment. */
-    inner->shared_at = (size_t)inner->layout.rows_at;
+    inner->shared_at = ll_wire_lay_out(&inner->layout, 1);
+    /* Rows arrive from other nodes only. */
+    if (ll->comm->nnodes == 1)
+        inner->shared_at = (size_t)inner->layout.rows_at;
     inner->ranges_at = inner->shared_at + align16(sizeof(struct ll_shared));
     /* At the begin of a page: what precedes them is reserved at once. */
     inner->buffers_at = ep_shm_mapped_bytes(inner->ranges_at + 2 * n_ranges * sizeof(struct ll_range));
@@ -33,6 +34,7 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
 static ep_status alloc_segment(const ep_ll *ll, struct host_ll *inner)
 {
     EP_TRY(ep_group_alloc_sparse(inner->group, inner->segment_bytes, &inner->segment));
+    inner->layout.landing = inner->segment;
     for (size_t i = 0; i < 2; i++)
         inner->combine_buffer[i] =
             (char *)inner->segment + inner->buffers_at + i * ll_combine_bytes(ll, ll->config.max_tokens);
@@ -102,6 +104,7 @@ static void add_arrays(const ep_ll *ll, struct host_ll *inner)
     inner->next_index = add_array(inner, max_tokens * topk, sizeof(*inner->next_index));
     inner->seen = add_array(inner, local * nranks, sizeof(*inner->seen));
     inner->row = add_array(inner, hidden, sizeof(*inner->row));
+    inner->sums = add_array(inner, topk * hidden, sizeof(*inner->sums));
     inner->scales = add_array(inner, blocks, sizeof(*inner->scales));
     inner->packed_scales = add_array(inner, blocks, sizeof(*inner->packed_scales));
 }

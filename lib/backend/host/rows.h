@@ -38,13 +38,6 @@ struct ep_rows_ops {
      */
     void (*weighted_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n, int count);
 
-    /*
-     * The same in groups, whose rows follow each other: sizes[0..n_groups), each >= 1. The sum of a group of several
-     * rows is rounded to bf16 before it is added; a group of one row is as above.
-     */
-    void (*grouped_sum_bf16)(uint16_t *out, const uint16_t *const *rows, const float *weights, const int *sizes,
-                             int n_groups, int count);
-
     /* A part of ep_rows_copy_stream(). */
     void (*stream_range)(void *to, const void *from, size_t bytes);
 };

@@ -49,16 +49,15 @@ struct quad {
     vec even, even2, odd, odd2;
 };
 
-/* The source of the elements: terms, or rows with weights, with sizes in groups. */
+/* The source of the elements: terms, or rows with weights. */
 struct source {
     const struct ep_row_term *terms;
     const uint16_t *const *rows;
     const float *weights;
-    const int *sizes;
     int n, count;
 };
 
-enum kind { TERMS, WEIGHTED, GROUPED };
+enum kind { TERMS, WEIGHTED };
 
 /* --- what vectors of the compiler do not have --- */
 
@@ -151,16 +150,6 @@ INLINE bits round_up(vec value)
     return plain_nan(value, word + 0x7fff + (word >> 16 & 1));
 }
 
-INLINE vec vec_round(vec value)
-{
-    return (vec)(round_up(value) & UPPER);
-}
-
-INLINE struct quad quad_round(struct quad x)
-{
-    return (struct quad){vec_round(x.even), vec_round(x.even2), vec_round(x.odd), vec_round(x.odd2)};
-}
-
 INLINE struct quad quad_add(struct quad x, struct quad y)
 {
     return (struct quad){x.even + y.even, x.even2 + y.even2, x.odd + y.odd, x.odd2 + y.odd2};
@@ -207,45 +196,20 @@ INLINE void prefetch(const struct source *source, enum kind kind, int i, int at)
     }
 }
 
-INLINE struct quad add_weighted(const struct source *source, int i, int end, int at, int n, int ahead, struct quad sum)
-{
-    for (; i < end; i++) {
-        if (ahead)
-            prefetch(source, WEIGHTED, i, at + ahead);
-        sum = quad_fma(source->weights[i], load_bf16(source->rows[i] + at, n), sum);
-    }
-    return sum;
-}
-
-INLINE struct quad sum_groups(const struct source *source, enum kind kind, int at, int n, int ahead)
-{
-    const struct quad zero = {{0}, {0}, {0}, {0}};
-    struct quad sum = zero;
-    int size;
-
-    for (int i = 0, group = 0; i < source->n; i += size, group++) {
-        size = kind == GROUPED ? source->sizes[group] : 1;
-        if (size == 1)
-            sum = add_weighted(source, i, i + 1, at, n, ahead, sum);
-        else
-            sum = quad_add(sum, quad_round(add_weighted(source, i, i + size, at, n, ahead, zero)));
-    }
-    return sum;
-}
-
 INLINE struct quad sum_step(const struct source *source, enum kind kind, int at, int n, int ahead)
 {
-    struct quad sum;
+    struct quad sum = {{0}, {0}, {0}, {0}};
+    int i = 0;
 
-    if (kind != TERMS)
-        return sum_groups(source, kind, at, n, ahead);
-    if (ahead)
+    if (ahead && kind == TERMS)
         prefetch(source, kind, 0, at + ahead);
-    sum = load_term(&source->terms[0], at, n, source->count);
-    for (int i = 1; i < source->n; i++) {
+    if (kind == TERMS)
+        sum = load_term(&source->terms[i++], at, n, source->count);
+    for (; i < source->n; i++) {
         if (ahead)
             prefetch(source, kind, i, at + ahead);
-        sum = quad_add(sum, load_term(&source->terms[i], at, n, source->count));
+        sum = kind == TERMS ? quad_add(sum, load_term(&source->terms[i], at, n, source->count))
+                            : quad_fma(source->weights[i], load_bf16(source->rows[i] + at, n), sum);
     }
     return sum;
 }
@@ -310,16 +274,6 @@ ROWS_TARGET static void weighted_sum_bf16(uint16_t *out, const uint16_t *const *
     sum_to_bf16(out, &(struct source){.rows = rows, .weights = weights, .n = n, .count = count}, WEIGHTED, store);
 }
 
-ROWS_TARGET static void grouped_sum_bf16(uint16_t *out, const uint16_t *const *rows, const float *weights,
-                                         const int *sizes, int n_groups, int count)
-{
-    struct source source = {.rows = rows, .weights = weights, .sizes = sizes, .count = count};
-
-    for (int group = 0; group < n_groups; group++)
-        source.n += sizes[group];
-    sum_to_bf16(out, &source, GROUPED, store);
-}
-
 ROWS_TARGET static void sum_f32(float *out, const struct ep_row_term *terms, int n, int count)
 {
     struct source source = {.terms = terms, .n = n, .count = count};
@@ -378,6 +332,5 @@ const struct ep_rows_ops ROWS_OPS = {
     .sum_bf16_stream = sum_bf16_stream,
     .sum_f32 = sum_f32,
     .weighted_sum_bf16 = weighted_sum_bf16,
-    .grouped_sum_bf16 = grouped_sum_bf16,
     .stream_range = stream_range,
 };
