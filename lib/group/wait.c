@@ -291,17 +291,19 @@ void ep_group_wait_end(struct ep_group_wait *wait)
     ep_group_publish_wait_end(wait->group);
 }
 
-/* ep_streams_progress(); a broken network fails the group. */
+/* The peers wait for data that this rank can no longer send: it publishes the reason. */
+ep_status ep_group_net_fail(struct ep_group *group, struct ep_streams *streams, ep_status status,
+                            enum ep_group_phase phase)
+{
+    int node = ep_streams_broken_peer(streams);
+    int rank = node < 0 ? group->comm->rank : ep_net_rail(ep_streams_get_net(streams), node);
+
+    return status == EP_OK ? EP_OK : ep_group_set_own_failure(group, status, rank, phase);
+}
+
 static ep_status progress(struct ep_group *group, enum ep_group_phase phase, bool *ret_moved)
 {
-    ep_status status = ep_streams_progress(group->streams, ret_moved);
-    int node;
-
-    /* The peers wait for data that this rank can no longer send: publish the reason. */
-    if (status == EP_OK)
-        return EP_OK;
-    node = ep_streams_broken_peer(group->streams);
-    return ep_group_set_own_failure(group, status, node < 0 ? group->comm->rank : ep_group_rail(group, node), phase);
+    return ep_group_net_fail(group, group->streams, ep_streams_progress(group->streams, ret_moved), phase);
 }
 
 /* Waits until the counter of one rank reaches `value`; *ret_at is the counter then. */

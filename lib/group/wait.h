@@ -45,6 +45,10 @@ ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank);
 ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank);
 void ep_group_wait_end(struct ep_group_wait *wait);
 
+/* Fails the group if `status`, of progress in these streams, is not EP_OK, and names the rank that broke them. */
+ep_status ep_group_net_fail(struct ep_group *group, struct ep_streams *streams, ep_status status,
+                            enum ep_group_phase phase);
+
 /* Sleeps until the doorbell rings or an interval passes, even if the group has failed. */
 void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/ll_impl.h"
+#include "group/wait.h"
 #include "net/ll_wire.h"
 
 #include "base/backoff.h"
@@ -152,12 +153,10 @@ static void check_liveness(struct cuda_ll_net *net)
 /* Sends and receives once with every remote rank. */
 static ep_status make_progress(struct cuda_ll_net *net, struct progress *progress)
 {
-    struct ep_group *group = &net->cuda->group;
-    ep_status status = ep_streams_progress(net->wire.streams, &progress->moved);
-    int broken = ep_streams_broken_peer(net->wire.streams);
+    struct ep_streams *streams = net->wire.streams;
 
-    if (status != EP_OK)
-        return ep_group_set_own_failure(group, status, broken < 0 ? net->wire.me : broken, EP_GROUP_LL_RECV);
+    EP_TRY(ep_group_net_fail(&net->cuda->group, streams, ep_streams_progress(streams, &progress->moved),
+                             EP_GROUP_LL_RECV));
     net->unsent = false;
     for (int rank = 0; rank < net->wire.nranks; rank++) {
         if (!is_remote(net, rank))

@@ -10,6 +10,7 @@
 #include "group/collective.h"
 #include "group/failure.h"
 #include "group/peers.h"
+#include "group/wait.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,17 +174,9 @@ static ep_status check_missing(const struct cuda_proxy *p, const struct cuda_net
     return EP_OK;
 }
 
-/* Makes progress in the network; fails the group if that fails. */
 static ep_status progress_network(const struct cuda_proxy *p, enum ep_group_phase phase, bool *ret_moved)
 {
-    struct ep_group *group = &p->cuda->group;
-    ep_status status = ep_streams_progress(p->streams, ret_moved);
-    int broken = ep_streams_broken_peer(p->streams);
-
-    if (status == EP_OK)
-        return EP_OK;
-    return ep_group_set_own_failure(group, status, broken < 0 ? group->comm->rank : ep_group_rail(group, broken),
-                                    phase);
+    return ep_group_net_fail(&p->cuda->group, p->streams, ep_streams_progress(p->streams, ret_moved), phase);
 }
 
 /* Sends and receives once with every node. */
