@@ -4,7 +4,6 @@
 #include "base/thread.h"
 #include "group/collective.h"
 #include "group/failure.h"
-#include "group/link.h"
 #include "group/memory.h"
 #include "group/peers.h"
 #include "group/plan.h"

@@ -6,13 +6,13 @@
  *   peers.h     doorbells, liveness
  *   failure.h   the failure of the group, and its text on each rank
  *   wait.h      all waits: doorbell, deadline, liveness, failed rank
- *   link.h      the control link to each rail peer: it replaces control blocks between hosts
+ *   link.c      the control link to each rail peer: it replaces control blocks between hosts
  *   queue.h     queues of work: worker thread, events
  *   memory.h    symmetric memory of the host: allocations of this rank, mappings of the peers' allocations
  *   exchange.h  all-gather of small rows over control blocks (and rails between nodes)
- *   plan.h      counts of a plan and the final row of each token, computed with the peers; route.h  destinations of
- * rows collective.h  barrier, all-gather, agreement of all ranks shrink.h    agreement of the survivors, and their new
- * group
+ *   plan.h      counts of a plan, the final row of each token and the routes to them, computed with the peers
+ *   collective.h  barrier, all-gather, agreement of all ranks
+ *   shrink.h    agreement of the survivors, and their new group
  *
  * A file includes the headers of those above it in this list only.
  *
@@ -215,6 +215,11 @@ static inline int ep_group_rail(const struct ep_group *group, int node)
 {
     return ep_net_rail_rank(group->comm->rank, group->comm->ranks_per_node, node);
 }
+
+/* link.c: a thread that serves the control links to the rail peers. It takes the sockets of the network. */
+ep_status ep_group_link_open(struct ep_group *group);
+/* Sends the state a last time: the peers learn whether this rank has left the group. */
+void ep_group_link_close(struct ep_group *group);
 
 /* shrink.c */
 ep_status ep_group_shrink(ep_comm *comm, ep_comm *next);

@@ -12,8 +12,6 @@
  *
  * At most one message of a link is in flight: a peer that does not read costs no memory.
  */
-#include "group/link.h"
-
 #include "base/fd.h"
 #include "base/futex.h"
 #include "base/thread.h"

@@ -4,9 +4,23 @@
 #define EP_GROUP_PLAN_H
 
 #include "group/group.h"
-#include "group/route.h"
 
 struct plan_row;
+
+struct ep_group_entry {
+    int32_t row;
+    uint16_t local; /* destination: index among the ranks of the node */
+    uint16_t k;     /* expanded layout: which of the token's experts */
+};
+
+/* The rows of the tokens of one source on the ranks of one node. */
+struct ep_group_route {
+    int n_tokens;
+    int32_t *index;               /* [n_tokens,K] expert or -1 */
+    int32_t *start;               /* [n_tokens+1] */
+    struct ep_group_entry *entry; /* of token t: start[t]..start[t+1], in the order of the sum */
+    int64_t n_entries;
+};
 
 struct ep_group_plan {
     int number;

@@ -26,7 +26,16 @@ struct ep_group_completion {
     int32_t *expert_rank; /* [E] rank of each expert: a table, because divisions would take half the time of the plan */
 };
 
-/* plan_rows.c. Checks the rows that the ranks have published, computes counts and rows, and makes the routes. */
+/* plan_rows.c */
+/*
+ * Builds the route of tokens onto the ranks of this node from experts and rows per (token, k). `index` and `row` are
+ * [n_tokens,K]; the route takes index (freed by ep_group_route_done), row stays the caller's.
+ */
+ep_status ep_group_route_init(const struct ep_group_completion *c, int n_tokens, int32_t *index, const int32_t *row,
+                              struct ep_group_route *ret_route);
+void ep_group_route_done(struct ep_group_route *route);
+
+/* Checks the rows that the ranks have published, computes counts and rows, and makes the routes. */
 ep_status ep_group_plan_build(struct ep_group_completion *c);
 
 /*

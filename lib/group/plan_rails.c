@@ -171,13 +171,11 @@ static ep_status check_routes(struct ep_group_completion *c, int node, const int
 /* The route of the tokens of one rail peer onto this node, from the data that it sent. */
 static ep_status make_rail_route(struct ep_group_completion *c, int node, struct rail_half *receive)
 {
-    const ep_plan *plan = c->plan;
     int32_t *index = receive->index;
 
     EP_TRY(check_routes(c, node, index, receive->row, receive->n));
     receive->index = NULL; /* owned by the route */
-    return ep_group_route_init(&c->inner->rail[node], receive->n, plan->args.topk, c->expert_rank, c->group->first,
-                               c->group->nlocal, plan->args.flags & EP_PLAN_EXPANDED, index, receive->row);
+    return ep_group_route_init(c, receive->n, index, receive->row, &c->inner->rail[node]);
 }
 
 ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)

@@ -7,6 +7,7 @@
 
 #include "group/failure.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static int64_t round_up(int64_t value, int64_t multiple)
@@ -208,6 +209,97 @@ static void assign_rows(struct ep_group_completion *c)
     }
 }
 
+/* --- routes --- */
+
+/* Index on this node of the rank that owns the expert, or -1. */
+static int local_of(const struct ep_group_completion *c, int32_t expert)
+{
+    int local = expert < 0 ? -1 : c->expert_rank[expert] - c->group->first;
+
+    return local < c->group->nlocal ? local : -1;
+}
+
+/*
+ * Rank layout: the first expert of a token on a rank stands for all of them. A mask of ranks gives them in order,
+ * without sorting.
+ */
+static int entries_by_rank(const struct ep_group_completion *c, const int32_t *index, const int32_t *row,
+                           struct ep_group_entry *entries)
+{
+    int n = 0;
+
+    for (int base = 0; base < c->group->nlocal; base += 64) {
+        struct ep_group_entry found[64];
+        uint64_t mask = 0;
+
+        for (int k = 0; k < c->plan->args.topk; k++) {
+            int local = local_of(c, index[k]) - base;
+
+            if (local < 0 || local >= 64 || mask >> local & 1)
+                continue;
+            mask |= UINT64_C(1) << local;
+            found[local] = (struct ep_group_entry){.row = row[k], .local = (uint16_t)(local + base), .k = (uint16_t)k};
+        }
+        for (; mask; mask &= mask - 1)
+            entries[n++] = found[__builtin_ctzll(mask)];
+    }
+    return n;
+}
+
+/* Expanded layout: every expert, in ascending order. K is small, so insertion is the fastest sort. */
+static int entries_by_expert(const struct ep_group_completion *c, const int32_t *index, const int32_t *row,
+                             struct ep_group_entry *entries)
+{
+    int n = 0;
+
+    for (int k = 0; k < c->plan->args.topk; k++) {
+        int local = local_of(c, index[k]), at;
+
+        if (local < 0)
+            continue;
+        for (at = n++; at > 0 && index[entries[at - 1].k] > index[k]; at--)
+            entries[at] = entries[at - 1];
+        entries[at] = (struct ep_group_entry){.row = row[k], .local = (uint16_t)local, .k = (uint16_t)k};
+    }
+    return n;
+}
+
+ep_status ep_group_route_init(const struct ep_group_completion *c, int n_tokens, int32_t *index, const int32_t *row,
+                              struct ep_group_route *ret_route)
+{
+    struct ep_group_route *route = ret_route;
+    bool expanded = c->plan->args.flags & EP_PLAN_EXPANDED;
+    int topk = c->plan->args.topk, per_token = expanded || topk < c->group->nlocal ? topk : c->group->nlocal;
+    int64_t n = 0;
+
+    *route = (struct ep_group_route){.n_tokens = n_tokens, .index = index};
+    if ((int64_t)n_tokens * per_token > INT32_MAX)
+        return ep_fail(EP_E_OVERFLOW, "plan: %d tokens of %d rows each", n_tokens, per_token);
+    route->start = malloc(((size_t)n_tokens + 1) * sizeof(*route->start));
+    route->entry = malloc(((size_t)n_tokens * (size_t)per_token + 1) * sizeof(*route->entry));
+    if (!route->start || !route->entry)
+        return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n_tokens);
+    for (int t = 0; t < n_tokens; t++) {
+        size_t at = (size_t)t * (size_t)topk;
+
+        route->start[t] = (int32_t)n;
+        n += (expanded ? entries_by_expert : entries_by_rank)(c, index + at, row + at, route->entry + n);
+    }
+    route->start[n_tokens] = (int32_t)n;
+    route->n_entries = n;
+    return EP_OK;
+}
+
+void ep_group_route_done(struct ep_group_route *route)
+{
+    free(route->index);
+    free(route->start);
+    free(route->entry);
+    *route = (struct ep_group_route){.n_tokens = 0};
+}
+
+/* --- all of it --- */
+
 ep_status ep_group_plan_build(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
@@ -229,8 +321,7 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
         assign_rows(c);
         if (plan->comm->nnodes > 1)
             EP_TRY(ep_group_plan_exchange_routes(c));
-        EP_TRY(ep_group_route_init(&inner->own, inner->n_tokens, plan->args.topk, c->expert_rank, c->group->first,
-                                   c->group->nlocal, expanded, inner->index, c->row));
+        EP_TRY(ep_group_route_init(c, inner->n_tokens, inner->index, c->row, &inner->own));
         inner->index = NULL; /* owned by the route */
     }
     atomic_store_explicit(&plan->counted, true, memory_order_release);

@@ -12,7 +12,7 @@
 
 #include "backend/host/rows.h"
 #include "group/group.h"
-#include "group/route.h"
+#include "group/plan.h"
 
 #include <math.h>
 
@@ -70,15 +70,10 @@ struct host_sum {
     uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
 };
 
-/*
- * The terms of token t: its biases, and its rows on this node in the order of ranks or, combine_choice.c, of its
- * choices, EP_MAX_TOPK at most. Return their number.
- */
+/* The terms of token t: its biases, and its rows on this node in the order of ranks. Return their number. */
 int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms);
 int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
                    struct ep_row_term *ret_terms);
-int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
-                      struct ep_row_term *ret_terms);
 
 /* Writes the sum of n terms, zeros if there are none, to the output of token t. */
 void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n);
