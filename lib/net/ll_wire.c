@@ -54,11 +54,11 @@ static int64_t carve(int64_t *at, int64_t bytes)
     return begin;
 }
 
-size_t ll_wire_lay_out(struct ll_wire *wire, int parts)
+size_t ll_wire_lay_out(struct ll_wire *wire, size_t head_bytes, int parts)
 {
     int64_t n = wire->nranks, m = wire->segment_tokens, k = wire->topk, at = 0;
 
-    carve(&at, (int64_t)sizeof(struct ll_wire_segment));
+    carve(&at, (int64_t)head_bytes);
     wire->counts_at = carve(&at, 2 * n * wire->n_counts * 8);
     wire->row_flag_at = carve(&at, m * k * parts * 8);
     wire->slot_flag_at = carve(&at, n * m * 8);

@@ -56,10 +56,10 @@ struct ll_sender {
 };
 
 /*
- * Sets the offsets from the other fields, for rows of up to `parts` parts, and returns the bytes of a segment. A
- * backend may use other offsets.
+ * Sets the offsets from the other fields, for a head of the segment of `head_bytes` and rows of up to `parts` parts,
+ * and returns the bytes of a segment.
  */
-size_t ll_wire_lay_out(struct ll_wire *wire, int parts);
+size_t ll_wire_lay_out(struct ll_wire *wire, size_t head_bytes, int parts);
 
 static inline int64_t ll_wire_counts_at(const struct ll_wire *wire, int parity, int source)
 {

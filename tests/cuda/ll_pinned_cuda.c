@@ -28,6 +28,7 @@ struct made {
     ep_comm comm;
     ep_ll ll;
     struct cuda_ll device;
+    struct ll_wire wire;
     struct cuda_ll_report report;
     struct cuda_ll_segment *segments[CUDA_LL_MAX_RANKS];
 };
@@ -91,10 +92,10 @@ static int check_layout(const struct made *m, size_t bytes)
         {d->row_flag_at, choices * LL_WIRE_MAX_PARTS * 8},
         {d->slot_flag_at, n * tokens * 8},
         {d->weight_at, n * choices * 8},
-        {d->index_at, 2 * choices * 4},
-        {d->origin_at, 2 * n * choices * 4},
         {d->slots_at, n * tokens * d->slot_bytes},
         {d->rows_at, choices * d->hidden * 2},
+        {d->index_at, 2 * choices * 4},
+        {d->origin_at, 2 * n * choices * 4},
         {(int64_t)bytes, 0},
     };
 
@@ -112,10 +113,10 @@ static int check_pinned(const struct shape *shape, int rank, struct made *m)
     int code = 0;
 
     make(shape, rank, m);
-    bytes = cuda_ll_lay_out(&m->ll, &m->device);
+    bytes = cuda_ll_lay_out(&m->ll, &m->device, &m->wire);
     TRY(check_layout(m, bytes));
     expected = cuda_ll_net_bytes(&m->ll, &m->device, bytes) - (size_t)(shape->ranks - 1) * RING_BYTES;
-    CALL(cuda_ll_net_prepare(&m->ll, &m->device, bytes, &m->report, &net));
+    CALL(cuda_ll_net_prepare(&m->ll, &m->device, &m->wire, bytes, &m->report, &net));
     cuda_ll_net_get_segments(net, m->segments);
     for (int other = 0; other < shape->ranks && !code; other++) {
         if (other / shape->per_node != rank / shape->per_node)

@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t all;
     unsigned char *landing, *before, *message;
 
-    all = ll_wire_lay_out(&wire, LL_WIRE_MAX_PARTS);
+    all = ll_wire_lay_out(&wire, sizeof(struct ll_wire_segment), LL_WIRE_MAX_PARTS);
     /* Segments of their own, so that a sanitizer sees an access beside them. */
     landing = wire.landing = calloc(1, all);
     before = calloc(1, all);

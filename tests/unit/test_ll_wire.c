@@ -52,7 +52,7 @@ static int make_pair(void **state)
     ep_rank_exit exits[RANKS];
 
     assert_non_null(p);
-    p->bytes = ll_wire_lay_out(&wire, LL_WIRE_MAX_PARTS);
+    p->bytes = ll_wire_lay_out(&wire, sizeof(struct ll_wire_segment), LL_WIRE_MAX_PARTS);
     for (int rank = 0; rank < RANKS; rank++) {
         p->wire[rank] = wire;
         p->wire[rank].me = rank;

@@ -32,8 +32,7 @@
  *   op_ring.c      the order of its operations
  *   arenas.c       arenas for rows that go to other nodes
  *   pinned.c       pinned host memory
- *   direct.c       GPU memory that NICs read and write
- *   direct_probe.c a test that they do
+ *   direct.c       GPU memory that NICs read and write, and a test that they do
  *   module.c       device memory, clocks and baselines for the command
  *   *.cu           kernels and their launch functions
  *

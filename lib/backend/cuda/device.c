@@ -21,12 +21,10 @@ ep_status cuda_status(cudaError_t error, const char *call)
                    cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-ep_status cuda_transfer(struct cuda_comm *cuda, const struct cuda_transfer *parts, size_t n)
+ep_status cuda_transfer(struct cuda_comm *cuda, void *to, const void *from, size_t bytes)
 {
-    for (size_t i = 0; i < n; i++)
-        if (parts[i].bytes)
-            CUDA_TRY(
-                cudaMemcpyAsync(parts[i].to, parts[i].from, parts[i].bytes, cudaMemcpyDefault, cuda->internal_stream));
+    if (bytes)
+        CUDA_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     return EP_OK;
 }

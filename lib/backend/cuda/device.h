@@ -21,13 +21,8 @@ ep_status cuda_is_device_memory(const void *memory, bool *ret_is);
 ep_status cuda_count_usable(int *ret_gpus);
 #define CUDA_TRY(call) EP_TRY(cuda_status((call), #call))
 
-struct cuda_transfer {
-    void *to;
-    const void *from;
-    size_t bytes;
-};
-/* Copies the parts, between host and device in any direction, and waits for them. Skips parts of 0 bytes. */
-ep_status cuda_transfer(struct cuda_comm *cuda, const struct cuda_transfer *parts, size_t n);
+/* Copies between host and device in any direction, and waits for it. */
+ep_status cuda_transfer(struct cuda_comm *cuda, void *to, const void *from, size_t bytes);
 
 /* Makes the communicator's device the current one of the calling thread until cuda_scope_end(). */
 struct cuda_scope {

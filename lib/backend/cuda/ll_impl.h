@@ -13,6 +13,7 @@
 #include "group/collective.h"
 #include "group/failure.h"
 #include "group/peers.h"
+#include "net/ll_wire.h"
 
 struct cuda_ll_net;
 
@@ -38,8 +39,8 @@ struct cuda_ll_impl {
     bool blocking;       /* the host waits for the current call */
 };
 
-/* Sets shape, offsets and sizes. Returns the size of a segment in bytes. */
-size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device);
+/* Sets shape, offsets and sizes, also for the wire between nodes. Returns the size of a segment in bytes. */
+size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device, struct ll_wire *ret_wire);
 
 /* Size of the buffer that a combine reads without a copy. */
 size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config);
@@ -54,8 +55,8 @@ size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config);
 /* Host memory in bytes, in addition to the segment of `bytes` that `device` describes; 0 on one node. */
 size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t bytes);
 /* The part that needs no peer. Sets device->landing. *ret_net must be closed, on failure too. */
-ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
-                              struct cuda_ll_net **ret_net);
+ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, const struct ll_wire *wire, size_t bytes,
+                              struct cuda_ll_report *report, struct cuda_ll_net **ret_net);
 /*
  * The outgoing segments: sets ret_segments [R] for remote ranks and leaves the other entries. Does nothing if net is
  * NULL.

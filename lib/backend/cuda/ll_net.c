@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/ll_impl.h"
 #include "group/wait.h"
-#include "net/ll_wire.h"
 
 #include "base/backoff.h"
 #include "base/reserve.h"
@@ -344,8 +343,8 @@ size_t cuda_ll_net_bytes(const ep_ll *ll, const struct cuda_ll *device, size_t b
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t bytes, struct cuda_ll_report *report,
-                              struct cuda_ll_net **ret_net)
+ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, const struct ll_wire *wire, size_t bytes,
+                              struct cuda_ll_report *report, struct cuda_ll_net **ret_net)
 {
     struct cuda_comm *cuda = cuda_of(ll->comm);
     struct cuda_ll_net *net = calloc(1, sizeof(*net) + (size_t)ll->comm->nranks * sizeof(net->remotes[0]));
@@ -355,19 +354,7 @@ ep_status cuda_ll_net_prepare(const ep_ll *ll, struct cuda_ll *device, size_t by
     *ret_net = net;
     net->cuda = cuda;
     net->report = report;
-    net->wire = (struct ll_wire){.me = ll->comm->rank,
-                                 .nranks = ll->comm->nranks,
-                                 .segment_tokens = device->segment_tokens,
-                                 .hidden = device->hidden,
-                                 .topk = device->segment_topk,
-                                 .n_counts = device->n_local + 1,
-                                 .counts_at = device->counts_at,
-                                 .slot_flag_at = device->slot_flag_at,
-                                 .row_flag_at = device->row_flag_at,
-                                 .weight_at = device->weight_at,
-                                 .slots_at = device->slots_at,
-                                 .rows_at = device->rows_at,
-                                 .slot_bytes = device->slot_bytes};
+    net->wire = *wire;
     net->backoff_ns = MIN_BACKOFF_NS;
     pthread_mutex_init(&net->lock, NULL);
     ep_cond_init(&net->changed);

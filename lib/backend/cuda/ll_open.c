@@ -5,18 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t carve(int64_t *at, int64_t bytes)
+size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device, struct ll_wire *ret_wire)
 {
-    int64_t begin = *at;
-
-    *at += (bytes + 127) / 128 * 128;
-    return begin;
-}
-
-size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
-{
-    int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, local = ll->n_local;
-    int64_t hidden = ll->config.hidden, at = 0;
+    int64_t n = ll->comm->nranks, m = ll->config.max_tokens, k = ll->config.topk, hidden = ll->config.hidden, bytes;
+    struct ll_wire wire = {.me = ll->comm->rank,
+                           .nranks = ll->comm->nranks,
+                           .segment_tokens = ll->config.max_tokens,
+                           .hidden = ll->config.hidden,
+                           .topk = ll->config.topk,
+                           .n_counts = ll->n_local + 1};
 
     device->segment_tokens = device->max_tokens = ll->config.max_tokens;
     device->hidden = ll->config.hidden;
@@ -27,17 +24,19 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device)
     device->parts = LL_WIRE_MAX_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
     device->row_at = (device->scales_at + hidden / EP_SCALE_BLOCK * 4 + 127) / 128 * 128;
-    device->slot_bytes = device->row_at + 2 * hidden;
-    carve(&at, (int64_t)sizeof(struct cuda_ll_segment));
-    device->counts_at = carve(&at, 2 * n * (local + 1) * 8);
-    device->row_flag_at = carve(&at, m * k * device->parts * 8);
-    device->slot_flag_at = carve(&at, n * m * 8);
-    device->weight_at = carve(&at, n * m * k * 8);
-    device->index_at = carve(&at, 2 * m * k * 4);
-    device->origin_at = carve(&at, 2 * n * m * k * 4);
-    device->slots_at = carve(&at, n * m * device->slot_bytes);
-    device->rows_at = carve(&at, m * k * hidden * 2);
-    return (size_t)at;
+    device->slot_bytes = wire.slot_bytes = device->row_at + 2 * hidden;
+    bytes = (int64_t)ll_wire_lay_out(&wire, sizeof(struct cuda_ll_segment), LL_WIRE_MAX_PARTS);
+    device->counts_at = wire.counts_at;
+    device->row_flag_at = wire.row_flag_at;
+    device->slot_flag_at = wire.slot_flag_at;
+    device->weight_at = wire.weight_at;
+    device->slots_at = wire.slots_at;
+    device->rows_at = wire.rows_at;
+    /* What the rank alone uses. */
+    device->index_at = bytes;
+    device->origin_at = device->index_at + (2 * m * k * 4 + 127) / 128 * 128;
+    *ret_wire = wire;
+    return (size_t)(device->origin_at + 2 * n * m * k * 4);
 }
 
 /* The kernels of ranks that are threads of one process may run on one GPU concurrently, and all must fit. */
@@ -104,22 +103,24 @@ int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};
     struct cuda_ll device;
+    struct ll_wire wire;
     size_t bytes;
 
     if (check_numbers(comm, config, "ep_ll_get_sizes") != EP_OK)
         return -1;
     *ret_combine_bytes = (int64_t)cuda_block_bytes(cuda_ll_combine_buffer_bytes(config));
-    bytes = cuda_ll_lay_out(&ll, &device);
+    bytes = cuda_ll_lay_out(&ll, &device, &wire);
     return (int64_t)(cuda_whole_bytes(bytes) + cuda_ll_net_bytes(&ll, &device, bytes));
 }
 
 static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
 {
     struct cuda_comm *cuda = impl->cuda;
+    struct ll_wire wire;
     size_t bytes;
 
     EP_TRY(check_numbers(ll->comm, &ll->config, "ep_ll_new"));
-    bytes = cuda_ll_lay_out(ll, &impl->device);
+    bytes = cuda_ll_lay_out(ll, &impl->device, &wire);
     impl->bytes = bytes;
     EP_TRY(acquire_segment(cuda, bytes, &impl->segment));
     CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
@@ -129,7 +130,7 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     impl->device.report = impl->host_block->pinned.device;
     impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
-        EP_TRY(cuda_ll_net_prepare(ll, &impl->device, bytes, impl->report, &impl->net));
+        EP_TRY(cuda_ll_net_prepare(ll, &impl->device, &wire, bytes, impl->report, &impl->net));
     /* Work queued by an earlier ep_ll must end before the peers learn of this one. */
     return cuda_drain(cuda);
 }
@@ -146,7 +147,7 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     struct cuda_waits *waits = &device->waits;
     size_t bytes = (size_t)cuda->group.comm->nranks * sizeof(segments[0]);
 
-    CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, (size_t)device->slots_at, cuda->internal_stream));
+    CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, impl->bytes, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
     /* Ranks of the group, not of the node. */

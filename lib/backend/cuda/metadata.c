@@ -52,7 +52,7 @@ static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
     if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
     cuda_metadata_counts_write(plan, counts);
-    status = cuda_transfer(cuda, &(struct cuda_transfer){block->memory, counts, bytes}, 1);
+    status = cuda_transfer(cuda, block->memory, counts, bytes);
     free(counts);
     if (status == EP_OK)
         device->exact_counts = block->memory;

@@ -108,7 +108,7 @@ static void release(ep_comm *comm, void *memory)
 /* Not in the default stream: an operation may have made it wait for something that the caller does after this call. */
 static ep_status copy(ep_comm *comm, void *to, const void *from, size_t bytes)
 {
-    CUDA_ON_DEVICE(comm, cuda_transfer(cuda_of(comm), &(struct cuda_transfer){to, from, bytes}, 1));
+    CUDA_ON_DEVICE(comm, cuda_transfer(cuda_of(comm), to, from, bytes));
 }
 
 /* In the default stream, after queued work that may still read the memory. */

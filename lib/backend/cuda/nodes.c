@@ -183,7 +183,7 @@ static ep_status make_lists(struct cuda_comm *cuda, const ep_plan *plan, struct 
     EP_TRY(cuda_pool_alloc(cuda, bytes, false, &lists->block));
     cuda_lists_lay_out(plan, own, rails, n, lists->block.memory, &at[1], &device);
     cuda_lists_point_to(plan, &host, &device, lists);
-    return cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, lists->copy, bytes}, 1);
+    return cuda_transfer(cuda, lists->block.memory, lists->copy, bytes);
 }
 
 ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)

@@ -171,7 +171,7 @@ static ep_status fill_from_host(struct cuda_comm *cuda, const ep_plan *plan, str
     memcpy(pinned->rail, u.list.rail, nnodes * sizeof(*u.list.rail));
     memcpy(pinned->net_units, u.list.net_units, ((size_t)lists->net.capacity + nnodes) * word);
     memcpy(pinned->rail_units, u.list.rail_units, ((size_t)lists->rails.capacity + nnodes) * word);
-    status = cuda_transfer(cuda, &(struct cuda_transfer){lists->block.memory, memory, bytes}, 1);
+    status = cuda_transfer(cuda, lists->block.memory, memory, bytes);
     free(memory);
     return status;
 }

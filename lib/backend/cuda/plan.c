@@ -357,7 +357,7 @@ static ep_status copy_image(const struct cuda_call *call, const ep_plan *plan, c
     struct cuda_plan *device = cuda_plan_of(plan);
 
     if (call->capture || is_made_on_host(plan)) {
-        EP_TRY(cuda_transfer(call->cuda, &(struct cuda_transfer){device->block.memory, image, bytes}, 1));
+        EP_TRY(cuda_transfer(call->cuda, device->block.memory, image, bytes));
         device->waited = true;
         return EP_OK;
     }

@@ -61,7 +61,7 @@ static size_t lay_out(const ep_ll *ll, struct ll_net *n)
 
     n->send = inner->layout;
     n->send.nranks = 1;
-    n->out_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->send, 1));
+    n->out_bytes = ep_net_whole_pages(ll_wire_lay_out(&n->send, sizeof(struct ll_wire_segment), 1));
     return n_remote * n->out_bytes;
 }
 

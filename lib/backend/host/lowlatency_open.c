@@ -21,7 +21,7 @@ static void lay_out(const ep_ll *ll, struct host_ll *inner)
                                      .topk = ll->config.topk,
                                      .n_counts = 2, /* format, max_tokens */
                                      .slot_bytes = (int64_t)(inner->row_at + align16(2 * hidden))};
-    inner->shared_at = ll_wire_lay_out(&inner->layout, 1);
+    inner->shared_at = ll_wire_lay_out(&inner->layout, sizeof(struct ll_wire_segment), 1);
     /* Rows arrive from other nodes only. */
     if (ll->comm->nnodes == 1)
         inner->shared_at = (size_t)inner->layout.rows_at;
