@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows.c: which form of the inner loops is chosen, and the size of the last-level cache from fake sysfs trees. */
+/* rows.c: which form of the inner loops is chosen. */
 #include "backend/host/rows.h"
-#include "temp.h"
 #include "unit.h"
 
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,68 +45,4 @@ TEST(test_choice)
     check_choice("mmx", best);
     check_choice("", best);
     assert_null(ep_rows_find("mmx"));
-}
-
-static void write_file(const char *directory, int index, const char *name, const char *text)
-{
-    char path[PATH_MAX + 32];
-    FILE *file;
-
-    snprintf(path, sizeof(path), "%s/index%d", directory, index);
-    mkdir(path, 0700);
-    snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, name);
-    file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void describe(const char *directory, int index, const char *level, const char *type, const char *size)
-{
-    write_file(directory, index, "level", level);
-    write_file(directory, index, "type", type);
-    write_file(directory, index, "size", size);
-}
-
-static void forget(const char *directory, int n)
-{
-    static const char *const names[] = {"/level", "/type", "/size", ""};
-    char path[PATH_MAX + 32];
-    int index, i;
-
-    for (index = 0; index < n; index++) {
-        for (i = 0; i < 4; i++) {
-            snprintf(path, sizeof(path), "%s/index%d%s", directory, index, names[i]);
-            assert_int_equal(remove(path), 0);
-        }
-    }
-    assert_int_equal(remove(directory), 0);
-}
-
-TEST(test_last_level_cache)
-{
-    char directory[PATH_MAX];
-
-    temp_template("rows", directory);
-    assert_non_null(mkdtemp(directory));
-    assert_int_equal(ep_rows_last_level_cache(directory), 0);
-    describe(directory, 0, "1\n", "Data\n", "48K\n");
-    assert_int_equal(ep_rows_last_level_cache(directory), 48 << 10);
-    describe(directory, 1, "9\n", "Instruction\n", "32M\n"); /* holds no rows, on whatever level */
-    describe(directory, 2, "3\n", "Unified\n", "36M\n");
-    describe(directory, 3, "2\n", "Unified\n", "1024K\n");
-    assert_int_equal(ep_rows_last_level_cache(directory), 36 << 20);
-    describe(directory, 2, "3\n", "Unified\n", "\n"); /* some virtual machines leave it empty */
-    assert_int_equal(ep_rows_last_level_cache(directory), 1 << 20);
-    describe(directory, 2, "3\n", "Unified\n", "36X\n");
-    assert_int_equal(ep_rows_last_level_cache(directory), 1 << 20);
-    describe(directory, 2, "3\n", "Unified\n", "99999999999999999999K\n");
-    assert_int_equal(ep_rows_last_level_cache(directory), 1 << 20);
-    describe(directory, 2, "3\n", "Unified\n", "2097152\n");
-    assert_int_equal(ep_rows_last_level_cache(directory), 2 << 20);
-    forget(directory, 4);
-
-    assert_true(ep_rows_stream_threshold() >= 1 << 16);
-    assert_true(ep_rows_stream_threshold() <= 16 << 20); /* whatever the machine shows */
-    assert_int_equal(ep_rows_stream_threshold(), ep_rows_stream_threshold());
 }

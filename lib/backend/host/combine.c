@@ -255,7 +255,7 @@ static ep_status combine_body(struct host_sum *sum)
         row_bytes[EP_GROUP_AT_WEIGHTS] =
             (sum->plan->args.flags & EP_PLAN_EXPANDED ? 1 : (size_t)sum->plan->args.topk) * sizeof(float);
     n_bytes = (size_t)ep_group_plan_of(sum->plan)->n_tokens * sum->row_bytes * (size_t)group->nlocal;
-    sum->sum_bf16 = n_bytes > ep_rows_stream_threshold() ? ep_rows_get()->sum_bf16_stream : ep_rows_get()->sum_bf16;
+    sum->sum_bf16 = n_bytes > EP_ROWS_STREAM_BYTES ? ep_rows_get()->sum_bf16_stream : ep_rows_get()->sum_bf16;
     EP_TRY(check_values(sum));
     descriptor.rows = sum->plan->full.n_recv;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)

@@ -250,7 +250,7 @@ static ep_status move_rows(struct dispatch *d)
     struct ep_group *group = d->group;
     size_t total = (size_t)ep_group_plan_of(d->plan)->n_send * d->move.row_bytes * (size_t)group->nlocal;
 
-    d->move.copy = total > ep_rows_stream_threshold() ? ep_rows_copy_stream : ep_rows_copy;
+    d->move.copy = total > EP_ROWS_STREAM_BYTES ? ep_rows_copy_stream : ep_rows_copy;
     return group->comm->nnodes > 1 ? host_internode_dispatch(&d->move) : place_node(&d->move);
 }
 

@@ -1,28 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows.c - selects the variant of the inner loops, and the size from which streaming is faster. */
+/* rows.c - selects the variant of the inner loops. */
 #include "backend/host/rows.h"
-#include "base/fd.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-#define CACHE_DIRECTORY "/sys/devices/system/cpu/cpu0/cache"
-
-/*
- * For machines whose sysfs has no cache sizes (containers without /sys, some virtual machines): a small server's share.
- */
-#define CACHE_BYTES_UNKNOWN ((size_t)8 << 20)
-/*
- * What a rank can use of a cache that it shares with other ranks and programs. A virtual machine reports the cache of
- * the whole socket (480 MiB with 2 processors), in which plain stores of 15 MB and more took 1.5 to 1.8 times as long.
- */
-#define CACHE_BYTES_MAX ((size_t)16 << 20)
 
 /*
  * Bytes written to one destination before the next one. To 2, 4 and 8 destinations 4 KiB at a time wrote 1.64, 1.79 and
@@ -120,74 +106,4 @@ void ep_rows_stream_end(void)
 #else
     atomic_thread_fence(memory_order_release);
 #endif
-}
-
-/* First line of a file of the cache number `index`. */
-static bool read_line(const char *directory, int index, const char *file, char *ret_line, size_t bytes)
-{
-    char path[512];
-
-    if ((size_t)snprintf(path, sizeof(path), "%s/index%d/%s", directory, index, file) >= sizeof(path) ||
-        !ep_fd_read_text(path, ret_line, bytes))
-        return false;
-    ret_line[strcspn(ret_line, "\n")] = '\0';
-    return true;
-}
-
-/* "32768K", as sysfs writes it; 0 for anything else. */
-static size_t parse_size(const char *text)
-{
-    static const char units[] = "KMG";
-    unsigned long long number;
-    const char *unit;
-    char *end;
-
-    if (*text < '0' || *text > '9')
-        return 0;
-    number = strtoull(text, &end, 10);
-    if (!*end)
-        return (size_t)number;
-    unit = strchr(units, *end);
-    if (!unit || end[1] || number >= 1ull << 32)
-        return 0;
-    return (size_t)number << (10 * (unit - units + 1));
-}
-
-size_t ep_rows_last_level_cache(const char *directory)
-{
-    char text[32], type[32], size[32];
-    size_t bytes, found = 0;
-    long level, highest = 0;
-    int index;
-
-    for (index = 0; read_line(directory, index, "level", text, sizeof(text)); index++) {
-        if (!read_line(directory, index, "type", type, sizeof(type)) || !strcmp(type, "Instruction"))
-            continue;
-        if (!read_line(directory, index, "size", size, sizeof(size)))
-            continue;
-        bytes = parse_size(size);
-        level = strtol(text, NULL, 10);
-        if (bytes && level > highest) {
-            highest = level;
-            found = bytes;
-        }
-    }
-    return found;
-}
-
-size_t ep_rows_stream_threshold(void)
-{
-    static _Atomic size_t known;
-    size_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
-
-    if (bytes)
-        return bytes;
-    /* Not sysconf(_SC_LEVEL3_CACHE_SIZE): glibc computes it from CPUID and is off by a factor of 12 on some guests. */
-    bytes = ep_rows_last_level_cache(CACHE_DIRECTORY);
-    if (!bytes)
-        bytes = CACHE_BYTES_UNKNOWN;
-    if (bytes > CACHE_BYTES_MAX)
-        bytes = CACHE_BYTES_MAX;
-    atomic_store_explicit(&known, bytes, memory_order_relaxed);
-    return bytes;
 }
