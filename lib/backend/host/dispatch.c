@@ -37,7 +37,7 @@ static void place_choice(const struct host_move *move, const int32_t *index, con
             ((int64_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
         else if (out_index)
             ((int32_t *)(void *)out_index)[at + (size_t)k] = mine ? index[k] - first : -1;
-        if (out_weights)
+        if (out_weights && weights)
             out_weights[at + (size_t)k] = mine ? weights[k] : 0.0f;
     }
 }
