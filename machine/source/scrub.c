@@ -29,7 +29,6 @@
 #define RATE "Gb/sec (1X (2X (4X (8X (12X SDR) DDR) QDR) FDR10) FDR) EDR) HDR) NDR) XDR)"
 #define INTERFACE "up down unknown dormant lowerlayerdown notpresent testing going back"
 #define MEMORY "Node kB MemTotal: MemFree: MemAvailable: HugePages_Total: HugePages_Free:"
-#define DEVICES "bnxt_re gpu#rdma# mana ionic"
 #define VERSION                                                                                                        \
     "cuda# cu# ubuntu# deb# deb#u# el# rc# post# dev# mlnx# gke cos git a# b# x86 aarch64 amd64 arm64 noarch fips"
 /* Products whose number of GPUs is known, and names that hypervisors use. */
@@ -69,11 +68,11 @@ static const struct scrub_row file_rows[] = {
     {RDMA "ports/*/link_layer", scrub_lines, "InfiniBand Ethernet Unspecified", NULL},
     {RDMA "ports/*/gids/*", scrub_words, "", NULL},
     {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2", NULL},
-    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, DEVICES, NULL},
+    {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {RDMA "ports/*/counters/*", scrub_numbers, "", NULL},
     {RDMA "ports/*/hw_counters/*", scrub_numbers, "", NULL},
-    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, DEVICES, NULL},
-    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, DEVICES, NULL},
+    {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {RDMA "device/net/*/dev_port", scrub_lines, "", NULL},
     {NET "statistics/*", scrub_numbers, "", NULL},
     {NET "operstate", scrub_lines, INTERFACE, NULL},
@@ -81,9 +80,9 @@ static const struct scrub_row file_rows[] = {
     {NET "speed", scrub_lines, "", NULL},
     {NET "carrier", scrub_lines, "", NULL},
     {NET "carrier_down_count", scrub_lines, "", NULL},
-    {NET "bonding/slaves", scrub_words, DEVICES, NULL},
+    {NET "bonding/slaves", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {NET "bonding_slave/mii_status", scrub_lines, INTERFACE, NULL},
-    {"/sys/class/net/bonding_masters", scrub_words, DEVICES, NULL},
+    {"/sys/class/net/bonding_masters", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"/sys/fs/cgroup/cpu.max", scrub_lines, "max", NULL},
     {"/sys/fs/cgroup/cpu/cpu.cfs_*_us", scrub_lines, "", NULL},
     {"/proc/driver/nvidia/version", scrub_fields,
@@ -99,12 +98,12 @@ static const struct scrub_row file_rows[] = {
     {"/proc/cmdline", scrub_dwords,
      "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true",
      "nvidia.NVreg_RegistryDwords="},
-    {"/proc/net/route", scrub_routes, DEVICES, NULL},
-    {"/proc/net/ipv6_route", scrub_routes, DEVICES, NULL},
+    {"/proc/net/route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
+    {"/proc/net/ipv6_route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
     {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
     {"/etc/ld.so.conf", scrub_fields, "include", "/,include "},
     {"**/ld.so.conf.d/*.conf", scrub_fields, "include", "/,include "},
-    {"/etc/libibverbs.d/*.driver", scrub_fields, "driver " DEVICES, "driver "},
+    {"/etc/libibverbs.d/*.driver", scrub_fields, "driver " SCRUB_DEVICE_WORDS, "driver "},
     {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS, NULL},
 };
 

@@ -87,6 +87,9 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
     "nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx "     \
     "ibgda libfabric gomp protobuf tcmalloc jemalloc custom cuda cudart nvidia ml gdrapi torch python c#"
 
+/* Words in names of NICs and of their interfaces. */
+#define SCRUB_DEVICE_WORDS "bnxt_re gpu#rdma# mana ionic"
+
 /* Words in the releases of kernels: flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
 #define SCRUB_RELEASE_WORDS                                                                                            \
     "generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# x86 "  \
