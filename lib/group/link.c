@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The control links: one connection to each rail peer of another host, all served by one thread of this rank that
- * sleeps in poll().
+ * sleeps in poll(). It also holds the ranks that connect to the listener for a shrink, and drops strangers there.
  *
  * Heartbeats carry the state that peers on the same host read in control blocks: the rank that each rank of the node
  * waits for, and when it last probed its peers. So a rank whose deadline expires follows the chain of waits across
@@ -92,7 +92,8 @@ struct conn {
 
 struct ep_group_link {
     struct ep_group *group;
-    struct pollfd polls[EP_MAX_RANKS + 1]; /* of the connections, of link_event, of the processes of this node */
+    /* Of the connections, of link_event, of the processes of this node, of the listener for a shrink. */
+    struct pollfd polls[EP_MAX_RANKS + 1 + TCP_ACCEPTOR_POLLS];
     uint64_t heartbeat_ns;                 /* interval */
     bool dead[EP_MAX_RANKS];               /* by index on this node: its process was seen to end */
     bool watch_processes;                  /* poll() watches processes, so that a death is reported at once */
@@ -334,13 +335,15 @@ static void note_failure_sent(struct ep_group_link *link)
 
 static void run_once(struct ep_group_link *link)
 {
+    struct ep_net *tcp = ep_streams_get_net(link->group->streams)->tcp;
     uint64_t now = ep_now_ns(), events;
     nfds_t n_processes = link->watch_processes ? (nfds_t)link->group->nlocal : 0;
-    int n = 0, ready;
+    int n = 0, n_listener, ready;
 
     for (int i = 0; i < link->n; i++)
         send_all(&link->conns[i], now);
     note_failure_sent(link);
+    ep_net_tcp_hold(tcp);
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
@@ -349,7 +352,8 @@ static void run_once(struct ep_group_link *link)
     }
     link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
     list_processes(link, link->polls + n);
-    ready = poll(link->polls, (nfds_t)n + n_processes, wait_ms(link, now));
+    n_listener = ep_net_tcp_get_polls(tcp, link->polls + n + n_processes);
+    ready = poll(link->polls, (nfds_t)n + n_processes + (nfds_t)n_listener, wait_ms(link, now));
     /* More descriptors than RLIMIT_NOFILE allows now: deaths are sent with the next heartbeat. */
     if (ready < 0 && errno == EINVAL)
         link->watch_processes = false;

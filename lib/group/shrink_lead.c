@@ -5,7 +5,6 @@
 #include "tcp/star.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -230,12 +229,12 @@ static bool query_step(struct linked *l, struct query *q)
 static void wait_at_listener(struct linked *l, const struct query *q)
 {
     struct pollfd polls[TCP_ACCEPTOR_POLLS + 1];
-    int n = tcp_acceptor_get_polls(&l->acceptor, polls);
+    int n = tcp_acceptor_get_polls(l->acceptor, polls);
 
     if (q->state == CONNECTING)
         polls[n++] = (struct pollfd){.fd = q->hs.fd, .events = tcp_handshake_events(&q->hs)};
     (void)poll(polls, (nfds_t)n, SHRINK_POLL_MS);
-    tcp_acceptor_step(&l->acceptor, check_join, accept_join, l);
+    tcp_acceptor_step(l->acceptor, check_join, accept_join, l);
 }
 
 /* EP_OK: enough have joined. */
@@ -262,8 +261,8 @@ static ep_status await_joins(struct linked *l, struct query *query)
             continue;
         l->group->shrink_deadlines++;
         /* The missing ranks may be waiting in the backlog. */
-        if (l->acceptor.error)
-            return ep_fail_errno(EP_E_SYSTEM, l->acceptor.error, "ep_comm_shrink: rank %d cannot accept connections",
+        if (l->acceptor->error)
+            return ep_fail_errno(EP_E_SYSTEM, l->acceptor->error, "ep_comm_shrink: rank %d cannot accept connections",
                                  l->me);
         if (2 * count.joined > count.live)
             return EP_OK;
@@ -286,7 +285,7 @@ static void await_handshakes(struct linked *l, const struct query *query, ep_sta
     char text[EP_ERROR_TEXT_BYTES];
 
     snprintf(text, sizeof(text), "%s", ep_last_error());
-    while (l->acceptor.n > 0 && ep_now_ns() < deadline_ns)
+    while (l->acceptor->n > 0 && ep_now_ns() < deadline_ns)
         wait_at_listener(l, query);
     ep_fail(status, "%s", text);
 }
@@ -320,17 +319,15 @@ static void send_decision(struct linked *l, ep_status status)
 ep_status shrink_lead(struct linked *l)
 {
     struct query query = {.address = -1, .due_ns = ep_now_ns() + share_ns(l, FIRST_QUERY_PARTS)};
-    int fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    struct ep_net *tcp = ep_streams_get_net(l->group->streams)->tcp;
     ep_status status;
 
-    if (fd < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "ep_comm_shrink: cannot duplicate the listening socket");
-    tcp_acceptor_open(&l->acceptor, fd, &l->rendezvous->key);
+    l->acceptor = ep_net_tcp_take_acceptor(tcp);
     status = await_joins(l, &query);
     query_end(&query);
     if (status != EP_OK)
         await_handshakes(l, &query, status);
-    tcp_acceptor_close(&l->acceptor);
+    ep_net_tcp_return_acceptor(tcp);
     send_decision(l, status);
     return status;
 }

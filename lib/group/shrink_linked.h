@@ -44,7 +44,7 @@ struct linked {
     struct decision decision;
     struct tcp_star *star;        /* of the survivors */
     struct shrink_group next;     /* that is created over it */
-    struct tcp_acceptor acceptor; /* leader */
+    struct tcp_acceptor *acceptor; /* leader */
     struct member {
         int fd;      /* the connection to it, -1: none; of a leader to all that join, of the others to their leader */
         size_t used; /* bytes received of the message below, or of the decision of the leader */

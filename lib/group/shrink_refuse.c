@@ -13,7 +13,6 @@
 #include "base/thread.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,7 +119,7 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
 {
     struct ep_group_refusal *refusal;
     bool needed = false;
-    int fd, error;
+    int error;
 
     /* A rank that is left out and dead needs no answer. */
     for (int rank = 0; rank < l->nranks; rank++)
@@ -132,25 +131,18 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
     if (!refusal)
         return ep_fail(EP_E_MEMORY, "ep_comm_shrink: no memory for the thread that answers excluded ranks");
     *refusal = (struct ep_group_refusal){
-        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .event = -1};
+        .refs = 1, .session = l->rendezvous->session, .me = l->me, .nranks = l->nranks, .acceptor.fd = -1};
     memcpy(refusal->members, l->decision.survivors, sizeof(refusal->members));
     for (int i = 0; i < MAX_REPLIES; i++)
         refusal->replies[i] = -1;
-    fd = fcntl(l->rendezvous->listener, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    if (fd < 0 || (refusal->event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))) < 0) {
-        error = errno;
-    } else {
-        tcp_acceptor_open(&refusal->acceptor, fd, &l->rendezvous->key);
-        error = ep_thread_start(&refusal->thread, NULL, run, refusal);
-    }
+    refusal->event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    error = refusal->event < 0 ? errno : ep_thread_start(&refusal->thread, NULL, run, refusal);
     if (!error) {
         *ret_refusal = refusal;
         return EP_OK;
     }
     if (refusal->event >= 0)
         close(refusal->event);
-    if (fd >= 0)
-        close(fd);
     free(refusal);
     return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: cannot start the thread that answers excluded ranks");
 }
@@ -158,6 +150,8 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
 void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old, struct ep_group *next)
 {
     struct ep_group_refusal *older = old->refusal;
+    struct tcp_acceptor *acceptor;
+    struct ep_net *tcp;
 
     if (older)
         atomic_fetch_add(&older->refs, 1);
@@ -165,6 +159,11 @@ void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old,
     if (!refusal)
         return;
     refusal->older = older;
+    tcp = ep_streams_get_net(old->streams)->tcp;
+    acceptor = ep_net_tcp_take_acceptor(tcp);
+    refusal->acceptor = *acceptor;
+    acceptor->fd = -1;
+    ep_net_tcp_return_acceptor(tcp);
     set_state(refusal, REPLYING);
 }
 

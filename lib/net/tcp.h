@@ -12,7 +12,7 @@
 #define EP_NET_TCP_H
 
 #include "net/net.h"
-#include "tcp/handshake.h"
+#include "tcp/acceptor.h"
 
 /* Known to a boot. */
 struct ep_net_tcp_context {
@@ -29,7 +29,6 @@ struct ep_net_tcp_rendezvous {
     struct ep_net_tcp_context context;
     struct tcp_key key;
     uint64_t session;
-    int listener;            /* -1: none */
     struct tcp_address from; /* local address of outgoing connections; family 0: any */
     struct {
         int n;
@@ -49,6 +48,16 @@ ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
 
 /* Of an endpoint of ep_net_tcp, borrowed. */
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
+
+/*
+ * The listener that it keeps for a shrink; its fd is -1 if there is none. A thread of the communicator serves it, so that
+ * strangers do not fill the queue of the kernel: it holds ranks that connect (tcp_acceptor_hold()), until a shrink
+ * takes the acceptor for itself. get_polls() returns as tcp_acceptor_get_polls().
+ */
+int ep_net_tcp_get_polls(struct ep_net *net, struct pollfd *ret_polls);
+void ep_net_tcp_hold(struct ep_net *net);
+struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net);
+void ep_net_tcp_return_acceptor(struct ep_net *net);
 
 /* Moves the connected socket of its control link to `peer` to the caller; -1: it was detached before. */
 int ep_net_tcp_detach_link(struct ep_net *net, int peer);

@@ -6,6 +6,8 @@
 #include "net/tcp.h"
 #include "net/tcp_wire.h"
 
+#include <pthread.h>
+
 /* Puts and records that may be queued for a socket; beyond that put and signal return false. */
 #define RECORDS 64
 /* Signals of a connection that may be held. */
@@ -53,6 +55,9 @@ struct tcp_net {
     struct tcp_conn *conns; /* [npeers][channels] */
     int *links;             /* [npeers] control links that are not detached */
     struct ep_net_tcp_rendezvous rendezvous;
+    struct tcp_acceptor acceptor; /* while the ranks connect, and then for a shrink */
+    pthread_mutex_t acceptor_lock;
+    bool acceptor_taken;
 };
 
 static inline bool tcp_conn_has_output(const struct tcp_conn *conn)

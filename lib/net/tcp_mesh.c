@@ -20,8 +20,10 @@
 
 #define RETRY_NS 50000000u
 #define POLL_MOST_MS 50
-/* File descriptors in addition to the connections: the listener, its copy for a shrink, and a rejected connection. */
-#define DESCRIPTORS 3
+/* File descriptors in addition to the connections: the listener, and a rejected connection. */
+#define DESCRIPTORS 2
+/* Of connections to the listener of a shrink, whose messages are small: what those of strangers may hold. */
+#define SHRINK_RECEIVE_BYTES 16384
 
 struct hello {
     struct ep_net_hello common;
@@ -49,7 +51,6 @@ struct mesh {
     struct ep_net_tcp_rendezvous *rendezvous; /* of t */
     int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
     struct hello *all;                        /* [R] */
-    struct tcp_acceptor acceptor;
     int accept_error; /* errno of the last connection that could not be accepted, 0: none */
     uint64_t deadline_ns;
     struct connector *connectors;
@@ -122,7 +123,7 @@ static ep_status find_addresses(struct mesh *mesh, struct hello *mine)
     if (wanted)
         mesh->rendezvous->from = found[0];
     EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
-    tcp_acceptor_open(&mesh->acceptor, fd, &mesh->rendezvous->key);
+    tcp_acceptor_open(&mesh->t->acceptor, fd, &mesh->rendezvous->key);
     if (!wanted && local->family && !tcp_address_is_loopback(local))
         add_address(mine, local, port);
     for (int loopback = 0; loopback < 2; loopback++)
@@ -170,7 +171,7 @@ static ep_status make_key(struct mesh *mesh)
     ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, key->bytes);
     ep_hmac_sha256(key->bytes, sizeof(key->bytes), &piece, 1, digest);
     memcpy(&mesh->rendezvous->session, digest, sizeof(mesh->rendezvous->session));
-    mesh->acceptor.key = *key;
+    mesh->t->acceptor.key = *key;
     free(random);
     return EP_OK;
 }
@@ -307,8 +308,8 @@ static ep_status fail_late(const struct mesh *mesh)
         if (is_missing(mesh, slot))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
-                           mesh->acceptor.dropped ? "; the last connection that was rejected: " : "",
-                           mesh->acceptor.last_drop);
+                           mesh->t->acceptor.dropped ? "; the last connection that was rejected: " : "",
+                           mesh->t->acceptor.last_drop);
     return EP_OK;
 }
 
@@ -339,12 +340,12 @@ static ep_status connect_all(struct mesh *mesh)
             return fail_late(mesh);
         for (int i = 0; i < mesh->n_connectors; i++)
             step_connector(mesh, &mesh->connectors[i]);
-        tcp_acceptor_step(&mesh->acceptor, check_conn, add_conn, mesh);
-        if (mesh->acceptor.error)
-            mesh->accept_error = mesh->acceptor.error;
+        tcp_acceptor_step(&mesh->t->acceptor, check_conn, add_conn, mesh);
+        if (mesh->t->acceptor.error)
+            mesh->accept_error = mesh->t->acceptor.error;
         if (count_missing(mesh) == 0)
             break;
-        n = tcp_acceptor_get_polls(&mesh->acceptor, mesh->polls);
+        n = tcp_acceptor_get_polls(&mesh->t->acceptor, mesh->polls);
         for (int i = 0; i < mesh->n_connectors; i++)
             if (mesh->connectors[i].under_way)
                 mesh->polls[n++] = (struct pollfd){.fd = mesh->connectors[i].hs.fd,
@@ -376,13 +377,12 @@ static ep_status prepare(struct mesh *mesh, struct hello *mine)
     return find_addresses(mesh, mine);
 }
 
-/* For a shrink: the listener stays open, but no thread accepts connections. */
+/* For a shrink: the listener stays open. */
 static ep_status keep_rendezvous(const struct mesh *mesh)
 {
     struct ep_net_tcp_rendezvous *rendezvous = mesh->rendezvous;
+    int bytes = SHRINK_RECEIVE_BYTES;
 
-    if (mesh->params->block_ranks)
-        return EP_OK; /* a shrink uses the endpoint of the communicator */
     rendezvous->context = *mesh->context;
     rendezvous->context.check = NULL; /* belongs to this creation */
     rendezvous->ranks = calloc((size_t)mesh->params->nranks, sizeof(*rendezvous->ranks));
@@ -392,9 +392,7 @@ static ep_status keep_rendezvous(const struct mesh *mesh)
         for (int i = 0; i < mesh->all[rank].n_addresses; i++)
             if (is_usable_address(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
                 rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
-    rendezvous->listener = fcntl(mesh->acceptor.fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    if (rendezvous->listener < 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "network tcp: a descriptor for the listener");
+    setsockopt(mesh->t->acceptor.fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
     return EP_OK;
 }
 
@@ -407,8 +405,8 @@ ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *para
                         .t = t,
                         .rendezvous = &t->rendezvous,
                         .n_slots = (t->net.nnodes - 1) * per_peer,
-                        .per_peer = per_peer,
-                        .acceptor.fd = -1};
+                        .per_peer = per_peer};
+    bool keeps = !params->block_ranks; /* a shrink uses the endpoint of the communicator */
     struct hello self;
     struct ep_process_id process;
     ep_status status = mine;
@@ -428,14 +426,15 @@ ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *para
         plan_connectors(&mesh);
         if (status == EP_OK)
             status = connect_all(&mesh);
-        if (status == EP_OK)
+        if (status == EP_OK && keeps)
             status = keep_rendezvous(&mesh);
         status = agree(&mesh, &self, status);
     }
     for (int i = 0; mesh.connectors && i < mesh.n_connectors; i++)
         if (mesh.connectors[i].under_way)
             tcp_handshake_drop(&mesh.connectors[i].hs);
-    tcp_acceptor_close(&mesh.acceptor);
+    if (status != EP_OK || !keeps)
+        tcp_acceptor_close(&t->acceptor); /* no other connection is expected */
     free(mesh.connectors);
     free(mesh.polls);
     free(mesh.all);

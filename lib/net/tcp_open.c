@@ -122,8 +122,9 @@ void ep_net_tcp_free(struct ep_net *net)
             close(t->links[i]);
     if (t->epoll >= 0)
         close(t->epoll);
-    if (t->rendezvous.listener >= 0)
-        close(t->rendezvous.listener);
+    tcp_acceptor_close(&t->acceptor);
+    pthread_mutex_destroy(&t->acceptor_lock);
+    explicit_bzero(&t->acceptor.key, sizeof(t->acceptor.key));
     memset(&t->rendezvous.key, 0, sizeof(t->rendezvous.key));
     free(t->rendezvous.ranks);
     free(t->conns);
@@ -200,7 +201,8 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     }
     t = tcp_of(*ret_net);
     t->net.tcp = &t->net;
-    t->epoll = t->rendezvous.listener = -1;
+    t->epoll = t->acceptor.fd = -1;
+    pthread_mutex_init(&t->acceptor_lock, NULL);
     t->n = (t->net.nnodes - 1) * params->channels;
     status = ep_net_tcp_connect(t, params, context, prepare(t));
     if (status == EP_OK)

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x31545045u /* "EPT1", also the byte order */
-#define VERSION 1u
+#define VERSION 2u
 
 enum state {
     CONNECTING,
@@ -100,6 +100,14 @@ static void compute_proof(const struct tcp_handshake *hs, const char *side, cons
     ep_hmac_sha256(hs->key.bytes, sizeof(hs->key.bytes), pieces, bytes ? 4 : 3, ret_mac);
 }
 
+static void compute_hello_mac(const struct tcp_handshake *hs, unsigned char ret_mac[EP_SHA256_BYTES])
+{
+    struct tcp_handshake blank = {.key = hs->key, .hello = hs->hello};
+
+    memset(blank.hello.proof, 0, sizeof(blank.hello.proof));
+    compute_proof(&blank, "hello", NULL, 0, ret_mac);
+}
+
 static void queue_message(struct tcp_handshake *hs, const void *bytes, size_t n)
 {
     memcpy(hs->out, bytes, n);
@@ -123,6 +131,8 @@ static void draw_nonce(struct tcp_handshake *hs, unsigned char nonce[TCP_NONCE_B
 void tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
                            const struct tcp_address *to, uint64_t deadline_ns)
 {
+    unsigned char mac[EP_SHA256_BYTES];
+
     *hs = (struct tcp_handshake){.fd = fd,
                                  .state = CONNECTING,
                                  .from = *to,
@@ -133,6 +143,8 @@ void tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_ke
     hs->hello.magic = MAGIC;
     hs->hello.version = VERSION;
     draw_nonce(hs, hs->hello.nonce);
+    compute_hello_mac(hs, mac);
+    memcpy(hs->hello.proof, mac, sizeof(hs->hello.proof));
 }
 
 void tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_address *from,
@@ -149,6 +161,7 @@ void tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key
 static enum tcp_handshake_result handle_hello(struct tcp_handshake *hs)
 {
     struct challenge challenge = {.magic = MAGIC};
+    unsigned char mac[EP_SHA256_BYTES], theirs[EP_SHA256_BYTES];
 
     memcpy(&hs->hello, hs->in, sizeof(hs->hello));
     if (hs->hello.magic != MAGIC)
@@ -156,6 +169,11 @@ static enum tcp_handshake_result handle_hello(struct tcp_handshake *hs)
     if (hs->hello.version != VERSION)
         return fail(hs, EP_E_MISMATCH, "speaks version %u of the protocol, this library %u", hs->hello.version,
                     VERSION);
+    compute_hello_mac(hs, mac);
+    memcpy(theirs, mac, sizeof(theirs));
+    memcpy(theirs, hs->hello.proof, sizeof(hs->hello.proof));
+    /* A rank with another secret continues, and learns the reason from the last message. */
+    hs->announced = ep_digest_equal(mac, theirs);
     memcpy(challenge.nonce, hs->nonce, sizeof(challenge.nonce));
     queue_message(hs, &challenge, sizeof(challenge));
     expect_message(hs, WAIT_PROOF, EP_SHA256_BYTES);
@@ -323,6 +341,11 @@ short tcp_handshake_events(const struct tcp_handshake *hs)
 bool tcp_handshake_is_answered(const struct tcp_handshake *hs)
 {
     return hs->state == WAIT_WELCOME;
+}
+
+bool tcp_handshake_is_waiting(const struct tcp_handshake *hs)
+{
+    return hs->state == AUTHENTICATED;
 }
 
 void tcp_handshake_drop(struct tcp_handshake *hs)

@@ -5,6 +5,7 @@
 #include "base/fd.h"
 
 #include <arpa/inet.h>
+#include <epkit/types.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -14,8 +15,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* All ranks of a large job connect at the same time. The kernel limits it to net.core.somaxconn. */
-#define BACKLOG 4096
+/*
+ * All ranks of a large job connect at the same time. The kernel limits it to net.core.somaxconn. Each connection that is
+ * not accepted yet may hold a full receive buffer.
+ */
+#define BACKLOG EP_MAX_RANKS
 
 static int open_socket(int family)
 {
