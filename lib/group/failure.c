@@ -64,6 +64,17 @@ static void read_reason(const struct ep_group *group, uint64_t failure, char tex
     ep_group_read_reason(text + 2, state->reason);
 }
 
+/* False if the reporter may have seen only the end of a connection, as after a partition of the network. */
+static bool is_known_dead(const struct ep_group *group, int rank, int reporter)
+{
+    bool far = group->remote && !group->peers[rank].control;
+
+    if (rank == group->comm->rank)
+        return false;
+    return rank / group->nlocal == reporter / group->nlocal ||
+           (ep_group_peer_dead(group, rank) && !(far && atomic_load(&group->remote[rank].cut)));
+}
+
 static ep_status fail_with(struct ep_group *group, uint64_t failure)
 {
     ep_status status = (ep_status)(failure >> 48);
@@ -82,8 +93,10 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
         return ep_fail(status, "rank %d did not answer within %d ms %s%s%s", failed_rank,
                        group->comm->config.timeout_ms, where, reason, ep_group_describe_unreadable(group, failed_rank));
     case EP_E_PEER_DEAD:
-        return ep_fail(status, "rank %d died%s while others were %s%s", failed_rank,
-                       group->remote && !group->peers[failed_rank].control ? " or was cut off" : "", where, reason);
+        return ep_fail(status, "rank %d %s %s%s", failed_rank,
+                       is_known_dead(group, failed_rank, reporter) ? "died while others were"
+                                                                   : "cannot be reached by others",
+                       where, reason);
     case EP_E_PEER_LEFT:
         return ep_fail(status, "rank %d left the group while others waited for it %s%s", failed_rank, where, reason);
     case EP_E_ABORTED:

@@ -215,10 +215,10 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
         /* Before there is a communicator, a rank cannot publish that it leaves. */
         if (!died_before(j, named, ns) && !(outcome->call == CALL_NEW && left_before(j, named, ns)))
             return "a living rank is called dead";
-        /* "died or was cut off": of a rank of another host only its connections are known. */
-        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK &&
-            outcome->far != !!strstr(outcome->text, "cut off"))
-            return outcome->far ? "does not say that it may have been cut off" : "a rank of this host is cut off";
+        /* Of a rank of another host it may be known only that the connection was cut. */
+        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK && !strstr(outcome->text, "died") &&
+            !strstr(outcome->text, "cannot be reached"))
+            return "says neither that it died nor that it cannot be reached";
         return NULL;
     case EP_E_PEER_LEFT:
         return named < 0                   ? "names no rank"

@@ -325,6 +325,30 @@ TEST(a_stopped_rail_peer_is_named_instead_of_a_rank_that_may_wait_for_it)
     free_group(made);
 }
 
+/* What rank 0 says of a rank whose connection to `reporter` has ended. */
+static void expect_lost(int rank, int reporter, bool lost, bool cut, const char *text)
+{
+    struct made_group *made = make_group(0);
+    uint64_t word = (uint64_t)EP_E_PEER_DEAD << 48 | (uint64_t)rank << 32 | (uint64_t)EP_GROUP_LL_RECV << 16;
+
+    atomic_store(&made->remote[rank].lost, lost);
+    atomic_store(&made->remote[rank].cut, cut);
+    ep_group_receive_failure(&made->group, word | (uint64_t)reporter, reporter);
+    assert_int_equal(ep_group_check(&made->group), EP_E_PEER_DEAD);
+    if (!strstr(ep_last_error(), text))
+        fail_msg("%s", ep_last_error());
+    free_group(made);
+}
+
+TEST(only_a_rank_that_is_known_to_be_dead_died)
+{
+    expect_lost(3, 0, true, false, "rank 3 died while others were");
+    expect_lost(3, 0, true, true, "rank 3 cannot be reached by others");
+    expect_lost(3, 2, false, false, "rank 3 died while others were");      /* seen on its host */
+    expect_lost(1, 2, false, false, "rank 1 cannot be reached by others"); /* lives here */
+    expect_lost(0, 2, false, false, "rank 0 cannot be reached by others"); /* this rank */
+}
+
 /* It may wait for the other one for two deadlines after that has stopped, and then needs time to arrive. */
 TEST(a_rank_that_may_wait_for_a_stopped_rail_peer_is_masked_later)
 {
