@@ -18,12 +18,20 @@
  * threads of the parent may have held locks at the fork. The child can create its own communicators. Any thread may
  * fork at any time.
  *
+ * Descriptors. A program that closes descriptors that it has not opened takes away those of the library: its calls
+ * fail, and to its peers it looks as if it had died. Files that get the numbers later are left alone: before the
+ * library closes a descriptor, and where it costs nothing before it reads or writes one, it checks that the number is
+ * still the file that it opened. Not checked are the sockets between nodes on each send and receive, so that a socket
+ * of the program with the number of one may be used, and files that have no inode of their own (eventfd, epoll,
+ * timerfd) cannot be told apart. Free the communicator before descriptors are closed.
+ *
  * Peers. A peer is dead (EP_E_PEER_DEAD) when the kernel reports the end of its process: by a pidfd or, without one, by
  * its process ID and /proc. A peer has left (EP_E_PEER_LEFT) when it has freed its communicator or an object that the
  * call needs. If its state cannot be read - no pidfd, and a /proc that hides it (hidepid, another user, another PID
  * namespace) - the others wait for it until the deadline and return EP_E_TIMEOUT, with a note in the error text. A live
  * rank of this host is never reported dead. The death of a rank of another host is visible only as the end of its
- * connections (networks "tcp" and "verbs"); the error text says that it died or was cut off. Forked children that have
+ * connections (networks "tcp" and "verbs"). The error text says that it died if a rank of its host has reported the
+ * death or its process has closed the connection; if the connection was cut, that it cannot be reached. Forked children that have
  * not called exec() keep the connections open: while such a child lives, the others wait until the deadline.
  *
  * Failure. A status of the 3xx or 4xx group means that the communicator has failed. Every later collective call on

@@ -7,25 +7,24 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 /*
  * Moves a new descriptor above the standard streams. If the process was started with one of them closed, the kernel
- * reuses its number, and output of the program would be written into shared memory. -1 for -1, or with errno if the
- * move failed.
+ * reuses its number, and output of the program would be written into shared memory. Remembers which file it is. -1 for
+ * -1, or with errno if the move failed.
  */
-static inline int ep_fd_above_stdio(int fd)
-{
-    int kept, error;
+int ep_fd_above_stdio(int fd);
 
-    if (fd < 0 || fd > STDERR_FILENO)
-        return fd;
-    kept = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    error = errno;
-    close(fd);
-    errno = error;
-    return kept;
-}
+/*
+ * false: the program has closed the descriptor, and its number may be that of a file of the program now. Files without
+ * an inode of their own (eventfd, epoll and the like) are not distinguished from each other. Costs an fstat().
+ * Async-signal-safe.
+ */
+bool ep_fd_is_ours(int fd);
+/* Closes it, if it is ours. */
+void ep_fd_close(int fd);
 
 /*
  * Call it before `need` descriptors are opened: raises the soft limit as far as necessary and as the hard limit allows.

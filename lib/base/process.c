@@ -224,7 +224,7 @@ ep_status ep_process_open(const struct ep_process_id *id, struct ep_process *ret
 void ep_process_close(struct ep_process *process)
 {
     if (process->pidfd >= 0)
-        close(process->pidfd);
+        ep_fd_close(process->pidfd);
     *process = (struct ep_process){.pidfd = -1};
 }
 

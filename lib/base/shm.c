@@ -384,6 +384,6 @@ void ep_shm_done(struct ep_shm *shm)
     else
         munmap(shm->base, ep_shm_mapped_bytes(shm->bytes));
     if (shm->fd >= 0)
-        close(shm->fd);
+        ep_fd_close(shm->fd);
     *shm = (struct ep_shm){.fd = -1};
 }

@@ -94,9 +94,9 @@ struct ep_group_link {
     struct ep_group *group;
     /* Of the connections, of link_event, of the processes of this node, of the listener for a shrink. */
     struct pollfd polls[EP_MAX_RANKS + 1 + TCP_ACCEPTOR_POLLS];
-    uint64_t heartbeat_ns;                 /* interval */
-    bool dead[EP_MAX_RANKS];               /* by index on this node: its process was seen to end */
-    bool watch_processes;                  /* poll() watches processes, so that a death is reported at once */
+    uint64_t heartbeat_ns;   /* interval */
+    bool dead[EP_MAX_RANKS]; /* by index on this node: its process was seen to end */
+    bool watch_processes;    /* poll() watches processes, so that a death is reported at once */
     pthread_t thread;
     bool started;
     _Atomic bool stops;
@@ -156,7 +156,7 @@ static void close_conn(struct conn *conn, int error)
 {
     struct ep_group *group = conn->link->group;
 
-    close(conn->fd);
+    ep_fd_close(conn->fd);
     conn->fd = -1;
     if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN)
         atomic_store(&group->remote[conn->rank].silent, 1);
@@ -174,6 +174,10 @@ static void receive(struct conn *conn, int send_error)
 {
     int nlocal = conn->link->group->nlocal, got;
 
+    if (!ep_fd_is_ours(conn->fd)) {
+        close_conn(conn, EBADF);
+        return;
+    }
     while ((got = tcp_receive(conn->fd, conn->in, link_message_bytes(nlocal), &conn->in_used)) > 0) {
         conn->in_used = 0;
         if (conn->in->magic != LINK_MAGIC || conn->in->nlocal != nlocal) {
@@ -280,7 +284,7 @@ static bool queue_next(struct conn *conn, uint64_t now)
 static void send_all(struct conn *conn, uint64_t now)
 {
     while (conn->fd >= 0 && (conn->rest.iov_len || queue_next(conn, now))) {
-        int sent = tcp_send(conn->fd, &conn->rest, 1), error = errno;
+        int sent = ep_fd_is_ours(conn->fd) ? tcp_send(conn->fd, &conn->rest, 1) : -1, error = errno;
 
         if (sent == 0)
             return;
@@ -350,7 +354,8 @@ static void run_once(struct ep_group_link *link)
         link->polls[n++] =
             (struct pollfd){.fd = conn->fd, .events = (short)(POLLIN | (conn->rest.iov_len ? POLLOUT : 0))};
     }
-    link->polls[n++] = (struct pollfd){.fd = link->group->link_event, .events = POLLIN};
+    link->polls[n++] =
+        (struct pollfd){.fd = ep_fd_is_ours(link->group->link_event) ? link->group->link_event : -1, .events = POLLIN};
     list_processes(link, link->polls + n);
     n_listener = ep_net_tcp_get_polls(tcp, link->polls + n + n_processes);
     ready = poll(link->polls, (nfds_t)n + n_processes + (nfds_t)n_listener, wait_ms(link, now));
@@ -360,11 +365,11 @@ static void run_once(struct ep_group_link *link)
     if (ready <= 0)
         return;
     for (int i = 0; i < link->group->nlocal; i++)
-        link->dead[i] |= link->polls[n + i].revents != 0;
+        link->dead[i] |= link->polls[n + i].revents && ep_group_peer_dead(link->group, link->group->first + i);
     for (int i = 0; i < link->n; i++)
         if (link->conns[i].fd >= 0 && link->polls[i].revents)
             receive(&link->conns[i], 0);
-    if (link->polls[link->n].revents)
+    if (link->polls[link->n].revents && ep_fd_is_ours(link->group->link_event))
         (void)!read(link->group->link_event, &events, sizeof(events));
 }
 
@@ -460,9 +465,9 @@ void ep_group_link_close(struct ep_group *group)
     }
     for (int i = 0; link->memory && i < link->n; i++)
         if (link->conns[i].fd >= 0)
-            close(link->conns[i].fd);
+            ep_fd_close(link->conns[i].fd);
     if (group->link_event >= 0)
-        close(group->link_event);
+        ep_fd_close(group->link_event);
     group->link_event = -1;
     free(link->memory);
     free(link);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/peers.h"
 
+#include "base/fd.h"
 #include "base/futex.h"
 
 #include <unistd.h>
@@ -38,7 +39,7 @@ void ep_group_link_wake(struct ep_group *group)
 {
     uint64_t one = 1;
 
-    if (group->link_event >= 0)
+    if (group->link_event >= 0 && ep_fd_is_ours(group->link_event))
         (void)!write(group->link_event, &one, sizeof(one));
 }
 

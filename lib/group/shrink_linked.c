@@ -27,6 +27,7 @@
  */
 #include "group/shrink_linked.h"
 
+#include "base/fd.h"
 #include "group/collective.h"
 #include "group/peers.h"
 #include "tcp/star.h"
@@ -35,7 +36,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* --- state known to this rank --- */
 
@@ -118,7 +118,7 @@ void shrink_drop(struct linked *l, int rank)
     struct member *member = &l->members[rank];
 
     if (member->fd >= 0)
-        close(member->fd);
+        ep_fd_close(member->fd);
     member->fd = -1;
     member->used = 0;
 }

@@ -42,8 +42,8 @@ struct linked {
     int aborted_by;  /* leader: a rank that has joined, and aborted; -1: none */
     int failed_rank; /* of a failure */
     struct decision decision;
-    struct tcp_star *star;        /* of the survivors */
-    struct shrink_group next;     /* that is created over it */
+    struct tcp_star *star;         /* of the survivors */
+    struct shrink_group next;      /* that is created over it */
     struct tcp_acceptor *acceptor; /* leader */
     struct member {
         int fd;      /* the connection to it, -1: none; of a leader to all that join, of the others to their leader */

@@ -61,7 +61,7 @@ static void reply(void *context, const struct tcp_handshake *hs, int fd)
              hs->hello.rank);
     (void)shrink_send(fd, &decision, sizeof(decision)); /* a rank that has disconnected asks again */
     if (*slot >= 0)
-        close(*slot);
+        ep_fd_close(*slot);
     *slot = fd;
 }
 
@@ -77,7 +77,7 @@ static void close_read(struct ep_group_refusal *refusal)
             n = recv(refusal->replies[i], bytes, sizeof(bytes), MSG_DONTWAIT);
         if (refusal->replies[i] < 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)))
             continue;
-        close(refusal->replies[i]);
+        ep_fd_close(refusal->replies[i]);
         refusal->replies[i] = -1;
     }
 }
@@ -93,6 +93,8 @@ static void *run(void *context)
         bool busy = refusal->acceptor.n > 0 || refusal->acceptor.error;
 
         if (state == STOPPING)
+            return NULL;
+        if (!ep_fd_is_ours(refusal->event))
             return NULL;
         polls[n++] = (struct pollfd){.fd = refusal->event, .events = POLLIN};
         if (state == REPLYING)
@@ -112,7 +114,8 @@ static void set_state(struct ep_group_refusal *refusal, int state)
     uint64_t one = 1;
 
     atomic_store(&refusal->state, state);
-    (void)!write(refusal->event, &one, sizeof(one));
+    if (ep_fd_is_ours(refusal->event))
+        (void)!write(refusal->event, &one, sizeof(one));
 }
 
 ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal **ret_refusal)
@@ -142,7 +145,7 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
         return EP_OK;
     }
     if (refusal->event >= 0)
-        close(refusal->event);
+        ep_fd_close(refusal->event);
     free(refusal);
     return ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: cannot start the thread that answers excluded ranks");
 }
@@ -177,8 +180,8 @@ void ep_group_refusal_free(struct ep_group_refusal *refusal)
         tcp_acceptor_close(&refusal->acceptor);
         for (int i = 0; i < MAX_REPLIES; i++)
             if (refusal->replies[i] >= 0)
-                close(refusal->replies[i]);
-        close(refusal->event);
+                ep_fd_close(refusal->replies[i]);
+        ep_fd_close(refusal->event);
         explicit_bzero(&refusal->acceptor.key, sizeof(refusal->acceptor.key));
         free(refusal);
         refusal = older;

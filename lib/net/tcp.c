@@ -2,13 +2,13 @@
 #include "net/tcp_internal.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 /* Queued bytes that are sent without waiting for progress(): enough for full packets. */
 #define EAGER_BYTES (256u << 10)
@@ -397,7 +397,7 @@ static ep_status tcp_revoke(struct ep_net *net, int peer)
         if (conn->fd < 0)
             continue;
         shutdown(conn->fd, SHUT_RDWR);
-        close(conn->fd);
+        ep_fd_close(conn->fd);
         conn->fd = -1;
     }
     return EP_OK;

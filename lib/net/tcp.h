@@ -50,8 +50,8 @@ ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
 const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
 
 /*
- * The listener that it keeps for a shrink; its fd is -1 if there is none. A thread of the communicator serves it, so that
- * strangers do not fill the queue of the kernel: it holds ranks that connect (tcp_acceptor_hold()), until a shrink
+ * The listener that it keeps for a shrink; its fd is -1 if there is none. A thread of the communicator serves it, so
+ * that strangers do not fill the queue of the kernel: it holds ranks that connect (tcp_acceptor_hold()), until a shrink
  * takes the acceptor for itself. get_polls() returns as tcp_acceptor_get_polls().
  */
 int ep_net_tcp_get_polls(struct ep_net *net, struct pollfd *ret_polls);

@@ -51,7 +51,7 @@ struct mesh {
     struct ep_net_tcp_rendezvous *rendezvous; /* of t */
     int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
     struct hello *all;                        /* [R] */
-    int accept_error; /* errno of the last connection that could not be accepted, 0: none */
+    int accept_error;                         /* errno of the last connection that could not be accepted, 0: none */
     uint64_t deadline_ns;
     struct connector *connectors;
     int n_connectors;

@@ -109,6 +109,9 @@ void ep_net_tcp_free(struct ep_net *net)
      * one peer has sent breaks it as well. But its queued puts are discarded: their sources may have been freed.
      */
     net->abandoned |= net->broken != EP_OK;
+    for (int i = 0; t->conns && i < t->n; i++)
+        if (t->conns[i].fd >= 0 && !ep_fd_is_ours(t->conns[i].fd))
+            t->conns[i].fd = -1;
     for (int i = 0; net->abandoned && t->conns && i < t->n; i++)
         if (tcp_conn_has_output(&t->conns[i]))
             tcp_conn_discard_output(&t->conns[i]);
@@ -116,12 +119,12 @@ void ep_net_tcp_free(struct ep_net *net)
         send_bye(t, drain_ms(t));
     for (int i = 0; t->conns && i < t->n; i++)
         if (t->conns[i].fd >= 0)
-            close(t->conns[i].fd);
+            ep_fd_close(t->conns[i].fd);
     for (int i = 0; t->links && i < net->nnodes - 1; i++)
         if (t->links[i] >= 0)
-            close(t->links[i]);
+            ep_fd_close(t->links[i]);
     if (t->epoll >= 0)
-        close(t->epoll);
+        ep_fd_close(t->epoll);
     tcp_acceptor_close(&t->acceptor);
     pthread_mutex_destroy(&t->acceptor_lock);
     explicit_bzero(&t->acceptor.key, sizeof(t->acceptor.key));

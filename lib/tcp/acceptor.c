@@ -2,13 +2,13 @@
 #include "tcp/acceptor.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 /* For the two round trips of a handshake. */
 #define HANDSHAKE_MS 5000
@@ -179,6 +179,8 @@ static void accept_all(struct tcp_acceptor *acceptor, const struct judge *judge)
 
 static void step(struct tcp_acceptor *acceptor, const struct judge *judge)
 {
+    if (acceptor->fd >= 0 && !ep_fd_is_ours(acceptor->fd))
+        tcp_acceptor_close(acceptor);
     if (acceptor->fd < 0)
         return;
     accept_all(acceptor, judge);
@@ -214,6 +216,6 @@ void tcp_acceptor_close(struct tcp_acceptor *acceptor)
     free(acceptor->pending);
     acceptor->pending = NULL;
     acceptor->n = acceptor->error = 0;
-    close(acceptor->fd);
+    ep_fd_close(acceptor->fd);
     acceptor->fd = -1;
 }

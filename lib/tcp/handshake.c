@@ -2,6 +2,7 @@
 #include "tcp/handshake.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #define MAGIC 0x31545045u /* "EPT1", also the byte order */
 #define VERSION 2u
@@ -351,7 +351,7 @@ bool tcp_handshake_is_waiting(const struct tcp_handshake *hs)
 void tcp_handshake_drop(struct tcp_handshake *hs)
 {
     if (hs->fd >= 0)
-        close(hs->fd);
+        ep_fd_close(hs->fd);
     hs->fd = -1;
     hs->state = CLOSED;
 }

@@ -11,8 +11,9 @@
  *
  * The key is derived from the shared secret. The listening side sends nothing that depends on it before the other side
  * is authenticated. The HMAC of HELLO may be a repeated one, so it authenticates nobody: it only keeps its sender from
- * being dropped as a stranger while many strangers connect (tcp/acceptor.h). Later data is neither encrypted nor authenticated: the handshake rejects other programs and ranks
- * of other jobs; it does not protect against modified packets.
+ * being dropped as a stranger while many strangers connect (tcp/acceptor.h). Later data is neither encrypted nor
+ * authenticated: the handshake rejects other programs and ranks of other jobs; it does not protect against modified
+ * packets.
  *
  * A handshake never blocks: call tcp_handshake_step() when poll() reports the events of tcp_handshake_events().
  */
@@ -89,8 +90,8 @@ void tcp_key_make(const char *secret, const char *purpose, const void *more, siz
 ep_status tcp_random(void *ret_bytes, size_t bytes);
 
 /*
- * Takes ownership of the descriptor, from tcp_connect(). Fills in magic, version, nonce and proof of `hello`. If this or
- * the next fails, the first step does.
+ * Takes ownership of the descriptor, from tcp_connect(). Fills in magic, version, nonce and proof of `hello`. If this
+ * or the next fails, the first step does.
  */
 void tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key, const struct tcp_hello *hello,
                            const struct tcp_address *to, uint64_t deadline_ns);

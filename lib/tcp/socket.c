@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 /*
- * All ranks of a large job connect at the same time. The kernel limits it to net.core.somaxconn. Each connection that is
- * not accepted yet may hold a full receive buffer.
+ * All ranks of a large job connect at the same time. The kernel limits it to net.core.somaxconn. Each connection that
+ * is not accepted yet may hold a full receive buffer.
  */
 #define BACKLOG EP_MAX_RANKS
 

@@ -3,6 +3,7 @@
 #include "tcp/star_internal.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -10,7 +11,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
-#include <unistd.h>
 
 #define PUBLISH_NS 200000000u /* between two lists of missing ranks */
 
@@ -82,7 +82,7 @@ ep_status tcp_star_push(struct conn *conn)
 void tcp_star_close_conn(struct conn *conn)
 {
     if (conn->fd >= 0)
-        close(conn->fd);
+        ep_fd_close(conn->fd);
     conn->fd = -1;
     conn->arrived = false;
     memset(conn->out, 0, sizeof(conn->out));

@@ -133,10 +133,10 @@ void cuda_monitor_stop(struct cuda_comm *cuda)
 {
     uint64_t one = 1;
 
-    if (cuda->monitored && write(cuda->stop, &one, sizeof(one)) == sizeof(one))
+    if (cuda->monitored && ep_fd_is_ours(cuda->stop) && write(cuda->stop, &one, sizeof(one)) == sizeof(one))
         pthread_join(cuda->monitor, NULL);
     if (cuda->stop >= 0)
-        close(cuda->stop);
+        ep_fd_close(cuda->stop);
     cuda->monitored = false;
     cuda->stop = -1;
 }

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program closes all descriptors, also those of the library, and opens files, pipes and sockets that get their
+ * numbers: the library neither reads, writes nor closes them. Ranks are processes.
+ */
+#include <epkit/epkit.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+enum { FIRST = 3, NUMBERS = 120, TIMEOUT_MS = 2000, HEARTBEATS_MS = 700, TEXT_BYTES = 11 };
+
+static const char text[TEXT_BYTES] = "not epkit's";
+
+/* A number is a memfd, a pipe or a socket, each with its other end far away, and the text in it. */
+static int take_number(int number, int *ret_far)
+{
+    int ends[2] = {-1, -1};
+
+    if (number % 3 == 0)
+        ends[0] = memfd_create("of the program", 0);
+    else if ((number % 3 == 1 ? pipe(ends) : socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) != 0)
+        return -1;
+    *ret_far = ends[1] < 0 ? -1 : fcntl(ends[1], F_DUPFD, FIRST + NUMBERS + 100);
+    if (ends[1] >= 0)
+        close(ends[1]);
+    if (write(ends[1] < 0 ? ends[0] : *ret_far, text, TEXT_BYTES) != TEXT_BYTES || ends[0] != number)
+        return -1;
+    return 0;
+}
+
+/* Is it open, with the text and nothing else in it? */
+static bool is_untouched(int number, int far)
+{
+    char got[2 * TEXT_BYTES] = "";
+    struct stat info;
+
+    if (far < 0)
+        return fstat(number, &info) == 0 && info.st_size == TEXT_BYTES && lseek(number, 0, SEEK_CUR) == TEXT_BYTES &&
+               pread(number, got, sizeof(got), 0) == TEXT_BYTES && memcmp(got, text, TEXT_BYTES) == 0;
+    return read(number, got, sizeof(got)) == TEXT_BYTES && memcmp(got, text, TEXT_BYTES) == 0 &&
+           (number % 3 == 1 || recv(far, got, 1, MSG_DONTWAIT) < 0);
+}
+
+static int close_all(const ep_boot *boot, void *argument)
+{
+    const int *ranks_per_node = argument;
+    int far[FIRST + NUMBERS];
+    ep_comm *comm = NULL;
+
+    SURE(unit_comm_new(boot, *ranks_per_node == 1 ? "tcp" : NULL, *ranks_per_node, TIMEOUT_MS, &comm) == EP_OK);
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    if (boot->rank == 0) {
+        unit_sleep_ms(HEARTBEATS_MS);
+        ep_comm_free(comm);
+        return 0;
+    }
+    for (int number = FIRST; number < FIRST + NUMBERS; number++)
+        close(number);
+    for (int number = FIRST; number < FIRST + NUMBERS; number++)
+        SURE(take_number(number, &far[number]) == 0);
+    ep_comm_abort(comm); /* wakes the library's thread */
+    unit_sleep_ms(HEARTBEATS_MS);
+    (void)ep_comm_async_error(comm);
+    ep_comm_free(comm);
+    for (int number = FIRST; number < FIRST + NUMBERS; number++)
+        if (!is_untouched(number, far[number])) {
+            fprintf(stderr, "descriptor %d was used\n", number);
+            return 1;
+        }
+    return 0;
+}
+
+TEST_CALL(files_of_the_program_between_nodes, unit_run_ranks(EP_LAUNCH_FORK, 2, close_all, &(int){1}))
+TEST_CALL(files_of_the_program_on_a_node, unit_run_ranks(EP_LAUNCH_FORK, 2, close_all, &(int){2}))
