@@ -27,6 +27,8 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { MOST_RANKS = 6, PER_NODE = 2, HOUR_S = 3600, PATIENCE_S = 60 };
 
@@ -347,6 +349,74 @@ TEST(only_a_rank_that_is_known_to_be_dead_died)
     expect_lost(3, 2, false, false, "rank 3 died while others were");      /* seen on its host */
     expect_lost(1, 2, false, false, "rank 1 cannot be reached by others"); /* lives here */
     expect_lost(0, 2, false, false, "rank 0 cannot be reached by others"); /* this rank */
+}
+
+/* All ranks are stopped for three deadlines, and continue. */
+struct stop {
+    _Atomic pid_t pids[MADE_RANKS];
+    _Atomic bool over;
+};
+
+static int call_until_it_is_over(const ep_boot *boot, void *argument)
+{
+    ep_comm_config config = {
+        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = PER_NODE};
+    struct stop *stop = argument;
+    ep_status status = EP_OK;
+    ep_comm *comm = NULL;
+    bool late;
+
+    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+        return 1;
+    comm->config.timeout_ms = DEADLINE_MS;
+    atomic_store(&stop->pids[boot->rank], getpid());
+    while (status == EP_OK && !atomic_load(&stop->over))
+        status = ep_comm_barrier(comm);
+    /* Another rank may be late, or have left when it was over; none has died. */
+    late = status == EP_OK || (!strstr(ep_comm_last_error(comm), " died") &&
+                               (status == EP_E_PEER_LEFT || strstr(ep_comm_last_error(comm), "did not answer")));
+    if (!late)
+        print_error("%s: %s\n", ep_status_name(status), ep_comm_last_error(comm));
+    ep_comm_free(comm);
+    return late ? 0 : 2;
+}
+
+static void stop_all(struct stop *stop)
+{
+    for (int rank = 0; rank < MADE_RANKS; rank++)
+        while (!atomic_load(&stop->pids[rank]))
+            wait_a_little();
+    for (int rank = 0; rank < MADE_RANKS; rank++)
+        kill(atomic_load(&stop->pids[rank]), SIGSTOP);
+    nanosleep(&(struct timespec){.tv_sec = 3 * DEADLINE_MS / 1000, .tv_nsec = 3 * DEADLINE_MS % 1000 * 1000000L}, NULL);
+    for (int rank = 0; rank < MADE_RANKS; rank++)
+        kill(atomic_load(&stop->pids[rank]), SIGCONT);
+    atomic_store(&stop->over, true);
+    _exit(0);
+}
+
+TEST(ranks_that_were_stopped_together_are_late_at_most)
+{
+    ep_launch_args launch = {.mode = EP_LAUNCH_FORK, .nranks = MADE_RANKS, .run = call_until_it_is_over};
+    struct stop *stop = mmap(NULL, sizeof(*stop), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ep_rank_exit exits[MADE_RANKS];
+
+    assert_true(stop != MAP_FAILED);
+    launch.argument = stop;
+    for (int round = 0; round < 3; round++) {
+        pid_t stopper;
+
+        *stop = (struct stop){.over = false};
+        stopper = fork();
+        assert_true(stopper >= 0);
+        if (stopper == 0)
+            stop_all(stop);
+        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        assert_int_equal(waitpid(stopper, NULL, 0), stopper);
+        for (int rank = 0; rank < MADE_RANKS; rank++)
+            assert_int_equal(exits[rank].code, 0);
+    }
+    munmap(stop, sizeof(*stop));
 }
 
 /* It may wait for the other one for two deadlines after that has stopped, and then needs time to arrive. */
