@@ -2,38 +2,25 @@
 #include "base/fd.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-enum { BLOCK = 1024, BLOCKS = 1024 };
+/* Higher numbers are not checked. */
+#define NUMBERS 65536
 
 /* The files that the descriptors of the library were when they were made, by number; all zero: unknown. */
-struct identity {
+static struct {
     _Atomic uint64_t device, inode;
-};
-
-static _Atomic(struct identity *) identities[BLOCKS];
+} files[NUMBERS];
 
 static void remember(int fd)
 {
-    struct identity *block, *none = NULL;
     struct stat info;
 
-    if (fd >= BLOCK * BLOCKS || fstat(fd, &info) != 0)
+    if (fd >= NUMBERS || fstat(fd, &info) != 0)
         return;
-    block = atomic_load(&identities[fd / BLOCK]);
-    if (!block) {
-        block = calloc(BLOCK, sizeof(*block));
-        if (block && !atomic_compare_exchange_strong(&identities[fd / BLOCK], &none, block)) {
-            free(block);
-            block = none;
-        }
-    }
-    if (!block)
-        return;
-    atomic_store(&block[fd % BLOCK].device, (uint64_t)info.st_dev);
-    atomic_store(&block[fd % BLOCK].inode, (uint64_t)info.st_ino);
+    atomic_store(&files[fd].device, (uint64_t)info.st_dev);
+    atomic_store(&files[fd].inode, (uint64_t)info.st_ino);
 }
 
 int ep_fd_above_stdio(int fd)
@@ -53,15 +40,14 @@ int ep_fd_above_stdio(int fd)
 
 bool ep_fd_is_ours(int fd)
 {
-    struct identity *block = fd >= 0 && fd < BLOCK * BLOCKS ? atomic_load(&identities[fd / BLOCK]) : NULL;
-    struct identity *was = block ? &block[fd % BLOCK] : NULL;
     int saved = errno;
     struct stat info;
     bool ours = fstat(fd, &info) == 0;
 
     errno = saved;
-    if (ours && was && atomic_load(&was->inode))
-        ours = atomic_load(&was->device) == (uint64_t)info.st_dev && atomic_load(&was->inode) == (uint64_t)info.st_ino;
+    if (ours && fd < NUMBERS && atomic_load(&files[fd].inode))
+        ours = atomic_load(&files[fd].device) == (uint64_t)info.st_dev &&
+               atomic_load(&files[fd].inode) == (uint64_t)info.st_ino;
     return ours;
 }
 

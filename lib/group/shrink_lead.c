@@ -322,12 +322,12 @@ ep_status shrink_lead(struct linked *l)
     struct ep_net *tcp = ep_streams_get_net(l->group->streams)->tcp;
     ep_status status;
 
-    l->acceptor = ep_net_tcp_take_acceptor(tcp);
+    l->acceptor = ep_net_tcp_take_acceptor(tcp, true);
     status = await_joins(l, &query);
     query_end(&query);
     if (status != EP_OK)
         await_handshakes(l, &query, status);
-    ep_net_tcp_return_acceptor(tcp);
+    (void)ep_net_tcp_take_acceptor(tcp, false);
     send_decision(l, status);
     return status;
 }

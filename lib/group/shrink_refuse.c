@@ -163,10 +163,10 @@ void shrink_refuse_begin(struct ep_group_refusal *refusal, struct ep_group *old,
         return;
     refusal->older = older;
     tcp = ep_streams_get_net(old->streams)->tcp;
-    acceptor = ep_net_tcp_take_acceptor(tcp);
+    acceptor = ep_net_tcp_take_acceptor(tcp, true);
     refusal->acceptor = *acceptor;
     acceptor->fd = -1;
-    ep_net_tcp_return_acceptor(tcp);
+    (void)ep_net_tcp_take_acceptor(tcp, false);
     set_state(refusal, REPLYING);
 }
 

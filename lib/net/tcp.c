@@ -429,22 +429,14 @@ void ep_net_tcp_hold(struct ep_net *net)
     pthread_mutex_unlock(&t->acceptor_lock);
 }
 
-static void set_taken(struct tcp_net *t, bool taken)
+struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net, bool take)
 {
+    struct tcp_net *t = tcp_of(net);
+
     pthread_mutex_lock(&t->acceptor_lock);
-    t->acceptor_taken = taken;
+    t->acceptor_taken = take;
     pthread_mutex_unlock(&t->acceptor_lock);
-}
-
-struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net)
-{
-    set_taken(tcp_of(net), true);
-    return &tcp_of(net)->acceptor;
-}
-
-void ep_net_tcp_return_acceptor(struct ep_net *net)
-{
-    set_taken(tcp_of(net), false);
+    return &t->acceptor;
 }
 
 int ep_net_tcp_detach_link(struct ep_net *net, int peer)

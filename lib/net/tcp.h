@@ -56,8 +56,8 @@ const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net
  */
 int ep_net_tcp_get_polls(struct ep_net *net, struct pollfd *ret_polls);
 void ep_net_tcp_hold(struct ep_net *net);
-struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net);
-void ep_net_tcp_return_acceptor(struct ep_net *net);
+/* take false: gives it back. */
+struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net, bool take);
 
 /* Moves the connected socket of its control link to `peer` to the caller; -1: it was detached before. */
 int ep_net_tcp_detach_link(struct ep_net *net, int peer);
