@@ -31,8 +31,8 @@
  * namespace) - the others wait for it until the deadline and return EP_E_TIMEOUT, with a note in the error text. A live
  * rank of this host is never reported dead. The death of a rank of another host is visible only as the end of its
  * connections (networks "tcp" and "verbs"). The error text says that it died if a rank of its host has reported the
- * death or its process has closed the connection; if the connection was cut, that it cannot be reached. Forked children that have
- * not called exec() keep the connections open: while such a child lives, the others wait until the deadline.
+ * death or its process has closed the connection; if the connection was cut, that it cannot be reached. Forked children
+ * that have not called exec() keep the connections open: while such a child lives, the others wait until the deadline.
  *
  * Failure. A status of the 3xx or 4xx group means that the communicator has failed. Every later collective call on
  * every rank then returns the same status at once, as does ep_comm_async_error(); the text names the rank that failed
