@@ -74,6 +74,12 @@ static inline int64_t ep_scale_words(const ep_dispatch_args *args)
                                           : blocks;
 }
 
+/* Most tokens of a routing of the plan. */
+static inline int32_t ep_plan_most_tokens(const ep_plan *plan)
+{
+    return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
+}
+
 /* What is known of the plan now. All accesses to a plan's info use this. */
 static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
 {

@@ -158,12 +158,6 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
 }
 
-/* Most tokens of a routing of this plan. */
-static int most_tokens(const ep_plan *plan)
-{
-    return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
-}
-
 static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *args)
 {
     static const char call[] = "ep_plan_update";
@@ -171,7 +165,7 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
     if (plan->args.max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE, "%s: the plan was created without max_recv_tokens: its capacity is not fixed", call);
     EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));
-    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, most_tokens(plan)));
+    EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, ep_plan_most_tokens(plan)));
     if (plan->from_mask && !args->tokens_per_expert)
         return ep_fail(EP_E_ARG, "%s: tokens_per_expert is NULL, but the plan was created with token_in_rank", call);
     if (!plan->from_mask && args->tokens_per_expert)

@@ -205,7 +205,7 @@ static void count_sent(const ep_plan *plan)
                                                         : sum(inner->tokens_per_rank, plan->comm->nranks);
 }
 
-static void fill_info(ep_plan *plan)
+void ep_group_plan_fill_info(ep_plan *plan)
 {
     const struct ep_group_plan *inner = plan->impl;
     const ep_comm *comm = plan->comm;
@@ -292,7 +292,7 @@ ep_status ep_group_plan_publish(ep_plan *plan)
 
     inner->number = ++group->plans;
     count_sent(plan);
-    fill_info(plan);
+    ep_group_plan_fill_info(plan);
     /* A plan of fixed capacity waits for no rank, nor for queued jobs. */
     if (plan->args.max_recv_tokens > 0 && !ep_group_is_idle(group)) {
         status = ep_group_submit(group, NULL, publish, &plan, sizeof(plan));

@@ -68,6 +68,10 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 ep_status ep_group_plan_prepare(ep_plan *plan, bool routes);
 ep_status ep_group_plan_publish(ep_plan *plan);
 void ep_group_plan_discard(ep_plan *plan);
+/* Of publish: sets plan->info from the arguments, and from the counts of this rank. */
+void ep_group_plan_fill_info(ep_plan *plan);
+/* Of complete: from recv_exact, the rows of this rank's experts, and their place in plan->full. */
+void ep_group_plan_place_experts(ep_plan *plan);
 /*
  * A plan of fixed capacity whose counts the hosts never know, because a device reads its routing later: the ranks
  * exchange sizes only, and wait for each other. Nothing remains on failure.

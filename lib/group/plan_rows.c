@@ -142,13 +142,30 @@ static ep_status place_all(struct ep_group_completion *c)
     return EP_OK;
 }
 
+void ep_group_plan_place_experts(ep_plan *plan)
+{
+    struct ep_group_plan *inner = plan->impl;
+    int n_local = plan->info.n_local_experts;
+
+    for (int local = 0; local < n_local; local++) {
+        int64_t rows = round_up(inner->recv_exact[local], plan->args.expert_alignment);
+
+        inner->recv_per_expert[local] = (int32_t)rows;
+        inner->expert_start[local + 1] = inner->expert_start[local] + rows;
+    }
+    plan->full.recv_per_expert = inner->recv_per_expert;
+    if (plan->args.flags & EP_PLAN_EXPANDED)
+        plan->full.expert_start = inner->expert_start;
+    else
+        plan->full.recv_from_rank = inner->recv_from_rank;
+}
+
 /* Counts of the rows that this rank receives: per expert, per source. */
 static void count_received(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
     struct ep_group_plan *inner = c->inner;
     int me = plan->comm->rank, n_local = plan->info.n_local_experts, nranks = plan->comm->nranks;
-    int64_t start = 0;
 
     for (int local = 0; local < n_local; local++) {
         int64_t n = 0;
@@ -156,13 +173,7 @@ static void count_received(struct ep_group_completion *c)
         for (int source = 0; source < nranks; source++)
             n += expert_counts(c, source)[me * n_local + local];
         inner->recv_exact[local] = (int32_t)n;
-        n = round_up(n, plan->args.expert_alignment);
-        inner->recv_per_expert[local] = (int32_t)n;
-        inner->expert_start[local] = start;
-        start += n;
     }
-    inner->expert_start[n_local] = start;
-    inner->recv_from_rank[0] = 0;
     for (int source = 0; source < nranks; source++) {
         int32_t *prefix = inner->prefix + (size_t)source * (size_t)nranks;
 
@@ -170,11 +181,7 @@ static void count_received(struct ep_group_completion *c)
         for (int rank = 0; rank < nranks; rank++)
             prefix[rank] = c->rows[source]->counts[rank] + (source ? prefix[rank - nranks] : 0);
     }
-    plan->full.recv_per_expert = inner->recv_per_expert;
-    if (plan->args.flags & EP_PLAN_EXPANDED)
-        plan->full.expert_start = inner->expert_start;
-    else
-        plan->full.recv_from_rank = inner->recv_from_rank;
+    ep_group_plan_place_experts(plan);
 }
 
 /* The final row of each (token, k) on its destination. */

@@ -168,9 +168,7 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
         memcpy(device->peer, segments, bytes);
         return EP_OK;
     }
-    CUDA_TRY(cudaMemcpyAsync(device->own->peer_table, segments, bytes, cudaMemcpyDefault, cuda->internal_stream));
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
-    return EP_OK;
+    return cuda_transfer(cuda, device->own->peer_table, segments, bytes);
 }
 
 static void free_impl(struct cuda_ll_impl *impl)

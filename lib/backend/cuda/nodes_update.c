@@ -24,11 +24,6 @@ static ep_status fail_memory(void)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static int max_tokens_of(const ep_plan *plan)
-{
-    return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
-}
-
 static size_t slice_words(const ep_plan *plan)
 {
     return 1 + (size_t)plan->comm->ranks_per_node * (1 + (size_t)plan->info.n_local_experts);
@@ -44,7 +39,7 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 {
     const struct ep_group *group = ep_group_of(plan->comm);
     const int32_t *most = ep_group_plan_of(plan)->max_tokens;
-    int64_t net = (int64_t)max_tokens_of(plan) * cuda_remote_width(plan), rails = 0;
+    int64_t net = (int64_t)ep_plan_most_tokens(plan) * cuda_remote_width(plan), rails = 0;
     int32_t rail_node_capacity = 1;
 
     for (int node = 0; node < plan->comm->nnodes; node++) {
@@ -60,9 +55,9 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
             EP_E_UNSUPPORTED,
             "plan: max_tokens of %d here, and of %lld on the rail peers, is too large for updates on the device "
             "between %d nodes: reduce max_tokens",
-            max_tokens_of(plan), (long long)rails, plan->comm->nnodes);
+            ep_plan_most_tokens(plan), (long long)rails, plan->comm->nnodes);
     lists->net.capacity = net ? (int32_t)net : 1;
-    lists->net.node_capacity = max_tokens_of(plan) ? max_tokens_of(plan) : 1;
+    lists->net.node_capacity = ep_plan_most_tokens(plan) ? ep_plan_most_tokens(plan) : 1;
     lists->rails.capacity = rails ? (int32_t)rails : 1;
     lists->rails.node_capacity = rail_node_capacity;
     return EP_OK;
@@ -71,7 +66,8 @@ static ep_status size_lists(const ep_plan *plan, struct cuda_lists *lists)
 /* Lays out the device memory; returns its size in bytes. */
 static size_t lay_out(const ep_plan *plan, char *memory, const struct cuda_lists *lists, struct cuda_nodes_update *u)
 {
-    size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks, n = (size_t)max_tokens_of(plan);
+    size_t nnodes = (size_t)plan->comm->nnodes, nranks = (size_t)plan->comm->nranks,
+           n = (size_t)ep_plan_most_tokens(plan);
     size_t topk = (size_t)plan->args.topk, width = (size_t)cuda_plan_of(plan)->route.width, word = sizeof(int32_t);
     size_t n_local = (size_t)plan->info.n_local_experts, nlocal = (size_t)plan->comm->ranks_per_node, at = 0;
 
@@ -211,7 +207,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     device->exact_counts = NULL;
     device->lists = lists;
     device->fixed = device->uploaded = true;
-    device->max_tokens = max_tokens_of(plan);
+    device->max_tokens = ep_plan_most_tokens(plan);
     point_to(lists->update, device);
 }
 

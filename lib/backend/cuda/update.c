@@ -54,20 +54,6 @@ struct cuda_op_desc cuda_update_desc(const ep_plan *plan)
             [CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS, [CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number}};
 }
 
-static void fill_info(ep_plan *plan)
-{
-    plan->info = (ep_plan_info){.size = sizeof(plan->info),
-                                .n_recv = -1,
-                                .out_rows = plan->args.max_recv_tokens,
-                                .n_send = -1,
-                                .n_wire = -1,
-                                .n_tokens = plan->args.n_tokens,
-                                .topk = plan->args.topk,
-                                .n_experts = plan->args.n_experts,
-                                .n_local_experts = plan->args.n_experts / plan->comm->nranks,
-                                .flags = plan->args.flags};
-}
-
 /* Queues the kernels. The routing is in memory that the device can access. */
 static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing,
                         struct cuda_host_block *info)
@@ -117,7 +103,7 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, e
     device = cuda_plan_of(plan);
     device->fixed = true;
     device->captured = call->capture != 0;
-    device->max_tokens = plan->args.max_tokens > plan->args.n_tokens ? plan->args.max_tokens : plan->args.n_tokens;
+    device->max_tokens = ep_plan_most_tokens(plan);
     EP_TRY(cuda_routing_to_device(call, plan, &device->routing, routing));
     bytes = lay_out(plan, NULL, device);
     EP_TRY(cuda_pool_alloc(cuda, bytes, device->captured, &device->block));
@@ -148,7 +134,8 @@ ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_p
     inner = plan->impl;
     inner->number = ++cuda->group.plans;
     inner->complete = true;
-    fill_info(plan);
+    ep_group_plan_fill_info(plan);
+    plan->info.n_send = plan->info.n_wire = -1;
     status = open_device_part(call, plan, &routing);
     device = inner->device;
     if (status == EP_OK)
@@ -216,30 +203,17 @@ static void complete_plan(struct cuda_plan *device)
     ep_plan *plan = device->plan;
     struct ep_group_plan *inner = plan->impl;
     const struct cuda_plan_info *info = device->info->pinned.memory;
-    int n_local = plan->info.n_local_experts, nranks = plan->comm->nranks, alignment = plan->args.expert_alignment;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
-    int64_t start = 0;
 
     plan->full = plan->info;
-    for (int local = 0; local < n_local; local++) {
-        inner->recv_exact[local] = info->exact[local];
-        inner->recv_per_expert[local] = (info->exact[local] + alignment - 1) / alignment * alignment;
-        inner->expert_start[local] = start;
-        start += inner->recv_per_expert[local];
-    }
-    inner->expert_start[n_local] = start;
-    for (int rank = 0; rank < nranks; rank++) {
+    memcpy(inner->recv_exact, info->exact, (size_t)plan->info.n_local_experts * sizeof(info->exact[0]));
+    ep_group_plan_place_experts(plan);
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
         inner->rows_on[rank] = info->rows_on[rank];
         inner->recv_from_rank[rank + 1] = info->first[rank + 1];
     }
     plan->full.n_recv = info->rows_on[plan->comm->rank];
     plan->full.n_send = info->n_send;
     plan->full.n_wire = info->n_wire;
-    plan->full.recv_per_expert = inner->recv_per_expert;
-    if (expanded)
-        plan->full.expert_start = inner->expert_start;
-    else
-        plan->full.recv_from_rank = inner->recv_from_rank;
     atomic_store_explicit(&plan->counted, true, memory_order_release);
 }
 
