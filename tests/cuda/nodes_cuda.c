@@ -7,7 +7,6 @@
  * the rank. Exit 77 if there is no GPU.
  */
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/device.h"
 #include "case.h"
 #include "mirror.h"
 

@@ -3,7 +3,7 @@
  * The descriptor ring between kernels and the proxy: the order of the operations. The test writes the posts in place of
  * kernels. Needs no GPU (no_device.h).
  */
-#include "backend/cuda/op_ring.h"
+#include "backend/cuda/net_op.h"
 #include "call.h"
 
 #include <stdio.h>

@@ -5,9 +5,6 @@
  * the CUDA calls that allocate and free memory.
  */
 #include "backend/cuda/cuda.h"
-
-#include "backend/cuda/memory.h"
-#include "backend/cuda/pool.h"
 #include "call.h"
 
 #include <stdio.h>

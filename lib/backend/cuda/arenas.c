@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/arenas.h"
-
-#include "backend/cuda/direct.h"
 #include "base/error.h"
 #include "base/log.h"
 

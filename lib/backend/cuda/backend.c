@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the backend, and the calls of epkit/cuda.h. */
-#include "backend/cuda/calls.h"
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
 #include "backend/cuda/nvml.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/proxy.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
 #include "group/collective.h"
 #include "group/failure.h"
 

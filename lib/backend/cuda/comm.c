@@ -1,14 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/device.h"
-#include "backend/cuda/lists.h"
 #include "backend/cuda/ll_impl.h"
-#include "backend/cuda/memory.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/proxy.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
-#include "group/collective.h"
-#include "group/failure.h"
 #include "group/memory.h"
 #include "group/queue.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/device.h"
-
+#include "backend/cuda/cuda.h"
 #include "base/futex.h"
 
 #include <string.h>

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/direct.h"
-
-#include "backend/cuda/device.h"
+#include "backend/cuda/arenas.h"
 #include "base/backoff.h"
 #include "base/clock.h"
 

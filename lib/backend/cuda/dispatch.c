@@ -1,14 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/proxy.h"
-
-#include "backend/cuda/calls.h"
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stage.h"
-#include "backend/cuda/stream.h"
-#include "group/plan.h"
 
 #include <string.h>
 

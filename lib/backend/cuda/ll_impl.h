@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ll_impl.h - the state of an ep_ll in the CUDA backend, shared by lowlatency.c, ll_open.c and ll_net.c. */
+/* ll_impl.h - the state of an ep_ll in the CUDA backend, shared by lowlatency.c and ll_net.c. */
 #ifndef EP_CUDA_LL_IMPL_H
 #define EP_CUDA_LL_IMPL_H
 
-#include "backend/cuda/calls.h"
 #include "backend/cuda/lowlatency.h"
-#include "backend/cuda/memory.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
 #include "group/collective.h"
 #include "group/failure.h"
 #include "group/peers.h"
@@ -41,9 +36,6 @@ struct cuda_ll_impl {
 
 /* Sets shape, offsets and sizes, also for the wire between nodes. Returns the size of a segment in bytes. */
 size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device, struct ll_wire *ret_wire);
-
-/* Size of the buffer that a combine reads without a copy. */
-size_t cuda_ll_combine_buffer_bytes(const ep_ll_config *config);
 
 /*
  * ll_net.c: between nodes. Each remote rank has an outgoing segment in pinned host memory, into which the

@@ -5,15 +5,9 @@
  * Descriptors name memory that every peer maps; a kernel that does not find it in the table yet waits for it. Only
  * unmapping waits for kernels: the CUDA runtime unmaps when the device is idle.
  */
-#include "backend/cuda/cuda.h"
-
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/report.h"
 #include "group/memory.h"
 #include "group/peers.h"
-#include "group/plan.h"
 #include "group/wait.h"
 
 #include <string.h>

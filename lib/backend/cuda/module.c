@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of module.h. Copies use the internal stream, because the operations' streams may be waiting. */
 #include "backend/cuda/module.h"
-
-#include "backend/cuda/calls.h"
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
 
 #include <assert.h>
 #include <ctype.h>

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/net_op.h"
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/stream.h"
-
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,14 +3,7 @@
  * Operations between nodes. The host makes the routes, as for the host backend. The lists of a plan hold the tokens of
  * this rank for each node, and the rows on this node of its rail peers' tokens.
  */
-#include "backend/cuda/lists.h"
-
-#include "backend/cuda/device.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
-#include "group/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

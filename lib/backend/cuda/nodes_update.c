@@ -5,14 +5,7 @@
  * made in a capture has such lists from the beginning. The devices write what the proxy needs, the size of the lists
  * for each node, into pinned memory.
  */
-#include "backend/cuda/lists.h"
-
-#include "backend/cuda/device.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
-#include "group/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

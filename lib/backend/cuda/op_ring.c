@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/cuda/op_ring.h"
-
+#include "backend/cuda/net_op.h"
 #include "base/clock.h"
 #include "base/thread.h"
 

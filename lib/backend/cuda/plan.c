@@ -5,16 +5,6 @@
  * destination. In the expanded layout, and in both between nodes, the host gets the routing and uploads the routes.
  */
 #include "backend/cuda/plan.h"
-#include "backend/cuda/calls.h"
-#include "backend/cuda/device.h"
-#include "backend/cuda/lists.h"
-#include "backend/cuda/memory.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/proxy.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
-#include "group/plan.h"
-
 #include "core/routing.h"
 
 #include <stdlib.h>

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/net_op.h"
-
-#include "backend/cuda/device.h"
-#include "backend/cuda/direct.h"
-#include "backend/cuda/report.h"
 #include "base/backoff.h"
 #include "base/log.h"
 #include "base/thread.h"

@@ -2,7 +2,7 @@
 /*
  * proxy.h - operations between nodes: a thread, the proxy, sends and receives chunks of rows between this rank and its
  * rail peers, while the kernels of nodes.cu pack and read them. It runs the operations in the order in which the device
- * posts them (op_ring.h), which is the same on all ranks.
+ * posts them (op_ring.c), which is the same on all ranks.
  */
 #ifndef EP_CUDA_PROXY_H
 #define EP_CUDA_PROXY_H

@@ -13,9 +13,6 @@
  */
 #include "backend/cuda/cuda.h"
 
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
-
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -4,12 +4,7 @@
  * fills the kernel's arguments for it. Each rank decides on its own, and publishes it in its descriptor, because the
  * others send it progress words.
  */
-#include "backend/cuda/cuda.h"
-
-#include "backend/cuda/memory.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/stage.h"
-#include "group/plan.h"
 
 #include <string.h>
 

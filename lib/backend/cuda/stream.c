@@ -4,14 +4,7 @@
  * device if it is called in another stream, because the kernels of the ranks synchronise in the order of the calls. The
  * host waits, asleep, only in ep_stream_sync() and for events.
  */
-#include "backend/cuda/proxy.h"
-
-#include "backend/cuda/device.h"
-#include "backend/cuda/memory.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
 #include "base/futex.h"
 #include "group/failure.h"
 

@@ -3,14 +3,7 @@
  * Plans of fixed capacity: the device counts their routing, exchanges the counts and assigns the rows, in the order of
  * the stream, for a new plan as for an update. The host gets the counts of a new plan when it next waits.
  */
-#include "backend/cuda/device.h"
-#include "backend/cuda/lists.h"
 #include "backend/cuda/plan.h"
-#include "backend/cuda/pool.h"
-#include "backend/cuda/proxy.h"
-#include "backend/cuda/report.h"
-#include "backend/cuda/stream.h"
-#include "group/plan.h"
 
 #include <stdlib.h>
 #include <string.h>
