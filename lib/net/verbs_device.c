@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "net/verbs_device.h"
+#include "net/verbs_net.h"
 
 #include "base/log.h"
 #include "net/verbs_near.h"
@@ -50,26 +50,11 @@ static ep_status load(struct verbs_library *into)
     const struct {
         const char *name;
         void *pointer; /* to the function pointer */
-    } symbols[] = {
-        {"ibv_fork_init", &into->fork_init},
-        {"ibv_get_device_list", &into->get_device_list},
-        {"ibv_free_device_list", &into->free_device_list},
-        {"ibv_get_device_name", &into->get_device_name},
-        {"ibv_open_device", &into->open_device},
-        {"ibv_close_device", &into->close_device},
-        {"ibv_query_device", &into->query_device},
-        {"ibv_query_port", &into->query_port},
-        {"_ibv_query_gid_table", &into->query_gid_table},
-        {"ibv_alloc_pd", &into->alloc_pd},
-        {"ibv_dealloc_pd", &into->dealloc_pd},
-        {"ibv_reg_mr", &into->reg_mr},
-        {"ibv_dereg_mr", &into->dereg_mr},
-        {"ibv_create_cq", &into->create_cq},
-        {"ibv_destroy_cq", &into->destroy_cq},
-        {"ibv_create_qp", &into->create_qp},
-        {"ibv_modify_qp", &into->modify_qp},
-        {"ibv_destroy_qp", &into->destroy_qp},
-        {"ibv_wc_status_str", &into->wc_status_str},
+    } symbols[] = {{"ibv_query_port", &into->query_port},
+                   {"_ibv_query_gid_table", &into->query_gid_table},
+#define VERBS_SYMBOL(name) {"ibv_" #name, &into->name},
+                   VERBS_FUNCTIONS(VERBS_SYMBOL)
+#undef VERBS_SYMBOL
     };
     void *module = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL), *symbol;
 

@@ -15,7 +15,7 @@
  * after seconds. The keys of the regions are exchanged by the boot's all-gather. InfiniBand and RoCE do not
  * authenticate: all hosts of the fabric must be trusted.
  *
- * ep_net_verbs.open: `context` as for ep_net_tcp. verbs_device.h describes the choice of the NIC.
+ * ep_net_verbs.open: `context` as for ep_net_tcp. The choice of the NIC is described below.
  */
 #ifndef EP_NET_VERBS_NET_H
 #define EP_NET_VERBS_NET_H
@@ -23,9 +23,87 @@
 #include "base/error.h"
 #include "net/net.h"
 #include "net/tcp.h"
-#include "net/verbs_device.h"
 
+#include <infiniband/verbs.h>
 #include <stdatomic.h>
+
+/*
+ * verbs_device.c: selects and opens the NIC of a rank: device, port and GID.
+ *
+ * Candidates are the active ports. An Ethernet port needs a RoCE v2 GID: IPv4 is preferred to IPv6, and link-local
+ * addresses come last. InfiniBand ports are addressed by their LID. The candidates, in the order of their names or of
+ * $EPKIT_VERBS_DEVICE ("mlx5_0", "mlx5_0:1,mlx5_3"), are assigned to the ranks of a node round-robin. Without that
+ * list, a rank with a GPU takes only the ports nearest to it (verbs_near.h).
+ *
+ *   EPKIT_VERBS_DEVICE          list of ports, by local rank
+ *   EPKIT_VERBS_GID_INDEX       index in the port's GID table; -1: chosen as above
+ *   EPKIT_VERBS_TRAFFIC_CLASS   0..255 of RoCE packets (DSCP * 4); 0 unless set
+ *   EPKIT_VERBS_SERVICE_LEVEL   0..15 of InfiniBand; 0 unless set
+ *   EPKIT_VERBS_GPU_MEMORY      0, 1: register GPU memory never, always; by default only near it (verbs_near.h)
+ */
+#define VERBS_NAME_BYTES 80
+
+/*
+ * libibverbs, loaded with dlopen() on first use: libepkit must run where it is not installed. What its headers define
+ * inline (posting, polling) goes through the context. These have the type that the headers declare:
+ */
+#define VERBS_FUNCTIONS(F)                                                                                             \
+    F(fork_init)                                                                                                       \
+    F(get_device_list)                                                                                                 \
+    F(free_device_list)                                                                                                \
+    F(get_device_name)                                                                                                 \
+    F(open_device)                                                                                                     \
+    F(close_device)                                                                                                    \
+    F(query_device)                                                                                                    \
+    F(alloc_pd)                                                                                                        \
+    F(dealloc_pd)                                                                                                      \
+    F(reg_mr)                                                                                                          \
+    F(dereg_mr)                                                                                                        \
+    F(create_cq)                                                                                                       \
+    F(destroy_cq)                                                                                                      \
+    F(create_qp)                                                                                                       \
+    F(modify_qp)                                                                                                       \
+    F(destroy_qp)                                                                                                      \
+    F(wc_status_str)
+
+struct verbs_library {
+#define VERBS_POINTER(name) __typeof__(ibv_##name) *name;
+    VERBS_FUNCTIONS(VERBS_POINTER)
+#undef VERBS_POINTER
+    int (*query_port)(struct ibv_context *context, uint8_t port, struct ibv_port_attr *ret_attributes);
+    __typeof__(_ibv_query_gid_table) *query_gid_table;
+    /* NULL before rdma-core 34. */
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t address, int fd,
+                                    int access);
+};
+
+struct verbs_device {
+    const struct verbs_library *library;
+    struct ibv_context *context; /* NULL: not open */
+    struct ibv_device_attr limits;
+    char name[VERBS_NAME_BYTES]; /* "mlx5_0:1" */
+    uint8_t port;
+    bool is_ethernet;
+    uint16_t lid; /* of InfiniBand */
+    union ibv_gid gid;
+    uint8_t gid_index;
+    int traffic_class, service_level;
+    enum ibv_mtu mtu;
+    uint32_t max_message; /* bytes of one operation */
+    int gpu_memory;       /* EPKIT_VERBS_GPU_MEMORY; -1: by nearness */
+    int nearness;         /* to the rank's GPU; -1: no GPU was named */
+};
+
+/* `gpu`: as in struct ep_net_params. EP_E_UNSUPPORTED: no library, no device or no usable port; the error text lists
+ * the ports found and the reasons. */
+ep_status verbs_device_open(int local_rank, const char *gpu, struct verbs_device *ret_device);
+/* Whether the environment allows it; a value that is none is an error of verbs_device_open(). */
+bool verbs_uses_gpu_memory(void);
+/* The port is known not to be active. */
+bool verbs_device_is_down(const struct verbs_device *device);
+void verbs_device_close(struct verbs_device *device);
+
+/* --- the network ------------------------------------------------------------------------------------------------- */
 
 /* Outstanding operations of a queue pair. */
 #define VERBS_SENDS 64
