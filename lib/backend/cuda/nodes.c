@@ -16,8 +16,7 @@ static struct cuda_lists *lists_of(const ep_plan *plan)
     return cuda_plan_of(plan)->lists;
 }
 
-/* --- the lists of a plan, made on the host ---------------------------------------------------------------------------
- */
+/* --- the lists of a plan, made on the host ----------------------------------------------------------------------- */
 
 void cuda_lists_lay_out(const ep_plan *plan, size_t own, size_t rails, size_t n, void *memory, size_t *at,
                         struct cuda_list_memory *l)
@@ -195,8 +194,7 @@ ep_status cuda_lists_make(struct cuda_comm *cuda, ep_plan *plan)
     return status;
 }
 
-/* --- operations -----------------------------------------------------------------------------------------------------
- */
+/* --- operations -------------------------------------------------------------------------------------------------- */
 
 ep_status cuda_nodes_dispatch(struct cuda_call *call, ep_plan *plan, const struct cuda_dispatch *own, int weight_words)
 {

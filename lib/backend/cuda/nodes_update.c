@@ -333,8 +333,7 @@ ep_status cuda_nodes_plan_update(ep_plan *plan, const ep_plan_update_args *args,
     return cuda_call_end(&call, update(&call, plan, args));
 }
 
-/* --- metadata ------------------------------------------------------------------------------------------------------
- */
+/* --- metadata ---------------------------------------------------------------------------------------------------- */
 
 ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *plan, int32_t *prefix)
 {
@@ -350,8 +349,7 @@ ep_status cuda_nodes_plan_prefix(const struct cuda_call *call, const ep_plan *pl
     return cuda_net_op_end_launch(call->cuda, op, cuda_status(cuda_launch_prefix(&u, call->stream), "metadata kernel"));
 }
 
-/* --- plans that are made in a capture ------------------------------------------------------------------------------
- */
+/* --- plans that are made in a capture ---------------------------------------------------------------------------- */
 
 static ep_status new_captured(struct cuda_comm *cuda, ep_plan *plan)
 {

@@ -167,8 +167,7 @@ void cuda_pool_close(struct cuda_comm *cuda)
         }
 }
 
-/* --- memory that is kept until the communicator closes -------------------------------------------------------------
- */
+/* --- memory that is kept until the communicator closes ----------------------------------------------------------- */
 
 struct kept_allocation {
     struct kept_allocation *next;

@@ -323,8 +323,7 @@ static void *proxy_main(void *argument)
     return NULL;
 }
 
-/* --- opening and closing -------------------------------------------------------------------------------------------
- */
+/* --- opening and closing ----------------------------------------------------------------------------------------- */
 
 static ep_status open_words(struct cuda_proxy *p)
 {

@@ -201,11 +201,11 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
 ep_status cuda_check(struct cuda_comm *cuda)
 {
     EP_TRY(cuda_check_reported(cuda));
+    /* Low latency with masking goes on after failures of other ranks, but not after an abort. */
     return atomic_load(&cuda->masking) ? ep_group_check_abort(&cuda->group) : ep_group_check(&cuda->group);
 }
 
-/* --- the monitor ---------------------------------------------------------------------------------------------------
- */
+/* --- the monitor ------------------------------------------------------------------------------------------------- */
 
 /*
  * The monitor: a thread of each communicator that mostly sleeps. Kernels have deadlines of their own. The monitor
@@ -262,11 +262,8 @@ static ep_status find_remote_dead(struct cuda_comm *cuda)
 static void probe_peers(struct cuda_comm *cuda, bool *failed)
 {
     struct ep_group *group = &cuda->group;
-    ep_status status = cuda_check_reported(cuda);
+    ep_status status = cuda_check(cuda);
 
-    /* Low latency with masking goes on after failures of other ranks, but not after an abort. */
-    if (status == EP_OK)
-        status = atomic_load(&cuda->masking) ? ep_group_check_abort(group) : ep_group_check(group);
     if (status == EP_OK && !atomic_load(&cuda->masking))
         status = find_remote_dead(cuda);
     if (status == EP_OK) {
