@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/arenas.h"
-#include "base/error.h"
+#include "base/backoff.h"
+#include "base/clock.h"
 #include "base/log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 static size_t round_up(const struct cuda_arenas *arenas, size_t bytes)
 {
@@ -117,4 +121,196 @@ ep_status cuda_arenas_grow(struct cuda_arenas *arenas, const char *call, size_t 
 ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size_t bytes)
 {
     return grow(arenas, call, bytes, false);
+}
+
+/* --- GPU memory that NICs read and write -------------------------------------------------------------------------- */
+
+/* CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD */
+#define HANDLE_DMA_BUF 1
+
+/* cuMemGetHandleForAddressRange() of the driver, returns 0 or an error code. */
+typedef int get_handle_fn(void *ret_handle, unsigned long long address, size_t bytes, int type,
+                          unsigned long long flags);
+
+/*
+ * The proxy reads the completion of a put in host memory, and the kernels then read the data in GPU memory. Without a
+ * flush this is right only if the GPU's own reads see the writes of other devices in their order (CUDA Driver API,
+ * CUgpuDirectRDMAWritesOrdering): from Hopper on. On boards with a coherent link to the CPU (C2C) it is not:
+ * completions take that link, and data may take PCIe. There the GPU uses the page tables of the host.
+ */
+ep_status cuda_direct_check(int device)
+{
+    int supported = 0, ordering = 0, coherent = 0;
+
+    CUDA_TRY(cudaDeviceGetAttribute(&supported, cudaDevAttrGPUDirectRDMASupported, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device));
+    CUDA_TRY(cudaDeviceGetAttribute(&coherent, cudaDevAttrPageableMemoryAccessUsesHostPageTables, device));
+    if (!supported)
+        return ep_fail(EP_E_UNSUPPORTED, "GPU %d does not support GPUDirect RDMA", device);
+    if (ordering < cudaGPUDirectRDMAWritesOrderingOwner || coherent)
+        return ep_fail(EP_E_UNSUPPORTED, "GPU %d sees writes of NICs in no defined order (GPUDirect RDMA)", device);
+    return EP_OK;
+}
+
+/* -1: the driver exports none. */
+static int export_dmabuf(void *memory, size_t bytes)
+{
+    get_handle_fn *get_handle;
+    int fd = -1;
+
+    if (cuda_find_driver("cuMemGetHandleForAddressRange", (void **)&get_handle) != EP_OK ||
+        get_handle(&fd, (uintptr_t)memory, bytes, HANDLE_DMA_BUF, 0) != 0)
+        return -1;
+    return fd;
+}
+
+ep_status cuda_direct_alloc(struct cuda_kept *memory, size_t bytes, struct ep_net_buffer *ret_buffer)
+{
+    struct ep_net_buffer buffer = EP_NET_BUFFER_INIT;
+
+    buffer.bytes = bytes;
+    buffer.device = true;
+    EP_TRY(cuda_keep_device(memory, bytes, &buffer.memory));
+    buffer.dmabuf_fd = export_dmabuf(buffer.memory, bytes);
+    *ret_buffer = buffer;
+    return EP_OK;
+}
+
+void cuda_direct_close(struct ep_net_buffer *buffer)
+{
+    if (buffer->dmabuf_fd >= 0)
+        close(buffer->dmabuf_fd);
+    buffer->dmabuf_fd = -1;
+}
+
+/*
+ * --- do NICs access the GPU memory that they have registered? ---
+ *
+ * Registration succeeds although an IOMMU, access control services of PCI bridges or a hypervisor block the transfers,
+ * and what is written is then lost without an error. So each rank sends a pattern to its rail peers, from GPU memory
+ * and to GPU memory where it has some.
+ */
+
+enum { WORDS = 1024 };
+
+struct probe {
+    struct cuda_comm *cuda;
+    struct ep_streams *streams;
+    struct ep_net *net;
+    struct ep_piece piece;
+    uint32_t mine[WORDS], received[WORDS];
+    bool *sent, *arrived; /* [nnodes] */
+    ep_status failed;     /* the first failure: this rank goes on, so that its peers need not wait for it */
+    char reason[EP_ERROR_TEXT_BYTES];
+};
+
+static void note(struct probe *p, ep_status status)
+{
+    if (status == EP_OK || p->failed != EP_OK)
+        return;
+    p->failed = status;
+    snprintf(p->reason, sizeof(p->reason), "%s", ep_last_error());
+}
+
+/* Never 0, which memory may hold before. */
+static uint32_t word_of(int rank, uint32_t i)
+{
+    return ((uint32_t)rank + 1) * UINT32_C(0x9e3779b1) + i * UINT32_C(0x85ebca77) + 1;
+}
+
+static ep_status make_source(struct probe *p, struct cuda_kept *memory, bool direct)
+{
+    struct ep_net_buffer buffer;
+    ep_status status;
+
+    for (uint32_t i = 0; i < WORDS; i++)
+        p->mine[i] = word_of(p->cuda->group.comm->rank, i);
+    p->piece = (struct ep_piece){p->mine, sizeof(p->mine)};
+    if (!direct)
+        return EP_OK;
+    EP_TRY(cuda_direct_alloc(memory, CUDA_DIRECT_GRANULE, &buffer));
+    status = p->net->ops->attach(p->net, &buffer);
+    cuda_direct_close(&buffer);
+    EP_TRY(status);
+    EP_TRY(cuda_transfer(p->cuda, buffer.memory, p->mine, sizeof(p->mine)));
+    p->piece.data = buffer.memory;
+    return EP_OK;
+}
+
+static ep_status check_arrived(struct probe *p, int rank, const unsigned char *head, size_t bytes)
+{
+    const unsigned char *payload = p->net->payload + (head + sizeof(uint64_t) * 2 - p->net->region);
+
+    if (bytes != 2 * sizeof(uint64_t) + sizeof(p->received))
+        return ep_fail(EP_E_MISMATCH, "rank %d sent a test message of %zu bytes", rank, bytes);
+    EP_TRY(cuda_transfer(p->cuda, p->received, payload, sizeof(p->received)));
+    for (uint32_t i = 0; i < WORDS; i++)
+        if (p->received[i] != word_of(rank, i))
+            return ep_fail(EP_E_DEVICE,
+                           "data of rank %d to GPU memory of rank %d was lost, although its NIC accepted it", rank,
+                           p->cuda->group.comm->rank);
+    return EP_OK;
+}
+
+/* Sends to and receives from all peers, as far as they let it. */
+static ep_status advance(struct probe *p, bool *ret_open)
+{
+    const uint64_t head[2] = {0}; /* keeps the pattern aligned */
+    bool moved;
+
+    *ret_open = false;
+    EP_TRY(ep_streams_progress(p->streams, &moved));
+    for (int node = 0; node < p->net->nnodes; node++) {
+        size_t bytes = 0;
+        const void *message;
+
+        if (node == p->net->node)
+            continue;
+        if (!p->sent[node])
+            p->sent[node] = ep_stream_send(p->streams, node, 0, head, sizeof(head), &p->piece, 1);
+        message = p->arrived[node] ? NULL : ep_stream_peek(p->streams, node, 0, &bytes);
+        if (message) {
+            note(p, check_arrived(p, ep_group_rail(&p->cuda->group, node), message, bytes));
+            ep_stream_pop(p->streams, node, 0);
+            p->arrived[node] = true;
+        }
+        if (!p->arrived[node] && ep_streams_ended(p->streams, node))
+            return ep_fail(EP_E_PEER_DEAD, "rank %d has ended in a test of the network",
+                           ep_group_rail(&p->cuda->group, node));
+        *ret_open |= !p->sent[node] || !p->arrived[node];
+    }
+    *ret_open |= !ep_streams_flushed(p->streams);
+    return EP_OK;
+}
+
+ep_status cuda_direct_probe(struct cuda_comm *cuda, struct ep_streams *streams, struct cuda_kept *memory)
+{
+    struct ep_net *net = ep_streams_get_net(streams);
+    struct probe *p = calloc(1, sizeof(*p) + 2 * (size_t)net->nnodes * sizeof(bool));
+    uint64_t deadline_ns = ep_deadline_ns(cuda->group.comm->config.timeout_ms / 2);
+    unsigned tries = 0;
+    bool open = true;
+    ep_status status = EP_OK;
+
+    if (!p)
+        return ep_fail(EP_E_MEMORY, "no memory for a test of the network");
+    p->cuda = cuda;
+    p->streams = streams;
+    p->net = net;
+    p->sent = (bool *)(p + 1);
+    p->arrived = p->sent + net->nnodes;
+    /* If it fails, the pattern is sent from host memory. */
+    note(p, make_source(p, memory, net->payload != net->region));
+    while (status == EP_OK && open) {
+        if (ep_now_ns() >= deadline_ns)
+            status = ep_fail(EP_E_TIMEOUT, "a test of the network did not end before half of the deadline");
+        else
+            status = advance(p, &open);
+        if (status == EP_OK && open)
+            ep_backoff(&tries);
+    }
+    note(p, status);
+    status = p->failed == EP_OK ? EP_OK : ep_fail(p->failed, "%s", p->reason);
+    free(p);
+    return status;
 }

@@ -32,7 +32,7 @@ ep_status cuda_arenas_grow(struct cuda_arenas *arenas, const char *call, size_t 
 ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size_t bytes);
 
 /*
- * direct.c: GPU memory that NICs read and write without a copy in host memory (GPUDirect RDMA), for networks with
+ * GPU memory that NICs read and write without a copy in host memory (GPUDirect RDMA), for networks with
  * ep_net_provider.uses_device_memory.
  */
 

@@ -26,8 +26,7 @@
  *   net_op.c       descriptors of operations between nodes
  *   proxy.c        the thread that sends and receives
  *   op_ring.c      the order of its operations
- *   arenas.c       arenas for rows that go to other nodes
- *   direct.c       GPU memory that NICs read and write, and a test that they do
+ *   arenas.c       arenas for rows that go to other nodes; GPU memory that NICs access, and a test that they do
  *   module.c       device memory, clocks and baselines for the command
  *   *.cu           kernels and their launch functions
  *
