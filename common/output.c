@@ -276,39 +276,6 @@ static const char *cell_text(const struct out_column *column, const json_t *row,
     return buffer;
 }
 
-static void print_csv_cell(FILE *stream, const char *text)
-{
-    if (!strpbrk(text, ",\"\r\n")) {
-        fputs(text, stream);
-        return;
-    }
-    fputc('"', stream);
-    for (; *text; text++) {
-        if (*text == '"')
-            fputc('"', stream);
-        fputc(*text, stream);
-    }
-    fputc('"', stream);
-}
-
-static void print_csv(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows)
-{
-    char buffer[64];
-
-    for (size_t c = 0; c < n_columns; c++) {
-        fputs(c ? "," : "", stream);
-        print_csv_cell(stream, columns[c].key);
-    }
-    fputc('\n', stream);
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        for (size_t c = 0; c < n_columns; c++) {
-            fputs(c ? "," : "", stream);
-            print_csv_cell(stream, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer)));
-        }
-        fputc('\n', stream);
-    }
-}
-
 static bool is_number_column(const struct out_column *column, const json_t *rows)
 {
     for (size_t i = 0; i < json_array_size(rows); i++) {
@@ -328,7 +295,7 @@ static bool is_nonzero(const json_t *value)
 static bool is_shown(const struct out_column *column, const json_t *rows)
 {
     if (!(column->flags & (OUT_IF_PRESENT | OUT_NONZERO)))
-        return !(column->flags & OUT_DATA);
+        return true;
     for (size_t i = 0; i < json_array_size(rows); i++) {
         const json_t *value = json_object_get(json_array_get(rows, i), column->key);
 
@@ -472,9 +439,7 @@ int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, 
     progress_hide();
     if (stream == stdout)
         ending_dismiss();
-    if (format == OUT_CSV)
-        print_csv(stream, columns, n_columns, rows);
-    else if (format == OUT_HTML)
+    if (format == OUT_HTML)
         print_html(stream, columns, n_columns, rows);
     else
         result = print_table(stream, columns, n_columns, rows);

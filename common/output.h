@@ -2,8 +2,7 @@
 /*
  * output.h - output to the user. Data goes to standard output, everything else to standard error.
  *
- * A report is a verdict in one sentence, then a table, then details. Rows of tables are JSON objects; one table of
- * columns defines their format as text, their keys in JSON and their order in CSV.
+ * A report is a verdict in one sentence, then a table, then details. Rows of tables are JSON objects.
  */
 #ifndef EP_COMMON_OUTPUT_H
 #define EP_COMMON_OUTPUT_H
@@ -17,16 +16,15 @@
 
 #define OUT_SCHEMA_VERSION 1
 
-enum out_format { OUT_TABLE, OUT_CSV, OUT_HTML };
+enum out_format { OUT_TABLE, OUT_HTML };
 
 enum out_tone { OUT_PLAIN, OUT_GOOD, OUT_BAD, OUT_WARN, OUT_FAINT };
 
 enum {
     OUT_RIGHT = 1u << 0,      /* text: right-aligned, as numbers always are */
     OUT_TRUNC = 1u << 1,      /* text: truncated on a narrow terminal */
-    OUT_DATA = 1u << 2,       /* JSON and CSV only */
-    OUT_IF_PRESENT = 1u << 3, /* text: omitted if no row has it */
-    OUT_NONZERO = 1u << 4     /* text: omitted if it is missing, empty or 0 in every row */
+    OUT_IF_PRESENT = 1u << 2, /* omitted if no row has it */
+    OUT_NONZERO = 1u << 3     /* omitted if it is missing, empty or 0 in every row */
 };
 
 struct out_column {

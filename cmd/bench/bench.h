@@ -109,7 +109,7 @@ int bench_request_from_json(const json_t *json, struct bench_request *ret_reques
 /* Runs the request on a rank. */
 int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
 
-/* --- render.c: measurements as text, CSV and HTML --- */
+/* --- render.c: measurements as text and HTML --- */
 
 /* `rows` of bench_collect(). 0, or -1 after reporting a write error. */
 int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format);

@@ -67,9 +67,6 @@ double bench_quantile(const double *sorted, size_t n, double q);
 /* Sorts `values`. With n 0 all results are 0. */
 void bench_summarise(double *values, size_t n, struct bench_summary *ret_summary);
 
-/* Median over i of numerators[i] / denominators[i]; 0 for n 0. `scratch` [n]. */
-double bench_median_ratio(const double *numerators, const double *denominators, size_t n, double *scratch);
-
 /* A sample of one rank. */
 struct bench_span {
     uint64_t begin_ns, end_ns;
@@ -109,7 +106,6 @@ struct bench_series {
     bool queued; /* on GPUs: after other work, which flushes the cache and hides the launch; else on an idle device */
 
     struct bench_summary summary; /* seconds of the group */
-    double ratio;                 /* median over the rounds of seconds of this series / seconds of series[0] */
 };
 
 /*

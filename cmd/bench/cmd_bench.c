@@ -22,7 +22,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool no_partial_reduce, no_baselines, quick, phases, json, csv;
+    bool no_partial_reduce, no_baselines, quick, phases, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -68,8 +68,6 @@ static const struct opt bench_table[] = {
      .help = "machines of the model: b200, h200, h100, h800"},
     {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
      .help = "show the phases of each operation", .heading = "Output"},
-    {"csv", 0, NULL, OPT_FLAG, offsetof(struct bench_options, csv),
-     .help = "write comma-separated values to standard output instead of text"},
     OPT_JSON_ROW(struct bench_options, json),
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
@@ -135,8 +133,6 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
 
     if (!routing)
         return cmd_usage(cmd, "--routing %s: there is no routing of that name", options->routing);
-    if (options->json && options->csv)
-        return cmd_usage(cmd, "--json and --csv exclude each other");
     request.routing = routing->kind;
     for (size_t i = 0; i < options->tokens.n; i++)
         request.tokens[i] = (int)options->tokens.values[i];
@@ -248,9 +244,6 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
 
     if (options->json)
         result = print_json(cmd, options, request, specs, results, machine, load);
-    else if (options->csv)
-        result = bench_print_rows(stdout, json_object_get(results, "rows"),
-                                  json_string_value(json_object_get(results, "device")), OUT_CSV);
     else
         print_text(options, results, machine);
     json_decref(machine);
@@ -265,7 +258,6 @@ static const struct out_column model_columns[] = {
     {"OP", "op", 0, 0},
     {"TYPE", "type", 0, 0},
     {"TOKENS", "tokens", 0, 0},
-    {"EXPERTS", "experts", 0, OUT_DATA},
     {"NODES OF A TOKEN", "distinct_nodes", 2, 0},
     {"TIME us", "time_us", 0, 0},
     {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 1, 0},
@@ -346,10 +338,9 @@ static int print_model(const struct cmd *cmd, const struct bench_options *option
         json_object_set(document, "model", job->rows);
         return out_json(document);
     }
-    if (!options->csv)
-        out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", job->hardware->title);
-    result = out_table(stdout, model_columns, COUNT(model_columns), job->rows, options->csv ? OUT_CSV : OUT_TABLE);
-    if (!options->csv && result == 0)
+    out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", job->hardware->title);
+    result = out_table(stdout, model_columns, COUNT(model_columns), job->rows, OUT_TABLE);
+    if (result == 0)
         out_line(
             "GB/s are of one rank. Measured: published results of such machines. The formula is in docs/model.md.");
     return result;

@@ -11,31 +11,14 @@ static const struct out_column row_columns[] = {
     {"OP", "op", 0, 0},
     {"TYPE", "type", 0, 0},
     {"RANKS", "ranks", 0, 0},
-    {"NODES", "nodes", 0, OUT_DATA},
     {"TOKENS", "tokens", 0, 0},
-    {"HIDDEN", "hidden", 0, OUT_DATA},
-    {"TOPK", "topk", 0, OUT_DATA},
-    {"EXPERTS", "experts", 0, OUT_DATA},
-    {"ROUNDS", "rounds", 0, OUT_DATA},
-    {"ROWS", "rows", 1, OUT_DATA},
-    {"WIRE ROWS", "wire_rows", 1, OUT_DATA},
-    {"ROW BYTES", "row_bytes", 0, OUT_DATA},
     {"TIME us", "time_us", 1, 0},
     {"P10", "p10_us", 1, 0},
     {"P90", "p90_us", 1, 0},
     {"LOGICAL GB/s", "logical_gbps", 3, OUT_IF_PRESENT},
     {"WIRE GB/s", "wire_gbps", 3, OUT_IF_PRESENT},
-    {"NET PRINTED GB/s", "net_printed_gbps", 3, OUT_DATA},
-    {"NET GB/s", "net_gbps", 3, OUT_DATA},
-    {"memcpy us", "memcpy_us", 1, OUT_DATA},
-    {"memcpy GB/s", "memcpy_gbps", 3, OUT_DATA},
     {"x memcpy", "vs_memcpy", 2, OUT_IF_PRESENT},
-    {"x memcpy, rounds", "vs_memcpy_rounds", 2, OUT_DATA},
-    {"alltoallv us", "alltoallv_us", 1, OUT_DATA},
-    {"alltoallv GB/s", "alltoallv_gbps", 3, OUT_DATA},
     {"x alltoallv", "vs_alltoallv", 2, OUT_IF_PRESENT},
-    {"x alltoallv, rounds", "vs_alltoallv_rounds", 2, OUT_DATA},
-    {"x cached", "vs_cached", 2, OUT_DATA},
 };
 
 /* On GPUs: with the roofline of the machine. */
@@ -111,7 +94,7 @@ static json_t *flat_rows(const json_t *rows, const char *key, const char *device
 
 static int print(FILE *stream, const struct out_column *columns, size_t n, json_t *rows, enum out_format format)
 {
-    int result = json_array_size(rows) || format == OUT_CSV ? out_table(stream, columns, n, rows, format) : 0;
+    int result = json_array_size(rows) ? out_table(stream, columns, n, rows, format) : 0;
 
     json_decref(rows);
     return result;
@@ -121,7 +104,7 @@ int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum 
 {
     int result = print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
 
-    if (result != 0 || format == OUT_CSV)
+    if (result != 0)
         return result;
     result = print(stream, gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
     if (result != 0)

@@ -24,7 +24,6 @@ struct rounds {
     struct bench_span *spans;    /* [series][round], this rank's */
     struct bench_span *gathered; /* [R][GATHER_SPANS] */
     double *seconds;             /* [series][round], the group's */
-    double *scratch;             /* [round] */
 };
 
 static ep_status time_on_host(const struct bench_series *series, struct bench_span *ret_span)
@@ -121,17 +120,6 @@ static int warm_up(struct rounds *rounds, int iters)
     return 0;
 }
 
-static void summarise(struct rounds *rounds)
-{
-    size_t n = (size_t)rounds->n_rounds;
-
-    for (int i = 0; i < rounds->n_series; i++)
-        rounds->series[i].ratio =
-            bench_median_ratio(rounds->seconds + (size_t)i * n, rounds->seconds, n, rounds->scratch);
-    for (int i = 0; i < rounds->n_series; i++)
-        bench_summarise(rounds->seconds + (size_t)i * n, n, &rounds->series[i].summary);
-}
-
 static int run_rounds(struct rounds *rounds)
 {
     size_t n = (size_t)rounds->n_rounds;
@@ -140,16 +128,15 @@ static int run_rounds(struct rounds *rounds)
 
     rounds->spans = malloc(all * sizeof(*rounds->spans));
     rounds->seconds = malloc(all * sizeof(*rounds->seconds));
-    rounds->scratch = malloc(n * sizeof(*rounds->scratch));
-    if (!rounds->spans || !rounds->seconds || !rounds->scratch)
+    if (!rounds->spans || !rounds->seconds)
         return ranks_emit_error(rounds->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %zu timings", all),
                                 "measuring");
     for (int round = 0; round < rounds->n_rounds && code == 0; round++)
         code = run_round(rounds, round, rounds->spans + round, n);
     for (int i = 0; i < rounds->n_series && code == 0; i++)
         code = gather_seconds(rounds, rounds->spans + (size_t)i * n, rounds->n_rounds, rounds->seconds + (size_t)i * n);
-    if (code == 0)
-        summarise(rounds);
+    for (int i = 0; i < rounds->n_series && code == 0; i++)
+        bench_summarise(rounds->seconds + (size_t)i * n, n, &rounds->series[i].summary);
     return code;
 }
 
@@ -167,7 +154,6 @@ int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_serie
     free(rounds.gathered);
     free(rounds.spans);
     free(rounds.seconds);
-    free(rounds.scratch);
     return code;
 }
 
@@ -229,16 +215,6 @@ void bench_summarise(double *values, size_t n, struct bench_summary *ret_summary
     ret_summary->p90 = bench_quantile(values, n, 0.9);
     ret_summary->min = values[0];
     ret_summary->max = values[n - 1];
-}
-
-double bench_median_ratio(const double *numerators, const double *denominators, size_t n, double *scratch)
-{
-    if (n == 0)
-        return 0;
-    for (size_t i = 0; i < n; i++)
-        scratch[i] = numerators[i] / denominators[i];
-    qsort(scratch, n, sizeof(*scratch), compare_doubles);
-    return bench_quantile(scratch, n, 0.5);
 }
 
 double bench_window(const struct bench_span *spans, int n_ranks, int one_clock)
@@ -386,8 +362,6 @@ static void set_baseline(json_t *row, const char *key, const struct bench_series
         return;
     snprintf(name, sizeof(name), "vs_%s", key);
     json_object_set_new(row, name, json_real(baseline->summary.median / measured->summary.median));
-    snprintf(name, sizeof(name), "vs_%s_rounds", key);
-    json_object_set_new(row, name, json_real(baseline->ratio));
 }
 
 /* On GPUs: the queued operation and the roofline. GB/s of the pair: on the wire. */

@@ -33,6 +33,5 @@ bench() {
 
 @test "bench: one rank per GPU by default" {
     machine_with_gpus 3
-    bench --experts 66 --csv >"$BATS_TEST_TMPDIR/out"
-    [ "$(sed -n 2p "$BATS_TEST_TMPDIR/out" | cut -d, -f 1-4)" = "Made-up GPU 0,dispatch,bf16,3" ]
+    [ "$(bench --experts 66 --json | jq -c '[.device, .rows[0].ranks]')" = '["Made-up GPU 0",3]' ]
 }

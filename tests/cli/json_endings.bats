@@ -373,7 +373,7 @@ END
     empty doctor --json --only nothing
     empty env --json --format sh
     empty test --json intranode --nodes 2
-    empty bench --json --csv
+    empty bench --json --routing nonsense
     empty report --json --compare a
     empty triangulate --json
     empty deploy --json check

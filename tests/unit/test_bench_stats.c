@@ -47,17 +47,6 @@ TEST(summary_sorts)
     assert_near(summary.median, 0);
 }
 
-/* A machine that slows down half-way: the ratio of each round stays 2, that of unrelated rounds would not. */
-TEST(median_ratio_pairs_the_rounds)
-{
-    const double ours[] = {1, 1, 1, 10, 10};
-    const double theirs[] = {2, 2, 2, 20, 20};
-    double scratch[5];
-
-    assert_near(bench_median_ratio(theirs, ours, 5, scratch), 2);
-    assert_near(bench_median_ratio(theirs, ours, 0, scratch), 0);
-}
-
 TEST(window_spans_the_group)
 {
     /* Two ranks, one after the other on one processor: neither takes more than 3 us, the group takes 6. */
