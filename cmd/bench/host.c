@@ -37,104 +37,39 @@ void machine_summary(const json_t *machine, char *ret_text, size_t bytes)
  * --- the memory and cores that this process may use ---
  *
  * In a container the totals of the machine are too large: a process that relies on them is killed. The limits of all
- * ancestors of a control group apply, of which a container sees only some.
+ * ancestors of a control group (version 2) apply, of which a container sees only some.
  */
+#define MOUNT "/sys/fs/cgroup"
 
-/* cgroup v1 reports "no limit" as a number near 2^63. */
-#define NO_LIMIT_V1 (INT64_C(1) << 62)
-
-static void limit_memory(struct machine_limits *limits, struct source *source, const char *folder, const char *file)
+static void read_group(struct source *source, const char *folder, struct machine_limits *limits)
 {
+    double quota_us, period_us;
     int64_t bytes;
 
     /* "max" (no limit) is not a number and fails here. */
-    if (source_number(source, &bytes, "%s/%s", folder, file) == SOURCE_OK && bytes >= 0 && bytes < NO_LIMIT_V1 &&
+    if (source_number(source, &bytes, "%s/memory.max", folder) == SOURCE_OK && bytes >= 0 &&
         (uint64_t)bytes < limits->memory_bytes)
         limits->memory_bytes = (uint64_t)bytes;
-}
-
-static void limit_cpus(struct machine_limits *limits, double quota_us, double period_us)
-{
-    if (quota_us > 0 && period_us > 0 && (limits->cpus <= 0 || quota_us / period_us < limits->cpus))
+    if (sscanf(source_line(source, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2 && quota_us > 0 &&
+        period_us > 0 && (limits->cpus <= 0 || quota_us / period_us < limits->cpus))
         limits->cpus = quota_us / period_us;
 }
 
-static void read_v2(struct machine_limits *limits, struct source *source, const char *folder)
-{
-    double quota_us, period_us;
-
-    limit_memory(limits, source, folder, "memory.max");
-    if (sscanf(source_line(source, "%s/cpu.max", folder).text, "%lf %lf", &quota_us, &period_us) == 2)
-        limit_cpus(limits, quota_us, period_us);
-}
-
-static void read_v1_memory(struct machine_limits *limits, struct source *source, const char *folder)
-{
-    limit_memory(limits, source, folder, "memory.limit_in_bytes");
-}
-
-static void read_v1_cpu(struct machine_limits *limits, struct source *source, const char *folder)
-{
-    int64_t quota_us, period_us;
-
-    if (source_number(source, &quota_us, "%s/cpu.cfs_quota_us", folder) == SOURCE_OK &&
-        source_number(source, &period_us, "%s/cpu.cfs_period_us", folder) == SOURCE_OK)
-        limit_cpus(limits, (double)quota_us, (double)period_us);
-}
-
-/* By the controller in /proc/self/cgroup; "" is cgroup v2. */
-static const struct hierarchy {
-    const char *controller, *mount;
-    void (*read)(struct machine_limits *limits, struct source *source, const char *folder);
-} hierarchies[] = {{"", "/sys/fs/cgroup", read_v2},
-                   {"memory", "/sys/fs/cgroup/memory", read_v1_memory},
-                   {"cpu", "/sys/fs/cgroup/cpu", read_v1_cpu}};
-
-/* Applies the limits of the group `path` below the mount point and of all its ancestors. Ignores missing folders. */
-static void read_ancestors(struct machine_limits *limits, struct source *source, const struct hierarchy *hierarchy,
-                           const char *path)
-{
-    size_t base = strlen(hierarchy->mount);
-    char folder[4096], *slash;
-
-    if (snprintf(folder, sizeof(folder), "%s%s", hierarchy->mount, path) >= (int)sizeof(folder))
-        return;
-    hierarchy->read(limits, source, folder);
-    while ((slash = strrchr(folder + base, '/'))) {
-        *slash = '\0';
-        hierarchy->read(limits, source, folder);
-    }
-}
-
-/* Whether `name` is in the list, which is separated by commas and ends with a colon. */
-static bool is_listed(const char *name, struct piece list)
-{
-    const char *at = list.text;
-
-    do {
-        struct piece one = text_take(&at, ",:");
-
-        if (one.n == strlen(name) && strncmp(one.text, name, one.n) == 0)
-            return true;
-    } while (at <= list.text + list.n);
-    return false;
-}
-
+/* The group below the mount point and all its ancestors. Ignores missing folders. */
 void machine_limits(struct source *source, struct machine_limits *ret_limits)
 {
-    const char *at = source_read(source, "/proc/self/cgroup").text;
+    /* "0::/path" */
+    const char *path = source_field(source, source_read(source, "/proc/self/cgroup").text, "0");
+    char folder[4096], *slash;
 
     *ret_limits = (struct machine_limits){.memory_bytes = UINT64_MAX};
-    while (*at) {
-        struct piece line = text_take(&at, "\n"), controllers;
-        const char *path = source_printf(source, "%.*s", (int)line.n, line.text);
-
-        /* "hierarchy:controllers:path" */
-        text_take(&path, ":");
-        controllers = text_take(&path, ":");
-        for (size_t i = 0; i < COUNT(hierarchies) && *path; i++)
-            if (is_listed(hierarchies[i].controller, controllers))
-                read_ancestors(ret_limits, source, &hierarchies[i], path);
+    if (path[0] != ':' || path[1] != '/')
+        return;
+    snprintf(folder, sizeof(folder), MOUNT "%s", path + 1);
+    read_group(source, folder, ret_limits);
+    while ((slash = strrchr(folder + strlen(MOUNT), '/'))) {
+        *slash = '\0';
+        read_group(source, folder, ret_limits);
     }
 }
 

@@ -18,7 +18,7 @@ json_t *machine_describe(void);
 /* Sets the values that come from files and the driver: "cpu", "numa_nodes", "os", "gpus", "gpu_driver". */
 void machine_read(struct source *source, json_t *machine);
 
-/* Limits of the control groups of this process: the minimum of its own and all ancestors, cgroup version 1 or 2. */
+/* Limits of the control groups (version 2) of this process: the minimum of its own and all ancestors. */
 struct machine_limits {
     uint64_t memory_bytes; /* UINT64_MAX: no limit */
     double cpus;           /* of time; 0: no limit */

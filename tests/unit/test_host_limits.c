@@ -84,19 +84,6 @@ TEST_WITH(test_container, make_root, remove_root)
     expect(UINT64_C(2) << 30, 0);
 }
 
-TEST_WITH(test_v1, make_root, remove_root)
-{
-    put("proc/self/cgroup", "9:cpuset:/x\n5:cpu,cpuacct:/a/b\n4:memory:/a\n1:name=systemd:/a\n");
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    put("sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
-    put("sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
-    expect(UINT64_MAX, 0);
-    put("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "536870912\n");
-    put("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "300000\n");
-    put("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
-    expect(UINT64_C(512) << 20, 3);
-}
-
 TEST_WITH(test_nonsense, make_root, remove_root)
 {
     put("proc/self/cgroup", "\n::\nno colon\n0::/x\n");
