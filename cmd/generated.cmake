@@ -17,12 +17,9 @@ endfunction()
 
 epkit_generate(completion/epkit cat completion bash)
 epkit_generate(completion/_epkit cat completion zsh)
-epkit_generate(completion/epkit.fish cat completion fish)
 install(FILES ${PROJECT_BINARY_DIR}/completion/epkit
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 install(FILES ${PROJECT_BINARY_DIR}/completion/_epkit DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
-install(FILES ${PROJECT_BINARY_DIR}/completion/epkit.fish
-    DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 
 find_program(SCDOC scdoc)
 mark_as_advanced(SCDOC)

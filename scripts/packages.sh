@@ -43,7 +43,6 @@ test   command:jq                          jq
 test   command:git                         git
 test   command:scdoc                       scdoc
 test   command:zsh                         zsh
-test   command:fish                        fish
 test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin

@@ -12,7 +12,7 @@ static int cmd_completion(const struct cmd *cmd, const struct cmd_call *call)
 
 const struct cmd command_completion = {
     .name = "completion",
-    .args = "bash|zsh|fish",
+    .args = "bash|zsh",
     .min_args = 1,
     .max_args = 1,
     .arg_choices = completion_shells,
@@ -22,7 +22,6 @@ const struct cmd command_completion = {
         (const struct cmd_example[]){
             {"epkit completion bash > /etc/bash_completion.d/epkit", "Complete in bash, for all users."},
             {"source <(epkit completion zsh)", "Complete in the running zsh, after compinit."},
-            {"epkit completion fish > ~/.config/fish/completions/epkit.fish", "Complete in fish, for this user."},
             {NULL, NULL},
         },
     .exits =

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-const char *const completion_shells[] = {"bash", "zsh", "fish", NULL};
+const char *const completion_shells[] = {"bash", "zsh", NULL};
 
 static void print_words(FILE *stream, const char *const *words)
 {
@@ -32,12 +32,12 @@ static void print_values(FILE *stream, const struct cmd *cmd)
         print_words(stream, cmd->arg_choices);
 }
 
-/* Prints text for single quotes; `quote` is the shell's escape for a single quote within them. */
-static void print_quoted(FILE *stream, const char *text, const char *quote, const char *backslashed)
+/* Prints text for single quotes. */
+static void print_quoted(FILE *stream, const char *text, const char *backslashed)
 {
     for (; *text; text++) {
         if (*text == '\'')
-            fputs(quote, stream);
+            fputs("'\\''", stream);
         else if (strchr(backslashed, *text))
             fprintf(stream, "\\%c", *text);
         else
@@ -100,7 +100,7 @@ static void print_bash(FILE *stream)
 static void zsh_option(FILE *stream, const struct opt *opt)
 {
     fprintf(stream, "            '--%s%s[", opt->name, opt->type == OPT_FLAG ? "" : "=");
-    print_quoted(stream, opt->help, "'\\''", "[]:\\");
+    print_quoted(stream, opt->help, "[]:\\");
     fputc(']', stream);
     if (opt->type != OPT_FLAG) {
         fprintf(stream, ":%s:", opt->arg ? opt->arg : "value");
@@ -124,7 +124,7 @@ static void print_zsh(FILE *stream)
           stream);
     for (size_t i = 0; command_table[i]; i++) {
         fprintf(stream, "        '%s:", command_table[i]->name);
-        print_quoted(stream, command_table[i]->summary, "'\\''", ":\\");
+        print_quoted(stream, command_table[i]->summary, ":\\");
         fputs("'\n", stream);
     }
     fputs("    )\n    if ((CURRENT == 2)); then\n        _describe command commands\n        return\n    fi\n"
@@ -150,51 +150,10 @@ static void print_zsh(FILE *stream)
         stream);
 }
 
-static void fish_option(FILE *stream, const struct cmd *cmd, const struct opt *opt)
-{
-    fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -l %s", cmd->name, opt->name);
-    if (opt->letter)
-        fprintf(stream, " -s %c", opt->letter);
-    if (opt->type == OPT_FILE || opt->type == OPT_DIR)
-        fputs(" -r -F", stream);
-    else if (opt->type != OPT_FLAG)
-        fputs(" -x", stream);
-    if (opt->choices) {
-        fputs(" -a '", stream);
-        print_words(stream, opt->choices);
-        fputc('\'', stream);
-    }
-    fputs(" -d '", stream);
-    print_quoted(stream, opt->help, "\\'", "\\");
-    fputs("'\n", stream);
-}
-
-static void print_fish(FILE *stream)
-{
-    fputs("# fish completion for epkit; written by 'epkit completion fish'\ncomplete -c epkit -f\n", stream);
-    for (size_t i = 0; command_table[i]; i++) {
-        const struct cmd *cmd = command_table[i];
-
-        fprintf(stream, "complete -c epkit -n __fish_use_subcommand -a %s -d '", cmd->name);
-        print_quoted(stream, cmd->summary, "\\'", "\\");
-        fputs("'\n", stream);
-        for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
-            fish_option(stream, cmd, opt);
-        if (has_values(cmd)) {
-            fprintf(stream, "complete -c epkit -n '__fish_seen_subcommand_from %s' -a '", cmd->name);
-            print_values(stream, cmd);
-            fputs("'\n", stream);
-        }
-    }
-    fputs("complete -c epkit -l help -s h -d 'show the help'\n", stream);
-}
-
 void completion_print(FILE *stream, const char *shell)
 {
     if (strcmp(shell, "bash") == 0)
         print_bash(stream);
-    else if (strcmp(shell, "zsh") == 0)
-        print_zsh(stream);
     else
-        print_fish(stream);
+        print_zsh(stream);
 }

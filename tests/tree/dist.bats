@@ -196,7 +196,6 @@ library_for() {
 @test "completions are in place" {
     [ -s "$DIST/share/bash-completion/completions/epkit" ]
     [ -s "$DIST/share/zsh/site-functions/_epkit" ]
-    [ -s "$DIST/share/fish/vendor_completions.d/epkit.fish" ]
 }
 
 # --- for programs ---
