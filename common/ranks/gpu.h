@@ -16,8 +16,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* --- gpu.c --- */
-
 /* Loads the module into this process. */
 ep_status gpu_load(const struct ep_cuda_module **ret_module);
 
@@ -45,8 +43,6 @@ void gpu_bind(int rank);
 
 /* The memory of ranks with the cuda backend. */
 extern const struct ranks_memory gpu_memory;
-
-/* --- gpu_choose.c --- */
 
 static inline bool gpu_is_backend(const char *backend)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launcher.c - starts the processes of a job, reads the events of their ranks (reader.c), and ends all of them.
+ * launcher.c - starts the processes of a job, reads the events of their ranks (events.c), and ends all of them.
  *
  * Signals are read from a signalfd, so that everything is handled in one loop. Children die with the launcher
  * (PR_SET_PDEATHSIG).

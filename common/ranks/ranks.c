@@ -8,11 +8,15 @@
 #include "common/clean.h"
 #include "common/text.h"
 #include "common/write.h"
+#include "machine/hardware/map.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define ENV_DEVICE "EPKIT_VERBS_DEVICE"
 
 int ranks_worse(int a, int b)
 {
@@ -89,6 +93,37 @@ static bool injects_faults(const ep_net_emulation *emulation)
     return emulation->delay_us || emulation->ring_bytes || emulation->split_bytes || emulation->reorder;
 }
 
+static void choose_nics(void)
+{
+    struct source *source = NULL;
+    struct topo *topo = NULL;
+    struct map *map = NULL;
+    const char *ports;
+
+    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK || map_best(topo, &map) != EP_OK)
+        goto free_all;
+    ports = map_verbs(topo, map);
+    if (*ports)
+        setenv(ENV_DEVICE, ports, 1);
+free_all:
+    map_free(map);
+    topo_free(topo);
+    source_free(source);
+}
+
+/*
+ * With the network "verbs", sets EPKIT_VERBS_DEVICE, unless it is set, so that each rank uses the NIC that `epkit topo`
+ * assigns to the GPU with its local rank. Does nothing if a GPU has no NIC.
+ */
+static void init_nics(const struct ranks_spec *spec)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const char *set = getenv(ENV_DEVICE);
+
+    if (spec->network && strcmp(spec->network, "verbs") == 0 && (!set || !*set))
+        pthread_once(&once, choose_nics);
+}
+
 static ep_status open_comm(struct ranks_ctx *ctx, const ep_boot *boot)
 {
     const struct ranks_spec *spec = ctx->spec;
@@ -139,7 +174,7 @@ int ranks_run_rank(struct ranks_rank_context *self, const ep_boot *boot, const c
     } else {
         ep_status status;
 
-        ranks_choose_nics(ctx->spec);
+        init_nics(ctx->spec);
         /* Before memory is allocated, which the kernel places on the node of the first CPU to touch it. */
         if (gpu_is_backend(ctx->spec->backend))
             gpu_bind(ctx->rank);

@@ -3,12 +3,9 @@
  * ranks_internal.h - shared by the parts of the launcher.
  *
  *   ranks.c         a rank: communicator, job, events
- *   launch.c        the launcher: starts processes, reads their events, ends them
- *   reader.c        the event pipes of the ranks
- *   launcher_env.c  environment variables of launchers
+ *   launcher.c      starts processes, reads their events, ends them
+ *   events.c        the event pipes of the ranks; merges the errors of many ranks
  *   world.c         epkit itself started on each rank, by mpirun, srun or torchrun
- *   nics.c          the NIC of each rank
- *   report.c        merges the errors of many ranks
  */
 #ifndef EP_COMMON_RANKS_RANKS_INTERNAL_H
 #define EP_COMMON_RANKS_RANKS_INTERNAL_H
@@ -89,15 +86,7 @@ int ranks_follow(void);
  */
 int ranks_world_done(int code, int *ret_first);
 
-/* --- nics.c --- */
-
-/*
- * With the network "verbs", sets EPKIT_VERBS_DEVICE, unless it is set, so that each rank uses the NIC that `epkit topo`
- * assigns to the GPU with its local rank. Does nothing if a GPU has no NIC.
- */
-void ranks_choose_nics(const struct ranks_spec *spec);
-
-/* --- report.c --- */
+/* --- events.c --- */
 
 /*
  * Adds an error event {"what", "text", "hint", "rank"} to `problems`, a JSON array; equal errors are merged into one

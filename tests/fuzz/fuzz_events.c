@@ -4,7 +4,6 @@
  * code, and what is neither becomes a problem that can be printed.
  */
 #include "common/ranks/events.c"
-#include "common/ranks/rank_errors.c"
 
 #include <stdint.h>
 #include <sys/mman.h>
