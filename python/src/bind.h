@@ -86,18 +86,6 @@ PyObject *export_memory(struct comm_object *comm, void *memory, int64_t bytes);
 /* clear(address, bytes): zeros, without access to whole pages, which are allocated when something accesses them. */
 PyObject *clear_memory(PyObject *module, PyObject *args);
 
-/* gather.c: the all-gather in Python that a communicator is made over. */
-struct gather {
-    PyObject *function;             /* (bytes, timeout in ms) -> bytes of all ranks */
-    PyObject *type, *value, *trace; /* what it raised */
-    int nranks;
-};
-
-/* For ep_boot: called by ep_comm_new() on the thread that has released the interpreter lock for it. */
-ep_status gather_bytes(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
-/* Sets the exception of `status`, with what the all-gather raised as its cause. */
-void raise_with_cause(ep_status status, struct gather *gather);
-
 /* comm_cuda.c: methods of the type Comm. */
 PyObject *comm_set_sms(PyObject *self, PyObject *number);
 PyObject *comm_sms(PyObject *self, PyObject *unused);
@@ -109,6 +97,8 @@ PyObject *comm_net_memory(PyObject *self, PyObject *unused);
 bool call_begin(struct comm_object *comm, const char *call);
 /* Whether a call could begin; the same exceptions. Another thread that frees something is waited for. */
 bool call_ready(struct comm_object *comm, const char *call);
+/* Of a call that was queued: on the CPU it is complete when it returns. Without the interpreter lock. */
+ep_status complete(const struct comm_object *comm, ep_status status);
 /* Ends it. */
 void call_done(struct comm_object *comm);
 /* Ends it: None, or NULL with the exception of `status`. */
@@ -119,6 +109,12 @@ PyObject *call_end(struct comm_object *comm, ep_status status);
  */
 PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
                       PyObject *(*function)(PyObject *self, PyObject *const *args));
+/* fast_NAME(), the method `call` of n arguments: run_NAME() as such a call. */
+#define MEMBER_METHOD(name, call, n)                                                                                   \
+    static PyObject *fast_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)                              \
+    {                                                                                                                  \
+        return member_call(self, call, args, nargs, n, run_##name);                                                    \
+    }
 void member_add(struct comm_object *comm, struct member *member);
 /* Frees `one`, or all, with the interpreter lock released; other threads that call anything wait meanwhile. */
 void members_free(struct comm_object *comm, struct member *one);
@@ -135,10 +131,12 @@ extern PyGetSetDef member_properties[]; /* closed */
 
 /* The stream argument of the library: NULL for None, else an integer as a pointer. Check PyErr_Occurred(). */
 void *stream_of(PyObject *stream);
-PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
-PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
-PyObject *plan_check_dispatch(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
-PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs);
+
+/* plan.c, lowlatency.c: methods of the type Comm. */
+PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 /* Number of positional arguments of a fast call. */
 bool want_args(const char *call, Py_ssize_t given, Py_ssize_t wanted);

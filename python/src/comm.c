@@ -7,6 +7,84 @@
 
 PyTypeObject *comm_type;
 
+/* --- the all-gather in Python that a communicator is made over --- */
+
+struct gather {
+    PyObject *function;             /* (bytes, timeout in ms) -> bytes of all ranks */
+    PyObject *type, *value, *trace; /* what it raised */
+    int nranks;
+};
+
+/* The exception that is set becomes a status; its text becomes part of the library's, and it itself the cause. */
+static ep_status keep_exception(struct gather *gather)
+{
+    ep_status status = status_of_exception();
+    PyObject *text, *bytes;
+
+    if (gather->type) {
+        PyErr_Clear();
+        return status;
+    }
+    PyErr_Fetch(&gather->type, &gather->value, &gather->trace);
+    PyErr_NormalizeException(&gather->type, &gather->value, &gather->trace);
+    text = gather->value ? PyObject_Str(gather->value) : NULL;
+    bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "replace") : NULL;
+    if (bytes)
+        ep_set_last_error(PyBytes_AsString(bytes));
+    Py_XDECREF(bytes);
+    Py_XDECREF(text);
+    PyErr_Clear();
+    return status;
+}
+
+/* For ep_boot: called by ep_comm_new() on the thread that has released the interpreter lock for it. */
+static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct gather *gather = context;
+    PyGILState_STATE lock = PyGILState_Ensure();
+    PyObject *own = PyBytes_FromStringAndSize(mine, (Py_ssize_t)bytes);
+    PyObject *all = own ? PyObject_CallFunction(gather->function, "Oi", own, timeout_ms) : NULL;
+    ep_status status = EP_OK;
+    char *data = NULL;
+    Py_ssize_t size = 0;
+
+    if (!all || PyBytes_AsStringAndSize(all, &data, &size) < 0)
+        data = NULL;
+    else if (size != (Py_ssize_t)bytes * gather->nranks) {
+        PyErr_Format(PyExc_ValueError, "the all-gather returned %zd bytes, not %d times %zu", size, gather->nranks,
+                     bytes);
+        data = NULL;
+    }
+    if (data)
+        memcpy(ret_all, data, (size_t)size);
+    else
+        status = keep_exception(gather);
+    Py_XDECREF(all);
+    Py_XDECREF(own);
+    PyGILState_Release(lock);
+    return status;
+}
+
+/* Sets the exception of `status`, with what the all-gather raised as its cause. */
+static void raise_with_cause(ep_status status, struct gather *gather)
+{
+    PyObject *type, *value, *trace;
+
+    raise_status(status);
+    if (!gather->type)
+        return;
+    PyErr_NormalizeException(&gather->type, &gather->value, &gather->trace);
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value && gather->value) {
+        Py_INCREF(gather->value);
+        PyException_SetCause(value, gather->value);
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+/* --- creation --- */
+
 static struct comm_object *comm_alloc(void)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(comm_type, Py_tp_alloc);
@@ -94,9 +172,7 @@ static void comm_dealloc(PyObject *self)
     object_free(self);
 }
 
-/*
- * --- methods ---
- */
+/* --- methods --- */
 
 static PyObject *comm_free(PyObject *self, PyObject *unused)
 {
@@ -300,26 +376,6 @@ static PyObject *comm_pool_attach(PyObject *self, PyObject *number)
     return status == EP_OK ? export_memory(comm, NULL, 0) : raise_status(status);
 }
 
-static PyObject *comm_plan(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return plan_new((struct comm_object *)self, args, nargs);
-}
-
-static PyObject *comm_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return plan_layout((struct comm_object *)self, args, nargs);
-}
-
-static PyObject *comm_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return plan_check_dispatch((struct comm_object *)self, args, nargs);
-}
-
-static PyObject *comm_low_latency(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return ll_new((struct comm_object *)self, args, nargs);
-}
-
 static PyObject *get_closed(PyObject *self, void *unused)
 {
     const struct comm_object *comm = (struct comm_object *)self;
@@ -344,10 +400,10 @@ static PyMethodDef methods[] = {
     {"sms", comm_sms, METH_NOARGS, "sms() -> multiprocessors of an operation, without those that copy"},
     FAST("set_net_memory", comm_set_net_memory),
     {"net_memory", comm_net_memory, METH_NOARGS, "net_memory() -> (bytes held, bytes of the largest need)"},
-    FAST("plan", comm_plan),
-    FAST("layout", comm_layout),
-    FAST("check_dispatch", comm_check_dispatch),
-    FAST("low_latency", comm_low_latency),
+    FAST("plan", plan_new),
+    FAST("layout", plan_layout),
+    FAST("check_dispatch", plan_check_dispatch),
+    FAST("low_latency", ll_new),
     {NULL, NULL, 0, NULL},
 };
 

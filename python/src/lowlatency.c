@@ -58,8 +58,9 @@ static void ll_close(struct member *member, struct comm_box *box)
 }
 
 /* Comm.low_latency(max_tokens, hidden, n_experts, topk, flags) */
-PyObject *ll_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
+    struct comm_object *comm = (struct comm_object *)self;
     static const char *const names[] = {"max_tokens", "hidden", "num_experts", "topk", "flags"};
     ep_ll_config config = EP_LL_CONFIG_INIT;
     struct ll_object *ll;
@@ -375,11 +376,6 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     return Py_BuildValue("(KK)", (unsigned long long)number, (unsigned long long)half);
 }
 
-static PyObject *ll_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "low_latency_dispatch", args, nargs, 12, run_dispatch);
-}
-
 /* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> argument of finish(), or 0 */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
@@ -436,11 +432,6 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     return PyLong_FromUnsignedLongLong(half);
 }
 
-static PyObject *ll_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "low_latency_combine", args, nargs, 9, run_combine);
-}
-
 /* finish(half): receives it. False: a later call has done so. */
 static PyObject *run_finish(PyObject *self, PyObject *const *args)
 {
@@ -457,11 +448,6 @@ static PyObject *run_finish(PyObject *self, PyObject *const *args)
             return status == EP_OK ? PyBool_FromLong(1) : raise_status(status);
         }
     return PyBool_FromLong(0);
-}
-
-static PyObject *ll_finish(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "finish", args, nargs, 1, run_finish);
 }
 
 /* combine_buffer(max_tokens) -> capsule of [n_local, nranks * max_tokens, hidden] bf16, as bytes */
@@ -487,11 +473,6 @@ static PyObject *run_combine_buffer(PyObject *self, PyObject *const *args)
     return export_memory(comm, buffer, (int64_t)ll->n_local * comm->nranks * max_tokens * ll->hidden * 2);
 }
 
-static PyObject *ll_combine_buffer(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "combine_buffer", args, nargs, 1, run_combine_buffer);
-}
-
 /* set_mask(rank, on, stream); a rank of -1 clears the mask of all */
 static PyObject *run_set_mask(PyObject *self, PyObject *const *args)
 {
@@ -511,16 +492,10 @@ static PyObject *run_set_mask(PyObject *self, PyObject *const *args)
     if (rank == -1)
         status = ep_ll_clear_mask(ll->ll, stream);
     else
-        status = ep_ll_set_mask(ll->ll, rank > INT32_MAX || rank < 0 ? INT32_MAX : (int)rank, on != 0, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+        status = complete(
+            comm, ep_ll_set_mask(ll->ll, rank > INT32_MAX || rank < 0 ? INT32_MAX : (int)rank, on != 0, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *ll_set_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "set_mask", args, nargs, 3, run_set_mask);
 }
 
 /* query_mask(out [nranks] int32, stream) */
@@ -537,16 +512,9 @@ static PyObject *run_query_mask(PyObject *self, PyObject *const *args)
         !get(ll, args[0], (struct want){"query_mask", "mask_status", IS(I32), 1, {comm->nranks}, false, false}, &out))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_query_mask(ll->ll, out.data, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = complete(comm, ep_ll_query_mask(ll->ll, out.data, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *ll_query_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "query_mask", args, nargs, 2, run_query_mask);
 }
 
 /* merge_mask(from, stream) */
@@ -567,16 +535,9 @@ static PyObject *run_merge_mask(PyObject *self, PyObject *const *args)
     if (!from->ll)
         return raise_state("merge_mask: the low-latency object `from` has been freed");
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_merge_mask(ll->ll, from->ll, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = complete(comm, ep_ll_merge_mask(ll->ll, from->ll, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *ll_merge_mask(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "merge_mask", args, nargs, 2, run_merge_mask);
 }
 
 static PyObject *run_barrier(PyObject *self, PyObject *const *args)
@@ -589,27 +550,31 @@ static PyObject *run_barrier(PyObject *self, PyObject *const *args)
     if (PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_ll_barrier(ll->ll, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = complete(comm, ep_ll_barrier(ll->ll, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
 }
 
-static PyObject *ll_barrier(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "barrier", args, nargs, 1, run_barrier);
-}
+/* --- methods: the number of their arguments --- */
+
+MEMBER_METHOD(dispatch, "low_latency_dispatch", 12)
+MEMBER_METHOD(combine, "low_latency_combine", 9)
+MEMBER_METHOD(finish, "finish", 1)
+MEMBER_METHOD(combine_buffer, "combine_buffer", 1)
+MEMBER_METHOD(set_mask, "set_mask", 3)
+MEMBER_METHOD(query_mask, "query_mask", 2)
+MEMBER_METHOD(merge_mask, "merge_mask", 2)
+MEMBER_METHOD(barrier, "barrier", 1)
 
 static PyMethodDef methods[] = {
-    FAST("dispatch", ll_dispatch),
-    FAST("combine", ll_combine),
-    FAST("finish", ll_finish),
-    FAST("set_mask", ll_set_mask),
-    FAST("query_mask", ll_query_mask),
-    FAST("merge_mask", ll_merge_mask),
-    FAST("combine_buffer", ll_combine_buffer),
-    FAST("barrier", ll_barrier),
+    FAST("dispatch", fast_dispatch),
+    FAST("combine", fast_combine),
+    FAST("finish", fast_finish),
+    FAST("set_mask", fast_set_mask),
+    FAST("query_mask", fast_query_mask),
+    FAST("merge_mask", fast_merge_mask),
+    FAST("combine_buffer", fast_combine_buffer),
+    FAST("barrier", fast_barrier),
     {"free", member_free_method, METH_NOARGS, "Free the object. Again: nothing."},
     {NULL, NULL, 0, NULL},
 };

@@ -163,6 +163,11 @@ void members_free(struct comm_object *comm, struct member *one)
     Py_DECREF((PyObject *)comm);
 }
 
+ep_status complete(const struct comm_object *comm, ep_status status)
+{
+    return status == EP_OK && !comm->cuda ? ep_stream_sync(comm->box->comm, NULL) : status;
+}
+
 void call_done(struct comm_object *comm)
 {
     if (!comm->late) {

@@ -107,8 +107,9 @@ static int32_t narrow(int64_t value)
 }
 
 /* Comm.plan(topk_idx, token_in_rank, tokens_per_expert, n_experts, flags, alignment, max_recv, max_tokens, stream) */
-PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
+    struct comm_object *comm = (struct comm_object *)self;
     static const char *const names[] = {"num_experts", "flags", "alignment", "max_recv_tokens", "max_tokens"};
     static const char call[] = "plan";
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
@@ -163,8 +164,9 @@ PyObject *plan_new(struct comm_object *comm, PyObject *const *args, Py_ssize_t n
 }
 
 /* Comm.layout(topk_idx, n_experts, tokens_per_rank, tokens_per_expert, token_in_rank, stream) */
-PyObject *plan_layout(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
+    struct comm_object *comm = (struct comm_object *)self;
     static const char call[] = "layout";
     struct tensor topk_idx, per_rank, per_expert, in_rank;
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
@@ -221,16 +223,9 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     update.tokens_per_expert = args[0] == Py_None ? routing.tokens_per_expert.data : NULL;
     update.n_tokens = routing.n_tokens;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_update(plan->plan, &update, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = complete(comm, ep_plan_update(plan->plan, &update, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *plan_update(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "update", args, nargs, 4, run_update);
 }
 
 /* Sets n_tokens for a call in that stream. */
@@ -256,11 +251,6 @@ static PyObject *run_tokens(PyObject *self, PyObject *const *args)
     return find_tokens(plan, args[0], &stream) ? PyLong_FromLong(plan->n_tokens) : NULL;
 }
 
-static PyObject *plan_tokens(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "tokens", args, nargs, 1, run_tokens);
-}
-
 /* Inputs of a dispatch. */
 struct sent {
     struct tensor x, scales, weights;
@@ -277,8 +267,9 @@ static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64
 }
 
 /* Comm.check_dispatch(x, scales, topk_weights, n_tokens, topk) */
-PyObject *plan_check_dispatch(struct comm_object *comm, PyObject *const *args, Py_ssize_t nargs)
+PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
+    struct comm_object *comm = (struct comm_object *)self;
     static const char *const names[] = {"n_tokens", "topk"};
     struct sent sent;
     int64_t values[2];
@@ -369,11 +360,6 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     return result_of(status);
 }
 
-static PyObject *plan_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "dispatch", args, nargs, 8, run_dispatch);
-}
-
 /* combine(x, topk_weights, bias 0, bias 1, out, out_topk_weights, flags, stream) */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
@@ -417,11 +403,6 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     status = comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine);
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *plan_combine(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "combine", args, nargs, 8, run_combine);
 }
 
 static bool get_metadata(struct plan_object *plan, PyObject *const *args, ep_plan_metadata *ret_metadata)
@@ -471,16 +452,9 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
     if (PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_get_metadata(plan->plan, &metadata, stream);
-    if (status == EP_OK && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = complete(comm, ep_plan_get_metadata(plan->plan, &metadata, stream));
     Py_END_ALLOW_THREADS;
     return result_of(status);
-}
-
-static PyObject *plan_metadata(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    return member_call(self, "metadata", args, nargs, 9, run_metadata);
 }
 
 /* A list of n integers, or None where the library has no array yet. */
@@ -523,12 +497,20 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
                          (long long)info.n_wire, per_expert, from_rank, start);
 }
 
+/* --- methods: the number of their arguments --- */
+
+MEMBER_METHOD(update, "update", 4)
+MEMBER_METHOD(tokens, "tokens", 1)
+MEMBER_METHOD(dispatch, "dispatch", 8)
+MEMBER_METHOD(combine, "combine", 8)
+MEMBER_METHOD(metadata, "metadata", 9)
+
 static PyMethodDef methods[] = {
-    FAST("dispatch", plan_dispatch),
-    FAST("combine", plan_combine),
-    FAST("update", plan_update),
-    FAST("tokens", plan_tokens),
-    FAST("metadata", plan_metadata),
+    FAST("dispatch", fast_dispatch),
+    FAST("combine", fast_combine),
+    FAST("update", fast_update),
+    FAST("tokens", fast_tokens),
+    FAST("metadata", fast_metadata),
     {"info", plan_info, METH_NOARGS, NULL},
     {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},
     {NULL, NULL, 0, NULL},
