@@ -12,7 +12,6 @@
 struct env_options {
     struct inspect_options inspect;
     int format;
-    struct opt_list only;
     bool check, json;
 };
 
@@ -20,9 +19,7 @@ static const struct opt env_table[] = {
     {"format", 'f', "FORMAT", OPT_CHOICE, offsetof(struct env_options, format), .choices = env_format_names,
      .value = "sh",
      .help = "what to write: a script for sh, bash and zsh; a file for docker's --env-file; a list for "
-             "'env:' of Kubernetes; a task prolog for Slurm; JSON"},
-    {"only", 0, "LIST", OPT_LIST, offsetof(struct env_options, only), .choices = env_group_names,
-     .help = "variables of these parts only"},
+             "'env:' of Kubernetes; a task prolog for Slurm"},
     {"check", 0, NULL, OPT_FLAG, offsetof(struct env_options, check),
      .help = "check the current environment instead, and exit with 3 if it has a fault"},
     OPT_JSON_ROW(struct env_options, json),
@@ -41,11 +38,6 @@ static const struct {
     [AUDIT_DIFFERS] = {"differs", "not as advised"}, [AUDIT_PATH] = {"path", "not there"},
     [AUDIT_UNKNOWN] = {"unknown", "unknown"},
 };
-
-static bool is_asked(unsigned groups, const char *name)
-{
-    return groups & 1u << env_group_of(&(struct advice_row){.name = name});
-}
 
 /* Would GPUs share NICs by NVSHMEM's default choice, or have none, although there are as many NICs as GPUs? */
 static bool lacks_nics(const struct doctor_machine *machine)
@@ -85,12 +77,12 @@ static json_t *row_json(const struct audit_row *row)
 }
 
 /* The rows of one kind: faults, or advice. */
-static json_t *audit_json(const struct doctor_machine *machine, unsigned groups, bool advice)
+static json_t *audit_json(const struct doctor_machine *machine, bool advice)
 {
     json_t *rows = json_array();
 
     for (int i = 0; i < machine->audit->n; i++)
-        if (is_asked(groups, machine->audit->rows[i].name) && is_advice(machine, &machine->audit->rows[i]) == advice)
+        if (is_advice(machine, &machine->audit->rows[i]) == advice)
             json_array_append_new(rows, row_json(&machine->audit->rows[i]));
     return rows;
 }
@@ -107,7 +99,7 @@ static size_t find_row(const json_t *rows, const char *name)
 }
 
 /* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
-static void add_findings(const json_t *findings, unsigned groups, json_t *faults, json_t *advice)
+static void add_findings(const json_t *findings, json_t *faults, json_t *advice)
 {
     json_t *row;
     size_t i;
@@ -117,8 +109,7 @@ static void add_findings(const json_t *findings, unsigned groups, json_t *faults
         bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
         size_t advised = find_row(advice, name);
 
-        if (!is_asked(groups, name) || find_row(faults, name) < json_array_size(faults) ||
-            (!is_fault && advised < json_array_size(advice)))
+        if (find_row(faults, name) < json_array_size(faults) || (!is_fault && advised < json_array_size(advice)))
             continue;
         if (advised < json_array_size(advice))
             json_array_remove(advice, advised);
@@ -167,13 +158,13 @@ static void print_rows(const char *title, const json_t *rows)
 }
 
 static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                       const json_t *findings, unsigned groups)
+                       const json_t *findings)
 {
-    json_t *faults = audit_json(machine, groups, false), *advice = audit_json(machine, groups, true), *document;
+    json_t *faults = audit_json(machine, false), *advice = audit_json(machine, true), *document;
     char verdict[512];
     int code;
 
-    add_findings(findings, groups, faults, advice);
+    add_findings(findings, faults, advice);
     code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
 
     /* Without hardware, only variables that no machine reads can be checked. */
@@ -204,12 +195,12 @@ done:
 }
 
 static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                 const json_t *findings, unsigned groups)
+                 const json_t *findings)
 {
     struct source_environment environment = source_environment(machine->source);
 
     if (environment.state == SOURCE_OK)
-        return print_audit(cmd, options, machine, findings, groups);
+        return print_audit(cmd, options, machine, findings);
     if (inspect_is_empty(machine->topo))
         return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
     out_error("the environment of %s cannot be read: %s", source_name(machine->source),
@@ -226,7 +217,7 @@ static int write_script(const struct cmd *cmd, const struct env_options *options
     json_t *document, *rows;
     char verdict[128];
 
-    if (options->format != ENV_JSON && !options->json) {
+    if (!options->json) {
         env_write(stdout, script, (enum env_format)options->format);
         return out_finish();
     }
@@ -251,26 +242,17 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--check, --format and --json do not go with a command");
     if (options->check && cmd_given(cmd, call, "format"))
         return cmd_usage(cmd, "--check writes a table, or JSON with --json: it does not go with --format");
-    if (options->json && cmd_given(cmd, call, "format") && options->format != ENV_JSON)
+    if (options->json && cmd_given(cmd, call, "format"))
         return cmd_usage(cmd, "--json does not go with --format %s", env_format_names[options->format]);
     if (options->inspect.pid && !options->check)
         return cmd_usage(cmd, "--pid goes with --check");
     return CMD_FINE;
 }
 
-static unsigned groups_of(const struct opt_list *only)
-{
-    unsigned groups = 0;
-
-    for (size_t i = 0; i < only->n; i++)
-        groups |= 1u << only->values[i];
-    return groups ? groups : (1u << ENV_GROUPS) - 1;
-}
-
 /* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
 static int report_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
 {
-    if (options->json || options->format == ENV_JSON)
+    if (options->json)
         return inspect_report_empty(topo, out_document(cmd->name));
     if (runs)
         return inspect_report_empty(topo, NULL);
@@ -281,7 +263,6 @@ static int report_empty(const struct cmd *cmd, const struct env_options *options
 static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct env_options *options = call->options;
-    unsigned groups = groups_of(&options->only);
     struct doctor_machine *machine;
     struct env_script script;
     struct source *source;
@@ -297,11 +278,11 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
-    script = (struct env_script){machine->advice, source_name(source), machine->topo, groups};
+    script = (struct env_script){machine->advice, source_name(source), machine->topo};
     findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)
-        result = check(cmd, options, machine, findings, groups);
+        result = check(cmd, options, machine, findings);
     else if (inspect_is_empty(machine->topo))
         result = report_empty(cmd, options, machine->topo, call->n_args > 0);
     else

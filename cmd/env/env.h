@@ -9,25 +9,15 @@
 #include <jansson.h>
 #include <stdio.h>
 
-enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM, ENV_JSON };
-enum env_group { ENV_NVSHMEM, ENV_NCCL, ENV_DEEPEP, ENV_EPKIT, ENV_PATHS, ENV_GROUPS };
+enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM };
 
-extern const char *const env_format_names[]; /* end with NULL */
-extern const char *const env_group_names[];
+extern const char *const env_format_names[]; /* ends with NULL */
 
-/* The rows of an advice that belong to the requested groups. */
 struct env_script {
     const struct advice *advice;
     const char *machine; /* source_name() */
     const struct topo *topo;
-    unsigned groups; /* bit i: group i */
 };
-
-enum env_group env_group_of(const struct advice_row *row);
-bool env_has(const struct env_script *script, const struct advice_row *row);
-
-/* The first row with this scope, or NULL. */
-const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope);
 
 /* "# <text>" in lines of at most 120 characters. */
 void env_comment(FILE *stream, const char *text);
@@ -35,7 +25,7 @@ void env_comment(FILE *stream, const char *text);
 /* Writes `text` in single quotes for a POSIX shell. */
 void env_quote_sh(FILE *stream, const char *text);
 
-/* Writes the rows as text; not for ENV_JSON. */
+/* Writes the rows as text. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
 /* A script to source, or one whose output Slurm takes as the environment of a task. */
 void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog);

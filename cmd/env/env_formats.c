@@ -7,34 +7,7 @@
 
 #define LINE_WIDTH 118
 
-const char *const env_format_names[] = {"sh", "docker", "k8s", "slurm", "json", NULL};
-const char *const env_group_names[] = {"nvshmem", "nccl", "deepep", "epkit", "paths", NULL};
-
-enum env_group env_group_of(const struct advice_row *row)
-{
-    if (strncmp(row->name, "NCCL_", 5) == 0 || strncmp(row->name, "TORCH_NCCL_", 11) == 0)
-        return ENV_NCCL;
-    if (strncmp(row->name, "DEEP_EP_", 8) == 0)
-        return ENV_DEEPEP;
-    if (strncmp(row->name, "EPKIT_", 6) == 0)
-        return ENV_EPKIT;
-    if (strncmp(row->name, "LD_", 3) == 0 || strcmp(row->name, "PYTHONPATH") == 0)
-        return ENV_PATHS;
-    return ENV_NVSHMEM;
-}
-
-bool env_has(const struct env_script *script, const struct advice_row *row)
-{
-    return script->groups & 1u << env_group_of(row);
-}
-
-const struct advice_row *env_first(const struct env_script *script, enum advice_scope scope)
-{
-    for (int i = 0; i < script->advice->n; i++)
-        if (script->advice->rows[i].scope == scope && env_has(script, &script->advice->rows[i]))
-            return &script->advice->rows[i];
-    return NULL;
-}
+const char *const env_format_names[] = {"sh", "docker", "k8s", "slurm", NULL};
 
 void env_comment(FILE *stream, const char *text)
 {
@@ -114,8 +87,6 @@ static void write_list(FILE *stream, const struct env_script *script, bool is_k8
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (!env_has(script, row))
-            continue;
         fputs(is_k8s ? "" : "\n", stream);
         if (comment_row(stream, row))
             continue;
@@ -141,15 +112,11 @@ static void write_list(FILE *stream, const struct env_script *script, bool is_k8
 
 void env_write(FILE *stream, const struct env_script *script, enum env_format format)
 {
-    bool any = false;
-
-    for (int i = 0; i < script->advice->n; i++)
-        any = any || env_has(script, &script->advice->rows[i]);
     if (format == ENV_DOCKER || format == ENV_K8S)
         write_list(stream, script, format == ENV_K8S);
     else
         env_write_sh(stream, script, format == ENV_SLURM);
-    if (!any)
+    if (script->advice->n == 0)
         env_comment(stream, "Nothing has to be set here.");
 }
 
@@ -163,14 +130,10 @@ json_t *env_json(const struct env_script *script)
         bool has_value = !row->unset && row->scope != ADVICE_RANK;
         json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
 
-        if (!env_has(script, row)) {
-            json_decref(values);
-            continue;
-        }
         for (int v = 0; v < row->n_values && row->scope == ADVICE_RANK; v++)
             json_array_append_new(values, out_text(row->values[v]));
-        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "group",
-                                              env_group_names[env_group_of(row)], "scope", scopes[row->scope], "action",
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "scope",
+                                              scopes[row->scope], "action",
                                               row->unset     ? "unset"
                                               : row->prepend ? "prepend"
                                                              : "set",

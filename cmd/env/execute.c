@@ -79,7 +79,7 @@ int env_execute(const struct env_script *script, char **command)
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (env_has(script, row) && !apply(script->topo->source, row, gpu, command)) {
+        if (!apply(script->topo->source, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }

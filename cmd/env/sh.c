@@ -141,7 +141,7 @@ static void write_ranks(FILE *stream, const struct env_script *script, bool is_p
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (row->scope != ADVICE_RANK || !env_has(script, row))
+        if (row->scope != ADVICE_RANK)
             continue;
         env_comment(stream, row->reason);
         write_cases(stream, row, is_prolog);
@@ -167,18 +167,18 @@ static void write_preload(FILE *stream, const struct advice_row *row, bool is_pr
     fputs(part("preload"), stream);
 }
 
-static bool any_prepend(const struct env_script *script)
+/* Whether there are rows of that scope, or, `prepend`, those of it that are put in front of what is there. */
+static bool has_rows(const struct env_script *script, enum advice_scope scope, bool prepend)
 {
     for (int i = 0; i < script->advice->n; i++)
-        if (script->advice->rows[i].prepend && script->advice->rows[i].scope == ADVICE_NODE &&
-            env_has(script, &script->advice->rows[i]))
+        if (script->advice->rows[i].scope == scope && script->advice->rows[i].prepend >= prepend)
             return true;
     return false;
 }
 
 void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
 {
-    bool prepends = any_prepend(script);
+    bool prepends = has_rows(script, ADVICE_NODE, true);
     char machine[128];
 
     text_clean(script->machine, machine, sizeof(machine));
@@ -190,7 +190,7 @@ void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
     for (int i = 0; i < script->advice->n; i++) {
         const struct advice_row *row = &script->advice->rows[i];
 
-        if (!env_has(script, row) || row->scope == ADVICE_RANK)
+        if (row->scope == ADVICE_RANK)
             continue;
         putc('\n', stream);
         env_comment(stream, row->reason);
@@ -199,7 +199,7 @@ void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
         else
             write_row(stream, row, is_prolog);
     }
-    if (env_first(script, ADVICE_RANK))
+    if (has_rows(script, ADVICE_RANK, false))
         write_ranks(stream, script, is_prolog);
     if (prepends && !is_prolog)
         fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);

@@ -258,20 +258,10 @@ PYTHON
     shellcheck -s sh -e SC2016 prolog # the odd folder has a $ in it
 }
 
-@test "--only leaves out what was not asked for" {
-    [ "$(epkit env --from a4 --only nccl --json | jq -r '[.variables[].group] | unique | join(" ")')" = nccl ]
-    [ "$(epkit env --from a4 --only deepep,paths --json | jq -r '[.variables[].group] | unique | join(" ")')" = "deepep paths" ]
-    epkit env --from a4 --only nccl >script
-    run ! grep -e NVSHMEM_ -e _epkit_ -e PRELOAD script
-    run epkit env --from a4 --only nvshmem -- printenv NCCL_NET NVSHMEM_IB_ENABLE_IBGDA
-    [ "$output" = 1 ]
-}
-
 @test "JSON fits the schema" {
     local tree
     for tree in a4 a3u odd h100 laptop a4.testbed-env; do
         epkit env --from "$tree" --json | valid env
-        epkit env --from "$tree" --format json | valid env
         { epkit env --from "$tree" --check --json || [ $? -eq 3 ]; } | valid env
     done
     { epkit env --from empty --json || [ $? -eq 4 ]; } | valid env
@@ -281,13 +271,13 @@ PYTHON
 # --- a command ---
 
 @test "a command keeps its exit status, its signals, its arguments and its input" {
-    run -42 epkit env --from a4 --only nvshmem -- sh -c 'exit 42'
-    run -143 epkit env --from a4 --only nvshmem -- sh -c 'kill -TERM $$'
-    run epkit env --from a4 --only nvshmem -- printf '<%s>' "a b" '$x' --check ''
+    run -42 epkit env --from a4 -- sh -c 'exit 42'
+    run -143 epkit env --from a4 -- sh -c 'kill -TERM $$'
+    run --separate-stderr epkit env --from a4 -- printf '<%s>' "a b" '$x' --check ''
     [ "$output" = '<a b><$x><--check><>' ]
-    [ "$(echo text | epkit env --from a4 --only nvshmem -- cat)" = text ]
+    [ "$(echo text | epkit env --from a4 -- cat)" = text ]
     # It is the same process, so that a signal to it is one to the command.
-    "$EPKIT" env --from a4 --only nvshmem -- sleep 2400 3>&- &
+    "$EPKIT" env --from a4 -- sleep 2400 3>&- &
     local process=$!
     within 10 sh -c "grep -q sleep /proc/$process/comm"
     kill -TERM "$process"
@@ -297,10 +287,10 @@ PYTHON
 }
 
 @test "a command that is not there, or cannot be executed" {
-    run -127 --separate-stderr epkit env --from a4 --only nvshmem -- no-such-command
+    run -127 --separate-stderr epkit env --from a4 -- no-such-command
     [[ "$stderr" == *"no-such-command cannot be executed: No such file"* ]]
     : >not-executable
-    run -126 --separate-stderr epkit env --from a4 --only nvshmem -- ./not-executable
+    run -126 --separate-stderr epkit env --from a4 -- ./not-executable
 }
 
 @test "a command sees the advice, and what must not be set is gone" {
@@ -361,7 +351,6 @@ make_preloadable() {
     jq -e '[.audit[] | select(.name == "NVSHMEM_REMOTE_TRANSPORT").kind] == ["value"]' said
     jq -e '.findings == (.audit | length)' said
     jq -e '[.audit[].name] | index("NVSHMEM_HCA_LIST") == null' said
-    run -0 epkit env --from a4.testbed-env --check --only deepep
 }
 
 @test "--check: what the doctor finds about a variable" {
@@ -387,14 +376,13 @@ END
     { cat a4/proc/self/environ && printf '%s\0' MASTER_ADDR=localhost WORLD_SIZE=16 RANK=0 LOCAL_WORLD_SIZE=8; } >"$tree/proc/self/environ"
     epkit env --from "$tree" --check --json >said || [ $? -eq 3 ]
     [ "$(jq -c '[.audit[] | [.name, .kind]]' said)" = '[["MASTER_ADDR","harmful"]]' ]
-    # One row for a variable, and none for what is not asked for.
+    # One row for a variable.
     tr '\0' '\n' <a4/proc/self/environ | sed 's/^\(DEEP_EP_DEVICE_TO_HCA_MAPPING\)=.*/\1=0:mlx5_0:1/; s/^NCCL_NET=.*/NCCL_NET=Socket/' |
         tr '\n' '\0' >"$tree/proc/self/environ"
     epkit env --from "$tree" --check --json >said || [ $? -eq 3 ]
     [ "$(jq -c '[.audit[] | [.name, .kind]], [.advice[] | [.name, .kind]]' said | xargs)" = \
         "[[DEEP_EP_DEVICE_TO_HCA_MAPPING,harmful]] [[NCCL_NET,differs]]" ]
     jq -e '.audit[0].advised | endswith(",7:mlx5_7:1")' said
-    run -0 epkit env --from "$tree" --check --only nccl
 }
 
 @test "the script mends the testbed's: the doctor finds neither fault any more" {
@@ -467,6 +455,5 @@ refused() {
     refused "--pid is a process of this machine" --check --pid 1 --from a4
     refused "--pid: process 2147483647" --check --pid 2147483647
     refused "format" --format toml
-    refused "only" --only nvshmem,mpi
     refused "--from" --from /no/such/machine
 }
