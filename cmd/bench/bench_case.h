@@ -6,7 +6,7 @@
  *   bench_ops.c   dispatch, combine, plans, and their baselines      lowlat.c  the low-latency layout
  *   bench_verify.c  contents, comparison with the reference          naive.c   MPI's all-to-all
  *   rounds.c      rounds, statistics, rates, and measurements as JSON
- *   mpirun.c      ranks under MPI, for its all-to-all      mpi_load.c  the module that calls MPI
+ *   mpirun.c      ranks under MPI, for its all-to-all
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H

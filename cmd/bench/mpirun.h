@@ -11,9 +11,6 @@
 
 #define BENCH_MPIRUN_COMMAND "__bench"
 
-/* Loads libepkit-bench-mpi.so into this process. */
-ep_status bench_mpi_load(const struct bench_mpi_module **ret_module);
-
 /* "Open MPI v4.1.4 ..."; NULL: mpirun is not found, or libepkit-bench-mpi does not load, for the reason *ret_why. */
 const char *bench_mpi_version(const char **ret_why);
 

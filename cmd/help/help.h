@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* help.h - output generated from the command table: help, man pages, shell completion. */
+/* help.h - output generated from the command table: help and man pages. */
 #ifndef EP_HELP_HELP_H
 #define EP_HELP_HELP_H
 
@@ -14,12 +14,6 @@ void help_command(FILE *stream, const struct cmd *cmd);
 /* Sources of the man pages epkit(1) and epkit-COMMAND(1), for scdoc. */
 void man_all(FILE *stream);
 void man_command(FILE *stream, const struct cmd *cmd);
-
-/* The names of the shells that completion_print() knows; ends with NULL. */
-extern const char *const completion_shells[];
-
-/* Prints the completion script for a shell out of completion_shells. */
-void completion_print(FILE *stream, const char *shell);
 
 /* Range and default after an option's phrase in the help, such as " (1..64, default 8)". */
 void help_option_facts(const struct opt *opt, char *ret_text, size_t bytes);
