@@ -188,16 +188,6 @@ bool cell_at(int i, struct cell *ret_cell)
     return false;
 }
 
-/* splitmix64: Steele, Lea, Flood, 2014. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 struct cell cell_random(uint64_t seed)
 {
     uint64_t state = seed;
@@ -206,13 +196,13 @@ struct cell cell_random(uint64_t seed)
 
     while (cell_at(n, &cell))
         n++;
-    cell_at((int)(draw(&state) % (unsigned)n), &cell);
-    cell.victim = (int)(draw(&state) % RANKS);
-    cell.warm = (int)(draw(&state) % 3);
-    cell.delay_us = (int)(draw(&state) % 4000);
-    cell.free_early = draw(&state) & 1;
+    cell_at((int)(fault_draw(&state) % (unsigned)n), &cell);
+    cell.victim = (int)(fault_draw(&state) % RANKS);
+    cell.warm = (int)(fault_draw(&state) % 3);
+    cell.delay_us = (int)(fault_draw(&state) % 4000);
+    cell.free_early = fault_draw(&state) & 1;
     /* Not below the whole pages before the trap, not above what is always accessed. */
     if (cell.point->step != STEP_NEW && cell.point->percent == 50)
-        cell.percent = (int)(draw(&state) % 60);
+        cell.percent = (int)(fault_draw(&state) % 60);
     return cell;
 }

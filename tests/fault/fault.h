@@ -124,6 +124,16 @@ const char *fault_name(enum fault fault);
 void cell_name(const struct cell *cell, char *ret_name, size_t bytes);
 /* The cells of the matrix in order: number i, false after the last. */
 bool cell_at(int i, struct cell *ret_cell);
+/* splitmix64: Steele, Lea, Flood, 2014. */
+static inline uint64_t fault_draw(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
 /* One of them with its parameters drawn from a seed. */
 struct cell cell_random(uint64_t seed);
 

@@ -178,7 +178,6 @@ const char *injection_name(enum injection injection);
 const char *call_name(enum call call);
 void storm_describe(const struct storm *storm, char *ret_text, size_t bytes);
 /* splitmix64 */
-uint64_t storm_draw(uint64_t *state);
 
 /* --- storm_rank.c --- */
 int storm_rank(const ep_boot *boot, void *table);

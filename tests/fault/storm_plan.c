@@ -11,19 +11,9 @@ enum {
     THREADS_PERCENT = 22,
 };
 
-/* splitmix64: Steele, Lea, Flood, 2014. */
-uint64_t storm_draw(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static int below(uint64_t *state, int n)
 {
-    return (int)(storm_draw(state) % (unsigned)n);
+    return (int)(fault_draw(state) % (unsigned)n);
 }
 
 const char *injection_name(enum injection injection)

@@ -190,10 +190,10 @@ static bool others_know_failure(const struct weather *w)
  */
 static ep_status be_idle(struct weather *w, struct outcome *ret_failed)
 {
-    uint64_t poll_ns = 0, end_ns = now_ns() + storm_draw(&w->own_random) % IDLE_US * 1000u;
+    uint64_t poll_ns = 0, end_ns = now_ns() + fault_draw(&w->own_random) % IDLE_US * 1000u;
     ep_status status = EP_OK;
 
-    if (storm_draw(&w->own_random) % IDLE_ONE_IN)
+    if (fault_draw(&w->own_random) % IDLE_ONE_IN)
         return EP_OK;
     atomic_store(&w->context->call, CALL_POLL);
     while (status == EP_OK && !atomic_load(&w->context->leave) && (now_ns() < end_ns || others_know_failure(w))) {
@@ -227,7 +227,7 @@ static ep_status step(struct weather *w, enum call call, enum step step, struct 
 /* Allocates, touches every page, and frees. */
 static ep_status use_memory(struct weather *w, struct outcome *ret_failed)
 {
-    size_t bytes = storm_draw(&w->random) % (256u * 1024);
+    size_t bytes = fault_draw(&w->random) % (256u * 1024);
     uint64_t begin_ns = now_ns();
     void *memory = NULL;
     ep_status status;
@@ -277,7 +277,7 @@ static ep_status work_round(struct weather *w, struct outcome *ret_failed, bool 
         enum step step;
     } lowlatency[] = {
         {CALL_LL_NEW, STEP_LL_NEW}, {CALL_LL, STEP_LL_SEND}, {CALL_LL, STEP_LL_FINISH}, {CALL_LL, STEP_LL_COMBINE}};
-    uint64_t random = storm_draw(&w->random);
+    uint64_t random = fault_draw(&w->random);
     bool async = random & 1;
 
     traffic_fill(&w->traffic);

@@ -126,28 +126,20 @@ static ep_status gather(struct traffic *traffic)
 
 static ep_status make_plan(struct traffic *traffic)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
 
     ep_plan_free(traffic->plan);
     traffic->plan = NULL;
-    args.topk_idx = traffic->buffer[BUFFER_TOPK].memory;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = traffic_experts(traffic);
+    args = args_plan(traffic->buffer[BUFFER_TOPK].memory, EP_I64, TOKENS, TOPK, traffic_experts(traffic));
     return ep_plan_new(traffic->comm, &args, &traffic->plan);
 }
 
 static ep_status dispatch(struct traffic *traffic, bool async)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = args_dispatch(EP_BF16, HIDDEN, traffic->buffer[BUFFER_X].memory,
+                                          traffic->buffer[BUFFER_RECV].memory, (int64_t)traffic->nranks * TOKENS);
     ep_status status;
 
-    args.x = traffic->buffer[BUFFER_X].memory;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = traffic->buffer[BUFFER_RECV].memory;
-    args.out_rows = (int64_t)traffic->nranks * TOKENS;
     status = async ? ep_dispatch(traffic->plan, &args, NULL) : ep_dispatch_sync(traffic->plan, &args);
     if (async && status == EP_OK)
         status = ep_stream_sync(traffic->comm, NULL);
@@ -158,13 +150,10 @@ static ep_status dispatch(struct traffic *traffic, bool async)
 
 static ep_status combine(struct traffic *traffic, bool async)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args =
+        args_combine(HIDDEN, traffic->buffer[BUFFER_RECV].memory, traffic->buffer[BUFFER_OUT].memory);
     ep_status status;
 
-    args.x = traffic->buffer[BUFFER_RECV].memory;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.out = traffic->buffer[BUFFER_OUT].memory;
     status = async ? ep_combine(traffic->plan, &args, NULL) : ep_combine_sync(traffic->plan, &args);
     if (async && status == EP_OK)
         status = ep_stream_sync(traffic->comm, NULL);

@@ -4,6 +4,7 @@
 #define EP_TESTS_FAULT_TRAFFIC_H
 
 #include "fault.h"
+#include "tests/args.h"
 
 int traffic_experts(const struct traffic *traffic);
 int traffic_expert_of(const struct traffic *traffic, int rank, int token, int k);

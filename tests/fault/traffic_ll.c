@@ -76,26 +76,20 @@ static void check_combine(struct traffic *traffic)
 
 ep_status traffic_ll_new(struct traffic *traffic)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config;
 
     ep_ll_free(traffic->ll);
     traffic->ll = NULL;
-    config.max_tokens = LL_TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = traffic_experts(traffic);
-    config.topk = TOPK;
+    config = args_ll(LL_TOKENS, HIDDEN, traffic_experts(traffic), TOPK);
     config.flags = traffic->masking ? EP_LL_MASK_DEAD : 0;
     return ep_ll_new(traffic->comm, &config, &traffic->ll);
 }
 
 ep_status traffic_ll_send(struct traffic *traffic)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args =
+        args_ll_dispatch(traffic->buffer[BUFFER_X].memory, traffic->buffer[BUFFER_TOPK].memory, EP_I64, LL_TOKENS);
 
-    args.x = traffic->buffer[BUFFER_X].memory;
-    args.topk_idx = traffic->buffer[BUFFER_TOPK].memory;
-    args.idx_type = EP_I64;
-    args.n_tokens = LL_TOKENS;
     args.out_dtype = EP_BF16;
     args.recv_x = traffic->buffer[BUFFER_LL_RECV].memory;
     args.recv_count = traffic->ll_count;
@@ -115,17 +109,13 @@ ep_status traffic_ll_finish(struct traffic *traffic)
 ep_status traffic_ll_combine(struct traffic *traffic)
 {
     float weights[LL_TOKENS * TOPK];
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args;
     ep_status status;
 
     for (int i = 0; i < LL_TOKENS * TOPK; i++)
         weights[i] = 1.0f;
-    args.x = traffic->buffer[BUFFER_LL_RECV].memory;
-    args.topk_idx = traffic->buffer[BUFFER_TOPK].memory;
-    args.idx_type = EP_I64;
-    args.n_tokens = LL_TOKENS;
-    args.topk_weights = weights;
-    args.out = traffic->buffer[BUFFER_OUT].memory;
+    args = args_ll_combine(traffic->buffer[BUFFER_LL_RECV].memory, traffic->buffer[BUFFER_TOPK].memory, EP_I64,
+                           LL_TOKENS, weights, traffic->buffer[BUFFER_OUT].memory);
     status = ep_ll_combine_sync(traffic->ll, &args);
     if (status == EP_OK)
         check_combine(traffic);

@@ -58,15 +58,12 @@ static bool draw(struct run *run, const struct op *op, struct capacity *c)
 static ep_status make(struct run *run, struct capacity *c)
 {
     const struct version *version = &c->state.versions[0];
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    int n = version->group.n_tokens[run->rank];
+    ep_plan_args args =
+        args_plan(n ? version->index : NULL, c->shape->idx_type, n, run->shape->topk, run->shape->n_experts);
 
-    args.n_tokens = version->group.n_tokens[run->rank];
-    args.n_experts = run->shape->n_experts;
     args.flags = c->shape->flags;
     args.expert_alignment = c->shape->alignment;
-    args.topk_idx = args.n_tokens ? version->index : NULL;
-    args.idx_type = c->shape->idx_type;
-    args.topk = run->shape->topk;
     args.max_tokens = c->state.max_tokens;
     args.max_recv_tokens = c->state.max_recv_tokens;
     return ep_plan_new(run->comm, &args, &c->state.plan);
@@ -103,14 +100,9 @@ static bool is_as_expected(struct run *run, const struct capacity *c, int number
 static ep_status dispatch(struct run *run, const struct capacity *c, const uint16_t *x, void *recv_x)
 {
     ep_stream stream = run->queues[random_below(&run->local, N_QUEUES)];
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = args_dispatch(EP_BF16, HIDDEN, x, recv_x, c->state.max_recv_tokens);
     ep_status status;
 
-    args.x = x;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = recv_x;
-    args.out_rows = c->state.max_recv_tokens;
     if (random_below(&run->local, 2))
         return ep_dispatch_sync(c->state.plan, &args);
     /* Updates are queued in the stream NULL, so later calls run after them. */

@@ -143,13 +143,10 @@ static bool finish(struct lowlatency *low, ep_status status, bool hook, const ch
 
 static bool dispatch(struct lowlatency *low, struct result *result)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args =
+        args_ll_dispatch(result->x.at, result->index.at, EP_I32, low->group.n_tokens[low->run->rank]);
     bool hook = random_below(&low->run->local, 2);
 
-    args.x = result->x.at;
-    args.topk_idx = result->index.at;
-    args.idx_type = EP_I32;
-    args.n_tokens = low->group.n_tokens[low->run->rank];
     args.topk = low->shape.spare_topk ? low->group.topk : 0;
     args.out_dtype = low->shape.out_dtype;
     args.scale_type = low->shape.scale_type;
@@ -229,7 +226,7 @@ static bool combine(struct lowlatency *low, struct result *result)
     struct run *run = low->run;
     size_t wide = (size_t)low->shape.hidden * 2;
     bool hook = random_below(&run->local, 2), zero_copy = random_below(&run->local, 3) == 0;
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args;
     void *x = result->replies.at;
 
     if (zero_copy && !passed(run, ep_ll_get_combine_buffer(low->ll, &x), "ep_ll_get_combine_buffer"))
@@ -241,13 +238,9 @@ static bool combine(struct lowlatency *low, struct result *result)
         reply(low, run->rank, run->rank * low->group.n_local + local, low->layout.rows[i].rank,
               low->layout.rows[i].token, (uint16_t *)(void *)((unsigned char *)x + at * wide));
     }
-    args.x = x;
-    args.topk_idx = result->index.at;
-    args.idx_type = EP_I32;
-    args.n_tokens = low->group.n_tokens[run->rank];
+    args =
+        args_ll_combine(x, result->index.at, EP_I32, low->group.n_tokens[run->rank], result->weights, result->out.at);
     args.topk = random_below(&run->local, 2) ? low->group.topk : 0;
-    args.topk_weights = result->weights;
-    args.out = result->out.at;
     args.flags = (hook ? EP_LL_RECV_HOOK : 0u) | (zero_copy ? EP_LL_ZERO_COPY : 0u) |
                  (low->shape.no_partial_reduce ? EP_LL_NO_PARTIAL_REDUCE : 0u);
     args.call = result->call;
@@ -277,7 +270,7 @@ static void check_combine(struct lowlatency *low, const struct result *result)
 static bool open_group(struct lowlatency *low, int plan)
 {
     struct run *run = low->run;
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config;
 
     if (!draw_routing(run->shape, plan, 0, &low->group)) {
         fail_check(run, "no memory");
@@ -290,10 +283,8 @@ static bool open_group(struct lowlatency *low, int plan)
         fail_check(run, "no memory");
         return false;
     }
-    config.max_tokens = low->shape.max_tokens;
-    config.hidden = low->shape.hidden;
-    config.n_experts = run->shape->n_experts;
-    config.topk = run->shape->topk + low->shape.spare_topk;
+    config = args_ll(low->shape.max_tokens, low->shape.hidden, run->shape->n_experts,
+                     run->shape->topk + low->shape.spare_topk);
     return passed(run, ep_ll_new(run->comm, &config, &low->ll), "ep_ll_new");
 }
 

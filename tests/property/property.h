@@ -23,6 +23,7 @@
 
 #include "cmd/test/check/random.h"
 #include "cmd/test/check/reference.h"
+#include "tests/args.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>

@@ -23,6 +23,7 @@
 
 #include "cmd/test/check/random.h"
 #include "net/emulation.h"
+#include "tests/args.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>

@@ -162,12 +162,9 @@ bool ll_compare(struct rank_state *state, const struct ll *ll, const char *what)
 
 static ep_ll_dispatch_args dispatch_args(const struct exchange *exchange, int which, uint64_t *ret_call)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args = args_ll_dispatch(at(exchange, LL_X, which), at(exchange, LL_IDX, which),
+                                                exchange->idx_type, exchange->n_tokens);
 
-    args.x = at(exchange, LL_X, which);
-    args.topk_idx = at(exchange, LL_IDX, which);
-    args.idx_type = exchange->idx_type;
-    args.n_tokens = exchange->n_tokens;
     args.out_dtype = exchange->out_dtype;
     args.scale_type = exchange->scale_type;
     args.recv_x = at(exchange, LL_RECV, which);
@@ -185,14 +182,10 @@ static ep_ll_dispatch_args dispatch_args(const struct exchange *exchange, int wh
 
 static ep_ll_combine_args combine_args(const struct exchange *exchange, int which)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args =
+        args_ll_combine(at(exchange, LL_ANSWER, which), at(exchange, LL_IDX, which), exchange->idx_type,
+                        exchange->n_tokens, at(exchange, LL_WEIGHTS, which), at(exchange, LL_OUT, which));
 
-    args.x = at(exchange, LL_ANSWER, which);
-    args.topk_idx = at(exchange, LL_IDX, which);
-    args.idx_type = exchange->idx_type;
-    args.n_tokens = exchange->n_tokens;
-    args.topk_weights = (const float *)at(exchange, LL_WEIGHTS, which);
-    args.out = at(exchange, LL_OUT, which);
     args.flags = exchange->combine_flags;
     args.topk = exchange->topk;
     args.call = exchange->call;

@@ -124,7 +124,7 @@ static bool refused_ll(struct rank_state *state, ep_comm *comm, struct ll *ll, i
 {
     const struct exchange *exchange = &ll->exchange[0];
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args combine;
     int32_t index[64];
 
     if (which == BASE || !ll->n_open)
@@ -142,12 +142,9 @@ static bool refused_ll(struct rank_state *state, ep_comm *comm, struct ll *ll, i
     TRY(refused(state, comm, ep_ll_dispatch_sync(ll->ll[which], &args), "ep_ll_dispatch_sync"));
     args.n_tokens = ll->config.max_tokens + 1;
     TRY(refused(state, comm, ep_ll_dispatch(ll->ll[which], &args, NULL), "ep_ll_dispatch"));
-    combine.x = exchange->b[LL_ANSWER].block[which].at;
-    combine.topk_idx = exchange->b[LL_IDX].block[which].at;
-    combine.idx_type = exchange->idx_type;
-    combine.n_tokens = exchange->n_tokens;
-    combine.topk_weights = (const float *)(const void *)exchange->b[LL_WEIGHTS].block[which].at;
-    combine.out = exchange->b[LL_OUT].block[which].at;
+    combine = args_ll_combine(exchange->b[LL_ANSWER].block[which].at, exchange->b[LL_IDX].block[which].at,
+                              exchange->idx_type, exchange->n_tokens, exchange->b[LL_WEIGHTS].block[which].at,
+                              exchange->b[LL_OUT].block[which].at);
     combine.call = ll->n_dispatches + 1 + (uint64_t)draw_own(&state->dice, 3);
     return refused(state, comm, ep_ll_combine(ll->ll[which], &combine, NULL), "ep_ll_combine");
 }

@@ -169,14 +169,11 @@ void slot_load(struct rank_state *state, struct slot *slot)
 bool slot_make_plan(struct rank_state *state, ep_comm *comm, const struct slot *slot, int which, int routing,
                     int64_t max_rows, ep_stream stream, ep_plan **ret_plan)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args =
+        args_plan(NULL, slot->mask ? 0 : slot->idx_type, slot->n_tokens[routing], slot->topk, slot->n_experts);
     const void *index = slot->b[IDX + routing].block[which].at;
 
-    args.idx_type = slot->mask ? 0 : slot->idx_type;
-    args.n_tokens = slot->n_tokens[routing];
     args.max_tokens = slot->max_tokens;
-    args.topk = slot->topk;
-    args.n_experts = slot->n_experts;
     args.flags = slot->flags;
     args.expert_alignment = slot->alignment;
     args.stream = stream;

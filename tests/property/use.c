@@ -220,7 +220,7 @@ static bool alloc_dispatch_buffers(struct use *use)
 bool use_dispatch(struct run *run, const struct op *op, struct use *use)
 {
     struct plan_state *state = &run->plans[op->plan];
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args;
     bool async = random_below(&run->local, 2);
     ep_event *after;
 
@@ -232,19 +232,15 @@ bool use_dispatch(struct run *run, const struct op *op, struct use *use)
         (state->max_recv_tokens ? state->max_recv_tokens : use->version->layout.n_rows) + random_below(&run->local, 3);
     if (!alloc_dispatch_buffers(use) || !prepare(use, &after))
         return false;
-    args.x = use->buffer[SLOT_X].at;
-    args.dtype = op->dtype;
-    args.hidden = op->hidden;
+    args = args_dispatch(op->dtype, op->hidden, use->buffer[SLOT_X].at, use->buffer[SLOT_RECV].at, use->out_rows);
     args.scales = use->buffer[SLOT_SCALES].at;
     args.scale_type = op->scale_type;
     args.scale_stride_token = use->stride_token;
     args.scale_stride_block = use->stride_block;
     args.topk_weights = (const float *)(const void *)use->buffer[SLOT_WEIGHTS].at;
-    args.recv_x = use->buffer[SLOT_RECV].at;
     args.recv_scales = use->buffer[SLOT_RECV_SCALES].at;
     args.recv_topk_idx = use->buffer[SLOT_RECV_INDEX].at;
     args.recv_topk_weights = (float *)(void *)use->buffer[SLOT_RECV_WEIGHTS].at;
-    args.out_rows = use->out_rows;
     state->used = true;
     if (!passed(run, start_wait(use, after), "ep_stream_wait"))
         return false;
@@ -281,7 +277,7 @@ static uint32_t draw_order(struct run *run)
 bool use_combine(struct run *run, const struct op *op, struct use *use)
 {
     struct plan_state *state = &run->plans[op->plan];
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args;
     bool async = random_below(&run->local, 2);
     ep_event *after;
 
@@ -294,9 +290,8 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
     use->echo = op->echo ? &run->uses[run->n_uses - 1] : NULL;
     if (!alloc_combine_buffers(use) || !prepare(use, &after))
         return false;
-    args.x = use->echo ? use->echo->buffer[SLOT_RECV].at : use->buffer[SLOT_X].at;
-    args.dtype = EP_BF16;
-    args.hidden = op->hidden;
+    args = args_combine(op->hidden, use->echo ? use->echo->buffer[SLOT_RECV].at : use->buffer[SLOT_X].at,
+                        use->buffer[SLOT_RECV].at);
     args.topk_weights = (const float *)(const void *)use->buffer[SLOT_WEIGHTS].at;
     args.bias[0] = use->buffer[SLOT_BIAS].at;
     args.bias[1] = use->buffer[SLOT_BIAS2].at;
@@ -305,7 +300,6 @@ bool use_combine(struct run *run, const struct op *op, struct use *use)
         args.bias[1] = args.bias[0];
         args.bias[0] = NULL;
     }
-    args.out = use->buffer[SLOT_RECV].at;
     args.out_topk_weights = (float *)(void *)use->buffer[SLOT_RECV_WEIGHTS].at;
     args.flags = use->flags;
     state->used = true;

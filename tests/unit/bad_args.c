@@ -64,14 +64,7 @@ void run_cases(const char *call, ep_status (*run)(const void *args), const void 
 
 ep_plan_args good_plan(void)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
-
-    args.topk_idx = (const void *)AT(0x10000);
-    args.idx_type = EP_I64;
-    args.n_tokens = 10;
-    args.topk = 8;
-    args.n_experts = 256;
-    return args;
+    return args_plan((const void *)AT(0x10000), EP_I64, 10, 8, 256);
 }
 
 void open_plan(uint32_t flags, int n_tokens, int64_t n_recv, int64_t out_rows)
@@ -88,33 +81,24 @@ void open_plan(uint32_t flags, int n_tokens, int64_t n_recv, int64_t out_rows)
 
 ep_dispatch_args good_dispatch(void)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = args_dispatch(EP_F8E4M3, 1024, (const void *)AT(0x100000), (void *)AT(0x400000), 20);
 
-    args.x = (const void *)AT(0x100000);
-    args.dtype = EP_F8E4M3;
-    args.hidden = 1024;
     args.scales = (const void *)AT(0x200000);
     args.scale_type = EP_F32;
     args.topk_weights = (const float *)AT(0x300000);
-    args.recv_x = (void *)AT(0x400000);
     args.recv_scales = (void *)AT(0x500000);
     args.recv_topk_idx = (void *)AT(0x600000);
     args.recv_topk_weights = (float *)AT(0x700000);
-    args.out_rows = 20;
     return args;
 }
 
 ep_combine_args good_combine(void)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(1024, (const void *)AT(0x100000), (void *)AT(0x400000));
 
-    args.x = (const void *)AT(0x100000);
-    args.dtype = EP_BF16;
-    args.hidden = 1024;
     args.topk_weights = (const float *)AT(0x200000);
     args.bias[0] = (const void *)AT(0x300000);
     args.bias[1] = (const void *)AT(0x310000);
-    args.out = (void *)AT(0x400000);
     args.out_topk_weights = (float *)AT(0x500000);
     return args;
 }
@@ -128,12 +112,8 @@ ep_ll_config good_ll(void)
 
 ep_ll_dispatch_args good_ll_dispatch(void)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args = args_ll_dispatch((const void *)AT(0x1000000), (const void *)AT(0x2000000), EP_I64, 100);
 
-    args.x = (const void *)AT(0x1000000);
-    args.topk_idx = (const void *)AT(0x2000000);
-    args.idx_type = EP_I64;
-    args.n_tokens = 100;
     args.out_dtype = EP_F8E4M3;
     args.scale_type = EP_F32;
     args.recv_x = (void *)AT(0x3000000);
@@ -146,13 +126,6 @@ ep_ll_dispatch_args good_ll_dispatch(void)
 
 ep_ll_combine_args good_ll_combine(void)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
-
-    args.x = (const void *)AT(0x1000000);
-    args.topk_idx = (const void *)AT(0x2000000);
-    args.idx_type = EP_I32;
-    args.n_tokens = 100;
-    args.topk_weights = (const float *)AT(0x3000000);
-    args.out = (void *)AT(0x4000000);
-    return args;
+    return args_ll_combine((const void *)AT(0x1000000), (const void *)AT(0x2000000), EP_I32, 100,
+                           (const void *)AT(0x3000000), (void *)AT(0x4000000));
 }

@@ -6,6 +6,7 @@
 #define EP_TEST_BAD_ARGS_H
 
 #include "mock_backend.h"
+#include "tests/args.h"
 #include "unit.h"
 
 #define RANKS 4

@@ -5,6 +5,7 @@
 
 #include "unit.h"
 
+#include "tests/args.h"
 #include "tests/local_ranks.h"
 
 #include <epkit/comm.h>
@@ -63,12 +64,27 @@ static inline void unit_run_threads(int nranks, ep_rank_fn run, void *argument)
     unit_run_ranks(EP_LAUNCH_THREADS, nranks, run, argument);
 }
 
+/* Waits until a shared number has reached `n`. */
+static inline void unit_await(_Atomic int *number, int n)
+{
+    while (atomic_load(number) < n)
+        unit_sleep_ms(1);
+}
+
 /* Called by a rank: adds 1 to a shared number, and waits until it has reached `n`. */
 static inline void unit_count(_Atomic int *number, int n)
 {
     atomic_fetch_add(number, 1);
-    while (atomic_load(number) < n)
-        unit_sleep_ms(1);
+    unit_await(number, n);
+}
+
+/* The all-gather of a group of one rank. */
+static inline ep_status unit_gather_alone(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    (void)context;
+    (void)timeout_ms;
+    memcpy(ret_all, mine, bytes);
+    return EP_OK;
 }
 
 /* Called by a rank. `network` NULL: that of the bootstrap; ranks_per_node 0: as the ranks share hosts. */

@@ -289,11 +289,10 @@ TEST(long_lists_of_missing_ranks_are_truncated)
 
     assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS, &place), EP_OK);
     assert_int_equal(ep_boot_shm_join(place, 2, &boot), EP_OK);
-    assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_last_error(), "1023 of 1024 ranks did not arrive within 0 ms: ranks 0, 1, 3, 4, 5"));
+    assert_fails(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT,
+                 "1023 of 1024 ranks did not arrive within 0 ms: ranks 0, 1, 3, 4, 5");
     assert_non_null(strstr(ep_last_error(), " more"));
-    assert_int_equal(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_last_error(), "earlier all-gather"));
+    assert_fails(boot.allgather(boot.context, "x", 1, 0, all), EP_E_TIMEOUT, "earlier all-gather");
     ep_boot_shm_free(place);
     free(all);
 }
@@ -307,8 +306,7 @@ TEST(bad_arguments_are_refused)
     assert_int_equal(ep_boot_shm_new(1, NULL), EP_E_ARG);
     assert_int_equal(ep_boot_shm_new(0, &place), EP_E_ARG);
     assert_int_equal(ep_boot_shm_new(-1, &place), EP_E_ARG);
-    assert_int_equal(ep_boot_shm_new(EP_MAX_RANKS + 1, &place), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "1025"));
+    assert_fails(ep_boot_shm_new(EP_MAX_RANKS + 1, &place), EP_E_ARG, "1025");
     assert_null(place);
     assert_int_equal(ep_boot_shm_new(2, &place), EP_OK);
     assert_int_equal(ep_boot_shm_join(NULL, 0, &boot), EP_E_ARG);

@@ -3,11 +3,9 @@
  * fork() in a program with threads: a child never waits for a lock that a thread of its parent held, can create its own
  * communicators, and cannot use those of its parent.
  */
+#include "ranks.h"
 #include "sandbox.h"
-#include "tests/local_ranks.h"
-#include "unit.h"
 
-#include <epkit/epkit.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -15,21 +13,12 @@
 #define FORKS 300
 #define THREADS 3
 
-static ep_status gather_alone(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
-{
-    (void)context;
-    (void)timeout_ms;
-    memcpy(ret_all, mine, bytes);
-    return EP_OK;
-}
-
 static ep_comm *new_comm(void)
 {
-    static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = gather_alone};
-    ep_comm_config config = {.size = sizeof(config), .device = -1, .backend = "host"};
+    static const ep_boot boot = {.size = sizeof(boot), .nranks = 1, .allgather = unit_gather_alone};
     ep_comm *comm = NULL;
 
-    return ep_comm_new(&boot, &config, &comm) == EP_OK ? comm : NULL;
+    return unit_comm_new(&boot, NULL, 0, 0, &comm) == EP_OK ? comm : NULL;
 }
 
 static _Atomic int stop;
@@ -104,15 +93,12 @@ TEST(a_child_waits_for_no_lock)
 
 static int gather_and_alloc(const ep_boot *boot, void *argument)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     void *memory;
 
     (void)argument;
     alarm(100);
-    config.backend = "host";
-    config.timeout_ms = 60000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_alloc(comm, 4096, &memory) != EP_OK ||
+    if (unit_comm_new(boot, NULL, 0, 60000, &comm) != EP_OK || ep_alloc(comm, 4096, &memory) != EP_OK ||
         ep_comm_barrier(comm) != EP_OK)
         return 1;
     ep_comm_free(comm);
@@ -246,17 +232,14 @@ static int use_all(void *argument)
 
 TEST(the_parents_communicator_is_refused)
 {
-    ep_plan_args plan = EP_PLAN_ARGS_INIT;
-    ep_ll_config ll = EP_LL_CONFIG_INIT;
+    ep_plan_args plan;
+    ep_ll_config ll;
     struct objects o = {.comm = new_comm()};
     int32_t expert = 0;
 
     assert_non_null(o.comm);
-    plan.topk_idx = &expert;
-    plan.idx_type = EP_I32;
-    plan.n_tokens = plan.topk = plan.n_experts = 1;
-    ll.max_tokens = ll.n_experts = ll.topk = 1;
-    ll.hidden = 128;
+    plan = args_plan(&expert, EP_I32, 1, 1, 1);
+    ll = args_ll(1, 128, 1, 1);
     assert_int_equal(ep_plan_new(o.comm, &plan, &o.plan), EP_OK);
     assert_int_equal(ep_ll_new(o.comm, &ll, &o.ll), EP_OK);
     assert_int_equal(ep_event_new(o.comm, &o.event), EP_OK);

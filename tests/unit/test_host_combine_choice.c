@@ -6,6 +6,7 @@
  *
  * 10^5 tokens; with EPKIT_TEST_LONG=1 10^6.
  */
+#include "numbers.h"
 #include "ranks.h"
 
 #include <epkit/epkit.h>
@@ -54,20 +55,14 @@ static void choose(int source, int token, int32_t *ret_experts)
 
 static float widen(uint16_t bits)
 {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-
-    memcpy(&value, &wide, sizeof(value));
-    return value;
+    return float_of((uint32_t)bits << 16);
 }
 
 /* To nearest, ties to even; no infinities here. */
 static uint16_t narrow(float value)
 {
-    uint32_t bits, rest;
+    uint32_t bits = bits_of(value), rest = bits & 0xffff;
 
-    memcpy(&bits, &value, sizeof(bits));
-    rest = bits & 0xffff;
     bits >>= 16;
     return (uint16_t)(bits + (rest > 0x8000 || (rest == 0x8000 && (bits & 1))));
 }
@@ -176,7 +171,7 @@ static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
     size_t n = (size_t)scenario->n_tokens;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     ep_plan_info info = EP_PLAN_INFO_INIT;
     struct buffers b = {.index = take(n * TOPK, 8), .out = take(n * HIDDEN, 2), .plain = take(n * HIDDEN, 2)};
     ep_comm *comm;
@@ -197,11 +192,7 @@ static int run_rank(const ep_boot *boot, void *argument)
             for (int which = 0; which < 2; which++)
                 b.bias[which][t * HIDDEN + i] = number(name_of(me, t, 1001 + which), i);
     }
-    args.topk_idx = b.index;
-    args.idx_type = EP_I64;
-    args.n_tokens = scenario->n_tokens;
-    args.topk = TOPK;
-    args.n_experts = EXPERTS;
+    args = args_plan(b.index, EP_I64, scenario->n_tokens, TOPK, EXPERTS);
     args.flags = scenario->mode.expanded ? EP_PLAN_EXPANDED : 0;
     args.expert_alignment = 16;
     if (ep_plan_new(comm, &args, &plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK) {

@@ -88,16 +88,12 @@ static int create(const ep_boot *boot, void *argument)
 /* The failure seen by the ranks other than the victim: the same on all of them. */
 static ep_status run(struct scenario *scenario)
 {
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
     ep_rank_exit exits[NRANKS];
     ep_status status;
 
     memset(scenario->status, 0xff, sizeof(scenario->status));
     memset(scenario->text, 0, sizeof(scenario->text));
-    launch.nranks = NRANKS;
-    launch.run = create;
-    launch.argument = scenario;
-    status = ep_launch(&launch, exits);
+    status = unit_fork_ranks(NRANKS, create, scenario, 0, exits);
     assert_true(status == EP_OK || status == EP_E_PEER_DEAD);
     for (int rank = 0; rank < NRANKS; rank++) {
         if (rank == VICTIM)
@@ -124,13 +120,9 @@ static void all_report(const struct scenario *scenario, const char *what, const 
 
 static struct scenario *new_scene(enum harm harm, int ranks_per_node)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const struct scenario scene = {.harm = harm, .ranks_per_node = ranks_per_node};
 
-    assert_true(scenario != MAP_FAILED);
-    scenario->harm = harm;
-    scenario->ranks_per_node = ranks_per_node;
-    return scenario;
+    return unit_share(&scene, sizeof(scene));
 }
 
 static void ends_before_each_gather(enum harm harm, int ranks_per_node, int least)

@@ -78,14 +78,7 @@ static const int32_t proper_index[TOKENS * TOPK] = {0, 2, 1, 3, 2, 0, 3, 1};
 
 static ep_plan_args plan_args(void)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
-
-    args.topk_idx = proper_index;
-    args.idx_type = EP_I32;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = EXPERTS;
-    return args;
+    return args_plan(proper_index, EP_I32, TOKENS, TOPK, EXPERTS);
 }
 
 static ep_status make_plan(struct scenario *scenario, ep_comm *comm)
@@ -228,18 +221,14 @@ static ep_status dispatch(struct scenario *scenario, ep_comm *comm)
 {
     static uint16_t x[TOKENS * HIDDEN];
     ep_plan_args args = plan_args();
-    ep_dispatch_args call = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args call;
     ep_plan *plan;
     void *out;
     ep_status status;
 
     EP_TRY(ep_alloc(comm, (size_t)RANKS * TOKENS * HIDDEN * 2, &out));
     EP_TRY(ep_plan_new(comm, &args, &plan));
-    call.x = x;
-    call.dtype = EP_BF16;
-    call.hidden = HIDDEN;
-    call.recv_x = out;
-    call.out_rows = RANKS * TOKENS;
+    call = args_dispatch(EP_BF16, HIDDEN, x, out, RANKS * TOKENS);
     status = keep(scenario, ep_dispatch_sync(plan, &call));
     ep_plan_free(plan);
     return status;
@@ -347,26 +336,16 @@ static ep_status use_ll(struct scenario *scenario, ep_comm *comm, void (*between
     static const uint16_t x[TOKENS * HIDDEN];
     static const float weights[TOKENS * TOPK];
     const size_t rows = (size_t)EXPERTS * TOKENS;
-    ep_ll_dispatch_args send = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_dispatch_args send = args_ll_dispatch(x, proper_index, EP_I32, TOKENS);
     int32_t counts[EXPERTS / RANKS];
     uint16_t *out = malloc(sizeof(x)), *received = aligned_alloc(16, rows * HIDDEN * 2);
     ep_ll *ll = NULL;
     ep_status status = out && received ? open_ll(comm, &ll) : EP_E_MEMORY;
+    ep_ll_combine_args combine = args_ll_combine(received, proper_index, EP_I32, TOKENS, weights, out);
 
-    send.x = x;
-    send.topk_idx = proper_index;
-    send.idx_type = EP_I32;
-    send.n_tokens = TOKENS;
     send.out_dtype = EP_BF16;
     send.recv_x = received;
     send.recv_count = counts;
-    combine.x = received;
-    combine.topk_idx = proper_index;
-    combine.idx_type = EP_I32;
-    combine.n_tokens = TOKENS;
-    combine.topk_weights = weights;
-    combine.out = out;
     if (status == EP_OK)
         status = ep_ll_dispatch_sync(ll, &send);
     if (status == EP_OK && between)
@@ -588,8 +567,8 @@ TEST(results_are_checked)
         memset(all, 0, sizeof(all));
         all[1].status = bad[i].status;
         all[1].rank = bad[i].rank;
-        assert_int_equal(ep_group_result_reduce("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH);
-        assert_non_null(strstr(ep_last_error(), "call: what rank 1 has published is damaged: status "));
+        assert_fails(ep_group_result_reduce("call", &all[0], RANKS, all, sizeof(all[0])), EP_E_MISMATCH,
+                     "call: what rank 1 has published is damaged: status ");
     }
     all[1] = (struct ep_group_result){.status = EP_E_MEMORY, .rank = 1};
     memset(all[1].reason, 0x1b, sizeof(all[1].reason));

@@ -4,16 +4,12 @@
  * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
  * reported dead.
  */
+#include "ranks.h"
 #include "sandbox.h"
-#include "tests/local_ranks.h"
-#include "unit.h"
 
-#include <epkit/epkit.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define NRANKS 3
@@ -56,8 +52,8 @@ static void forbid_descriptors(void)
  */
 static ep_status exchange(ep_comm *comm, int me, bool forbids)
 {
-    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_plan_args plan_args;
+    ep_dispatch_args args;
     _Alignas(16) uint16_t x[NRANKS][HIDDEN];
     int32_t experts[NRANKS];
     void *memory = NULL;
@@ -69,20 +65,13 @@ static ep_status exchange(ep_comm *comm, int me, bool forbids)
         for (int i = 0; i < HIDDEN; i++)
             x[to][i] = pattern(me, to, i);
     }
-    plan_args.topk_idx = experts;
-    plan_args.idx_type = EP_I32;
-    plan_args.n_tokens = plan_args.n_experts = NRANKS;
-    plan_args.topk = 1;
+    plan_args = args_plan(experts, EP_I32, NRANKS, 1, NRANKS);
     status = ep_alloc(comm, NRANKS * HIDDEN * 2, &memory);
     if (status == EP_OK)
         status = ep_plan_new(comm, &plan_args, &plan);
     if (forbids)
         forbid_descriptors();
-    args.x = x;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = memory;
-    args.out_rows = NRANKS;
+    args = args_dispatch(EP_BF16, HIDDEN, x, memory, NRANKS);
     if (status == EP_OK)
         status = ep_dispatch_sync(plan, &args);
     for (int from = 0; status == EP_OK && from < NRANKS; from++)
@@ -111,15 +100,10 @@ static bool is_one_node(const ep_comm *comm)
 
 static int work(const ep_boot *boot, struct scenario *scenario)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     int me = boot->rank;
     ep_comm *comm = NULL;
-    ep_status status;
+    ep_status status = unit_comm_new(boot, NULL, scenario->ranks_per_node, scenario->timeout_ms, &comm);
 
-    config.backend = "host";
-    config.timeout_ms = scenario->timeout_ms;
-    config.ranks_per_node = scenario->ranks_per_node;
-    status = ep_comm_new(boot, &config, &comm);
     if (status == EP_OK && !scenario->ranks_per_node && !is_one_node(comm))
         status = EP_E_STATE;
     for (int i = 0; status == EP_OK && i < 3; i++)
@@ -165,24 +149,17 @@ static int enter_and_work(const ep_boot *boot, void *argument)
 
 static struct scenario *new_scene(bool (*enter)(int rank), enum what what)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const struct scenario scene = {.enter = enter, .what = what, .timeout_ms = what == LATE ? SHORT_MS : LONG_MS};
 
-    assert_true(scenario != MAP_FAILED);
-    scenario->enter = enter;
-    scenario->what = what;
-    scenario->timeout_ms = what == LATE ? SHORT_MS : LONG_MS;
-    return scenario;
+    return unit_share(&scene, sizeof(scene));
 }
 
 /* False: this machine has no such sandbox. */
 static bool run(struct scenario *scenario)
 {
-    ep_launch_args launch = {.nranks = NRANKS, .run = enter_and_work, .argument = scenario};
     ep_rank_exit exits[NRANKS];
-    ep_status status;
+    ep_status status = unit_fork_ranks(NRANKS, enter_and_work, scenario, 0, exits);
 
-    status = ep_launch(&launch, exits);
     assert_true(status == EP_OK || (status == EP_E_PEER_DEAD && scenario->what == DIE));
     for (int rank = 0; rank < NRANKS; rank++) {
         if (exits[rank].code == SANDBOX_SKIP)
@@ -413,13 +390,10 @@ TEST(closed_standard_streams)
 static int lower_and_wait(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
 
     alarm(100);
-    config.backend = "host";
-    config.timeout_ms = 60000;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || exchange(comm, boot->rank, false) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, 60000, &comm) != EP_OK || exchange(comm, boot->rank, false) != EP_OK)
         return 1;
     forbid_descriptors();
     atomic_fetch_add(&scenario->done, 1);
@@ -438,10 +412,9 @@ static int lower_and_wait(const ep_boot *boot, void *argument)
 TEST(descriptors_forbidden_later)
 {
     struct scenario *scenario = new_scene(NULL, DIE);
-    ep_launch_args launch = {.nranks = NRANKS, .run = lower_and_wait, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    assert_int_equal(unit_fork_ranks(NRANKS, lower_and_wait, scenario, 0, exits), EP_E_PEER_DEAD);
     expect_all(scenario, EP_E_PEER_DEAD, "rank 1 died");
     munmap(scenario, sizeof(*scenario));
 }
@@ -449,16 +422,13 @@ TEST(descriptors_forbidden_later)
 static int forbid_and_exchange(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     ep_comm *comm = NULL;
     int me = boot->rank;
 
     alarm(100);
     if (scenario->enter && !scenario->enter(me))
         return SANDBOX_SKIP;
-    config.backend = "host";
-    config.timeout_ms = LONG_MS;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, NULL, 0, LONG_MS, &comm) != EP_OK)
         return 1;
     scenario->status[me] = exchange(comm, me, me == VICTIM);
     snprintf(scenario->text[me], sizeof(scenario->text[0]), "%s", ep_last_error());
@@ -474,10 +444,9 @@ static int forbid_and_exchange(const ep_boot *boot, void *argument)
 static void run_out(bool (*enter)(int rank))
 {
     struct scenario *scenario = new_scene(enter, WORK);
-    ep_launch_args launch = {.nranks = NRANKS, .run = forbid_and_exchange, .argument = scenario};
     ep_rank_exit exits[NRANKS];
 
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    assert_int_equal(unit_fork_ranks(NRANKS, forbid_and_exchange, scenario, 0, exits), EP_OK);
     if (exits[0].code == SANDBOX_SKIP) {
         munmap(scenario, sizeof(*scenario));
         SKIP_IF(true);

@@ -8,7 +8,7 @@
  * Whatever the effect on the calls, the other ranks do not crash or hang, return valid statuses, and nothing is written
  * outside of their outputs. Damage that they report is that of the hostile rank.
  */
-#include "unit.h"
+#include "ranks.h"
 
 #include "backend/host/lowlatency.h"
 
@@ -226,36 +226,24 @@ static ep_status make_buffers(struct life *life)
 
 static ep_status use_plan(struct life *life, bool worst)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan_args args = args_plan(life->index, EP_I64, TOKENS, TOPK, EXPERTS);
+    ep_dispatch_args dispatch;
+    ep_combine_args combine;
     ep_plan_info info = {.size = sizeof(info)};
     ep_plan *plan;
     ep_status status;
 
-    args.topk_idx = life->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = EXPERTS;
     args.max_recv_tokens = worst ? ROWS : 0;
     EP_TRY(ep_plan_new(life->comm, &args, &plan));
     ep_plan_get_info(plan, &info);
-    dispatch.x = life->x;
-    dispatch.dtype = EP_BF16;
-    dispatch.hidden = HIDDEN;
+    dispatch = args_dispatch(EP_BF16, HIDDEN, life->x, life->buffer[OUT_X].memory, ROWS);
     dispatch.topk_weights = life->weights;
-    dispatch.recv_x = life->buffer[OUT_X].memory;
     dispatch.recv_topk_idx = life->buffer[OUT_INDEX].memory;
     dispatch.recv_topk_weights = (float *)(void *)life->buffer[OUT_WEIGHTS].memory;
-    dispatch.out_rows = ROWS;
     status = info.out_rows > ROWS ? ep_fail(EP_E_MISMATCH, "more rows than there are tokens: rank %d damaged", HOSTILE)
                                   : ep_dispatch_sync(plan, &dispatch);
-    combine.x = dispatch.recv_x;
-    combine.dtype = EP_BF16;
-    combine.hidden = HIDDEN;
+    combine = args_combine(HIDDEN, dispatch.recv_x, life->buffer[OUT_SUM].memory);
     combine.topk_weights = dispatch.recv_topk_weights;
-    combine.out = life->buffer[OUT_SUM].memory;
     combine.out_topk_weights = (float *)(void *)life->buffer[OUT_SUM_WEIGHTS].memory;
     if (status == EP_OK)
         status = ep_combine_sync(plan, &combine);
@@ -265,13 +253,9 @@ static ep_status use_plan(struct life *life, bool worst)
 
 static ep_status use_ll(struct life *life, bool hook)
 {
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_dispatch_args dispatch = args_ll_dispatch(life->x, life->index, EP_I64, TOKENS);
+    ep_ll_combine_args combine;
 
-    dispatch.x = life->x;
-    dispatch.topk_idx = life->index;
-    dispatch.idx_type = EP_I64;
-    dispatch.n_tokens = TOKENS;
     dispatch.out_dtype = EP_BF16;
     dispatch.recv_x = life->buffer[LL_X].memory;
     dispatch.recv_count = (int32_t *)(void *)life->buffer[LL_COUNT].memory;
@@ -281,12 +265,7 @@ static ep_status use_ll(struct life *life, bool hook)
     EP_TRY(ep_ll_dispatch_sync(life->ll, &dispatch));
     if (hook)
         EP_TRY(ep_ll_finish_sync(life->ll, 0));
-    combine.x = dispatch.recv_x;
-    combine.topk_idx = life->index;
-    combine.idx_type = EP_I64;
-    combine.n_tokens = TOKENS;
-    combine.topk_weights = life->weights;
-    combine.out = life->buffer[LL_SUM].memory;
+    combine = args_ll_combine(dispatch.recv_x, life->index, EP_I64, TOKENS, life->weights, life->buffer[LL_SUM].memory);
     combine.flags = dispatch.flags;
     EP_TRY(ep_ll_combine_sync(life->ll, &combine));
     return hook ? ep_ll_finish_sync(life->ll, 0) : EP_OK;
@@ -332,8 +311,7 @@ static void use_shrink(struct life *life, struct report *report)
 static void live(ep_boot_shm *place, int rank, struct scenario *scenario)
 {
     struct report *report = &scenario->report[rank];
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_config ll_config;
     struct life life = {.comm = NULL};
     struct target target;
     ep_status status;
@@ -347,14 +325,9 @@ static void live(ep_boot_shm *place, int rank, struct scenario *scenario)
         life.index[i] = (i / TOPK + i % TOPK * 2 + rank) % EXPERTS;
         life.weights[i] = 1.0f;
     }
-    config.backend = "host";
-    config.timeout_ms = 60000;
-    if (ep_boot_shm_join(place, rank, &boot) != EP_OK || ep_comm_new(&boot, &config, &life.comm) != EP_OK)
+    if (ep_boot_shm_join(place, rank, &boot) != EP_OK || unit_comm_new(&boot, NULL, 0, 60000, &life.comm) != EP_OK)
         _exit(10);
-    ll_config.max_tokens = TOKENS;
-    ll_config.hidden = HIDDEN;
-    ll_config.n_experts = EXPERTS;
-    ll_config.topk = TOPK;
+    ll_config = args_ll(TOKENS, HIDDEN, EXPERTS, TOPK);
     if (make_buffers(&life) != EP_OK || ep_ll_new(life.comm, &ll_config, &life.ll) != EP_OK ||
         ep_comm_barrier(life.comm) != EP_OK)
         _exit(10);

@@ -54,28 +54,18 @@ static bool list_files(const struct files *except, struct files *ret_files)
 
 static ep_status use_plan(ep_comm *comm, const int32_t *index, const uint16_t *x, uint16_t *out)
 {
-    ep_plan_args routing = EP_PLAN_ARGS_INIT;
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan_args routing = args_plan(index, EP_I32, TOKENS, TOPK, EXPERTS);
+    ep_dispatch_args dispatch;
+    ep_combine_args combine;
     ep_plan_info info = EP_PLAN_INFO_INIT;
     void *rows;
     ep_plan *plan;
 
-    routing.topk_idx = index;
-    routing.idx_type = EP_I32;
-    routing.n_tokens = TOKENS;
-    routing.topk = TOPK;
-    routing.n_experts = EXPERTS;
     EP_TRY(ep_plan_new(comm, &routing, &plan));
     EP_TRY(ep_plan_get_info(plan, &info));
     EP_TRY(ep_alloc(comm, (size_t)(info.out_rows + 1) * HIDDEN * 2, &rows));
-    dispatch.x = x;
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
-    dispatch.recv_x = rows;
-    dispatch.out_rows = info.out_rows;
-    combine.x = rows;
-    combine.out = out;
+    dispatch = args_dispatch(EP_BF16, HIDDEN, x, rows, info.out_rows);
+    combine = args_combine(HIDDEN, rows, out);
     EP_TRY(ep_dispatch_sync(plan, &dispatch));
     EP_TRY(ep_combine_sync(plan, &combine));
     ep_plan_free(plan);
@@ -88,27 +78,19 @@ static ep_status use_low_latency(ep_comm *comm, const int32_t *index, const uint
     static uint16_t rows[ROWS * HIDDEN];
     float weights[TOKENS * TOPK];
     int32_t count[LOCAL];
-    ep_ll_config config = EP_LL_CONFIG_INIT;
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_config config;
+    ep_ll_dispatch_args dispatch;
+    ep_ll_combine_args combine;
 
     for (int i = 0; i < TOKENS * TOPK; i++)
         weights[i] = 1;
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS;
-    config.topk = TOPK;
+    config = args_ll(TOKENS, HIDDEN, EXPERTS, TOPK);
     EP_TRY(ep_ll_new(comm, &config, ret_ll));
-    dispatch.x = x;
-    dispatch.topk_idx = combine.topk_idx = index;
-    dispatch.idx_type = combine.idx_type = EP_I32;
-    dispatch.n_tokens = combine.n_tokens = TOKENS;
+    dispatch = args_ll_dispatch(x, index, EP_I32, TOKENS);
+    combine = args_ll_combine(rows, index, EP_I32, TOKENS, weights, out);
     dispatch.out_dtype = EP_BF16;
     dispatch.recv_x = rows;
     dispatch.recv_count = count;
-    combine.x = rows;
-    combine.topk_weights = weights;
-    combine.out = out;
     EP_TRY(ep_ll_dispatch_sync(*ret_ll, &dispatch));
     return ep_ll_combine_sync(*ret_ll, &combine);
 }

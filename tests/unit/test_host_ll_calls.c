@@ -37,12 +37,8 @@ struct scenario {
 
 static ep_ll_dispatch_args dispatch_of(struct member *m)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args = args_ll_dispatch(m->x, m->index, EP_I64, m->n_tokens);
 
-    args.x = m->x;
-    args.topk_idx = m->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = m->n_tokens;
     args.topk = m->topk;
     args.out_dtype = EP_BF16;
     args.recv_x = m->recv;
@@ -54,14 +50,8 @@ static ep_ll_dispatch_args dispatch_of(struct member *m)
 
 static ep_ll_combine_args combine_of(struct member *m, uint64_t call)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args = args_ll_combine(m->recv, m->index, EP_I64, m->n_tokens, m->weights, m->out);
 
-    args.x = m->recv;
-    args.topk_idx = m->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = m->n_tokens;
-    args.topk_weights = m->weights;
-    args.out = m->out;
     args.call = call;
     memset(m->out, 0xee, sizeof(m->out));
     return args;
@@ -105,16 +95,13 @@ static void choose(struct member *m, int topk)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_ll_config ll = EP_LL_CONFIG_INIT;
+    ep_ll_config ll;
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
     int code;
 
     *m = (struct member){.rank = boot->rank, .n_tokens = scenario->n_tokens, .topk = TOPK};
-    ll.max_tokens = MOST;
-    ll.hidden = HIDDEN;
-    ll.n_experts = RANKS;
-    ll.topk = TOPK;
+    ll = args_ll(MOST, HIDDEN, RANKS, TOPK);
     ll.flags = scenario->ll_flags;
     SURE(unit_comm_new(boot, NULL, 0, scenario->timeout_ms, &m->comm) == EP_OK);
     SURE(ep_ll_new(m->comm, &ll, &m->ll) == EP_OK);

@@ -3,13 +3,12 @@
  * Low latency between nodes gives the same bits as on one node, over every network, and its sending halves need no call
  * of the receivers. Ranks are threads.
  */
-#include "unit.h"
+#include "ranks.h"
 
 #include "backend/host/host.h"
 #include "group/peers.h"
 #include "group/wait.h"
 #include "net/emulation.h"
-#include "tests/local_ranks.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -51,14 +50,8 @@ static uint32_t draw(uint32_t *state)
 
 static ep_status new_comm(const ep_boot *boot, const struct shape *shape, ep_comm **ret_comm)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-
-    config.backend = "host";
-    config.network = shape->network;
-    config.ranks_per_node = shape->ranks_per_node;
-    config.timeout_ms = 60000;
     ep_net_emulate(shape->emulation);
-    return ep_comm_new(boot, &config, ret_comm);
+    return unit_comm_new(boot, shape->network, shape->ranks_per_node, 60000, ret_comm);
 }
 
 static ep_status clear_one_by_one(ep_ll *ll, int me)
@@ -71,12 +64,8 @@ static ep_status clear_one_by_one(ep_ll *ll, int me)
 
 static ep_status new_ll(ep_comm *comm, int max_tokens, uint32_t flags, ep_ll **ret_ll)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = args_ll(max_tokens, HIDDEN, EXPERTS, TOPK);
 
-    config.max_tokens = max_tokens;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS;
-    config.topk = TOPK;
     config.flags = flags;
     return ep_ll_new(comm, &config, ret_ll);
 }
@@ -106,17 +95,14 @@ static ep_status use(ep_ll *ll, int rank, int topk, struct result *result)
     static _Thread_local alignas(16) uint16_t out[TOKENS * HIDDEN];
     int32_t index[TOKENS * TOPK], given[TOKENS * TOPK];
     float weights[TOKENS * TOPK];
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_dispatch_args dispatch;
+    ep_ll_combine_args combine;
     uint32_t state = 9u + (uint32_t)rank;
 
     draw_routing(rank, topk ? topk : TOPK, index, given, weights);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         x[i] = (uint16_t)(0x3f00 | (draw(&state) >> 24)); /* about 1 */
-    dispatch.x = x;
-    dispatch.topk_idx = index;
-    dispatch.idx_type = EP_I32;
-    dispatch.n_tokens = TOKENS - rank;
+    dispatch = args_ll_dispatch(x, index, EP_I32, TOKENS - rank);
     dispatch.topk = topk;
     dispatch.out_dtype = EP_F8E4M3;
     dispatch.scale_type = EP_F32;
@@ -137,13 +123,8 @@ static ep_status use(ep_ll *ll, int rank, int topk, struct result *result)
     /* Each expert returns different rows. */
     for (int i = 0; i < LOCAL * ROWS * HIDDEN; i++)
         answers[i] = (uint16_t)(result->rows[i] + (i / (ROWS * HIDDEN) + rank) % 7);
-    combine.x = answers;
-    combine.topk_idx = given;
-    combine.idx_type = EP_I32;
-    combine.n_tokens = TOKENS - rank;
+    combine = args_ll_combine(answers, given, EP_I32, TOKENS - rank, weights, out);
     combine.topk = topk;
-    combine.topk_weights = weights;
-    combine.out = out;
     for (int once = 0; once < 2; once++) {
         combine.flags = once ? EP_LL_NO_PARTIAL_REDUCE : 0;
         EP_TRY(ep_ll_combine_sync(ll, &combine));
@@ -233,7 +214,7 @@ static ep_status send_much(ep_comm *comm, int rank)
     size_t rows = 2 * MANY * (EXPERTS / 2);
     uint16_t *x = aligned_alloc(64, (size_t)MANY * HIDDEN * 2), *recv = aligned_alloc(64, rows * HIDDEN * 2);
     int32_t *index = malloc((size_t)MANY * TOPK * sizeof(*index)), count[EXPERTS / 2];
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args;
     ep_ll *ll = NULL;
     ep_status status = x && recv && index ? new_ll(comm, MANY, 0, &ll) : ep_fail(EP_E_MEMORY, "no memory");
 
@@ -242,10 +223,7 @@ static ep_status send_much(ep_comm *comm, int rank)
     memset(x, 0x3f, (size_t)MANY * HIDDEN * 2);
     for (int i = 0; i < MANY * TOPK; i++)
         index[i] = i % TOPK ? -1 : EXPERTS - 1; /* all of it to rank 1 */
-    args.x = x;
-    args.topk_idx = index;
-    args.idx_type = EP_I32;
-    args.n_tokens = rank == 0 ? MANY : 0;
+    args = args_ll_dispatch(x, index, EP_I32, rank == 0 ? MANY : 0);
     args.out_dtype = EP_BF16;
     args.recv_x = recv;
     args.recv_count = count;
@@ -376,32 +354,14 @@ static int run_masks(const ep_boot *boot, void *argument)
 
 TEST(masks_that_are_taken_back_hold_nobody_off)
 {
-    for (int i = 1; i < SHAPES; i++) {
-        ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-        ep_rank_exit exits[RANKS];
-
-        launch.mode = EP_LAUNCH_THREADS;
-        launch.nranks = RANKS;
-        launch.run = run_masks;
-        launch.argument = (void *)&shapes[i];
-        assert_int_equal(ep_launch(&launch, exits), EP_OK);
-        for (int rank = 0; rank < RANKS; rank++)
-            assert_int_equal(exits[rank].code, 0);
-    }
+    for (int i = 1; i < SHAPES; i++)
+        unit_run_threads(RANKS, run_masks, (void *)&shapes[i]);
 }
 
 /* Slots of ranks of other nodes are in another region than those of the node; rows of combines are additional. */
 TEST(sizes_include_the_memory_between_nodes)
 {
     static const struct shape sizes[] = {{NULL, RANKS, NULL}, {"emulated", 2, NULL}};
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
 
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = RANKS;
-    launch.run = run_sizes;
-    launch.argument = (void *)sizes;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < RANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(RANKS, run_sizes, (void *)sizes);
 }

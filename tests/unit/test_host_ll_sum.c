@@ -68,7 +68,7 @@ static uint16_t *rows_new(int n)
 
 static ep_status member_init(struct member *m, const ep_boot *boot, struct scenario *scenario)
 {
-    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_config ll_config;
     ep_status status;
 
     *m = (struct member){.scenario = scenario, .rank = boot->rank, .n_slots = RANKS * MOST_TOKENS};
@@ -85,10 +85,7 @@ static ep_status member_init(struct member *m, const ep_boot *boot, struct scena
     status = unit_comm_new(boot, NULL, 0, PATIENT_MS, &m->comm);
     if (status != EP_OK)
         return status;
-    ll_config.max_tokens = MOST_TOKENS;
-    ll_config.hidden = HIDDEN;
-    ll_config.n_experts = RANKS * LOCAL;
-    ll_config.topk = scenario->topk;
+    ll_config = args_ll(MOST_TOKENS, HIDDEN, RANKS * LOCAL, scenario->topk);
     ll_config.flags = scenario->flags & EP_LL_MASK_DEAD;
     return ep_ll_new(m->comm, &ll_config, &m->ll);
 }
@@ -114,14 +111,10 @@ static uint16_t value_of(const struct scenario *scenario, int expert, int token)
 static ep_status member_round(struct member *m)
 {
     const struct scenario *scenario = m->scenario;
-    ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_dispatch_args dispatch = args_ll_dispatch(m->x, m->index, EP_I32, scenario->n_tokens);
+    ep_ll_combine_args combine;
     ep_status status;
 
-    dispatch.x = m->x;
-    dispatch.topk_idx = m->index;
-    dispatch.idx_type = EP_I32;
-    dispatch.n_tokens = scenario->n_tokens;
     dispatch.out_dtype = EP_BF16;
     dispatch.recv_x = m->recv;
     dispatch.recv_count = m->count;
@@ -137,12 +130,7 @@ static ep_status member_round(struct member *m)
                 m->recv[at * HIDDEN + i] = value_of(scenario, m->rank * LOCAL + local, m->source[at]);
         }
     memset(m->out, 0xee, MOST_TOKENS * HIDDEN * sizeof(*m->out));
-    combine.x = m->recv;
-    combine.topk_idx = m->index;
-    combine.idx_type = EP_I32;
-    combine.n_tokens = scenario->n_tokens;
-    combine.topk_weights = m->weights;
-    combine.out = m->out;
+    combine = args_ll_combine(m->recv, m->index, EP_I32, scenario->n_tokens, m->weights, m->out);
     combine.flags = scenario->flags & EP_LL_NO_PARTIAL_REDUCE;
     return ep_ll_combine_sync(m->ll, &combine);
 }
@@ -336,17 +324,14 @@ struct difference {
 static int differ(const ep_boot *boot, void *argument)
 {
     struct difference *scenario = argument;
-    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_config ll_config;
     int rank = boot->rank;
     ep_comm *comm;
     ep_ll *ll = NULL;
 
     if (unit_comm_new(boot, NULL, 0, PATIENT_MS, &comm) != EP_OK)
         return 1;
-    ll_config.max_tokens = 1;
-    ll_config.hidden = scenario->hidden[rank];
-    ll_config.n_experts = RANKS;
-    ll_config.topk = 1;
+    ll_config = args_ll(1, scenario->hidden[rank], RANKS, 1);
     ll_config.flags = scenario->flags[rank];
     scenario->status[rank] = ep_ll_new(comm, &ll_config, &ll);
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));

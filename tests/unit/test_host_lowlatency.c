@@ -35,7 +35,7 @@ static bool member_init(struct member *member, const ep_boot *boot, int timeout_
                         uint32_t ll_flags)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
-    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_config ll_config;
 
     *member = (struct member){.nranks = boot->nranks};
     config.backend = "host";
@@ -43,9 +43,7 @@ static bool member_init(struct member *member, const ep_boot *boot, int timeout_
     config.flags = comm_flags;
     if (ep_comm_new(boot, &config, &member->comm) != EP_OK)
         return false;
-    ll_config.max_tokens = TOKENS;
-    ll_config.hidden = HIDDEN;
-    ll_config.n_experts = ll_config.topk = boot->nranks;
+    ll_config = args_ll(TOKENS, HIDDEN, boot->nranks, boot->nranks);
     ll_config.flags = ll_flags;
     if (ep_ll_new(member->comm, &ll_config, &member->ll) != EP_OK) {
         ep_comm_free(member->comm);

@@ -152,26 +152,19 @@ static void fill(struct member *m, uint32_t seed, int which)
 static ep_status queue_all(struct member *m, ep_plan *plan, int64_t out_rows, int which, struct result *result,
                            ep_stream stream)
 {
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch;
+    ep_combine_args combine;
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
 
     memset(result, 0x11, sizeof(*result));
-    dispatch.x = m->x[which];
-    dispatch.dtype = EP_BF16;
-    dispatch.hidden = HIDDEN;
-    dispatch.recv_x = result->x;
-    dispatch.out_rows = out_rows;
+    dispatch = args_dispatch(EP_BF16, HIDDEN, m->x[which], result->x, out_rows);
     if (m->kind != MASK) {
         dispatch.topk_weights = m->weights;
         dispatch.recv_topk_weights = result->weights;
         dispatch.recv_topk_idx = m->kind == CHOICES ? result->index : NULL;
     }
     EP_TRY(ep_dispatch(plan, &dispatch, stream));
-    combine.x = result->x;
-    combine.dtype = EP_BF16;
-    combine.hidden = HIDDEN;
-    combine.out = result->out;
+    combine = args_combine(HIDDEN, result->x, result->out);
     EP_TRY(ep_combine(plan, &combine, stream));
     metadata.recv_source = result->source;
     metadata.recv_slot = m->kind == EXPANDED ? result->slot : NULL;

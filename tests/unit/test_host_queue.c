@@ -221,8 +221,7 @@ TEST_WITH(an_unsignalled_event_fails_the_group, set_up, tear_down)
     assert_int_equal(submit_in(comm, queue, &second, &behind), EP_OK);
     assert_int_equal(ep_event_wait(event, 10), EP_E_TIMEOUT);
     assert_string_equal(ep_last_error(), "ep_event_wait: not complete after 10 ms");
-    assert_int_equal(ep_event_wait(event, -1), EP_E_TIMEOUT);
-    assert_non_null(strstr(ep_last_error(), "rank 0"));
+    assert_fails(ep_event_wait(event, -1), EP_E_TIMEOUT, "rank 0");
     assert_non_null(strstr(ep_last_error(), "the event of ep_stream_wait"));
     assert_int_equal(ep_event_wait(behind, -1), EP_E_TIMEOUT);
     assert_int_equal(ep_stream_sync(comm, queue), EP_E_TIMEOUT);
@@ -377,14 +376,6 @@ TEST_WITH(memory_is_freed_after_queued_work, set_up, tear_down)
     assert_int_equal(log_of_jobs.n, 1);
 }
 
-static double processor_seconds(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 /* An idle worker, a worker whose job waits, and a thread that waits for it use no processor time. */
 TEST_WITH(nobody_spins, set_up, tear_down)
 {
@@ -395,7 +386,7 @@ TEST_WITH(nobody_spins, set_up, tear_down)
 
     assert_int_equal(submit(comm, &(struct job){.number = 0}, NULL), EP_OK);
     assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
-    begin = processor_seconds();
+    begin = unit_processor_seconds();
     usleep(300000);
     assert_int_equal(ep_event_new(comm, &signal), EP_OK);
     assert_int_equal(ep_stream_wait(comm, NULL, signal), EP_OK);
@@ -403,7 +394,7 @@ TEST_WITH(nobody_spins, set_up, tear_down)
     assert_int_equal(ep_event_signal(signal), EP_OK);
     assert_int_equal(submit(comm, &job, NULL), EP_OK);
     assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
-    assert_true(processor_seconds() - begin < 0.2);
+    assert_true(unit_processor_seconds() - begin < 0.2);
     ep_event_free(signal);
 }
 
@@ -416,8 +407,7 @@ TEST_WITH(queues_belong_to_their_communicator, set_up, tear_down)
 
     assert_true(host_ranks_new(1, &other));
     assert_int_equal(ep_queue_new(other, &queue), EP_OK);
-    assert_int_equal(submit_in(comm, queue, &job, NULL), EP_E_ARG);
-    assert_non_null(strstr(ep_last_error(), "is not a queue of this communicator"));
+    assert_fails(submit_in(comm, queue, &job, NULL), EP_E_ARG, "is not a queue of this communicator");
     assert_int_equal(ep_stream_sync(comm, queue), EP_E_ARG);
     assert_int_equal(ep_event_record(comm, queue, &event), EP_E_ARG);
     assert_int_equal(ep_event_new(comm, &event), EP_OK);

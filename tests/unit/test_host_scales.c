@@ -58,7 +58,7 @@ struct member {
 
 static int make_plan(struct member *m, bool expanded)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     int32_t index[TOKENS * TOPK];
 
     for (int t = 0; t < TOKENS; t++) {
@@ -67,11 +67,7 @@ static int make_plan(struct member *m, bool expanded)
         if (index[t * TOPK + 1] == index[t * TOPK])
             index[t * TOPK + 1] = -1;
     }
-    args.topk_idx = index;
-    args.idx_type = EP_I32;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = EXPERTS;
+    args = args_plan(index, EP_I32, TOKENS, TOPK, EXPERTS);
     args.flags = expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
     args.expert_alignment = 4;
     m->info = (ep_plan_info)EP_PLAN_INFO_INIT;
@@ -90,7 +86,7 @@ static uint32_t *at(uint32_t *array, int64_t token, int64_t block, int words, in
 
 static int dispatch(struct member *m, const struct format *format, int way_in, int way_out)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args;
     int words = format->words, rows = (int)m->info.n_recv, written = 0, all = 0;
     int64_t in_token, in_block, token, block;
 
@@ -100,19 +96,15 @@ static int dispatch(struct member *m, const struct format *format, int way_in, i
         for (int word = 0; word < words; word++)
             *at(m->scales, in_token, in_block, words, t, word) = word_of(m->rank, t, word);
     memset(m->recv_scales, UNTOUCHED & 0xff, sizeof(m->recv_scales));
-    args.x = m->x;
-    args.dtype = format->dtype;
-    args.hidden = HIDDEN;
+    args = args_dispatch(format->dtype, HIDDEN, m->x, m->recv_x, rows);
     args.scales = m->scales;
     args.scale_type = format->scale_type;
     args.scale_words = format->scale_words;
     args.scale_stride_token = in_token;
     args.scale_stride_block = in_block;
-    args.recv_x = m->recv_x;
     args.recv_scales = m->recv_scales;
     args.recv_scale_stride_token = token;
     args.recv_scale_stride_block = block;
-    args.out_rows = rows;
     SURE(ep_dispatch_sync(m->plan, &args) == EP_OK);
     for (int row = 0; row < rows; row++)
         for (int word = 0; word < words; word++) {
@@ -171,21 +163,17 @@ static int disagree(const ep_boot *boot, void *argument)
 {
     static struct member members[RANKS];
     struct member *m = &members[boot->rank];
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args;
 
     (void)argument;
     m->rank = boot->rank;
     SURE(unit_comm_new(boot, NULL, 0, 0, &m->comm) == EP_OK);
     SURE(!make_plan(m, false));
-    args.x = m->x;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
+    args = args_dispatch(EP_BF16, HIDDEN, m->x, m->recv_x, m->info.n_recv);
     args.scales = m->scales;
     args.scale_type = EP_I32;
     args.scale_words = boot->rank == 2 ? 3 : 4;
-    args.recv_x = m->recv_x;
     args.recv_scales = m->recv_scales;
-    args.out_rows = m->info.n_recv;
     SURE(ep_dispatch_sync(m->plan, &args) == EP_E_MISMATCH);
     SURE(strstr(ep_last_error(), "scale_words is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
     ep_plan_free(m->plan);
@@ -213,7 +201,7 @@ static int transpose(const ep_boot *boot, void *argument)
     static alignas(16) uint16_t inputs[RANKS][TOKENS * HIDDEN];
     struct ll_out *out = outs[boot->rank];
     uint16_t *x = inputs[boot->rank];
-    ep_ll_config ll_config = EP_LL_CONFIG_INIT;
+    ep_ll_config ll_config;
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
     int32_t index[TOKENS * TOPK];
     ep_comm *comm;
@@ -221,10 +209,7 @@ static int transpose(const ep_boot *boot, void *argument)
 
     (void)argument;
     SURE(unit_comm_new(boot, NULL, 0, 0, &comm) == EP_OK);
-    ll_config.max_tokens = TOKENS;
-    ll_config.hidden = HIDDEN;
-    ll_config.n_experts = EXPERTS;
-    ll_config.topk = TOPK;
+    ll_config = args_ll(TOKENS, HIDDEN, EXPERTS, TOPK);
     SURE(ep_ll_new(comm, &ll_config, &ll) == EP_OK);
     for (int i = 0; i < TOKENS * HIDDEN; i++) {
         int block = i / 128;

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configuration of the new group by the survivors. Which ranks may form it: test_host_shrink_votes.c. */
-#include "unit.h"
+#include "ranks.h"
 
 #include "core/core.h"
-#include "tests/local_ranks.h"
 
-#include <epkit/epkit.h>
-#include <stdatomic.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #define NRANKS 4
 
@@ -37,22 +33,13 @@ static int shrink_without_first(const ep_boot *boot, void *argument)
     return 0;
 }
 
-static void launch_ranks(ep_rank_fn run, struct verdicts *all, ep_rank_exit ret_exits[NRANKS])
-{
-    ep_launch_args launch = {.mode = EP_LAUNCH_THREADS, .nranks = NRANKS, .run = run, .argument = all};
-
-    assert_int_equal(ep_launch(&launch, ret_exits), EP_OK);
-}
-
 /* Rank 1 would be rank 0 of the new group, whose creation fails: the caller knows it as rank 1. */
 TEST(ranks_have_the_numbers_that_the_caller_knows)
 {
     static struct verdicts all;
-    ep_rank_exit exits[NRANKS];
 
-    launch_ranks(shrink_without_first, &all, exits);
+    unit_run_threads(NRANKS, shrink_without_first, &all);
     for (int rank = 1; rank < NRANKS; rank++) {
-        assert_int_equal(exits[rank].code, 0);
         assert_int_equal(all.first[rank], EP_E_MISMATCH);
         assert_non_null(strstr(all.text[rank], "channels is 5 on rank 1 and 3 on rank 2"));
     }
@@ -84,11 +71,9 @@ static int shrink_twice(const ep_boot *boot, void *argument)
 TEST(unequal_configurations_are_named_and_can_be_mended)
 {
     static struct verdicts all;
-    ep_rank_exit exits[NRANKS];
 
-    launch_ranks(shrink_twice, &all, exits);
+    unit_run_threads(NRANKS, shrink_twice, &all);
     for (int rank = 0; rank < NRANKS; rank++) {
-        assert_int_equal(exits[rank].code, 0);
         assert_int_equal(all.first[rank], EP_E_MISMATCH);
         assert_non_null(strstr(all.text[rank], "channels is 5 on rank 0 and 3 on rank 2"));
         assert_int_equal(all.second[rank], EP_OK);
@@ -103,13 +88,8 @@ static int shrink_linked_pairs(const ep_boot *boot, void *argument)
     ep_comm *comm, *next = NULL;
     int rank = boot->rank;
 
-    config.timeout_ms = 60000;
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = 2;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", 2, 60000, &comm) != EP_OK)
         return 1;
-    config = (ep_comm_config)EP_COMM_CONFIG_INIT;
     config.timeout_ms = 50000;
     if (rank < NRANKS - 1) {
         all->first[rank] = ep_comm_shrink(comm, &config, &next);
@@ -128,11 +108,9 @@ static int shrink_linked_pairs(const ep_boot *boot, void *argument)
 TEST(nodes_of_linked_survivors_stay_apart)
 {
     static struct verdicts all;
-    ep_rank_exit exits[NRANKS];
 
-    launch_ranks(shrink_linked_pairs, &all, exits);
+    unit_run_threads(NRANKS, shrink_linked_pairs, &all);
     for (int rank = 0; rank < NRANKS - 1; rank++) {
-        assert_int_equal(exits[rank].code, 0);
         assert_int_equal(all.first[rank], EP_OK);
         assert_int_equal(all.barrier[rank], EP_OK);
         assert_int_equal(all.info[rank].ranks_per_node, 1); /* the nodes have 2 survivors and 1 */
@@ -144,18 +122,13 @@ TEST(nodes_of_linked_survivors_stay_apart)
 static int lead_without_descriptors(const ep_boot *boot, void *argument)
 {
     struct verdicts *all = argument;
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
     struct rlimit before, none;
     ep_comm *comm, *next = NULL;
 
-    config.timeout_ms = 60000;
-    config.backend = "host";
-    config.network = "tcp";
-    config.ranks_per_node = 2;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", 2, 60000, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
-    while (boot->rank > 0 && !atomic_load(&all->done))
-        usleep(1000);
+    if (boot->rank > 0)
+        unit_await(&all->done, 1);
     if (boot->rank == 0) {
         comm->config.timeout_ms = 100;
         getrlimit(RLIMIT_NOFILE, &before);
@@ -174,11 +147,8 @@ static int lead_without_descriptors(const ep_boot *boot, void *argument)
 TEST(a_leader_without_descriptors_says_so)
 {
     static struct verdicts all;
-    ep_rank_exit exits[NRANKS];
 
-    launch_ranks(lead_without_descriptors, &all, exits);
-    for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_threads(NRANKS, lead_without_descriptors, &all);
     assert_int_equal(all.first[0], EP_E_SYSTEM);
     assert_non_null(strstr(all.text[0], "rank 0 cannot accept connections: Too many open files"));
 }

@@ -50,12 +50,6 @@ static ep_status shrink_once(ep_comm *comm, struct history *history, int rank)
     return status;
 }
 
-static void wait_until(_Atomic int *word, int least)
-{
-    while (atomic_load(word) < least)
-        unit_sleep_ms(1);
-}
-
 /* Waits until the others are in attempt 2, where their history takes them. */
 static void wait_for_others(const struct ep_group *group)
 {
@@ -78,7 +72,7 @@ static int live(const ep_boot *boot, void *argument)
     if (rank == LATE && history->late_joins)
         wait_for_others(ep_group_of(comm));
     else if (rank == LATE)
-        wait_until(&history->returned, LATE);
+        unit_await(&history->returned, LATE);
     /* A rank that has given up or failed has returned already. */
     if (rank != LATE || (shrink_kind(history->late_vote) != EP_GROUP_VOTE_GIVEN_UP && !history->late_opened))
         history->first[rank] = shrink_once(comm, history, rank);
@@ -86,13 +80,11 @@ static int live(const ep_boot *boot, void *argument)
         ep_comm_free(comm);
         comm = NULL;
     }
-    atomic_fetch_add(&history->returned, 1);
-    wait_until(&history->returned, NRANKS);
+    unit_count(&history->returned, NRANKS);
     if (history->again && comm)
         history->second[rank] = shrink_once(comm, history, rank);
     /* A rank that leaves counts as departed for the others. */
-    atomic_fetch_add(&history->returned, 1);
-    wait_until(&history->returned, 2 * NRANKS);
+    unit_count(&history->returned, 2 * NRANKS);
     ep_comm_free(comm);
     return 0;
 }
@@ -199,16 +191,9 @@ static int shrink_once_more_than_there_are(const ep_boot *boot, void *argument)
 TEST(a_rank_without_attempts_gets_a_hint)
 {
     struct history history = {.again = true};
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[NRANKS];
 
-    launch.mode = EP_LAUNCH_THREADS;
-    launch.nranks = NRANKS;
-    launch.run = shrink_once_more_than_there_are;
-    launch.argument = &history;
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
+    unit_run_threads(NRANKS, shrink_once_more_than_there_are, &history);
     for (int rank = 0; rank < NRANKS; rank++) {
-        assert_int_equal(exits[rank].code, 0);
         assert_int_equal(history.first[rank], EP_E_TIMEOUT);
         assert_int_equal(history.second[rank], EP_E_TIMEOUT);
         assert_string_equal(history.text[rank],

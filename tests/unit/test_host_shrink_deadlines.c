@@ -63,7 +63,6 @@ void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_
 
 static _Thread_local ep_comm *aborts_amid_handshake;
 
-static void wait_until(_Atomic int *word, int least);
 void __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                   const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
@@ -75,17 +74,11 @@ void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct
     ep_comm *comm = aborts_amid_handshake;
 
     if (comm)
-        wait_until(&taken, NRANKS - 2);
+        unit_await(&taken, NRANKS - 2);
     __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
     aborts_amid_handshake = NULL;
     if (comm)
         ep_comm_abort(comm);
-}
-
-static void wait_until(_Atomic int *word, int least)
-{
-    while (atomic_load(word) < least)
-        unit_sleep_ms(1);
 }
 
 static void shrink(struct scenario *scenario, ep_comm *comm)
@@ -112,8 +105,7 @@ static void shrink_again(struct scenario *scenario, ep_comm *comm)
         fprintf(stderr, "rank %d, again: %s\n", comm->rank, ep_last_error());
     else if (ep_comm_get_info(next, &info) == EP_OK)
         scenario->members[comm->rank] = info.nranks;
-    atomic_fetch_add(&scenario->returned, 1);
-    wait_until(&scenario->returned, 2 * NRANKS);
+    unit_count(&scenario->returned, 2 * NRANKS);
     ep_comm_free(next);
 }
 
@@ -137,7 +129,7 @@ static int live(const ep_boot *boot, void *argument)
         atomic_store(&counts, true);
     }
     if (!scenario->leader_stops || rank == NRANKS - 1)
-        wait_until(&scenario->stopped, n_stopped);
+        unit_await(&scenario->stopped, n_stopped);
     if (scenario->aborts && rank == scenario->aborts) {
         /* For those that begin later the abort would be the reason to shrink. */
         for (int i = n_stopped; i < rank; i++)
@@ -151,8 +143,7 @@ static int live(const ep_boot *boot, void *argument)
     if (scenario->aborts && scenario->first[rank] == EP_E_ABORTED)
         shrink(scenario, comm);
     /* A rank that leaves counts as departed for the others. */
-    atomic_fetch_add(&scenario->returned, 1);
-    wait_until(&scenario->returned, NRANKS - n_stopped);
+    unit_count(&scenario->returned, NRANKS - n_stopped);
     for (int i = 0; rank == NRANKS - 1 && i < n_stopped; i++)
         kill(atomic_load(&scenario->pids[i]), SIGKILL);
     ep_comm_free(comm);
@@ -214,7 +205,7 @@ TEST(a_leader_that_stops_while_it_waits_costs_no_more)
 
 static void *abort_when_they_wait(void *comm)
 {
-    wait_until(&taken, 2);
+    unit_await(&taken, 2);
     ep_comm_abort(comm);
     return NULL;
 }
@@ -248,8 +239,7 @@ static int live_during_an_abort(const ep_boot *boot, void *argument)
         if (scenario->first[rank] == EP_E_ABORTED)
             shrink(scenario, comm);
     }
-    atomic_fetch_add(&scenario->returned, 1);
-    wait_until(&scenario->returned, NRANKS);
+    unit_count(&scenario->returned, NRANKS);
     if (!scenario->comes && !scenario->amid_handshake) /* its count may not have reached some ranks */
         shrink_again(scenario, comm);
     ep_comm_free(comm);

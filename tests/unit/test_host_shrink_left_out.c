@@ -4,13 +4,11 @@
  * this and in every later call, whichever rank is left to report it. Ranks are processes; those of its node and its
  * rail peers are killed, so that its control links have ended and only ranks without a connection to it know.
  */
-#include "unit.h"
+#include "ranks.h"
 
 #include "group/group.h"
-#include "tests/local_ranks.h"
 
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 enum { NRANKS = 6, TIMEOUT_MS = 4000 };
@@ -28,18 +26,12 @@ struct scenario {
     char text[256];
 };
 
-static void wait_until(_Atomic int *word, int least)
-{
-    while (atomic_load(word) < least)
-        unit_sleep_ms(1);
-}
-
 static void be_late(struct scenario *scenario, ep_comm *comm)
 {
     ep_comm *next = NULL;
     int rank = comm->rank;
 
-    wait_until(&scenario->formed, scenario->n_survivors);
+    unit_await(&scenario->formed, scenario->n_survivors);
     scenario->first[rank] = ep_comm_shrink(comm, NULL, &next);
     snprintf(scenario->text, sizeof(scenario->text), "%s", ep_comm_last_error(comm));
     ep_comm_free(next);
@@ -48,7 +40,7 @@ static void be_late(struct scenario *scenario, ep_comm *comm)
     ep_comm_free(next);
     next = NULL;
     atomic_store(&scenario->told, 1);
-    wait_until(&scenario->formed, 2 * scenario->n_survivors); /* no rank is left to reply */
+    unit_await(&scenario->formed, 2 * scenario->n_survivors); /* no rank is left to reply */
     scenario->later = ep_comm_shrink(comm, NULL, &next);
     ep_comm_free(next);
     ep_comm_free(comm);
@@ -73,7 +65,7 @@ static void go_on(struct scenario *scenario, ep_comm *comm)
         next = NULL;
     }
     atomic_fetch_add(&scenario->formed, 1);
-    wait_until(&scenario->told, 1);
+    unit_await(&scenario->told, 1);
     ep_comm_free(third);
     ep_comm_free(next);
     ep_comm_free(comm);
@@ -83,17 +75,14 @@ static void go_on(struct scenario *scenario, ep_comm *comm)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = {
-        .size = sizeof(config), .device = -1, .backend = "host", .network = scenario->network, .ranks_per_node = 2};
     int rank = boot->rank;
     ep_comm *comm = NULL;
 
-    config.timeout_ms = 120000; /* no rank is late before the shrink */
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    /* No rank is late before the shrink. */
+    if (unit_comm_new(boot, scenario->network, 2, 120000, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     comm->config.timeout_ms = TIMEOUT_MS;
-    atomic_fetch_add(&scenario->begun, 1);
-    wait_until(&scenario->begun, NRANKS);
+    unit_count(&scenario->begun, NRANKS);
     if (scenario->dies[rank])
         raise(SIGKILL);
     if (rank == scenario->late)
@@ -105,21 +94,12 @@ static int live(const ep_boot *boot, void *argument)
 
 static void run(struct scenario of)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    struct scenario *scenario = unit_share(&of, sizeof(of));
     ep_rank_exit exits[NRANKS];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = of;
     for (int rank = 0; rank < NRANKS; rank++)
         scenario->n_survivors += !scenario->dies[rank] && rank != scenario->late;
-    launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = NRANKS;
-    launch.run = live;
-    launch.argument = scenario;
-    launch.timeout_ms = 600000;
-    (void)ep_launch(&launch, exits); /* its status reports the killed ranks */
+    (void)unit_fork_ranks(NRANKS, live, scenario, 600000, exits); /* its status reports the killed ranks */
     for (int rank = 0; rank < NRANKS; rank++) {
         if (scenario->dies[rank])
             continue;

@@ -43,30 +43,21 @@ static int exchange(ep_comm *comm, int me, uint16_t *recv)
 {
     alignas(16) static _Thread_local uint16_t x[TOKENS * HIDDEN], out[TOKENS * HIDDEN];
     int32_t experts[TOKENS * RANKS];
-    ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_plan_args plan_args;
+    ep_dispatch_args dispatch;
+    ep_combine_args combine = args_combine(HIDDEN, recv, out);
     ep_plan *plan = NULL;
 
     for (int i = 0; i < TOKENS * RANKS; i++)
         experts[i] = i % RANKS;
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         x[i] = value(me, i / HIDDEN, i % HIDDEN);
-    plan_args.topk_idx = experts;
-    plan_args.idx_type = EP_I32;
-    plan_args.n_tokens = TOKENS;
-    plan_args.topk = plan_args.n_experts = RANKS;
+    plan_args = args_plan(experts, EP_I32, TOKENS, RANKS, RANKS);
     SURE(ep_plan_new(comm, &plan_args, &plan) == EP_OK);
-    dispatch.x = x;
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
-    dispatch.recv_x = recv;
-    dispatch.out_rows = ROWS;
+    dispatch = args_dispatch(EP_BF16, HIDDEN, x, recv, ROWS);
     SURE(ep_dispatch_sync(plan, &dispatch) == EP_OK);
     for (int i = 0; i < ROWS * HIDDEN; i++)
         SURE(recv[i] == value(i / HIDDEN / TOKENS, i / HIDDEN % TOKENS, i % HIDDEN));
-    combine.x = recv;
-    combine.out = out;
     SURE(ep_combine_sync(plan, &combine) == EP_OK);
     for (int i = 0; i < TOKENS * HIDDEN; i++)
         SURE(out[i] == ep_bf16_from_f32((float)RANKS * ep_bf16_to_f32(x[i])));

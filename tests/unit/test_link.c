@@ -3,7 +3,7 @@
  * Events that the control links send without waiting for the next heartbeat: two nodes of two processes, whose
  * heartbeats are an hour apart, and which are in no call. And how the end of a link is classified.
  */
-#include "unit.h"
+#include "ranks.h"
 
 #include "base/thread.h"
 #include "group/failure.h"
@@ -23,10 +23,7 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms);
 #undef poll
 #undef ep_thread_begin
 
-#include "tests/local_ranks.h"
-
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -59,11 +56,6 @@ static int poll_late(struct pollfd *fds, nfds_t n, int timeout_ms)
     return ready;
 }
 
-static void wait_a_little(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-}
-
 static bool await_deaths(const struct ep_group *group, unsigned victims)
 {
     uint64_t limit_ns = ep_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
@@ -72,7 +64,7 @@ static bool await_deaths(const struct ep_group *group, unsigned victims)
     while (dead != victims && ep_now_ns() < limit_ns) {
         for (int rank = 0; rank < group->comm->nranks; rank++)
             dead |= (unsigned)ep_group_peer_dead(group, rank) << rank;
-        wait_a_little();
+        unit_sleep_ms(1);
     }
     return dead == victims;
 }
@@ -84,7 +76,7 @@ static bool await_failure(ep_comm *comm, int caller)
 
     while (status == EP_OK && ep_now_ns() < limit_ns) {
         status = ep_comm_async_error(comm);
-        wait_a_little();
+        unit_sleep_ms(1);
     }
     /* "died", or "cannot be reached": the links of a process that is killed with unread data are reset. */
     return status == EP_E_PEER_DEAD &&
@@ -102,45 +94,31 @@ static bool has_heard(const struct ep_group *group)
 static int live(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    ep_comm_config config = {
-        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = PER_NODE};
     ep_comm *comm = NULL;
     struct ep_group *group;
     bool seen;
 
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", PER_NODE, 0, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     group = ep_group_of(comm);
     while (!has_heard(group))
-        wait_a_little();
-    atomic_fetch_add(&scenario->heard, 1);
-    while (atomic_load(&scenario->heard) < scenario->nranks)
-        wait_a_little();
+        unit_sleep_ms(1);
+    unit_count(&scenario->heard, scenario->nranks);
     if (scenario->victims >> boot->rank & 1)
         raise(SIGKILL);
     seen = scenario->caller >= 0 ? await_failure(comm, scenario->caller) : await_deaths(group, scenario->victims);
     /* The others may need it to learn what they wait for. */
-    atomic_fetch_add(&scenario->heard, 1);
-    while (atomic_load(&scenario->heard) < 2 * scenario->nranks - __builtin_popcount(scenario->victims))
-        wait_a_little();
+    unit_count(&scenario->heard, 2 * scenario->nranks - __builtin_popcount(scenario->victims));
     ep_comm_free(comm);
     return seen ? 0 : 2;
 }
 
 static void run_scenario(struct scenario wanted)
 {
-    struct scenario *scenario =
-        mmap(NULL, sizeof(*scenario), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
+    struct scenario *scenario = unit_share(&wanted, sizeof(wanted));
     ep_rank_exit exits[MOST_RANKS];
 
-    assert_true(scenario != MAP_FAILED);
-    *scenario = wanted;
-    launch.mode = EP_LAUNCH_FORK;
-    launch.nranks = scenario->nranks;
-    launch.run = live;
-    launch.argument = scenario;
-    assert_int_equal(ep_launch(&launch, exits), EP_E_PEER_DEAD);
+    assert_int_equal(unit_fork_ranks(scenario->nranks, live, scenario, 0, exits), EP_E_PEER_DEAD);
     for (int rank = 0; rank < scenario->nranks; rank++) {
         bool victim = scenario->victims >> rank & 1;
 
@@ -168,14 +146,12 @@ TEST(a_failure_reaches_a_node_by_another_one)
 
 static int fail_and_exit(const ep_boot *boot, void *argument)
 {
-    ep_comm_config config = {
-        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = 1};
     ep_comm *comm = NULL;
     ep_status status;
     bool arrived;
 
     (void)argument;
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", 1, 0, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     if (boot->rank == 1) {
         atomic_store(&is_late, true);
@@ -193,12 +169,7 @@ static int fail_and_exit(const ep_boot *boot, void *argument)
 /* As a program does that prints the error of a call and ends. */
 TEST(the_reason_of_a_rank_that_exits_at_once_arrives)
 {
-    ep_launch_args launch = {.mode = EP_LAUNCH_FORK, .nranks = 2, .run = fail_and_exit};
-    ep_rank_exit exits[2];
-
-    assert_int_equal(ep_launch(&launch, exits), EP_OK);
-    for (int rank = 0; rank < 2; rank++)
-        assert_int_equal(exits[rank].code, 0);
+    unit_run_ranks(EP_LAUNCH_FORK, 2, fail_and_exit, NULL);
 }
 
 static void await_hangup(int fd)
@@ -309,7 +280,7 @@ static int wait_for_3(struct made_group *made, bool tolerant)
     wait.tolerant = tolerant;
     while (status == EP_OK) {
         status = ep_group_wait_check(&wait, WAITED_FOR);
-        wait_a_little();
+        unit_sleep_ms(1);
     }
     assert_int_equal(status, EP_E_TIMEOUT);
     return (int)((ep_now_ns() - begin_ns) / 1000000u);
@@ -360,14 +331,12 @@ struct stop {
 
 static int call_until_it_is_over(const ep_boot *boot, void *argument)
 {
-    ep_comm_config config = {
-        .size = sizeof(config), .device = -1, .backend = "host", .network = "tcp", .ranks_per_node = PER_NODE};
     struct stop *stop = argument;
     ep_status status = EP_OK;
     ep_comm *comm = NULL;
     bool late;
 
-    if (ep_comm_new(boot, &config, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", PER_NODE, 0, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
     comm->config.timeout_ms = DEADLINE_MS;
     atomic_store(&stop->pids[boot->rank], getpid());
@@ -386,7 +355,7 @@ static void stop_all(struct stop *stop)
 {
     for (int rank = 0; rank < MADE_RANKS; rank++)
         while (!atomic_load(&stop->pids[rank]))
-            wait_a_little();
+            unit_sleep_ms(1);
     for (int rank = 0; rank < MADE_RANKS; rank++)
         kill(atomic_load(&stop->pids[rank]), SIGSTOP);
     nanosleep(&(struct timespec){.tv_sec = 3 * DEADLINE_MS / 1000, .tv_nsec = 3 * DEADLINE_MS % 1000 * 1000000L}, NULL);
@@ -398,12 +367,8 @@ static void stop_all(struct stop *stop)
 
 TEST(ranks_that_were_stopped_together_are_late_at_most)
 {
-    ep_launch_args launch = {.mode = EP_LAUNCH_FORK, .nranks = MADE_RANKS, .run = call_until_it_is_over};
-    struct stop *stop = mmap(NULL, sizeof(*stop), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ep_rank_exit exits[MADE_RANKS];
+    struct stop *stop = unit_share(&(struct stop){.over = false}, sizeof(*stop));
 
-    assert_true(stop != MAP_FAILED);
-    launch.argument = stop;
     for (int round = 0; round < 3; round++) {
         pid_t stopper;
 
@@ -412,10 +377,8 @@ TEST(ranks_that_were_stopped_together_are_late_at_most)
         assert_true(stopper >= 0);
         if (stopper == 0)
             stop_all(stop);
-        assert_int_equal(ep_launch(&launch, exits), EP_OK);
+        unit_run_ranks(EP_LAUNCH_FORK, MADE_RANKS, call_until_it_is_over, stop);
         assert_int_equal(waitpid(stopper, NULL, 0), stopper);
-        for (int rank = 0; rank < MADE_RANKS; rank++)
-            assert_int_equal(exits[rank].code, 0);
     }
     munmap(stop, sizeof(*stop));
 }

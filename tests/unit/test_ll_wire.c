@@ -4,11 +4,9 @@
  * rank 1 on rank 0 as kernels do, and reads the landing segment of rank 1 as kernels do. Over the emulated network,
  * whose ring is shorter than a call.
  */
-#include "unit.h"
+#include "ranks.h"
 
 #include "net/ll_wire.c"
-
-#include "tests/local_ranks.h"
 
 enum {
     TOKENS = 6,
@@ -48,8 +46,6 @@ static int make_pair(void **state)
                            .n_counts = LOCAL + 1,
                            .slot_bytes = SLOT};
     struct pair *p = calloc(1, sizeof(*p));
-    ep_launch_args args = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[RANKS];
 
     assert_non_null(p);
     p->bytes = ll_wire_lay_out(&wire, sizeof(struct ll_wire_segment), LL_WIRE_MAX_PARTS);
@@ -64,13 +60,9 @@ static int make_pair(void **state)
     memset(p->landing, 0, p->bytes);
     p->wire[1].landing = p->landing;
     p->sender = (struct ll_sender){.rank = 1, .segment = p->out};
-    args.mode = EP_LAUNCH_THREADS;
-    args.nranks = RANKS;
-    args.run = open_streams;
-    args.argument = p;
-    assert_int_equal(ep_launch(&args, exits), EP_OK);
+    unit_run_threads(RANKS, open_streams, p);
     *state = p;
-    return exits[0].code || exits[1].code;
+    return 0;
 }
 
 static int free_pair(void **state)

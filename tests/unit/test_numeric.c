@@ -3,6 +3,7 @@
  * test_numeric.c - the small formats against definitions by value: the value of a code is computed with ldexp(), and
  * the rounding of a float by a search over all codes. No bit operations of the library are used.
  */
+#include "numbers.h"
 #include "unit.h"
 
 #include "core/quantize.h"
@@ -10,32 +11,6 @@
 #include <epkit/numeric.h>
 #include <float.h>
 #include <math.h>
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_next(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
-static float float_of(uint32_t bits)
-{
-    float value;
-
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
 
 /* Value of a code of sign, `exponent_bits` and `mantissa_bits`, infinities and NaN not considered. */
 static double decode(unsigned code, int exponent_bits, int mantissa_bits)

@@ -4,6 +4,7 @@
  * time and rounds with nearbyint(): bit for bit, over lengths with every kind of remainder, alignments, special values
  * and ties, with canaries around each output.
  */
+#include "numbers.h"
 #include "unit.h"
 
 #include "backend/host/rows.h"
@@ -24,33 +25,7 @@ static const char *const form_names[] = {"portable", "avx2", "avx512"};
 
 static const struct ep_rows_ops *forms[N_FORMS];
 
-static uint64_t random_state = 88172645463325252u;
-
-static uint64_t random_next(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return random_state;
-}
-
 /* --- reference --- */
-
-static float float_of(uint32_t bits)
-{
-    float value;
-
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
 
 static float reference_decode(uint16_t code)
 {

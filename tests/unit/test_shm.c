@@ -75,8 +75,7 @@ TEST(a_longer_name_than_segment_is_refused)
             struct ep_shm_name bad = name;
 
             bad.bytes = too_long[i];
-            assert_int_equal(ep_shm_attach(&bad, &route.owner, &seen), EP_E_MISMATCH);
-            assert_non_null(strstr(ep_last_error(), "but its owner says"));
+            assert_fails(ep_shm_attach(&bad, &route.owner, &seen), EP_E_MISMATCH, "but its owner says");
         }
         assert_int_equal(ep_shm_attach(&name, &route.owner, &seen), EP_OK);
         assert_ptr_not_equal(seen.base, own.base);
@@ -109,7 +108,7 @@ TEST(a_segment_that_may_shrink_is_refused)
 }
 
 /* Starts the thread for its segment, and stops before it can reply. */
-static _Noreturn void start_server_and_stop(struct offer *offer)
+static void start_server_and_stop(struct offer *offer)
 {
     struct ep_shm own;
 
@@ -118,6 +117,19 @@ static _Noreturn void start_server_and_stop(struct offer *offer)
         _exit(1);
     raise(SIGSTOP);
     _exit(0);
+}
+
+/* An owner that has offered its segment, and has stopped. */
+static pid_t fork_owner(void (*run)(struct offer *offer), struct offer *offer)
+{
+    pid_t pid = fork();
+    int how;
+
+    if (pid == 0)
+        run(offer);
+    assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(how));
+    return pid;
 }
 
 static void *kill_soon(void *pid)
@@ -140,22 +152,17 @@ TEST(an_owner_that_ends_is_not_waited_for)
     int how;
 
     assert_true(offer != MAP_FAILED);
-    pid = fork();
-    if (pid == 0)
-        start_server_and_stop(offer);
-    assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
-    assert_true(WIFSTOPPED(how));
+    pid = fork_owner(start_server_and_stop, offer);
     assert_int_equal(pthread_create(&killer, NULL, kill_soon, &pid), 0);
     owner.address = &offer->address;
-    assert_int_equal(ep_shm_attach(&offer->name, &owner, &seen), EP_E_UNSUPPORTED);
-    assert_non_null(strstr(ep_last_error(), "it has ended"));
+    assert_fails(ep_shm_attach(&offer->name, &owner, &seen), EP_E_UNSUPPORTED, "it has ended");
     pthread_join(killer, NULL);
     assert_int_equal(waitpid(pid, &how, 0), pid);
     munmap(offer, sizeof(*offer));
 }
 
 /* Starts the thread for its segment, and can open no descriptor from then on. */
-static _Noreturn void start_server_without_descriptors(struct offer *offer)
+static void start_server_without_descriptors(struct offer *offer)
 {
     struct ep_shm own;
 
@@ -178,16 +185,11 @@ TEST(an_owner_without_descriptors_says_so)
     int how;
 
     assert_true(offer != MAP_FAILED);
-    pid = fork();
-    if (pid == 0)
-        start_server_without_descriptors(offer);
-    assert_int_equal(waitpid(pid, &how, WUNTRACED), pid);
-    assert_true(WIFSTOPPED(how));
+    pid = fork_owner(start_server_without_descriptors, offer);
     kill(pid, SIGCONT);
     owner.address = &offer->address;
     owner.ret_at_owner = &at_owner;
-    assert_int_equal(ep_shm_attach(&offer->name, &owner, &seen), EP_E_SYSTEM);
-    assert_non_null(strstr(ep_last_error(), "RLIMIT_NOFILE"));
+    assert_fails(ep_shm_attach(&offer->name, &owner, &seen), EP_E_SYSTEM, "RLIMIT_NOFILE");
     assert_true(at_owner);
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &how, 0), pid);

@@ -113,30 +113,27 @@ static json_t *say_bomb(void *argument)
     say(text, bytes);
 }
 
-static json_t *answer_too_much(void *argument)
+static json_t *text_of(size_t bytes)
 {
-    size_t bytes = (4u << 20) + 1;
     char *text = malloc(bytes);
     json_t *value;
 
-    (void)argument;
     memset(text, 'x', bytes);
     value = json_stringn(text, bytes);
     free(text);
     return value;
 }
 
+static json_t *answer_too_much(void *argument)
+{
+    (void)argument;
+    return text_of((4u << 20) + 1);
+}
+
 static json_t *answer_much(void *argument)
 {
-    size_t bytes = 3u << 20;
-    char *text = malloc(bytes);
-    json_t *value;
-
     (void)argument;
-    memset(text, 'x', bytes);
-    value = json_stringn(text, bytes);
-    free(text);
-    return value;
+    return text_of(3u << 20);
 }
 
 /* A helper process that outlives its parent and inherits its descriptors. */

@@ -22,6 +22,15 @@ static inline void unit_sleep_ms(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
 }
 
+/* Of this process. */
+static inline double unit_processor_seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
 void unit_add(struct CMUnitTest test, const char *file, int line);
 void unit_set_fixtures(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
@@ -42,6 +51,14 @@ void unit_set_fixtures(CMFixtureFunction set_up, CMFixtureFunction tear_down);
     {                                                                                                                  \
         __VA_ARGS__;                                                                                                   \
     }
+
+/* The call returns this error, and the error text of the library contains `says`. */
+#define assert_fails(call, status, says)                                                                               \
+    do {                                                                                                               \
+        assert_int_equal(call, status);                                                                                \
+        if (!strstr(ep_last_error(), says))                                                                            \
+            fail_msg("no \"%s\" in: %s", says, ep_last_error());                                                       \
+    } while (0)
 
 /* At the end of a file: what surrounds all cases of the program. */
 #define TEST_GROUP(set_up, tear_down)                                                                                  \
