@@ -6,8 +6,7 @@
  * call, the median of all repetitions, the slowest rank. JSON lines, rank 0.
  */
 #include "backend/cuda/module.h"
-#include "call.h"
-#include "tests/local_ranks.h"
+#include "group.h"
 
 #include <epkit/cuda.h>
 #include <epkit/epkit.h>
@@ -16,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_RANKS 512
+#define MOST_RANKS 512
 #define MAX_REPEAT 1000
 #define FLUSH_BYTES ((size_t)256 << 20)
 
@@ -60,15 +59,6 @@ static const char *const what_names[N_WHAT] = {"dispatch bf16",
                                                "dispatch bf16 with indices and weights",
                                                "plan and dispatch bf16"};
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static int compare_float(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
@@ -79,7 +69,7 @@ static int compare_float(const void *a, const void *b)
 /* The largest value of all ranks. */
 static int slowest(struct bench *b, double mine, double *ret_slowest)
 {
-    double all[MAX_RANKS];
+    double all[MOST_RANKS];
 
     CALL(ep_comm_allgather(b->comm, &mine, sizeof(mine), all));
     *ret_slowest = 0;
@@ -132,13 +122,8 @@ static int make_routing(struct bench *b)
 
 static int new_plan(struct bench *b)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args = args_plan(b->index, EP_I64, options.tokens, options.topk, options.experts);
 
-    args.topk_idx = b->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = options.tokens;
-    args.topk = options.topk;
-    args.n_experts = options.experts;
     CALL(ep_plan_new(b->comm, &args, &b->plan));
     b->plan_info = (ep_plan_info){.size = sizeof(b->plan_info)};
     CALL(ep_plan_get_info(b->plan, &b->plan_info));
@@ -167,15 +152,11 @@ static int make_buffers(struct bench *b)
 
 static int operate(struct bench *b, enum what what)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args;
 
     if (what == COMBINE || what == COMBINE_ORDINARY) {
-        ep_combine_args sum = EP_COMBINE_ARGS_INIT;
+        ep_combine_args sum = args_combine(options.hidden, what == COMBINE ? b->recv_x : b->ordinary, b->out);
 
-        sum.x = what == COMBINE ? b->recv_x : b->ordinary;
-        sum.dtype = EP_BF16;
-        sum.hidden = options.hidden;
-        sum.out = b->out;
         CALL(ep_combine(b->plan, &sum, b->stream));
         return 0;
     }
@@ -184,11 +165,8 @@ static int operate(struct bench *b, enum what what)
         if (new_plan(b))
             return 1;
     }
-    args.x = b->x;
-    args.dtype = what == DISPATCH_FP8 ? EP_F8E4M3 : EP_BF16;
-    args.hidden = options.hidden;
-    args.recv_x = what == DISPATCH_ORDINARY ? b->ordinary : b->recv_x;
-    args.out_rows = b->plan_info.n_recv;
+    args = args_dispatch(what == DISPATCH_FP8 ? EP_F8E4M3 : EP_BF16, options.hidden, b->x,
+                         what == DISPATCH_ORDINARY ? b->ordinary : b->recv_x, b->plan_info.n_recv);
     if (what == DISPATCH_FP8) {
         args.scales = b->scales;
         args.scale_type = EP_F32;
@@ -369,7 +347,7 @@ static void read_sms(const char *text)
 int main(int argc, char **argv)
 {
     ep_launch_args launch = EP_LAUNCH_ARGS_INIT;
-    ep_rank_exit exits[MAX_RANKS];
+    ep_rank_exit exits[MOST_RANKS];
     int code = 0;
 
     for (int i = 1; i + 1 < argc; i += 2) {
@@ -394,7 +372,7 @@ int main(int argc, char **argv)
         else
             return fprintf(stderr, "unknown option %s\n", argv[i]), 2;
     }
-    if (options.repeat < 1 || options.repeat > MAX_REPEAT || options.ranks < 1 || options.ranks > MAX_RANKS)
+    if (options.repeat < 1 || options.repeat > MAX_REPEAT || options.ranks < 1 || options.ranks > MOST_RANKS)
         return 2;
     launch.mode = EP_LAUNCH_FORK;
     launch.nranks = options.ranks;

@@ -186,13 +186,8 @@ static int compare_info(struct state *s, const char *phase)
 static int make_plans(struct state *s)
 {
     const struct shape *shape = s->shape;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args = args_plan(s->b[IDX].host, shape->idx_type, shape->n_tokens, shape->topk, shape->n_experts);
 
-    args.topk_idx = s->b[IDX].host;
-    args.idx_type = shape->idx_type;
-    args.n_tokens = shape->n_tokens;
-    args.topk = shape->topk;
-    args.n_experts = shape->n_experts;
     args.flags = (shape->expanded ? EP_PLAN_EXPANDED : 0) | (shape->zero_padding ? EP_PLAN_ZERO_PADDING : 0);
     args.expert_alignment = shape->alignment;
     CALL(ep_plan_new(s->group->host, &args, &s->ep_group_plan));
@@ -271,16 +266,14 @@ static int finish(struct state *s, bool device, const char *call, ep_status stat
 static int dispatch(struct state *s, bool device)
 {
     const struct shape *shape = s->shape;
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args;
     unsigned char *at[N_BUFFERS];
     ep_event *after = NULL;
     ep_status status;
 
     for (int i = 0; i < N_BUFFERS; i++)
         at[i] = device ? s->b[i].device : s->b[i].host;
-    args.x = at[X];
-    args.dtype = shape->dtype;
-    args.hidden = shape->hidden;
+    args = args_dispatch(shape->dtype, shape->hidden, at[X], at[RECV_X], s->info.out_rows);
     if (shape->scale_type) {
         args.scales = at[SCALES];
         args.scale_type = shape->scale_type;
@@ -292,13 +285,11 @@ static int dispatch(struct state *s, bool device)
             args.recv_scale_stride_block = s->info.out_rows;
         }
     }
-    args.recv_x = at[RECV_X];
     if (shape->choice) {
         args.topk_weights = (const float *)(const void *)at[WEIGHTS];
         args.recv_topk_idx = shape->expanded ? NULL : at[RECV_IDX];
         args.recv_topk_weights = (float *)(void *)at[RECV_WEIGHTS];
     }
-    args.out_rows = s->info.out_rows;
     TRY(wait_first(s, device, &after));
     status = ep_dispatch(device ? s->cuda_plan : s->ep_group_plan, &args, stream_of(s, device));
     return finish(s, device, device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after);
@@ -307,19 +298,16 @@ static int dispatch(struct state *s, bool device)
 static int combine(struct state *s, bool device)
 {
     const struct shape *shape = s->shape;
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args;
     unsigned char *at[N_BUFFERS];
     ep_event *after = NULL;
     ep_status status;
 
     for (int i = 0; i < N_BUFFERS; i++)
         at[i] = device ? s->b[i].device : s->b[i].host;
-    args.x = at[RECV_X];
-    args.dtype = EP_BF16;
-    args.hidden = shape->hidden;
+    args = args_combine(shape->hidden, at[RECV_X], at[OUT]);
     for (int i = 0; i < shape->n_bias; i++)
         args.bias[i] = at[BIAS0 + i];
-    args.out = at[OUT];
     if (shape->choice) {
         args.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
         args.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];

@@ -88,16 +88,9 @@ struct state {
 
 static int call_operation(struct state *s, bool combines, bool waits, ep_status *ret_status)
 {
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch = args_dispatch(EP_BF16, s->kind->hidden, s->x, s->recv, s->n_recv);
+    ep_combine_args combine = args_combine(s->kind->hidden, s->recv, s->out);
 
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = s->kind->hidden;
-    dispatch.x = s->x;
-    dispatch.recv_x = s->recv;
-    dispatch.out_rows = s->n_recv;
-    combine.x = s->recv;
-    combine.out = s->out;
     *ret_status = combines ? ep_combine(s->plan, &combine, s->stream) : ep_dispatch(s->plan, &dispatch, s->stream);
     if (waits && *ret_status == EP_OK)
         *ret_status = ep_stream_sync(s->group.cuda, s->stream);
@@ -236,17 +229,13 @@ static int make_plan(struct state *s)
 {
     int experts = 840 / s->group.nranks * s->group.nranks, n = s->kind->n_tokens;
     ep_plan_info info = {.size = sizeof(info)};
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     int64_t *index = malloc((size_t)n * TOPK * sizeof(*index));
 
     EXPECT(index, "no memory for the routing");
     for (int i = 0; i < n * TOPK; i++)
         index[i] = (int64_t)(i / TOPK * 7 + i % TOPK * (experts / TOPK) + s->group.rank) % experts;
-    args.topk_idx = index;
-    args.idx_type = EP_I64;
-    args.n_tokens = n;
-    args.topk = TOPK;
-    args.n_experts = experts;
+    args = args_plan(index, EP_I64, n, TOPK, experts);
     if (s->kind->fault == UPDATED)
         CALL(ep_plan_get_max_rows(s->group.cuda, &args, &args.max_recv_tokens));
     CALL(ep_plan_new(s->group.cuda, &args, &s->plan));

@@ -55,12 +55,8 @@ static int fill(struct state *s, uint64_t seed)
 
 static ep_ll_dispatch_args dispatch_of(const struct state *s, const void *topk_idx)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args = args_ll_dispatch(s->at[X], topk_idx, EP_I64, TOKENS);
 
-    args.x = s->at[X];
-    args.topk_idx = topk_idx;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
     args.out_dtype = EP_F8E4M3;
     args.scale_type = EP_F32;
     args.recv_x = s->at[LL_RECV];
@@ -72,15 +68,10 @@ static ep_ll_dispatch_args dispatch_of(const struct state *s, const void *topk_i
 static int call_low_latency(struct state *s, ep_ll *ll, void *out)
 {
     const ep_ll_dispatch_args dispatch = dispatch_of(s, s->at[IDX]);
-    ep_ll_combine_args combine = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args combine;
 
     CALL(ep_ll_dispatch(ll, &dispatch, s->group.stream));
-    combine.x = s->at[LL_RECV];
-    combine.topk_idx = s->at[IDX];
-    combine.idx_type = EP_I64;
-    combine.n_tokens = TOKENS;
-    combine.topk_weights = s->at[WEIGHTS];
-    combine.out = out;
+    combine = args_ll_combine(s->at[LL_RECV], s->at[IDX], EP_I64, TOKENS, s->at[WEIGHTS], out);
     combine.flags = ll == s->ll[1] ? EP_LL_NO_PARTIAL_REDUCE : 0;
     CALL(ep_ll_combine(ll, &combine, s->group.stream));
     return 0;
@@ -90,19 +81,11 @@ static int call_low_latency(struct state *s, ep_ll *ll, void *out)
  */
 static int call_all(struct state *s)
 {
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch = args_dispatch(EP_BF16, HIDDEN, s->at[X], s->at[RECV], s->n_recv);
+    ep_combine_args combine;
 
-    dispatch.x = s->at[X];
-    dispatch.dtype = EP_BF16;
-    dispatch.hidden = HIDDEN;
-    dispatch.recv_x = s->at[RECV];
-    dispatch.out_rows = s->n_recv;
     CALL(ep_dispatch(s->plan, &dispatch, s->group.stream));
-    combine.x = s->at[RECV];
-    combine.dtype = EP_BF16;
-    combine.hidden = HIDDEN;
-    combine.out = s->at[OUT];
+    combine = args_combine(HIDDEN, s->at[RECV], s->at[OUT]);
     CALL(ep_combine(s->plan, &combine, s->group.stream));
     TRY(call_low_latency(s, s->ll[0], s->at[LL_OUT]));
     return call_low_latency(s, s->ll[1], s->at[LL_ONCE_OUT]);
@@ -110,13 +93,8 @@ static int call_all(struct state *s)
 
 static int make_plan(struct state *s, const void *topk_idx, ep_plan **ret_plan, ep_status *ret_status)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args = args_plan(topk_idx, EP_I64, TOKENS, TOPK, s->experts);
 
-    args.topk_idx = topk_idx;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = s->experts;
     args.stream = s->group.stream;
     *ret_status = ep_plan_new(s->group.cuda, &args, ret_plan);
     return 0;
@@ -211,7 +189,7 @@ static int check_refusals(struct state *s)
 
 static int check_other_gpu(struct state *s)
 {
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_combine_args combine;
     ep_plan *plan = NULL;
     ep_status status;
     int n, device;
@@ -224,10 +202,7 @@ static int check_other_gpu(struct state *s)
     CUDA(cudaSetDevice((device + 1) % n));
     CUDA(cudaMalloc(&elsewhere, s->bytes[OUT]));
     CUDA(cudaSetDevice(device));
-    combine.x = s->at[RECV];
-    combine.dtype = EP_BF16;
-    combine.hidden = HIDDEN;
-    combine.out = elsewhere;
+    combine = args_combine(HIDDEN, s->at[RECV], elsewhere);
     TRY(expect_status("ep_combine into another GPU", ep_combine(s->plan, &combine, s->group.stream), EP_E_ARG,
                       "is memory of GPU"));
     TRY(make_plan(s, elsewhere, &plan, &status));
@@ -255,7 +230,7 @@ static int check_routing(struct state *s)
 
 static int run_all(struct state *s)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config;
     ep_plan_info info = {.size = sizeof(info)};
     cudaGraphExec_t exec;
     ep_status status;
@@ -265,10 +240,7 @@ static int run_all(struct state *s)
     CALL(status);
     CALL(ep_plan_get_info(s->plan, &info));
     s->n_recv = info.n_recv;
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = s->experts;
-    config.topk = TOPK;
+    config = args_ll(TOKENS, HIDDEN, s->experts, TOPK);
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[0]));
     CALL(ep_ll_new(s->group.cuda, &config, &s->ll[1]));
     TRY(capture_begin(&s->group));

@@ -204,6 +204,12 @@ int run_group_scenarios(struct options *options, struct scenario_run run, const 
     return options_code(options, code);
 }
 
+int run_group_program(int argc, char **argv, int min_ranks, struct options *options, struct scenario_run run,
+                      const void *scenarios, size_t n, size_t bytes)
+{
+    return options_read(argc, argv, min_ranks, options) ? run_group_scenarios(options, run, scenarios, n, bytes) : 2;
+}
+
 int merge_codes(int a, int b)
 {
     if (a != SKIPPED && b != SKIPPED)
@@ -425,6 +431,12 @@ void group_close(struct group *group, int code)
     if (group->stream)
         cudaStreamDestroy(group->stream);
     *group = (struct group){.rank = group->rank, .nranks = group->nranks};
+}
+
+int group_sync(const struct group *group, int device)
+{
+    CALL(ep_stream_sync(group_comm(group, device), group_stream(group, device)));
+    return 0;
 }
 
 int group_barrier(const struct group *group)

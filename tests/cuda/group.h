@@ -7,6 +7,7 @@
 #define EP_TESTS_CUDA_GROUP_H
 
 #include "call.h"
+#include "tests/args.h"
 #include "tests/local_ranks.h"
 
 #include <epkit/epkit.h>
@@ -119,6 +120,20 @@ struct group {
     cudaStream_t stream; /* of the caller; not that of `cuda` unless a test sets it */
 };
 
+/* Those of the host backend, or, with `device`, of the CUDA backend. */
+static inline ep_comm *group_comm(const struct group *group, int device)
+{
+    return device ? group->cuda : group->host;
+}
+
+static inline ep_stream group_stream(const struct group *group, int device)
+{
+    return device ? (ep_stream)group->stream : NULL;
+}
+
+/* Waits for that stream. */
+int group_sync(const struct group *group, int device);
+
 /*
  * A communicator of the CUDA backend over `boot`, and one of the host backend, whose deadline is longer, over `second`
  * unless that is NULL. 0, FAILED, or SKIPPED where there is no GPU. The group is to be closed in each case.
@@ -152,6 +167,10 @@ int run_group_scenario(struct options *options, struct scenario_run run);
  */
 int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n,
                         size_t bytes);
+
+/* The same with options_read() before it. */
+int run_group_program(int argc, char **argv, int min_ranks, struct options *options, struct scenario_run run,
+                      const void *scenarios, size_t n, size_t bytes);
 
 /* A barrier on the host backend. */
 int group_barrier(const struct group *group);

@@ -16,16 +16,12 @@ static int make_plan(struct layer *layer, const struct group *group, int n_token
                               .idx_type = EP_I64};
     uint64_t random = seed * 64 + (uint64_t)group->rank;
     ep_plan_info info = EP_PLAN_INFO_INIT;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     int64_t *index = malloc((size_t)n_tokens * TOPK * sizeof(*index));
 
     EXPECT(index, "no memory for the routing");
     fill_routing(&routing, &random, index);
-    args.topk_idx = index;
-    args.idx_type = EP_I64;
-    args.n_tokens = n_tokens;
-    args.topk = TOPK;
-    args.n_experts = routing.n_experts;
+    args = args_plan(index, EP_I64, n_tokens, TOPK, routing.n_experts);
     CALL(ep_plan_new(group->cuda, &args, &layer->plan));
     free(index);
     CALL(ep_plan_get_info(layer->plan, &info));
@@ -64,25 +60,16 @@ int layer_close(const struct layer *layer, const struct group *group)
 
 int layer_dispatch(const struct layer *layer, const struct group *group)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = args_dispatch(EP_BF16, HIDDEN, layer->x, layer->recv, layer->n_recv);
 
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.x = layer->x;
-    args.recv_x = layer->recv;
-    args.out_rows = layer->n_recv;
     CALL(ep_dispatch(layer->plan, &args, group->stream));
     return 0;
 }
 
 int layer_combine(const struct layer *layer, const struct group *group)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(HIDDEN, layer->recv, layer->out);
 
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.x = layer->recv;
-    args.out = layer->out;
     CALL(ep_combine(layer->plan, &args, group->stream));
     return 0;
 }

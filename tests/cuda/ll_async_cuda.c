@@ -58,12 +58,8 @@ static const char *sum_name(uint32_t sum)
 
 static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden, uint32_t sum)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = args_ll(max_tokens, hidden, g->nranks * 8, 4);
 
-    config.max_tokens = max_tokens;
-    config.hidden = hidden;
-    config.n_experts = g->nranks * 8;
-    config.topk = 4;
     config.flags = sum;
     return config;
 }

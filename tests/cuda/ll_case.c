@@ -158,15 +158,12 @@ static ep_status sync_call(struct exchange *x, bool device, ep_status status, ui
 static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t flags)
 {
     const struct ll_round *round = &x->round;
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args;
     unsigned char *at[N_BUFFERS];
 
     for (int i = 0; i < N_BUFFERS; i++)
         at[i] = device ? x->b[i].device : x->b[i].host;
-    args.x = at[X];
-    args.topk_idx = at[IDX];
-    args.idx_type = round->idx_type;
-    args.n_tokens = round->n_tokens;
+    args = args_ll_dispatch(at[X], at[IDX], round->idx_type, round->n_tokens);
     args.topk = round->topk;
     args.out_dtype = is_fp8(x) ? EP_F8E4M3 : EP_BF16;
     args.recv_x = at[RECV_X];
@@ -187,18 +184,15 @@ static ep_status dispatch(struct exchange *x, ep_ll *ll, bool device, uint32_t f
 
 static ep_status combine(struct exchange *x, ep_ll *ll, bool device, const void *rows, uint32_t flags)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args;
     unsigned char *at[N_BUFFERS];
 
     for (int i = 0; i < N_BUFFERS; i++)
         at[i] = device ? x->b[i].device : x->b[i].host;
-    args.x = rows ? rows : x->round.echo ? at[RECV_X] : at[ANSWER];
-    args.topk_idx = at[IDX];
-    args.idx_type = x->round.idx_type;
-    args.n_tokens = x->round.n_tokens;
+    if (!rows)
+        rows = x->round.echo ? at[RECV_X] : at[ANSWER];
+    args = args_ll_combine(rows, at[IDX], x->round.idx_type, x->round.n_tokens, at[WEIGHTS], at[OUT]);
     args.topk = x->round.n_tokens % 2 ? x->round.topk : 0; /* the same */
-    args.topk_weights = (const float *)(const void *)at[WEIGHTS];
-    args.out = at[OUT];
     args.flags = (flags & ~TEST_ASYNC) | (x->pair->config.flags & EP_LL_NO_PARTIAL_REDUCE);
     args.call = x->call[device];
     x->flags = flags;

@@ -48,7 +48,7 @@ static int run_round(const struct scenario *scenario, struct model *m, int round
     return model_check(m, all, all);
 }
 
-static int run(const struct scenario_run *run, const struct group *group)
+static int run_rank(const struct scenario_run *run, const struct group *group)
 {
     void *pageable = malloc((size_t)HIDDEN * 2);
     struct group g = *group;
@@ -71,10 +71,8 @@ static int run(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .rounds = 4, .seed = 1};
+    struct scenario_run run = {.program = "ll_copy_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 60, .run = run_rank};
 
-    if (!options_read(argc, argv, 2, &options))
-        return 2;
-    return run_group_scenarios(
-        &options, (struct scenario_run){.program = "ll_copy_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 60, .run = run},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 2, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

@@ -97,28 +97,9 @@ static int make_buffers(struct state *s)
     return 0;
 }
 
-static unsigned char *at(const struct state *s, int buffer, int device)
-{
-    return device ? s->b[buffer].device : s->b[buffer].host;
-}
-
 static int32_t *words(const struct state *s, int buffer, int device)
 {
-    return (int32_t *)(void *)at(s, buffer, device);
-}
-
-static ep_stream stream_on(const struct state *s, int device)
-{
-    return device ? (ep_stream)s->group.stream : NULL;
-}
-
-static int sync(struct state *s, int device)
-{
-    if (device)
-        CALL(ep_stream_sync(s->group.cuda, stream_on(s, device)));
-    else
-        CALL(ep_stream_sync(s->group.host, stream_on(s, device)));
-    return 0;
+    return (int32_t *)(void *)mirror_at(&s->b[buffer], device);
 }
 
 static int topk_of(const struct state *s)
@@ -170,29 +151,26 @@ static int load(struct state *s, int round)
 static int finish(struct state *s, int device)
 {
     if (s->scenario->hook)
-        CALL(ep_ll_finish(s->ll[device], 0, stream_on(s, device)));
+        CALL(ep_ll_finish(s->ll[device], 0, group_stream(&s->group, device)));
     return 0;
 }
 
 static int call_dispatch(struct state *s, int device, bool timed)
 {
     int64_t rows = (int64_t)s->group.nranks * M, words = words_of_scales(s);
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args =
+        args_ll_dispatch(mirror_at(&s->b[X], device), mirror_at(&s->b[INDEX], device), EP_I32, s->n_tokens);
 
-    args.x = at(s, X, device);
-    args.topk_idx = at(s, INDEX, device);
-    args.idx_type = EP_I32;
-    args.n_tokens = s->n_tokens;
     args.topk = topk_of(s);
     args.out_dtype = EP_F8E4M3;
     args.scale_type = s->scenario->packed ? EP_UE8M0 : EP_F32;
-    args.recv_x = at(s, RECV, device);
-    args.recv_scales = at(s, SCALES, device);
-    args.recv_count = (int32_t *)(void *)at(s, COUNT, device);
-    args.recv_source = (int32_t *)(void *)at(s, SOURCE, device);
-    args.recv_range = (int64_t *)(void *)at(s, RANGE, device);
-    args.recv_stats_add = (int32_t *)(void *)at(s, STATS, device);
-    args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
+    args.recv_x = mirror_at(&s->b[RECV], device);
+    args.recv_scales = mirror_at(&s->b[SCALES], device);
+    args.recv_count = (int32_t *)(void *)mirror_at(&s->b[COUNT], device);
+    args.recv_source = (int32_t *)(void *)mirror_at(&s->b[SOURCE], device);
+    args.recv_range = (int64_t *)(void *)mirror_at(&s->b[RANGE], device);
+    args.recv_stats_add = (int32_t *)(void *)mirror_at(&s->b[STATS], device);
+    args.wait_cost_add = timed ? (int64_t *)(void *)mirror_at(&s->b[COST], device) : NULL;
     args.flags = s->scenario->hook ? EP_LL_RECV_HOOK : 0;
     args.ret_call = &s->call[device];
     /* By columns, and in the other rounds by rows. */
@@ -200,25 +178,21 @@ static int call_dispatch(struct state *s, int device, bool timed)
         args.recv_scale_stride_token = s->round % 3 == 1 ? 1 : words;
         args.recv_scale_stride_block = s->round % 3 == 1 ? rows : 1;
     }
-    CALL(ep_ll_dispatch(s->ll[device], &args, stream_on(s, device)));
+    CALL(ep_ll_dispatch(s->ll[device], &args, group_stream(&s->group, device)));
     return finish(s, device);
 }
 
 static int call_combine(struct state *s, int device, bool all, bool timed)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args =
+        args_ll_combine(mirror_at(&s->b[ANSWER], device), mirror_at(&s->b[all ? INDEX : GIVEN], device), EP_I32,
+                        s->n_tokens, mirror_at(&s->b[WEIGHTS], device), mirror_at(&s->b[OUT], device));
 
-    args.x = at(s, ANSWER, device);
-    args.topk_idx = at(s, all ? INDEX : GIVEN, device);
-    args.idx_type = EP_I32;
-    args.n_tokens = s->n_tokens;
     args.topk = topk_of(s);
-    args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
-    args.out = at(s, OUT, device);
     args.flags = s->scenario->flags | (s->scenario->hook ? EP_LL_RECV_HOOK : 0);
     args.call = s->call[device];
-    args.wait_cost_add = timed ? (int64_t *)(void *)at(s, COST, device) : NULL;
-    CALL(ep_ll_combine(s->ll[device], &args, stream_on(s, device)));
+    args.wait_cost_add = timed ? (int64_t *)(void *)mirror_at(&s->b[COST], device) : NULL;
+    CALL(ep_ll_combine(s->ll[device], &args, group_stream(&s->group, device)));
     return finish(s, device);
 }
 
@@ -249,8 +223,8 @@ static int run_omitted(struct state *s)
                 if (!pass)
                     TRY(call_dispatch(s, device, false));
                 TRY(call_combine(s, device, all, false));
-                CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), stream_on(s, device)));
-                TRY(sync(s, device));
+                CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), group_stream(&s->group, device)));
+                TRY(group_sync(&s->group, device));
             }
             if (!pass)
                 TRY(compare(s, all ? "all" : "left out"));
@@ -271,11 +245,11 @@ static int set_masks(struct state *s, bool on)
             if (rank == s->group.rank || (rank == last) == (s->group.rank == last))
                 continue;
             if (on || s->round % 2)
-                CALL(ep_ll_set_mask(s->ll[device], rank, on, stream_on(s, device)));
+                CALL(ep_ll_set_mask(s->ll[device], rank, on, group_stream(&s->group, device)));
         }
         if (!on && !(s->round % 2))
-            CALL(ep_ll_clear_mask(s->ll[device], stream_on(s, device)));
-        TRY(sync(s, device));
+            CALL(ep_ll_clear_mask(s->ll[device], group_stream(&s->group, device)));
+        TRY(group_sync(&s->group, device));
     }
     return group_barrier(&s->group);
 }
@@ -289,10 +263,10 @@ static int use_masks(struct state *s)
         for (int device = 0; device < 2; device++) {
             TRY(call_dispatch(s, device, false));
             TRY(call_combine(s, device, round % 2, false));
-            CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), stream_on(s, device)));
+            CALL(ep_ll_query_mask(s->ll[device], words(s, MASK, device), group_stream(&s->group, device)));
             if (round % 4 == 3)
-                CALL(ep_ll_barrier(s->ll[device], stream_on(s, device)));
-            TRY(sync(s, device));
+                CALL(ep_ll_barrier(s->ll[device], group_stream(&s->group, device)));
+            TRY(group_sync(&s->group, device));
         }
         TRY(compare(s, "masks"));
     }
@@ -326,7 +300,7 @@ static int use_barriers(struct state *s)
         CALL(ep_ll_barrier(s->ll[1], s->group.stream));
         CALL(ep_stream_call(s->group.cuda, s->group.stream, check_entered, s));
     }
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     EXPECT(!s->page->wrong, "passed a barrier before rank %d had entered it", s->page->wrong - 1);
     return group_barrier(&s->group);
 }
@@ -348,7 +322,7 @@ static int stay_absent(struct state *s)
     }
     CALL(ep_ll_barrier(s->ll[1], s->group.stream));
     CALL(ep_ll_query_mask(s->ll[1], words(s, MASK, 1), s->group.stream));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     CUDA(cudaMemcpy(masked, s->b[MASK].device, (size_t)s->group.nranks * 4, cudaMemcpyDefault));
     for (int rank = 0; rank < s->group.nranks; rank++)
         EXPECT(masked[rank] == (rank == last), "rank %d: masked is %d", rank, masked[rank]);
@@ -358,12 +332,8 @@ static int stay_absent(struct state *s)
 
 static ep_ll_config config_of(const struct state *s)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = args_ll(M, HIDDEN, LOCAL * s->group.nranks, TOPK);
 
-    config.max_tokens = M;
-    config.hidden = HIDDEN;
-    config.n_experts = LOCAL * s->group.nranks;
-    config.topk = TOPK;
     config.flags = s->scenario->ll_flags;
     return config;
 }
@@ -381,13 +351,13 @@ static int use_two(struct state *s)
     CALL(ep_ll_clear_mask(s->ll[1], s->group.stream));
     CALL(ep_ll_clear_mask(other, s->group.stream));
     CALL(ep_ll_barrier(s->ll[1], s->group.stream));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     TRY(group_barrier(&s->group));
     if (s->group.rank != last)
         CALL(ep_ll_set_mask(s->ll[1], last, 1, s->group.stream));
     CALL(ep_ll_merge_mask(other, s->ll[1], s->group.stream));
     CALL(ep_ll_query_mask(other, words(s, MASK, 1), s->group.stream));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     CUDA(cudaMemcpy(masked, s->b[MASK].device, (size_t)s->group.nranks * 4, cudaMemcpyDefault));
     for (int rank = 0; rank < s->group.nranks; rank++)
         EXPECT(masked[rank] == (rank == last && s->group.rank != last), "rank %d: masked is %d", rank, masked[rank]);
@@ -398,7 +368,7 @@ static int use_two(struct state *s)
         TRY(expect_status("ep_stream_sync", ep_stream_sync(s->group.cuda, s->group.stream), EP_E_EXCLUDED,
                           "has masked this rank"));
     else
-        TRY(sync(s, 1));
+        TRY(group_sync(&s->group, 1));
     EXPECT(now_ms() - begin < TIMEOUT_MS / 2.0, "the barrier has waited for a mask to be cleared");
     ep_ll_free(other);
     return 0;
@@ -414,7 +384,7 @@ static int run_late(struct state *s)
     TRY(load(s, 0));
     TRY(call_dispatch(s, 0, false));
     TRY(call_combine(s, 0, false, false));
-    TRY(sync(s, 0));
+    TRY(group_sync(&s->group, 0));
     for (int combine = 0; combine < 2; combine++) {
         TRY(group_barrier(&s->group));
         if (s->group.rank == last) {
@@ -423,7 +393,7 @@ static int run_late(struct state *s)
         }
         TRY(combine ? call_combine(s, 1, false, true) : call_dispatch(s, 1, true));
         s->page->called += s->group.rank != last;
-        TRY(sync(s, 1));
+        TRY(group_sync(&s->group, 1));
         CUDA(cudaMemcpy(cost[combine], s->b[COST].device, (size_t)s->group.nranks * 8, cudaMemcpyDefault));
         for (int rank = 0; rank < s->group.nranks && combine; rank++)
             cost[1][rank] -= cost[0][rank];
@@ -439,7 +409,7 @@ static int run_late(struct state *s)
     }
     CALL(ep_ll_query_mask(s->ll[0], words(s, MASK, 0), NULL));
     CALL(ep_ll_query_mask(s->ll[1], words(s, MASK, 1), s->group.stream));
-    TRY(sync(s, 0));
+    TRY(group_sync(&s->group, 0));
     code |= compare(s, "late");
     TRY(group_merge_codes(&s->group, code, &code));
     return code;

@@ -38,12 +38,8 @@ struct scenario {
 
 static ep_ll_config config_for(const struct group *g, int max_tokens, int hidden, int local, uint32_t flags)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config = args_ll(max_tokens, hidden, g->nranks * local, TOPK);
 
-    config.max_tokens = max_tokens;
-    config.hidden = hidden;
-    config.n_experts = g->nranks * local;
-    config.topk = TOPK;
     config.flags = flags;
     return config;
 }
@@ -395,11 +391,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
+    struct scenario_run run = {.program = "ll_mix_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "ll_mix_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

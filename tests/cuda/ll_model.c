@@ -66,7 +66,7 @@ int model_open(const struct group *group, int max_tokens, int hidden, uint32_t l
                struct model *ret_model)
 {
     struct model *m = ret_model;
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config;
     size_t n = (size_t)max_tokens, row = (size_t)hidden * 2, rows;
 
     *m = (struct model){.group = group, .max_tokens = max_tokens, .hidden = hidden};
@@ -87,10 +87,7 @@ int model_open(const struct group *group, int max_tokens, int hidden, uint32_t l
     CUDA(cudaMalloc(&m->source, rows * sizeof(int32_t)));
     CUDA(cudaMalloc(&m->range, (size_t)(MODEL_LOCAL * group->nranks) * sizeof(int64_t)));
     CUDA(cudaMalloc(&m->out, n * row + GUARD));
-    config.max_tokens = max_tokens;
-    config.hidden = hidden;
-    config.n_experts = group->nranks * MODEL_LOCAL;
-    config.topk = MODEL_TOPK;
+    config = args_ll(max_tokens, hidden, group->nranks * MODEL_LOCAL, MODEL_TOPK);
     config.flags = ll_flags & ~EP_LL_NO_PARTIAL_REDUCE;
     m->sum = ll_flags & EP_LL_NO_PARTIAL_REDUCE;
     CALL(ep_ll_new(group->cuda, &config, &m->ll));
@@ -142,12 +139,8 @@ int model_load(struct model *m, int round)
 
 ep_status model_dispatch(struct model *m, uint32_t flags)
 {
-    ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
+    ep_ll_dispatch_args args = args_ll_dispatch(m->x, m->index, EP_I64, m->n_tokens);
 
-    args.x = m->x;
-    args.topk_idx = m->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = m->n_tokens;
     args.out_dtype = EP_BF16;
     args.recv_x = m->recv;
     args.recv_count = m->count;
@@ -162,14 +155,8 @@ ep_status model_dispatch(struct model *m, uint32_t flags)
 
 ep_status model_combine(struct model *m, uint32_t flags)
 {
-    ep_ll_combine_args args = EP_LL_COMBINE_ARGS_INIT;
+    ep_ll_combine_args args = args_ll_combine(m->recv, m->index, EP_I64, m->n_tokens, m->weights, m->out);
 
-    args.x = m->recv;
-    args.topk_idx = m->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = m->n_tokens;
-    args.topk_weights = m->weights;
-    args.out = m->out;
     args.flags = (flags & ~TEST_ASYNC) | m->sum;
     m->flags = flags;
     if (test_waits(m->group->stream, flags))

@@ -275,7 +275,6 @@ static int warm_up(struct exchange *x)
 static int run_variant(struct group *g, const struct scenario *scenario, int number)
 {
     const struct variant *variant = &variants[number];
-    ep_ll_config config = EP_LL_CONFIG_INIT;
     struct ll_round round = {.n_tokens = variant->max_tokens - g->rank % 3,
                              .format = number % 2 ? LL_F32 : LL_BF16,
                              .idx_type = number % 2 ? EP_I32 : EP_I64,
@@ -285,12 +284,9 @@ static int run_variant(struct group *g, const struct scenario *scenario, int num
     struct exchange *x = NULL;
     struct ll_pair pair;
     int code;
+    ep_ll_config config = args_ll(variant->max_tokens, variant->hidden, g->nranks > 1 ? 4 * g->nranks : 8, TOPK);
 
-    config.max_tokens = variant->max_tokens;
-    config.hidden = variant->hidden;
     /* Few, so that a rank has several rows of most tokens. */
-    config.n_experts = g->nranks > 1 ? 4 * g->nranks : 8;
-    config.topk = TOPK;
     config.flags = variant->flags;
     set_context(g, scenario, number, 0);
     code = ll_pair_open(g, &config, &pair);
@@ -322,11 +318,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
+    struct scenario_run run = {.program = "ll_weights_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 100, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "ll_weights_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 100, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

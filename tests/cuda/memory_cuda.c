@@ -59,7 +59,7 @@ static int library_bytes(const struct state *s, uint64_t *ret_bytes)
 static int new_plans(struct state *s)
 {
     struct routing routing = {.topk = TOPK, .n_experts = s->experts, .nranks = s->group.nranks, .idx_type = EP_I32};
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     ep_plan_info info = {.size = sizeof(info)};
     int32_t *index;
 
@@ -67,11 +67,7 @@ static int new_plans(struct state *s)
     index = malloc((size_t)s->n_tokens * CHOICE + 1);
     EXPECT(index, "no memory for the routing of %d tokens", s->n_tokens);
     fill_routing(&routing, &s->random, index);
-    args.topk_idx = index;
-    args.idx_type = EP_I32;
-    args.n_tokens = s->n_tokens;
-    args.topk = TOPK;
-    args.n_experts = s->experts;
+    args = args_plan(index, EP_I32, s->n_tokens, TOPK, s->experts);
     CALL(ep_plan_new(s->group.host, &args, &s->plan[HOST]));
     CALL(ep_plan_new(s->group.cuda, &args, &s->plan[DEVICE]));
     free(index);
@@ -116,21 +112,15 @@ static int call_both(struct state *s, int side)
     ep_stream stream = side == DEVICE ? s->group.stream : NULL;
     ep_comm *comm = side == DEVICE ? s->group.cuda : s->group.host;
     unsigned char *arena = memory_on(&s->arena, side);
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch =
+        args_dispatch(EP_BF16, HIDDEN, memory_on(&s->x, side), arena + s->at[RECV_X], s->n_recv);
+    ep_combine_args combine = args_combine(HIDDEN, arena + s->at[RECV_X], memory_on(&s->out[0], side));
 
-    dispatch.x = memory_on(&s->x, side);
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
     dispatch.topk_weights = (const float *)(const void *)memory_on(&s->weights, side);
-    dispatch.recv_x = arena + s->at[RECV_X];
     dispatch.recv_topk_idx = arena + s->at[RECV_INDEX];
     dispatch.recv_topk_weights = (float *)(void *)(arena + s->at[RECV_WEIGHTS]);
-    dispatch.out_rows = s->n_recv;
     CALL(ep_dispatch(s->plan[side], &dispatch, stream));
-    combine.x = arena + s->at[RECV_X];
     combine.topk_weights = (const float *)(const void *)(arena + s->at[RECV_WEIGHTS]);
-    combine.out = memory_on(&s->out[0], side);
     combine.out_topk_weights = (float *)(void *)memory_on(&s->out[1], side);
     CALL(ep_combine(s->plan[side], &combine, stream));
     CALL(ep_stream_sync(comm, stream));
@@ -414,11 +404,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .rounds = 8, .seed = 1};
+    struct scenario_run run = {.program = "memory_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "memory_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

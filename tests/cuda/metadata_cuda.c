@@ -98,14 +98,9 @@ static int make_buffers(struct state *s)
     return 0;
 }
 
-static unsigned char *at(const struct state *s, int buffer, int device)
-{
-    return device ? s->b[buffer].device : s->b[buffer].host;
-}
-
 static int32_t *words(const struct state *s, int buffer, int device)
 {
-    return (int32_t *)(void *)at(s, buffer, device);
+    return (int32_t *)(void *)mirror_at(&s->b[buffer], device);
 }
 
 /* The mask of the choices, and the number of tokens of each expert. */
@@ -113,7 +108,7 @@ static void fill_mask(struct state *s)
 {
     const int32_t *index = words(s, INDEX, 0);
     int32_t *experts = words(s, EXPERTS, 0), ranks = s->group.nranks;
-    unsigned char *mask = at(s, MASK, 0);
+    unsigned char *mask = mirror_at(&s->b[MASK], 0);
 
     memset(mask, 0, (size_t)TOKENS * (size_t)ranks);
     memset(experts, 0, (size_t)s->experts * 4);
@@ -147,25 +142,15 @@ static int load(struct state *s, int round)
     return 0;
 }
 
-static ep_stream stream_on(const struct state *s, int device)
-{
-    return device ? (ep_stream)s->group.stream : NULL;
-}
-
-static ep_comm *comm_on(const struct state *s, int device)
-{
-    return device ? s->group.cuda : s->group.host;
-}
-
 static int make_plan(struct state *s, int device)
 {
     ep_plan_args args = EP_PLAN_ARGS_INIT;
 
     if (s->scenario->mask) {
-        args.token_in_rank = at(s, MASK, device);
+        args.token_in_rank = mirror_at(&s->b[MASK], device);
         args.tokens_per_expert = words(s, EXPERTS, device);
     } else {
-        args.topk_idx = at(s, INDEX, device);
+        args.topk_idx = mirror_at(&s->b[INDEX], device);
         args.idx_type = EP_I32;
         args.topk = TOPK;
     }
@@ -175,8 +160,8 @@ static int make_plan(struct state *s, int device)
     args.max_tokens = TOKENS;
     args.expert_alignment = ALIGNMENT;
     args.flags = s->scenario->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
-    args.stream = stream_on(s, device);
-    CALL(ep_plan_new(comm_on(s, device), &args, &s->plan[device]));
+    args.stream = group_stream(&s->group, device);
+    CALL(ep_plan_new(group_comm(&s->group, device), &args, &s->plan[device]));
     return 0;
 }
 
@@ -185,13 +170,13 @@ static int update(struct state *s, int device)
     ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
 
     if (s->scenario->mask) {
-        args.token_in_rank = at(s, MASK, device);
+        args.token_in_rank = mirror_at(&s->b[MASK], device);
         args.tokens_per_expert = words(s, EXPERTS, device);
     } else {
-        args.topk_idx = at(s, INDEX, device);
+        args.topk_idx = mirror_at(&s->b[INDEX], device);
     }
     args.n_tokens = s->n_tokens;
-    CALL(ep_plan_update(s->plan[device], &args, stream_on(s, device)));
+    CALL(ep_plan_update(s->plan[device], &args, group_stream(&s->group, device)));
     return 0;
 }
 
@@ -209,52 +194,35 @@ static ep_status get_metadata(struct state *s, int device, int round, int stride
     dst.count_exact = all || round % 4 == 2 ? words(s, COUNT_EXACT, device) : NULL;
     dst.rank_prefix = all || round % 4 == 3 ? words(s, PREFIX, device) : NULL;
     dst.source_stride = stride;
-    return ep_plan_get_metadata(s->plan[device], &dst, stream_on(s, device));
+    return ep_plan_get_metadata(s->plan[device], &dst, group_stream(&s->group, device));
 }
 
 /* The layout of all choices, also if the plan is made from a mask. */
 static int get_layout(struct state *s, int device)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args = args_plan(mirror_at(&s->b[INDEX], device), EP_I32, s->n_tokens, TOPK, s->experts);
     ep_layout layout = EP_LAYOUT_INIT;
 
-    args.topk_idx = at(s, INDEX, device);
-    args.idx_type = EP_I32;
-    args.topk = TOPK;
-    args.n_tokens = s->n_tokens;
-    args.n_experts = s->experts;
-    args.stream = stream_on(s, device);
+    args.stream = group_stream(&s->group, device);
     layout.tokens_per_rank = words(s, PER_RANK, device);
     layout.tokens_per_node = words(s, PER_NODE, device);
     layout.tokens_per_expert = words(s, PER_EXPERT, device);
-    layout.token_in_rank = at(s, IN_RANK, device);
-    CALL(ep_plan_layout(comm_on(s, device), &args, &layout));
+    layout.token_in_rank = mirror_at(&s->b[IN_RANK], device);
+    CALL(ep_plan_layout(group_comm(&s->group, device), &args, &layout));
     return 0;
 }
 
 /* Between a dispatch and its combine: neither may be disturbed. */
 static int call_all(struct state *s, int device, int round)
 {
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch =
+        args_dispatch(EP_BF16, HIDDEN, mirror_at(&s->b[X], device), mirror_at(&s->b[RECV], device), s->capacity);
+    ep_combine_args combine = args_combine(HIDDEN, mirror_at(&s->b[RECV], device), mirror_at(&s->b[OUT], device));
 
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = HIDDEN;
-    dispatch.x = at(s, X, device);
-    dispatch.recv_x = at(s, RECV, device);
-    dispatch.out_rows = s->capacity;
-    CALL(ep_dispatch(s->plan[device], &dispatch, stream_on(s, device)));
+    CALL(ep_dispatch(s->plan[device], &dispatch, group_stream(&s->group, device)));
     CALL(get_metadata(s, device, round, round % 2 ? TOKENS : 0));
     TRY(get_layout(s, device));
-    combine.x = at(s, RECV, device);
-    combine.out = at(s, OUT, device);
-    CALL(ep_combine(s->plan[device], &combine, stream_on(s, device)));
-    return 0;
-}
-
-static int sync(struct state *s, int device)
-{
-    CALL(ep_stream_sync(comm_on(s, device), stream_on(s, device)));
+    CALL(ep_combine(s->plan[device], &combine, group_stream(&s->group, device)));
     return 0;
 }
 
@@ -284,7 +252,7 @@ static int run_round(struct state *s, int round, int device)
     else if (round)
         TRY(update(s, device));
     TRY(call_all(s, device, round));
-    return sync(s, device);
+    return group_sync(&s->group, device);
 }
 
 static int run_rounds(struct state *s)
@@ -316,7 +284,7 @@ static int run_graph(struct state *s)
     for (int device = 0; device < 2; device++) {
         TRY(make_plan(s, device));
         TRY(call_all(s, device, 0));
-        TRY(sync(s, device));
+        TRY(group_sync(&s->group, device));
     }
     TRY(capture_begin(&s->group));
     if (s->scenario->fixed)
@@ -328,9 +296,9 @@ static int run_graph(struct state *s)
         if (s->scenario->fixed)
             TRY(update(s, 0));
         TRY(call_all(s, 0, 0));
-        TRY(sync(s, 0));
+        TRY(group_sync(&s->group, 0));
         CUDA(cudaGraphLaunch(exec, s->group.stream));
-        TRY(sync(s, 1));
+        TRY(group_sync(&s->group, 1));
         code = compare(s, round);
         TRY(group_merge_codes(&s->group, code, &code));
     }
@@ -344,14 +312,15 @@ static int run_refused(struct state *s)
     TRY(load(s, 0));
     for (int device = 0; device < 2; device++)
         TRY(make_plan(s, device));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     for (int i = 0; i < TOKENS * TOPK; i++)
         words(s, INDEX, 0)[i] = i % TOPK;
     TRY(mirror_push(&s->group, &s->b[INDEX]));
     for (int device = 0; device < 2; device++) {
         TRY(update(s, device));
         CALL(get_metadata(s, device, 0, TOKENS));
-        TRY(expect_status("ep_stream_sync", ep_stream_sync(comm_on(s, device), stream_on(s, device)), EP_E_CAPACITY,
+        TRY(expect_status("ep_stream_sync",
+                          ep_stream_sync(group_comm(&s->group, device), group_stream(&s->group, device)), EP_E_CAPACITY,
                           "rank 0"));
     }
     TRY(compare(s, 0));
@@ -359,7 +328,7 @@ static int run_refused(struct state *s)
     for (int device = 0; device < 2; device++) {
         TRY(update(s, device));
         TRY(call_all(s, device, 0));
-        TRY(sync(s, device));
+        TRY(group_sync(&s->group, device));
     }
     return compare(s, 4);
 }
@@ -413,11 +382,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .rounds = 12, .seed = 1};
+    struct scenario_run run = {.program = "metadata_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "metadata_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

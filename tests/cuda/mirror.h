@@ -42,4 +42,9 @@ int mirror_compare(const struct group *group, const struct mirror *mirror, const
 /* Collective if the memory is; after a failure it is not, and the communicator frees symmetric memory. */
 int mirror_free(const struct group *group, bool failed, struct mirror *mirror);
 
+static inline unsigned char *mirror_at(const struct mirror *mirror, int device)
+{
+    return device ? mirror->device : mirror->host;
+}
+
 #endif

@@ -49,14 +49,7 @@ static int make_index(struct state *s)
 
 static ep_plan_args plan_args(const struct state *s)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
-
-    args.topk_idx = s->index;
-    args.idx_type = EP_I64;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = EXPERTS * s->group->nranks;
-    return args;
+    return args_plan(s->index, EP_I64, TOKENS, TOPK, EXPERTS * s->group->nranks);
 }
 
 static int make_plan(struct state *s)
@@ -102,24 +95,15 @@ static int free_all(struct state *s)
 
 static ep_status dispatch(const struct state *s, int which, int hidden)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args = args_dispatch(EP_BF16, hidden, s->x[which], s->recv, s->n_recv);
 
-    args.dtype = EP_BF16;
-    args.hidden = hidden;
-    args.x = s->x[which];
-    args.recv_x = s->recv;
-    args.out_rows = s->n_recv;
     return ep_dispatch(s->plan, &args, s->group->stream);
 }
 
 static ep_status combine(const struct state *s, int which)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(HIDDEN, s->recv, s->out[which]);
 
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.x = s->recv;
-    args.out = s->out[which];
     return ep_combine(s->plan, &args, s->group->stream);
 }
 
@@ -315,7 +299,7 @@ static int check_mappings(const struct group *g)
 
 static int run_mappings(struct state *s)
 {
-    ep_ll_config config = EP_LL_CONFIG_INIT;
+    ep_ll_config config;
     ep_ll *ll;
     int code;
 
@@ -324,10 +308,7 @@ static int run_mappings(struct state *s)
     CALL(dispatch(s, 0, HIDDEN));
     CALL(combine(s, 0));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
-    config.max_tokens = TOKENS;
-    config.hidden = HIDDEN;
-    config.n_experts = EXPERTS * s->group->nranks;
-    config.topk = TOPK;
+    config = args_ll(TOKENS, HIDDEN, EXPERTS * s->group->nranks, TOPK);
     CALL(ep_ll_new(s->group->cuda, &config, &ll));
     TRY(group_barrier(s->group));
     code = check_mappings(s->group);

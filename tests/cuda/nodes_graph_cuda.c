@@ -71,13 +71,8 @@ static int make_plans(struct state *s, struct job *job)
     EXPECT(index, "no memory for the routing");
     fill_routing(&routing, &s->random, index);
     for (int device = 0; device < 2; device++) {
-        ep_plan_args args = EP_PLAN_ARGS_INIT;
+        ep_plan_args args = args_plan(index, EP_I32, routing.n_tokens, TOPK, routing.n_experts);
 
-        args.topk_idx = index;
-        args.idx_type = EP_I32;
-        args.n_tokens = routing.n_tokens;
-        args.topk = TOPK;
-        args.n_experts = routing.n_experts;
         args.expert_alignment = job->form->expanded ? 8 : 1;
         args.flags = job->form->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
         CALL(ep_plan_new(device ? s->group->cuda : s->group->host, &args, &job->plan[device]));
@@ -117,23 +112,18 @@ static int load(struct state *s, struct job *job)
 static int call_pair(const struct state *s, const struct job *job, int device)
 {
     ep_stream stream = device ? (ep_stream)s->group->stream : NULL;
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
+    ep_dispatch_args dispatch;
+    ep_combine_args combine;
     unsigned char *at[N_BUFFERS];
 
     for (int i = 0; i < N_BUFFERS; i++)
         at[i] = device ? job->b[i].device : job->b[i].host;
-    dispatch.dtype = combine.dtype = EP_BF16;
-    dispatch.hidden = combine.hidden = job->form->hidden;
-    dispatch.x = at[X];
+    dispatch = args_dispatch(EP_BF16, job->form->hidden, at[X], at[RECV], job->rows);
+    combine = args_combine(job->form->hidden, at[RECV], at[OUT]);
     dispatch.topk_weights = (const float *)(const void *)at[WEIGHTS];
-    dispatch.recv_x = at[RECV];
     dispatch.recv_topk_weights = (float *)(void *)at[RECV_WEIGHTS];
-    dispatch.out_rows = job->rows;
     CALL(ep_dispatch(job->plan[device], &dispatch, stream));
-    combine.x = at[RECV];
     combine.topk_weights = (const float *)(const void *)at[RECV_WEIGHTS];
-    combine.out = at[OUT];
     combine.out_topk_weights = (float *)(void *)at[OUT_WEIGHTS];
     CALL(ep_combine(job->plan[device], &combine, stream));
     return 0;

@@ -106,52 +106,34 @@ static int load(struct state *s, int round)
     return 0;
 }
 
-static unsigned char *at(const struct state *s, int buffer, int device)
-{
-    return device ? s->b[buffer].device : s->b[buffer].host;
-}
-
-static ep_stream stream_on(const struct state *s, int device)
-{
-    return device ? (ep_stream)s->group.stream : NULL;
-}
-
 static ep_status call_update(struct state *s, int device)
 {
     ep_plan_update_args args = EP_PLAN_UPDATE_ARGS_INIT;
 
-    args.topk_idx = s->n_tokens ? at(s, INDEX, device) : NULL;
+    args.topk_idx = s->n_tokens ? mirror_at(&s->b[INDEX], device) : NULL;
     args.n_tokens = s->n_tokens;
-    return ep_plan_update(s->plan[device], &args, stream_on(s, device));
+    return ep_plan_update(s->plan[device], &args, group_stream(&s->group, device));
 }
 
 static int call_dispatch(struct state *s, int device)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args =
+        args_dispatch(EP_BF16, HIDDEN, mirror_at(&s->b[X], device), mirror_at(&s->b[RECV], device), s->capacity);
 
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.x = at(s, X, device);
-    args.topk_weights = (const float *)(const void *)at(s, WEIGHTS, device);
-    args.recv_x = at(s, RECV, device);
-    args.recv_topk_idx = s->scenario->expanded ? NULL : at(s, RECV_INDEX, device);
-    args.recv_topk_weights = (float *)(void *)at(s, RECV_WEIGHTS, device);
-    args.out_rows = s->capacity;
-    CALL(ep_dispatch(s->plan[device], &args, stream_on(s, device)));
+    args.topk_weights = (const float *)(const void *)mirror_at(&s->b[WEIGHTS], device);
+    args.recv_topk_idx = s->scenario->expanded ? NULL : mirror_at(&s->b[RECV_INDEX], device);
+    args.recv_topk_weights = (float *)(void *)mirror_at(&s->b[RECV_WEIGHTS], device);
+    CALL(ep_dispatch(s->plan[device], &args, group_stream(&s->group, device)));
     return 0;
 }
 
 static int call_combine(struct state *s, int device)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(HIDDEN, mirror_at(&s->b[RECV], device), mirror_at(&s->b[OUT], device));
 
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.x = at(s, RECV, device);
-    args.topk_weights = (const float *)(const void *)at(s, RECV_WEIGHTS, device);
-    args.out = at(s, OUT, device);
-    args.out_topk_weights = (float *)(void *)at(s, OUT_WEIGHTS, device);
-    CALL(ep_combine(s->plan[device], &args, stream_on(s, device)));
+    args.topk_weights = (const float *)(const void *)mirror_at(&s->b[RECV_WEIGHTS], device);
+    args.out_topk_weights = (float *)(void *)mirror_at(&s->b[OUT_WEIGHTS], device);
+    CALL(ep_combine(s->plan[device], &args, group_stream(&s->group, device)));
     return 0;
 }
 
@@ -161,27 +143,17 @@ static int call_pair(struct state *s, int device)
     return call_combine(s, device);
 }
 
-static int sync(struct state *s, int device)
-{
-    CALL(ep_stream_sync(device ? s->group.cuda : s->group.host, stream_on(s, device)));
-    return 0;
-}
-
 static int make_plan(struct state *s, int device)
 {
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args =
+        args_plan(s->n_tokens ? mirror_at(&s->b[INDEX], device) : NULL, EP_I32, s->n_tokens, TOPK, s->experts);
 
-    args.topk_idx = s->n_tokens ? at(s, INDEX, device) : NULL;
-    args.idx_type = EP_I32;
-    args.n_tokens = s->n_tokens;
-    args.topk = TOPK;
-    args.n_experts = s->experts;
     args.max_recv_tokens = s->capacity;
     args.max_tokens = TOKENS;
     args.expert_alignment = s->scenario->expanded ? ALIGNMENT : 1;
     args.flags = s->scenario->expanded ? EP_PLAN_EXPANDED | EP_PLAN_ZERO_PADDING : 0;
-    args.stream = stream_on(s, device);
-    CALL(ep_plan_new(device ? s->group.cuda : s->group.host, &args, &s->plan[device]));
+    args.stream = group_stream(&s->group, device);
+    CALL(ep_plan_new(group_comm(&s->group, device), &args, &s->plan[device]));
     return 0;
 }
 
@@ -244,12 +216,12 @@ static int check_round(struct state *s, int round, cudaGraphExec_t exec)
     int code;
 
     TRY(call_pair(s, 0));
-    TRY(sync(s, 0));
+    TRY(group_sync(&s->group, 0));
     atomic_store(&s->delayed, round != 1);
     if (round == 1)
         CUDA(cudaLaunchHostFunc(s->group.stream, delay, &s->delayed));
     CUDA(cudaGraphLaunch(exec, s->group.stream));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     EXPECT(atomic_load(&s->delayed), "ep_stream_sync has not waited for a graph");
     code = compare(s, round);
     TRY(group_merge_codes(&s->group, code, &code));
@@ -301,7 +273,7 @@ static int compare_calls(struct state *s, int round)
 
     for (int device = 0; device < 2; device++) {
         TRY(call_pair(s, device));
-        TRY(sync(s, device));
+        TRY(group_sync(&s->group, device));
     }
     code = compare(s, round);
     TRY(group_merge_codes(&s->group, code, &code));
@@ -379,7 +351,7 @@ static int run_rounds(struct state *s)
         /* Between nodes the hosts make a plan with its first operation. */
         if (group_division.nodes > 1) {
             TRY(call_pair(s, 1));
-            TRY(sync(s, 1));
+            TRY(group_sync(&s->group, 1));
         }
         TRY(capture_begin(&s->group));
         CALL(call_update(s, 1));
@@ -392,7 +364,7 @@ static int run_rounds(struct state *s)
         if (round)
             CALL(call_update(s, 0));
         TRY(call_pair(s, 0));
-        TRY(sync(s, 0));
+        TRY(group_sync(&s->group, 0));
         if (exec) {
             CUDA(cudaGraphLaunch(exec, s->group.stream));
         } else {
@@ -400,7 +372,7 @@ static int run_rounds(struct state *s)
                 CALL(call_update(s, 1));
             TRY(call_pair(s, 1));
         }
-        TRY(sync(s, 1));
+        TRY(group_sync(&s->group, 1));
         code = compare(s, round);
         TRY(group_merge_codes(&s->group, code, &code));
     }
@@ -417,7 +389,7 @@ static int run_refused(struct state *s)
     TRY(load(s, 0));
     TRY(make_plans(s));
     TRY(call_pair(s, 1));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     TRY(load_too_many(s));
     CALL(call_update(s, 1));
     TRY(call_pair(s, 1));
@@ -428,7 +400,7 @@ static int run_refused(struct state *s)
     for (int device = 0; device < 2; device++) {
         CALL(call_update(s, device));
         TRY(call_pair(s, device));
-        TRY(sync(s, device));
+        TRY(group_sync(&s->group, device));
     }
     return compare(s, 6);
 }
@@ -442,7 +414,7 @@ static int run_bad(struct state *s)
     TRY(load(s, 0));
     TRY(make_plans(s));
     TRY(call_pair(s, 1));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     TRY(group_barrier(&s->group));
     if (s->group.rank == bad)
         ((int32_t *)(void *)s->b[INDEX].host)[5] = s->experts;
@@ -465,7 +437,7 @@ static int run_tokens(struct state *s)
     TRY(load(s, 0));
     TRY(make_plans(s));
     TRY(call_pair(s, 1));
-    TRY(sync(s, 1));
+    TRY(group_sync(&s->group, 1));
     TRY(capture_begin(&s->group));
     if (!s->scenario->only_combine)
         TRY(call_dispatch(s, 1));
@@ -528,11 +500,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .rounds = 30, .seed = 1};
+    struct scenario_run run = {.program = "plan_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "plan_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

@@ -214,13 +214,10 @@ static int make_plan(const struct group *group, const struct slot *slot, int rou
                      ep_plan **ret_plan)
 {
     ep_comm *comm = device ? group->cuda : group->host;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args =
+        args_plan(NULL, slot->mask ? 0 : slot->idx_type, slot->n_tokens[routing], slot->topk, slot->n_experts);
 
-    args.idx_type = slot->mask ? 0 : slot->idx_type;
-    args.n_tokens = slot->n_tokens[routing];
     args.max_tokens = slot->max_tokens;
-    args.topk = slot->topk;
-    args.n_experts = slot->n_experts;
     args.flags = slot->flags;
     args.expert_alignment = slot->alignment;
     args.stream = device ? (ep_stream)stream : NULL;
@@ -270,35 +267,27 @@ int slot_free(const struct group *group, int code, struct slot *slot)
 
 static ep_status dispatch(const struct slot *slot, ep_plan *plan, bool device, ep_stream stream)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args =
+        args_dispatch(slot->dtype, slot->hidden, at(slot, X, device), at(slot, RECV_X, device), slot->out_rows);
 
-    args.x = at(slot, X, device);
-    args.dtype = slot->dtype;
-    args.hidden = slot->hidden;
     if (slot->scale_type) {
         args.scales = at(slot, SCALES, device);
         args.scale_type = slot->scale_type;
         args.recv_scales = at(slot, RECV_SCALES, device);
     }
-    args.recv_x = at(slot, RECV_X, device);
     if (slot->choice) {
         args.topk_weights = (const float *)(const void *)at(slot, WEIGHTS, device);
         args.recv_topk_weights = (float *)(void *)at(slot, RECV_WEIGHTS, device);
         args.recv_topk_idx = slot->expanded ? NULL : at(slot, RECV_IDX, device);
     }
-    args.out_rows = slot->out_rows;
     return ep_dispatch(plan, &args, stream);
 }
 
 static ep_status combine(const struct slot *slot, ep_plan *plan, bool device, ep_stream stream)
 {
     bool echo = slot->dtype == EP_BF16;
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(slot->hidden, at(slot, echo ? RECV_X : ANSWER, device), at(slot, OUT, device));
 
-    args.x = at(slot, echo ? RECV_X : ANSWER, device);
-    args.dtype = EP_BF16;
-    args.hidden = slot->hidden;
-    args.out = at(slot, OUT, device);
     args.flags = slot->by_choice ? EP_COMBINE_BY_CHOICE : 0;
     if (slot->choice) {
         args.topk_weights = (const float *)(const void *)at(slot, ANSWER_WEIGHTS, device);

@@ -81,17 +81,13 @@ static int new_work(struct state *s, int n_tokens, uint64_t seed, struct work *r
     struct routing routing = {
         .n_tokens = n_tokens, .topk = TOPK, .n_experts = s->experts, .nranks = s->group.nranks, .idx_type = EP_I32};
     uint64_t random = seed * 4096 + (uint64_t)s->group.rank;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     ep_plan_info info = {.size = sizeof(info)};
     int32_t *index = malloc((size_t)n_tokens * CHOICE);
 
     EXPECT(index, "no memory for the routing of %d tokens", n_tokens);
     fill_routing(&routing, &random, index);
-    args.topk_idx = index;
-    args.idx_type = EP_I32;
-    args.n_tokens = n_tokens;
-    args.topk = TOPK;
-    args.n_experts = s->experts;
+    args = args_plan(index, EP_I32, n_tokens, TOPK, s->experts);
     CALL(ep_plan_new(s->group.host, &args, &ret_work->plan[HOST]));
     CALL(ep_plan_new(s->group.cuda, &args, &ret_work->plan[DEVICE]));
     free(index);
@@ -169,16 +165,12 @@ static int call_dispatch(struct state *s, const struct pair *p, int side, ep_eve
 {
     ep_stream stream = side == DEVICE ? s->group.stream : NULL;
     unsigned char *arena = memory_on(p->arena, side);
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
+    ep_dispatch_args args =
+        args_dispatch(EP_BF16, HIDDEN, memory_on(&s->x, side) + p->x, arena + p->at[RECV_X], p->work->n_recv);
 
-    args.x = memory_on(&s->x, side) + p->x;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
     args.topk_weights = (const float *)(const void *)memory_on(&s->weights, side);
-    args.recv_x = arena + p->at[RECV_X];
     args.recv_topk_idx = arena + p->at[RECV_INDEX];
     args.recv_topk_weights = (float *)(void *)(arena + p->at[RECV_WEIGHTS]);
-    args.out_rows = p->work->n_recv;
     CALL(ep_dispatch(p->work->plan[side], &args, stream));
     return finish_call(s, side, ret_event);
 }
@@ -187,13 +179,9 @@ static int call_combine(struct state *s, const struct pair *p, int side, ep_even
 {
     ep_stream stream = side == DEVICE ? s->group.stream : NULL;
     unsigned char *arena = memory_on(p->arena, side);
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args = args_combine(HIDDEN, arena + p->at[RECV_X], arena + p->at[OUT]);
 
-    args.x = arena + p->at[RECV_X];
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
     args.topk_weights = (const float *)(const void *)(arena + p->at[RECV_WEIGHTS]);
-    args.out = arena + p->at[OUT];
     args.out_topk_weights = (float *)(void *)(arena + p->at[OUT_WEIGHTS]);
     CALL(ep_combine(p->work->plan[side], &args, stream));
     return finish_call(s, side, ret_event);
@@ -414,11 +402,8 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
+    struct scenario_run run = {.program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(
-        &options,
-        (struct scenario_run){.program = "stage_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 120, .run = run_rank},
-        scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }

@@ -60,16 +60,12 @@ static int make_plans(struct state *s)
                               .idx_type = EP_I32};
     uint64_t random = s->seed * 4096 + (uint64_t)s->group.rank;
     ep_plan_info info = EP_PLAN_INFO_INIT;
-    ep_plan_args args = EP_PLAN_ARGS_INIT;
+    ep_plan_args args;
     int32_t *index = malloc(sizeof(*index) * TOKENS * TOPK);
 
     EXPECT(index, "no memory for the routing");
     fill_routing(&routing, &random, index);
-    args.topk_idx = index;
-    args.idx_type = EP_I32;
-    args.n_tokens = TOKENS;
-    args.topk = TOPK;
-    args.n_experts = routing.n_experts;
+    args = args_plan(index, EP_I32, TOKENS, TOPK, routing.n_experts);
     CALL(ep_plan_new(s->group.host, &args, &s->ep_group_plan));
     CALL(ep_plan_new(s->group.cuda, &args, &s->plan));
     free(index);
@@ -109,24 +105,15 @@ static int new_data(struct state *s, uint64_t seed)
 
 static ep_dispatch_args dispatch_args(const struct state *s, bool device)
 {
-    ep_dispatch_args args = EP_DISPATCH_ARGS_INIT;
-
-    args.x = device ? s->b[X].device : s->b[X].host;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.recv_x = device ? s->b[RECV].device : s->b[RECV].host;
-    args.out_rows = s->n_recv;
-    return args;
+    return args_dispatch(EP_BF16, HIDDEN, device ? s->b[X].device : s->b[X].host,
+                         device ? s->b[RECV].device : s->b[RECV].host, s->n_recv);
 }
 
 static ep_combine_args combine_args(const struct state *s, bool device)
 {
-    ep_combine_args args = EP_COMBINE_ARGS_INIT;
+    ep_combine_args args =
+        args_combine(HIDDEN, device ? s->b[RECV].device : s->b[RECV].host, device ? s->b[OUT].device : s->b[OUT].host);
 
-    args.x = device ? s->b[RECV].device : s->b[RECV].host;
-    args.dtype = EP_BF16;
-    args.hidden = HIDDEN;
-    args.out = device ? s->b[OUT].device : s->b[OUT].host;
     return args;
 }
 
@@ -519,14 +506,12 @@ static int run_rank(const struct scenario_run *run, const struct group *group)
 int main(int argc, char **argv)
 {
     struct options options = {.ranks = 2, .seed = 1};
+    struct scenario_run run = {.program = "stream_cuda",
+                               .timeout_ms = TIMEOUT_MS,
+                               .seconds = 60,
+                               .shared_bytes = sizeof(struct shared),
+                               .run = run_rank};
 
-    if (!options_read(argc, argv, 1, &options))
-        return 2;
-    return run_group_scenarios(&options,
-                               (struct scenario_run){.program = "stream_cuda",
-                                                     .timeout_ms = TIMEOUT_MS,
-                                                     .seconds = 60,
-                                                     .shared_bytes = sizeof(struct shared),
-                                                     .run = run_rank},
-                               scenarios, sizeof(scenarios) / sizeof(scenarios[0]), sizeof(scenarios[0]));
+    return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
+                             sizeof(scenarios[0]));
 }
