@@ -91,13 +91,18 @@ static void prepare(struct rank *ranks, int n, const char *address, int timeout_
     }
 }
 
-/* At a free port of this host. */
-static void prepare_here(struct rank *ranks, int n, int timeout_ms)
+/* At a port of this host. */
+static void prepare_at(struct rank *ranks, int n, uint16_t port, int timeout_ms)
 {
     static char address[64];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
     prepare(ranks, n, address, timeout_ms);
+}
+
+static void prepare_here(struct rank *ranks, int n, int timeout_ms)
+{
+    prepare_at(ranks, n, free_port(), timeout_ms);
 }
 
 static void start(struct rank *rank)
@@ -338,14 +343,12 @@ TEST_CALL(test_missing_ranks_are_named_on_all, with_deadline(miss_two_ranks))
 TEST(test_no_rank_0)
 {
     struct rank ranks[2];
-    char address[64];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", free_port());
-    prepare(ranks, 2, address, 300);
+    prepare_here(ranks, 2, 300);
     start(&ranks[1]);
     pthread_join(ranks[1].thread, NULL);
     assert_int_equal(ranks[1].status, EP_E_TIMEOUT);
-    assert_non_null(strstr(ranks[1].text, address));
+    assert_non_null(strstr(ranks[1].text, ranks[1].args.address));
     assert_non_null(strstr(ranks[1].text, "could not reach rank 0"));
 }
 
@@ -460,11 +463,9 @@ TEST(test_other_programs_change_nothing)
     struct timespec interval = {.tv_nsec = 1000000};
     struct rank ranks[3];
     int fds[STRANGERS], probe = -1;
-    char address[64];
 
     to.port = free_port();
-    snprintf(address, sizeof(address), "127.0.0.1:%u", to.port);
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_at(ranks, 3, to.port, PATIENT_MS);
     start(&ranks[0]);
     for (int tries = 0; tries < 30000 && probe < 0; tries++) { /* until it listens */
         struct pollfd look = {.events = POLLOUT};
@@ -599,12 +600,10 @@ static int authenticate(uint16_t port, int rank, int nranks)
 TEST(test_rank_that_died_is_started_again)
 {
     struct rank ranks[3];
-    char address[64];
     uint16_t port = free_port();
     int fd;
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    prepare(ranks, 3, address, PATIENT_MS);
+    prepare_at(ranks, 3, port, PATIENT_MS);
     start(&ranks[0]);
     fd = authenticate(port, 1, 3);
     assert_int_equal(send(fd, "its block", 9, MSG_NOSIGNAL), 9);
@@ -620,13 +619,11 @@ TEST(test_silent_program_at_the_port_of_rank_0)
 {
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
     struct rank ranks[2];
-    char address[64];
     uint16_t port;
     int listener, fd;
 
     assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
-    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    prepare(ranks, 2, address, PATIENT_MS);
+    prepare_at(ranks, 2, port, PATIENT_MS);
     start(&ranks[1]);
     assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENT_MS), 1);
     fd = tcp_accept(listener, &from);
@@ -643,13 +640,12 @@ TEST(test_other_program_at_the_port_of_rank_0)
     struct tcp_address any = {.family = AF_INET, .bytes = {127, 0, 0, 1}}, from;
     static const char greeting[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     struct rank ranks[2];
-    char address[64], text[EP_ERROR_TEXT_BYTES];
+    char text[EP_ERROR_TEXT_BYTES];
     uint16_t port;
     int listener, fds[10];
 
     assert_int_equal(tcp_listen(&any, 0, &listener, &port), EP_OK);
-    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    prepare(ranks, 2, address, PATIENT_MS);
+    prepare_at(ranks, 2, port, PATIENT_MS);
     rank_main(&ranks[0]);
     assert_int_equal(ranks[0].status, EP_E_STATE);
     assert_non_null(strstr(ranks[0].text, "Address already in use"));

@@ -8,6 +8,7 @@
 #include "group/group.h"
 #include "tcp/acceptor.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -163,19 +164,26 @@ static struct scenario *run_scenario(const struct scenario *wanted)
     return scenario;
 }
 
+/* `first`: of the call before the one that has formed a group of so many members. */
+static void expect_rank(const struct scenario *scenario, int rank, ep_status first, int members, int most_deadlines)
+{
+    if (scenario->first[rank] != first || scenario->status[rank] != EP_OK || scenario->deadlines[rank] > most_deadlines)
+        print_error("rank %d: %s, %d deadlines: %s\n", rank, ep_status_name(scenario->first[rank]),
+                    scenario->deadlines[rank], scenario->text[rank]);
+    assert_int_equal(scenario->first[rank], first);
+    assert_int_equal(scenario->status[rank], EP_OK);
+    assert_int_equal(scenario->members[rank], members);
+    assert_in_range(scenario->deadlines[rank], 0, most_deadlines);
+}
+
 /* All ranks that are not stopped are in the new group, after at most so many deadlines each. */
 static void expect_group(const struct scenario *wanted, int most)
 {
     struct scenario *scenario = run_scenario(wanted);
     int n_stopped = wanted->n_stopped + wanted->leader_stops;
 
-    for (int rank = n_stopped; rank < NRANKS; rank++) {
-        if (scenario->status[rank] != EP_OK || scenario->deadlines[rank] > most)
-            print_error("rank %d: %d deadlines: %s\n", rank, scenario->deadlines[rank], scenario->text[rank]);
-        assert_int_equal(scenario->status[rank], EP_OK);
-        assert_int_equal(scenario->members[rank], NRANKS - n_stopped);
-        assert_in_range(scenario->deadlines[rank], 0, most);
-    }
+    for (int rank = n_stopped; rank < NRANKS; rank++)
+        expect_rank(scenario, rank, EP_OK, NRANKS - n_stopped, most);
     munmap(scenario, sizeof(*scenario));
 }
 
@@ -284,14 +292,7 @@ TEST(an_abort_amid_a_handshake_ends_the_call_of_all)
 
         run_during_an_abort(&scenario);
         for (int rank = 0; rank < NRANKS; rank++)
-            if (scenario.first[rank] != EP_E_ABORTED || scenario.status[rank] != EP_OK)
-                print_error("rank %d: %s: %s\n", rank, ep_status_name(scenario.first[rank]), scenario.text[rank]);
-        for (int rank = 0; rank < NRANKS; rank++) {
-            assert_int_equal(scenario.first[rank], EP_E_ABORTED);
-            assert_int_equal(scenario.status[rank], EP_OK);
-            assert_int_equal(scenario.members[rank], NRANKS);
-            assert_int_equal(scenario.deadlines[rank], 0);
-        }
+            expect_rank(&scenario, rank, EP_E_ABORTED, NRANKS, 0);
     }
 }
 
@@ -305,13 +306,7 @@ TEST(an_abort_amid_a_handshake_with_a_stopped_leader_excludes_none)
         run_scenario(&(struct scenario){.network = "tcp", .n_stopped = 1, .aborts = NRANKS - 1});
 
     for (int rank = 1; rank < NRANKS; rank++)
-        if (scenario->first[rank] != EP_E_ABORTED || scenario->status[rank] != EP_OK)
-            print_error("rank %d: %s: %s\n", rank, ep_status_name(scenario->first[rank]), scenario->text[rank]);
-    for (int rank = 1; rank < NRANKS; rank++) {
-        assert_int_equal(scenario->first[rank], EP_E_ABORTED);
-        assert_int_equal(scenario->status[rank], EP_OK);
-        assert_int_equal(scenario->members[rank], NRANKS - 1);
-    }
+        expect_rank(scenario, rank, EP_E_ABORTED, NRANKS - 1, INT_MAX);
     munmap(scenario, sizeof(*scenario));
 }
 
@@ -324,11 +319,6 @@ TEST(an_abort_of_a_rank_that_joins_ends_nothing_between_hosts)
     struct scenario scenario = {.aborts = 3, .comes = true};
 
     run_during_an_abort(&scenario);
-    for (int rank = 0; rank < NRANKS; rank++) {
-        if (scenario.status[rank] != EP_OK)
-            print_error("rank %d: %s\n", rank, scenario.text[rank]);
-        assert_int_equal(scenario.status[rank], EP_OK);
-        assert_int_equal(scenario.members[rank], NRANKS);
-        assert_int_equal(scenario.deadlines[rank], 0);
-    }
+    for (int rank = 0; rank < NRANKS; rank++)
+        expect_rank(&scenario, rank, EP_OK, NRANKS, 0);
 }
