@@ -77,18 +77,6 @@ void file_skip_mark(FILE *stream)
         ungetc(c, stream);
 }
 
-int file_make_folder(const char *path)
-{
-    char part[4096];
-
-    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        snprintf(part, sizeof(part), "%.*s", (int)(slash - path), path);
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return errno;
-    }
-    return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
-}
-
 bool file_in_path(const char *program)
 {
     const char *path = getenv("PATH");

@@ -18,9 +18,6 @@ FILE *file_open_regular(const char *path);
 /* What errno of these means. */
 const char *file_error(int number);
 
-/* Makes a folder and those above it. 0, also if it exists, or the errno. */
-int file_make_folder(const char *path);
-
 /* Is there a program of that name in PATH? */
 bool file_in_path(const char *program);
 

@@ -7,6 +7,7 @@
 #include "terminal.h"
 
 #include "clean.h"
+#include "write.h"
 
 #include <epkit/types.h>
 #include <errno.h>
@@ -195,18 +196,9 @@ int out_finish(void)
     /* No report if the reader has exited (a pipe to head), or if a signal ends the command. */
     if (!is_reported && reason != EPIPE && reason != EINTR) {
         is_reported = true;
-        out_error("writing to standard output: %s", out_reason(reason));
+        out_error("writing to standard output: %s", write_reason(reason));
     }
     return CMD_FAILED;
-}
-
-const char *out_reason(int error_number)
-{
-    if (error_number == EFBIG)
-        return "the limit of the file size is reached (ulimit -f)";
-    if (error_number == EBADF)
-        return "it is closed, or open only for reading";
-    return strerror(error_number);
 }
 
 json_t *out_text(const char *text)

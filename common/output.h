@@ -92,7 +92,4 @@ void out_problem(const char *what, const char *where, const char *why, const cha
 /* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting, once, why it could not be written. */
 int out_finish(void);
 
-/* The reason of a failed write, by errno. */
-const char *out_reason(int error_number);
-
 #endif

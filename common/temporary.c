@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "temporary.h"
 
-#include "text.h"
+#include "dir.h"
 #include "write.h"
 
 #include <dirent.h>
@@ -17,20 +17,6 @@
 #define RANDOM "XXXXXX"
 #define BASE_MAX 200 /* of the name within the temporary name; a name has at most 255 bytes */
 #define TRIES 100
-
-/* --- names --- */
-
-/* NULL: out of memory. */
-static char *pattern_of(const char *dest)
-{
-    const char *base = text_base(dest);
-    char *pattern;
-
-    return asprintf(&pattern, "%s%.*s.%.*s.epkit-" RANDOM, base == dest ? "./" : "", (int)(base - dest), dest, BASE_MAX,
-                    base) < 0
-               ? NULL
-               : pattern;
-}
 
 /* --- temporary names of dead processes --- */
 
@@ -76,53 +62,55 @@ static void remove_left(int parent, const char *name)
 }
 
 /* All names of that pattern. */
-static void sweep(const char *pattern)
+static void sweep(int parent, const char *pattern)
 {
-    const char *name = strrchr(pattern, '/') + 1;
-    size_t length = strlen(name), fixed = length - strlen(RANDOM);
-    char *parent = strndup(pattern, (size_t)(name - pattern));
-    DIR *stream = parent ? opendir(parent) : NULL;
+    size_t length = strlen(pattern), fixed = length - strlen(RANDOM);
+    int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *item;
 
+    if (!stream && fd >= 0)
+        close(fd);
     while (stream && (item = readdir(stream)))
-        if (strlen(item->d_name) == length && strncmp(item->d_name, name, fixed) == 0)
-            remove_left(dirfd(stream), item->d_name);
+        if (strlen(item->d_name) == length && strncmp(item->d_name, pattern, fixed) == 0)
+            remove_left(parent, item->d_name);
     if (stream)
         closedir(stream);
-    free(parent);
 }
 
 /* --- making one --- */
 
 /* A descriptor, or -1 and errno. EAGAIN: a process that cleans up removed the folder before it was locked. */
-static int make_folder(char *path)
+static int make_folder(int parent, const char *name)
 {
     int fd = -1;
 
-    if (!mkdtemp(path))
+    if (mkdirat(parent, name, 0700) != 0)
         return -1;
-    if (chmod(path, 0700) == 0) /* umask may have removed bits */
-        fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fchmodat(parent, name, 0700, AT_SYMLINK_NOFOLLOW) == 0) /* umask may have removed bits */
+        fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         int number = errno == ENOENT ? EAGAIN : errno;
 
-        rmdir(path);
+        unlinkat(parent, name, AT_REMOVEDIR);
         errno = number;
     }
     return fd;
 }
 
-static int make_once(char *path, bool is_folder, int *ret_fd)
+static int make_once(int parent, const char *name, bool is_folder, int *ret_fd)
 {
     struct stat held, named;
     int fd, number;
 
-    fd = is_folder ? make_folder(path) : mkostemp(path, O_CLOEXEC);
+    fd = is_folder ? make_folder(parent, name)
+                   : openat(parent, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
-        return errno;
+        return errno == EEXIST ? EAGAIN : errno;
     /* A process that cleans up may have removed it before it was locked. */
     number = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK ? EAGAIN : 0;
-    if (number == 0 && (fstat(fd, &held) != 0 || lstat(path, &named) != 0 || !is_same(&held, &named)))
+    if (number == 0 && (fstat(fd, &held) != 0 || fstatat(parent, name, &named, AT_SYMLINK_NOFOLLOW) != 0 ||
+                        !is_same(&held, &named) || (is_folder && held.st_uid != geteuid())))
         number = EAGAIN;
     if (number == 0)
         *ret_fd = fd;
@@ -131,38 +119,63 @@ static int make_once(char *path, bool is_folder, int *ret_fd)
     return number;
 }
 
-/* Consumes the pattern; NULL: there was no memory for it. */
-static int make(char *pattern, bool is_folder, struct temporary *ret_temporary)
+/* Consumes `parent` (an error number if it is negative) and the pattern of the name; NULL: there was no memory. */
+static int make(int parent, char *pattern, bool is_folder, struct temporary *ret_temporary)
 {
-    int number = pattern ? EAGAIN : ENOMEM;
-    char *path = NULL;
+    int number = parent < 0 ? -parent : pattern ? EAGAIN : ENOMEM;
 
-    *ret_temporary = (struct temporary){.fd = -1, .is_folder = is_folder};
-    if (pattern)
-        sweep(pattern);
-    for (int i = 0; number == EAGAIN && i < TRIES; i++) {
-        free(path);
-        path = strdup(pattern);
-        number = path ? make_once(path, is_folder, &ret_temporary->fd) : ENOMEM;
+    *ret_temporary = (struct temporary){.fd = -1, .parent = parent, .is_folder = is_folder};
+    if (parent >= 0 && pattern)
+        sweep(parent, pattern);
+    for (int i = 0; pattern && number == EAGAIN && i < TRIES; i++) {
+        dir_random(pattern);
+        number = make_once(parent, pattern, is_folder, &ret_temporary->fd);
     }
-    if (number == 0)
-        ret_temporary->path = path;
-    else
-        free(path);
+    if (number == 0) {
+        ret_temporary->name = pattern;
+        return 0;
+    }
     free(pattern);
+    if (parent >= 0)
+        close(parent);
     return number;
 }
 
-int temporary_file(const char *dest, struct temporary *ret_temporary)
+int temporary_file(int parent, const char *name, struct temporary *ret_temporary)
 {
-    return make(pattern_of(dest), false, ret_temporary);
+    int own = openat(parent, ".", O_PATH | O_CLOEXEC);
+    char *pattern;
+
+    return make(own < 0 ? -errno : own, asprintf(&pattern, ".%.*s.epkit-" RANDOM, BASE_MAX, name) < 0 ? NULL : pattern,
+                false, ret_temporary);
+}
+
+/* In a folder of another user the name could be replaced at any time, unless only the owner of a name may do that. */
+static int open_parent(const char *path)
+{
+    int fd = dir_open(path, false);
+    struct stat info;
+
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &info) == 0 && (dir_trusts(info.st_uid) || (info.st_mode & S_ISVTX)))
+        return fd;
+    close(fd);
+    return -EPERM;
 }
 
 int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary)
 {
     char *pattern;
+    int number =
+        make(open_parent(parent), asprintf(&pattern, "%s-" RANDOM, name) < 0 ? NULL : pattern, true, ret_temporary);
 
-    return make(asprintf(&pattern, "%s/%s-" RANDOM, parent, name) < 0 ? NULL : pattern, true, ret_temporary);
+    if (number == 0 && asprintf(&ret_temporary->path, "%s/%s", parent, ret_temporary->name) < 0) {
+        ret_temporary->path = NULL;
+        temporary_remove(ret_temporary);
+        number = ENOMEM;
+    }
+    return number;
 }
 
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)
@@ -174,15 +187,16 @@ int temporary_write(const struct temporary *temporary, const char *text, size_t 
 
 static void forget(struct temporary *temporary)
 {
-    if (temporary->fd >= 0)
-        close(temporary->fd);
+    close(temporary->fd);
+    close(temporary->parent);
+    free(temporary->name);
     free(temporary->path);
     *temporary = (struct temporary){.fd = -1};
 }
 
-int temporary_rename(struct temporary *temporary, const char *dest)
+int temporary_rename(struct temporary *temporary, const char *name)
 {
-    if (rename(temporary->path, dest) != 0)
+    if (renameat(temporary->parent, temporary->name, temporary->parent, name) != 0)
         return errno;
     forget(temporary);
     return 0;
@@ -190,22 +204,12 @@ int temporary_rename(struct temporary *temporary, const char *dest)
 
 void temporary_remove(struct temporary *temporary)
 {
-    if (temporary->path && temporary->is_folder) {
+    if (!temporary->name)
+        return;
+    if (temporary->is_folder)
         remove_files(temporary->fd);
-        rmdir(temporary->path);
-    } else if (temporary->path) {
-        unlink(temporary->path);
-    }
-    if (temporary->path)
-        forget(temporary);
-}
-
-mode_t temporary_usual_mode(void)
-{
-    mode_t mask = umask(0);
-
-    umask(mask);
-    return (0644 & ~mask) | 0600;
+    unlinkat(temporary->parent, temporary->name, temporary->is_folder ? AT_REMOVEDIR : 0);
+    forget(temporary);
 }
 
 void temporary_hold_signals(sigset_t *ret_before)
@@ -237,22 +241,34 @@ bool temporary_is_interrupted(void)
     return false;
 }
 
-int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
+int temporary_save_in(int parent, const char *name, const char *text, size_t bytes, mode_t mode)
 {
     struct temporary temporary;
     sigset_t before;
     int number;
 
     temporary_hold_signals(&before);
-    number = temporary_file(dest, &temporary);
+    number = temporary_file(parent, name, &temporary);
     if (number == 0)
         number = temporary_write(&temporary, text, bytes);
     /* File systems without fsync() fail with EINVAL. */
     if (number == 0 && (fchmod(temporary.fd, mode) != 0 || (fsync(temporary.fd) != 0 && errno != EINVAL)))
         number = errno;
     if (number == 0)
-        number = temporary_rename(&temporary, dest);
+        number = temporary_rename(&temporary, name);
     temporary_remove(&temporary);
     temporary_release_signals(&before);
+    return number;
+}
+
+int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
+{
+    const char *name;
+    int parent = dir_open_parent(dest, false, &name), number = parent < 0 ? errno : 0;
+
+    if (number == 0) {
+        number = temporary_save_in(parent, name, text, bytes, mode);
+        close(parent);
+    }
     return number;
 }

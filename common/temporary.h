@@ -16,25 +16,30 @@
 #include <sys/types.h>
 
 struct temporary {
-    char *path; /* NULL: nothing is there */
+    char *name; /* NULL: nothing is there */
+    char *path; /* of a folder */
+    int parent; /* the folder that it is in (O_PATH) */
     bool is_folder;
     int fd; /* holds the lock; a file is written by it */
 };
 
-/* These functions return 0 or an errno. At first only the owner has access. */
-int temporary_file(const char *dest, struct temporary *ret_temporary);
+/* These functions return 0 or an errno (write_reason()). At first only the owner has access. */
+
+/* Next to `name` in the folder `parent`. */
+int temporary_file(int parent, const char *name, struct temporary *ret_temporary);
 
 /*
  * A folder for the lifetime of a process, PARENT/NAME-XXXXXX, with files and no folders in it; it is never renamed.
- * `name` belongs to the program: folders of this name without a lock are removed.
+ * `name` belongs to the program: folders of this name without a lock are removed. EPERM: the parent belongs to another
+ * user, who could replace it.
  */
 int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary);
 
 /* Writes all bytes. */
 int temporary_write(const struct temporary *temporary, const char *text, size_t bytes);
 
-/* Renames a file to `dest`; call fsync() before. */
-int temporary_rename(struct temporary *temporary, const char *dest);
+/* Gives it a name in its folder; call fsync() before. */
+int temporary_rename(struct temporary *temporary, const char *name);
 
 /* Removes it, a folder with its files. Does nothing if it was renamed or never created. */
 void temporary_remove(struct temporary *temporary);
@@ -51,8 +56,6 @@ bool temporary_is_interrupted(void);
 
 /* All steps for a file with this text. */
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode);
-
-/* The mode by umask, but never writable by others, and always readable and writable by the owner. */
-mode_t temporary_usual_mode(void);
+int temporary_save_in(int parent, const char *name, const char *text, size_t bytes, mode_t mode);
 
 #endif

@@ -51,6 +51,7 @@ test   command:ssh                         openssh-client
 test   command:ip                          iproute2
 test   command:pgrep                       procps
 test   command:perl                        perl
+test   command:strace                      strace
 test   pkg:cmocka                          libcmocka-dev
 test   pkg:hwloc                           libhwloc-dev
 test   browser:                            chromium

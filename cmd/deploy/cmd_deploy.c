@@ -6,6 +6,7 @@
 #include "common/file.h"
 #include "common/output.h"
 #include "common/temporary.h"
+#include "common/write.h"
 #include "get.h"
 
 #include <errno.h>
@@ -175,7 +176,7 @@ static int save_snapshot(const json_t *snapshot, const char *path)
 
     free(text);
     if (number)
-        out_error("%s cannot be written: %s", path, strerror(number));
+        out_error("%s cannot be written: %s", path, write_reason(number));
     return number ? CMD_FAILED : CMD_FINE;
 }
 

@@ -3,9 +3,12 @@
 #include "cmd_deploy.h"
 
 #include "common/capture.h"
+#include "common/dir.h"
 #include "common/output.h"
 #include "common/progress.h"
 #include "common/temporary.h"
+#include "common/text.h"
+#include "common/write.h"
 #include "get.h"
 
 #include <errno.h>
@@ -289,13 +292,17 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
 
     json_array_foreach (dry_runs, i, dry_run) {
         const json_t *document = get(dry_run, "document");
-        char *path = calls->paths[i];
+        char *path = calls->paths[i], *text;
+        int number;
 
         if (i == CALLS_MAX || (json_is_true(get(dry_run, "derived")) && !calls->kubectl->derived))
             break;
         snprintf(path, sizeof(calls->paths[i]), "%s/%zu.json", folder->path, i);
-        if (json_dump_file(document, path, JSON_COMPACT) != 0)
-            return errno ? errno : ENOMEM;
+        text = json_dumps(document, JSON_COMPACT);
+        number = text ? dir_write(folder->fd, text_base(path), text, strlen(text), 0600) : ENOMEM;
+        free(text);
+        if (number)
+            return number;
         /* kubectl refuses a namespace other than that of the object. */
         add_call(calls, TEXTS("create", "--dry-run=server", "-o", "name", "-f", path,
                               *get_space(document) ? NULL : "-n", calls->kubectl->space));
@@ -328,7 +335,7 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
         temporary_remove(&folder);
     }
     if (number)
-        put(snapshot, "unread", "answers to dry runs", json_string(strerror(number)));
+        put(snapshot, "unread", "answers to dry runs", json_string(write_reason(number)));
     json_decref(dry_runs);
     calls_clear(calls);
 }

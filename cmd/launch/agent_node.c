@@ -3,13 +3,13 @@
 #include "agent_internal.h"
 
 #include "base/error.h"
+#include "common/dir.h"
 #include "common/write.h"
 
 #include <epkit/types.h>
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,21 +142,6 @@ json_t *agent_nics(json_t *begin)
 
 /* --- the folder of a launch --- */
 
-/* 0, or errno. */
-static int write_file(const char *dir, const char *name, const char *data, size_t bytes)
-{
-    char path[512];
-    int fd, number;
-
-    if (snprintf(path, sizeof(path), "%s/%s", dir, name) >= (int)sizeof(path))
-        return ENAMETOOLONG;
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0700);
-    number = fd < 0 ? errno : write_all(fd, data, bytes);
-    if (fd >= 0 && close(fd) != 0 && number == 0)
-        number = errno;
-    return number;
-}
-
 ep_status agent_write_files(struct agent *agent, const json_t *files)
 {
     static const char data[PROBE_BYTES];
@@ -172,15 +157,16 @@ ep_status agent_write_files(struct agent *agent, const json_t *files)
     if (json_object_size(files) == 0 && (number == ENOENT || number == EROFS || number == EACCES))
         return EP_OK;
     if (number)
-        return ep_fail_errno(EP_E_SYSTEM, number, "making the folder %s/" FOLDER "-...", base);
+        return ep_fail(EP_E_SYSTEM, "making the folder %s/" FOLDER "-...: %s", base,
+                       number == EPERM ? "it belongs to another user" : write_reason(number));
     /* Finds a full disk now, not in the middle of the job. */
-    number = write_file(agent->folder.path, "probe", data, sizeof(data));
+    number = dir_write(agent->folder.fd, "probe", data, sizeof(data), 0700);
     if (number) {
         agent_remove_files(agent);
         return ep_fail_errno(EP_E_SYSTEM, number, "writing %d bytes to %s", PROBE_BYTES, base);
     }
     json_object_foreach ((json_t *)files, name, text) {
-        number = write_file(agent->folder.path, name, json_string_value(text), json_string_length(text));
+        number = dir_write(agent->folder.fd, name, json_string_value(text), json_string_length(text), 0700);
         if (number)
             return ep_fail_errno(EP_E_SYSTEM, number, "writing %s to %s", name, agent->folder.path);
     }

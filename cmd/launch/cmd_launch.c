@@ -4,11 +4,13 @@
 
 #include "base/error.h"
 #include "common/clean.h"
+#include "common/dir.h"
 #include "common/ending.h"
 #include "common/file.h"
 #include "common/output.h"
 #include "common/port.h"
 #include "common/progress.h"
+#include "common/write.h"
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
@@ -27,6 +29,7 @@
 #include <unistd.h>
 
 #define DAY_S 86400
+#define FOLDER_HINT "--out names another folder for the logs, and --no-logs leaves none"
 #define WORKLOAD_MAX (1 << 20)
 #define POD_WAIT_S 600 /* pods of one job may start minutes apart: images are pulled */
 
@@ -109,7 +112,7 @@ static const struct opt launch_table[] = {
      .help = "'epkit doctor' on all nodes first: report its findings, or require that none is serious; auto: report, "
              "and skip for programs"},
     {"out", 'o', "DIR", OPT_DIR, offsetof(struct launch_args, out),
-     .help = "folder for the logs of the run; default: epkit-run-TIME-JOB"},
+     .help = "folder for the logs of the run; default: epkit-run-TIME-JOB-XXXXXX, a new one that only you can read"},
     {"no-logs", 0, NULL, OPT_FLAG, offsetof(struct launch_args, no_logs), .help = "leave no folder"},
     OPT_JSON_ROW(struct launch_args, json),
     {0},
@@ -360,22 +363,26 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
     return CMD_FINE;
 }
 
-static void name_folder(const struct launch_args *args, const char *job, char *ret_name, size_t bytes)
+/* A new folder for the logs here, for free(); NULL after reporting why there is none. */
+static char *make_folder(const struct cmd *cmd, const char *job)
 {
     time_t now = time(NULL);
-    char stamp[32];
+    char stamp[32], *folder;
     struct tm utc;
+    int number;
 
-    if (args->no_logs) {
-        *ret_name = '\0';
-        return;
-    }
     gmtime_r(&now, &utc);
     strftime(stamp, sizeof(stamp), "%Y%m%dT%H%M%SZ", &utc);
-    if (args->out)
-        snprintf(ret_name, bytes, "%s", args->out);
-    else
-        snprintf(ret_name, bytes, "epkit-run-%s-%s-%d", stamp, job, (int)getpid());
+    if (asprintf(&folder, "epkit-run-%s-%.60s-XXXXXX", stamp, job) < 0)
+        return NULL;
+    dir_random(folder);
+    number = dir_make(folder, 0700);
+    if (!number)
+        return folder;
+    out_error("%s: making the folder %s for the logs: %s", cmd->name, folder, write_reason(number));
+    out_hint(FOLDER_HINT);
+    free(folder);
+    return NULL;
 }
 
 /* The command line without secrets. */
@@ -462,7 +469,7 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
         progress_stop();
         out_error("%s: %s", cmd->name, ep_last_error());
         if (options->folder && access(options->folder, W_OK) != 0)
-            out_hint("--out names another folder for the logs, and --no-logs leaves none");
+            out_hint(FOLDER_HINT);
     } else {
         progress_stop();
         code = show_result(cmd, options, &result, parser, args->json);
@@ -504,7 +511,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         .env = &args->env, .source = &args->source, .preload = args->preload, .debug = args->debug};
     struct launch_options options = {.grace_s = 5};
     struct hosts_source source;
-    char folder[512];
+    char *folder = NULL;
     int code = check_usage(cmd, call, canned);
 
     if (code == CMD_FINE)
@@ -531,12 +538,18 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         code = check_ports(cmd, call, source.is_pods);
     if (code == CMD_FINE) {
         fill(cmd, call, canned, source.is_pods, &options);
-        name_folder(args, options.job.name, folder, sizeof(folder));
-        options.folder = *folder ? folder : NULL;
+        if (!args->no_logs && !args->out && !(folder = make_folder(cmd, options.job.name)))
+            code = CMD_FAILED;
+        options.folder = args->no_logs ? NULL : args->out ? args->out : folder;
+    }
+    if (code == CMD_FINE) {
         code = run(cmd, call, canned, &options);
         if (code == 127 && !canned && !args->workload)
             hint_job(call->args[0]);
+        if (folder)
+            (void)rmdir(folder); /* nothing was written */
     }
+    free(folder);
     json_decref(options.job.spec);
     json_decref(options.job.files);
     json_decref(options.location);

@@ -32,6 +32,8 @@
     "VIRTUAL_ENV, CUDA_HOME and HF_TOKEN are passed on as well. A library that is preloaded here is preloaded into the program alone.\n" \
     "\n"                                                                                                                                 \
     "When a rank fails, all others are ended, and epkit returns its exit status. The folder of the run contains "                        \
-    "testbed-logs/run.json, coordinator.log and a worker-HOST.log for each node."
+    "testbed-logs/run.json, coordinator.log and a worker-HOST.log for each node. Without --out it is new and only its "                  \
+    "owner's. Links of other users in the path of --out are refused, and so is a testbed-logs that is a link or in which "               \
+    "every user may write."
 
 #endif

@@ -7,6 +7,7 @@
 #include "common/file.h"
 #include "common/temporary.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -423,5 +424,5 @@ ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
     int number = text ? temporary_save(path, text, strlen(text), 0644) : ENOMEM;
 
     free(text);
-    return number ? ep_fail_errno(EP_E_SYSTEM, number, "writing the hostfile %s", path) : EP_OK;
+    return number ? ep_fail(EP_E_SYSTEM, "writing the hostfile %s: %s", path, write_reason(number)) : EP_OK;
 }

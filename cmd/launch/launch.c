@@ -354,6 +354,8 @@ static void done(struct launch *launch)
     }
     if (launch->log)
         fclose(launch->log);
+    if (launch->folder_fd >= 0)
+        close(launch->folder_fd);
     if (launch->signals >= 0)
         close(launch->signals);
     json_decref(launch->findings);
@@ -409,7 +411,7 @@ static ep_status open_pool(struct launch *launch)
 
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result)
 {
-    struct launch launch = {.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1};
+    struct launch launch = {.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1, .folder_fd = -1};
     ep_status status = prepare(&launch);
 
     *ret_result = (struct launch_result){0};

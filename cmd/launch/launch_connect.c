@@ -251,15 +251,10 @@ static void add_finding(json_t *findings, const struct node *node, const json_t 
                                     job_text(check, "severity", "warning"), "text", text, "nodes", node->name));
 }
 
-static void save_document(const struct launch *launch, const struct node *node, const char *text)
+static void save_document(struct launch *launch, const struct node *node, const char *text)
 {
-    char path[sizeof(launch->folder) + 300];
-    FILE *stream;
+    FILE *stream = *launch->folder ? folder_create(launch, "doctor-%s.json", node->name) : NULL;
 
-    if (!*launch->folder)
-        return;
-    snprintf(path, sizeof(path), "%s/doctor-%s.json", launch->folder, node->name);
-    stream = fopen(path, "we");
     if (!stream)
         return;
     fputs(text, stream);

@@ -3,13 +3,16 @@
 #include "launch_internal.h"
 
 #include "base/error.h"
-#include "common/file.h"
+#include "common/dir.h"
 #include "common/redact.h"
+#include "common/temporary.h"
+#include "common/write.h"
 
 #include <epkit/types.h>
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,21 +24,22 @@
  */
 static void remove_earlier(struct launch *launch)
 {
-    static const char *const forms[] = {"%s/worker-%s.log", "%s/doctor-%s.json"};
-    char path[sizeof(launch->folder) + 300];
-    json_t *run, *host;
+    static const char *const forms[] = {"worker-%s.log", "doctor-%s.json"};
+    int fd = openat(launch->folder_fd, "run.json", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    json_t *run = fd < 0 ? NULL : json_loadfd(fd, 0, NULL), *host;
+    char file[300];
     size_t i;
 
-    snprintf(path, sizeof(path), "%s/run.json", launch->folder);
-    run = json_load_file(path, 0, NULL);
+    if (fd >= 0)
+        close(fd);
     json_array_foreach (json_object_get(run, "hosts"), i, host) {
         const char *name = job_text(host, "name", "");
 
         if (!*name || strchr(name, '/'))
             continue;
         for (size_t k = 0; k < sizeof(forms) / sizeof(forms[0]); k++)
-            if (snprintf(path, sizeof(path), forms[k], launch->folder, name) < (int)sizeof(path))
-                unlink(path);
+            if (snprintf(file, sizeof(file), forms[k], name) < (int)sizeof(file))
+                unlinkat(launch->folder_fd, file, 0);
     }
     if (run) {
         launch_note(launch, "%s: replacing the run of %s in this folder", launch->folder,
@@ -44,26 +48,63 @@ static void remove_earlier(struct launch *launch)
     json_decref(run);
 }
 
+FILE *folder_create(struct launch *launch, const char *format, const char *name)
+{
+    char file[300];
+    FILE *stream;
+    int fd = -1;
+
+    if (snprintf(file, sizeof(file), format, name) < (int)sizeof(file))
+        fd = dir_create(launch->folder_fd, file, dir_usual_mode());
+    else
+        errno = ENAMETOOLONG;
+    stream = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!stream && fd >= 0)
+        close(fd);
+    return stream;
+}
+
+/* The folder of the logs; links below the folder that the user named are not followed. */
+static ep_status open_logs(struct launch *launch)
+{
+    int parent = dir_open(launch->options->folder, true);
+    struct stat info;
+    bool is_there = parent >= 0 && fstatat(parent, LOG_FOLDER, &info, AT_SYMLINK_NOFOLLOW) == 0;
+
+    launch->folder_fd = parent < 0 ? -1 : dir_open_in(parent, LOG_FOLDER, true);
+    if (launch->folder_fd < 0)
+        ep_fail(EP_E_SYSTEM, "making the folder %s for the logs: %s", launch->folder,
+                errno == ENOTDIR && parent >= 0 ? "a link or a file has its name" : write_reason(errno));
+    if (parent >= 0)
+        close(parent);
+    if (launch->folder_fd < 0)
+        return EP_E_SYSTEM;
+    /* Some file systems give every folder such a mode. */
+    if (fstat(launch->folder_fd, &info) != 0 || (is_there && (info.st_mode & S_IWOTH)))
+        return ep_fail(EP_E_SYSTEM, "the folder %s for the logs: every user may write in it", launch->folder);
+    return EP_OK;
+}
+
 ep_status folder_open(struct launch *launch)
 {
     const char *folder = launch->options->folder;
-    char path[sizeof(launch->folder) + 32];
+    ep_status status;
 
     if (!folder)
         return EP_OK;
     if (snprintf(launch->folder, sizeof(launch->folder), "%s/" LOG_FOLDER, folder) >= (int)sizeof(launch->folder))
         return ep_fail(EP_E_ARG, "%.100s...: the name is too long", folder);
-    if (file_make_folder(launch->folder) != 0) {
-        ep_fail_errno(EP_E_SYSTEM, errno, "making the folder %s for the logs", launch->folder);
-        launch->folder[0] = '\0';
-        return EP_E_SYSTEM;
+    status = open_logs(launch);
+    if (status == EP_OK) {
+        launch->log = folder_create(launch, "%s", "coordinator.log");
+        if (!launch->log)
+            status = ep_fail(EP_E_SYSTEM, "writing %s/coordinator.log: %s", launch->folder, write_reason(errno));
     }
-    snprintf(path, sizeof(path), "%s/coordinator.log", launch->folder);
-    launch->log = fopen(path, "we");
-    if (!launch->log)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "writing %s", path);
-    remove_earlier(launch);
-    return EP_OK;
+    if (status == EP_OK)
+        remove_earlier(launch);
+    else
+        launch->folder[0] = '\0';
+    return status;
 }
 
 bool launch_is_secret(const char *name, const char *value)
@@ -129,24 +170,23 @@ json_t *folder_document(struct launch *launch)
 
 void folder_write(struct launch *launch)
 {
-    char path[sizeof(launch->folder) + 32], name[sizeof(path) + 8];
     json_t *document;
+    char *text;
     int failed;
 
     if (!*launch->folder)
         return;
     document = folder_document(launch);
     json_object_set_new(document, "schema_version", json_integer(1));
-    snprintf(path, sizeof(path), "%s/run.json", launch->folder);
-    snprintf(name, sizeof(name), "%s.new", path);
-    failed = json_dump_file(document, name, JSON_INDENT(2)) != 0 || rename(name, path) != 0 ? errno : 0;
+    text = json_dumps(document, JSON_INDENT(2));
+    failed = text ? temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode()) : ENOMEM;
+    free(text);
     json_decref(document);
     if (!failed)
         return;
-    unlink(name);
     if (!launch->code) {
         launch->code = LAUNCH_FAILED;
         launch->reason = "log";
     }
-    launch_note(launch, "writing %s: %s", path, strerror(failed));
+    launch_note(launch, "writing %s/run.json: %s", launch->folder, write_reason(failed));
 }

@@ -95,7 +95,8 @@ struct launch {
     struct line_buffer mpirun_lines[2];
     char mpirun_message[300];
 
-    char folder[4096];
+    char folder[4096]; /* with the logs; files in it are opened by folder_fd */
+    int folder_fd;
     FILE *log; /* coordinator.log */
     bool has_log_failed, has_output_failed;
     char *queue; /* for options->output_fd */
@@ -196,6 +197,8 @@ ep_status folder_open(struct launch *launch);
 
 /* Writes run.json. */
 void folder_write(struct launch *launch);
+/* A new file in it, whose name is made of `format` and `name`; NULL with errno. */
+FILE *folder_create(struct launch *launch, const char *format, const char *name);
 json_t *folder_document(struct launch *launch);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "common/clean.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -106,7 +107,7 @@ static void log_failed(struct launch *launch, const char *name, bool *has_failed
         launch->reason = "log";
     }
     launch_note(launch, "writing the log of %s in %s: %s: later output is not saved", name, launch->folder,
-                strerror(number));
+                write_reason(number));
 }
 
 void launch_log(struct launch *launch, const char *text)
@@ -120,14 +121,11 @@ void launch_log(struct launch *launch, const char *text)
 static void log_line(struct node *node, const char *text, size_t bytes)
 {
     struct launch *launch = node->launch;
-    char path[sizeof(launch->folder) + 300];
 
     if (!*launch->folder || node->has_log_failed)
         return;
-    if (!node->log) {
-        snprintf(path, sizeof(path), "%s/worker-%s.log", launch->folder, node->name);
-        node->log = fopen(path, "we");
-    }
+    if (!node->log)
+        node->log = folder_create(launch, "worker-%s.log", node->name);
     if (!node->log || (bytes && fwrite(text, 1, bytes, node->log) != bytes) || putc('\n', node->log) == EOF ||
         fflush(node->log) != 0)
         log_failed(launch, node->name, &node->has_log_failed);

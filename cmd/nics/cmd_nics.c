@@ -2,6 +2,7 @@
 /* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
 #include "cmd/inspect.h"
 #include "common/cmd.h"
+#include "common/dir.h"
 #include "common/ending.h"
 #include "common/output.h"
 #include "common/progress.h"
@@ -102,12 +103,11 @@ static int open_output(const struct nics_options *options, struct output *ret_ou
     if (!output->file)
         return CMD_FINE;
     output->stream = NULL;
-    if (is_replaceable(output->file) ||
-        (output->fd = open(output->file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) >= 0)
+    if (is_replaceable(output->file) || (output->fd = dir_overwrite(output->file)) >= 0)
         output->stream = open_memstream(&output->text, &output->bytes);
     if (output->stream)
         return CMD_FINE;
-    out_error("nics: %s: %s", output->file, strerror(errno));
+    out_error("nics: %s: %s", output->file, write_reason(errno));
     return CMD_FAILED;
 }
 
@@ -125,13 +125,13 @@ static int close_output(struct output *output, bool is_whole)
         reason = write_all(output->fd, output->text, output->bytes);
     else if (is_whole && output->bytes > 0)
         reason = temporary_save(output->file, output->text, output->bytes,
-                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : temporary_usual_mode());
+                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : dir_usual_mode());
     if (output->fd >= 0 && close(output->fd) != 0 && reason == 0)
         reason = errno;
     free(output->text);
     if (reason == 0)
         return CMD_FINE;
-    out_error("nics: writing %s: %s", output->file, out_reason(reason));
+    out_error("nics: writing %s: %s", output->file, write_reason(reason));
     return CMD_FAILED;
 }
 

@@ -8,6 +8,7 @@
 #include "common/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -65,13 +66,13 @@ int input_reference(const struct cmd *cmd, const struct input_options *options, 
     return CMD_FINE;
 }
 
-static int read_file(const struct cmd *cmd, struct parser *parser, const char *path, const char *source)
+static int read_file(const struct cmd *cmd, struct parser *parser, int dir, const char *path, const char *source)
 {
     int error;
 
-    reading = strcmp(path, "-") == 0 ? "standard input" : path;
+    reading = source;
     parser_begin(parser, source);
-    error = parser_read(parser, path, tick);
+    error = parser_read(parser, dir, path, tick);
     if (error == 0)
         return CMD_FINE;
     if (error == PARSE_COMPRESSED) {
@@ -90,7 +91,7 @@ static int read_file(const struct cmd *cmd, struct parser *parser, const char *p
 
 int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
 {
-    return read_file(cmd, parser, path, strcmp(path, "-") == 0 ? "standard input" : path);
+    return read_file(cmd, parser, AT_FDCWD, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
 /* The logs may not show it: a node was lost, or the launcher was killed. */
@@ -146,7 +147,7 @@ int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct
     for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++) {
         if (folder->files[i].kind != FOLDER_LOG)
             continue;
-        result = read_file(cmd, parser, folder->files[i].path, folder->files[i].path);
+        result = read_file(cmd, parser, folder->files[i].dir, text_base(folder->files[i].path), folder->files[i].path);
         n++;
     }
     if (n == 0) {

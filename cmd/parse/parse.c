@@ -141,9 +141,10 @@ static bool is_compressed(const char *block, size_t n)
 }
 
 /* Opens without blocking, so that parser_read() calls tick() until a FIFO has a writer. Rejects endless devices. */
-static int open_input(const char *path, int *ret_fd)
+static int open_input(int dir, const char *path, int *ret_fd)
 {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int links = dir == AT_FDCWD ? 0 : O_NOFOLLOW;
+    int fd = openat(dir, path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links);
     struct stat info;
     int error = 0;
 
@@ -159,10 +160,10 @@ static int open_input(const char *path, int *ret_fd)
     return error;
 }
 
-int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes))
+int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(uint64_t bytes))
 {
     bool is_stdin = strcmp(path, "-") == 0, is_first = true;
-    int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(path, &fd);
+    int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(dir, path, &fd);
     char *block = error ? NULL : malloc(BLOCK_BYTES);
     size_t held = 0;
     ssize_t n = 0;

@@ -104,10 +104,11 @@ void parser_feed(struct parser *parser, const char *bytes, size_t n);
 enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
 
 /*
- * Reads a whole file, "-" for standard input. 0, or the errno, or one of the above: not text, or endless. `tick` is
- * called periodically, also while no input arrives; it may be NULL.
+ * Reads a whole file of the folder `dir`, which is no link, or of any path (AT_FDCWD); "-" is standard input. 0, or the
+ * errno, or one of the above: not text, or endless. `tick` is called periodically, also while no input arrives; it may
+ * be NULL.
  */
-int parser_read(struct parser *parser, const char *path, void (*tick)(uint64_t bytes));
+int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(uint64_t bytes));
 
 /* Ends the input and completes open runs. Afterwards the runs may be read. */
 void parser_end(struct parser *parser);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "folder.h"
 
+#include "common/dir.h"
 #include "common/json.h"
 #include "common/text.h"
 
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define LOGS "testbed-logs"
 #define SCHEMA_VERSION 1 /* of run.json */
 #define MAX_JSON (64 << 20)
 #define MAX_FILES 65536
@@ -36,7 +38,7 @@ static const struct pattern patterns[] = {
     {"", ".out", FOLDER_LOG},
 };
 
-static bool add_file(struct folder *folder, const char *dir, const char *name, const struct pattern *pattern)
+static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const struct pattern *pattern)
 {
     struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
     size_t skip = strlen(pattern->prefix);
@@ -45,8 +47,8 @@ static bool add_file(struct folder *folder, const char *dir, const char *name, c
         return false;
     folder->files = grown;
     file = &grown[folder->n_files];
-    *file = (struct folder_file){.kind = pattern->kind};
-    if (asprintf(&file->path, "%s/%s", dir, name) < 0)
+    *file = (struct folder_file){.kind = pattern->kind, .dir = dir};
+    if (asprintf(&file->path, "%s/%s", in, name) < 0)
         return false;
     snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(pattern->suffix)), name + skip);
     folder->n_files++;
@@ -54,9 +56,10 @@ static bool add_file(struct folder *folder, const char *dir, const char *name, c
 }
 
 /* A missing folder counts as empty. */
-static void scan(struct folder *folder, const char *dir)
+static void scan(struct folder *folder, int dir, const char *in)
 {
-    DIR *stream = opendir(dir);
+    int fd = dir < 0 ? -1 : openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *entry;
     struct stat info;
 
@@ -67,8 +70,8 @@ static void scan(struct folder *folder, const char *dir)
             if (*entry->d_name == '.' || !text_begins(entry->d_name, pattern->prefix) ||
                 !text_ends(entry->d_name, pattern->suffix))
                 continue;
-            if (fstatat(dirfd(stream), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
-                (void)add_file(folder, dir, entry->d_name, pattern);
+            if (fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
+                (void)add_file(folder, dir, in, entry->d_name, pattern);
             break;
         }
     }
@@ -86,9 +89,9 @@ static int compare_files(const void *a, const void *b)
     return strverscmp(x->path, y->path);
 }
 
-json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes)
+json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t bytes)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat info;
     json_error_t error;
     json_t *value = NULL;
@@ -105,13 +108,6 @@ json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes)
     if (fd >= 0)
         close(fd);
     return value;
-}
-
-static bool is_there(const char *path)
-{
-    struct stat info;
-
-    return lstat(path, &info) == 0;
 }
 
 /* A file without a version may have been written by hand; keys of another version may have another meaning. */
@@ -132,57 +128,60 @@ static void check_run(struct folder *folder)
 
 static void read_run(struct folder *folder)
 {
-    char *path = NULL;
+    struct stat info;
 
-    if (asprintf(&path, "%s/run.json", folder->base) < 0)
+    if (fstatat(folder->dirs[0], "run.json", &info, AT_SYMLINK_NOFOLLOW) != 0)
         return;
-    if (is_there(path)) {
-        folder->run = runfolder_load_json(path, folder->run_error, sizeof(folder->run_error));
-        if (folder->run)
-            check_run(folder);
+    folder->run = runfolder_load_json(folder->dirs[0], "run.json", folder->run_error, sizeof(folder->run_error));
+    if (folder->run)
+        check_run(folder);
+}
+
+/* Opens the folders that are there. */
+static bool open_dirs(struct folder *folder, char *ret_error, size_t bytes)
+{
+    int dir = open(folder->path, O_PATH | O_DIRECTORY | O_CLOEXEC), logs;
+
+    folder->dirs[2] = dir;
+    if (dir < 0) {
+        snprintf(ret_error, bytes, "%s", errno == ENOTDIR ? "it is not a folder" : strerror(errno));
+        return false;
     }
-    free(path);
+    logs = dir_open_in(dir, LOGS, false);
+    if (logs < 0 && errno != ENOENT) {
+        snprintf(ret_error, bytes, LOGS " in it is a link, or cannot be opened: %s", strerror(errno));
+        return false;
+    }
+    folder->dirs[0] = logs < 0 ? dir : logs;
+    folder->dirs[2] = logs < 0 ? -1 : dir;
+    folder->dirs[1] = dir_open_in(folder->dirs[0], "pod-logs", false);
+    return true;
 }
 
 bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes)
 {
     struct folder *folder = calloc(1, sizeof(*folder));
-    char *inner = NULL, *pods = NULL;
-    struct stat info;
+    char *pods = NULL;
 
-    if (!folder || !(folder->path = strdup(path)) || asprintf(&inner, "%s/testbed-logs", path) < 0) {
-        snprintf(ret_error, bytes, "out of memory");
-        goto fail;
+    snprintf(ret_error, bytes, "out of memory");
+    if (!folder)
+        return false;
+    *folder = (struct folder){.dirs = {-1, -1, -1}, .path = strdup(path)};
+    if (!folder->path || !open_dirs(folder, ret_error, bytes) ||
+        asprintf(&folder->base, "%s%s", path, folder->dirs[2] >= 0 ? "/" LOGS : "") < 0 ||
+        asprintf(&pods, "%s/pod-logs", folder->base) < 0) {
+        runfolder_free(folder);
+        return false;
     }
-    if (stat(path, &info) != 0) {
-        snprintf(ret_error, bytes, "%s", strerror(errno));
-        goto fail;
-    }
-    if (!S_ISDIR(info.st_mode)) {
-        snprintf(ret_error, bytes, "it is not a folder");
-        goto fail;
-    }
-    folder->base = strdup(is_there(inner) ? inner : path);
-    if (!folder->base || asprintf(&pods, "%s/pod-logs", folder->base) < 0) {
-        snprintf(ret_error, bytes, "out of memory");
-        goto fail;
-    }
-    scan(folder, folder->base);
-    scan(folder, pods);
-    if (strcmp(folder->base, path) != 0)
-        scan(folder, path);
+    scan(folder, folder->dirs[0], folder->base);
+    scan(folder, folder->dirs[1], pods);
+    scan(folder, folder->dirs[2], path);
+    free(pods);
     if (folder->n_files > 0)
         qsort(folder->files, folder->n_files, sizeof(*folder->files), compare_files);
     read_run(folder);
-    free(inner);
-    free(pods);
     *ret_folder = folder;
     return true;
-fail:
-    free(inner);
-    free(pods);
-    runfolder_free(folder);
-    return false;
 }
 
 void runfolder_free(struct folder *folder)
@@ -191,6 +190,9 @@ void runfolder_free(struct folder *folder)
         return;
     for (size_t i = 0; i < folder->n_files; i++)
         free(folder->files[i].path);
+    for (size_t i = 0; i < COUNT(folder->dirs); i++)
+        if (folder->dirs[i] >= 0)
+            close(folder->dirs[i]);
     free(folder->files);
     free(folder->path);
     free(folder->base);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder.h - reads the folder of a run (docs/run-folder.md). Does not follow links in it. */
+/* folder.h - reads the folder of a run (docs/run-folder.md). Does not follow links in it, neither to files nor to
+ * folders. */
 #ifndef EP_REPORT_FOLDER_H
 #define EP_REPORT_FOLDER_H
 
@@ -12,6 +13,7 @@ enum folder_kind { FOLDER_LOG, FOLDER_SNAPSHOT, FOLDER_DOCTOR, FOLDER_ENV, FOLDE
 struct folder_file {
     enum folder_kind kind;
     char *path;
+    int dir;        /* the folder that it is in, borrowed: it is opened there by its name, text_base(path) */
     char host[128]; /* "coordinator", a host's name, or the name of the file */
 };
 
@@ -22,6 +24,7 @@ struct folder {
     char run_error[200];
     struct folder_file *files; /* sorted by name; coordinator.log first */
     size_t n_files;
+    int dirs[3]; /* base, its pod-logs, path; -1: not there */
 };
 
 /* false: ret_error says why. runfolder_free() accepts NULL. */
@@ -34,7 +37,7 @@ void runfolder_free(struct folder *folder);
  */
 json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven);
 
-/* A JSON file of at most 64 MiB, or NULL with the reason. */
-json_t *runfolder_load_json(const char *path, char *ret_error, size_t bytes);
+/* A JSON file of at most 64 MiB in the folder `dir`, or NULL with the reason. */
+json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t bytes);
 
 #endif

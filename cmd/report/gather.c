@@ -2,14 +2,17 @@
 /* gather.c - builds the document of a run folder. */
 #include "cmd/bench/bench.h"
 #include "cmd/topo/topo_view.h"
+#include "common/text.h"
 #include "machine/source/source.h"
 #include "report.h"
 
 #include <epkit/epkit.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* NICs of `epkit nics --json`, in the form of run.json. */
 static json_t *short_nics(const json_t *document)
@@ -45,7 +48,7 @@ static json_t *gather_nics(const struct folder *folder)
     for (i = 0; i < folder->n_files && json_array_size(json_object_get(folder->run, "hosts")) == 0; i++) {
         if (folder->files[i].kind != FOLDER_NICS)
             continue;
-        document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
+        document = runfolder_load_json(folder->files[i].dir, text_base(folder->files[i].path), error, sizeof(error));
         host = short_nics(document);
         if (json_array_size(host) > 0)
             json_array_append_new(hosts, runfolder_balance(folder->files[i].host, host, &uneven));
@@ -131,7 +134,7 @@ static json_t *gather_findings(const struct folder *folder)
     for (size_t i = 0; i < folder->n_files; i++) {
         if (folder->files[i].kind != FOLDER_DOCTOR)
             continue;
-        document = runfolder_load_json(folder->files[i].path, error, sizeof(error));
+        document = runfolder_load_json(folder->files[i].dir, text_base(folder->files[i].path), error, sizeof(error));
         json_array_foreach (json_object_get(document, "checks"), j, finding) {
             if (strcmp(json_text(finding, "outcome"), "found") == 0)
                 add_finding(list, folder->files[i].host, finding);
@@ -145,13 +148,18 @@ static json_t *gather_findings(const struct folder *folder)
 }
 
 /* The sentence of `epkit topo`; false: ret_text has the reason why there is none. */
-static bool describe_machine(const char *path, char *ret_text, size_t bytes)
+static bool describe_machine(const struct folder_file *file, char *ret_text, size_t bytes)
 {
+    int fd = openat(file->dir, text_base(file->path), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     struct source *source = NULL;
     struct topo *topo = NULL;
     struct map *best = NULL;
-    bool good =
-        source_open(path, &source) == EP_OK && topo_read(source, &topo) == EP_OK && map_best(topo, &best) == EP_OK;
+    char opened[40];
+    bool good;
+
+    snprintf(opened, sizeof(opened), "/proc/self/fd/%d", fd);
+    good = source_open(fd < 0 ? file->path : opened, &source) == EP_OK && topo_read(source, &topo) == EP_OK &&
+           map_best(topo, &best) == EP_OK;
 
     if (good)
         topo_sentence(&(struct topo_view){.topo = topo, .best = best}, ret_text, bytes);
@@ -160,6 +168,8 @@ static bool describe_machine(const char *path, char *ret_text, size_t bytes)
     map_free(best);
     topo_free(topo);
     source_free(source);
+    if (fd >= 0)
+        close(fd);
     return good;
 }
 
@@ -173,11 +183,16 @@ static json_t *gather_snapshots(const struct folder *folder)
 
         if (folder->files[i].kind != FOLDER_SNAPSHOT)
             continue;
-        good = describe_machine(folder->files[i].path, text, sizeof(text));
+        good = describe_machine(&folder->files[i], text, sizeof(text));
         json_array_append_new(
             list, json_pack("{s:s, s:s, s:b}", "host", folder->files[i].host, "text", text, "is_readable", good));
     }
     return list;
+}
+
+static bool stat_file(const struct folder_file *file, struct stat *ret_info)
+{
+    return fstatat(file->dir, text_base(file->path), ret_info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 static json_t *gather_files(const struct folder *folder)
@@ -187,7 +202,7 @@ static json_t *gather_files(const struct folder *folder)
 
     for (size_t i = 0; i < folder->n_files; i++) {
         struct stat info;
-        json_int_t bytes = stat(folder->files[i].path, &info) == 0 ? (json_int_t)info.st_size : 0;
+        json_int_t bytes = stat_file(&folder->files[i], &info) ? (json_int_t)info.st_size : 0;
 
         json_array_append_new(list, json_pack("{s:s, s:s, s:I}", "path", folder->files[i].path, "kind",
                                               kinds[folder->files[i].kind], "bytes", bytes));
@@ -203,7 +218,7 @@ static json_t *date_of(const struct folder *folder)
 
     if (began)
         return json_string(began);
-    return folder->n_files > 0 && stat(folder->files[0].path, &info) == 0 ? out_time(info.st_mtime) : json_null();
+    return folder->n_files > 0 && stat_file(&folder->files[0], &info) ? out_time(info.st_mtime) : json_null();
 }
 
 /* A value, such as hardware or nodes, of the first run that has it. */

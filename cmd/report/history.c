@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
+#include "common/dir.h"
 #include "common/file.h"
 #include "report.h"
 
@@ -85,7 +86,7 @@ static bool ends_within_line(int fd, off_t bytes)
 /* The lock excludes other writers; a line truncated by a full disk is removed. */
 int report_history_add(const char *path, const json_t *entry)
 {
-    int fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666), error = 0;
+    int fd = dir_append(path, dir_usual_mode()), error = 0;
     char *text = json_dumps(entry, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
     off_t before;
     int n;

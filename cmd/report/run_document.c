@@ -2,8 +2,10 @@
 #include "report.h"
 
 #include "common/progress.h"
+#include "common/write.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +16,7 @@
 static json_t *load_report(const char *path)
 {
     char error[200];
-    json_t *document = runfolder_load_json(path, error, sizeof(error));
+    json_t *document = runfolder_load_json(AT_FDCWD, path, error, sizeof(error));
     json_int_t version = json_integer_value(json_object_get(document, "schema_version"));
 
     if (version > OUT_SCHEMA_VERSION) {
@@ -118,7 +120,7 @@ static int add_past(const struct cmd *cmd, const struct report_options *options,
         error = report_history_add(options->history, entry);
         if (error) {
             out_error("report: --history %s: %s", options->history,
-                      error == EBUSY ? "another process holds its lock" : strerror(error));
+                      error == EBUSY ? "another process holds its lock" : write_reason(error));
             result = CMD_FAILED;
         }
         json_array_append(history, entry);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
+#include "common/dir.h"
 #include "common/temporary.h"
 #include "common/terminal.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -42,10 +44,12 @@ bool report_check(const char *folder)
     if (!*folder)
         return refuse("''", "the name is empty");
     temporary_hold_signals(&before);
-    number = mkdir(folder, 0700) == 0 && rmdir(folder) == 0 ? 0 : errno;
+    number = dir_make(folder, 0755);
+    if (number == 0 && rmdir(folder) != 0)
+        number = errno;
     temporary_release_signals(&before);
     if (number != EEXIST)
-        return number == 0 || refuse(folder, strerror(number));
+        return number == 0 || refuse(folder, write_reason(number));
     if (stat(folder, &info) != 0)
         return refuse(folder, strerror(errno));
     if (!S_ISDIR(info.st_mode))
@@ -81,17 +85,6 @@ static int render(struct file *file)
     return fclose(stream) == 0 && good ? 0 : errno;
 }
 
-static int save(const char *folder, const struct file *file)
-{
-    char *path = NULL;
-    int number = asprintf(&path, "%s/%s", folder, file->name) < 0
-                     ? ENOMEM
-                     : temporary_save(path, file->text, file->bytes, temporary_usual_mode());
-
-    free(path);
-    return number;
-}
-
 /* All texts are complete first, because plots take time. */
 bool report_write(const char *folder, const json_t *run, const json_t *document,
                   void (*page)(FILE *stream, const json_t *document))
@@ -102,7 +95,7 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
     const size_t n = run ? 3 : 2;
     sigset_t before;
     bool is_new;
-    int number = 0;
+    int number = 0, dir;
 
     for (size_t i = 0; number == 0 && i < n; i++) {
         number = render(&files[i]);
@@ -111,15 +104,20 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
     }
     if (number == 0) {
         temporary_hold_signals(&before);
-        is_new = mkdir(folder, 0777) == 0;
-        number = is_new || errno == EEXIST ? 0 : errno;
+        number = dir_make(folder, 0755);
+        is_new = number == 0;
+        dir = is_new || number == EEXIST ? dir_open(folder, false) : -1;
+        if (is_new || number == EEXIST)
+            number = dir < 0 ? errno : 0;
         if (number)
-            out_error("making %s: %s", folder, out_reason(number));
+            out_error("making %s: %s", folder, write_reason(number));
         for (size_t i = 0; number == 0 && i < n; i++) {
-            number = save(folder, &files[i]);
+            number = temporary_save_in(dir, files[i].name, files[i].text, files[i].bytes, dir_usual_mode());
             if (number)
-                out_error("writing %s/%s: %s", folder, files[i].name, out_reason(number));
+                out_error("writing %s/%s: %s", folder, files[i].name, write_reason(number));
         }
+        if (dir >= 0)
+            close(dir);
         if (number && is_new)
             rmdir(folder);
         temporary_release_signals(&before);

@@ -3,10 +3,12 @@
 #include "report.h"
 
 #include "common/capture.h"
+#include "common/dir.h"
 #include "common/file.h"
 #include "common/progress.h"
-
 #include "common/temporary.h"
+#include "common/text.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,27 +24,26 @@
 
 /* --- files --- */
 
-static int compare_files(const char *path_a, const char *path_b)
+/* Of two files from their beginning; EILSEQ: they differ. */
+static int compare_files(int a, int b)
 {
-    FILE *a = fopen(path_a, "re"), *b = fopen(path_b, "re");
     char *blocks = malloc(2 * BLOCK);
-    int result = a && b && blocks ? 0 : errno ? errno : ENOMEM;
+    int result = blocks ? 0 : ENOMEM;
+    off_t at = 0;
+    ssize_t n = 1, m;
 
-    while (result == 0) {
-        size_t n = fread(blocks, 1, BLOCK, a), m = fread(blocks + BLOCK, 1, BLOCK, b);
-
-        if (ferror(a) || ferror(b))
-            result = EIO;
-        else if (n != m || memcmp(blocks, blocks + BLOCK, n) != 0)
+    while (result == 0 && n > 0) {
+        n = pread(a, blocks, BLOCK, at);
+        m = n < 0 ? -1 : 0;
+        for (ssize_t got = 1; m >= 0 && m < n && got > 0; m += got > 0 ? got : 0)
+            got = pread(b, blocks + BLOCK + m, (size_t)(n - m), at + m);
+        if (n < 0)
+            result = errno;
+        else if (n != m || memcmp(blocks, blocks + BLOCK, (size_t)n) != 0 || (n == 0 && pread(b, blocks, 1, at) != 0))
             result = EILSEQ;
-        if (n == 0)
-            break;
+        at += n;
     }
     free(blocks);
-    if (a)
-        fclose(a);
-    if (b)
-        fclose(b);
     return result;
 }
 
@@ -66,29 +67,31 @@ static int copy_bytes(int from, const struct temporary *to)
 }
 
 /* Copies to a temporary name first: a reader of the destination never sees a partial file. */
-static int copy_file(const char *path, const char *dest)
+static int copy_file(int from, int folder, const char *name)
 {
-    int from = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), error;
     struct temporary to;
     sigset_t before;
+    int error;
 
-    if (from < 0)
-        return errno;
     temporary_hold_signals(&before);
-    error = temporary_file(dest, &to);
+    error = temporary_file(folder, name, &to);
     if (!error)
         error = copy_bytes(from, &to);
     /* Mounted buckets do not support modes, and some not fsync(). */
     if (!error)
-        (void)!fchmod(to.fd, temporary_usual_mode());
+        (void)!fchmod(to.fd, dir_usual_mode());
     if (!error && fsync(to.fd) != 0 && errno != EINVAL && errno != ENOSYS)
         error = errno;
     if (!error)
-        error = temporary_rename(&to, dest);
+        error = temporary_rename(&to, name);
     temporary_remove(&to);
     temporary_release_signals(&before);
-    close(from);
-    return error ? error : compare_files(path, dest);
+    return error;
+}
+
+static int open_to_compare(int folder, const char *name)
+{
+    return openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
 /* --- the client of gs:// --- */
@@ -119,7 +122,7 @@ static bool client_copy(const char *from, const char *to)
 }
 
 /* A signal may end epkit while the client writes: the next upload removes the remains. */
-static int upload_gs(const char *path, const char *dest)
+static int upload_gs(int from, const char *path, const char *dest)
 {
     const char *parent = getenv("TMPDIR");
     struct temporary folder;
@@ -132,9 +135,13 @@ static int upload_gs(const char *path, const char *dest)
     }
     if (error) {
         out_error("report: --upload: a temporary folder in %s to verify with: %s", parent && *parent ? parent : "/tmp",
-                  strerror(error));
+                  write_reason(error));
     } else if (client_copy(path, dest) && client_copy(dest, back)) {
-        error = compare_files(path, back);
+        int to = open_to_compare(folder.fd, "back");
+
+        error = to < 0 ? errno : compare_files(from, to);
+        if (to >= 0)
+            close(to);
         result = error == 0 ? CMD_FINE : CMD_FAILED;
         if (error)
             out_error("report: --upload %s: %s", dest,
@@ -145,20 +152,23 @@ static int upload_gs(const char *path, const char *dest)
     return result;
 }
 
-static int upload_local(const char *path, const char *dest)
+static int upload_local(int from, const char *dest)
 {
-    char folder[4096];
-    int error;
+    const char *name;
+    int folder = dir_open_parent(dest, true, &name), error = folder < 0 ? errno : copy_file(from, folder, name), to;
 
-    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(dest, '/') - dest), dest);
-    error = file_make_folder(folder);
-
-    if (!error)
-        error = copy_file(path, dest);
+    if (!error) {
+        to = open_to_compare(folder, name);
+        error = to < 0 ? errno : compare_files(from, to);
+        if (to >= 0)
+            close(to);
+    }
+    if (folder >= 0)
+        close(folder);
     if (!error)
         return CMD_FINE;
     out_error("report: --upload %s: %s", dest,
-              error == EILSEQ ? "the data read back differs from the data written" : strerror(error));
+              error == EILSEQ ? "the data read back differs from the data written" : write_reason(error));
     return CMD_FAILED;
 }
 
@@ -172,17 +182,23 @@ static const char *name_below(const struct folder *folder, const char *path)
     return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
 }
 
-static int upload_one(const char *path, const char *dest, const char *below, const char *name, int *ret_n)
+/* The file `name` of `dir`, or `path` itself. */
+static int upload_one(int dir, const char *path, const char *dest, const char *below, const char *name, int *ret_n)
 {
+    int from = openat(dir, dir == AT_FDCWD ? path : text_base(path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     char *target = NULL;
     int result = CMD_FAILED;
 
-    if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
+    if (from < 0) {
+        out_error("report: --upload: %s: %s", path, strerror(errno));
+    } else if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
         progress_update((uint64_t)*ret_n, 0, "uploading %s", name);
-        result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(path, target) : upload_local(path, target);
+        result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(from, path, target) : upload_local(from, target);
     }
     *ret_n += result == CMD_FINE;
     free(target);
+    if (from >= 0)
+        close(from);
     return result;
 }
 
@@ -199,15 +215,15 @@ int report_upload(const struct folder *folder, const char *output, const char *d
         return CMD_UNSUPPORTED;
     }
     for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++)
-        result =
-            upload_one(folder->files[i].path, dest, "testbed-logs/", name_below(folder, folder->files[i].path), ret_n);
+        result = upload_one(folder->files[i].dir, folder->files[i].path, dest, "testbed-logs/",
+                            name_below(folder, folder->files[i].path), ret_n);
     if (result == CMD_FINE && folder->run && asprintf(&path, "%s/run.json", folder->base) > 0)
-        result = upload_one(path, dest, "testbed-logs/", "run.json", ret_n);
+        result = upload_one(folder->dirs[0], path, dest, "testbed-logs/", "run.json", ret_n);
     free(path);
     for (size_t i = 0; i < 2 && result == CMD_FINE; i++) {
         path = NULL;
         if (asprintf(&path, "%s/%s", output, reports[i]) > 0)
-            result = upload_one(path, dest, "", reports[i], ret_n);
+            result = upload_one(AT_FDCWD, path, dest, "", reports[i], ret_n);
         free(path);
     }
     return result;

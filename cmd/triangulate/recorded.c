@@ -7,6 +7,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,8 +60,10 @@ static int add_folder(const struct cmd *cmd, const char *path, const struct refe
     double ratio;
     int result = CMD_FINE;
 
-    if (!runfolder_open(path, &folder, error, sizeof(error)))
+    if (!runfolder_open(path, &folder, error, sizeof(error))) {
+        out_error("triangulate: %s: %s", path, error);
         return CMD_FAILED;
+    }
     hosts = json_object_get(folder->run, "hosts");
     if (!json_is_array(hosts))
         out_warning("triangulate: %s: no run.json with hosts; it is left out", path);
@@ -132,7 +135,7 @@ static void add_run_in_file(json_t *runs, const json_t *document, const json_t *
 static int add_file(const char *path, json_t *runs)
 {
     char error[200];
-    json_t *document = runfolder_load_json(path, error, sizeof(error)), *run;
+    json_t *document = runfolder_load_json(AT_FDCWD, path, error, sizeof(error)), *run;
     size_t i;
 
     if (json_integer_value(json_object_get(document, "schema_version")) > OUT_SCHEMA_VERSION) {

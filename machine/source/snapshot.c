@@ -9,8 +9,10 @@
  * accepted satisfies source.h, and errors name what was rejected.
  */
 #include "common/clean.h"
+#include "common/dir.h"
 #include "common/temporary.h"
 #include "common/text.h"
+#include "common/write.h"
 #include "scrub.h"
 #include "state.h"
 
@@ -500,8 +502,8 @@ static ep_status write_file(const char *file, const char *text, size_t bytes)
     if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
         return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
     /* The usual permissions of a new file. */
-    number = temporary_save(file, text, bytes, temporary_usual_mode());
-    return number ? ep_fail_errno(EP_E_SYSTEM, number, "%s: cannot be written", file) : EP_OK;
+    number = temporary_save(file, text, bytes, dir_usual_mode());
+    return number ? ep_fail(EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number)) : EP_OK;
 }
 
 ep_status source_save(struct source *source, const char *file)

@@ -39,3 +39,21 @@ setup() {
     folders=$(git ls-files cmd | sed -n 's,^cmd/\([^/]*\)/.*,\1,p' | sort -u)
     [ "$folders" = "$(grep -v completion <<<"$defined")" ]
 }
+
+# creations TREE: lines that create, rename or truncate files; common/dir.c and common/temporary.c alone may
+creations() {
+    git -C "$1" grep --untracked -nE 'O_CREAT|O_TRUNC|O_TMPFILE|\b(fopen|freopen|fdopen|open)\([^;]*"[wa][^;]*;|\b(creat|mkdir|mkdirat|mkdtemp|mkstemp|mkostemps?|mkfifo|mknod|rename|renameat2?|symlink|symlinkat|link|linkat|json_dump_file)\(|\bO_(WRONLY|RDWR)\b' \
+        -- cmd common machine | grep -E '^[^:]*\.[ch]:' | grep -vE 'fdopen\(|"/dev/(null|tty)"|^common/(dir|temporary)\.c:|^[^:]*:[0-9]*: ?(/| )\*'
+}
+
+@test "only common/dir.c and common/temporary.c create files" {
+    run creations .
+    echo "$output"
+    [ -z "$output" ]
+    cd "$BATS_TEST_TMPDIR"
+    git init -q tree
+    mkdir tree/cmd
+    printf 'f(path) {\n    fopen(path, "we");\n    open(path,\n         O_WRONLY | O_APPEND);\n    mkdir(path, 0777);\n    rename(a, b);\n    fopen(path, "re");\n}\n' >tree/cmd/a.c
+    run creations tree
+    [ "${#lines[@]}" -eq 4 ]
+}

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dir.h"
+
+#include "text.h"
+#include "write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define LINKS_MAX 40 /* as in the kernel */
+#define TRIES 100
+
+mode_t dir_usual_mode(void)
+{
+    mode_t mask = umask(0);
+
+    umask(mask);
+    return (0644 & ~mask) | 0600;
+}
+
+void dir_random(char *name)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    unsigned char bytes[6] = {0};
+
+    /* Without entropy, at boot, the names repeat: the caller tries again. */
+    (void)!getrandom(bytes, sizeof(bytes), GRND_NONBLOCK);
+    name += strlen(name) - sizeof(bytes);
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        name[i] = letters[bytes[i] % (sizeof(letters) - 1)];
+}
+
+static void close_quietly(int fd)
+{
+    int number = errno;
+
+    if (fd >= 0)
+        close(fd);
+    errno = number;
+}
+
+/* --- folders --- */
+
+static int walk(int at, const char *path, bool make, int *n_links);
+
+bool dir_trusts(uid_t owner)
+{
+    struct stat info;
+
+    /* In a user namespace without the machine's root its files have the owner of /proc/sys. */
+    return owner == 0 || owner == geteuid() || (stat("/proc/sys", &info) == 0 && owner == info.st_uid);
+}
+
+static bool is_on(int fd, long type)
+{
+    struct statfs info;
+
+    return fstatfs(fd, &info) == 0 && (long)info.f_type == type;
+}
+
+/* Follows the link `fd`, `name` in `at`. */
+static int follow(int at, const char *name, int fd, bool make, int *n_links)
+{
+    char target[PATH_MAX];
+    ssize_t n = readlinkat(fd, "", target, sizeof(target) - 1);
+    int from;
+
+    if (n < 0)
+        return -1;
+    target[n] = '\0';
+    /* The text of /proc/self/fd/1 need not be a path. */
+    if (is_on(fd, PROC_SUPER_MAGIC))
+        return openat(at, name, O_PATH | O_CLOEXEC);
+    from = openat(at, ".", O_PATH | O_CLOEXEC);
+    return from < 0 ? -1 : walk(from, target, make, n_links);
+}
+
+static int step(int at, const char *name, bool make, int *n_links)
+{
+    int fd = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC), result;
+    struct stat info;
+
+    if (fd < 0 && errno == ENOENT && make && (mkdirat(at, name, 0755) == 0 || errno == EEXIST))
+        fd = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    /* A path that ends in "/." is mounted by the automounter. */
+    if (is_on(fd, AUTOFS_SUPER_MAGIC)) {
+        char inside[NAME_MAX + 3];
+
+        close(fd);
+        snprintf(inside, sizeof(inside), "%s/.", name);
+        return openat(at, inside, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    }
+    if (fstat(fd, &info) != 0 || !S_ISLNK(info.st_mode))
+        return fd;
+    errno = ELOOP;
+    result = dir_trusts(info.st_uid) && ++*n_links <= LINKS_MAX ? follow(at, name, fd, make, n_links) : -1;
+    close_quietly(fd);
+    return result;
+}
+
+/* Consumes `at`. */
+static int walk(int at, const char *path, bool make, int *n_links)
+{
+    if (*path == '/') {
+        close_quietly(at);
+        at = open("/", O_PATH | O_CLOEXEC);
+    }
+    for (const char *left = path; at >= 0 && *left;) {
+        struct piece part = text_take(&left, "/");
+        char name[NAME_MAX + 1];
+        int fd = -1;
+
+        if (part.n == 0)
+            continue;
+        if (part.n < sizeof(name)) {
+            snprintf(name, sizeof(name), "%.*s", (int)part.n, part.text);
+            fd = step(at, name, make, n_links);
+        } else {
+            errno = ENAMETOOLONG;
+        }
+        close_quietly(at);
+        at = fd;
+    }
+    return at;
+}
+
+/* A file of any type (O_PATH). */
+static int open_path(const char *path, bool make)
+{
+    int at = *path ? openat(AT_FDCWD, ".", O_PATH | O_CLOEXEC) : -1, n_links = 0;
+
+    if (!*path)
+        errno = ENOENT;
+    return at < 0 && *path != '/' ? -1 : walk(at, path, make, &n_links);
+}
+
+static int as_folder(int fd)
+{
+    int folder = fd < 0 ? -1 : openat(fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    close_quietly(fd);
+    return folder;
+}
+
+int dir_open(const char *path, bool make)
+{
+    return as_folder(open_path(path, make));
+}
+
+int dir_open_parent(const char *path, bool make, const char **ret_name)
+{
+    const char *base = text_base(path);
+    char folder[PATH_MAX];
+
+    if (base - path >= (ptrdiff_t)sizeof(folder)) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    snprintf(folder, sizeof(folder), "%.*s", (int)(base - path), path);
+    *ret_name = base;
+    return dir_open(base == path ? "." : folder, make);
+}
+
+int dir_open_in(int dir, const char *name, bool make)
+{
+    if (make && mkdirat(dir, name, 0755) != 0 && errno != EEXIST)
+        return -1;
+    return openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+int dir_make(const char *path, mode_t mode)
+{
+    const char *name;
+    char *copy = strdup(path);
+    int dir, number = 0;
+
+    for (size_t n = copy ? strlen(copy) : 0; n > 1 && copy[n - 1] == '/'; n--)
+        copy[n - 1] = '\0';
+    dir = copy ? dir_open_parent(copy, false, &name) : -1;
+    if (dir < 0 || mkdirat(dir, name, mode) != 0)
+        number = errno;
+    close_quietly(dir);
+    free(copy);
+    return number;
+}
+
+/* --- below a root --- */
+
+static int open_below(int root, const char *path)
+{
+    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
+                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    int fd;
+
+    do
+        fd = (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
+    while (fd < 0 && errno == EAGAIN);
+    return fd;
+}
+
+/* Makes the folder if it may; a name that is there is a link that leads nowhere. */
+static int make_below(int parent, const char *name, bool make)
+{
+    struct stat info;
+    int fd;
+
+    if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) == 0)
+        return ENOTDIR;
+    if (!make)
+        return ENOENT;
+    if (mkdirat(parent, name, 0755) != 0 && errno != EEXIST)
+        return errno;
+    fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    (void)!fchmod(fd, 0755); /* umask may have removed bits */
+    close_quietly(fd);
+    return fd < 0 ? errno : 0;
+}
+
+static int path_of(int fd, char ret_path[PATH_MAX])
+{
+    char link[40];
+    ssize_t n;
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    n = readlink(link, ret_path, PATH_MAX - 1);
+    if (n < 0)
+        return errno;
+    ret_path[n] = '\0';
+    return 0;
+}
+
+int dir_resolve_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX])
+{
+    int base = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = base, number = base < 0 ? errno : 0;
+    const char *left = path, *rest = path;
+    char prefix[PATH_MAX];
+
+    while (number == 0 && *left) {
+        struct piece part = text_take(&left, "/");
+        char name[NAME_MAX + 1];
+        int fd;
+
+        if (part.n == 0)
+            continue;
+        snprintf(prefix, sizeof(prefix), "%.*s", (int)(part.text + part.n - path), path);
+        snprintf(name, sizeof(name), "%.*s", (int)part.n, part.text);
+        fd = open_below(base, prefix);
+        if (fd < 0 && (number = errno) == ENOENT && (number = make_below(at, name, make)) == 0 &&
+            (fd = open_below(base, prefix)) < 0)
+            number = errno;
+        if (fd < 0)
+            break;
+        if (at != base)
+            close_quietly(at);
+        at = fd;
+        rest = left;
+    }
+    if (number == 0 || (number == ENOENT && !make))
+        number = path_of(at, prefix);
+    rest += strspn(rest, "/");
+    if (number == 0 && snprintf(ret_path, PATH_MAX, "%s%s%s", strcmp(prefix, "/") == 0 ? "" : prefix, *rest ? "/" : "",
+                                rest) >= PATH_MAX)
+        number = ENAMETOOLONG;
+    if (at != base)
+        close_quietly(at);
+    close_quietly(base);
+    return number;
+}
+
+/* --- files --- */
+
+static int create(int dir, const char *name, int flags, mode_t mode)
+{
+    int fd = openat(dir, name, flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    /* Mounted buckets do not support modes. */
+    if (fd >= 0)
+        (void)!fchmod(fd, mode);
+    return fd;
+}
+
+int dir_create(int dir, const char *name, mode_t mode)
+{
+    int fd = -1;
+
+    errno = EEXIST;
+    for (int i = 0; fd < 0 && errno == EEXIST && i < TRIES; i++)
+        if (unlinkat(dir, name, 0) == 0 || errno == ENOENT)
+            fd = create(dir, name, O_WRONLY, mode);
+    return fd;
+}
+
+int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t mode)
+{
+    int fd = dir_create(dir, name, mode), number = fd < 0 ? errno : write_all(fd, data, bytes);
+
+    if (fd >= 0 && close(fd) != 0 && number == 0)
+        number = errno;
+    return number;
+}
+
+static int open_regular(int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat info;
+
+    if (fd < 0 || (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1))
+        return fd;
+    close(fd);
+    errno = S_ISREG(info.st_mode) ? EMLINK : EINVAL;
+    return -1;
+}
+
+int dir_append(const char *path, mode_t mode)
+{
+    const char *name;
+    int dir = dir_open_parent(path, false, &name), fd = -1;
+
+    if (dir < 0)
+        return -1;
+    errno = EEXIST;
+    for (int i = 0; fd < 0 && errno == EEXIST && i < TRIES; i++) {
+        fd = open_regular(dir, name);
+        if (fd < 0 && errno == ENOENT)
+            fd = create(dir, name, O_RDWR | O_APPEND, mode);
+    }
+    close_quietly(dir);
+    return fd;
+}
+
+int dir_overwrite(const char *path)
+{
+    int fd = open_path(path, false), result;
+    char link[40];
+
+    if (fd < 0)
+        return -1;
+    /* The file that was found, whatever its name leads to now. */
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
+    close_quietly(fd);
+    return result;
+}
+
+int dir_rename(const char *path, const char *new_name)
+{
+    const char *name;
+    int dir = dir_open_parent(path, false, &name), number = dir < 0 ? errno : 0;
+
+    if (number == 0 && renameat(dir, name, dir, new_name) != 0)
+        number = errno;
+    close_quietly(dir);
+    return number;
+}
+
+int dir_link(const char *target, const char *path)
+{
+    const char *name;
+    int dir = dir_open_parent(path, true, &name), number = dir < 0 ? errno : 0;
+
+    if (number == 0 && symlinkat(target, dir, name) != 0)
+        number = errno;
+    close_quietly(dir);
+    return number;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dir.h - folders as descriptors: the only way in which the command creates folders and files, with temporary.h, which
+ * replaces files.
+ *
+ * Other users may put links into folders that they may write to. So a path is opened component by component, and a
+ * link in it is followed only if it belongs to the caller or to root; what is created in the folder is created there by
+ * its descriptor, never through an existing name. Modes never allow the group or others to write, whatever the umask.
+ *
+ * Functions that return a descriptor return -1 with errno on failure; the others 0, or an errno. write_reason() has
+ * the text for it.
+ */
+#ifndef EP_COMMON_DIR_H
+#define EP_COMMON_DIR_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* The mode of a new file by umask, but never writable by others, and always readable and writable by the owner. */
+mode_t dir_usual_mode(void);
+
+/* Is it the caller or root? */
+bool dir_trusts(uid_t owner);
+
+/* A folder (O_PATH); with `make` it and those above it are made, 0755 by umask. */
+int dir_open(const char *path, bool make);
+
+/* The folder of a file, and the file's name within `path`. */
+int dir_open_parent(const char *path, bool make, const char **ret_name);
+
+/* A folder in one (O_PATH), which is no link; with `make` it is made. */
+int dir_open_in(int dir, const char *name, bool make);
+
+/* One folder, in one that is there; EEXIST: something has that name. */
+int dir_make(const char *path, mode_t mode);
+
+/*
+ * The absolute path of `path` below the folder `root` (RESOLVE_IN_ROOT: absolute links and ".." stay in it), without
+ * links. With `make`, folders are made, 0755. Missing ones are allowed. ENOSYS: Linux before 5.6, or a seccomp filter.
+ */
+int dir_resolve_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX]);
+
+/* A new file in the folder, to write to; one of that name is removed before. */
+int dir_create(int dir, const char *name, mode_t mode);
+
+/* The same with content. */
+int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t mode);
+
+/* A regular file with only this name, to append to and to read; made with `mode` if it is missing. */
+int dir_append(const char *path, mode_t mode);
+
+/* An existing file of any type, to write to; it is truncated. */
+int dir_overwrite(const char *path);
+
+/* Another name in the same folder for the file; a link. */
+int dir_rename(const char *path, const char *new_name);
+int dir_link(const char *target, const char *path);
+
+/* Random characters, as of mkostemp(), in place of the last six of the name. */
+void dir_random(char *name);
+
+#endif

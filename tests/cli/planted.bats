@@ -1,0 +1,248 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Links that another user has planted where root's epkit writes or reads: nothing is written through them.
+#
+# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+
+load common
+
+MALLORY=54321
+
+setup() {
+    [ "$(id -u)" -eq 0 ] || skip 'links of another user need root'
+    cd "$BATS_TEST_TMPDIR" || exit 1
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
+    chmod +x ssh
+    unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST TMPDIR
+    mkdir victim victim/empty hers
+    echo precious >victim/file
+    chown $MALLORY hers
+}
+
+# plant TARGET LINK: as the other user
+plant() {
+    ln -s "$PWD/victim/$1" "$2"
+    chown -h $MALLORY "$2"
+}
+
+# Is the victim as it was?
+unharmed() {
+    [ "$(cat victim/file)" = precious ]
+    [ "$(find victim -printf '%P:%m ')" = "$VICTIM" ]
+}
+
+launch() {
+    VICTIM=$(find victim -printf '%P:%m ')
+    run --separate-stderr epkit launch --ssh "$PWD/ssh" --connect-timeout 60 --hosts a "$@"
+    echo "$* -> $status: $output $stderr"
+}
+
+# A run folder with one log.
+run_folder() {
+    mkdir -p "$1"
+    echo 'a: NCCL WARN' >"$1/worker-a.log"
+}
+
+@test "launch: the names of its files are links" {
+    mkdir hers/testbed-logs
+    for name in coordinator.log worker-a.log doctor-a.json run.json run.json.new hostfile; do
+        plant file hers/testbed-logs/$name
+    done
+    launch --out hers --checks report echo hello
+    [ "$status" -eq 0 ]
+    unharmed
+    [ "$(cat hers/testbed-logs/worker-a.log)" = hello ]
+    [ -z "$(find hers/testbed-logs -name '*.new' -prune -o -type l -print)" ]
+    # A second name of the same file.
+    rm hers/testbed-logs/coordinator.log
+    ln victim/file hers/testbed-logs/coordinator.log
+    launch --out hers --checks skip echo hello
+    [ "$status" -eq 0 ]
+    unharmed
+}
+
+@test "launch: the folder, or one in its path, is a link" {
+    plant empty hers/link
+    for folder in hers/link hers/link/deep/er; do
+        launch --out "$folder" --checks skip echo hello
+        [ "$status" -eq 1 ]
+        [[ "$stderr" == *'a link in its path belongs to another user'* ]]
+        unharmed
+    done
+    plant empty hers/testbed-logs
+    launch --out hers --checks skip echo hello
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *'a link or a file has its name'* ]]
+    unharmed
+    # Links of one's own are followed.
+    mkdir mine
+    ln -s mine own
+    launch --out own --checks skip echo hello
+    [ "$status" -eq 0 ]
+    [ "$(cat mine/testbed-logs/worker-a.log)" = hello ]
+    chmod o+w mine/testbed-logs
+    launch --out own --checks skip echo hello
+    [ "$status" -eq 1 ]
+    [[ "$stderr" == *'every user may write in it'* ]]
+}
+
+@test "launch: the default folder is new, and only its owner's" {
+    mkdir sticky
+    chmod 1777 sticky
+    cd sticky
+    for _ in 1 2; do
+        run -0 env -C . "$EPKIT" launch --ssh "$BATS_TEST_TMPDIR/ssh" --hosts a --checks skip echo hello
+    done
+    [ "$(stat -c %a epkit-run-*-*-??????)" = $'700\n700' ]
+}
+
+@test "launch: the folder for files of another user, where names can be replaced" {
+    echo 'echo script' >script
+    launch --no-logs --checks skip --workload script
+    [ "$status" -eq 0 ]
+    TMPDIR=$PWD/hers launch --no-logs --checks skip --workload script
+    [ "$status" -ne 0 ]
+    unharmed
+    [ -z "$(ls hers)" ]
+}
+
+@test "report: page, history and upload" {
+    run_folder logs
+    VICTIM=$(find victim -printf '%P:%m ')
+    for name in report.html report.json; do plant file hers/$name; done
+    plant file hers/history
+    plant empty hers/link
+    run epkit report logs -o hers
+    [ ! -L hers/report.html ]
+    [ ! -L hers/report.json ]
+    unharmed
+    run -1 epkit report logs -o hers/link
+    [[ "$output" == *'a link in its path belongs to another user'* ]]
+    run -1 epkit report logs -o new --history hers/history
+    unharmed
+    run -1 epkit report logs -o new --upload hers/link
+    unharmed
+    run -2 epkit run --quick -o hers/link/report
+    plant empty hers/testbed-logs
+    run -1 epkit report logs -o new --upload hers
+    unharmed
+    plant file hers/snapshot
+    run epkit topo --save hers/link/machine
+    [ "$status" -ne 0 ]
+    run epkit topo --save hers/snapshot
+    unharmed
+    run epkit nics --once -o hers/link/nics
+    [ "$status" -ne 0 ]
+    plant file hers/nics
+    run epkit nics -o hers/nics
+    [ "$status" -ne 0 ]
+    unharmed
+    ln -s "$PWD/mine" hers/mine
+    : >mine
+    run epkit nics -o hers/mine
+    [ -s mine ]
+    run epkit nics -o /dev/stdout
+    [ -n "$output" ]
+}
+
+@test "parse, report, triangulate: links in the folder of a run are not followed" {
+    run_folder secret
+    mkdir run
+    ln -s ../secret run/testbed-logs
+    for command in parse report; do
+        run -2 epkit $command run
+        [[ "$output" == *'testbed-logs in it is a link'* ]]
+    done
+    rm run/testbed-logs
+    ln -s ../secret run/pod-logs
+    ln -s ../secret/worker-a.log run/worker-b.log
+    for command in parse report; do
+        run -2 epkit $command run
+        [[ "$output" == *'there is no *.log'* ]]
+    done
+    run_folder run/testbed-logs
+    ln -s ../../secret run/testbed-logs/pod-logs
+    run epkit parse --json run
+    [ "$status" -ne 2 ]
+    run epkit report run -o page --upload copy
+    [ "$(find copy -name 'worker*')" = copy/testbed-logs/worker-a.log ]
+}
+
+@test "install --root: absolute links stay in the root" {
+    cat >one.yaml <<'END'
+recipe: one
+title: a recipe
+steps:
+  - {id: one, type: file, title: a file, why: a test, budget: 5s, path: /etc/one, content: text}
+END
+    for link in var var/lib var/log var/lib/epkit; do
+        rm -rf m outside
+        mkdir -p outside "m/$(dirname $link)" "m$PWD/outside"
+        ln -s "$PWD/outside" "m/$link"
+        # Without a shell in the root, scripts run outside of it.
+        run -0 epkit install apply ./one.yaml --root m
+        [ -z "$(ls outside)" ]
+        [ -n "$(ls "m$PWD/outside")" ]
+        [ "$(cat m/etc/one)" = text ]
+        run -0 epkit install status ./one.yaml --root m
+        run -0 epkit install uninstall ./one.yaml --root m
+        [ -z "$(ls outside)" ]
+        [ -z "$(find "m$PWD/outside" -type f ! -path '*/log/*' ! -name '*.log')" ]
+    done
+    # It would lead to another machine's state outside.
+    rm -rf m
+    mkdir m
+    ln -s "$PWD/outside" m/var
+    run -1 epkit install plan ./one.yaml --root m
+    [[ "$output" == *'leads nowhere'* ]]
+}
+
+@test "modes do not allow others to write, whatever the umask" {
+    run_folder logs
+    for mask in 0 077; do
+        rm -rf m new history out
+        (
+            umask $mask
+            epkit launch --ssh "$PWD/ssh" --hosts a --checks skip --out new/out echo hello
+            epkit report new/out --history history --upload new/copy || [ $? -eq 4 ]
+            epkit topo --save new/machine || [ $? -eq 4 ]
+            epkit nics -o new/nics || [ $? -eq 4 ]
+        )
+        [ -z "$(find new history -perm /022 ! -type l)" ]
+    done
+}
+
+@test "every file is created exclusively, and no link is followed" {
+    command -v strace >/dev/null || skip 'strace is not installed'
+    run_folder logs
+    echo 'echo script' >script
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir m
+    umask 0
+    traced() { strace -qq -a 1 -e trace=open,openat,creat,mknod,mknodat,rename,link,symlink -A -o trace "$@" || true; }
+    export TMPDIR=$PWD
+    traced -f "$EPKIT" launch --ssh ./ssh --hosts a --checks report --out new/out --workload script
+    traced "$EPKIT" report new/out --history history --upload new/copy
+    traced "$EPKIT" report new/out --history history --upload new/copy -o new/page
+    traced "$EPKIT" topo --save new/machine
+    traced "$EPKIT" nics -o new/nics
+    traced "$EPKIT" install apply ./one.yaml --root m
+    [ -n "$(find new history m -type f -newer one.yaml)" ]
+    run grep -E 'O_CREAT|O_TRUNC|creat\(|mknod|rename\(|link\(' trace
+    [ "${#lines[@]}" -gt 20 ]
+    run grep -vE 'O_EXCL.*O_NOFOLLOW.*, 0[67]00\)' <<<"$output"
+    [ -z "$output" ]
+}
+
+@test "a full disk and the limits of the shell are named" {
+    mkdir -p m/etc/small
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/small/one, content: "%s"}\n' \
+        "$(head -c 9000 /dev/zero | tr '\0' x)" >one.yaml
+    # Mounts of this shell only.
+    run -1 unshare -m sh -c 'mount -t tmpfs -o size=8k none m/etc/small && exec "$0" install apply ./one.yaml --root m' "$EPKIT"
+    [[ "$output" == *"no space is left in $PWD/m/etc/small ("*' KiB)'* ]]
+    run -1 bash -c 'ulimit -f 0; trap "" XFSZ; exec "$0" topo --save machine' "$EPKIT"
+    [[ "$output" == *'machine: cannot be written: the limit of the file size is reached (ulimit -f)'* ]]
+    [ ! -e machine ]
+}
