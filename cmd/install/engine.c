@@ -10,6 +10,7 @@
 #include "install.h"
 
 #include "common/clean.h"
+#include "common/temporary.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 #define FETCH_TRIES 5
+#define FULL_BYTES 65536 /* with less than this free, a disk counts as full */
 
 /* Does a line of apt or dpkg name an address or a package and why it failed? Their last lines name neither. */
 static bool is_cause(const char *line)
@@ -54,13 +56,29 @@ static void last_message(const struct install *install, const struct recipe_step
         memcpy(ret_text, cause, sizeof(cause));
 }
 
-/* Says why the log is empty: it may not have been writable either. */
-static void explain_empty_log(const struct install *install, char ret_text[300])
+/* Programs say "write error" of a full disk, or nothing at all: names the folder that has no space. */
+static void explain_full_disk(const struct install *install, const struct recipe_step *step, char text[300])
 {
-    struct statvfs stat;
-    bool is_full = statvfs(*install->root ? install->root : "/", &stat) == 0 && stat.f_bavail == 0;
+    const char *const folders[] = {install->state, install->logs, step->path ? step->path : "/", "/tmp"};
+    size_t n = strlen(text);
 
-    snprintf(ret_text, 300, "%s", is_full ? "no space is left on the device" : "it wrote nothing");
+    for (size_t i = 0; i < COUNT(folders); i++) {
+        char path[1024];
+        struct statvfs stat;
+        int failed;
+
+        /* A file that is not there yet counts to its folder. */
+        snprintf(path, sizeof(path), "%.400s%.500s", install->root, folders[i]);
+        while ((failed = statvfs(path, &stat)) != 0 && strrchr(path, '/') > path)
+            *strrchr(path, '/') = '\0';
+        if (failed || (uint64_t)stat.f_bavail * stat.f_frsize >= FULL_BYTES)
+            continue;
+        snprintf(text + (n < 150 ? n : 150), n < 150 ? 300 - n : 150, "%sno space is left in %.100s (%llu KiB)",
+                 n ? "; " : "", path, (unsigned long long)(stat.f_bavail * stat.f_frsize / 1024));
+        return;
+    }
+    if (!n)
+        snprintf(text, 300, "it wrote nothing");
 }
 
 /* --- one step --- */
@@ -72,8 +90,7 @@ static enum install_result step_failed(struct install *install, const struct rec
     json_t *more;
 
     last_message(install, step, words);
-    if (!*words)
-        explain_empty_log(install, words);
+    explain_full_disk(install, step, words);
     run_log_path(install, step, log);
     more = json_pack("{s:s,s:i,s:s}", "result", what, "exit", status, "said", words);
     journal_add(&install->journal, "failed", step->id, more);
@@ -201,12 +218,11 @@ static enum install_result stop(struct install *install, int n, const char *step
 /* Writes the file that kured checks for. The agent drains the node and reboots it. */
 static enum install_result write_sentinel(struct install *install, const char *step_id)
 {
-    FILE *file = fopen("/run/reboot-required", "we");
+    static const char path[] = "/run/reboot-required", text[] = "*** System restart required ***\n";
+    int error = temporary_save(path, text, sizeof(text) - 1, 0644);
 
-    if (!file)
-        return install_fail(install, "/run/reboot-required: %s", strerror(errno));
-    fputs("*** System restart required ***\n", file);
-    fclose(file);
+    if (error)
+        return install_fail_errno(install, error, path);
     observe_line("%s", INSTALL_REBOOT_TEXT);
     observe_line("waiting for the node's agent to reboot it (step '%s'): /run/reboot-required is there", step_id);
     return INSTALL_NEEDS_REBOOT;

@@ -65,7 +65,7 @@ struct install {
     const struct recipe *recipe;
     struct install_options options;
     char root[4096]; /* "" for this machine, else the folder without a slash at the end */
-    char state[512]; /* folder of this recipe's state, below the root */
+    char state[512]; /* folder of this recipe's state, below the root, without links */
     char logs[512];
     char kernel[128], boot[64];
     bool is_live;     /* this machine, not a folder */
@@ -100,8 +100,9 @@ enum install_result install_fail_status(struct install *install);
 
 /* The path of a file of the state, or one in a folder of it; with NULL the folder, or the state itself. */
 void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024]);
-/* mkdir -p of the folder that holds `path`: 0, or an errno. */
-int install_make_folders(const char *path);
+/* Find the folders of the state and of the logs below the root, and make them: 0, or an errno. */
+int install_find_state(struct install *install, bool make);
+int install_find_logs(struct install *install, bool make);
 
 /* The kernel release of the machine, which a recipe needs before it is parsed. */
 void install_kernel(const char *root, char ret_kernel[128]);

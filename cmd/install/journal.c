@@ -2,6 +2,7 @@
 #include "journal.h"
 
 #include "base/error.h"
+#include "common/dir.h"
 #include "common/file.h"
 
 #include <errno.h>
@@ -74,16 +75,16 @@ static void sync_folder(const char *path)
 
 static ep_status open_to_write(struct journal *journal, bool is_readable, size_t whole, size_t bytes)
 {
-    char aside[4096];
+    int error;
 
     if (!is_readable) {
-        snprintf(aside, sizeof(aside), "%s.unreadable", journal->path);
-        if (rename(journal->path, aside) != 0)
-            return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be moved aside", journal->path);
+        error = dir_rename(journal->path, "journal.jsonl.unreadable");
+        if (error)
+            return ep_fail_errno(EP_E_SYSTEM, error, "%s cannot be moved aside", journal->path);
         json_array_clear(journal->events);
         whole = 0;
     }
-    journal->fd = open(journal->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+    journal->fd = dir_append(journal->path, 0644);
     if (journal->fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", journal->path);
     if (whole < bytes && is_readable && ftruncate(journal->fd, (off_t)whole) != 0)

@@ -2,7 +2,9 @@
 /* recipe_open.c - opens and closes an installation: paths, the lock, the journal, the results of the checks. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/dir.h"
 #include "common/temporary.h"
+#include "common/write.h"
 #include "install.h"
 
 #include <errno.h>
@@ -32,7 +34,7 @@ enum install_result install_fail(struct install *install, const char *format, ..
 
 enum install_result install_fail_errno(struct install *install, int error, const char *path)
 {
-    return install_fail(install, "%.400s: %s", path, strerror(error));
+    return install_fail(install, "%.400s: %s", path, write_reason(error));
 }
 
 enum install_result install_fail_status(struct install *install)
@@ -133,7 +135,7 @@ static enum install_result acquire_lock(struct install *install)
     int pid;
 
     install_path(install, "lock", NULL, path);
-    install->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    install->lock_fd = dir_append(path, 0644);
     if (install->lock_fd < 0 && errno == ENOENT)
         return just_uninstalled(install);
     if (install->lock_fd < 0)
@@ -168,7 +170,7 @@ static enum install_result acquire_lock(struct install *install)
     if (is_unlinked(install->lock_fd, path))
         return just_uninstalled(install);
     snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (ftruncate(install->lock_fd, 0) != 0 || pwrite(install->lock_fd, text, strlen(text), 0) < 0)
+    if (ftruncate(install->lock_fd, 0) != 0 || write(install->lock_fd, text, strlen(text)) < 0)
         return install_fail_errno(install, errno, path);
     return INSTALL_FINE;
 }
@@ -229,21 +231,39 @@ static ep_status save_recipe(const struct install *install)
     return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
 }
 
-int install_make_folders(const char *path)
+/*
+ * Finds a folder below the root: links lead to where they would lead on that machine. The name without links is valid
+ * for programs outside of the root as well.
+ */
+static int find_folder(const struct install *install, const char *folder, bool make, char *ret_folder, size_t bytes)
 {
-    char part[1024];
-    int n_gone = 0;
+    char path[PATH_MAX];
+    int error = dir_resolve_below(*install->root ? install->root : "/", folder, make, path);
 
-    for (const char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
-        snprintf(part, sizeof(part), "%.*s", (int)(at - path), path);
-        if (mkdir(part, 0755) == 0 || errno == EEXIST)
-            continue;
-        /* An uninstall is removing the folder above: from the beginning. */
-        if (errno != ENOENT || n_gone++ == 3)
-            return errno;
-        at = path;
+    if (error)
+        return error;
+    return snprintf(ret_folder, bytes, "%s", path + strlen(install->root)) < (int)bytes ? 0 : ENAMETOOLONG;
+}
+
+int install_find_state(struct install *install, bool make)
+{
+    char folder[512];
+    /* An uninstall may be removing the folders. */
+    int error = ENOENT;
+
+    for (int i = 0; error == ENOENT && i < 4; i++) {
+        snprintf(folder, sizeof(folder), "%.250s/%s", install->options.state, install->recipe->name);
+        error = find_folder(install, folder, make, install->state, sizeof(install->state));
     }
-    return 0;
+    return error;
+}
+
+int install_find_logs(struct install *install, bool make)
+{
+    char folder[512];
+
+    snprintf(folder, sizeof(folder), INSTALL_LOGS "/%s", install->recipe->name);
+    return find_folder(install, folder, make, install->logs, sizeof(install->logs));
 }
 
 void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024])
@@ -264,6 +284,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     struct install *install = ret_install;
     enum install_result result;
     char path[1024];
+    int error;
 
     memset(install, 0, sizeof(*install));
     install->recipe = recipe;
@@ -272,11 +293,15 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->journal.fd = -1;
     install->left = json_array();
     forget_states(install);
-    snprintf(install->state, sizeof(install->state), "%.250s/%s", options->state, recipe->name);
-    snprintf(install->logs, sizeof(install->logs), INSTALL_LOGS "/%s", recipe->name);
     result = set_root(install, options->root);
     if (result != INSTALL_FINE)
         return result;
+    error = install_find_state(install, false);
+    if (!error)
+        error = install_find_logs(install, false);
+    if (error)
+        return install_fail(install, "%.250s of %s: %s", options->state, *install->root ? install->root : "/",
+                            error == ENOTDIR ? "not a folder, or a link that leads nowhere" : write_reason(error));
     install_kernel(install->is_live ? NULL : install->root, install->kernel);
     install_path(install, "journal.jsonl", NULL, path);
     if (journal_open(path, install->boot, false, &install->journal) != EP_OK)
@@ -308,7 +333,7 @@ enum install_result install_begin(struct install *install)
     /* Another run may be changing them. */
     forget_states(install);
     install_path(install, "lock", NULL, path);
-    error = install_make_folders(path);
+    error = install_find_state(install, true);
     if (error)
         return install_fail_errno(install, error, path);
     result = acquire_lock(install);

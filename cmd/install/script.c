@@ -32,7 +32,7 @@ static void set(FILE *script, const char *name, const char *value)
 
 void script_prelude(FILE *script)
 {
-    fputs("set -eu\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive EPKIT_ROOT=\"${1-}\"\n", script);
+    fputs("set -eu\numask 022\nexport LC_ALL=C DEBIAN_FRONTEND=noninteractive EPKIT_ROOT=\"${1-}\"\n", script);
     fwrite(builtin_shell[0].text, 1, builtin_shell[0].bytes, script);
 }
 
@@ -103,7 +103,7 @@ static void set_step(FILE *script, const struct recipe_step *step)
             set_arg(script, arg->key, json_object_get(step->args, arg->key));
     if (step->type->content)
         set_file(script, step);
-    fputs("mkdir -p \"$EPKIT_BEFORE\"\n", script);
+    fputs("epkit_inside \"$EPKIT_BEFORE\"\nmkdir -p \"$EPKIT_BEFORE\"\n", script);
 }
 
 void script_fetch(FILE *script, const struct recipe_step *step)

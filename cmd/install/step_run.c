@@ -3,7 +3,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/capture.h"
+#include "common/dir.h"
 #include "common/temporary.h"
+#include "common/write.h"
 #include "install.h"
 
 #include <errno.h>
@@ -44,8 +46,9 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
 {
     char path[1024], *text = NULL;
     FILE *script;
+    const char *name;
     size_t bytes;
-    int error;
+    int error, folder;
 
     script = open_memstream(&text, &bytes);
     if (!script)
@@ -64,24 +67,28 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
     }
     error = fclose(script) == 0 ? 0 : ENOMEM;
     script_path(install, step, phase, path);
+    folder = error ? -1 : dir_open_parent(path, true, &name);
     if (!error)
-        error = install_make_folders(path);
-    if (!error)
-        error = temporary_save(path, text, bytes, 0644);
+        error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0644);
+    if (folder >= 0)
+        close(folder);
     free(text);
-    return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
+    return error ? ep_fail(EP_E_SYSTEM, "%s: %s", path, write_reason(error)) : EP_OK;
 }
 
-static int open_log(const struct install *install, const struct recipe_step *step, enum install_phase phase)
+static int open_log(struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
     char path[1024], when[32];
     time_t now = time(NULL);
     struct tm parts;
-    int fd;
+    int fd, error = install_find_logs(install, true);
 
     run_log_path(install, step, path);
-    install_make_folders(path);
-    fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (error) {
+        errno = error;
+        return -1;
+    }
+    fd = dir_append(path, 0644);
     if (fd < 0)
         return -1;
     gmtime_r(&now, &parts);

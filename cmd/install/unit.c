@@ -4,13 +4,13 @@
  * until the installation is complete or has failed.
  */
 #include "base/error.h"
+#include "common/dir.h"
 #include "common/temporary.h"
 #include "install.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define UNIT_FOLDER "/etc/systemd/system"
@@ -44,7 +44,6 @@ ep_status unit_install(struct install *install)
     self[n] = '\0';
     if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
         return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
-    mkdir(WANTS_FOLDER, 0755);
     file = open_memstream(&text, &bytes);
     if (!file)
         return ep_fail(EP_E_MEMORY, "no memory");
@@ -60,8 +59,9 @@ ep_status unit_install(struct install *install)
     free(text);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
-    if (symlink(unit, link_path) != 0 && errno != EEXIST)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", link_path);
+    error = dir_link(unit, link_path);
+    if (error && error != EEXIST)
+        return ep_fail_errno(EP_E_SYSTEM, error, "%s", link_path);
     sync();
     return EP_OK;
 }
