@@ -2,6 +2,7 @@
 /* options.c - parses a command line by the option table of its command. */
 #include "cmd.h"
 
+#include "shell.h"
 #include "text.h"
 
 #include <errno.h>
@@ -402,16 +403,9 @@ static const char *value_of(const struct opt *opt, const void *field, char *buff
 /* Appends a space and a word, quoted for a shell where necessary. */
 static void print_word(const char *word, char *ret_text, size_t bytes)
 {
-    struct text text = {ret_text, bytes, strlen(ret_text)};
+    char quoted[4096];
 
-    if (*word && !strpbrk(word, " \t\n\r\"'\\$`*?[]<>|&;(){}!#~")) {
-        text_add(&text, " %s", word);
-        return;
-    }
-    text_add(&text, " '");
-    for (; *word && text.n + 6 < bytes; word++)
-        text_add(&text, *word == '\'' ? "'\\''" : "%c", *word);
-    text_add(&text, "'");
+    text_append(ret_text, bytes, " %s", shell_quote(word, quoted, sizeof(quoted)));
 }
 
 /* Whether an argument would be parsed as an option. */

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "common/output.h"
+#include "common/shell.h"
 
 const struct deploy_resource deploy_resources[] = {
     {"Namespace", "namespaces", DEPLOY_CHECK | DEPLOY_GLOBAL},
@@ -66,15 +67,17 @@ bool check_knows(const struct check *check, const char *resource)
 static json_t *install_fix(const struct check *check, const char *version, const char *kind)
 {
     size_t i, n = strcspn(version, "/");
+    char word[SHELL_WORD_BYTES];
     const json_t *served;
 
     json_array_foreach (get(check->snapshot, "groups"), i, served) {
         if (version[n] == '/' && strncmp(get_string(served), version, n + 1) == 0)
-            return json_sprintf("write apiVersion: %s, which it serves", get_string(served));
+            return json_sprintf("write apiVersion: %s, which it serves",
+                                shell_quote(get_string(served), word, sizeof(word)));
     }
     if (text_begins(version, "resource.k8s.io/"))
         return json_string("DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi");
-    return json_sprintf("install what defines %s: docs/deploy-gke-ubuntu.md", kind);
+    return json_sprintf("install what defines %s: docs/deploy-gke-ubuntu.md", shell_quote(kind, word, sizeof(word)));
 }
 
 /* A kind that is not served: its project is not installed, or the cluster is too old. */
@@ -101,6 +104,7 @@ static void check_quota(struct check *check, const json_t *quota)
     static const char entry[] = "requests." GPU_RESOURCE;
     long long hard = get_count(json_object_get(get(quota, "spec/hard"), entry));
     long long used = get_count(json_object_get(get(quota, "status/used"), entry));
+    char word[SHELL_WORD_BYTES];
 
     used = used > 0 ? used : 0;
     for (int s = 0; s < check->job->n_sets && hard >= 0; s++) {
@@ -118,7 +122,8 @@ static void check_quota(struct check *check, const json_t *quota)
                   json_sprintf("%lld of %lld pods fit into the ResourceQuota of namespace %s; a job with some of its "
                                "pods waits",
                                fit, set->count, check->job->space),
-                  json_sprintf("raise %s of resourcequota/%s, or ask for fewer GPUs", entry, get_name(quota)));
+                  json_sprintf("raise %s of resourcequota/%s, or ask for fewer GPUs", entry,
+                               shell_quote(get_name(quota), word, sizeof(word))));
         return;
     }
 }

@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include "common/output.h"
+#include "common/shell.h"
 
 #include <stdlib.h>
 
@@ -13,9 +14,9 @@ struct missing {
     const char *resource, *id, *by, *says, *fix;
 };
 
-static const struct missing missing_space = {"namespaces", "namespace-missing", "the API server",
-                                             "namespaces \"{name}\" not found",
-                                             "kubectl create namespace {name}, or helm install --create-namespace"};
+static const struct missing missing_space = {
+    "namespaces", "namespace-missing", "the API server", "namespaces \"{name}\" not found",
+    "use helm install --create-namespace, or: kubectl create namespace {name}"};
 static const struct missing missing_secret = {"secrets", "secret-missing", "the kubelet", "secret \"{name}\" not found",
                                               "create the Secret {name} in namespace {space}"};
 static const struct missing missing_claim = {"persistentvolumeclaims", "claim-missing", "the scheduler",
@@ -64,9 +65,10 @@ static const struct lookup document_lookups[] = {
     {"spec/csi/driver", &missing_driver, UNMOUNTED},
 };
 
-static json_t *fill_in(const char *template, const char *name, const char *space)
+/* In a fix, names are words of a command. */
+static json_t *fill_in(const char *template, const char *name, const char *space, bool is_fix)
 {
-    char bytes[1024];
+    char bytes[3 * SHELL_WORD_BYTES], word[SHELL_WORD_BYTES];
     struct text text = text_in(bytes, sizeof(bytes));
 
     while (*template) {
@@ -74,8 +76,11 @@ static json_t *fill_in(const char *template, const char *name, const char *space
 
         text_add(&text, "%.*s", (int)n, template);
         template += n;
-        if (*template)
-            text_add(&text, "%s", text_begins(template, "{name}") ? name : space);
+        if (*template) {
+            const char *value = text_begins(template, "{name}") ? name : space;
+
+            text_add(&text, "%s", is_fix ? shell_operand(value, word, sizeof(word)) : value);
+        }
         template += strcspn(template, "}") + (*template != '\0');
     }
     return out_text(bytes);
@@ -86,8 +91,8 @@ static void look_up(struct check *check, const struct missing *missing, const ch
     const char *space = check->job->space;
 
     if (*name && check_knows(check, missing->resource) && !get_item(check->snapshot, missing->resource, space, name))
-        check_add(check, CHECK_ERROR, missing->id, missing->by, name, fill_in(missing->says, name, space),
-                  json_string(why), fill_in(missing->fix, name, space));
+        check_add(check, CHECK_ERROR, missing->id, missing->by, name, fill_in(missing->says, name, space, false),
+                  json_string(why), fill_in(missing->fix, name, space, true));
 }
 
 /* Looks up all names at the path, but not those that may be missing. */
@@ -170,7 +175,7 @@ static void check_interfaces(struct check *check, const json_t *interfaces, cons
     } else {
         says = json_sprintf("default interface \"%s\" must be referenced in the interface annotation", standard);
         why = json_string("no entry of " INTERFACES " has this interfaceName");
-        fix = json_sprintf("add {\"interfaceName\":\"%s\",\"network\":\"default\"} to the list", standard);
+        fix = json_string("add an entry with this interfaceName and \"network\":\"default\" to the list");
     }
     check_add(check, CHECK_ERROR, "network-annotation", "the kubelet", INTERFACES, says ? says : out_text(error->text),
               why, fix);

@@ -6,6 +6,7 @@
 #include "check.h"
 
 #include "common/output.h"
+#include "common/shell.h"
 
 #define REQUIRED "kueue.x-k8s.io/podset-required-topology"
 #define PREFERRED "kueue.x-k8s.io/podset-preferred-topology"
@@ -58,6 +59,7 @@ static bool quota_fits(struct assign *assign, const json_t *flavor)
     bool borrows = *get_text(assign->queue, "spec/cohortName") || *get_text(assign->queue, "spec/cohort");
     long long request = get_pod_gpus(assign->set->spec) * assign->set->count, all = assign->before + request;
     long long most = (nominal > 0 ? nominal : 0) + (borrows ? limit : 0), groups = assign->check->job->groups;
+    char word[SHELL_WORD_BYTES];
     long long free = reserved <= 0 ? most : most > reserved ? most - reserved : 0, fit = all > 0 ? free / all : groups;
 
     if (borrows && limit < 0)
@@ -70,7 +72,7 @@ static bool quota_fits(struct assign *assign, const json_t *flavor)
                          GPU_RESOURCE, name, assign->before, request, most),
             json_sprintf("ClusterQueue %s can never provide %lld of %s", queue, all, GPU_RESOURCE),
             json_sprintf("raise nominalQuota of %s in clusterqueue/%s to at least %lld, or ask for at most %lld",
-                         GPU_RESOURCE, queue, all, most));
+                         GPU_RESOURCE, shell_quote(queue, word, sizeof(word)), all, most));
     /* Kueue admits each group of a LeaderWorkerSet by itself. */
     if (fit >= groups)
         return true;
@@ -90,6 +92,7 @@ static bool quota_fits(struct assign *assign, const json_t *flavor)
 static bool topology_matches(struct assign *assign, const json_t *flavor, const json_t *topology)
 {
     const char *name = get_text(flavor, "spec/topologyName");
+    char word[SHELL_WORD_BYTES];
 
     if (!*name)
         return reject(
@@ -101,7 +104,8 @@ static bool topology_matches(struct assign *assign, const json_t *flavor, const 
         return reject(assign, "topology-level",
                       json_sprintf("Flavor \"%s\" does not contain the requested level", get_name(flavor)),
                       json_sprintf("Topology %s has no level %s", name, assign->level),
-                      json_sprintf("kubectl get topology %s -o yaml, and request one of its levels", name));
+                      json_sprintf("request one of the levels that this lists: kubectl get topology -o yaml %s",
+                                   shell_operand(name, word, sizeof(word))));
     return true;
 }
 
@@ -141,6 +145,7 @@ static void count_room(struct assign *assign, const json_t *flavor, const json_t
 static bool topology_fits(struct assign *assign, const json_t *flavor, const json_t *topology)
 {
     long long one, all, room, count = assign->set->count;
+    char word[SHELL_WORD_BYTES];
     const char *name = get_name(topology);
 
     if (!check_knows(assign->check, "nodes") || !check_knows(assign->check, "pods"))
@@ -158,7 +163,7 @@ static bool topology_fits(struct assign *assign, const json_t *flavor, const jso
                          : json_sprintf("nodes of flavor %s with all labels of the topology have room for %lld pods",
                                         get_name(flavor), all),
         all >= count ? json_sprintf("prefer the level instead of requiring it: tasSettings.topologyRequest.%s=%s",
-                                    PREFERRED, assign->level)
+                                    PREFERRED, shell_quote(assign->level, word, sizeof(word)))
                      : json_sprintf("ask for at most %lld GPUs, add nodes, or wait for other jobs",
                                     room * get_pod_gpus(assign->set->spec)));
 }
@@ -211,6 +216,7 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
     const json_t *flavors = gpu_flavors(queue), *annotations = get(set->metadata, "annotations"), *entry;
     const json_t *required = json_object_get(annotations, REQUIRED);
     const json_t *level = required ? required : json_object_get(annotations, PREFERRED);
+    char word[SHELL_WORD_BYTES];
     size_t i;
 
     assign.required = required != NULL;
@@ -219,7 +225,8 @@ static void check_assignment(struct check *check, struct deploy_set *set, const 
         reject(
             &assign, "resource-uncovered", json_sprintf("resource %s unavailable in ClusterQueue", GPU_RESOURCE),
             json_sprintf("the pods request %s, and ClusterQueue %s has no quota of it", GPU_RESOURCE, get_name(queue)),
-            json_sprintf("add %s to coveredResources of clusterqueue/%s", GPU_RESOURCE, get_name(queue)));
+            json_sprintf("add %s to coveredResources of clusterqueue/%s", GPU_RESOURCE,
+                         shell_quote(get_name(queue), word, sizeof(word))));
     json_array_foreach (flavors, i, entry) {
         if (flavor_fits(&assign, entry))
             goto done;
@@ -240,6 +247,7 @@ static const json_t *find_cluster_queue(struct check *check)
 {
     const char *local_name = check->job->queue, *space = check->job->space, *name;
     const json_t *local = get_item(check->snapshot, "localqueues", space, local_name), *queue, *active;
+    char word[SHELL_WORD_BYTES];
 
     name = get_text(local, "spec/clusterQueue");
     queue = get_item(check->snapshot, "clusterqueues", "", name);
@@ -248,12 +256,14 @@ static const json_t *find_cluster_queue(struct check *check)
         check_add(check, CHECK_ERROR, "queue-missing", "Kueue", local_name,
                   json_sprintf("LocalQueue %s doesn't exist", local_name),
                   json_sprintf("namespace %s has no such queue", space),
-                  json_sprintf("kubectl get localqueues -n %s: set queue to one of them, or create this one", space));
+                  json_sprintf("create it, or set queue to one that this lists: kubectl get localqueues -n %s",
+                               shell_quote(space, word, sizeof(word))));
     else if (!queue)
         check_add(check, CHECK_ERROR, "cluster-queue-missing", "Kueue", name,
                   json_sprintf("ClusterQueue %s doesn't exist", name),
                   json_sprintf("LocalQueue %s refers to it", local_name),
-                  json_sprintf("create ClusterQueue %s, or let the LocalQueue refer to another one", name));
+                  json_sprintf("create ClusterQueue %s, or let the LocalQueue refer to another one",
+                               shell_quote(name, word, sizeof(word))));
     else if (get_is(active, "status", "False"))
         check_add(check, CHECK_ERROR, "cluster-queue-inactive", "Kueue", name,
                   json_sprintf("ClusterQueue %s is inactive", name),

@@ -5,6 +5,7 @@
 #include "common/clean.h"
 #include "common/file.h"
 #include "common/output.h"
+#include "common/shell.h"
 #include "common/temporary.h"
 #include "common/write.h"
 #include "get.h"
@@ -217,7 +218,7 @@ static int explain(const struct cmd *cmd, const struct deploy_options *options, 
     static const char *const needed[] = {"pods", "jobs", "jobsets", "leaderworkersets"};
     json_t *answer = deploy_why(snapshot, options->space, name);
     const json_t *unread = get(snapshot, "unread");
-    char why[512];
+    char why[512], word[SHELL_WORD_BYTES];
 
     for (size_t i = 0; i < (answer ? 1 : COUNT(needed)); i++) {
         if (!get(unread, needed[i]))
@@ -232,8 +233,9 @@ static int explain(const struct cmd *cmd, const struct deploy_options *options, 
     if (options->from && !get_items(snapshot, "jobs"))
         return cmd_refuse(cmd, options->from, "it has no jobs: 'epkit deploy why JOB --save FILE' writes such a file");
     out_error("namespace %s has no JobSet, LeaderWorkerSet or Job %s", options->space, name);
-    out_hint("'kubectl get jobsets,jobs -n %s' lists them; what has ended is removed after ttlSecondsAfterFinished",
-             options->space);
+    out_hint("what has ended is removed after ttlSecondsAfterFinished; this lists the others: kubectl get jobsets,jobs "
+             "-n %s",
+             shell_quote(options->space, word, sizeof(word)));
     return CMD_USAGE;
 }
 

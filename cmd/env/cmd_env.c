@@ -3,6 +3,7 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/output.h"
+#include "common/shell.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"
 #include "machine/doctor/machine_nvshmem.h"
@@ -235,9 +236,11 @@ static int write_script(const struct cmd *cmd, const struct env_options *options
 static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct env_options *options = call->options;
+    char word[4096];
 
     if (call->n_args > 0 && strcmp(call->args[-1], "--") != 0)
-        return cmd_usage(cmd, "put '--' in front of the command: epkit env -- %s ...", call->args[0]);
+        return cmd_usage(cmd, "put '--' in front of the command: epkit env -- %s ...",
+                         shell_quote(call->args[0], word, sizeof(word)));
     if (call->n_args > 0 && (options->check || options->json || cmd_given(cmd, call, "format")))
         return cmd_usage(cmd, "--check, --format and --json do not go with a command");
     if (options->check && cmd_given(cmd, call, "format"))

@@ -22,9 +22,6 @@ struct env_script {
 /* "# <text>" in lines of at most 120 characters. */
 void env_comment(FILE *stream, const char *text);
 
-/* Writes `text` in single quotes for a POSIX shell. */
-void env_quote_sh(FILE *stream, const char *text);
-
 /* Writes the rows as text. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
 /* A script to source, or one whose output Slurm takes as the environment of a task. */

@@ -28,18 +28,6 @@ void env_comment(FILE *stream, const char *text)
     }
 }
 
-void env_quote_sh(FILE *stream, const char *text)
-{
-    putc('\'', stream);
-    for (; *text; text++) {
-        if (*text == '\'')
-            fputs("'\\''", stream);
-        else
-            putc(*text, stream);
-    }
-    putc('\'', stream);
-}
-
 /* In double quotes, for YAML. Kubernetes converts $$ to $. */
 static void quote_yaml(FILE *stream, const char *text)
 {

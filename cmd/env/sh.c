@@ -10,6 +10,7 @@
 
 #include "common/clean.h"
 #include "common/embedded.h"
+#include "common/shell.h"
 
 #include <string.h>
 
@@ -98,13 +99,13 @@ static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog
         write_unset(stream, row->name, is_prolog);
     } else if (row->prepend) {
         fputs("_epkit_prepend ", stream);
-        env_quote_sh(stream, row->value);
+        shell_write(stream, row->value);
         fprintf(stream, " \"${%s-}\"\n", row->name);
         write_export(stream, row->name, is_prolog);
         fputs("\"$_epkit_path\"", stream);
     } else {
         write_export(stream, row->name, is_prolog);
-        env_quote_sh(stream, row->value);
+        shell_write(stream, row->value);
     }
     putc('\n', stream);
 }
@@ -115,7 +116,7 @@ static void write_cases(FILE *stream, const struct advice_row *row, bool is_prol
     for (int gpu = 0; gpu < row->n_values; gpu++) {
         fprintf(stream, is_prolog ? "%d)\n    " : "%d) ", gpu);
         write_export(stream, row->name, is_prolog);
-        env_quote_sh(stream, row->values[gpu]);
+        shell_write(stream, row->values[gpu]);
         fputs(is_prolog ? "\n    ;;\n" : " ;;\n", stream);
     }
     fputs("esac\n", stream);

@@ -103,7 +103,7 @@ static int add_saved_settings(const struct install_cmd_options *options, const c
     free(text);
     if (!json_is_object(chosen->saved)) {
         out_error("%s cannot be read: it contains the values that the recipe was applied with", path);
-        out_hint("'epkit install apply %s' with these values by --set writes it again", name);
+        out_hint("'epkit install apply' with these values by --set writes it again");
         return CMD_FAILED;
     }
     json_object_foreach (chosen->saved, key, value) {

@@ -2,31 +2,16 @@
 /* script.c - the shell text of steps: their keys as variables, and calls of the functions in prelude.sh. */
 #include "types.h"
 
+#include "common/shell.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes text inside of single quotes. */
-static void quoted(FILE *script, const char *text)
-{
-    for (; *text; text++)
-        if (*text == '\'')
-            fputs("'\\''", script);
-        else
-            fputc(*text, script);
-}
-
-void script_word(FILE *script, const char *text)
-{
-    fputc('\'', script);
-    quoted(script, text);
-    fputc('\'', script);
-}
-
 static void set(FILE *script, const char *name, const char *value)
 {
     fprintf(script, "%s=", name);
-    script_word(script, value);
+    shell_write(script, value);
     fputc('\n', script);
 }
 
@@ -39,7 +24,7 @@ void script_prelude(FILE *script)
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state)
 {
     fputs("export EPKIT_STATE=\"$EPKIT_ROOT\"", script);
-    script_word(script, state);
+    shell_write(script, state);
     fputs("\nexport ", script);
     set(script, "EPKIT_STEP", step->id);
     fputs("export EPKIT_BEFORE=\"$EPKIT_STATE/before/$EPKIT_STEP\"\n", script);
@@ -65,22 +50,22 @@ static void set_arg(FILE *script, const char *key, const json_t *arg)
     json_t *value;
     size_t i;
 
-    fprintf(script, "arg_%s='", key);
+    fprintf(script, "arg_%s=", key);
     if (json_is_string(arg))
-        quoted(script, json_string_value(arg));
+        shell_write(script, json_string_value(arg));
     json_array_foreach (arg, i, value) {
         fputs(between, script);
-        quoted(script, json_string_value(value));
-        between = "\n";
+        shell_write(script, json_string_value(value));
+        between = "'\n'";
     }
     json_object_foreach ((json_t *)arg, name, value) {
         fputs(between, script);
-        quoted(script, name);
+        shell_write(script, name);
         fputc('=', script);
-        quoted(script, json_string_value(value));
-        between = "\n";
+        shell_write(script, json_string_value(value));
+        between = "'\n'";
     }
-    fputs("'\n", script);
+    fputc('\n', script);
 }
 
 static void set_file(FILE *script, const struct recipe_step *step)

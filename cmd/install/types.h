@@ -90,8 +90,6 @@ extern const struct embedded builtin_recipes[], builtin_shell[];
 
 /* --- script.c --- */
 
-/* Writes `text` as one word of a shell command. */
-void script_word(FILE *script, const char *text);
 /* Writes the beginning of a script, once; then the variables of a step. */
 void script_prelude(FILE *script);
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state);

@@ -2,6 +2,7 @@
 #include "topo_view.h"
 
 #include "common/output.h"
+#include "common/shell.h"
 #include "machine/doctor/network.h"
 #include "machine/hardware/counters.h"
 
@@ -88,6 +89,8 @@ void topo_save_read(const struct doctor_machine *machine)
 
 int topo_save_write(const struct doctor_machine *machine, const char *file)
 {
+    char word[4096];
+
     if (source_save(machine->source, file) != EP_OK) {
         out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
         return CMD_FAILED;
@@ -95,6 +98,7 @@ int topo_save_write(const struct doctor_machine *machine, const char *file)
     out_note("saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
              "replaced",
              file);
-    out_hint("'epkit topo --from %s' shows it, and so do env, nics and doctor", file);
+    out_hint("this shows it, and so do env, nics and doctor: epkit topo --from %s",
+             shell_quote(file, word, sizeof(word)));
     return CMD_FINE;
 }

@@ -1,33 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shell.h"
-#include "common/text.h"
 
-#include "common/clean.h"
+#include "common/shell.h"
+#include "common/text.h"
 
 #include <string.h>
 
-#define PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+,:=@%-"
-
 const char *shell_word(struct source *source, const char *text)
 {
-    size_t bytes = strlen(text) + 1;
-    char *shown = source_alloc(source, bytes);
-    const char *word = "'";
+    size_t bytes = 4 * strlen(text) + 8;
+    char *word = source_alloc(source, bytes);
 
-    if (!shown)
-        return "''";
-    text_clean(text, shown, bytes);
-    text = shown;
-    /* zsh expands a word that begins with '=', also as a value, to the path of a command. */
-    if (*text && *text != '=' && text[strspn(text, PLAIN)] == '\0')
-        return text;
-    while (*text) {
-        size_t n = strcspn(text, "'");
-
-        word = source_printf(source, "%s%.*s%s", word, (int)n, text, text[n] ? "'\\''" : "");
-        text += n + (text[n] != '\0');
-    }
-    return source_printf(source, "%s'", word);
+    return word ? shell_quote(text, word, bytes) : "''";
 }
 
 bool shell_is_name(const char *name)

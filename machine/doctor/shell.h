@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shell.h - quoting for commands that users paste. File names come from a machine that may be malicious. */
+/* shell.h - words and commands of fixes. */
 #ifndef EP_DOCTOR_SHELL_H
 #define EP_DOCTOR_SHELL_H
 
@@ -7,10 +7,7 @@
 
 #include <stdbool.h>
 
-/*
- * Quotes `text` as one word of a shell command, on one line: unchanged if it is plain, otherwise in single quotes.
- * Unprintable characters become '?', so that they cannot split a command that is pasted line by line.
- */
+/* shell_quote() of any length, owned by the source. */
 const char *shell_word(struct source *source, const char *text);
 
 /* Is it a valid name of a shell variable? */

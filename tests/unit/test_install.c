@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Internals of epkit install: recipes, journals, packages, scripts. */
 #include "cmd/install/install.h"
+#include "common/shell.h"
 #include "temp.h"
 #include "unit.h"
 
@@ -283,7 +284,7 @@ TEST(test_words)
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
 
-    script_word(out, "it's $(x) `y` \\ \"z\"\n");
+    shell_write(out, "it's $(x) `y` \\ \"z\"\n");
     fclose(out);
     assert_string_equal(text, "'it'\\''s $(x) `y` \\ \"z\"\n'");
     free(text);
