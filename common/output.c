@@ -4,6 +4,7 @@
 #include "ending.h"
 #include "launcher_env.h"
 #include "progress.h"
+#include "redact.h"
 #include "terminal.h"
 
 #include "clean.h"
@@ -238,15 +239,18 @@ json_t *out_document(const char *command)
 
 int out_json(json_t *document)
 {
+    json_t *shown = redact_document(document);
+
+    json_decref(document);
     progress_hide();
     ending_dismiss();
-    if (!document || stream_json(stdout, document, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
+    if (!shown || stream_json(stdout, shown, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
         if (out_finish() == CMD_FINE)
             out_error("writing the JSON document: out of memory");
-        json_decref(document);
+        json_decref(shown);
         return -1;
     }
-    json_decref(document);
+    json_decref(shown);
     return out_finish() == CMD_FINE ? 0 : -1;
 }
 

@@ -60,7 +60,7 @@ json_t *out_text_or_null(const char *text);
 /* {"schema_version", "epkit": version, "subcommand": command}: the start of every --json document. */
 json_t *out_document(const char *command);
 
-/* Prints the document to standard output and consumes it. 0, or -1 after reporting the error. */
+/* Prints the document without secrets to standard output and consumes it. 0, or -1 after reporting the error. */
 int out_json(json_t *document);
 
 /* The result in one sentence, on a line of its own on standard output. */

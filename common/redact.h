@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * redact.h - finds in a text the identifiers of a machine that have a form of their own: addresses, GUIDs and UUIDs.
+ * redact.h - finds in a text the identifiers of a machine that have a form of their own (addresses, GUIDs and UUIDs),
+ * and secrets: tokens by their form, passwords and keys by the word or the option in front of them.
  *
- * One table of recognisers (redact.c). Names that people choose and secrets have no such form.
+ * One table of recognisers (redact.c). Names that people choose have no such form.
  */
 #ifndef EP_COMMON_REDACT_H
 #define EP_COMMON_REDACT_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,12 +19,13 @@ enum identifier_kind {
     IDENTIFIER_MAC,       /* of Ethernet, EUI-64, IP over InfiniBand; with ':', '-', '.' or after "enx" */
     IDENTIFIER_GUID,      /* four groups of four digits */
     IDENTIFIER_IPV4,      /* with '.', or with '-' after "ip-" */
-    IDENTIFIER_IPV6       /* GIDs as well */
+    IDENTIFIER_IPV6,      /* GIDs as well */
+    IDENTIFIER_SECRET     /* a token, a password, a private key */
 };
 
 struct identifier {
     enum identifier_kind kind;
-    size_t before; /* bytes that introduce it: "GPU-", "ip-" */
+    size_t before; /* bytes that introduce it: "GPU-", "ip-", "password=" */
     size_t bytes;
 };
 
@@ -40,7 +43,20 @@ size_t identifier_ipv4(const char *text, size_t bytes, size_t at, char separator
 /* Does the name of an environment variable, in any case, say that its value is a secret? */
 bool identifier_is_secret_name(const char *name);
 
-/* Is there a password in an address, "scheme://user:password@host"? */
-bool identifier_has_password(const char *address);
+/* Stands for a secret in what is written. */
+#define REDACTED "(left out)"
+
+/* The text with REDACTED for each secret in it, to be freed; NULL without memory. */
+char *redact_text(const char *text);
+
+/*
+ * A copy of the document without secrets, for what is printed and written; NULL without memory. Secret are also the
+ * values of variables with such names, in objects, as NAME=VALUE, as {"name", "value"}, and what follows an option such
+ * as --password in an array. The values of the variables that its member "kept_values" names stay.
+ */
+json_t *redact_document(const json_t *document);
+
+/* The same for the words of a command line: a copy of `word`, after `before` (may be NULL). */
+char *redact_word(const char *before, const char *word);
 
 #endif

@@ -5,6 +5,7 @@
 #include "common/clean.h"
 #include "common/file.h"
 #include "common/output.h"
+#include "common/redact.h"
 #include "common/shell.h"
 #include "common/temporary.h"
 #include "common/write.h"
@@ -172,9 +173,11 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
 /* Readable only by its owner: it lists what runs in the cluster. */
 static int save_snapshot(const json_t *snapshot, const char *path)
 {
-    char *text = json_dumps(snapshot, JSON_COMPACT | JSON_SORT_KEYS);
+    json_t *shown = redact_document(snapshot);
+    char *text = shown ? json_dumps(shown, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     int number = text ? temporary_save(path, text, strlen(text), 0600) : ENOMEM;
 
+    json_decref(shown);
     free(text);
     if (number)
         out_error("%s cannot be written: %s", path, write_reason(number));

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "common/dir.h"
 #include "common/file.h"
+#include "common/redact.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -144,7 +145,7 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
     char time_text[32], *text;
     time_t now = time(NULL);
     struct tm parts;
-    json_t *line;
+    json_t *line, *shown;
     size_t bytes;
     ssize_t n;
 
@@ -159,7 +160,9 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
     if (line && more)
         json_object_update(line, more);
     json_decref(more);
-    text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    shown = redact_document(line);
+    text = shown ? json_dumps(shown, JSON_COMPACT) : NULL;
+    json_decref(shown);
     if (!text) {
         json_decref(line);
         return ep_fail(EP_E_MEMORY, "%s: no memory", journal->path);

@@ -198,14 +198,14 @@ static enum install_result set_root(struct install *install, const char *root)
     return INSTALL_FINE;
 }
 
-/* Writes a file of the state atomically. */
+/* Writes a file of the state atomically. Values may be secrets. */
 static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes)
 {
     char path[1024];
     int error;
 
     install_path(install, name, NULL, path);
-    error = text ? temporary_save(path, text, bytes, 0644) : ENOMEM;
+    error = text ? temporary_save(path, text, bytes, strcmp(name, "settings.json") == 0 ? 0600 : 0644) : ENOMEM;
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
 }
 

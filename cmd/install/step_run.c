@@ -69,7 +69,7 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
     script_path(install, step, phase, path);
     folder = error ? -1 : dir_open_parent(path, true, &name);
     if (!error)
-        error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0644);
+        error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0600);
     if (folder >= 0)
         close(folder);
     free(text);

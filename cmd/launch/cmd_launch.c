@@ -10,6 +10,7 @@
 #include "common/output.h"
 #include "common/port.h"
 #include "common/progress.h"
+#include "common/redact.h"
 #include "common/write.h"
 #include "help_text.h"
 #include "hosts.h"
@@ -35,7 +36,7 @@
 
 struct launch_args {
     const char *hosts, *hostfile, *ssh, *remote_epkit, *location_cmd, *topology, *preload, *workload, *out;
-    struct opt_strings env, source;
+    struct opt_strings env, keep, source;
     int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
     int connect, location, with, world, checks, hostfiles;
     bool debug, no_logs, json;
@@ -96,6 +97,8 @@ static const struct opt launch_table[] = {
     {"env", 'x', "NAME[=VALUE]", OPT_STRINGS, offsetof(struct launch_args, env),
      .help = "pass this variable to the ranks, by default with its value here; may be repeated",
      .heading = "Environment of the ranks"},
+    {"keep-value", 0, "NAME", OPT_STRINGS, offsetof(struct launch_args, keep),
+     .help = "write the value of this variable to run.json though it looks like a secret; may be repeated"},
     {"source", 0, "FILE", OPT_STRINGS, offsetof(struct launch_args, source),
      .help = "bash sources this script of the node first; '?' in front: if it exists; may be repeated"},
     {"preload", 0, "LIBRARY", OPT_STRING, offsetof(struct launch_args, preload),
@@ -385,22 +388,48 @@ static char *make_folder(const struct cmd *cmd, const char *job)
     return NULL;
 }
 
+/* A word of the command line without secrets, owned by `shown`. */
+static const char *show_word(json_t *shown, const char *before, const char *word)
+{
+    char *text = redact_word(before, word);
+    json_t *copy = json_string(text ? text : REDACTED);
+
+    free(text);
+    json_array_append_new(shown, copy);
+    return copy ? json_string_value(copy) : REDACTED;
+}
+
 /* The command line without secrets. */
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
 {
-    struct launch_args shown = *(const struct launch_args *)call->options;
+    struct launch_args args = *(const struct launch_args *)call->options;
+    char **words = calloc((size_t)call->n_args + 1, sizeof(*words));
     struct cmd_call masked = *call;
-    char raw[4096];
-    char words[OPT_STRINGS_MAX][80];
+    json_t *shown = json_array();
+    char raw[4096], names[OPT_STRINGS_MAX][128];
 
-    masked.options = &shown;
-    for (size_t i = 0; i < shown.env.n; i++) {
-        snprintf(words[i], sizeof(words[i]), "%.*s", (int)strcspn(shown.env.values[i], "="), shown.env.values[i]);
-        if (launch_is_secret(words[i], shown.env.values[i]))
-            shown.env.values[i] = words[i];
+    masked.options = &args;
+    masked.args = words;
+    masked.n_args = words ? call->n_args : 0;
+    for (int i = 0; i < masked.n_args; i++)
+        words[i] = (char *)show_word(shown, i ? call->args[i - 1] : "", call->args[i]);
+    for (size_t i = 0; i < args.env.n; i++) {
+        const char *word = args.env.values[i];
+        bool is_kept = false;
+
+        snprintf(names[i], sizeof(names[i]), "%.*s", (int)strcspn(word, "="), word);
+        for (size_t k = 0; k < args.keep.n; k++)
+            is_kept |= strcmp(args.keep.values[k], names[i]) == 0;
+        /* Its value is that of here when the command is repeated. */
+        if (!is_kept && strcmp(show_word(shown, NULL, word), word) != 0)
+            args.env.values[i] = names[i];
     }
+    if (args.location_cmd)
+        args.location_cmd = show_word(shown, NULL, args.location_cmd);
     options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
     text_clean(raw, ret_text, bytes);
+    json_decref(shown);
+    free(words);
 }
 
 static int check_ports(const struct cmd *cmd, const struct cmd_call *call, bool is_pods)
@@ -424,6 +453,9 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
     snprintf(port, sizeof(port), "%d",
              cmd_given(cmd, call, "port") ? (int)args->port : port_from_env(PORT_OF_SSH, 222));
     options->command = command;
+    options->kept = json_array();
+    for (size_t i = 0; i < args->keep.n; i++)
+        json_array_append_new(options->kept, json_string(args->keep.values[i]));
     options->ssh = ssh && *ssh ? ssh : "ssh";
     options->port = strcmp(port, "0") != 0 ? port : NULL;
     options->remote_epkit = args->remote_epkit;

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/progress.h"
+#include "common/redact.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -27,15 +28,17 @@
 
 void launch_note(struct launch *launch, const char *format, ...)
 {
-    char text[1024];
+    char text[1024], *shown;
     va_list args;
 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    launch_log(launch, text);
+    shown = redact_text(text);
+    launch_log(launch, shown ? shown : "");
     progress_hide();
-    fprintf(stderr, "epkit: %s\n", text);
+    fprintf(stderr, "epkit: %s\n", shown ? shown : "");
+    free(shown);
 }
 
 void node_send(struct node *node, json_t *request)

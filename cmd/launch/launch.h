@@ -34,6 +34,7 @@ struct launch_job {
 struct launch_options {
     struct hosts hosts;
     const char *command;      /* the command line, for run.json */
+    json_t *kept;             /* names of variables whose values run.json has although they look like secrets */
     const char *ssh, *port;   /* port NULL: that of ssh's configuration */
     const char *remote_epkit; /* NULL: the path of this executable where it exists, else "epkit" in PATH */
     bool by_srun;             /* agents are started by srun instead of ssh */
@@ -68,9 +69,6 @@ struct launch_result {
 
 /* Runs the job. EP_OK whatever its result; otherwise it could not begin, with the reason by ep_fail(). */
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result);
-
-/* Must the value of the variable stay out of reports: by its name, or by a password in an address? */
-bool launch_is_secret(const char *name, const char *value);
 
 void launch_result_done(struct launch_result *result);
 

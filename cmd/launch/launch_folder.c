@@ -107,24 +107,6 @@ ep_status folder_open(struct launch *launch)
     return status;
 }
 
-bool launch_is_secret(const char *name, const char *value)
-{
-    return identifier_is_secret_name(name) || identifier_has_password(value);
-}
-
-/* Without secrets. */
-static json_t *environment_document(const struct launch *launch)
-{
-    json_t *result = json_copy(json_object_get(launch->options->job.spec, "env")), *value;
-    const char *name;
-
-    json_object_foreach (result, name, value) {
-        if (launch_is_secret(name, json_string_value(value)))
-            json_object_set_new(result, name, json_string("(left out)"));
-    }
-    return result;
-}
-
 static json_t *node_document(const struct node *node, bool is_sorted)
 {
     json_t *document;
@@ -149,23 +131,27 @@ json_t *folder_document(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
     bool is_sorted = launch->order[0] != NULL;
-    json_t *hosts = json_array(), *document;
+    json_t *hosts = json_array(), *document, *shown;
 
     for (int i = 0; i < launch->n; i++)
         json_array_append_new(hosts, node_document(is_sorted ? launch->order[i] : &launch->nodes[i], is_sorted));
-    document = json_pack("{s:s, s:s, s:O?, s:s?, s:s, s:s?, s:o, s:i, s:i, s:i, s:s, s:s?, s:s?, s:o, s:O}", "epkit",
-                         ep_version(), "job", options->job.name, "argv", json_object_get(options->job.spec, "argv"),
-                         "command", options->command, "began", launch->began, "ended",
-                         *launch->ended ? launch->ended : NULL, "hosts", hosts, "nodes", launch->n, "gpus_per_node",
-                         launch->gpus, "ranks", launch->n * launch->per_node, "launcher",
-                         options->job.starter == LAUNCH_MPIRUN ? "mpirun"
-                         : options->by_srun                    ? "slurm"
-                                                               : "ssh",
-                         "failed_host", launch->failed ? launch->failed->name : NULL, "reason", launch->reason,
-                         "environment", environment_document(launch), "findings", launch->findings);
+    document = json_pack(
+        "{s:s, s:s, s:O?, s:s?, s:s, s:s?, s:o, s:i, s:i, s:i, s:s, s:s?, s:s?, s:o, s:O}", "epkit", ep_version(),
+        "job", options->job.name, "argv", json_object_get(options->job.spec, "argv"), "command", options->command,
+        "began", launch->began, "ended", *launch->ended ? launch->ended : NULL, "hosts", hosts, "nodes", launch->n,
+        "gpus_per_node", launch->gpus, "ranks", launch->n * launch->per_node, "launcher",
+        options->job.starter == LAUNCH_MPIRUN ? "mpirun"
+        : options->by_srun                    ? "slurm"
+                                              : "ssh",
+        "failed_host", launch->failed ? launch->failed->name : NULL, "reason", launch->reason, "environment",
+        json_copy(json_object_get(options->job.spec, "env")), "findings", launch->findings);
     json_object_set_new(document, "exit_code", *launch->ended ? json_integer(launch->code) : json_null());
     json_object_set_new(document, "master", is_sorted ? json_string(launch_master(launch)) : json_null());
-    return document;
+    if (json_array_size(options->kept) > 0)
+        json_object_set(document, "kept_values", options->kept);
+    shown = redact_document(document);
+    json_decref(document);
+    return shown;
 }
 
 void folder_write(struct launch *launch)

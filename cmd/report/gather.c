@@ -292,6 +292,8 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
         json_object_set(document, "parsed", parsed);
     if (json_object_get(run, "results"))
         json_object_set(document, "results", json_object_get(run, "results"));
+    if (json_is_array(json_object_get(run, "kept_values")))
+        json_object_set(document, "kept_values", json_object_get(run, "kept_values"));
     json_object_set_new(document, "figures", report_figures(document));
     json_object_set_new(document, "previous", json_null());
     json_object_set_new(document, "history", json_array());

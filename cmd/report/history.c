@@ -2,6 +2,7 @@
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/dir.h"
 #include "common/file.h"
+#include "common/redact.h"
 #include "report.h"
 
 #include <errno.h>
@@ -87,10 +88,12 @@ static bool ends_within_line(int fd, off_t bytes)
 int report_history_add(const char *path, const json_t *entry)
 {
     int fd = dir_append(path, dir_usual_mode()), error = 0;
-    char *text = json_dumps(entry, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
+    json_t *shown = redact_document(entry);
+    char *text = shown ? json_dumps(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL, *line = NULL;
     off_t before;
     int n;
 
+    json_decref(shown);
     if (fd < 0 || !text) {
         error = fd < 0 ? errno : ENOMEM;
         goto end;

@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include "common/dir.h"
+#include "common/redact.h"
 #include "common/temporary.h"
 #include "common/terminal.h"
 #include "common/write.h"
@@ -73,14 +74,19 @@ struct file {
     size_t bytes;
 };
 
+/* Without secrets: foreign folders may have some. */
 static int render(struct file *file)
 {
-    FILE *stream = open_memstream(&file->text, &file->bytes);
+    json_t *shown = redact_document(file->document);
+    FILE *stream = shown ? open_memstream(&file->text, &file->bytes) : NULL;
     bool good;
 
-    if (!stream)
-        return errno;
-    file->write(stream, file->document);
+    if (!stream) {
+        json_decref(shown);
+        return ENOMEM;
+    }
+    file->write(stream, shown);
+    json_decref(shown);
     good = !ferror(stream);
     return fclose(stream) == 0 && good ? 0 : errno;
 }

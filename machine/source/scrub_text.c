@@ -235,6 +235,9 @@ static void write_identifier(struct scan *scan, enum identifier_kind kind, const
     case IDENTIFIER_IPV6:
         write_ipv6(scan, text, n);
         break;
+    case IDENTIFIER_SECRET:
+        fprintf(scan->out, "word%d", number_of(scan->scrub, SCRUB_WORD, text, n));
+        break;
     }
 }
 
@@ -243,6 +246,9 @@ static size_t match_identifier(struct scan *scan, size_t at)
     struct identifier found;
 
     if (!identifier_at(scan->text, scan->bytes, at, scan->flags & SCRUB_VERSIONS, &found))
+        return 0;
+    /* Where only known words stay, secrets are unknown words, and the words in front of them have to be known too. */
+    if (found.kind == IDENTIFIER_SECRET && scan->words)
         return 0;
     fwrite(scan->text + at, 1, found.before, scan->out);
     write_identifier(scan, found.kind, scan->text + at + found.before, found.bytes);

@@ -1,0 +1,81 @@
+#!/usr/bin/env bats
+# SPDX-License-Identifier: Apache-2.0
+# Secrets in arguments and variables, in every form of secrets.py, are in no file that epkit writes.
+#
+# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+
+load common
+
+setup() {
+    cd "$BATS_TEST_TMPDIR" || exit 1
+    unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST
+    mapfile -t words < <(secrets words)
+}
+
+secrets() {
+    python3 "$EPKIT_SOURCE/tests/cli/secrets.py" "$@"
+}
+
+# ran ARGUMENT...: a run on one host here, in the folder run; its output and its document
+ran() {
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
+    chmod +x ssh
+    epkit launch --hosts localhost --ssh "$PWD/ssh" --connect-timeout 60 --checks skip --out run --json "$@" >launch.json 2>said
+}
+
+@test "launch and report: run.json, coordinator.log, report.json, report.html, history, documents" {
+    env=()
+    for i in "${!words[@]}"; do env+=(-x "VALUE_$i=${words[$i]}"); done
+    ran "${env[@]:0:60}" -- true "${words[@]}" --password 'pw split' -p "${words[0]}"
+    epkit report run --history history --json >report.json || [ $? -eq 4 ]
+    epkit report run --upload "$PWD/copy" >/dev/null || [ $? -eq 4 ]
+    secrets find launch.json said run/testbed-logs/* run/report.* history report.json copy/*.* copy/testbed-logs/*
+    run ! grep -rF 'pw split' launch.json run report.json
+    # The forms stay recognisable.
+    jq -e '.argv | index("--password=(left out)") and index("DB_PASSWORD=(left out)")' run/testbed-logs/run.json
+    valid launch launch.json
+    valid report report.json
+}
+
+@test "launch --keep-value: the value of a variable stays" {
+    word=${words[0]}
+    ran -x "HF_TOKEN=$word" -x "OTHER_TOKEN=$word" --keep-value HF_TOKEN -- true "$word"
+    epkit report run --json >report.json || [ $? -eq 4 ]
+    for file in run/testbed-logs/run.json report.json run/report.json launch.json; do
+        [ "$(jq -r '.environment.HF_TOKEN, .environment.OTHER_TOKEN' "$file")" = "$word"$'\n(left out)' ]
+    done
+    [[ "$(jq -r .command run/testbed-logs/run.json)" == *"--env HF_TOKEN=$word --env OTHER_TOKEN "* ]]
+    jq -e '.argv | index("(left out)")' run/testbed-logs/run.json
+    valid report report.json
+}
+
+@test "a foreign run folder, a saved cluster, documents about logs" {
+    mkdir run
+    printf '%s\n' "${words[@]}" | jq -nR '[inputs] as $w | {schema_version: 1, job: "program", argv: $w, command: ($w | join(" ; ")),
+        exit_code: 1, reason: "program", environment: ([range($w | length) as $i | {("V\($i)"): $w[$i]}] | add),
+        hosts: ($w | map({name: "h", exit_code: 1, why: .})), findings: ($w | map({id: "x", severity: "serious", text: ("see " + .), nodes: ["h"]}))}' >run/run.json
+    printf "%s\n" "${words[@]}" >run/coordinator.log
+    epkit report run --json >report.json || [ $? -eq 1 ]
+    secrets find report.json run/report.json run/report.html
+    printf '%s\n' "${words[@]}" | jq -nR '[inputs] as $w | {items: [{metadata: {name: "p", namespace: "ns"},
+        spec: {containers: [{name: "c", args: $w, env: [range($w | length) as $i | {name: "V\($i)", value: $w[$i]}]}]}}]}' >pods.json
+    printf '%s\n' '#!/bin/sh' 'case "$*" in' '*version*) echo "{\"serverVersion\": {\"gitVersion\": \"v1.34.1\"}}" ;;' \
+        '*pods*) cat pods.json ;;' '*/apis*) echo "{\"groups\": []}" ;;' "*) echo '{\"items\": []}' ;;" esac >kube
+    chmod +x kube
+    epkit deploy check --gpus 8 --kubectl ./kube --save saved.json >/dev/null || [ $? -eq 3 ]
+    secrets find saved.json
+    jq -e '.items.pods[0].spec.containers[0].args | length == 48' saved.json
+}
+
+@test "no false alarms: variables of NCCL, NVSHMEM and epkit, paths, names, commits, digests" {
+    plain=(NCCL_IB_HCA=mlx5_0:1 NCCL_SOCKET_IFNAME=^lo,docker0 NCCL_IB_PKEY=0x8001 NVSHMEM_HCA_PE_MAPPING=mlx5_0:1:1 EPKIT_TOKENS=4096
+        NUM_TOKENS=4096 MAX_TOKEN=4096 TOKENIZERS_PARALLELISM=false USE_AUTH_TOKEN=true DEEP_EP_BYTES_PER_TOKEN=7168
+        LD_LIBRARY_PATH=/usr/local/cuda-12.8/lib64:/opt/nvshmem/lib "IMAGE=nvcr.io/nvidia/nemo:25.11@sha256:$(printf x | sha256sum | cut -d' ' -f1)"
+        "COMMIT=$(printf x | sha1sum | cut -d' ' -f1)" JOB=0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11 "URL=https://me@host.example:8080/a/b?c=d"
+        NODE=sk-pool-a-worker AUTHOR=someone)
+    env=()
+    for word in "${plain[@]}"; do env+=(-x "$word"); done
+    ran "${env[@]}" -- true --tokens 4096 --num-tokens=128 --hidden 7168 task-0b5c6e2a-93f1 'token: see the manual' \
+        /home/user/sk-project/checkpoints/step-1000 monkey=1 "$(printf x | sha256sum | cut -d' ' -f1)"
+    run ! grep -rF '(left out)' launch.json run
+}
