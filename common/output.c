@@ -370,15 +370,19 @@ void out_html(FILE *stream, const char *text)
 {
     static const char characters[] = "&<>\"'";
     static const char *const names[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+    size_t left = text ? strlen(text) : 0, n;
 
-    for (; text && *text; text++) {
-        const char *special = strchr(characters, *text);
+    for (; left; text += n, left -= n) {
+        const char *special = strchr(characters, *text), *shown = "?";
+        size_t bytes = 1;
 
+        n = text_printable(text, left, &shown, &bytes);
+        n = n ? n : left;
         if (special)
             fputs(names[special - characters], stream);
-        /* Control characters are not allowed in HTML. */
+        /* Control characters are not allowed in HTML; others may reverse or hide what is around them. */
         else if ((unsigned char)*text >= 0x20 || *text == '\n' || *text == '\t')
-            fputc(*text, stream);
+            fwrite(shown, 1, bytes, stream);
     }
 }
 

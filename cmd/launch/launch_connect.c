@@ -192,6 +192,8 @@ static ep_status write_hostfiles(struct launch *launch)
     return status;
 }
 
+#define GPUS_MAX 1024 /* as of --gpus-per-node */
+
 /* The number of GPUs of each node; it must be the same on all nodes. */
 static ep_status count_gpus(struct launch *launch)
 {
@@ -201,10 +203,16 @@ static ep_status count_gpus(struct launch *launch)
         launch->gpus = launch->options->gpus_per_node;
         return EP_OK;
     }
-    for (int i = 1; i < launch->n; i++)
-        if (job_number(launch->order[i]->facts, "gpus", 0) != gpus)
+    for (int i = 0; i < launch->n; i++) {
+        int others = job_number(launch->order[i]->facts, "gpus", 0);
+
+        if (others < 0 || others > GPUS_MAX)
+            return ep_fail(EP_E_ARG, "%s says that it has %d GPUs, and at most %d are believed: give --gpus-per-node",
+                           launch->order[i]->name, others, GPUS_MAX);
+        if (others != gpus)
             return ep_fail(EP_E_MISMATCH, "%s has %d GPUs and %s has %d: give --gpus-per-node", launch->order[0]->name,
-                           gpus, launch->order[i]->name, job_number(launch->order[i]->facts, "gpus", 0));
+                           gpus, launch->order[i]->name, others);
+    }
     launch->gpus = gpus ? gpus : 8;
     return EP_OK;
 }

@@ -52,7 +52,6 @@ const char *lex_match(const char *text, const char *format, double *ret_numbers)
 {
     while (*format) {
         bool can_skip = *format == '*';
-        char literal[64];
         size_t n;
 
         if (text_begins(format, "%f")) {
@@ -63,8 +62,10 @@ const char *lex_match(const char *text, const char *format, double *ret_numbers)
         }
         format += can_skip;
         n = strcspn(format, "%*");
-        snprintf(literal, sizeof(literal), "%.*s", (int)n, format);
-        text = can_skip ? strstr(text, literal) : text_begins(text, literal) ? text : NULL;
+        if (can_skip)
+            text = memmem(text, strlen(text), format, n);
+        else if (strncmp(text, format, n) != 0)
+            text = NULL;
         if (!text)
             return NULL;
         text += n;

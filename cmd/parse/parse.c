@@ -81,30 +81,34 @@ static void add_bytes(struct parser *parser, const char *bytes, size_t n)
 /* A carriage return ends a line as well: a progress bar overwrites its line. */
 void parser_feed(struct parser *parser, const char *bytes, size_t n)
 {
-    parser->totals.bytes += n;
-    while (n > 0) {
-        const char *newline = memchr(bytes, '\n', n);
-        size_t until = newline ? (size_t)(newline - bytes) : n;
-        const char *back = until ? memchr(bytes, '\r', until) : NULL;
-        size_t take = back ? (size_t)(back - bytes) : until;
+    const char *end = bytes + n, *newline = NULL;
 
+    parser->totals.bytes += n;
+    while (bytes < end) {
+        const char *back;
+        size_t until, take;
+
+        /* Once for each newline, not for each carriage return in front of it. */
+        if (!newline || newline < bytes)
+            newline = memchr(bytes, '\n', (size_t)(end - bytes));
+        newline = newline ? newline : end;
+        until = (size_t)(newline - bytes);
+        back = until ? memchr(bytes, '\r', until) : NULL;
+        take = back ? (size_t)(back - bytes) : until;
         /* The newline of a CRLF: its carriage return has already ended the line. */
         if (parser->after_cr && take == 0 && newline == bytes) {
             parser->after_cr = false;
             bytes++;
-            n--;
             continue;
         }
         if (take > 0)
             parser->after_cr = false;
         add_bytes(parser, bytes, take);
         bytes += take;
-        n -= take;
-        if (back || newline) {
+        if (bytes < end) {
             end_line(parser);
             parser->after_cr = back != NULL;
             bytes++;
-            n--;
         }
     }
 }

@@ -19,6 +19,7 @@
 #include "parse_internal.h"
 
 #include <ctype.h>
+#include <locale.h>
 #include <regex.h>
 #include <stdio.h>
 #include <string.h>
@@ -59,6 +60,21 @@ static void add_key(char *key, size_t key_bytes, const char *text, size_t n)
     snprintf(key + used, key_bytes - used, "%s%.*s", used ? " " : "", (int)(n < key_bytes ? n : key_bytes), text);
 }
 
+/* For bytes: a pattern compiled for UTF-8 converts each line first, which took most of the time of the command. */
+static bool compile(regex_t regexes[N_FORMS])
+{
+    locale_t bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = bytes ? uselocale(bytes) : (locale_t)0;
+    bool good = bytes != (locale_t)0;
+
+    for (int i = 0; i < N_FORMS && good; i++)
+        good = regcomp(&regexes[i], forms[i].pattern, REG_EXTENDED) == 0;
+    if (bytes) {
+        uselocale(before);
+        freelocale(bytes);
+    }
+    return good;
+}
+
 /* The length of the form, if the text begins with it; else 0. */
 static size_t form_length(int form, const char *at, regmatch_t *ret_key)
 {
@@ -66,10 +82,9 @@ static size_t form_length(int form, const char *at, regmatch_t *ret_key)
     static bool is_compiled;
     regmatch_t groups[2];
 
-    for (int i = 0; i < N_FORMS && !is_compiled; i++)
-        if (regcomp(&regexes[i], forms[i].pattern, REG_EXTENDED) != 0)
-            return 0;
-    is_compiled = true;
+    is_compiled = is_compiled || compile(regexes);
+    if (!is_compiled)
+        return 0;
     if (!*at || !strchr(forms[form].first, *at) || regexec(&regexes[form], at, 2, groups, 0) != 0)
         return 0;
     *ret_key = groups[1];

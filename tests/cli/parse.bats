@@ -397,3 +397,8 @@ END
         [ "$status" -eq 1 ]
     done
 }
+
+@test "carriage returns without a newline cost no more than newlines" {
+    head -c 20000000 /dev/zero | tr '\0' '\r' >"$BATS_TEST_TMPDIR/log"
+    run -4 thrifty 15 "$EPKIT" parse "$BATS_TEST_TMPDIR/log"
+}

@@ -337,3 +337,12 @@ END
     valid report <<<"$output"
     jq -e '.job == null and .environment == {NCCL_NET: "gIB <b>"} and .hosts[0].name == null' <<<"$output"
 }
+
+@test "characters that reverse, hide or split a text are in no page" {
+    make_run a 80 2026-02-03T10:00:00Z
+    jq '.job = "a\u202eb\u2028c\u200bd\u2066e" | .environment.X = .job | .command = .job' a/testbed-logs/run.json >new
+    mv new a/testbed-logs/run.json
+    report a
+    [[ "$(grep -o 'a?b?c?d?e' a/report.html | wc -l)" -ge 2 ]]
+    run ! grep -qP '[\x{202a}-\x{202e}\x{2028}\x{200b}\x{2066}]' a/report.html
+}
