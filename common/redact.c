@@ -445,7 +445,7 @@ static bool is_key(const char *name)
 static size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
 {
     static const char *const schemes[] = {"Basic ", "Bearer ", "Token ", "Digest ", "Negotiate ", "ApiKey "};
-    char name[128], around = byte_before(scan, at), quote = 0;
+    char name[128], around, quote;
     size_t n, start, length = 0, dashes = 0, letters;
 
     if (!begins_word(scan, at, "_"))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Secrets in arguments and variables, in every form of secrets.py, are in no file that epkit writes.
 #
-# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+# shellcheck disable=SC2154,SC2016,SC2054 # $stderr is set by run; programs of inner shells; commas in values
 
 load common
 
@@ -60,7 +60,7 @@ ran() {
     printf '%s\n' "${words[@]}" | jq -nR '[inputs] as $w | {items: [{metadata: {name: "p", namespace: "ns"},
         spec: {containers: [{name: "c", args: $w, env: [range($w | length) as $i | {name: "V\($i)", value: $w[$i]}]}]}}]}' >pods.json
     printf '%s\n' '#!/bin/sh' 'case "$*" in' '*version*) echo "{\"serverVersion\": {\"gitVersion\": \"v1.34.1\"}}" ;;' \
-        '*pods*) cat pods.json ;;' '*/apis*) echo "{\"groups\": []}" ;;' "*) echo '{\"items\": []}' ;;" esac >kube
+        '*pods*) cat pods.json ;;' '*/apis*) echo "{\"groups\": []}" ;;' "*) echo '{\"items\": []}' ;;" 'esac' >kube
     chmod +x kube
     epkit deploy check --gpus 8 --kubectl ./kube --save saved.json >/dev/null || [ $? -eq 3 ]
     secrets find saved.json
