@@ -4,6 +4,7 @@
 #include "common/output.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"
+#include "machine/doctor/nccl_variables.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +14,11 @@ static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca", 
                                      "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
                                      "net-plugin",    "rendezvous"};
 
+static bool is_set(const struct doctor_machine *machine, const char *name)
+{
+    return source_env(machine->source, name) || *machine_nccl_value(machine, name, NULL);
+}
+
 /* The variable that a finding is about, if it is set: the one to unset, one that the text names, or the first. */
 static const char *variable_of(const struct doctor_machine *machine, const struct doctor_result *result)
 {
@@ -21,10 +27,10 @@ static const char *variable_of(const struct doctor_machine *machine, const struc
     if (strncmp(result->fix, "unset ", 6) == 0)
         name = source_printf(machine->source, "%.*s", (int)strcspn(result->fix + 6, " \n"), result->fix + 6);
     for (int named = 1; named >= 0; named--)
-        for (int i = 0; i < result->n_evidence && !(name && source_env(machine->source, name)); i++)
+        for (int i = 0; i < result->n_evidence && !(name && is_set(machine, name)); i++)
             if (!named || strstr(result->text, result->evidence[i].where))
                 name = result->evidence[i].where;
-    return name && source_env(machine->source, name) ? name : NULL;
+    return name && is_set(machine, name) ? name : NULL;
 }
 
 static json_t *row_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
@@ -41,9 +47,20 @@ static json_t *row_of(const struct doctor_machine *machine, const struct doctor_
     else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0 && !strstr(result->advice, "unset"))
         snprintf(text + n, sizeof(text) - n, " Unset it.");
     return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value",
-                     out_text(source_env(machine->source, name)), "kind", is_serious ? "harmful" : "differs", "verdict",
-                     is_serious ? "harmful" : "not as advised", "advised", advised ? out_text(advised) : json_null(),
-                     "text", out_text(text));
+                     out_text(machine_nccl_value(machine, name, NULL)), "kind", is_serious ? "harmful" : "differs",
+                     "verdict", is_serious ? "harmful" : "not as advised", "advised",
+                     advised ? out_text(advised) : json_null(), "text", out_text(text));
+}
+
+/* Does a command of the finding set or unset the variable? */
+static bool is_mended(const struct doctor_result *result, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (const char *at = result->fix; (at = strstr(at, name)); at += n)
+        if (at > result->fix && at[-1] == ' ' && strchr(" \n=", at[n]))
+            return true;
+    return false;
 }
 
 json_t *env_findings(const struct doctor_machine *machine)
@@ -58,6 +75,13 @@ json_t *env_findings(const struct doctor_machine *machine)
         name = result.outcome == DOCTOR_FOUND ? variable_of(machine, &result) : NULL;
         if (name)
             json_array_append_new(rows, row_of(machine, &result, name));
+        /* One fault in several variables. */
+        for (int k = 0; name && k < result.n_evidence; k++) {
+            const char *other = result.evidence[k].where;
+
+            if (strcmp(other, name) != 0 && is_set(machine, other) && is_mended(&result, other))
+                json_array_append_new(rows, row_of(machine, &result, other));
+        }
     }
     return rows;
 }

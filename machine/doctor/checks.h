@@ -21,7 +21,7 @@
     /* nic */ \
     X(slow_link) X(gid) X(port_down) X(link_layer) X(nic_access) \
     X(rdma_device) \
-    X(pci_uplink) X(link_errors) X(roce_loss) X(mtu) X(firmware) X(bond) \
+    X(pci_uplink) X(link_errors) X(roce_loss) X(rails_subnet) X(mtu) X(firmware) X(bond) \
     /* verbs */ \
     X(provider_missing) X(verbs_mixed) X(rdmav_drivers) X(verbs_from_gib) \
     /* nvshmem */ \
@@ -31,7 +31,7 @@
     X(hca_lists) X(dmabuf_off) X(heap_size) \
     /* nccl */ \
     X(net_plugin) X(gib_settings) X(two_nccl) \
-    X(nccl_hca) X(socket_interface) X(nccl_disabled) X(nccl_gdr) X(traffic_class) \
+    X(nccl_hca) X(socket_interface) X(fastrak_interfaces) X(topology_file) X(nccl_disabled) X(nccl_gdr) X(traffic_class) \
     /* deepep */ \
     X(mapping_inactive) X(stale_copy) X(other_nvshmem) X(deepep_too_old) X(gpu_arch) X(build_files) \
     X(import_libraries) X(import_python) X(cuda_major) \
@@ -39,9 +39,9 @@
     X(memlock) X(shm) \
     X(nofile) X(processors) \
     /* topology */ \
-    X(imex) X(visible_devices) X(acs) X(iommu) X(affinity) \
+    X(imex) X(visible_devices) X(acs) X(iommu) X(numa_balancing) X(affinity) \
     /* job */ \
-    X(rendezvous) X(single_ranks) X(environ_sourced) X(install_stuck)
+    X(rendezvous) X(host_name) X(single_ranks) X(environ_sourced) X(install_stuck)
 /* clang-format on */
 
 #define DOCTOR_DECLARE(name) extern const struct doctor_check check_##name;

@@ -23,6 +23,23 @@ static bool expects_gpus(const struct doctor_machine *machine)
            machine_sets_nvshmem(machine) || machine->software->deepep.imported >= 0;
 }
 
+/* What to do where device files are there and may not be opened: it depends on who keeps the process from them. */
+static const char *denied_words(const struct doctor_machine *machine)
+{
+    struct source *source = machine->source;
+
+    if (machine->software->os.in_container && !source_env(source, "SLURM_JOB_NUM_NODES") &&
+        !source_env(source, "SLURM_NTASKS"))
+        return source_printf(source,
+                             "Restart the %s. It was given them, and its device cgroup has lost them since: systemctl "
+                             "daemon-reload on the node rewrites the cgroups of containers to which the NVIDIA runtime "
+                             "has added devices behind systemd's back. With CDI (nvidia-ctk, mode cdi) systemd knows "
+                             "them.",
+                             source_env(source, "KUBERNETES_SERVICE_HOST") ? "pod" : "container");
+    return "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
+           "cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.";
+}
+
 static void report_denied(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -35,9 +52,7 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
                             ? "its device file may not be opened"
                             : "its device file does not exist here, or cannot be opened");
     if (topo->n_denied_gpus > 0)
-        doctor_advise(result, "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or "
-                              "--gpus-per-task=1 (a device cgroup blocks the others). Outside of a job, /dev/nvidia* "
-                              "has to be readable and writable.");
+        doctor_advise(result, "%s", denied_words(machine));
     else if (machine->software->os.in_container)
         doctor_advise(result, "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of "
                               "nvidia.com/gpu.");

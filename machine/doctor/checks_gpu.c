@@ -155,6 +155,7 @@ struct gpu_errors {
     bool reboot;  /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
     bool is_lost; /* the first severe error is a GPU that has fallen off the bus */
     bool is_link; /* the fault is an NVLink */
+    bool no_init; /* the driver could not initialise a GPU */
 };
 
 static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, const char *at, const char *what)
@@ -168,6 +169,26 @@ static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, con
     errors->n_severe += is_severe;
 }
 
+/* GPUs that the driver could not initialise; one that answers now has been initialised since. */
+static void check_inits(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
+{
+    struct kernel_inits inits;
+
+    kernel_log_read_inits(machine->source, &inits);
+    for (int k = 0; k < inits.n; k++) {
+        int gpu = gpu_at(machine->topo, inits.addresses[k]);
+
+        if (topo_find_pci(machine->topo, inits.addresses[k]) < 0 ||
+            (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
+            continue;
+        errors->no_init = errors->in_log = errors->reboot = true;
+        record_error(errors, true, gpu, inits.addresses[k],
+                     inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
+                                       : "the driver could not initialise it (RmInitAdapter failed)");
+        doctor_evidence(result, inits.where, "NVRM: GPU %s: RmInitAdapter failed", inits.addresses[k]);
+    }
+}
+
 static void check_nvml(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
     for (int i = 0; i < machine->topo->n_gpus; i++) {
@@ -175,7 +196,7 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
         const char *where = machine_gpu_name(machine, i);
 
         if (!gpu->answered) {
-            if (machine->topo->nvml) {
+            if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == i)) {
                 record_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
                 doctor_evidence(result, where, "NVML does not list it, as of a GPU off the bus");
             }
@@ -253,6 +274,7 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     const char *gpu;
 
     kernel_log_read_xids(machine->source, &log);
+    check_inits(machine, result, &errors);
     check_nvml(machine, result, &errors);
     if (log.state == SOURCE_OK)
         check_log(machine, result, &log, &errors);
@@ -286,8 +308,9 @@ const struct doctor_check check_gpu_errors = {
     DOCTOR_CHECK("gpu-errors", "driver", 34, NEEDS_DRIVER, run_gpu_errors),
     .title = "GPUs report no errors of their own",
     .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
-    .cause = "The GPU or its memory is failing: the driver writes an Xid to the kernel log, and counts uncorrected ECC "
-             "errors. A remapped row of memory is in use only after a reset.",
+    .cause =
+        "The GPU or its memory is failing: the driver writes an Xid to the kernel log or that it could not "
+        "initialise the GPU, and counts uncorrected ECC errors. A remapped row of memory is in use only after a reset.",
     .remedy = "Reset the GPU; if errors come back, replace it.",
     .links = TEXTS("/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
 };

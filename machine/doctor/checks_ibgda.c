@@ -33,6 +33,8 @@ static const char *gdrdrv_problem(const struct doctor_machine *machine)
 
     if (device.state == SOURCE_ABSENT)
         return "is not there";
+    if (device.state == SOURCE_OK && machine->software->driver.no_gdrdrv_number)
+        return "belongs to no driver: the module has no device number";
     return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
 }
 
@@ -68,11 +70,20 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
     }
     if (option_is_live(option->live) || *option->configured || *option->overruled)
         return;
+    if (doctor_not_applicable_if(result,
+                                 software_has_cpu_assisted_ibgda(&machine->software->nvshmem) &&
+                                     !(handler && strcasecmp(handler, "gpu") == 0),
+                                 "without PeerMappingOverride, NVSHMEM %s has the CPU ring the doorbells: slower, and "
+                                 "right",
+                                 machine->software->nvshmem.version))
+        return;
     params = source_read(machine->source, PARAMS);
     if (doctor_unknown_if(result, params.state != SOURCE_OK, PARAMS ": %s", machine_reason(params.state, params.why)))
         return;
-    doctor_found(result, DOCTOR_ERROR,
-                 "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a message");
+    doctor_found(result, DOCTOR_ERROR, "GPUs cannot ring the NICs' doorbells%s",
+                 software_has_cpu_assisted_ibgda(&machine->software->nvshmem)
+                     ? ", and NVSHMEM_IBGDA_NIC_HANDLER=gpu asks for it"
+                     : ", and NVSHMEM falls back to the CPU without a message");
     doctor_evidence(result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
     doctor_evidence(result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
@@ -118,7 +129,10 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
     if (module == SOURCE_OK && *device)
         doctor_evidence(result, GDRDRV, "%s", device);
     doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
-    doctor_advise(result, "The handler gpu needs no GDRCopy. If it has to be cpu, install GDRCopy%s.",
+    doctor_advise(result, "The handler gpu needs no GDRCopy. If it has to be cpu, %s%s.",
+                  machine->software->driver.no_gdrdrv_number
+                      ? "load the module again: sudo modprobe -r gdrdrv, then sudo modprobe gdrdrv"
+                      : "install GDRCopy",
                   *device && machine->software->os.in_container ? ", and give the container " GDRDRV : "");
 }
 

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #define MIB (1LL << 20)
 #define GIB (1LL << 30)
@@ -222,6 +223,63 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
                           "medium: Memory at /dev/shm.");
 }
 
+/* Of the live machine: {"bytes": of the file system, "free": of them}. */
+static json_t *ask_shm(void *argument)
+{
+    struct statvfs info;
+
+    (void)argument;
+    if (statvfs("/dev/shm", &info) < 0)
+        return NULL;
+    return json_pack("{s:I, s:I}", "bytes", (json_int_t)(info.f_blocks * info.f_frsize), "free",
+                     (json_int_t)(info.f_bavail * info.f_frsize));
+}
+
+/* What /dev/shm holds; -1: not known. A folder has the sizes of its files. */
+static long long shm_used(struct source *source, int *ret_files)
+{
+    struct source_answer answer = source_query(source, "shm", ask_shm, NULL, 1000);
+    struct source_names names;
+    long long used = 0;
+
+    *ret_files = 0;
+    if (answer.state == SOURCE_OK)
+        return json_integer_value(json_object_get(answer.value, "bytes")) -
+               json_integer_value(json_object_get(answer.value, "free"));
+    names = source_list(source, "/dev/shm");
+    for (size_t i = 0; i < names.n && i < 4096; i++) {
+        struct source_stat file = source_stat(source, "/dev/shm/%s", names.names[i]);
+
+        if (file.state != SOURCE_OK || file.kind != SOURCE_FILE || file.bytes < 0 || file.bytes > INT64_MAX - used)
+            continue;
+        used += file.bytes;
+        ++*ret_files;
+    }
+    return names.state == SOURCE_OK ? used : -1;
+}
+
+static void find_full_shm(const struct doctor_machine *machine, struct doctor_result *result, long long bytes)
+{
+    int n_files;
+    long long used = shm_used(machine->source, &n_files), left = bytes - used;
+
+    if (used <= 0 || left >= SHM_LITTLE)
+        return;
+    doctor_found(result, left < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "/dev/shm is full: %lld of its %lld MiB are used, and ranks share memory through it", used / MIB,
+                 bytes / MIB);
+    doctor_evidence(result, "/dev/shm", "%lld MiB used", used / MIB);
+    if (n_files)
+        doctor_evidence(result, "/dev/shm", "%d files", n_files);
+    doctor_advise(result,
+                  "A program that is killed leaves its files there. Look who uses them (sudo fuser -v "
+                  "/dev/shm/*), and remove those that nobody does%s.",
+                  source_env(machine->source, "KUBERNETES_SERVICE_HOST") ? "; a new pod begins with an empty one"
+                  : machine->software->os.in_container ? "; a new container begins with an empty one, unless it has "
+                                                         "--ipc=host"
+                                                       : "");
+}
+
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text mounts;
@@ -253,11 +311,13 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
         doctor_unknown(result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
     else if (bytes < SHM_LITTLE)
         found_small_shm(machine, result, &mount, bytes, memory);
+    else if (bytes < INT64_MAX && strcmp(mount.point, "/dev/shm") == 0)
+        find_full_shm(machine, result, bytes);
 }
 
 const struct doctor_check check_shm = {
     DOCTOR_CHECK("shm", "limits", 38, NEEDS_GPUS, run_shm),
-    .title = "/dev/shm is large enough",
+    .title = "/dev/shm is large enough, and has room",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
     .cause = "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes "
              "beyond that is killed.",

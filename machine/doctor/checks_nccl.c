@@ -5,10 +5,12 @@
  */
 #include "checks.h"
 #include "machine_nvshmem.h"
+#include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -17,19 +19,19 @@
 
 static bool is_on(const struct doctor_machine *machine, const char *name)
 {
-    const char *value = source_env(machine->source, name);
+    const char *value = machine_nccl_value(machine, name, NULL);
 
-    return value && isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
+    return isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
 }
 
 /* The variable that disables InfiniBand and RoCE in NCCL, NULL if there is none. */
 static const char *ib_switched_off_by(const struct doctor_machine *machine)
 {
-    const char *net = source_env(machine->source, "NCCL_NET");
+    const char *net = machine_nccl_value(machine, "NCCL_NET", NULL);
 
     if (is_on(machine, "NCCL_IB_DISABLE"))
         return "NCCL_IB_DISABLE";
-    return net && strcasecmp(net, "Socket") == 0 ? "NCCL_NET" : NULL;
+    return strcasecmp(net, "Socket") == 0 ? "NCCL_NET" : NULL;
 }
 
 /* Does NCCL use InfiniBand? If it uses sockets or no network, it does not read the variables of InfiniBand. */
@@ -38,66 +40,12 @@ static bool uses_ib(const struct doctor_machine *machine)
     return !ib_switched_off_by(machine);
 }
 
-/* Do the launcher's variables say that the job has other nodes? */
-static bool has_other_nodes(const struct doctor_machine *machine)
-{
-    return machine_job_nodes(machine) > 1 ||
-           machine_job_number(machine, "WORLD_SIZE", 0) > machine_job_number(machine, "LOCAL_WORLD_SIZE", 1 << 20) ||
-           machine_job_number(machine, "OMPI_COMM_WORLD_SIZE", 0) >
-               machine_job_number(machine, "OMPI_COMM_WORLD_LOCAL_SIZE", 1 << 20);
-}
-
-struct names {
-    bool is_exclusion, is_exact;
-    const char *list;
-};
-
-static struct names parse_names(const char *value)
-{
-    struct names names = {.list = value ? value : ""};
-
-    names.is_exclusion = *names.list == '^';
-    names.list += names.is_exclusion;
-    names.is_exact = *names.list == '=';
-    names.list += names.is_exact;
-    return names;
-}
-
-/* Does an entry of the list, "name" or "name:port", match this device? Interfaces have port -1. */
-static bool stands_for(const char *entry, size_t n, bool is_exact, const char *name, int port)
-{
-    const char *colon = memchr(entry, ':', n);
-    size_t n_name = colon ? (size_t)(colon - entry) : n;
-
-    if (n_name == 0 || strncmp(name, entry, n_name) != 0 || (is_exact && name[n_name]))
-        return false;
-    return !colon || port < 0 || strtol(colon + 1, NULL, 10) == port;
-}
-
-static bool names_it(const struct names *names, const char *name, int port)
-{
-    for (const char *at = names->list; *at;) {
-        size_t n = strcspn(at, ",");
-
-        if (stands_for(at, n, names->is_exact, name, port))
-            return !names->is_exclusion;
-        at += n + (at[n] != '\0');
-    }
-    return names->is_exclusion;
-}
-
-static void found_value(struct doctor_result *result, const char *name)
-{
-    doctor_evidence_env(result, name);
-    doctor_fix(result, false, "unset %s", name);
-}
-
 /* --- nccl-hca --- */
 
 #define HCA "NCCL_IB_HCA"
 
 /* The number of data ports that match the list, and of all data ports. */
-static int count_named(const struct topo *topo, const struct names *names, int *ret_n, int *ret_left_out)
+static int count_named(const struct topo *topo, const struct list_names *names, int *ret_n, int *ret_left_out)
 {
     int n_named = 0;
 
@@ -107,7 +55,7 @@ static int count_named(const struct topo *topo, const struct names *names, int *
             if (!machine_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
                 continue;
             ++*ret_n;
-            if (names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number))
+            if (list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number))
                 n_named++;
             else
                 *ret_left_out = i;
@@ -117,7 +65,7 @@ static int count_named(const struct topo *topo, const struct names *names, int *
 }
 
 /* The distance from a GPU to the nearest data NIC, of those in the list if there is a list. */
-static enum topo_path distance_to(const struct topo *topo, int gpu, const struct names *names)
+static enum topo_path distance_to(const struct topo *topo, int gpu, const struct list_names *names)
 {
     enum topo_path nearest = TOPO_SYS;
 
@@ -125,13 +73,13 @@ static enum topo_path distance_to(const struct topo *topo, int gpu, const struct
         for (int p = 0; p < topo->nics[i].n_ports; p++)
             if (machine_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
                 topo_gpu_nic_path(topo, gpu, i) < nearest &&
-                (!names || names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number)))
+                (!names || list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number)))
                 nearest = topo_gpu_nic_path(topo, gpu, i);
     return nearest;
 }
 
 /* The number of GPUs of this process (or of its rank) whose NIC on the same switch or socket is not in the list. */
-static int count_without(const struct doctor_machine *machine, const struct names *names, int *ret_first)
+static int count_without(const struct doctor_machine *machine, const struct list_names *names, int *ret_first)
 {
     int own = machine_own_gpu(machine), n = 0;
 
@@ -146,13 +94,41 @@ static int count_without(const struct doctor_machine *machine, const struct name
     return n;
 }
 
+/* The number of GPUs of this process that have several NICs of their own, of which the list names a part. */
+static int count_halved(const struct doctor_machine *machine, const struct list_names *names, int *ret_first)
+{
+    const struct topo *topo = machine->topo;
+    int own = machine_own_gpu(machine), n = 0;
+
+    for (int g = topo_usable_gpus(topo) - 1; g >= 0; g--) {
+        enum topo_path nearest = distance_to(topo, g, NULL);
+        int n_near = 0, n_named = 0, n_gpus = 0;
+
+        for (int i = 0; i < topo->n_nics; i++)
+            for (int p = 0; p < topo->nics[i].n_ports; p++)
+                if (machine_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
+                    topo_gpu_nic_path(topo, g, i) == nearest) {
+                    n_near++;
+                    n_named += list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number);
+                }
+        for (int k = 0; k < topo->n_gpus; k++)
+            n_gpus += topo->gpus[k].pci >= 0 && topo_path(topo, topo->gpus[g].pci, topo->gpus[k].pci) <= nearest;
+        if (nearest > TOPO_PXB || (own >= 0 && g != own) || n_near < 2 * n_gpus || n_named == 0 || n_named == n_near ||
+            n_named >= 2 * n_gpus)
+            continue;
+        n++;
+        *ret_first = g;
+    }
+    return n;
+}
+
 /* Without a list NCCL also uses NICs that are not for data, if there are any: then it needs the right one. */
 static void fix_hca(const struct doctor_machine *machine, struct doctor_result *result, const char *advice)
 {
     const struct advice_row *row = advice_find(machine->advice, HCA);
 
     if (!row || row->unset || !*row->value) {
-        found_value(result, HCA);
+        doctor_found_value(result, HCA);
         doctor_advise(result, "%s", advice);
         return;
     }
@@ -163,16 +139,17 @@ static void fix_hca(const struct doctor_machine *machine, struct doctor_result *
 
 static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *value = source_env(machine->source, HCA);
-    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine);
-    struct names names;
+    const char *value = machine_nccl_value(machine, HCA, NULL);
+    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine), n_halved, halved = -1;
+    struct list_names names;
 
-    if (doctor_not_applicable_if(result, !value || !*value || !uses_ib(machine),
-                                 value && *value ? "NCCL is told to use sockets" : HCA " is not set"))
+    if (doctor_not_applicable_if(result, !*value || !uses_ib(machine),
+                                 *value ? "NCCL is told to use sockets" : HCA " is not set"))
         return;
-    names = parse_names(value);
+    names = list_names_of(value);
     n_named = count_named(machine->topo, &names, &n, &left_out);
     n_far = count_without(machine, &names, &far);
+    n_halved = count_halved(machine, &names, &halved);
     if (n_named == 0) {
         doctor_found(result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
         fix_hca(machine, result,
@@ -183,6 +160,11 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
                      machine->topo->nics[left_out].name);
         fix_hca(machine, result,
                 "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
+    } else if (n_halved > 0) {
+        doctor_found(result, DOCTOR_WARNING, HCA " names a part of the NICs of %s%s: the others carry nothing",
+                     machine_gpu_name(machine, halved), n_halved > 1 ? ", and of more GPUs" : "");
+        fix_hca(machine, result,
+                "NCCL uses all NICs that are as near to a GPU; without the list all of them are used.");
     } else if (n_far > 0) {
         doctor_found(result, DOCTOR_WARNING, HCA " leaves out the NICs that are nearest to %s%s",
                      machine_gpu_name(machine, far), n_far > 1 ? ", and to more GPUs" : "");
@@ -201,84 +183,78 @@ const struct doctor_check check_nccl_hca = {
     .links = TEXTS(HCA),
 };
 
-/* --- socket-interface --- */
+/* --- topology-file --- */
 
-/* Variables that select the bootstrap interfaces of NCCL, Gloo and NVSHMEM. */
-static const char *const interface_variables[] = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
-                                                  "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL};
+#define TOPOLOGY_FILE "NCCL_TOPO_FILE"
 
-static bool is_up(const struct doctor_machine *machine, const char *interface)
+/* Addresses of the GPUs in a topology file of NCCL, as numbers: domain, bus, device and function. */
+static json_t *read_topology_gpus(const char *text, size_t bytes)
 {
-    struct source_text state = source_line(machine->source, "/sys/class/net/%s/operstate", interface);
+    json_t *gpus = json_array();
 
-    /* The loopback, and interfaces whose driver does not report the state, have the state "unknown". */
-    return state.state != SOURCE_OK || strcmp(state.text, "down") != 0;
+    (void)bytes;
+    for (const char *tag = strstr(text, "<pci "); tag; tag = strstr(tag + 1, "<pci ")) {
+        const char *end = strchr(tag, '>'), *class = strstr(tag, " class=\"0x03"), *id = strstr(tag, " busid=\"");
+        unsigned domain, bus, device, function;
+
+        if (end && class && id && class < end && id < end && json_array_size(gpus) < TOPO_MAX_GPUS &&
+            sscanf(id, " busid=\"%x:%x:%x.%x\"", &domain, &bus, &device, &function) == 4)
+            json_array_append_new(gpus, json_integer((json_int_t)(domain << 16 | (bus & 0xff) << 8 |
+                                                                  (device & 0x1f) << 3 | (function & 7))));
+    }
+    return gpus;
 }
 
-static void check_interfaces(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
-                             const struct source_names *interfaces)
+/* The address of a GPU in the file that is not on the bus; "" if all are. */
+static const char *foreign_gpu(const struct doctor_machine *machine, const json_t *gpus, int *ret_n)
 {
-    struct names names = parse_names(source_env(machine->source, name));
-    const char *down = "";
-    int n_up = 0, n_loopback = 0;
+    const char *first = "";
+    json_t *gpu;
+    size_t i;
 
-    for (size_t i = 0; i < interfaces->n; i++) {
-        const char *interface = interfaces->names[i];
+    *ret_n = 0;
+    json_array_foreach (gpus, i, gpu) {
+        unsigned id = (unsigned)json_integer_value(gpu);
+        const char *address =
+            source_printf(machine->source, "%04x:%02x:%02x.%x", id >> 16, id >> 8 & 0xff, id >> 3 & 0x1f, id & 7);
 
-        if (strcmp(interface, "bonding_masters") == 0 || !names_it(&names, interface, -1))
+        if (topo_find_pci(machine->topo, address) >= 0)
             continue;
-        if (!is_up(machine, interface))
-            down = interface;
-        else if (strcmp(interface, "lo") == 0)
-            n_loopback++;
-        else
-            n_up++;
+        first = *first ? first : address;
+        ++*ret_n;
     }
-    if (n_up > 0 || (n_loopback > 0 && !has_other_nodes(machine)))
+    return first;
+}
+
+/* That a file is not there, the check home says. */
+static void run_topology_file(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const char *file = machine_nccl_value(machine, TOPOLOGY_FILE, NULL), *foreign;
+    struct source_answer gpus;
+    int n_foreign;
+
+    if (doctor_not_applicable_if(result, *file != '/', TOPOLOGY_FILE " is not set"))
         return;
-    if (n_loopback > 0)
-        doctor_found(result, DOCTOR_ERROR, "%s names the loopback, which other nodes cannot reach", name);
-    else if (*down)
-        doctor_found(result, DOCTOR_ERROR, "%s names %s, which is down", name, down);
-    else
-        doctor_found(result, DOCTOR_ERROR, "%s matches no interface of this machine", name);
-    found_value(result, name);
-    for (size_t i = 0; i < interfaces->n && i < 6; i++)
-        if (strcmp(interfaces->names[i], "bonding_masters") != 0)
-            doctor_evidence(result, "/sys/class/net", "%s", interfaces->names[i]);
-    doctor_advise(result, "Without it, the interface of the default route is used in most cases.");
+    gpus = source_fact(machine->source, "topology-gpus", read_topology_gpus, "%s", file);
+    foreign = foreign_gpu(machine, gpus.value, &n_foreign);
+    if (!*foreign)
+        return;
+    doctor_found(result, DOCTOR_WARNING,
+                 TOPOLOGY_FILE " describes another machine: %d of its %zu GPUs, %s among them, are not here", n_foreign,
+                 json_array_size(gpus.value), foreign);
+    doctor_found_value(result, TOPOLOGY_FILE);
+    doctor_advise(result, "Such a file, and the graph that NCCL_GRAPH_FILE names beside it, belongs to one type of "
+                          "machine. Without it, NCCL reads the topology from /sys; a virtual machine whose switches "
+                          "are hidden needs the file of its own type.");
 }
 
-static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct source_names interfaces = source_list(machine->source, "/sys/class/net");
-    bool any = false;
-
-    for (int i = 0; interface_variables[i]; i++) {
-        const char *value = source_env(machine->source, interface_variables[i]);
-
-        if (!value || !*value)
-            continue;
-        any = true;
-        if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, "/sys/class/net: %s",
-                              machine_reason(interfaces.state, interfaces.why)))
-            return;
-        check_interfaces(machine, result, interface_variables[i], &interfaces);
-        if (result->outcome == DOCTOR_FOUND)
-            return;
-    }
-    if (!any)
-        doctor_not_applicable(result, "no variable names an interface");
-}
-
-const struct doctor_check check_socket_interface = {
-    DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
-    .title = "variables name interfaces that exist and are up",
-    .symptom = "\"Bootstrap: no socket interface found\", or the start of a job hangs.",
-    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
-             "loopback.",
-    .remedy = "Unset it, or name the interface that other nodes reach.",
-    .links = TEXTS("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"),
+const struct doctor_check check_topology_file = {
+    DOCTOR_CHECK("topology-file", "nccl", 62, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_topology_file),
+    .title = "NCCL's topology file describes this machine",
+    .symptom = "NCCL fails while it searches for paths, or chooses distant NICs and slow channels.",
+    .cause = "The file comes from an image for a larger or another machine.",
+    .remedy = "Unset it, or name the file of this type of machine.",
+    .links = TEXTS(TOPOLOGY_FILE, "NCCL_GRAPH_FILE"),
 };
 
 /* --- nccl-disabled --- */
@@ -294,9 +270,8 @@ static bool has_nvlink(const struct topo *topo)
 
 static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *level = source_env(machine->source, "NCCL_P2P_LEVEL");
-    bool no_p2p =
-        is_on(machine, "NCCL_P2P_DISABLE") || (level && (strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0));
+    const char *level = machine_nccl_value(machine, "NCCL_P2P_LEVEL", NULL);
+    bool no_p2p = is_on(machine, "NCCL_P2P_DISABLE") || strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0;
     const char *no_ib = ib_switched_off_by(machine);
     struct doctor_result unused = {.machine = machine};
 
@@ -304,14 +279,15 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
         const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
 
         doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", name,
-                     source_env(machine->source, name));
-        found_value(result, name);
+                     machine_nccl_value(machine, name, NULL));
+        doctor_found_value(result, name);
         doctor_advise(result, "It is for machines on which GPUs cannot reach each other over PCIe. Here they have "
                               "NVLink.");
     } else if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
-        doctor_found(result, has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=%s sends everything between nodes over sockets", no_ib, source_env(machine->source, no_ib));
-        found_value(result, no_ib);
+        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "%s=%s sends everything between nodes over sockets", no_ib,
+                     machine_nccl_value(machine, no_ib, NULL));
+        doctor_found_value(result, no_ib);
         doctor_advise(result, "This machine has RDMA NICs for data.");
     } else if (!no_p2p && !no_ib) {
         doctor_not_applicable(result, "nothing is disabled");
@@ -353,14 +329,13 @@ static int path_rank(enum topo_path path)
 
 static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *level = source_env(machine->source, GDR_LEVEL);
+    const char *level = machine_nccl_value(machine, GDR_LEVEL, NULL);
     const struct topo *topo = machine->topo;
     int limit, n_beyond = 0, first = -1, unknown = -1;
 
-    if (doctor_not_applicable_if(result, !level || !*level || !uses_ib(machine) || machine_is_grace(machine->topo),
-                                 "%s",
-                                 level && *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
-                                                 : GDR_LEVEL " is not set"))
+    if (doctor_not_applicable_if(result, !*level || !uses_ib(machine) || machine_is_grace(machine->topo), "%s",
+                                 *level ? "NCCL is told to use sockets, or the board has its own rule (Grace)"
+                                        : GDR_LEVEL " is not set"))
         return;
     limit = gdr_rank(level);
     for (int g = 0; g < machine->map->n && limit >= 0; g++) {
@@ -381,7 +356,7 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
     doctor_found(result, DOCTOR_WARNING,
                  GDR_LEVEL "=%s makes %d of %d GPUs send through host memory: their NICs are farther away", level,
                  n_beyond, machine->topo->n_gpus);
-    found_value(result, GDR_LEVEL);
+    doctor_found_value(result, GDR_LEVEL);
     doctor_evidence(result, source_printf(machine->source, "GPU %d", first), "its NIC %s is %s away",
                     machine->topo->nics[machine->map->choices[first].nic].name,
                     topo_path_name(machine->map->choices[first].path));
@@ -426,11 +401,12 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
                                  "the NICs for data are not all InfiniBand"))
         return;
     for (size_t i = 0; i < 2; i++) {
-        if (machine_job_number(machine, names[i][0], 0) <= 0 || (i == 0 && !uses_ib(machine)))
+        const char *value = machine_nccl_value(machine, names[i][0], NULL);
+
+        if (strtol(value, NULL, 10) <= 0 || (i == 0 && !uses_ib(machine)))
             continue;
-        doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0],
-                     source_env(machine->source, names[i][0]));
-        found_value(result, names[i][0]);
+        doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0], value);
+        doctor_found_value(result, names[i][0]);
         doctor_advise(result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
                       names[i][1]);
         return;

@@ -260,8 +260,17 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_unknown_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM ": %s",
                           machine_reason(device.state, device.why)))
         return;
-    if (device.state == SOURCE_OK && device.may_read && device.may_write)
+    if (device.state == SOURCE_OK && device.may_read && device.may_write) {
+        if (!machine->software->driver.no_uvm_number)
+            return;
+        doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: nvidia_uvm is loaded, and has no number for " UVM);
+        doctor_evidence(result, "/proc/devices", "no nvidia-uvm");
+        doctor_advise(result,
+                      "%sLoad it again with no program on a GPU: sudo modprobe -r nvidia_uvm, then sudo "
+                      "modprobe nvidia_uvm.",
+                      in_container ? "On the node, not in this container: " : "");
         return;
+    }
     /* On a host the first CUDA program creates it, through nvidia-modprobe, which is setuid root. */
     if (device.state == SOURCE_ABSENT && !in_container &&
         source_stat(machine->source, "/usr/bin/nvidia-modprobe").state == SOURCE_OK)

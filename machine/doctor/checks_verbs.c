@@ -13,14 +13,35 @@
 
 #include <string.h>
 
+/* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
+static const struct {
+    unsigned vendor;
+    const char *name;
+} providers[] = {
+    {0x14e4, "bnxt_re"}, {0x1d0f, "efa"},  {0x8086, "irdma"}, {0x1dd8, "ionic"}, {0x1ded, "erdma"},
+    {0x1425, "cxgb4"},   {0x1077, "qedr"}, {0x19e5, "hns"},   {0x1414, "mana"},
+};
+
+/* The provider of the data NICs that are not NVIDIA's, and one such NIC; "" if there is none. */
+static const char *other_provider(const struct topo *topo, int *ret_nic)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++)
+            if (topo->pci[topo->nics[i].pci].vendor == providers[k].vendor) {
+                *ret_nic = i;
+                return providers[k].name;
+            }
+    return "";
+}
+
 /* Was libibverbs found, and does it say which providers it accepts? If not, ends the check. */
-static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
+static bool has_libibverbs(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct elf_facts facts;
 
     /* Without the environment, the search path of the process is not known. */
-    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
+    if (!machine_has_environment(machine, result))
         return false;
     if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
                                  "libibverbs.so.1 is not installed where ld.so looks") ||
@@ -34,6 +55,11 @@ static bool has_core(const struct doctor_machine *machine, struct doctor_result 
                           verbs->ibverbs.path))
         return false;
     return true;
+}
+
+static bool has_core(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    return machine_has_mlx5(machine, result) && has_libibverbs(machine, result);
 }
 
 /* The libibverbs that a process loads without LD_LIBRARY_PATH. */
@@ -210,11 +236,44 @@ static void report_lacking(const struct doctor_machine *machine, struct doctor_r
                           "belong in the image.");
 }
 
+/* A NIC of another maker. Containers often have none of it, and use sockets. */
+static void find_other_provider(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                                int nic)
+{
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *searched, *path;
+
+    if (!has_libibverbs(machine, result))
+        return;
+    if (doctor_not_applicable_if(result, source_list(machine->source, "/etc/libibverbs.d").state != SOURCE_OK,
+                                 "there is no /etc/libibverbs.d that would name providers"))
+        return;
+    path = software_find_provider(machine->source, verbs, name, &searched);
+    if (*path)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "libibverbs does not find lib%s-rdmav%d.so, the provider of %s", name,
+                 verbs->private_version, machine->topo->nics[nic].name);
+    doctor_evidence(result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
+                    verbs->ibverbs.found_by);
+    doctor_evidence(result, "looked for in", "%s", searched);
+    doctor_advise(result,
+                  "Install the provider %s of the same installation as %s: package ibverbs-providers, on RHEL "
+                  "libibverbs; or the maker's own, whose version has to fit the kernel's driver. In a container it "
+                  "belongs in the image.",
+                  name, verbs->ibverbs.path);
+}
+
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *entry, *lacking = machine_missing_verbs_library(machine);
+    const char *entry, *lacking = machine_missing_verbs_library(machine), *other;
+    int nic = -1;
 
+    other = other_provider(machine->topo, &nic);
+    if (*other && !advice_has_mlx5(machine->topo)) {
+        find_other_provider(machine, result, other, nic);
+        return;
+    }
     if (*lacking && machine_has_environment(machine, result)) {
         report_lacking(machine, result, lacking);
         return;

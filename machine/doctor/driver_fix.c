@@ -16,6 +16,8 @@ static const char *reload_words(const struct doctor_machine *machine)
     if (os->in_container)
         return "On the node, not in this container: rebuild the initramfs (update-initramfs -u, on RHEL dracut "
                "--force) and reboot.";
+    if (os->is_netbooted)
+        return "This node boots over the network: change /etc/modprobe.d and the initramfs in the image that it boots.";
     if (os->family == OS_COS)
         return "Container-Optimized OS discards /etc/modprobe.d at a reboot: pass options to the installer of the "
                "driver with --module-arg nvidia.<option>=<value> (cos-extensions install gpu; on GKE in the DaemonSet "

@@ -2,6 +2,7 @@
 #include "kernel_log.h"
 
 #include "common/json.h"
+#include "common/text.h"
 #include "xid.h"
 
 #include <stdlib.h>
@@ -10,6 +11,8 @@
 #define XID "NVRM: Xid"
 #define SXID "SXid (PCI:"
 #define START "NVRM: loading NVIDIA"
+#define INIT_FAILED ": RmInitAdapter failed"
+#define NVRM_GPU "NVRM: GPU "
 #define LINE_BYTES 300
 #define ADDRESS_BYTES 32
 #define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
@@ -154,6 +157,34 @@ static json_t *read_xids(const char *text, size_t bytes)
     return value;
 }
 
+/*
+ * "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x62:0x65:1792)", and before it what the driver waited for. Returns
+ * {"devices": [ADDRESS], "no_firmware": BOOLEAN}.
+ */
+static json_t *read_inits(const char *text, size_t bytes)
+{
+    json_t *devices = json_array(), *value = json_pack("{s:o, s:b}", "devices", devices, "no_firmware", 0);
+    const char *end = text + bytes;
+
+    for (size_t n; value && text < end; text += n + 1) {
+        const char *failed, *gpu;
+
+        n = strcspn(text, "\n");
+        failed = memmem(text, n, INIT_FAILED, strlen(INIT_FAILED));
+        gpu = memmem(text, n, NVRM_GPU, strlen(NVRM_GPU));
+        if (memmem(text, n, START, strlen(START))) {
+            json_array_clear(devices);
+            json_object_set_new(value, "no_firmware", json_false());
+        } else if (memmem(text, n, "GFW", 3) && (memmem(text, n, "fail", 4) || memmem(text, n, "timed out", 9))) {
+            json_object_set_new(value, "no_firmware", json_true());
+        } else if (failed && gpu && failed > gpu && json_array_size(devices) < KERNEL_INITS_MAX) {
+            gpu += strlen(NVRM_GPU);
+            json_array_append_new(devices, text_of(gpu, (size_t)(failed - gpu)));
+        }
+    }
+    return value;
+}
+
 /* "12028, Fatal, Link 32 ...": only fatal ones. If there are too many, the last ones are kept. */
 static json_t *read_sxids(const char *text, size_t bytes)
 {
@@ -245,6 +276,30 @@ void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
     }
     add_errors(source, XID, fact.value, "", &log);
     *ret_log = log;
+}
+
+void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+{
+    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
+    struct source_answer fact = {.state = SOURCE_ABSENT};
+    const json_t *device;
+    size_t i;
+
+    *ret_inits = (struct kernel_inits){.where = ""};
+    for (size_t k = 0; k < COUNT(logs) && fact.state != SOURCE_OK; k++) {
+        fact = source_log_fact(source, "gpu-inits", read_inits, "NVRM: ", "%s", logs[k]);
+        ret_inits->where = logs[k];
+    }
+    ret_inits->no_firmware = json_is_true(json_object_get(fact.value, "no_firmware"));
+    json_array_foreach (json_object_get(fact.value, "devices"), i, device) {
+        const char *address = json_string_value(device);
+        bool is_known = !address || !*address || ret_inits->n == KERNEL_INITS_MAX;
+
+        for (int k = 0; k < ret_inits->n && !is_known; k++)
+            is_known = strcmp(ret_inits->addresses[k], address) == 0;
+        if (!is_known)
+            ret_inits->addresses[ret_inits->n++] = source_printf(source, "%s", address);
+    }
 }
 
 void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log)

@@ -43,11 +43,24 @@ struct kernel_log {
     struct kernel_error errors[KERNEL_LOG_KINDS];
 };
 
+#define KERNEL_INITS_MAX 16
+
+/* GPUs that the driver could not initialise since it was loaded. */
+struct kernel_inits {
+    const char *where;
+    bool no_firmware; /* it has waited in vain for the GPU's own firmware (GFW_BOOT) */
+    int n;
+    const char *addresses[KERNEL_INITS_MAX]; /* "0000:0f:00.0" */
+};
+
 /*
  * The Xids of this boot, from the first readable log, except those caused by programs and those of a GPU that has
  * recovered since.
  */
 void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log);
+
+/* "RmInitAdapter failed" of this boot, from the first readable log. */
+void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits);
 
 /* The fatal SXids since the driver was loaded, one entry for each. */
 void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log);

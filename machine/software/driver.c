@@ -403,10 +403,32 @@ static enum source_state peermem_state(struct source *source)
     return state;
 }
 
+/* Which of the modules whose devices checks look at have a number for them: "505 gdrdrv". */
+static json_t *read_char_devices(const char *text, size_t bytes)
+{
+    static const char *const names[] = {"gdrdrv", "nvidia-uvm"};
+    json_t *devices = json_object();
+
+    (void)bytes;
+    for (size_t i = 0; i < COUNT(names); i++) {
+        const char *at = text;
+        size_t n = strlen(names[i]);
+        bool is_there = false;
+
+        while (!is_there && (at = strstr(at, names[i]))) {
+            is_there = at > text && at[-1] == ' ' && strchr("\n", at[n]);
+            at += n;
+        }
+        json_object_set_new(devices, names[i], json_boolean(is_there));
+    }
+    return devices;
+}
+
 void software_read_driver(struct source *source, const struct topo *topo, struct software_driver *driver)
 {
     struct source_text version = source_line(source, VERSION);
     struct software_option nothing = {"", "", "", "", ""};
+    struct source_answer devices;
 
     driver->version = topo_driver_version(source);
     driver->is_open = strstr(version.text, "Open Kernel Module") != NULL;
@@ -418,6 +440,10 @@ void software_read_driver(struct source *source, const struct topo *topo, struct
     read_live(source, &driver->peer_mapping_override);
     driver->peermem = peermem_state(source);
     driver->gdrdrv = module_state(source, "gdrdrv");
+    devices = source_fact(source, "char-devices", read_char_devices, "/proc/devices");
+    driver->no_gdrdrv_number = driver->gdrdrv == SOURCE_OK && json_is_false(json_object_get(devices.value, "gdrdrv"));
+    driver->no_uvm_number =
+        module_state(source, "nvidia_uvm") == SOURCE_OK && json_is_false(json_object_get(devices.value, "nvidia-uvm"));
     driver->doca = doca_version(source);
     read_fabric_manager(source, driver);
     find_dmabuf(source, topo, driver);

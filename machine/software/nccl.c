@@ -4,6 +4,7 @@
 #include "read_software.h"
 #include "software_text.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -84,4 +85,46 @@ void software_read_nccl(struct source *source, const struct topo *topo, const st
     nccl->tuner_config = *nccl->gib ? find_tuner_config(source, topo) : "";
     software_read_gib(source, nccl);
     find_plugin(source, nccl);
+}
+
+/* NAME=VALUE, one a line, as NCCL reads it: of several lines for one name the first counts. */
+static json_t *read_conf(const char *text, size_t bytes)
+{
+    json_t *settings = json_object();
+
+    (void)bytes;
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+        size_t n = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"), n_value;
+        char name[128];
+
+        if (at[n] != '=' || n < 6 || n >= sizeof(name) || strncmp(at, "NCCL_", 5) != 0)
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)n, at);
+        n_value = strcspn(at + n + 1, "\r\n");
+        if (!json_object_get(settings, name) && n_value < 1024)
+            json_object_set_new_nocheck(settings, name, json_stringn(at + n + 1, n_value));
+    }
+    return settings;
+}
+
+const char *software_nccl_conf(struct source *source, const char *name, const char **ret_file)
+{
+    const char *own = source_env(source, "NCCL_CONF_FILE"), *home = source_env(source, "HOME");
+    const char *files[] = {own && *own == '/' ? own : "", "/etc/nccl.conf"};
+
+    if ((!own || !*own) && home && *home == '/')
+        files[0] = source_printf(source, "%s/.nccl.conf", strcmp(home, "/") == 0 ? "" : home);
+    for (size_t i = 0; i < COUNT(files) && text_begins(name, "NCCL_"); i++) {
+        struct source_answer conf = {.value = NULL};
+        const char *value;
+
+        if (*files[i])
+            conf = source_fact(source, "nccl-conf", read_conf, "%s", files[i]);
+        value = json_string_value(json_object_get(conf.value, name));
+        if (!value)
+            continue;
+        *ret_file = files[i];
+        return source_printf(source, "%s", value);
+    }
+    return "";
 }

@@ -124,3 +124,8 @@ void software_read_nvshmem(struct source *source, const struct python *python, c
     nvshmem->bundled_version = *nvshmem->bundled ? software_nvshmem_version(source, nvshmem->bundled) : "";
     nvshmem->gdrapi = libs_find(source, &env, "libgdrapi.so.2");
 }
+
+bool software_has_cpu_assisted_ibgda(const struct software_nvshmem *nvshmem)
+{
+    return *nvshmem->version && strverscmp(nvshmem->version, "3.4.5") >= 0;
+}

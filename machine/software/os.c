@@ -4,6 +4,7 @@
 #include "common/text.h"
 #include "software_text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Is `word` one of the words of `list`? */
@@ -88,6 +89,33 @@ static json_t *read_family(const char *text, size_t bytes)
     return json_pack("{s:b}", family_names[family], 1);
 }
 
+/* Arguments of dracut, live-boot, casper and the kernel for a system from a server; BOOTIF is what PXELINUX adds. */
+static json_t *read_network_boot(const char *text, size_t bytes)
+{
+    static const char *const marks[] = {" BOOTIF=",
+                                        " root=live:http",
+                                        " root=live:nfs",
+                                        " root=/dev/nfs",
+                                        " root=nfs",
+                                        " nfsroot=",
+                                        " netroot=",
+                                        " fetch=",
+                                        " netboot=",
+                                        " live:http",
+                                        " coreos.live.rootfs_url=",
+                                        " root=http",
+                                        " wwinit",
+                                        " XCAT="};
+    bool is_netbooted = false;
+    char line[4096];
+
+    (void)bytes;
+    snprintf(line, sizeof(line), " %s", text);
+    for (size_t i = 0; i < COUNT(marks); i++)
+        is_netbooted = is_netbooted || strstr(line, marks[i]);
+    return json_boolean(is_netbooted);
+}
+
 void os_read(struct source *source, struct os *ret_os)
 {
     struct source_answer release = source_fact(source, "os-family", read_family, "/etc/os-release");
@@ -99,6 +127,7 @@ void os_read(struct source *source, struct os *ret_os)
         if (json_object_get(release.value, family_names[family]))
             ret_os->family = (enum os_family)family;
     ret_os->in_container = is_in_container(source);
+    ret_os->is_netbooted = source_fact_bool(source_fact(source, "network-boot", read_network_boot, "/proc/cmdline"));
 }
 
 bool os_is_for_containers(const struct os *os)
@@ -123,7 +152,7 @@ const char *os_initramfs(const struct os *os)
     static const char *const commands[OS_FAMILIES] = {
         [OS_DEBIAN] = "sudo update-initramfs -u", [OS_RHEL] = "sudo dracut --force", [OS_SUSE] = "sudo dracut --force"};
 
-    return os->in_container || !commands[os->family] ? "" : commands[os->family];
+    return os->in_container || os->is_netbooted || !commands[os->family] ? "" : commands[os->family];
 }
 
 const char *os_install(struct source *source, const struct os *os, const char *debian, const char *rhel)
@@ -152,6 +181,12 @@ const char *os_kernel_argument(struct source *source, const struct os *os, bool 
         return source_printf(source,
                              "On the node, not in this container: %s %s %s the kernel command line, and reboot.",
                              add ? "add" : "take", argument, place);
+    if (os->is_netbooted)
+        return source_printf(
+            source,
+            "This node boots over the network, so no file on it decides: %s %s %s the kernel arguments "
+            "where they are served (PXE or iPXE configuration, Warewulf, xCAT, MAAS), and reboot.",
+            add ? "add" : "take", argument, place);
     switch (family) {
     case OS_DEBIAN: /* grub-mkconfig reads /etc/default/grub */
         return source_printf(source,

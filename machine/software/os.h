@@ -24,6 +24,7 @@ enum os_family {
 struct os {
     enum os_family family;
     bool in_container;
+    bool is_netbooted; /* kernel, initramfs and perhaps the system come from a server at each boot */
 };
 
 /* Reads os-release(5) and the markers of container runtimes. software_read() calls it for software->os. */

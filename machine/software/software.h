@@ -39,9 +39,10 @@ struct software_driver {
         dmabuf; /* GPU memory can be exported as dma-buf (kernel, driver and GPU); SOURCE_ABSENT: cannot */
     const char *dmabuf_why;
     enum source_state gdrdrv;
-    const char *kernel;              /* release of the running kernel */
-    const char *doca;                /* version of DOCA-OFED */
-    const char *fabric_manager;      /* version of nvidia-fabricmanager; "" if not installed, or not known */
+    bool no_gdrdrv_number, no_uvm_number; /* it is known that the loaded module has no number for its device */
+    const char *kernel;                   /* release of the running kernel */
+    const char *doca;                     /* version of DOCA-OFED */
+    const char *fabric_manager;           /* version of nvidia-fabricmanager; "" if not installed, or not known */
     const char *fabric_manager_from; /* the file that says so; SOFTWARE_FABRIC_LOG: the version that was started last */
 };
 
@@ -114,8 +115,27 @@ struct software {
     const char *python_paths; /* searched folders, for messages */
 };
 
+/*
+ * Does this NVSHMEM, if the driver keeps GPUs from the doorbells and no handler is chosen, use the CPU with memory of
+ * the host? Earlier than 3.4.5 it needs GDRCopy for that, or stops.
+ */
+bool software_has_cpu_assisted_ibgda(const struct software_nvshmem *nvshmem);
+
+/*
+ * The path of lib<name>-rdmavNN.so where libibverbs looks for it, by its configuration; "" if it is not there. And the
+ * folders that were searched, divided by ", ".
+ */
+const char *software_find_provider(struct source *source, const struct software_verbs *verbs, const char *name,
+                                   const char **ret_searched);
+
 /* Is it one of NCCL's built-in networks, which need no plugin (NCCL user guide, NCCL_NET)? */
 bool software_is_internal_net(const char *net);
+
+/*
+ * The value of a variable of NCCL in its configuration files, of which the first counts: NCCL_CONF_FILE or, without it,
+ * ~/.nccl.conf; then /etc/nccl.conf. "" if none sets it. The environment precedes them.
+ */
+const char *software_nccl_conf(struct source *source, const char *name, const char **ret_file);
 
 /*
  * Version of the libnvshmem_host at `path`: from its file name, the header of its installation, or its wheel; "" if not

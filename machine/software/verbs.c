@@ -40,9 +40,11 @@ static int private_number(const struct elf_version *versions, size_t n)
 
 struct search {
     struct source *source;
-    struct software_verbs *verbs;
+    const struct software_verbs *verbs;
+    const char *name;     /* of the provider: "mlx5" */
+    const char *found;    /* path of its file; "" */
     const char *searched; /* searched folders, separated by ", " */
-    bool named;           /* did anything name mlx5? */
+    bool named;           /* did anything name it? */
 };
 
 static bool record_folder(struct search *search, const char *folder)
@@ -88,16 +90,16 @@ static void try_plain(struct search *search)
             continue;
         }
         is_noted = record_folder(search, folder);
-        path = source_printf(search->source, "%s/libmlx5-rdmav%d.so", folder, number);
+        path = source_printf(search->source, "%s/lib%s-rdmav%d.so", folder, search->name, number);
         if (is_library(search->source, path)) {
-            search->verbs->provider = path;
+            search->found = path;
             return;
         }
     }
-    place = libs_find(search->source, &env, source_printf(search->source, "libmlx5-rdmav%d.so", number));
+    place = libs_find(search->source, &env, source_printf(search->source, "lib%s-rdmav%d.so", search->name, number));
     record_folder(search, "the folders of ld.so");
     if (place.state == SOURCE_OK)
-        search->verbs->provider = place.path;
+        search->found = place.path;
 }
 
 /* One name of a provider, from the environment or a file. */
@@ -105,10 +107,10 @@ static void try_name(struct search *search, struct piece name)
 {
     const char *path, *slash;
 
-    if (*search->verbs->provider || name.n == 0 || name.n > 4000)
+    if (*search->found || name.n == 0 || name.n > 4000)
         return;
     if (*name.text != '/') {
-        if (piece_is(name, "mlx5")) {
+        if (piece_is(name, search->name)) {
             search->named = true;
             try_plain(search);
         }
@@ -116,12 +118,12 @@ static void try_name(struct search *search, struct piece name)
     }
     path = source_printf(search->source, "%.*s-rdmav%d.so", (int)name.n, name.text, search->verbs->private_version);
     slash = strrchr(path, '/');
-    if (strncmp(slash + 1, "libmlx5-", 8) != 0)
+    if (!text_begins(slash + 1, source_printf(search->source, "lib%s-", search->name)))
         return;
     search->named = true;
     record_folder(search, source_printf(search->source, "%.*s", (int)(slash - path), path));
     if (is_library(search->source, path))
-        search->verbs->provider = path;
+        search->found = path;
 }
 
 static void try_environment(struct search *search)
@@ -155,18 +157,30 @@ static void try_config(struct search *search)
     }
     /* Some images contain only the libraries and lack the folder; some builds have another one compiled in. */
     if (!search->named && names.state != SOURCE_OK)
-        try_name(search, (struct piece){.text = "mlx5", .n = 4});
+        try_name(search, (struct piece){.text = search->name, .n = strlen(search->name)});
     else if (!search->named)
-        record_folder(search, CONFIG " (no file there names mlx5)");
+        record_folder(search, source_printf(search->source, CONFIG " (no file there names %s)", search->name));
+}
+
+const char *software_find_provider(struct source *source, const struct software_verbs *verbs, const char *name,
+                                   const char **ret_searched)
+{
+    struct search search = {.source = source, .verbs = verbs, .name = name, .found = "", .searched = ""};
+
+    if (verbs->private_version) {
+        try_environment(&search);
+        if (!*search.found)
+            try_config(&search);
+    }
+    *ret_searched = search.searched;
+    return search.found;
 }
 
 void software_read_verbs(struct source *source, struct software_verbs *verbs)
 {
     struct libs_env env = libs_env_of(source);
-    struct search search = {.source = source, .verbs = verbs, .searched = ""};
     struct elf_facts facts;
 
-    verbs->provider = "";
     verbs->ibverbs = libs_find(source, &env, "libibverbs.so.1");
     verbs->mlx5 = libs_find(source, &env, "libmlx5.so.1");
     if (verbs->ibverbs.state == SOURCE_OK) {
@@ -177,10 +191,5 @@ void software_read_verbs(struct source *source, struct software_verbs *verbs)
         facts = source_elf(source, "%s", verbs->mlx5.path);
         verbs->provider_needs = private_number(facts.needs, facts.n_needs);
     }
-    if (verbs->private_version) {
-        try_environment(&search);
-        if (!*verbs->provider)
-            try_config(&search);
-    }
-    verbs->provider_folders = search.searched;
+    verbs->provider = software_find_provider(source, verbs, "mlx5", &verbs->provider_folders);
 }

@@ -100,10 +100,13 @@ static const struct scrub_row file_rows[] = {
      "nvidia.NVreg_RegistryDwords="},
     {"/proc/net/route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
     {"/proc/net/ipv6_route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
+    {"/proc/sys/net/ipv4/conf/*/arp_*", scrub_lines, "", NULL},
+    {"/proc/sys/kernel/numa_balancing", scrub_lines, "", NULL},
     {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
-    {"/etc/ld.so.conf", scrub_fields, "include", "/,include "},
-    {"**/ld.so.conf.d/*.conf", scrub_fields, "include", "/,include "},
-    {"/etc/libibverbs.d/*.driver", scrub_fields, "driver " SCRUB_DEVICE_WORDS, "driver "},
+    {"/etc/ld.so.conf", scrub_fields, "include ld so conf d", "/,include "},
+    {"**/ld.so.conf.d/*.conf", scrub_fields, "include ld so conf d", "/,include "},
+    {"/etc/libibverbs.d/*.driver", scrub_fields, "driver efa irdma erdma cxgb4 qedr hns " SCRUB_DEVICE_WORDS,
+     "driver "},
     {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS, NULL},
 };
 
@@ -123,20 +126,33 @@ static const struct scrub_row fact_rows[] = {
     {"nvidia-dwords", scrub_dwords, "", NULL},
     {"xids", scrub_event, NULL, NULL},
     {"sxids", scrub_event, NULL, NULL},
+    {"gpu-inits", scrub_event, NULL, NULL},
+    {"topology-gpus", scrub_event, NULL, NULL},
     {"gib-settings", scrub_variable, VALUES, NULL},
+    {"nccl-conf", scrub_variable, VALUES, NULL},
+    {"host-name", scrub_words, "", NULL},
+    {"loopback-names", scrub_words, "", NULL},
+    {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
     {"fabric-manager*", scrub_version, VERSION, NULL},
     {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES, NULL},
 };
 
 /* Folders whose names all stay; in others, names of common software (scrub_name()). */
-static const char *const folder_rows[] = {
-    "/sys/**",         "/proc/driver/nvidia/**", "/dev/infiniband",        "/dev/nvidia-caps-imex-channels",
-    "**/modprobe.d",   "/etc/profile.d",         "/var/lib/epkit/install", "**/ld.so.conf.d",
-    "/lib/modules/**", "/usr/lib/modules/**"};
+static const char *const folder_rows[] = {"/sys/**",
+                                          "/dev/shm",
+                                          "/proc/driver/nvidia/**",
+                                          "/dev/infiniband",
+                                          "/dev/nvidia-caps-imex-channels",
+                                          "**/modprobe.d",
+                                          "/etc/profile.d",
+                                          "/var/lib/epkit/install",
+                                          "**/ld.so.conf.d",
+                                          "/lib/modules/**",
+                                          "/usr/lib/modules/**"};
 
 /* Answers whose strings stay, after the general pass. */
-static const char *const answer_rows[] = {"nvml", "load:**", "ethtool:**"};
+static const char *const answer_rows[] = {"nvml", "load:**", "ethtool:**", "shm"};
 
 static bool matches_any(const char *const *patterns, size_t n, const char *text)
 {
@@ -408,7 +424,8 @@ static void learn_folder(struct scrub *scrub, const char *folder, const json_t *
 
 static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bool is_live)
 {
-    const json_t *fact = json_object_get(cached[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT);
+    const json_t *fact = json_object_get(cached[CACHE_FACTS], CACHE_ENVIRONMENT "\t" CACHE_ENVIRONMENT_FACT),
+                 *fact_name;
     const char *user, *name;
     char host[256] = "";
     json_t *value;
@@ -418,6 +435,9 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
     json_object_foreach (cached[CACHE_FOLDERS], name, value)
         learn_folder(scrub, name, value);
     scrub_learn_confs(scrub, cached);
+    fact_name = json_object_get(cached[CACHE_FACTS], "/proc/sys/kernel/hostname\thost-name");
+    if (json_is_string(json_object_get(fact_name, "value")))
+        learn_host(scrub, json_string_value(json_object_get(fact_name, "value")));
     json_object_foreach (json_object_get(fact, "value"), name, value) {
         if (json_is_string(value))
             learn_variable(scrub, name, json_string_value(value));

@@ -35,6 +35,31 @@ unless_sanitized() {
     collection sites
 }
 
+@test "machines of public reports, and neighbours that look like them" {
+    unless_sanitized
+    collection reports
+}
+
+@test "advice fits how a machine boots, where it runs, and what one paste mends" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local name
+    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root gke-a3-ultra-cos-pod/lost-gpus \
+        docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
+        python3 "$MACHINES/machines.py" "$name" "$(basename "$name")"
+        epkit doctor --from "$(basename "$name")" --json >>said || [ $? -eq 3 ]
+    done
+    jq -r '.checks[] | select(.outcome == "found") | .id + ": " + (.fix // "" | gsub("\n"; "; ")) + " | " + .advice[:60]' said >told
+    cat told
+    diff told - <<'END'
+iommu:  | This node boots over the network, so no file on it decides: 
+nic-handler:  | The driver needs the line options nvidia NVreg_EnableStreamM
+gpu-access:  | Restart the pod. It was given them, and its device cgroup ha
+gpu-access:  | Restart the container. It was given them, and its device cgr
+socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho
+nccl-disabled: sudoedit /root/.nccl.conf | This machine has RDMA NICs for data.
+END
+}
+
 @test "nodes of further sites, with the NICs of each GPU" {
     unless_sanitized
     collection nodes --live
@@ -107,7 +132,8 @@ remedy() {
     unless_sanitized
     # One for each kind of command; all of them in the long tier.
     [ -n "${EPKIT_TEST_LONG-}" ] || names=(a4/net-plugin-missing a4/libcuda-stub a4/one-nic a4/rdmav-drivers h100/acs
-        h100/peermem a4/provider-missing a4/stale-copy dgx-h200-deepep/heap dgx-b200/nccl-hca dgx-b200/p2p a3u/hca-prefix)
+        h100/peermem a4/provider-missing a4/stale-copy dgx-h200-deepep/heap dgx-b200/nccl-hca dgx-b200/p2p a3u/hca-prefix
+        dgx-b200/three-interfaces gcp-a3-mega/extra-network)
     python3 "$MACHINES/fixes.py" "$EPKIT" "${names[@]}"
 }
 

@@ -73,6 +73,14 @@ def verbs(tree, arch, *, private, core, provider, folder="", provider_in=None):
         tree.link(f"{folder}/libibverbs/libmlx5-rdmav{private}.so", f"../libmlx5.so.1.{provider}")
 
 
+def providers(tree, arch, private, folder=""):
+    """Those that rdma-core brings for NICs of other makers."""
+    for name in ("bnxt_re", "efa", "irdma"):
+        tree.library(f"{folder or arch.lib}/libibverbs/lib{name}-rdmav{private}.so", needed=["libc.so.6"],
+                     machine=arch.machine)
+        tree.put(f"/etc/libibverbs.d/{name}.driver", f"driver {name}\n")
+
+
 def verbs_development(tree, arch):
     tree.link(f"{arch.lib}/libibverbs.so", "libibverbs.so.1")
     tree.link(f"{arch.lib}/libmlx5.so", "libmlx5.so.1")
@@ -87,6 +95,7 @@ def doca(tree, arch, release=KERNEL, version="3.2.1"):
     verbs(tree, arch, private=57, core="14.56.0", provider="25.56.0")
     verbs_development(tree, arch)
     tree.put("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n")
+    providers(tree, arch, 57)
     tree.append("/var/lib/dpkg/status", package("doca-ofed", f"{version}-044000") + package(
         "doca-kernel", f"{version}-044000-{release}") + package("libibverbs1", "2510mlnx56-1.2510079"))
     tree.put(f"/lib/modules/{release}/modules.dep", "")

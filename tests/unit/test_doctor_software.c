@@ -413,7 +413,7 @@ static void nvshmem_source_old_header(struct made *made)
 static const struct test_case cases[] = {
     {&check_provider_missing, "healthy", nothing, DOCTOR_FINE, ""},
     {&check_provider_missing, "no NICs", no_nics, DOCTOR_NOT_APPLICABLE, "no RDMA NIC"},
-    {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_APPLICABLE, "of NVIDIA"},
+    {&check_provider_missing, "NICs of others", nics_of_others, DOCTOR_NOT_APPLICABLE, "libibverbs.d"},
     {&check_provider_missing, "no libibverbs", no_core, DOCTOR_FOUND, "libibverbs.so.1 is not installed"},
     {&check_provider_missing, "no libibverbs for a plugin", no_core_for_a_plugin, DOCTOR_FOUND, "libibverbs.so.1 is"},
     {&check_provider_missing, "no libibverbs, nobody asks", no_core_for_nobody, DOCTOR_NOT_APPLICABLE, "not installed"},

@@ -85,6 +85,7 @@ static const struct place {
     {"/etc/hosts", IPV4 " " HOST "." DOMAIN "\n"},
     {"/etc/machine-id", UUID_PLAIN "\n"},
     {"/etc/passwd", USER ":x:1000:1000:" MAIL ":/home/" USER ":/bin/sh\n"},
+    {"/etc/nccl.conf", "NCCL_SOCKET_IFNAME=" COMPANY "0\nNCCL_COMM_ID=" IPV4 ":1\nNCCL_DEBUG_FILE=/home/" USER "/x\n"},
     {"/etc/resolv.conf", "search " DOMAIN "\nnameserver " IPV4 "\n"},
     {"/home/" USER "/.ssh/id_rsa", "-----BEGIN RSA PRIVATE KEY-----\n" PRIVATE "\n-----END RSA PRIVATE KEY-----\n"},
     {"/proc/self/mounts",
@@ -235,6 +236,11 @@ static void ask_about(struct source *source, const char *path)
     source_lines(source, "", "%s", path);
     source_fact(source, "version", read_all, "%s", path);
     source_fact(source, "gib-settings", read_all, "%s", path);
+    source_fact(source, "nccl-conf", read_all, "%s", path);
+    source_fact(source, "host-name", read_all, "%s", path);
+    source_fact(source, "loopback-names", read_all, "%s", path);
+    source_fact(source, "shared-subnets", read_all, "%s", path);
+    source_fact(source, "gpu-inits", read_all, "%s", path);
     source_fact(source, "packages", read_all, "%s", path);
     source_fact(source, "nvidia-dwords", read_all, "%s", path);
     source_log_fact(source, "xids", read_all, "", "%s", path);

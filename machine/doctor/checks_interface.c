@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_interface.c - interfaces for connections over TCP: those that variables name, each by the rules of its
+ * library, the one that the host name leads to, and those of rails that share a subnet.
+ */
+#include "checks.h"
+#include "nccl_variables.h"
+#include "queries.h"
+#include "shell.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define GLOO "GLOO_SOCKET_IFNAME"
+#define NET "/sys/class/net"
+
+/* --- shared --- */
+
+static bool is_up(const struct doctor_machine *machine, const char *interface)
+{
+    struct source_text state = source_line(machine->source, NET "/%s/operstate", interface);
+
+    /* The loopback, and interfaces whose driver does not report the state, have the state "unknown". */
+    return state.state != SOURCE_OK || strcmp(state.text, "down") != 0;
+}
+
+/* The interface of the default route, by which other nodes are reached; "" if there is none. */
+static const char *default_interface(const struct doctor_machine *machine, const struct source_names *interfaces)
+{
+    for (size_t i = 0; i < interfaces->n; i++)
+        if (machine_carries_route(machine, interfaces->names[i], false))
+            return interfaces->names[i];
+    return "";
+}
+
+/* The names that /etc/hosts gives to the loopback, unless an earlier line has them for another address. */
+static json_t *read_loopback_names(const char *text, size_t bytes)
+{
+    json_t *names = json_array(), *others = json_object();
+
+    (void)bytes;
+    while (*text && names && others) {
+        struct piece line = text_take(&text, "\n");
+        const char *copy = line.text;
+        bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
+
+        for (int word = 0; copy < line.text + line.n && *copy != '#'; word++) {
+            size_t n;
+            char name[256];
+
+            copy += strspn(copy, " \t\r");
+            n = strcspn(copy, " \t\r\n#");
+            if (n == 0 || copy >= line.text + line.n)
+                break;
+            snprintf(name, sizeof(name), "%.*s", (int)n, copy);
+            copy += n;
+            if (word == 0 || json_object_get(others, name))
+                continue;
+            if (is_loopback && json_array_size(names) < 32)
+                json_array_append_new(names, json_string(name));
+            else if (!is_loopback)
+                json_object_set_new(others, name, json_true());
+        }
+    }
+    json_decref(others);
+    return names;
+}
+
+static json_t *read_host_name(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_stringn(text, strcspn(text, " \t\r\n"));
+}
+
+/* Does the host name lead to the loopback? Gloo then tells other nodes an address that is theirs. */
+static bool host_is_loopback(const struct doctor_machine *machine)
+{
+    const char *host =
+        source_fact_text(source_fact(machine->source, "host-name", read_host_name, "/proc/sys/kernel/hostname"));
+    struct source_answer names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts");
+    json_t *name;
+    size_t i;
+
+    json_array_foreach ((json_t *)names.value, i, name) {
+        const char *text = json_string_value(name);
+
+        if (*host && text && strcmp(text, host) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* --- socket-interface --- */
+
+enum syntax {
+    SYNTAX_LIST, /* list_names_of() */
+    SYNTAX_NAMES /* whole names, divided by ',': neither '^' nor '=' nor beginnings of names */
+};
+
+static const struct interface_variable {
+    const char *name, *library;
+    enum syntax syntax;
+    bool uses_host_name; /* without the variable */
+} interface_variables[] = {
+    {"NCCL_SOCKET_IFNAME", "NCCL", SYNTAX_LIST, false},
+    {GLOO, "Gloo", SYNTAX_NAMES, true},
+    {"TP_SOCKET_IFNAME", "TensorPipe", SYNTAX_NAMES, true},
+    {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM", SYNTAX_LIST, false},
+};
+
+/* What is wrong with the value, a sentence without its subject; "" if nothing is. */
+static const char *fault_of(const struct doctor_machine *machine, const struct list_names *names,
+                            const struct source_names *interfaces)
+{
+    const char *down = "";
+    int n_up = 0, n_loopback = 0;
+
+    for (size_t i = 0; i < interfaces->n; i++) {
+        const char *interface = interfaces->names[i];
+
+        if (strcmp(interface, "bonding_masters") == 0 || !list_names_it(names, interface, -1))
+            continue;
+        if (!is_up(machine, interface))
+            down = interface;
+        else if (strcmp(interface, "lo") == 0)
+            n_loopback++;
+        else
+            n_up++;
+    }
+    if (n_up > 0 || (n_loopback > 0 && !machine_has_other_nodes(machine)))
+        return "";
+    if (n_loopback > 0)
+        return "names the loopback, which other nodes cannot reach";
+    return *down ? source_printf(machine->source, "names %s, which is down", down)
+                 : "matches no interface of this machine";
+}
+
+/* Of a list of whole names, each entry has to be right. */
+static const char *fault_of_names(const struct doctor_machine *machine, const struct interface_variable *variable,
+                                  const char *value, const struct source_names *interfaces)
+{
+    const char *why = "";
+
+    if (strchr("^=", *value))
+        return source_printf(machine->source,
+                             "begins with '%c', which %s takes for a part of the name: it knows NCCL's "
+                             "lists no more than beginnings of names",
+                             *value, variable->library);
+    while (*value && !*why) {
+        struct piece entry = text_take(&value, ",");
+        struct list_names names = {.is_exact = true};
+
+        names.list = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
+        why = entry.n ? fault_of(machine, &names, interfaces) : "";
+    }
+    return why;
+}
+
+struct wrong {
+    int n;
+    const char *unset, *export, *files; /* names; commands */
+};
+
+static void mend(const struct doctor_machine *machine, const struct interface_variable *variable, const char *file,
+                 const char *interface, struct wrong *wrong)
+{
+    struct source *source = machine->source;
+
+    if (*file)
+        wrong->files = source_printf(source, "sudoedit %s", shell_word(source, file));
+    else if (variable->uses_host_name && host_is_loopback(machine) && *interface)
+        wrong->export = source_printf(source, "%s%sexport %s=%s", wrong->export, *wrong->export ? "\n" : "",
+                                      variable->name, shell_word(source, interface));
+    else
+        wrong->unset = source_printf(source, "%s %s", wrong->unset, variable->name);
+}
+
+static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source *source = machine->source;
+    struct source_names interfaces = source_list(source, NET);
+    const char *interface = default_interface(machine, &interfaces), *unset, *newline;
+    struct wrong wrong = {.unset = "", .export = "", .files = ""};
+    bool any = false;
+
+    for (size_t i = 0; i < COUNT(interface_variables); i++) {
+        const struct interface_variable *variable = &interface_variables[i];
+        const char *file, *why, *value = machine_nccl_value(machine, variable->name, &file);
+        struct list_names names = list_names_of(value);
+
+        if (!*value)
+            continue;
+        any = true;
+        if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, NET ": %s",
+                              machine_reason(interfaces.state, interfaces.why)))
+            return;
+        why = variable->syntax == SYNTAX_LIST ? fault_of(machine, &names, &interfaces)
+                                              : fault_of_names(machine, variable, value, &interfaces);
+        if (!*why)
+            continue;
+        if (wrong.n++ == 0)
+            doctor_found(result, DOCTOR_ERROR, "%s %s", variable->name, why);
+        doctor_evidence(result, variable->name, *file ? "%s, from %s" : "%s%s", value, file);
+        mend(machine, variable, file, interface, &wrong);
+    }
+    if (doctor_not_applicable_if(result, !any, "no variable names an interface") || wrong.n == 0)
+        return;
+    for (size_t i = 0; i < interfaces.n && i < 6; i++)
+        if (strcmp(interfaces.names[i], "bonding_masters") != 0)
+            doctor_evidence(result, NET, "%s", interfaces.names[i]);
+    unset = *wrong.unset ? source_printf(source, "unset%s", wrong.unset) : "";
+    newline = *unset && *wrong.export ? "\n" : "";
+    if (*unset || *wrong.export)
+        doctor_fix(result, false, "%s%s%s%s%s", unset, newline, wrong.export, *wrong.files ? "\n" : "", wrong.files);
+    else
+        doctor_fix(result, false, "%s", wrong.files);
+    doctor_advise(
+        result, "%s%s",
+        *wrong.export ? "Without " GLOO ", Gloo takes the address of the host name, which /etc/hosts gives to "
+                        "the loopback here."
+                      : "Without it, the interface of the default route is used in most cases.",
+        *wrong.files ? " NCCL reads the file as if its lines were in the environment, which precedes it: take "
+                       "the line out, or correct it."
+                     : "");
+}
+
+const struct doctor_check check_socket_interface = {
+    DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
+    .title = "variables name interfaces that exist and are up",
+    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or the start of a job "
+               "hangs.",
+    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
+             "loopback, or is written by the rules of another library. NCCL's may be in its configuration file.",
+    .remedy = "Unset it, or name the interface that other nodes reach.",
+    .links =
+        TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "/etc/nccl.conf"),
+};
+
+/* --- host-name --- */
+
+static void run_host_name(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_names interfaces = source_list(machine->source, NET);
+    const char *interface = default_interface(machine, &interfaces), *gloo = source_env(machine->source, GLOO);
+
+    if (doctor_not_applicable_if(result, !machine_has_other_nodes(machine), "the job has no other nodes") ||
+        doctor_not_applicable_if(result, gloo && *gloo, GLOO " is set") || !host_is_loopback(machine))
+        return;
+    doctor_found(result, DOCTOR_WARNING, "the name of this host leads to the loopback, which other nodes cannot reach");
+    doctor_evidence(result, "/etc/hosts", "the host name has an address of 127.0.0.0/8 or ::1");
+    if (*interface)
+        doctor_fix(result, false, "export " GLOO "=%s", shell_word(machine->source, interface));
+    doctor_advise(result, "Gloo, which PyTorch's groups of processes on CPUs use, tells other ranks the address of the "
+                          "host name. Name the interface that other nodes reach, or give the name its address in "
+                          "/etc/hosts.");
+}
+
+const struct doctor_check check_host_name = {
+    DOCTOR_CHECK("host-name", "job", 58, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_host_name),
+    .title = "the host name leads to an address that other nodes reach",
+    .symptom = "\"Gloo connectFullMesh failed\" with 127.0.1.1 or \"Connection refused\", where NCCL alone works.",
+    .cause = "Debian and Ubuntu give the host name the address 127.0.1.1 in /etc/hosts. Gloo resolves the host name "
+             "unless " GLOO " is set.",
+    .remedy = "Set " GLOO ", or give the name its address.",
+    .links = TEXTS("/etc/hosts", GLOO),
+};
+
+/* --- rails-subnet --- */
+
+/* Interfaces that have a route to the same network without a gateway, in groups of two or more: [["a", "b"]]. */
+static json_t *read_shared_subnets(const char *text, size_t bytes)
+{
+    json_t *by_network = json_object(), *groups = json_array(), *group;
+    const char *network;
+
+    (void)bytes;
+    while (*text && by_network && groups) {
+        struct piece line = text_take(&text, "\n");
+        char copy[256], interface[32], destination[16], gateway[16], mask[16], key[40];
+
+        snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 255 ? line.n : 255), line.text);
+        if (sscanf(copy, "%31s %15s %15s %*s %*s %*s %*s %15s", interface, destination, gateway, mask) != 4 ||
+            strcmp(gateway, "00000000") != 0 || strcmp(mask, "00000000") == 0 || strcmp(mask, "FFFFFFFF") == 0)
+            continue;
+        snprintf(key, sizeof(key), "%s/%s", destination, mask);
+        if (!json_object_get(by_network, key))
+            json_object_set_new(by_network, key, json_array());
+        json_array_append_new(json_object_get(by_network, key), json_string(interface));
+    }
+    json_object_foreach (by_network, network, group)
+        if (json_array_size(group) > 1)
+            json_array_append(groups, group);
+    json_decref(by_network);
+    return groups;
+}
+
+/* Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
+ */
+static bool answers_for_others(struct source *source, const char *interface)
+{
+    static const char *const names[] = {"arp_ignore", "arp_filter"};
+
+    for (size_t i = 0; i < COUNT(names); i++) {
+        int64_t all = 0, own = 0;
+
+        /* The larger of the two counts (Linux, ip-sysctl). */
+        if (source_number(source, &own, "/proc/sys/net/ipv4/conf/%s/%s", interface, names[i]) != SOURCE_OK && i == 0)
+            return false;
+        source_number(source, &all, "/proc/sys/net/ipv4/conf/all/%s", names[i]);
+        if (own > 0 || all > 0)
+            return false;
+    }
+    return true;
+}
+
+static bool is_rail(const struct topo *topo, const char *interface)
+{
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports && machine_is_data_nic(topo, i); p++)
+            if (topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET && topo->nics[i].ports[p].active &&
+                strcmp(topo->nics[i].ports[p].netdev, interface) == 0)
+                return true;
+    return false;
+}
+
+static void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_answer subnets =
+        source_fact(machine->source, "shared-subnets", read_shared_subnets, "/proc/net/route");
+    int n_most = 0;
+    json_t *group, *name;
+    size_t g, i;
+
+    json_array_foreach ((json_t *)subnets.value, g, group) {
+        int n = 0;
+
+        json_array_foreach (group, i, name) {
+            const char *interface = json_string_value(name);
+
+            if (!interface || !is_rail(machine->topo, interface) || !answers_for_others(machine->source, interface))
+                continue;
+            doctor_evidence(result, interface, "arp_ignore 0");
+            n++;
+        }
+        n_most = n > n_most ? n : n_most;
+    }
+    if (n_most < 2)
+        result->n_evidence = result->n_evidence_left_out = 0;
+    if (n_most < 2)
+        return;
+    doctor_found(result, DOCTOR_WARNING,
+                 "%d RoCE interfaces are in one subnet, and the kernel answers for each of them on any other", n_most);
+    doctor_fix(result, false,
+               "sudo sysctl -w net.ipv4.conf.all.arp_ignore=1\n"
+               "sudo sysctl -w net.ipv4.conf.all.arp_announce=2");
+    doctor_advise(result,
+                  "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
+                  "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
+                  "rule for its own address. Or give each rail a subnet of its own.");
+}
+
+const struct doctor_check check_rails_subnet = {
+    DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS | NEEDS_DATA_NICS, run_rails_subnet),
+    .title = "rails in one subnet keep their addresses apart",
+    .symptom =
+        "One NIC carries the traffic of several; \"transport retry counter exceeded\" that moves from rail to rail.",
+    .cause = "Linux answers an ARP request for any of its addresses on the interface that receives it. With several "
+             "interfaces in one subnet the answer comes from any of them, unless arp_ignore or arp_filter prevents it.",
+    .remedy = "Set arp_ignore=1 and arp_announce=2, or use a subnet for each rail.",
+    .links = TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore"),
+};
+
+/* --- fastrak-interfaces --- */
+
+/* Does a GPU share a PCIe switch with the interface? */
+static bool is_near_gpu(const struct doctor_machine *machine, const char *interface)
+{
+    const struct topo *topo = machine->topo;
+    struct source_text device = source_resolve(machine->source, NET "/%s/device", interface);
+    int pci = device.state == SOURCE_OK ? topo_find_pci(topo, text_base(device.text)) : -1;
+
+    for (int g = 0; g < topo->n_gpus && pci >= 0; g++)
+        if (topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB)
+            return true;
+    return false;
+}
+
+/* Variables of Google's plugins for NCCL over TCP: interfaces by whole names, one for each GPU or pair of GPUs. */
+static void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[] = {"NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"};
+    struct source_names interfaces = source_list(machine->source, NET);
+    const char *value = "", *name = names[0], *near = "", *missing = "", *far = "";
+    struct list_names list = {.is_exact = true};
+
+    for (size_t i = 0; i < COUNT(names) && !*value; i++)
+        value = machine_nccl_value(machine, name = names[i], NULL);
+    if (doctor_not_applicable_if(result, !*value, "no variable names interfaces for GPUDirect over TCP"))
+        return;
+    list.list = value;
+    for (size_t i = 0; i < interfaces.n; i++) {
+        const char *interface = interfaces.names[i];
+        bool is_named = list_names_it(&list, interface, -1);
+
+        if (is_near_gpu(machine, interface)) {
+            near = source_printf(machine->source, "%s%s%s", near, *near ? "," : "", interface);
+            missing = is_named || *missing ? missing : interface;
+        } else if (is_named && !*far) {
+            far = interface;
+        }
+    }
+    if (doctor_not_applicable_if(result, !*near, "no interface shares a switch with a GPU") || !*missing)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s leaves out %s, which shares a switch with a GPU%s%s", name, missing,
+                 *far ? ", and names one that shares none: " : "", far);
+    doctor_evidence(result, name, "%s", value);
+    doctor_fix(result, false, "export %s=%s", name, shell_word(machine->source, near));
+    doctor_advise(result, "Networks take the names of interfaces in their order: one more network than the machine "
+                          "type has moves the names of all that follow. In Kubernetes, the annotation "
+                          "networking.gke.io/interfaces of the pod decides.");
+}
+
+const struct doctor_check check_fastrak_interfaces = {
+    DOCTOR_CHECK("fastrak-interfaces", "nccl", 61, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_fastrak_interfaces),
+    .title = "GPUDirect over TCP uses the interfaces next to the GPUs",
+    .symptom = "One GPU of each node is slow or its connections fail; \"Cannot find device\" of the FasTrak plugin.",
+    .cause = "The list of interfaces was written for other networks: one of them took the name that a NIC of the GPUs "
+             "should have.",
+    .remedy = "Name the interfaces on the switches of the GPUs.",
+    .links = TEXTS("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"),
+};
