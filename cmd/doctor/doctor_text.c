@@ -98,6 +98,8 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
             text_append(ret_text, bytes, "; ");
             add_unknown(diagnosis, ret_text, bytes);
         }
+        if (*diagnosis->machine->software->unknown)
+            text_append(ret_text, bytes, "; not known: %s", diagnosis->machine->software->unknown);
         text_append(ret_text, bytes, ".");
     }
 }

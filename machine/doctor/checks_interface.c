@@ -179,7 +179,7 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
 {
     struct source *source = machine->source;
     struct source_names interfaces = source_list(source, NET);
-    const char *interface = default_interface(machine, &interfaces), *unset, *newline;
+    const char *interface = default_interface(machine, &interfaces), *unset;
     struct wrong wrong = {.unset = "", .export = "", .files = ""};
     bool any = false;
 
@@ -209,9 +209,9 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
         if (strcmp(interfaces.names[i], "bonding_masters") != 0)
             doctor_evidence(result, NET, "%s", interfaces.names[i]);
     unset = *wrong.unset ? source_printf(source, "unset%s", wrong.unset) : "";
-    newline = *unset && *wrong.export ? "\n" : "";
     if (*unset || *wrong.export)
-        doctor_fix(result, false, "%s%s%s%s%s", unset, newline, wrong.export, *wrong.files ? "\n" : "", wrong.files);
+        doctor_fix(result, false, "%s%s%s%s%s", unset, *unset && *wrong.export ? "\n" : "", wrong.export,
+                   *wrong.files ? "\n" : "", wrong.files);
     else
         doctor_fix(result, false, "%s", wrong.files);
     doctor_advise(

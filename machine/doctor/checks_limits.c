@@ -231,18 +231,17 @@ static json_t *ask_shm(void *argument)
     (void)argument;
     if (statvfs("/dev/shm", &info) < 0)
         return NULL;
-    return json_pack("{s:I, s:I}", "bytes", (json_int_t)(info.f_blocks * info.f_frsize), "free",
-                     (json_int_t)(info.f_bavail * info.f_frsize));
+    return json_pack("{s:I, s:I}", "bytes", (json_int_t)info.f_blocks * (json_int_t)info.f_frsize, "free",
+                     (json_int_t)info.f_bavail * (json_int_t)info.f_frsize);
 }
 
 /* What /dev/shm holds; -1: not known. A folder has the sizes of its files. */
-static long long shm_used(struct source *source, int *ret_files)
+static long long shm_used(struct source *source)
 {
     struct source_answer answer = source_query(source, "shm", ask_shm, NULL, 1000);
     struct source_names names;
     long long used = 0;
 
-    *ret_files = 0;
     if (answer.state == SOURCE_OK)
         return json_integer_value(json_object_get(answer.value, "bytes")) -
                json_integer_value(json_object_get(answer.value, "free"));
@@ -250,18 +249,15 @@ static long long shm_used(struct source *source, int *ret_files)
     for (size_t i = 0; i < names.n && i < 4096; i++) {
         struct source_stat file = source_stat(source, "/dev/shm/%s", names.names[i]);
 
-        if (file.state != SOURCE_OK || file.kind != SOURCE_FILE || file.bytes < 0 || file.bytes > INT64_MAX - used)
-            continue;
-        used += file.bytes;
-        ++*ret_files;
+        if (file.state == SOURCE_OK && file.kind == SOURCE_FILE && file.bytes >= 0 && file.bytes <= INT64_MAX - used)
+            used += file.bytes;
     }
     return names.state == SOURCE_OK ? used : -1;
 }
 
 static void find_full_shm(const struct doctor_machine *machine, struct doctor_result *result, long long bytes)
 {
-    int n_files;
-    long long used = shm_used(machine->source, &n_files), left = bytes - used;
+    long long used = shm_used(machine->source), left = bytes - used;
 
     if (used <= 0 || left >= SHM_LITTLE)
         return;
@@ -269,8 +265,6 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
                  "/dev/shm is full: %lld of its %lld MiB are used, and ranks share memory through it", used / MIB,
                  bytes / MIB);
     doctor_evidence(result, "/dev/shm", "%lld MiB used", used / MIB);
-    if (n_files)
-        doctor_evidence(result, "/dev/shm", "%d files", n_files);
     doctor_advise(result,
                   "A program that is killed leaves its files there. Look who uses them (sudo fuser -v "
                   "/dev/shm/*), and remove those that nobody does%s.",

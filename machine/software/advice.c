@@ -221,6 +221,7 @@ static void advise_family(struct advice_work *work, const char *name)
 static ep_status advise_ibgda(struct advice_work *work)
 {
     const struct software_nvshmem *nvshmem = &work->software->nvshmem;
+    const struct software_driver *driver = &work->software->driver;
     char path[256];
 
     if (!advice_has_mlx5(work->topo))
@@ -234,10 +235,13 @@ static ep_status advise_ibgda(struct advice_work *work)
         text_clean(nvshmem->transport_ibgda, path, sizeof(path));
         advice_set(work, "NVSHMEM_IB_ENABLE_IBGDA", "1",
                    source_printf(work->source, "The switch for IBGDA; its transport is %s.", path));
-        advice_set(
-            work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
-            "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
-            "to hang with it.");
+        /* Without the driver's option, a newer NVSHMEM that may choose works, and one that is told "gpu" does not. */
+        if (!software_has_cpu_assisted_ibgda(nvshmem) || strtoll(driver->peer_mapping_override.live, NULL, 0) != 0 ||
+            *driver->peer_mapping_override.configured)
+            advice_set(
+                work, "NVSHMEM_IBGDA_NIC_HANDLER", "gpu",
+                "GPUs ring the NICs' doorbells themselves; the CPU as handler needs GDRCopy, and dispatches have been seen "
+                "to hang with it.");
     }
     if (map_is_whole(work->ibgda))
         EP_TRY(advise_hca_list(work));

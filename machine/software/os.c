@@ -92,20 +92,9 @@ static json_t *read_family(const char *text, size_t bytes)
 /* Arguments of dracut, live-boot, casper and the kernel for a system from a server; BOOTIF is what PXELINUX adds. */
 static json_t *read_network_boot(const char *text, size_t bytes)
 {
-    static const char *const marks[] = {" BOOTIF=",
-                                        " root=live:http",
-                                        " root=live:nfs",
-                                        " root=/dev/nfs",
-                                        " root=nfs",
-                                        " nfsroot=",
-                                        " netroot=",
-                                        " fetch=",
-                                        " netboot=",
-                                        " live:http",
-                                        " coreos.live.rootfs_url=",
-                                        " root=http",
-                                        " wwinit",
-                                        " XCAT="};
+    static const char *const marks[] = {
+        " BOOTIF=",  " root=live:http", " root=live:nfs", " root=/dev/nfs",           " root=nfs",  " nfsroot=",
+        " netroot=", " fetch=",         " netboot=",      " coreos.live.rootfs_url=", " root=http", " wwinit"};
     bool is_netbooted = false;
     char line[4096];
 

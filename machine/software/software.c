@@ -33,6 +33,19 @@ static const char *list_python(struct source *source, const struct python *pytho
     return list;
 }
 
+/* Libraries for expert parallelism whose needs no check knows, by a folder of theirs on Python's path. */
+static const char *find_unknown(struct source *source, const struct python *python)
+{
+    static const char *const folders[] = {"deep_ep/buffers", "deep_ep_v25", "nixl_ep",     "nccl_extensions", "uccl",
+                                          "mooncake",        "mori",        "pplx_kernels"};
+    const char *list = "";
+
+    for (size_t i = 0; i < COUNT(folders); i++)
+        if (*python_find(source, python, folders[i]))
+            list = source_printf(source, "%s%s%s", list, *list ? ", " : "", i == 0 ? "DeepEP 2" : folders[i]);
+    return list;
+}
+
 ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software)
 {
     struct software *software = calloc(1, sizeof(*software));
@@ -53,6 +66,7 @@ ep_status software_read(struct source *source, const struct topo *topo, struct s
     software_read_nccl(source, topo, python, &software->nccl);
     software->cuda_home = find_cuda(source);
     software->python_paths = list_python(source, python);
+    software->unknown = find_unknown(source, python);
     free(python);
     *ret_software = software;
     return EP_OK;

@@ -113,6 +113,7 @@ struct software {
     struct software_deepep deepep;
     const char *cuda_home;    /* existing folder of the toolkit or runtime: "/usr/local/cuda"; "" if there is none */
     const char *python_paths; /* searched folders, for messages */
+    const char *unknown;      /* libraries for expert parallelism that no check knows: "nixl_ep, uccl" */
 };
 
 /*

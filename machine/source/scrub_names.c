@@ -71,7 +71,8 @@ static const char *const common_names[] = {
     "METADATA", "PKG-INFO", "EGG-INFO", "pyvenv.cfg", ".local", "CMakeLists.txt", "cuda_runtime", "cublas", "cudnn",
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
-    "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link"};
+    "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link", "buffers",
+    "deep_ep_v25", "nixl_ep", "nccl_extensions", "uccl", "mooncake", "mori", "pplx_kernels"};
 
 /* --- libraries --- */
 

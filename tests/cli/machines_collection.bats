@@ -45,8 +45,8 @@ unless_sanitized() {
     local name
     for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
-        python3 "$MACHINES/machines.py" "$name" "$(basename "$name")"
-        epkit doctor --from "$(basename "$name")" --json >>said || [ $? -eq 3 ]
+        python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
+        epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
     jq -r '.checks[] | select(.outcome == "found") | .id + ": " + (.fix // "" | gsub("\n"; "; ")) + " | " + .advice[:60]' said >told
     cat told
@@ -58,6 +58,17 @@ gpu-access:  | Restart the container. It was given them, and its device cgr
 socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho
 nccl-disabled: sudoedit /root/.nccl.conf | This machine has RDMA NICs for data.
 END
+}
+
+@test "healthy says what nobody looked at, also from a snapshot" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" dgx-b200/unknown-stack stack
+    epkit topo --from stack --save saved >/dev/null
+    local from
+    for from in stack saved; do
+        run -0 epkit doctor --from "$from"
+        [[ "$output" == *"nothing found; not known: nixl_ep." ]]
+    done
 }
 
 @test "nodes of further sites, with the NICs of each GPU" {

@@ -245,6 +245,14 @@ set_up(change, (
 ))
 
 
+# --- what no check knows ---
+
+set_up(change, (
+    ("dgx-b200/unknown-stack", "", "What is right: no fault, and the verdict says what nobody looked at.",
+     put(f"{software.PYTHON}/nixl_ep/__init__.py", "")),
+))
+
+
 # --- NICs: providers, lists ---
 
 
