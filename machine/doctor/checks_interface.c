@@ -143,8 +143,7 @@ static const char *fault_of_names(const struct doctor_machine *machine, const st
 
     if (strchr("^=", *value))
         return source_printf(machine->source,
-                             "begins with '%c', which %s takes for a part of the name: it knows NCCL's "
-                             "lists no more than beginnings of names",
+                             "begins with '%c', which %s takes for a part of the name: it knows whole names only",
                              *value, variable->library);
     while (*value && !*why) {
         struct piece entry = text_take(&value, ",");
