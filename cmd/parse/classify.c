@@ -38,8 +38,11 @@ static void check_cases(struct run_verdict *verdict)
                        run->started > run->passed ? run->passed + 1 : run->started);
         }
     }
-    if ((run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_V2) && run->started > 0 &&
-        run->passed == 0 && run->n_problems == 0)
+    if (run->dialect == PARSE_DEEPEP_V2 && run->started == 1 && run->n_measures == 0 && run->n_problems == 0)
+        add_cause(verdict, NULL,
+                  "the first case printed no result: it hangs, or was ended while it compiled its kernels, which takes "
+                  "more than a minute");
+    if (run->dialect == PARSE_DEEPEP_INTERNODE && run->started > 0 && run->passed == 0 && run->n_problems == 0)
         add_cause(verdict, "nic-handler",
                   "no case ended: an internode dispatch hangs when the NIC handler of NVSHMEM is the CPU, set or by "
                   "silent fallback");
@@ -63,6 +66,25 @@ static void check_tuning(struct run_verdict *verdict)
               run->n_measures ? "in the tuning, before the best combine" : "before the tuning");
 }
 
+/* What the log does not contain of a run whose other nodes have logs of their own. */
+static void note_parts(struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    json_t *note = NULL;
+
+    if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && run->ranks_absent > 0)
+        note = json_sprintf("Part of a run: the logs of %d of at least %d ranks are missing.", run->ranks_absent,
+                            (int)run->ranks);
+    else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && verdict->nodes == 0)
+        note = json_sprintf("Part of a run, if it had more than these %d ranks: then the logs of the other nodes are "
+                            "missing. Without the number of nodes (--nodes) nothing is expected of the rates.",
+                            (int)run->ranks);
+    else if (run->dialect == PARSE_DEEPEP_INTERNODE && verdict->nodes > run->writers)
+        note = json_sprintf("Part of a run: this is the log of %d of %d nodes.", run->writers, verdict->nodes);
+    if (note)
+        json_array_append_new(verdict->notes, note);
+}
+
 /* Missing lines are not reported if there are as many torn lines: they may be the same. */
 static void check_low_latency(const struct context *context, struct run_verdict *verdict)
 {
@@ -75,12 +97,12 @@ static void check_low_latency(const struct context *context, struct run_verdict 
     if (run->n_measures == 0)
         fail_with(verdict, ": no rank printed a result");
     else if ((uint64_t)run->lines_missing <= parser_totals(context->parser).unreadable)
-        return;
-    else if (n < run->ranks)
+        note_parts(verdict);
+    else if (n < run->ranks - run->ranks_absent)
         fail_with(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
     else
         fail_with(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
-                  run->lines_missing, run->lines_missing == 1 ? " is" : "s", 3 * (int)run->ranks);
+                  run->lines_missing, run->lines_missing == 1 ? " is" : "s", run->kinds * (int)run->ranks);
 }
 
 static void check_tables(const struct context *context, struct run_verdict *verdict)
@@ -123,11 +145,13 @@ static void check_tables(const struct context *context, struct run_verdict *verd
 static void check_problems(struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
+    size_t n;
 
     if (run->n_problems == 0)
         return;
     fail(verdict);
-    append(verdict, "; %s", run->problems[0]);
+    n = strlen(run->problems[0]);
+    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0][n - 1] == '.')), run->problems[0]);
 }
 
 /* --- is it fast --- */
@@ -136,7 +160,12 @@ static void slow_rdma(struct run_verdict *verdict, double ratio, int nics)
 {
     char text[200];
 
-    if (ratio <= 1.3 / nics) {
+    if (verdict->best_ratio >= 0.9) {
+        add_cause(
+            verdict, NULL,
+            "another operation is as fast as expected over the same links, so neither NICs nor links are the cause: "
+            "compare the number of SMs, the chunks and the version");
+    } else if (ratio <= 1.3 / nics) {
         snprintf(text, sizeof(text), "%.1f GB/s is one NIC of %s: all ranks of a node use the same one",
                  verdict->worst->rdma_gbps, nics == 8 ? "eight" : "many");
         add_cause(verdict, "one-nic", text);
@@ -170,10 +199,9 @@ static void slow_causes(struct run_verdict *verdict)
             add_cause(verdict, "net-plugin", "NCCL uses one NIC, or sockets: look for 'NET/' in its log");
         add_cause(verdict, "gib-settings", "the NCCL settings differ from those of the plugin");
         add_cause(verdict, "slow-link", "or a NIC or a node is slow: 'epkit triangulate' finds it");
-    } else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
+    } else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && verdict->nodes > 1) {
         add_cause(verdict, "nic-handler", "every message waits for the CPU when the NIC handler is not the GPU");
-        add_cause(verdict, verdict->nodes > 1 ? "one-nic" : "nvlink",
-                  verdict->nodes > 1 ? "or all ranks use one NIC" : "or NVLink runs below its speed");
+        add_cause(verdict, "one-nic", "or all ranks use one NIC");
     } else if (metric_of(run, verdict->worst) == METRIC_RDMA) {
         slow_rdma(verdict, ratio, nics > 0 ? nics : 8);
     } else {
@@ -220,6 +248,8 @@ static void find_worst(const struct context *context, struct run_verdict *verdic
         struct expected expected;
 
         expect(context, verdict, &run->measures[i], &expected);
+        if (!isnan(expected.value) && expected.ratio > verdict->best_ratio)
+            verdict->best_ratio = expected.ratio;
         if (!isnan(expected.value) && expected.ratio < verdict->worst_ratio) {
             verdict->worst_ratio = expected.ratio;
             verdict->worst = &run->measures[i];
@@ -264,7 +294,8 @@ static void check_speed(const struct context *context, struct run_verdict *verdi
     const struct parse_measure *worst = verdict->worst;
     enum metric metric;
 
-    if (!worst)
+    /* The rates of a run that failed are those until then. */
+    if (!worst || verdict->run->n_problems > 0)
         return;
     metric = metric_of(verdict->run, worst);
     if (verdict->worst_ratio >= 1 - context->options->tolerance) {
@@ -334,12 +365,16 @@ void classify_run(const struct context *context, struct run_verdict *verdict)
         run->dialect != PARSE_EPKIT_BENCH)
         append(verdict, ", %d node%s%s", verdict->nodes, verdict->nodes == 1 ? "" : "s",
                strcmp(verdict->nodes_from, "rates") == 0 ? " by its rates" : "");
+    if (verdict->nodes == 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY && run->ranks > 0)
+        append(verdict, ", number of nodes unknown");
     if (*run->device && run->dialect == PARSE_PERFTEST)
         append(verdict, " on %s", run->device);
     check_cases(verdict);
     check_tuning(verdict);
     check_tables(context, verdict);
     check_low_latency(context, verdict);
+    if (run->dialect == PARSE_DEEPEP_INTERNODE)
+        note_parts(verdict);
     check_problems(verdict);
     find_worst(context, verdict);
     check_speed(context, verdict);

@@ -141,11 +141,15 @@ bool deepep_ll_line(struct parser *parser, const char *line)
 {
     const char *at = next_rank(line);
     struct deepep_scratch *scratch;
+    struct parse_run *run;
 
     if (text_begins(line, "Allocating buffer size: ")) {
         scratch = deepep_scratch_of(parser);
-        if (scratch && (!run_open(parser, PARSE_DEEPEP_LOW_LATENCY) || scratch->ll.has_lines))
-            (void)ll_begin(parser, scratch);
+        run = run_open(parser, PARSE_DEEPEP_LOW_LATENCY);
+        if (scratch && (!run || scratch->ll.has_lines))
+            run = ll_begin(parser, scratch);
+        if (run)
+            run->started = 1; /* the start of the log was seen */
         return true;
     }
     if (!at || (at > line && prefix_guess(line, (char[KEY_BYTES]){""}, KEY_BYTES) > 0))

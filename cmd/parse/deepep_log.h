@@ -10,7 +10,8 @@ struct v1_scratch {
     int started[2][8]; /* fp8; bits: top-k, async, previous */
     int all_started, passed, configs;
     bool has_cases, has_tuning;
-    int best; /* "Best" lines seen */
+    int best;                      /* "Best" lines seen */
+    unsigned seen_best, last_best; /* their operations, as bits */
     struct parse_point sweep[PARSE_MAX_POINTS];
     size_t n_sweep, dropped;
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* document.c - runs and verdicts as JSON. */
+#include "common/json.h"
 #include "verdict_internal.h"
 
 #include <stdio.h>
@@ -44,7 +45,8 @@ static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_
         rdma = measure->rdma_gbps;
     else if (verdict->nodes > 1)
         rdma = measure->rdma_gbps * (verdict->nodes - 1) / verdict->nodes;
-    if (run->dialect != PARSE_EPKIT_BENCH && verdict->gpus > 0)
+    if (run->dialect != PARSE_EPKIT_BENCH && verdict->gpus > 0 &&
+        (run->dialect != PARSE_DEEPEP_LOW_LATENCY || verdict->nodes == 1))
         nvl = measure->nvl_gbps * (verdict->gpus - 1) / verdict->gpus;
     return json_pack("{s:o, s:o}", "rdma", number(rdma), "nvl", number(nvl));
 }
@@ -52,7 +54,7 @@ static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_
 /* Bus bandwidth of a ring over nodes whose NICs are the limit: docs/model.md. */
 static double bus_peak(const struct run_verdict *verdict, double nics)
 {
-    double ranks = (double)verdict->run->ranks, nodes = verdict->nodes;
+    double ranks = (double)verdict->ranks, nodes = verdict->nodes;
 
     if (nodes < 2 || ranks < 2 || !strstr(verdict->run->title, "all_reduce"))
         return NAN;
@@ -70,12 +72,20 @@ static json_t *percents(const struct run_verdict *verdict, const struct parse_me
     double rdma = json_number_value(json_object_get(wire, "rdma")),
            nvl = json_number_value(json_object_get(wire, "nvl"));
     double bus = NAN;
+    char of[64] = "";
 
     if (!isnan(measure->bus_gbps))
         bus = verdict->nodes > 1 ? 100 * measure->bus_gbps / bus_peak(verdict, nics)
               : hardware         ? 100 * measure->bus_gbps / hardware->nvlink_gbps
                                  : NAN;
-    return json_pack("{s:o, s:o, s:o, s:b}", "rdma", number(rdma > 0 ? 100 * rdma / share : NAN), "nvl",
+    if (rdma > 0)
+        snprintf(of, sizeof(of), "NICs, %.0f GB/s for each %s", share,
+                 verdict->run->dialect == PARSE_PERFTEST ? "port" : "GPU");
+    else if (hardware && nvl > 0)
+        snprintf(of, sizeof(of), "NVLink, %.0f GB/s for each GPU", hardware->nvlink_gbps);
+    else if (isfinite(bus))
+        snprintf(of, sizeof(of), "%s", verdict->nodes > 1 ? "the NICs of a node" : "NVLink");
+    return json_pack("{s:s, s:o, s:o, s:o, s:b}", "of", of, "rdma", number(rdma > 0 ? 100 * rdma / share : NAN), "nvl",
                      number(nvl > 0 && hardware ? 100 * nvl / hardware->nvlink_gbps : NAN), "bus", number(bus),
                      "is_assumed", hardware == NULL);
 }
@@ -164,7 +174,7 @@ static json_t *run_document(const struct context *context, const struct run_verd
     json_object_set_new(object, "nodes", verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null());
     json_object_set_new(object, "nodes_from", json_string(verdict->nodes_from));
     json_object_set_new(object, "writers", json_integer(run->writers));
-    json_object_set_new(object, "ranks", whole(run->ranks));
+    json_object_set_new(object, "ranks", whole(verdict->ranks));
     json_object_set_new(object, "settings",
                         json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", whole(run->tokens), "hidden",
                                   whole(run->hidden), "topk", whole(run->topk), "topk_groups", whole(run->topk_groups),
@@ -195,35 +205,68 @@ static void survey(struct context *context)
     }
 }
 
-static bool is_fatal_here(const struct parser *parser, const struct parse_fault *fault)
+/* Launchers wait for hosts and clean up after earlier attempts: no failure if a run follows that passes. */
+static bool is_notice(const struct parse_fault *fault, const json_t *runs)
 {
-    return fault->is_fatal || (fault->is_fatal_alone && parser_count(parser) == 0);
+    const json_t *run;
+    size_t i;
+
+    if (!fault->is_launcher)
+        return false;
+    json_array_foreach (runs, i, run) {
+        if (strcmp(json_text(run, "source"), fault->source) == 0 && strcmp(json_text(run, "result"), "failed") != 0 &&
+            json_integer_value(json_array_get(json_object_get(run, "lines"), 0)) > (json_int_t)fault->last_line)
+            return true;
+    }
+    return false;
 }
 
-static json_t *faults_document(const struct parser *parser)
+static bool is_fatal_here(const struct parse_fault *fault, const json_t *runs)
+{
+    return (fault->is_fatal && !is_notice(fault, runs)) || (fault->is_fatal_alone && json_array_size(runs) == 0);
+}
+
+static json_t *faults_document(const struct parser *parser, const json_t *runs)
 {
     size_t n;
     const struct parse_fault *faults = parser_faults(parser, &n);
     json_t *array = json_array();
 
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(array,
-                              json_pack("{s:s?, s:s, s:b, s:o, s:o, s:I, s:I}", "id", faults[i].id, "cause",
-                                        faults[i].cause, "fatal", is_fatal_here(parser, &faults[i]), "text",
-                                        text(faults[i].line), "source", text(faults[i].source), "line",
-                                        (json_int_t)faults[i].line_number, "count", (json_int_t)faults[i].count));
+        json_array_append_new(array, json_pack("{s:s?, s:s, s:b, s:o, s:o, s:o, s:I, s:I}", "id", faults[i].id, "cause",
+                                               faults[i].cause, "fatal", is_fatal_here(&faults[i], runs), "text",
+                                               text(faults[i].line), "source", text(faults[i].source), "stream",
+                                               text(faults[i].stream), "line", (json_int_t)faults[i].line_number,
+                                               "count", (json_int_t)faults[i].count));
     return array;
 }
 
-static const struct parse_fault *first_fatal(const struct parser *parser)
+/* The fault that says most about why there is no run, or why all runs failed; of two such the first. NULL: none. */
+static const struct parse_fault *first_fatal(const struct parser *parser, const json_t *runs, bool is_loose)
 {
     size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n);
+    const struct parse_fault *faults = parser_faults(parser, &n), *first = NULL;
 
     for (size_t i = 0; i < n; i++)
-        if (is_fatal_here(parser, &faults[i]))
-            return &faults[i];
-    return NULL;
+        if (is_fatal_here(&faults[i], runs) && (faults[i].is_loose || !is_loose) &&
+            (!first || faults[i].rank > first->rank))
+            first = &faults[i];
+    return first;
+}
+
+/* The cause, and the whole line if it says more. */
+static json_t *headline(const char *lead, const struct parse_fault *fault)
+{
+    json_t *line = text(fault->line);
+    int n = (int)json_string_length(line);
+    json_t *sentence;
+
+    n -= n > 0 && json_string_value(line)[n - 1] == '.';
+    sentence = fault->is_effect ? json_sprintf("%s%s", lead, fault->cause)
+                                : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
+
+    json_decref(line);
+    return sentence;
 }
 
 static json_t *totals_document(const struct parser *parser)
@@ -237,14 +280,12 @@ static json_t *totals_document(const struct parser *parser)
 }
 
 /* Why the whole has failed although no run has failed; NULL: it has not. */
-static json_t *failure_of_whole(const struct parser *parser, const struct verdict_options *options)
+static json_t *failure_of_whole(const struct parser *parser, const json_t *runs, const struct verdict_options *options)
 {
-    size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n);
+    const struct parse_fault *fault = first_fatal(parser, runs, true);
 
-    for (size_t i = 0; i < n; i++)
-        if (faults[i].is_fatal && faults[i].is_loose)
-            return json_sprintf("outside of the runs: %s", faults[i].cause);
+    if (fault && !fault->is_fatal_alone)
+        return headline("outside of the runs: ", fault);
     if (*options->failure)
         return text(options->failure);
     if (parser_totals(parser).runs_dropped)
@@ -260,8 +301,12 @@ static int weight(enum verdict_result result)
 
 static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fatal)
 {
-    if (n == 0 && fatal)
-        return json_sprintf("No test began: %s.", fatal->cause);
+    if (n == 0 && fatal) {
+        json_t *head = headline("No test began: ", fatal), *sentence = json_sprintf("%s.", json_string_value(head));
+
+        json_decref(head);
+        return sentence;
+    }
     if (n == 0)
         return json_string("Nothing was recognised: no line of DeepEP, nccl-tests, perftest or epkit.");
     if (n == 1)
@@ -297,8 +342,8 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
         json_decref(verdict.causes);
         json_decref(verdict.notes);
     }
-    fatal = first_fatal(parser);
-    faults = faults_document(parser);
+    fatal = first_fatal(parser, runs, false);
+    faults = faults_document(parser, runs);
     if (result == VERDICT_NOTHING && fatal)
         result = VERDICT_FAILED;
     sentence = overall(counts, parser_count(parser), worst, fatal);
@@ -306,7 +351,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
         sentence = text(worst);
     /* A launch that failed has failed, even if its logs contain nothing that is known. */
     failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure)
-                  ? failure_of_whole(parser, options)
+                  ? failure_of_whole(parser, runs, options)
                   : NULL;
     if (failure) {
         json_t *whole = json_sprintf("Failed, %s. %s", json_string_value(failure), json_string_value(sentence));

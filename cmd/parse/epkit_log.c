@@ -67,13 +67,13 @@ static void read_test(struct parser *parser, json_t *document)
             continue;
         snprintf(text, sizeof(text), "case %d, %.80s: %.100s", (int)integer_of(item, "index"), json_text(item, "name"),
                  json_text(item, "detail"));
-        run_problem(run, text);
+        run_problem(run, text, 0);
     }
     json_array_foreach (json_object_get(document, "errors"), i, item) {
         char text[PARSE_TEXT];
 
         snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
-        run_problem(run, text);
+        run_problem(run, text, 0);
     }
     run->document = json_incref(document);
 }
@@ -152,7 +152,7 @@ static void lose_document(struct parser *parser, const char *text, const char *w
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
-            run_problem(run, why);
+            run_problem(run, why, 0);
         return;
     }
 }
@@ -292,7 +292,7 @@ static bool case_line(struct parser *parser, const char *line)
         run->passed++;
     } else {
         run->failed++;
-        run_problem(run, line);
+        run_problem(run, line, 0);
     }
     return true;
 }

@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GPUS 8            /* of a node, if not known */
+#define GPUS 8 /* of a node, if not known */
+#define MAX_GPUS 16
+#define FASTEST_NIC 100.0 /* GB/s */
+#define REFERENCE_HIDDEN 7168
 #define SMALL_BYTES 16384 /* smaller messages do not saturate any link */
 
 enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure)
@@ -68,6 +71,46 @@ static void settings_of(const struct run_verdict *verdict, const struct parse_me
     }
 }
 
+/*
+ * The ranks of a run in one node, from its bytes: rate and time give the number of distinct ranks of a token. -1: no
+ * time is printed, no number of GPUs of a node fits within 3%, or the operations do not agree.
+ */
+static int64_t ranks_by_bytes(const struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    int64_t ranks = -1;
+
+    for (size_t i = 0; i < run->n_measures && run->tokens > 0; i++) {
+        double bytes = run->measures[i].nvl_gbps * run->measures[i].time_us * 1e3;
+        struct model_case what;
+        int64_t fits = -1;
+
+        settings_of(verdict, &run->measures[i], &what);
+        for (int n = 2; n <= MAX_GPUS && fits < 0; n *= 2) {
+            struct model_hardware node = {.gpus_per_node = n, .nvlink_gbps = 1};
+            struct model_result result;
+
+            if (model_predict(&node, &what, &result) && fabs(bytes / result.nvl_logical_bytes - 1) < 0.03)
+                fits = n;
+        }
+        if (fits < 0 || (ranks > 0 && fits != ranks))
+            return -1;
+        ranks = fits;
+    }
+    return ranks;
+}
+
+/* Rates above those of the NICs, which carry half or more between nodes, are of one node. */
+static bool is_above_nics(const struct run_verdict *verdict)
+{
+    double nic = verdict->hardware ? verdict->hardware->nic_gbps : FASTEST_NIC;
+
+    for (size_t i = 0; i < verdict->run->n_measures; i++)
+        if (verdict->run->measures[i].nvl_gbps > 2 * nic)
+            return true;
+    return false;
+}
+
 static int guess_nodes(const struct context *context, const struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
@@ -90,7 +133,8 @@ void identify_run(const struct context *context, const struct parse_run *run, st
     const struct verdict_options *options = context->options;
     struct run_verdict *verdict = ret_verdict;
 
-    *verdict = (struct run_verdict){.run = run, .nodes_from = "none", .gpus = GPUS, .worst_ratio = INFINITY};
+    *verdict = (struct run_verdict){
+        .run = run, .nodes_from = "none", .gpus = GPUS, .ranks = run->ranks, .worst_ratio = INFINITY};
     verdict->hardware = options->hardware;
     if (*run->device && run->dialect != PARSE_PERFTEST && reference_find_hardware(context->reference, run->device))
         verdict->hardware = reference_find_hardware(context->reference, run->device);
@@ -99,6 +143,8 @@ void identify_run(const struct context *context, const struct parse_run *run, st
     if (run->dialect == PARSE_DEEPEP_INTRANODE) {
         verdict->nodes = 1;
         verdict->nodes_from = "log";
+        if (run->ranks < 0)
+            verdict->ranks = ranks_by_bytes(verdict);
     } else if (run->dialect == PARSE_PERFTEST) {
         verdict->nodes = 2;
         verdict->nodes_from = "log";
@@ -111,17 +157,22 @@ void identify_run(const struct context *context, const struct parse_run *run, st
     } else if (run->dialect == PARSE_DEEPEP_INTERNODE) {
         verdict->nodes = guess_nodes(context, verdict);
         verdict->nodes_from = verdict->nodes > 0 ? "rates" : "none";
-    } else if (run->ranks > 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
+    } else if (run->ranks > verdict->gpus && run->ranks_absent == 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
         verdict->nodes = (int)((run->ranks + verdict->gpus - 1) / verdict->gpus);
         verdict->nodes_from = "log";
+    } else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && run->ranks_absent == 0 && is_above_nics(verdict)) {
+        verdict->nodes = 1;
+        verdict->nodes_from = "rates";
     }
-    if (run->ranks > 0 && verdict->nodes > 0 && run->ranks % verdict->nodes == 0)
-        verdict->gpus = (int)(run->ranks / verdict->nodes);
+    if (verdict->ranks > 0 && verdict->nodes > 0 && verdict->ranks % verdict->nodes == 0)
+        verdict->gpus = (int)(verdict->ranks / verdict->nodes);
 }
 
-/* A figure for another number of tokens is comparable only within a factor of 1.5. */
+/* The published figures have one hidden size; one for another number of tokens is comparable within a factor of 1.5. */
 static bool has_close_tokens(const struct parse_run *run, const struct reference_figure *figure)
 {
+    if (run->hidden > 0 && run->hidden != REFERENCE_HIDDEN)
+        return false;
     return run->tokens <= 0 || figure->tokens <= 0 || fabs(log((double)run->tokens / figure->tokens)) < log(1.5);
 }
 
@@ -145,12 +196,16 @@ static bool expect_on(const struct context *context, const struct run_verdict *v
     enum metric metric = metric_of(run, measure);
     const struct reference_figure *figure =
         reference_find(context->reference, hardware->name, parse_dialect_name(run->dialect), measure->op, measure->type,
-                       verdict->nodes, run->ranks > 0 ? (int)run->ranks : 0, (double)run->tokens);
+                       verdict->nodes, verdict->ranks > 0 ? (int)verdict->ranks : 0, (double)run->tokens);
     struct model_case what;
     struct model_result result;
     double value = 0;
 
     ret_expected->hardware = hardware;
+    /* Figures without a number of ranks are of whole nodes, as the model is. */
+    if (verdict->ranks > 0 && verdict->nodes > 0 &&
+        verdict->ranks != (int64_t)verdict->nodes * hardware->gpus_per_node && (!figure || figure->ranks == 0))
+        return false;
     if (figure && metric != METRIC_NONE && has_close_tokens(run, figure) && has_large_messages(measure, figure))
         value = *(const double *)((const char *)figure + metrics[metric].published);
     if (value > 0) {

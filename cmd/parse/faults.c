@@ -1,163 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* faults.c - lines that name a fault, whatever program printed them. docs/failure-modes.md has the numbers. */
+/* faults.c - lines that name a fault, whatever program printed them: recipes/failures.json. */
+#include "common/embedded.h"
+#include "common/json.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TRACEBACK "Traceback (most recent call last)"
 
-enum kind {
-    FATAL,
-    WARNING,
-    STEP,   /* of a script around the tests, which may be repeated or clean up: fatal only if no test began */
-    WORD,   /* fatal; of a shell or an interpreter: the line holds nothing else, except a host name in front */
-    MODULE, /* fatal; by the interpreter itself */
+extern const struct embedded failures_builtin[];
+
+/* As recipes/failures.json explains them. The higher of two is the headline. */
+enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, MODULE, EXCEPTION, FAULT, PERFTEST, N_KINDS };
+
+static const char *const kinds[N_KINDS] = {
+    [WARNING] = "warning",   [STEP] = "step",           [LAUNCHER] = "launcher",
+    [EFFECT] = "effect",     [WORD] = "word",           [TRACEBACK_END] = "traceback",
+    [MODULE] = "module",     [EXCEPTION] = "exception", [FAULT] = "fault",
+    [PERFTEST] = "perftest",
 };
 
-/* The first row that matches counts. Open MPI 4 prints ORTE where Open MPI 5 prints PRTE. */
 struct known {
     const char *text, *also; /* both must be in the line */
     const char *id, *cause;
     enum kind kind;
 };
 
-static const struct known known[] = {
-    {"NVSHMEM_IBGDA_NIC_HANDLER=cpu", "GDR", "gdrcopy", "NVSHMEM wants GDRCopy because its NIC handler is the CPU",
-     WARNING},
-    {"requires GDRCopy", NULL, "gdrcopy", "the NIC handler is the CPU and there is no GDRCopy", FATAL},
-    {"moe_recv_expert_counter", "-1", "nic-handler",
-     "an internode dispatch hung with counters of -1: the NIC handler is the CPU, set or by silent fallback", FATAL},
-    {"DeepEP timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
-    {"DeepEP error: timeout", NULL, "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
-    {"DeepEP error: CPU recv timeout", NULL, "nic-handler",
-     "an internode dispatch got no counts: NIC handler cpu, or a lost peer", FATAL},
-    {"neither nv_peer_mem, or nvidia_peermem detected", NULL, "peermem", "the NICs cannot reach GPU memory", FATAL},
-    {"NVSHMEM device library version does not match", NULL, "two-nvshmem", "two versions of NVSHMEM in one process",
-     FATAL},
-    {"couldn't load driver 'libmlx5-rdmav", NULL, "provider-missing",
-     "libibverbs and its provider come from different sets", WARNING},
-    {"couldn't load driver", "rdmav", "provider-missing", "libibverbs and its provider come from different sets",
-     WARNING},
-    {"DeepEP ", " timeout, channel", "nic-handler", "a DeepEP kernel waited 100 s for a peer", FATAL},
-    {"IBVERBS_PRIVATE_", "not found", "verbs-mixed", "a verbs provider was loaded into another set's libibverbs",
-     FATAL},
-    {"Failed to initialize any NET plugin", NULL, "net-plugin", "NCCL found no usable network plugin", FATAL},
-    {"NCCL/NET (shim) mismatch", NULL, "gib-settings", "NCCL variables differ from what the gIB plugin expects",
-     WARNING},
-    {"en_accel/ipsec.c", "error", "doca-kernel", "DOCA-OFED is too old for this kernel", FATAL},
-    {"no kernel image is available", NULL, "gpu-arch", "the extension holds no code for this GPU", FATAL},
-    {"named symbol not found", NULL, "gpu-arch", "the extension holds no code for this GPU", FATAL},
-    {"Failed to modify QP", NULL, "gid",
-     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", FATAL},
-    {"ibv_modify_qp", "failed", "gid",
-     "a queue pair did not come up: the GID index is wrong, or the peer is not reachable", FATAL},
-    {"ibv_modify_qp", "timed out", "gid", "a queue pair did not come up: the peer is not reachable", FATAL},
-    {"Invalid NCCL versions", NULL, "two-nccl", "two versions of NCCL in one process", FATAL},
-    {"Cannot allocate memory", "ibv_reg", "memlock", "memory could not be registered", FATAL},
-    {"Call to ibv_reg", "Bad address", "peermem", "the NICs cannot reach GPU memory", FATAL},
-    {"ystem not yet initialized", NULL, "fabric-manager", "CUDA waits for the fabric manager", FATAL},
-    {"WARN Cuda failure", "driver shutting down", NULL, "NCCL was still in use when the process ended", WARNING},
-    {"WARN Cuda failure", "out of memory", NULL, "GPU memory ran out", FATAL},
-    {"WARN Cuda failure", NULL, NULL, "a CUDA call failed", FATAL},
-    {"NVRM: Xid", NULL, "gpu-errors", "the driver reports an error of a GPU", WARNING},
-    {"CUDA_ERROR_ILLEGAL_ADDRESS", NULL, NULL, "a kernel used an address that is not valid", FATAL},
-    {"CUDA error", NULL, NULL, "a CUDA call failed", FATAL},
-    {"AssertionError", NULL, NULL, "a check of the test did not hold", FATAL},
-    {"Failed: Assertion error", NULL, NULL, "a check of DeepEP did not hold", FATAL},
-    {"RuntimeError: ", NULL, NULL, "the program raised an error", FATAL},
-    {"torch.multiprocessing.spawn.ProcessRaisedException", NULL, NULL, "a process of the test raised an error", FATAL},
-    {"ProcessExitedException", NULL, NULL, "a process of the test died", FATAL},
-    {"DistBackendError", NULL, NULL, "the process group failed", FATAL},
-    {"ModuleNotFoundError", NULL, NULL, "a Python module is missing", FATAL},
-    {"ImportError:", NULL, NULL, "a Python module could not be loaded", FATAL},
-    {"Segmentation fault", NULL, NULL, "a process crashed", FATAL},
-    {"Bus error", NULL, "shm", "a process ran out of shared memory", FATAL},
-    {"exited on signal", NULL, NULL, "a process was ended by a signal", FATAL},
-    {"mpirun has exited due to process rank", NULL, NULL, "a process failed under mpirun", FATAL},
-    {"returned a non-zero exit code", NULL, NULL, "a process failed under mpirun", FATAL},
-    {"a non-zero exit code", NULL, NULL, "a process failed under mpirun", FATAL},
-    {"exiting improperly", NULL, NULL, "a process ended without MPI_Finalize()", FATAL},
-    {"detected that one or more processes exited with", NULL, NULL, "a process failed under mpirun", FATAL},
-    {"RTE was unable to reliably start", NULL, NULL, "mpirun could not start its daemons", FATAL},
-    {"daemon has unexpectedly failed", NULL, NULL, "mpirun could not start its daemons", FATAL},
-    {"orted: command not found", NULL, NULL, "mpirun could not start its daemons", FATAL},
-    {"prted: command not found", NULL, NULL, "mpirun could not start its daemons", FATAL},
-    {"mpirun was unable to ", NULL, NULL, "mpirun could not start the program", FATAL},
-    {"All nodes which are allocated for this job are already filled", NULL, NULL,
-     "mpirun has no slots for so many ranks", FATAL},
-    {"error while loading shared libraries", NULL, NULL, "a shared library is missing", FATAL},
-    {": can't open file ", "[Errno 2]", NULL, "the program of the test is not there", FATAL},
-    {"could not select device driver", NULL, NULL, "the container runtime cannot give GPUs to containers", FATAL},
-    {"nvidia-container-cli: ", "error", NULL, "the container runtime cannot give GPUs to containers", FATAL},
-    {"Connection refused", "ssh", NULL, "ssh was refused", FATAL},
-    {"Could not resolve hostname", NULL, NULL, "a host name is unknown", FATAL},
-    {"Permission denied (publickey", NULL, NULL, "ssh did not accept the key", FATAL},
-    {"Host key verification failed", NULL, NULL, "ssh does not know the key of a host, or another one", FATAL},
-    {"slurmstepd: error: couldn't chdir", "going to", NULL,
-     "the working directory does not exist on a node: the task began in another one", WARNING},
-    {"srun: error:", NULL, NULL, "a task of the job step failed", FATAL},
-    {"slurmstepd: error:", NULL, NULL, "a task of the job step failed", FATAL},
-    {"OOM-killed", NULL, NULL, "a process ran out of memory", FATAL},
-    {"Out Of Memory", NULL, NULL, "a process ran out of memory", FATAL},
-    {"CUDA out of memory", NULL, NULL, "GPU memory ran out", FATAL},
-    {"failed to extend /dev/shm/", NULL, "shm", "a process ran out of shared memory", FATAL},
-    {"creating shared memory segment", "nccl-", "shm", "a process ran out of shared memory", FATAL},
-    {"No space left on device", "posix_fallocate", "shm", "a process ran out of shared memory", FATAL},
-    {"No space left on device", NULL, NULL, "the disk is full", FATAL},
-    {"Watchdog caught collective operation timeout", NULL, NULL, "a collective operation timed out", FATAL},
-    {"Test NCCL failure", NULL, NULL, "an NCCL call failed", FATAL},
-    {"Test CUDA failure", NULL, NULL, "a CUDA call failed", FATAL},
-    {"ncclSystemError", NULL, NULL, "an NCCL call failed", FATAL},
-    {"ncclInternalError", NULL, NULL, "an NCCL call failed", FATAL},
-    {"ncclRemoteError", NULL, NULL, "an NCCL call failed", FATAL},
-    {"ncclUnhandledCudaError", NULL, NULL, "an NCCL call failed", FATAL},
-    {"an illegal memory access was encountered", NULL, NULL, "a kernel used an address that is not valid", FATAL},
-    {"CUDA_ERROR_LAUNCH_FAILED", NULL, NULL, "a kernel failed", FATAL},
-    {"cudaErrorIllegalAddress", NULL, NULL, "a kernel used an address that is not valid", FATAL},
-    {"cudaErrorLaunchFailure", NULL, NULL, "a kernel failed", FATAL},
-    {"non-zero status:", NULL, NULL, "a call of NVSHMEM failed, perhaps of a transport that is not needed", WARNING},
-    {"nvshmem setup", "failed", NULL, "NVSHMEM could not start", FATAL},
-    {"nvshmem initialization failed", NULL, NULL, "NVSHMEM could not start", FATAL},
-    {"ot completion with error", NULL, NULL, "a transfer over RDMA failed", FATAL},
-    {"Got completion from peer", NULL, NULL, "a transfer over RDMA failed", FATAL},
-    {"NCCL WARN ", "onnect to ", NULL, "NCCL could not connect to a peer", FATAL},
-    {"DistNetworkError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", FATAL},
-    {"DistStoreError", NULL, NULL, "the ranks did not find each other at MASTER_ADDR and MASTER_PORT", FATAL},
-    {TRACEBACK, NULL, NULL, "the program raised an error", FATAL},
-    {"ChildFailedError", NULL, NULL, "a process of the test died", FATAL},
-    {"failed (exitcode:", NULL, NULL, "a process of the test died", FATAL},
-    {"closing signal SIG", NULL, NULL, "a process of the test died", FATAL},
-    {"core dumped)", NULL, NULL, "a process crashed", FATAL},
-    {"terminate called ", NULL, NULL, "a process crashed", FATAL},
-    {"*** Process received signal ***", NULL, NULL, "a process crashed", FATAL},
-    {"double free or corruption", NULL, NULL, "a process crashed", FATAL},
-    {": line ", " Killed ", NULL, "a process was ended by a signal", FATAL},
-    {": line ", " Terminated ", NULL, "a process was ended by a script, as helpers in the background are", WARNING},
-    {"timeout: sending signal", NULL, NULL, "the program did not end in time", FATAL},
-    {"command terminated with exit code", NULL, NULL, "a command in a pod failed", FATAL},
-    {"oom_kill event", NULL, NULL, "a process ran out of memory", FATAL},
-    {"Job step aborted", NULL, NULL, "the job step was ended", FATAL},
-    {"MPI_ABORT was invoked", NULL, NULL, "a process failed under mpirun", FATAL},
-    {"Primary job ", "terminated normally, but", NULL, "a process failed under mpirun", FATAL},
-    {"RTE has lost communication", NULL, NULL, "mpirun lost a node", FATAL},
-    {"There are not enough slots available", NULL, NULL, "mpirun has no slots for so many ranks", FATAL},
-    {"ssh: connect to host", NULL, NULL, "a host could not be reached by ssh", FATAL},
-    {"closed by remote host", NULL, NULL, "a connection by ssh was lost", FATAL},
-    {"client_loop: send disconnect", NULL, NULL, "a connection by ssh was lost", FATAL},
-    {"epkit: error: ", NULL, NULL, "epkit reports an error", FATAL},
-    {"OCI runtime exec failed", NULL, NULL, "a command in a pod failed", STEP},
-    {"error: unable to upgrade connection", NULL, NULL, "a command in a pod failed", STEP},
-    {"Error from server (", NULL, NULL, "the API server refused a request of kubectl", STEP},
-    {": No module named ", NULL, NULL, "a Python module is missing", MODULE},
-    {"Killed", NULL, NULL, "a process was ended by a signal", WORD},
-    {"Terminated", NULL, NULL, "a process was ended by a signal", WORD},
-    {"Aborted", NULL, NULL, "a process was ended by a signal", WORD},
-    {"Hangup", NULL, NULL, "a process was ended by a signal", WORD},
-    {"KeyboardInterrupt", NULL, NULL, "the program was interrupted", WORD},
-};
+bool faults_load(struct parser *parser)
+{
+    const json_t *rows, *row;
+    size_t i;
+
+    parser->failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
+    rows = json_object_get(parser->failures, "failures");
+    parser->known = calloc(json_array_size(rows) + 1, sizeof(*parser->known));
+    if (!parser->failures || !parser->known)
+        return false;
+    json_array_foreach (rows, i, row) {
+        struct known *known = &parser->known[parser->n_known++];
+
+        *known = (struct known){
+            .text = json_text(row, "text"),
+            .also = json_string_value(json_object_get(row, "also")),
+            .id = json_string_value(json_object_get(row, "id")),
+            .cause = json_text(row, "cause"),
+        };
+        while (known->kind < PERFTEST && strcmp(kinds[known->kind], json_text(row, "kind")) != 0)
+            known->kind++;
+    }
+    return true;
+}
+
+void faults_free(struct parser *parser)
+{
+    free(parser->known);
+    json_decref(parser->failures);
+}
 
 static bool is_word(const char *line, const char *word)
 {
@@ -187,19 +89,6 @@ static bool names_missing_module(const char *line, const char *phrase)
     while (begin > line && (isalnum((unsigned char)begin[-1]) || begin[-1] == '.' || begin[-1] == '-'))
         begin--;
     return text_begins(begin, "python");
-}
-
-static const struct known *find(const char *line)
-{
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        const struct known *row = &known[i];
-
-        if (row->kind == WORD     ? is_word(line, row->text)
-            : row->kind == MODULE ? names_missing_module(line, row->text)
-                                  : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
-            return row;
-    }
-    return NULL;
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -249,6 +138,51 @@ static bool is_ignored(struct parser *parser, const char *line)
     return true;
 }
 
+/* Lines of the code in a traceback may contain the name of any exception. */
+static bool ends_traceback(struct stream *stream, const char *line, const char *suffix)
+{
+    size_t n = strlen(suffix);
+
+    for (const char *at = line; stream && stream->in_traceback && !is_indented(line) && (at = strstr(at, suffix));
+         at += n)
+        if (at > line && isalnum((unsigned char)at[-1]) && (at[n] == '\0' || at[n] == ':'))
+            return true;
+    return false;
+}
+
+static const struct known *find(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+    const struct known *found = NULL;
+
+    for (size_t i = 0; i < parser->n_known && !found; i++) {
+        const struct known *row = &parser->known[i];
+
+        if (row->kind == WORD            ? is_word(line, row->text)
+            : row->kind == MODULE        ? names_missing_module(line, row->text)
+            : row->kind == TRACEBACK_END ? ends_traceback(stream, line, row->text)
+            : row->kind == PERFTEST      ? false
+                                         : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
+            found = row;
+    }
+    if (found && stream)
+        stream->in_traceback = strcmp(found->text, TRACEBACK) == 0 ||
+                               (stream->in_traceback && found->kind != EXCEPTION && found->kind != TRACEBACK_END);
+    return found;
+}
+
+bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole)
+{
+    for (size_t i = 0; i < parser->n_known; i++) {
+        const struct known *row = &parser->known[i];
+        const char *at = row->kind == PERFTEST ? strstr(line, row->text) : NULL;
+
+        if (at && (!is_whole || at <= line + strspn(line, " ")) && (!row->also || strstr(line, row->also)))
+            return true;
+    }
+    return false;
+}
+
 /* The run in progress: the run of this stream that had the latest line. */
 static struct parse_run *latest(struct parser *parser)
 {
@@ -265,24 +199,27 @@ static struct parse_run *latest(struct parser *parser)
 
 void fault_line(struct parser *parser, const char *line)
 {
-    const struct known *fault = is_ignored(parser, line) ? NULL : find(line);
-    bool is_loose = false, is_fatal = fault && fault->kind != WARNING && fault->kind != STEP;
+    const struct known *fault = is_ignored(parser, line) ? NULL : find(parser, line);
+    bool is_loose = false, is_fatal = fault && fault->kind > STEP;
     struct parse_fault *entry;
     struct parse_run *run;
 
     if (!fault)
         return;
+    line += strspn(line, " ");
     if (is_fatal) {
         run = latest(parser);
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
-            run_problem(run, line + strspn(line, " "));
+            run_problem(run, line, (int)fault->kind);
     }
     for (size_t i = 0; i < parser->n_faults; i++) {
+        entry = &parser->faults[i];
         /* A step and a failure may have the same cause: the verdicts on them differ. */
-        if (parser->faults[i].cause == fault->cause && parser->faults[i].is_fatal == is_fatal) {
-            parser->faults[i].count++;
-            parser->faults[i].is_loose |= is_loose;
+        if (strcmp(entry->cause, fault->cause) == 0 && entry->rank == (int)fault->kind) {
+            entry->count++;
+            entry->is_loose |= is_loose;
+            entry->last_line = parser->line_number;
             return;
         }
     }
@@ -292,12 +229,17 @@ void fault_line(struct parser *parser, const char *line)
     *entry = (struct parse_fault){
         .id = fault->id,
         .cause = fault->cause,
+        .rank = (int)fault->kind,
         .is_fatal = is_fatal,
         .is_fatal_alone = fault->kind == STEP,
+        .is_launcher = fault->kind == LAUNCHER,
+        .is_effect = fault->kind == EFFECT || fault->kind == WORD,
         .is_loose = is_loose,
         .line_number = parser->line_number,
+        .last_line = parser->line_number,
         .count = 1,
     };
-    snprintf(entry->line, sizeof(entry->line), "%.*s", PARSE_TEXT - 1, line + strspn(line, " "));
+    snprintf(entry->line, sizeof(entry->line), "%s", line);
     snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
+    snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser) ? stream_now(parser)->key : "");
 }

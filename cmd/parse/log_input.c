@@ -260,6 +260,8 @@ static void print_run(const json_t *run)
     if (json_is_null(json_object_get(run, "hardware")) &&
         json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
         out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
+    else if (*json_text(json_object_get(item, "percent_of_peak"), "of"))
+        out_line("  %% peak: of %s", json_text(json_object_get(item, "percent_of_peak"), "of"));
     expected = json_text(json_object_get(item, "expected"), "source");
     if (*expected)
         out_line("  expected %s: %s, %s", json_text(run, "title"), json_text(json_object_get(item, "expected"), "from"),
@@ -281,11 +283,12 @@ int verdict_print(const json_t *document)
     json_array_foreach (json_object_get(document, "faults"), i, item) {
         const char *id = json_text(item, "id");
 
-        out_line("%s%s%s%s: %s (%s:%lld, %lld times)",
+        out_line("%s%s%s%s: %s (%s:%lld%s%s, %lld times): %s",
                  json_is_true(json_object_get(item, "fatal")) ? "fault" : "warning", *id ? " (doctor id " : "", id,
                  *id ? ")" : "", json_text(item, "cause"), json_text(item, "source"),
-                 (long long)json_integer_value(json_object_get(item, "line")),
-                 (long long)json_integer_value(json_object_get(item, "count")));
+                 (long long)json_integer_value(json_object_get(item, "line")), *json_text(item, "stream") ? ", " : "",
+                 json_text(item, "stream"), (long long)json_integer_value(json_object_get(item, "count")),
+                 json_text(item, "text"));
     }
     if (json_integer_value(json_object_get(totals, "unreadable")) > 0)
         out_line("%lld of %lld lines were torn and could not be read.",

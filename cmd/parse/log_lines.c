@@ -78,6 +78,21 @@ static void note_program(struct parser *parser, const char *text)
         snprintf(parser->program, sizeof(parser->program), "%.*s", (int)(at + 5 - begin), begin);
 }
 
+/* Stores the number of a heading: "# 4 nodes", "== 2 nodes ==". What follows is another run. */
+static void note_nodes(struct parser *parser, const char *text)
+{
+    const char *end, *at = text + strspn(text, "#=-* ");
+    double nodes;
+
+    if (!lex_number(at, &end, &nodes) || nodes != (int)nodes || nodes < 1 || nodes > 1e5 || !text_begins(end, " node"))
+        return;
+    end += 5 + (end[5] == 's');
+    if (end[strspn(end, "#=-*: ")] != '\0')
+        return;
+    parser->heading_nodes = (int)nodes;
+    deepep_close(parser);
+}
+
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
 static bool begins_run(const char *text)
 {
@@ -102,6 +117,7 @@ static void logical_line(struct parser *parser, char *text)
     if (*text == '\0' && !(stream && stream->document))
         return;
     note_program(parser, text);
+    note_nodes(parser, text);
     if (recognise(parser, text)) {
         parser->totals.recognised++;
         fault_line(parser, text);

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#define MAX_GUESS 64
+#define MAX_GUESS 4 /* node-limited routing uses four nodes of any larger number */
 
 double model_distinct(double bins, double per_bin, double k)
 {
@@ -101,12 +101,11 @@ int model_guess_nodes(const struct model_hardware *hardware, const struct model_
         if (!model_predict(hardware, &trial, &result))
             continue;
         off = fabs(nvl_gbps / rdma_gbps / (result.distinct_ranks / result.distinct_nodes) - 1);
-        /* From four nodes on the quotient hardly changes: prefer the smaller number unless the fit is clearly better.
-         */
+        /* Prefer the smaller number unless the fit is clearly better. */
         if (guess == 0 ? off < best : off < best - 0.02) {
             best = off;
             guess = nodes;
         }
     }
-    return guess;
+    return guess < MAX_GUESS ? guess : 0;
 }

@@ -52,8 +52,7 @@ double model_distinct(double bins, double per_bin, double k);
 
 /*
  * The number of nodes of a run, from its printed rates of RDMA and NVLink, whose quotient depends only on routing. 0:
- * no number of nodes up to 64 fits within 6%. With node-limited routing (top-k groups) four or more nodes cannot be
- * distinguished: 4.
+ * neither two nor three nodes fit within 6%. Four or more cannot be distinguished, since routing is node-limited.
  */
 int model_guess_nodes(const struct model_hardware *hardware, const struct model_case *what, double rdma_gbps,
                       double nvl_gbps);

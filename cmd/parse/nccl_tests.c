@@ -21,7 +21,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GROUP 4 /* time, algbw, busbw, wrong */
+#define GROUP 4            /* time, algbw, busbw, wrong */
+#define GROUP_ITERATIONS 8 /* with -I also i_min, i_max, i_p99, i_cv% */
 
 static bool is_type(const char *word)
 {
@@ -53,6 +54,7 @@ static struct parse_run *begin(struct parser *parser)
     if (stream) {
         stream->nccl_rows_seen = false;
         stream->nccl_has_error_column = false;
+        stream->nccl_has_iterations = false;
         stream->n_nccl_hosts = 0;
     }
     return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
@@ -134,6 +136,8 @@ static bool head_line(struct parser *parser, const char *line)
         ((strstr(line, "size") && strstr(line, "count")) || strstr(line, "bytes"))) {
         (void)head(parser);
         if (stream)
+            stream->nccl_has_iterations = strstr(line, "i_min") != NULL;
+        if (stream)
             stream->nccl_has_error_column = (strstr(line, "error") || strstr(line, " res")) && !strstr(line, "#wrong");
         return true;
     }
@@ -176,7 +180,7 @@ static bool tail_line(struct parser *parser, const char *line)
         run->average = number;
         run->is_complete = true;
         if (strstr(line, "FAILED"))
-            run_problem(run, line);
+            run_problem(run, line, 0);
         return true;
     }
     name = strstr(line, "Collective test concluded:");
@@ -236,7 +240,7 @@ static bool row_line(struct parser *parser, const char *line)
 {
     struct lex_words split;
     char **words = split.words;
-    size_t n, at = 3, groups = 0;
+    size_t n, at = 3, groups = 0, group;
     double bytes, count, number;
     struct parse_run *run;
     struct stream *stream = stream_now(parser);
@@ -250,6 +254,7 @@ static bool row_line(struct parser *parser, const char *line)
     run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
     if (!run || !stream)
         return true;
+    group = stream->nccl_has_iterations ? GROUP_ITERATIONS : GROUP;
     if (at < n && !lex_is_number(words[at], &number) && strcmp(words[at], "N/A") != 0)
         at++; /* redop */
     if (at < n) {
@@ -258,9 +263,9 @@ static bool row_line(struct parser *parser, const char *line)
 
         while (at + numbers < n && is_number_or_na(words[at + numbers], &number))
             numbers++;
-        if (numbers % GROUP == 1)
+        if (numbers % group == 1)
             at++;
-        groups = numbers / GROUP;
+        groups = numbers / group;
     }
     stream->nccl_rows_seen = true;
     if (groups == 0 || groups > 2) {
@@ -268,7 +273,7 @@ static bool row_line(struct parser *parser, const char *line)
         return true;
     }
     for (size_t i = 0; i < groups; i++)
-        if (!keep_group(run, words + at + GROUP * i, words[2], i == 1, bytes, stream->nccl_has_error_column))
+        if (!keep_group(run, words + at + group * i, words[2], i == 1, bytes, stream->nccl_has_error_column))
             parser->totals.unreadable++;
     return true;
 }
@@ -286,7 +291,7 @@ bool nccl_line(struct parser *parser, const char *line)
     if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
         run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
         if (run)
-            run_problem(run, line);
+            run_problem(run, line, 0);
         return true;
     }
     return *line >= '0' && *line <= '9' && row_line(parser, line);

@@ -37,8 +37,8 @@ struct parser *parser_new(void)
 
     if (parser)
         parser->line = malloc(MAX_LINE + 1);
-    if (!parser || !parser->line) {
-        free(parser);
+    if (!parser || !parser->line || !faults_load(parser)) {
+        parser_free(parser);
         return NULL;
     }
     parser->current_stream = -1;
@@ -55,6 +55,7 @@ void parser_free(struct parser *parser)
     free(parser->runs);
     free(parser->streams);
     free(parser->line);
+    faults_free(parser);
     free(parser);
 }
 
@@ -129,6 +130,7 @@ void parser_begin(struct parser *parser, const char *source)
     parser->line_number = 0;
     parser->program[0] = '\0';
     parser->v2_type = NULL;
+    parser->heading_nodes = 0;
 }
 
 static bool is_compressed(const char *block, size_t n)

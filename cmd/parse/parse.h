@@ -35,7 +35,7 @@ const char *parse_dialect_name(enum parse_dialect dialect);
 #define PARSE_MAX_POINTS 160
 #define PARSE_MAX_MEASURES 64
 #define PARSE_MAX_PROBLEMS 8
-#define PARSE_TEXT 200
+#define PARSE_TEXT 400
 
 /* One point of a sweep over the message size in bytes or over the index of the configuration. */
 struct parse_point {
@@ -81,7 +81,9 @@ struct parse_run {
     double average;    /* nccl-tests: average bus bandwidth; NAN */
     int bits;          /* nccl-tests: 8 if rates are printed in Gb/s; else 0 */
     bool is_complete;  /* the end of the run was seen */
-    int lines_missing; /* DeepEP low latency: result lines that some ranks printed and others did not */
+    int kinds;         /* DeepEP low latency: result lines that each rank prints */
+    int lines_missing; /* of them, those that some ranks printed and others did not */
+    int ranks_absent;  /* ranks of nodes that printed none */
     struct parse_measure *measures;
     size_t n_measures;
     char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that report failures */
@@ -131,9 +133,12 @@ struct parse_fault {
     bool is_fatal;       /* the program cannot have succeeded */
     bool is_fatal_alone; /* so only if no test began */
     bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
+    bool is_launcher;    /* of ssh, a scheduler or mpirun: a notice if a run follows that is complete */
+    bool is_effect;      /* of a failure that another line may name better */
+    int rank;            /* of two faults the one with the higher rank says more */
     char line[PARSE_TEXT];
-    char source[256];
-    uint64_t line_number, count;
+    char source[256], stream[96];
+    uint64_t line_number, last_line, count;
 };
 
 /* Faults in the order of their first line. Borrowed. */

@@ -30,7 +30,7 @@ struct stream {
     struct parse_run *open[PARSE_N_DIALECTS];
     int ordinal[PARSE_N_DIALECTS]; /* how many runs of the dialect have begun here */
     struct deepep_scratch *deepep; /* of the open DeepEP run */
-    bool nccl_rows_seen, nccl_has_error_column;
+    bool nccl_rows_seen, nccl_has_error_column, nccl_has_iterations;
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
     int perftest_unit; /* 0: no table yet */
@@ -40,6 +40,7 @@ struct stream {
     bool in_string, escaped;
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
     int n_ignored;          /* tracebacks after such lines whose exception is still to come */
+    bool in_traceback;      /* of another one: its exception is still to come */
 };
 
 /* Internal state next to the public part of a run. */
@@ -48,6 +49,8 @@ struct run {
     int stream;                                  /* index */
     int source;                                  /* index */
     int ordinal;                                 /* which run of its dialect in its stream */
+    bool has_all_ranks;                          /* DeepEP 2: all ranks' figures; another file is of another run */
+    int problem_rank;                            /* of the first problem: the most specific one */
     uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
 };
 
@@ -68,6 +71,10 @@ struct parser {
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;
+    json_t *failures; /* recipes/failures.json */
+    struct known *known;
+    size_t n_known;
+    int heading_nodes; /* "# 4 nodes" in this source: of the runs that follow; 0: none */
     bool has_failed_alloc;
 };
 
@@ -121,7 +128,8 @@ void measure_point(struct parse_measure *measure, double x, double gbps, double 
 /* Adds a figure of the leading rate. */
 void measure_sample(struct parse_measure *measure, double rate);
 
-void run_problem(struct parse_run *run, const char *line);
+/* The problem with the highest rank comes first. */
+void run_problem(struct parse_run *run, const char *line, int rank);
 
 /* The internal run that contains `public`. */
 struct run *run_whole(struct parse_run *public);
@@ -183,10 +191,18 @@ bool epkit_document_line(struct parser *parser, const char *line);
 /* No more lines follow: an incomplete document is lost. */
 void epkit_document_end(struct parser *parser);
 
+/* The runs of DeepEP 1 that are open in this stream are over. */
+void deepep_close(struct parser *parser);
+
 /* The end of a run: computes counts that need the complete run. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 
 /* --- faults.c --- */
+bool faults_load(struct parser *parser);
+void faults_free(struct parser *parser);
+
+/* Does perftest print this when it fails? `is_whole`: only at the start of the line. */
+bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole);
 void fault_line(struct parser *parser, const char *line);
 
 #endif

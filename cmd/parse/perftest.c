@@ -169,25 +169,14 @@ static bool row(struct parser *parser, const char *line)
 /* `is_whole`: the text starts the line. Otherwise a host name may precede it, which identifies the run that failed. */
 static bool failure(struct parser *parser, const char *line, bool is_whole)
 {
-    const char *const *text =
-        TEXTS("Couldn't connect to", "Failed to modify", "Completion with error", " Failed status ", "Unable to init",
-              "Unable to find the Infiniband", "IB device ", "Failed to exchange data", "Problem polling the",
-              "Couldn't get context", "Failed to open device", "Unexpected CM event", "Couldn't allocate MR",
-              "Unable to create QP", "Couldn't create IB resources");
     struct parse_run *run;
 
-    for (; *text; text++) {
-        const char *at = strstr(line, *text);
-
-        if (!at || (is_whole && at > line + strspn(line, " ")) ||
-            (strcmp(*text, "IB device ") == 0 && !strstr(line, "not found")))
-            continue;
-        run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
-        if (run)
-            run_problem(run, line + strspn(line, " "));
-        return true;
-    }
-    return false;
+    if (!fault_of_perftest(parser, line, is_whole))
+        return false;
+    run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
+    if (run)
+        run_problem(run, line + strspn(line, " "), 0);
+    return true;
 }
 
 /* The text after "Device         : "; NULL: missing. */

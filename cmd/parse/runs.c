@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_SPREAD 1.5 /* of the rates of the nodes of one run */
+#define BLOCK_RANKS 8  /* of a node, whose log may be missing */
+
 struct stream *stream_now(struct parser *parser)
 {
     return parser->current_stream >= 0 ? parser->streams[parser->current_stream] : NULL;
@@ -69,7 +72,7 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
         .topk_groups = -1,
         .experts = -1,
         .ranks = -1,
-        .nodes = -1,
+        .nodes = parser->heading_nodes > 0 ? parser->heading_nodes : -1,
         .sms = -1,
         .average = NAN,
     };
@@ -162,14 +165,26 @@ void measure_sample(struct parse_measure *measure, double rate)
     measure->n++;
 }
 
-void run_problem(struct parse_run *run, const char *line)
+void run_problem(struct parse_run *run, const char *line, int rank)
 {
-    if (run->n_problems == PARSE_MAX_PROBLEMS)
-        return;
+    struct run *whole = run_whole(run);
+    bool is_first = run->n_problems == 0 || rank > whole->problem_rank;
+    char(*at)[PARSE_TEXT] = run->problems;
+
     for (size_t i = 0; i < run->n_problems; i++)
         if (strncmp(run->problems[i], line, PARSE_TEXT - 1) == 0)
             return;
-    snprintf(run->problems[run->n_problems++], PARSE_TEXT, "%s", line);
+    if (run->n_problems == PARSE_MAX_PROBLEMS && !is_first)
+        return;
+    if (run->n_problems < PARSE_MAX_PROBLEMS)
+        run->n_problems++;
+    if (is_first) {
+        memmove(at + 1, at, (run->n_problems - 1) * sizeof(*at));
+        whole->problem_rank = rank;
+    } else {
+        at += run->n_problems - 1;
+    }
+    snprintf(*at, sizeof(*at), "%s", line);
 }
 
 /* --- joining --- */
@@ -202,14 +217,36 @@ static bool have_same_ranks(const struct run *a, const struct run *b)
     return agree(a->public.ranks, b->public.ranks);
 }
 
+/*
+ * Are runs in two files parts of one? They need a known setting in common, and in throughput mode all nodes wait for
+ * the slowest: their rates differ little.
+ */
+static bool are_parts(const struct run *a, const struct run *b)
+{
+    const struct parse_run *x = &a->public, *y = &b->public;
+
+    if (a->source == b->source || x->dialect == PARSE_DEEPEP_LOW_LATENCY)
+        return true;
+    if (x->dialect == PARSE_DEEPEP_V2)
+        return !a->has_all_ranks && !b->has_all_ranks;
+    for (size_t i = 0; i < x->n_measures; i++) {
+        const struct parse_measure *other = parse_find(y, x->measures[i].op, x->measures[i].type);
+
+        if (other && !(fmax(other->rdma_gbps, x->measures[i].rdma_gbps) <
+                       MAX_SPREAD * fmin(other->rdma_gbps, x->measures[i].rdma_gbps)))
+            return false;
+    }
+    return x->tokens >= 0 && y->tokens >= 0;
+}
+
 static bool is_same_run(const struct run *a, const struct run *b)
 {
     const struct parse_run *x = &a->public, *y = &b->public;
 
-    return x->dialect == y->dialect && is_joint(x->dialect) && a->ordinal == b->ordinal &&
+    return are_parts(a, b) && x->dialect == y->dialect && is_joint(x->dialect) && a->ordinal == b->ordinal &&
            (a->stream != b->stream || a->source != b->source) && agree(x->tokens, y->tokens) &&
            agree(x->hidden, y->hidden) && agree(x->topk, y->topk) && agree(x->experts, y->experts) &&
-           strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
+           agree(x->nodes, y->nodes) && strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
 }
 
 /* Of two figures for the same value the slower one counts: by time if ranks print them, by rate if nodes do. */
@@ -293,30 +330,64 @@ static void join(struct run *whole, const struct run *other)
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)
-        run_problem(into, from->problems[i]);
+        run_problem(into, from->problems[i], i ? 0 : other->problem_rank);
 }
 
-/* Counts missing low-latency lines: each rank prints one of each kind. */
-static int count_missing(struct parse_run *run)
+static bool has_rank(const struct run *run, int kind, int64_t rank)
+{
+    return run->ll_seen[kind][rank / 8] & (1u << (rank & 7));
+}
+
+/*
+ * Counts missing low-latency lines: each rank prints one of each kind. Blocks of ranks that printed nothing are nodes
+ * whose logs are not here. Similar programs print no times of send and receive: those are missed only in a log that
+ * begins as DeepEP's, or has some.
+ */
+static void count_missing(struct parse_run *run)
 {
     const struct run *whole = run_whole(run);
-    int64_t missing = LL_KINDS * (run->ranks > 0 ? run->ranks : 1);
+    int kinds;
 
-    for (int kind = 0; kind < LL_KINDS; kind++)
-        for (size_t i = 0; i < sizeof(whole->ll_seen[kind]); i++)
-            missing -= __builtin_popcount(whole->ll_seen[kind][i]);
-    return (int)missing;
+    run->kinds = run->started || parse_find(run, "dispatch send", NULL) || parse_find(run, "dispatch send + recv", NULL)
+                     ? LL_KINDS
+                     : LL_KINDS - 1;
+    kinds = run->kinds;
+    for (int64_t first = 0; first < run->ranks; first += BLOCK_RANKS) {
+        int64_t end = first + BLOCK_RANKS < run->ranks ? first + BLOCK_RANKS : run->ranks;
+        int seen = 0;
+
+        for (int64_t rank = first; rank < end; rank++)
+            for (int kind = 0; kind < kinds; kind++)
+                seen += has_rank(whole, kind, rank);
+        if (seen == 0)
+            run->ranks_absent += (int)(end - first);
+        else
+            run->lines_missing += kinds * (int)(end - first) - seen;
+    }
+    if (run->ranks < 1)
+        run->lines_missing = kinds;
 }
 
 /* Computes what needs the complete run. */
 static void conclude(struct parse_run *run)
 {
-    if (run->dialect == PARSE_DEEPEP_INTERNODE && run->nodes < 0 && run->writers > 1)
+    if (run->dialect == PARSE_DEEPEP_INTERNODE && run->nodes < 0 && run->writers > 1 &&
+        run->writers >= run->topk_groups)
         run->nodes = run->writers;
     if (run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
-        run->lines_missing = count_missing(run);
+        count_missing(run);
         run->is_complete = run->lines_missing == 0;
     }
+}
+
+/* nccl-tests: the first header of runs at once, whose ranks and rows all came after the second one. */
+static bool is_head_of(const struct run *run, const struct run *next)
+{
+    const struct parse_run *head = &run->public;
+
+    return head->dialect == PARSE_NCCL_TESTS && next->public.writers > 1 && run->source == next->source &&
+           head->ranks < 0 && head->n_measures == 0 && head->n_problems == 0 &&
+           strcmp(head->title, next->public.title) == 0;
 }
 
 void runs_merge(struct parser *parser)
@@ -327,6 +398,10 @@ void runs_merge(struct parser *parser)
         struct run *run = parser->runs[i];
         size_t same = 0;
 
+        if (i + 1 < parser->n_runs && is_head_of(run, parser->runs[i + 1])) {
+            run_clear(run);
+            continue;
+        }
         while (same < used && !is_same_run(parser->runs[same], run))
             same++;
         if (same < used) {

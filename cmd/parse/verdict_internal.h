@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#define SENTENCE 640
+#define SENTENCE 1024
 
 /* The figure by which a measure is compared with what is expected. */
 enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_TIME };
@@ -32,9 +32,11 @@ struct run_verdict {
     const struct model_hardware *hardware; /* NULL: not known */
     int nodes;                             /* 0: not known */
     const char *nodes_from;                /* "option", "log", "rates", "none" */
+    int64_t ranks;                         /* -1: not known */
     int gpus;                              /* of a node */
     enum verdict_result result;
     double worst_ratio; /* of the measures; INFINITY: none was compared */
+    double best_ratio;  /* 0: none was compared */
     const struct parse_measure *worst;
     struct expected worst_expected;
     char sentence[SENTENCE];

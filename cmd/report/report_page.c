@@ -155,8 +155,10 @@ static void print_runs(FILE *stream, const json_t *document)
     if (json_array_size(faults) > 0)
         fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
     json_array_foreach (faults, i, item) {
-        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"), "%s",
-                  json_text(item, "cause"));
+        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"),
+                  "%s (%s:%lld%s%s)", json_text(item, "cause"), json_text(item, "source"),
+                  (long long)json_integer_value(json_object_get(item, "line")), *json_text(item, "stream") ? ", " : "",
+                  json_text(item, "stream"));
         page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
     }
     if (json_array_size(faults) > 0)

@@ -57,7 +57,8 @@ internode() {
     jq -e '.runs[0].measures[0] | .expected.value == 70 and .expected.from == "reference" and .wire_gbps.rdma == 39 and
         .rating == "in range"' <<<"$output"
     run --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 57 115 4)"
-    [ "$(jq -r '.runs[0].nodes' <<<"$output")" = 4 ]
+    # Four groups of top-k are those of four nodes and of any larger number.
+    [ "$(jq -r '.runs[0] | "\(.nodes) \(.nodes_from)"' <<<"$output")" = "null none" ]
 }
 
 @test "nothing recognised: exit code 4; faults alone: exit code 1" {
@@ -210,32 +211,43 @@ gpu02: Killed
 Terminated
 KeyboardInterrupt
 command terminated with exit code 137
-MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
-ORTE has lost communication with a remote daemon.
-PRTE has lost communication with a remote daemon.
-prterun detected that one or more processes exited with non-zero status,
-Host key verification failed.
-slurmstepd: error: *** JOB 12 ON gpu01 CANCELLED AT 2026-02-03T10:00:00 DUE TO TIME LIMIT ***
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 terminate called without an active exception
 mlx5: gpu01: got completion with error:
-Connection to gpu02 closed by remote host.
 epkit: error: rank 3 died
 gpu1:9:290 [0] transport/net_ib.cc:796 NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 32478, vendor err 129
 gpu1:9:290 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.5<54862> with status=12 opcode=0 len=0
 gpu1:9:290 [0] misc/socket.cc:470 NCCL WARN socketStartConnect: Connect to 10.0.0.5<40123> failed : No route to host
 gpu1:9:290 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed with error Bad address
 torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 15/16 clients joined.
-bash: line 1: prted: command not found
-An ORTE daemon has unexpectedly failed after launch and before communicating back to mpirun.
-mpirun was unable to launch the specified application as it could not find an executable:
-All nodes which are allocated for this job are already filled.
 ./all_reduce_perf: error while loading shared libraries: libnccl.so.2: cannot open shared object file
 python3: can't open file '/opt/DeepEP/tests/test_internode.py': [Errno 2] No such file or directory
 /usr/bin/python3: No module named deep_ep
 /usr/bin/python3.13t: No module named deep_ep
 gpu02: python3.10: No module named tests.__main__; 'tests' is a package and cannot be directly executed
 nvidia-container-cli: initialization error: driver error: failed to process request
+END
+    # Launchers, schedulers and ssh: a failure within a run and after it, a notice in front of one that is complete.
+    while read -r fault; do
+        for text in "$log"$'\n'"$fault" "${log/passed 1 ms/passed 1 ms$'\n'$fault}" "$fault"; do
+            run epkit parse <<<"$text"
+            [ "$status" -eq 1 ] || { echo "passed: $fault" && false; }
+        done
+        run -0 epkit parse <<<"$fault"$'\n'"$log"
+        [[ "$output" == *"warning: "* ]]
+        run -1 epkit parse <<<"$fault"$'\n'"${log%$'\n'*}"
+    done <<'END'
+MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD
+ORTE has lost communication with a remote daemon.
+PRTE has lost communication with a remote daemon.
+prterun detected that one or more processes exited with non-zero status,
+Host key verification failed.
+slurmstepd: error: *** JOB 12 ON gpu01 CANCELLED AT 2026-02-03T10:00:00 DUE TO TIME LIMIT ***
+Connection to gpu02 closed by remote host.
+bash: line 1: prted: command not found
+An ORTE daemon has unexpectedly failed after launch and before communicating back to mpirun.
+mpirun was unable to launch the specified application as it could not find an executable:
+All nodes which are allocated for this job are already filled.
 END
     # Harmless beside a run: what is passed over at the end of a process, a module that is optional, and steps of a
     # script that are repeated or clean up. Without a run, the steps say why there is none.
@@ -401,4 +413,220 @@ END
 @test "carriage returns without a newline cost no more than newlines" {
     head -c 20000000 /dev/zero | tr '\0' '\r' >"$BATS_TEST_TMPDIR/log"
     run -4 thrifty 15 "$EPKIT" parse "$BATS_TEST_TMPDIR/log"
+}
+
+# shows TEXT: the first line of the text and the verdict in JSON have it, and the page of a run with this log
+shows() {
+    run epkit parse log
+    [[ "${lines[0]}" == *"$1"* ]] || { echo "$output" && false; }
+    epkit parse --json log >document || true
+    valid parse document
+    jq -e --arg text "$1" '.verdict | contains($text)' document
+    mkdir -p folder && cp log folder/coordinator.log
+    epkit report folder >/dev/null || true
+    python3 -c 'import html, sys; sys.exit(sys.argv[1] not in html.unescape(open("folder/report.html").read()))' "$1"
+}
+
+@test "the exception or the first specific failure is the headline, whole" {
+    cd "$BATS_TEST_TMPDIR"
+    # An exception in the logger's prefix, and what the engine makes of it.
+    printf '(Core pid=7) ERROR 01-20 04:26:31 [core.py:857] %s\n' 'EngineCore failed to start.' \
+        'Traceback (most recent call last):' '  File "/srv/deep_ep/buffer.py", line 129, in __init__' \
+        "RuntimeError: Failed: Assertion error deep_ep.cpp:60 'num_ranks > 8 or low_latency_mode'" >log
+    echo '(Api pid=6) RuntimeError: Engine core initialization failed. See root cause above.' >>log
+    shows "deep_ep.cpp:60 'num_ranks > 8 or low_latency_mode'"
+    # NCCL's line says more than PyTorch's exception after it.
+    printf '%s\n' 'gpu5:24:24 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 192.0.2.4<5684> returned 113(No route to host)' \
+        '[2026-02-24 14:09:34 TP14] Scheduler hit an exception: Traceback (most recent call last):' \
+        '  File "pynccl_wrapper.py", line 257, in NCCL_CHECK' 'RuntimeError: NCCL error: unhandled system error' Killed >log
+    shows 'Connect to 192.0.2.4<5684> returned 113(No route to host)'
+    printf '%s\n' 'Traceback (most recent call last):' '  File "spawn.py", line 9' \
+        'torch.multiprocessing.spawn.ProcessRaisedException: ' '' '-- Process 0 terminated with the following error:' \
+        'Traceback (most recent call last):' '  File "test_ep.py", line 5' \
+        'RuntimeError: Assertion exception (nccl.cu:87): props.ginType != NCCL_GIN_TYPE_NONE' >log
+    shows 'Assertion exception (nccl.cu:87): props.ginType != NCCL_GIN_TYPE_NONE'
+    jq -e '.faults[-1].id == "net-plugin"' document
+    # An exception of any name, but not one in the code of the traceback.
+    printf '%s\n' 'Traceback (most recent call last):' '    raise MyError("x")' 'module.TopologyError: rank 3 has no NIC' >log
+    shows 'module.TopologyError: rank 3 has no NIC'
+    # Within a run: device and GIDs stay, and nothing is said of the speed.
+    printf '%s\n' '# Collective test starting: gather_perf' '# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor)' \
+        '[2026-03-13 22:26:02] gpu-1:1042 [5] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_5:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:192.0.2.11, remote GID ::ffff:192.0.2.12' \
+        "gpu-1: Test NCCL failure gather.cu:84 'unhandled system error'" >log
+    shows 'on dev mlx5_5:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:192.0.2.11, remote GID ::ffff:192.0.2.12'
+    { internode 38.2 73.8 4 | head -n 2 && printf '%s\n' 'Traceback (most recent call last):' '  File "test_internode.py", line 2' \
+        "RuntimeError: Failed: Assertion error internode.cu:1713 'num_chunked > send_tokens'"; } >log
+    shows "internode.cu:1713 'num_chunked > send_tokens'"
+    [[ "$output" != *"4 nodes"* && "${lines[0]}" != *"slow"* ]]
+}
+
+@test "failures of DeepEP's kernels and of NVSHMEM are known, with the check; none is taken for perftest's" {
+    cd "$BATS_TEST_TMPDIR"
+    { internode 70 231 | head -n 1 && echo 'DeepEP dispatch forwarder timeout (RDMA meta), channel: 5, RDMA: 0, nvl: 4, src RDMA lane: 1, dst NVL: 2, meta: 0, 0, 0, 0'; } >log
+    shows 'forwarder timeout (RDMA meta), channel: 5'
+    jq -e '.faults[0].id == "nic-handler"' document
+    printf '%s\n' 'Allocating buffer size: 2115.111296 MB ...' 'WARN: init failed for remote transport: ibrc' \
+        'transport.cpp:nvshmemi_transport_init:287: Unable to initialize any transports. returning error.' \
+        'init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting' >log
+    shows 'Unable to initialize any transports'
+    jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and ([.faults[] | select(.fatal)][0].id == "ibgda-transport")' document
+    printf '%s\n' 'Allocating buffer size: 2115.111296 MB ...' 'ibgda.cpp:1348: NULL value' 'Unable to create ah.' \
+        'ibgda.cpp:3025: non-zero status: 7' 'nvshmem initialization failed, exiting' >log
+    shows 'Unable to create ah'
+    jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and .faults[0].id == "gid"' document
+}
+
+@test "each known failure has a sample that no other row takes, a source, and a check that exists" {
+    cd "$BATS_TEST_TMPDIR"
+    epkit doctor --list | cut -d' ' -f1 >ids
+    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/failures.json" <<'END'
+import json, subprocess, sys
+rows = json.load(open(sys.argv[2]))["failures"]
+ids = open("ids").read().split()
+bad = []
+for row in rows:
+    out = subprocess.run([sys.argv[1], "parse", "--json", "-"], input=row["sample"] + "\n", capture_output=True, text=True, check=False)
+    document = json.loads(out.stdout)
+    if row.get("id") and row["id"] not in ids:
+        bad.append(f"no check {row['id']}")
+    if row["kind"] == "perftest":
+        if [run["dialect"] for run in document["runs"]] != ["perftest"]:
+            bad.append(row["text"])
+    elif not any(fault["cause"] == row["cause"] and fault["id"] == row.get("id") and row["sample"].split("\n")[-1].strip().endswith(fault["text"])
+                 for fault in document["faults"]) and "a non-zero" not in row["text"] or not row["source"]:
+        bad.append(row["text"])
+    if (document["result"] == "failed") != (row["kind"] != "warning"):
+        bad.append(f"{row['text']}: {document['result']}")
+assert not bad, bad
+END
+}
+
+@test "a launcher that waits for its hosts does not fail the run that then is complete" {
+    cd "$BATS_TEST_TMPDIR"
+    printf '%s\n' 'Waiting for gpu-1' 'ssh: Could not resolve hostname gpu-1: Name or service not known' \
+        'ssh: connect to host gpu-1 port 222: Connection refused' '# Collective test starting: all_gather_perf' \
+        '#  Rank  0 Group  0 Pid    500 on gpu-0 device  0 [0000:8f:00] NVIDIA H200' \
+        '#  Rank  1 Group  0 Pid    508 on gpu-1 device  0 [0000:8f:00] NVIDIA H200' \
+        ' 17179869184     268435456     float    none      -1    44802  383.46  359.50      0    44790  383.57  359.60      0' \
+        '# Out of bounds values : 0 OK' '# Avg bus bandwidth    : 239.341' >log
+    run -0 epkit parse log
+    [[ "${lines[0]}" == "all_gather_perf, 2 nodes: "* && "$output" == *"warning: ssh was refused (log:3, 1 times): ssh: connect"* ]]
+    # The same in the log of another host is a failure, and so is a run that does not end.
+    head -n 3 log >other && tail -n 6 log >good
+    run -1 epkit parse other good
+    [[ "${lines[0]}" == "Failed, outside of the runs: a host name is unknown: ssh: Could not resolve hostname gpu-1: "* ]]
+    run -1 epkit parse <<<"$(head -n -1 log)"
+}
+
+@test "a case of DeepEP 2 that began and printed no result has not passed" {
+    run -1 epkit parse < <(printf '%s\n' 'Config:' ' > Ranks: 1 x 2' ' > Experts: 6/256' ' > Tokens: 4096 (max: 4096), hidden: 7168' \
+        'Running all test cases:' ' > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ...')
+    [[ "${lines[0]}" == "test_ep, 1 node: 0/144 cases passed, the log ends in case 1: the first case printed no result"* ]]
+}
+
+# lowlat FIRST LAST GB/s US: the lines of these ranks, without the times of send and receive
+lowlat() {
+    local rank
+    for ((rank = $1; rank <= $2; rank++)); do
+        echo "[rank $rank] Dispatch + combine bandwidth: $3 GB/s, avg_t=$4 us, min_t=$4 us, max_t=$4 us"
+        echo "[rank $rank] Dispatch bandwidth: $3 GB/s, avg_t=$4 us | Combine bandwidth: $3 GB/s, avg_t=$4 us"
+    done
+}
+
+@test "low latency: the ranks of one node say nothing of the number of nodes, unless no NIC is as fast" {
+    run -0 --separate-stderr epkit parse --json --hardware h200 - < <(lowlat 0 7 70.1 314.2)
+    jq -e '.runs[0] | .nodes == null and .nodes_from == "none" and (.notes[0] | startswith("Part of a run, if")) and
+        all(.measures[]; .rating == null)' <<<"$output"
+    run -0 --separate-stderr epkit parse --json - < <(lowlat 8 15 70.1 314.2)
+    jq -e '.runs[0] | .nodes == null and .notes[0] == "Part of a run: the logs of 8 of at least 16 ranks are missing."' <<<"$output"
+    run -0 --separate-stderr epkit parse --json --hardware h200 - < <(lowlat 0 7 236.1 38)
+    jq -e '.runs[0] | .nodes == 1 and .nodes_from == "rates" and .measures[1].rating == "in range"' <<<"$output"
+    run -3 epkit parse --hardware h200 --nodes 1 - < <(lowlat 0 7 70.1 118.9)
+    # A rank that is missing among others of its node is a failure; so are the times in a log that begins as DeepEP's.
+    run -1 epkit parse - < <(lowlat 0 2 70.1 314.2; lowlat 4 7 70.1 314.2)
+    run -1 epkit parse - < <(echo 'Allocating buffer size: 2116.29 MB ...'; lowlat 0 7 70.1 314.2)
+}
+
+@test "figures of whole nodes do not apply to two GPUs of one" {
+    cd "$BATS_TEST_TMPDIR"
+    # Rate and time say how many ranks a token went to: 60.3 MB of 4096 tokens are two, 160.2 MB are eight.
+    one() {
+        echo '[config] num_tokens=4096, hidden=7168, num_topk=8'
+        echo "[tuning] Best dispatch (FP8): SMs 24, NVL chunk 24, $1 GB/s (NVL), t: $2 us"
+    }
+    run -0 --separate-stderr epkit parse --json --hardware h200 - < <(one 246.04 245.22)
+    jq -e '.runs[0] | .ranks == 2 and .measures[0].rating == null and .measures[0].wire_gbps.nvl == 123.02' <<<"$output"
+    run -3 --separate-stderr epkit parse --json --hardware h200 - < <(one 246.04 654.2)
+    jq -e '.runs[0] | .ranks == 8 and .measures[0].rating == "slow" and .measures[0].percent_of_peak.of == "NVLink, 450 GB/s for each GPU"' <<<"$output"
+    # Another hidden size is not that of the published figures.
+    run --separate-stderr epkit parse --json --hardware h200 - < <(one 246.04 654.2 | sed 's/7168/5120/')
+    jq -e '.runs[0].measures[0].expected.from == "model"' <<<"$output"
+    printf '%s\n' 'Config:' ' > Ranks: 1 x 2' ' > Experts: 6/256' ' > Tokens: 4096 (max: 4096), hidden: 7168' 'Running all test cases:' \
+        ' > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ...' >log
+    for rank in 0 1; do
+        for op in '* dispatch' '- expanded dispatch' '# cached dispatch' '@ combine' '+ reduced combine'; do
+            echo "   ${op%% *} EP:   $rank/2 | ${op#* }: 0 GB/s (SO), 167 GB/s (SU), 360.000 us, 60137448 bytes | copy: 4002 GB/s, 30.051 us"
+        done >>log
+    done
+    run -0 --separate-stderr epkit parse --json --hardware h200 log
+    jq -e '.runs[0] | .result == "passed" and .measures[0].rating == null' <<<"$output"
+}
+
+@test "similar programs that print nothing for a case passed when the tuning is complete" {
+    { internode 46.8 153.1 | head -n 1
+      for kind in BF16 BF16 FP8; do for topk in without with; do for async in False True; do for previous in False True; do
+          echo "[testing] Running with $kind, $topk top-k (async=$async, previous=$previous) ..."
+      done; done; done; done
+      internode 46.8 153.1 | tail -n +2; } >"$BATS_TEST_TMPDIR/log"
+    run -0 epkit parse "$BATS_TEST_TMPDIR/log"
+    [[ "${lines[0]}" == "test_internode, 2 nodes by its rates: 24/24 cases passed; dispatch fp8 46.8 GB/s"* ]]
+    run -1 epkit parse <<<"$(head -n -1 "$BATS_TEST_TMPDIR/log")"
+}
+
+@test "two runs stay two: pasted blocks, and files that are not parts of one" {
+    cd "$BATS_TEST_TMPDIR"
+    block() { internode "$1" "$2" | tail -n +2; }
+    { echo '# 2 nodes'; block 44.3 145; echo; echo '# 4 nodes'; block 12.5 25; } >log
+    run --separate-stderr epkit parse --json log
+    [ "$(jq -c '[.runs[] | [.nodes, .nodes_from, .measures[2].logical_gbps.rdma]]' <<<"$output")" = '[[2,"log",44.3],[4,"log",12.5]]' ]
+    # Without headings: the lines return to an operation. Lines of two nodes of one run do not.
+    run --separate-stderr epkit parse --json - < <(block 44.3 145; block 12.5 25)
+    [ "$(jq '.runs | length' <<<"$output")" = 2 ]
+    run --separate-stderr epkit parse --json - < <(block 44.3 145 | sed p)
+    [ "$(jq '.runs | length' <<<"$output")" = 1 ]
+    # Files: without a common setting, or with rates that nodes of one run cannot have.
+    block 44.3 145 >a; block 44.1 144 >b
+    run --separate-stderr epkit parse --json a b
+    [ "$(jq '.runs | length' <<<"$output")" = 2 ]
+    internode 44.3 145 >a; internode 12.5 41 >b; internode 44.1 144 >c
+    run --separate-stderr epkit parse --json a b
+    [ "$(jq '.runs | length' <<<"$output")" = 2 ]
+    run --separate-stderr epkit parse --json a c
+    [ "$(jq '.runs | length' <<<"$output")" = 1 ]
+}
+
+@test "nccl-tests: columns of single iterations, and two runs at once without MPI whose headers come first" {
+    cd "$BATS_TEST_TMPDIR"
+    rank() { echo "#  Rank  $1 Group  0 Pid   $2 on         vm device  $1 [0000:00:06] NVIDIA H200"; }
+    columns='#       size         count      type   redop    root     time   algbw   busbw  #wrong'
+    { echo '# Collective test starting: alltoall_perf'; rank 0 1; rank 1 1
+      echo "$columns    i_min    i_max    i_p99    i_cv%     time   algbw   busbw  #wrong    i_min    i_max    i_p99    i_cv%"
+      echo '  1073741824      33554432     float    none      -1  2788.10  385.12  336.98       0  2768.10  2878.10  2878.10     1.21  2789.10  385.12  336.97     N/A  2768.10  2878.10  2878.10     1.24'
+      printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 336.98\n'; } >log
+    run -0 --separate-stderr epkit parse --json log
+    jq -e '.totals.unreadable == 0 and [.runs[0].measures[].busbw_gbps] == [336.98, 336.97]' <<<"$output"
+    head='# nThread 1 nGpus 2 minBytes 2097152 maxBytes 17179869184 step: 2(factor)'
+    { for _ in 1 2; do echo '# Collective test starting: all_reduce_perf'; echo "$head"; done
+      for pid in 1443 1447; do rank 0 $pid; rank 1 $pid; done; echo "$columns     time   algbw   busbw  #wrong"
+      for time in 2432.17 2040.72; do
+          echo "     2097152        524288     float     sum      -1  $time    0.86    0.86       0  2434.74    0.86    0.86       0"
+      done
+      printf '# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0.86\n'; } >log
+    run -1 epkit parse log
+    [ "${lines[0]}" = "all_reduce_perf, 1 node: 2 independent runs of 2 ranks each instead of one: the program was built without MPI, or with another MPI than mpirun's." ]
+}
+
+@test "a slow combine beside a fast dispatch is no NIC" {
+    run -3 epkit parse --hardware b200 - < <(internode 70 231 | head -n 2; internode 81 268 | sed -n 3p; internode 33 109 | tail -n 1)
+    [[ "${lines[0]}" == *"combine bf16 33.0 GB/s (RDMA) is 44%"*"another operation is as fast as expected"* && "$output" != *"shared-nic"* ]]
 }
