@@ -108,7 +108,7 @@ check() {
         step 200 "$programs/ll_async_cuda" --ranks "$ranks"
         step 200 "$programs/ll_mix_cuda" --ranks "$ranks"
         step 200 "$programs/ll_weights_cuda" --ranks "$ranks"
-        step 200 "$programs/ll_mask_cuda" --ranks "$ranks"
+        [ "$ranks" -eq 1 ] || step 200 "$programs/ll_mask_cuda" --ranks "$ranks"
         [ "$ranks" -eq 1 ] || nodes "$ranks"
         [ -x "$epkit" ] || continue
         step 300 "$epkit" test intranode --backend cuda --ranks "$ranks"
