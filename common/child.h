@@ -28,8 +28,8 @@ struct process {
 int process_start(char *const *argv, struct process *ret_process);
 
 /*
- * The same for a child that needs more: `execute` runs in it, with the standard streams in place. It returns only when
- * it cannot execute a program, with errno. Standard input is a pipe if `has_input`.
+ * process_fork() starts a child that needs more than an argv: `execute` runs in it, with the standard streams in place.
+ * It returns only when it cannot execute a program, with errno. Standard input is a pipe if `has_input`.
  */
 typedef void (*process_execute)(const void *context);
 int process_fork(process_execute execute, const void *context, bool has_input, struct process *ret_process);
@@ -38,8 +38,8 @@ int process_fork(process_execute execute, const void *context, bool has_input, s
 void process_execute_bare(const void *argv);
 
 /*
- * The same for a program that replaces this process for its user: it has the standard streams of this process, its
- * process group, and the signal mask that this process inherited. There are no pipes.
+ * process_fork_in_place() starts a program that replaces this process for its user: it has the standard streams of this
+ * process, its process group, and the signal mask that this process inherited. There are no pipes.
  */
 int process_fork_in_place(process_execute execute, const void *context, struct process *ret_process);
 

@@ -44,7 +44,7 @@ int dir_resolve_below(const char *root, const char *path, bool make, char ret_pa
 /* A new file in the folder, to write to; one of that name is removed before. */
 int dir_create(int dir, const char *name, mode_t mode);
 
-/* The same with content. */
+/* dir_write() makes a file as dir_create() does, writes `data` to it and closes it. */
 int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t mode);
 
 /* A regular file with only this name, to append to and to read; made with `mode` if it is missing. */

@@ -26,8 +26,8 @@ void ending_detail(const char *key, const char *text);
 void ending_write(int code, const char *verdict);
 
 /*
- * The same from another thread, while the main thread hangs and may hold stdio locks. The caller must end the process
- * at once. The main thread can write no report from then on.
+ * ending_write_late() writes the document from another thread, while the main thread hangs and may hold stdio locks.
+ * The caller must end the process at once. The main thread can write no report from then on.
  */
 void ending_write_late(int code, const char *what, const char *where, const char *why, const char *hint);
 

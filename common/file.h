@@ -12,7 +12,7 @@
  */
 FILE *file_open(const char *path);
 
-/* The same for callers that take only regular files: EINVAL for others, at once. */
+/* file_open_regular() opens only regular files: EINVAL for others, at once. */
 FILE *file_open_regular(const char *path);
 
 /* What errno of these means. */

@@ -9,7 +9,7 @@
 /* Whether variables of an MPI launcher say that this process is one of several ranks. */
 bool ranks_env_is_launched(void);
 
-/* The same, without those of batch systems alone: MPI_Init() works. */
+/* ranks_env_is_mpirun() does not count variables of batch systems alone: if it is true, MPI_Init() works. */
 bool ranks_env_is_mpirun(void);
 
 /* Whether the variables of any launcher say that it is not rank 0. */

@@ -54,7 +54,7 @@ json_t *out_text(const char *text);
 /* A JSON string of a time, in UTC: "2026-01-31T12:00:00Z". A new reference. */
 json_t *out_time(time_t when);
 
-/* The same as out_text(); null for "". */
+/* out_text_or_null() returns null for "", and out_text() for other texts. */
 json_t *out_text_or_null(const char *text);
 
 /* {"schema_version", "epkit": version, "subcommand": command}: the start of every --json document. */

@@ -56,7 +56,7 @@ char *redact_text(const char *text);
  */
 json_t *redact_document(const json_t *document);
 
-/* The same for the words of a command line: a copy of `word`, after `before` (may be NULL). */
+/* redact_word() copies `word`, of a command line, without secrets. `before` is the word before it, or NULL. */
 char *redact_word(const char *before, const char *word);
 
 #endif

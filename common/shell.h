@@ -13,7 +13,7 @@
 #define SHELL_WORD_BYTES 1200 /* enough for 253 quotes, a name of Kubernetes */
 const char *shell_quote(const char *text, char *ret_word, size_t bytes);
 
-/* The same for an operand: "-- " is in front of one that would be an option. */
+/* shell_operand() quotes an operand: "-- " is in front of one that would be an option. */
 const char *shell_operand(const char *text, char *ret_word, size_t bytes);
 
 /* Writes `text`, byte by byte, in single quotes, for scripts. */

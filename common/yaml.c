@@ -41,7 +41,7 @@ static ep_status refuse(const struct reader *reader, int line, const char *what)
     return ep_fail(EP_E_ARG, "%s:%d: %s", reader->name, line, what);
 }
 
-/* The same, with the kind of file between the texts. */
+/* refuse_kind() writes the kind of file between the texts. */
 static ep_status refuse_kind(const struct reader *reader, int line, const char *before, const char *after)
 {
     return ep_fail(EP_E_ARG, "%s:%d: %s a %s%s", reader->name, line, before, reader->limits->what, after);

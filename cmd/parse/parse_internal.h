@@ -117,7 +117,7 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
 /* The open run of the dialect, or NULL. */
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect);
 
-/* The same; starts a run if there is none. */
+/* run_need() returns the open run of the dialect, or begins one; NULL when there are too many. */
 struct parse_run *run_need(struct parser *parser, enum parse_dialect dialect, const char *title);
 
 /* The measure of (op, type), created if missing; NULL if there are too many. `config` may be NULL. */

@@ -129,7 +129,7 @@ static bool is_same(const json_t *a, const json_t *b, const char *key)
     return (!x && !y) || (x && y && json_equal((json_t *)x, (json_t *)y));
 }
 
-/* The same run, reported twice. A run is known by its folder and when it began. */
+/* Two reports are of one run if they have the same folder and the same time at which it began. */
 static bool is_same_run(const json_t *a, const json_t *b)
 {
     return json_is_string(json_object_get(a, "date")) && is_same(a, b, "date") && is_same(a, b, "folder");

@@ -303,7 +303,7 @@ int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
         free(views);
         return ranks_emit_error(ctx, status, "gathering the GPUs of all ranks");
     }
-    /* The same result on all ranks, so that all of them try or none. */
+    /* All ranks compute the same result, so that all of them try or none. */
     cuda = gpu_check(views, false, ctx->nranks, &hidden, why, sizeof(why));
     if (cuda && hidden)
         cuda = try_mapping(ctx, why, sizeof(why));

@@ -46,7 +46,7 @@ extern "C" {
 /* "0.1.0": the version of the loaded library, not of the header. */
 EP_API const char *ep_version(void);
 
-/* The same as a number: major * 10000 + minor * 100 + patch. */
+/* ep_version_number() returns the version as a number: major * 10000 + minor * 100 + patch. */
 EP_API int ep_version_number(void);
 
 /* The stream that a call queues its work in: a cudaStream_t, or an ep_queue of the host backend. See epkit/stream.h. */

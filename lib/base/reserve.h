@@ -25,8 +25,8 @@ ep_status ep_reserve_resize(int fd, size_t bytes);
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);
 
 /*
- * The same for a memfd with contents, which are kept. The limits are checked for the missing pages only, `missing`
- * bytes.
+ * ep_reserve_missing() allocates the pages of a memfd with contents, which it keeps. It checks the limits for the
+ * missing pages only, `missing` bytes.
  */
 ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing);
 

@@ -32,7 +32,7 @@ static inline int ep_thread_start(pthread_t *ret_thread, const pthread_attr_t *a
     return error;
 }
 
-/* The same with default attributes. Sets *ret_started, or fails with a text that begins with `what`. */
+/* ep_thread_begin() uses default attributes. It sets *ret_started, or fails with a text that begins with `what`. */
 static inline ep_status ep_thread_begin(pthread_t *ret_thread, bool *ret_started, void *(*run)(void *), void *argument,
                                         const char *what)
 {

@@ -45,7 +45,7 @@ static inline uint16_t ep_bf16_round(float value)
     return (uint16_t)((bits & 0x7fffffffu) > EP_F32_INF_BITS ? EP_BF16_NAN : rounded);
 }
 
-/* The same for sums that stay fp32. */
+/* ep_f32_plain_nan() replaces every NaN by EP_F32_NAN_BITS, for sums that stay fp32. */
 static inline float ep_f32_plain_nan(float value)
 {
     uint32_t bits = ep_bits_of_f32(value);

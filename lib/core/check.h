@@ -131,7 +131,7 @@ struct ep_buffer {
  * `n_outputs` of the `n` buffers are outputs; EP_E_ARG names the two fields, the output first.
  */
 ep_status ep_check_no_overlap(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
-/* The same after ep_check_buffer() of each. */
+/* ep_check_buffers() calls ep_check_buffer() for each buffer with `align`, then ep_check_no_overlap(). */
 ep_status ep_check_buffers(const char *call, const struct ep_buffer *buffers, int n_outputs, int n);
 
 #endif

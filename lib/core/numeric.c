@@ -172,8 +172,8 @@ static void quantize_portable(const uint16_t *x, int hidden, int round_scale, ui
 }
 
 /*
- * The same operations in wider vectors, so the same bits; a row of 7168 takes 7.3, 4.0 and 1.9 us (gcc 12, Zen 5).
- * Not target_clones: its resolvers run before the sanitizers are ready.
+ * Wider vectors give the same bits by the same operations; a row of 7168 takes 7.3, 4.0 and 1.9 us (gcc 12, Zen 5). Not
+ * target_clones: its resolvers run before the sanitizers are ready.
  */
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) static void quantize_avx2(const uint16_t *x, int hidden, int round_scale,

@@ -8,7 +8,7 @@
 ep_status ep_group_barrier(ep_comm *comm);
 ep_status ep_group_barrier_on(ep_comm *comm, ep_stream stream);
 ep_status ep_group_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
-/* The same as a bootstrap, for objects that are opened after creation. */
+/* ep_group_boot() returns a bootstrap on the communicator, for objects that are opened after creation. */
 ep_boot ep_group_boot(ep_comm *comm);
 
 /* Steps of creation succeed on all ranks or on none. The result of a step on one rank: */
@@ -29,7 +29,7 @@ ep_status ep_group_result_reduce(const char *call, const struct ep_group_result 
                                  size_t stride);
 /* Collective: EP_OK if all ranks have succeeded. `mine` is this rank's own status. */
 ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
-/* The same for a failure of `rank`. *flag: in, the flag of this rank; out, true if it was set on any rank. */
+/* ep_group_agree_about() takes a failure of `rank`. *flag: in, this rank's flag; out, true if any rank had set it. */
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag);
 /* As ep_group_agree(), among the ranks of an existing communicator. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);

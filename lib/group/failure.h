@@ -7,12 +7,12 @@
 
 /* Publishes a failure and wakes all ranks; returns the failure of the group, with text. */
 ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase);
-/* The same for a rank that did not answer. reason: what is known of it, or "". */
+/* ep_group_set_late() publishes that a rank did not answer. reason: what is known of it, or "". */
 ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phase phase, const char *reason);
 /*
- * The same for a status whose text is the last error of the thread: keeps that text and publishes it to the peers,
- * unless another failure was first. A status of the 1xx or 2xx kind is a failure of this rank, whatever `failed_rank`
- * is, unless that is a peer that could not serve its segment. The text must name the failed rank before any other rank.
+ * ep_group_set_own_failure() keeps the last error of the thread as the text and publishes it to the peers, unless
+ * another failure was first. A status of the 1xx or 2xx kind is a failure of this rank, whatever `failed_rank` is,
+ * unless that is a peer that could not serve its segment. The text must name the failed rank before any other rank.
  */
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank,
                                    enum ep_group_phase phase);
@@ -42,7 +42,7 @@ int ep_group_aborted_by(const struct ep_group *group);
 
 /* EP_OK, or the failure set by this rank or a peer. Cheap. */
 ep_status ep_group_check(struct ep_group *group);
-/* The same, but only ep_comm_abort counts: for calls that tolerate dead peers. */
+/* ep_group_check_abort() fails only after ep_comm_abort(): for calls that tolerate dead peers. */
 ep_status ep_group_check_abort(struct ep_group *group);
 void ep_group_abort(ep_comm *comm);
 ep_status ep_group_poll(ep_comm *comm);

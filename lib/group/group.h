@@ -197,9 +197,7 @@ void ep_group_close(ep_comm *comm);
  */
 void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_provider,
                            struct ep_net_params *ret_params);
-/*
- * The same for low latency: one channel, and every rank is a node of its own. `boot` must live as long as ret_params.
- */
+/* For low latency the endpoint has one channel, and every rank is a node. `boot` must live as long as ret_params. */
 void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, struct ep_net_provider *ret_provider,
                                  struct ep_net_params *ret_params);
 /* Marks a rank as lost if its connection on such an endpoint was cut. */

@@ -60,7 +60,7 @@ static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)
 
 ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
- * The same in two steps for a backend that counts tokens itself: prepare makes plan->impl, whose tokens_per_rank and
+ * A backend that counts tokens itself opens a plan in two steps: prepare makes plan->impl, whose tokens_per_rank and
  * tokens_per_expert the caller fills; publish does the rest. Without `routes` the caller keeps them: index is NULL, and
  * first_row has the first row on each rank. For one node only, or without rows. Both undo everything on failure;
  * discard does it for a plan that is not published.

@@ -110,7 +110,7 @@ static uint32_t compare_with(const struct shrink *s, int rank, bool late, bool s
     return attempt > s->attempt || vote != EP_GROUP_VOTE_OPEN ? veto : EP_GROUP_VOTE_OPEN;
 }
 
-/* The same for all ranks. */
+/* compare_views() calls compare_with() for all other ranks. */
 static uint32_t compare_views(const struct shrink *s, bool late, bool stale)
 {
     uint32_t found = EP_GROUP_VOTE_OPEN;

@@ -41,7 +41,7 @@ void ep_group_wait_reset(struct ep_group_wait *wait);
  * the rank waited for. Sleeps until the doorbell rings or an interval passes, or returns the failure.
  */
 ep_status ep_group_wait(struct ep_group_wait *wait, uint32_t seen, int rank);
-/* The same without the sleep. */
+/* ep_group_wait_check() returns a failure as ep_group_wait() does, but does not sleep. */
 ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank);
 void ep_group_wait_end(struct ep_group_wait *wait);
 

@@ -53,7 +53,7 @@ ep_status ep_streams_progress(struct ep_streams *streams, bool *ret_moved);
 /* All messages have left, and their pieces may be changed. */
 bool ep_streams_flushed(struct ep_streams *streams);
 
-/* The same for the messages to `peer`. */
+/* All messages to `peer` have left, and their pieces may be changed. */
 bool ep_streams_flushed_to(struct ep_streams *streams, int peer);
 
 /* A node with unflushed messages, or -1. */

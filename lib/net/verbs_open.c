@@ -241,7 +241,7 @@ static ep_status connect_ranks(struct verbs_net *v, const struct ep_net_params *
     struct opening o = {.v = v, .params = params, .context = context, .bytes = sizeof(struct hello)};
     ep_status status;
 
-    /* The same size on all ranks, even if they disagree about the channels. */
+    /* All ranks send the same size, even if they disagree about the channels. */
     o.bytes += (size_t)(v->net.nnodes - 1) * EP_NET_MAX_CHANNELS * sizeof(o.mine->addresses[0]);
     o.mine = calloc(1, o.bytes);
     o.all = calloc((size_t)params->nranks, o.bytes);

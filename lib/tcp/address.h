@@ -24,7 +24,7 @@ struct tcp_address {
 void tcp_address_print(const struct tcp_address *address, char ret_text[TCP_ADDRESS_TEXT]);
 bool tcp_address_is_loopback(const struct tcp_address *address);
 bool tcp_address_is_link_local(const struct tcp_address *address);
-/* The same for the calls of sockets; returns its length. */
+/* tcp_address_to_socket() converts an address for the calls of sockets; it returns the length. */
 socklen_t tcp_address_to_socket(const struct tcp_address *address, struct sockaddr_storage *ret_socket);
 /* An IPv4-mapped IPv6 address, as from a dual-stack socket, is converted to IPv4. false: neither IPv4 nor IPv6. */
 bool tcp_address_from_socket(const void *socket_address, struct tcp_address *ret_address);

@@ -36,7 +36,7 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
-/* The same GPUs without a rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
+/* GPUs for racks may have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
 static bool has_no_fabric(const struct topo *topo)
 {
     int n = 0;

@@ -11,7 +11,7 @@
 /* Call after doctor_found(): sets fix and advice to reload the driver with the options in modprobe.d. */
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result);
 
-/* The same, but first sets PeerMappingOverride=1, in the effective line with NVreg_RegistryDwords if there is one. */
+/* driver_fix_peer_mapping() first sets PeerMappingOverride=1, in the effective NVreg_RegistryDwords line if any. */
 void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor_result *result);
 
 /* GPUs are on the bus, but the driver is not loaded: reports why, as far as it can be determined (driver_missing.c). */

@@ -37,7 +37,7 @@ bool parse_cmdline_next(const char **at, const char *module, struct parse_option
  */
 bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value);
 
-/* The same keys, with `setting` ("Key=1") instead of the old value of its key; each followed by ';'. */
+/* parse_dwords_with() puts `setting` ("Key=1") in place of the old value of its key; ';' follows each key. */
 const char *parse_dwords_with(struct source *source, struct piece dwords, const char *setting);
 
 /* --- dpkg's status file --- */

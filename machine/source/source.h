@@ -212,8 +212,7 @@ typedef json_t *source_reader(const char *text, size_t bytes);
 struct source_answer source_fact(struct source *source, const char *name, source_reader *read, const char *path, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The same for the lines of a log that contain `needle`, as source_lines() finds them; they are not cached either.
- */
+/* source_log_fact() caches a fact from the lines of a log that contain `needle` (source_lines()), not the lines. */
 struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
                                      const char *path, ...) __attribute__((format(printf, 5, 6)));
 

@@ -328,7 +328,7 @@ TEST(test_faults_are_found)
                      report.error);
         if (!strstr(report.detail, "(and on 2 more)"))
             fail_msg("other ranks are not counted: %s", report.detail);
-        /* The same case without the fault. */
+        /* Without the fault the same case passes. */
         run_fault(FAULT_NONE, -1, cases[i].matrix, cases[i].only, &report);
         if (report.failed || report.code)
             fail_msg("case %d of %s fails without a fault: %s %s", cases[i].only, cases[i].matrix, report.detail,

@@ -56,7 +56,7 @@ TEST(test_internode_bad_network)
 
 TEST_CALL(test_lowlatency, run_sizes("{\"matrix\": \"lowlatency\", \"tokens\": 20, \"hidden\": 512, \"topk\": 4}", 32))
 
-/* The same as threads of one process. */
+/* The ranks are threads of one process. */
 TEST(test_threads)
 {
     static const char *const matrices[] = {"intranode", "internode", "lowlatency"};

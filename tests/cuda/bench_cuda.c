@@ -246,7 +246,7 @@ static int measure(struct bench *b, enum what what, bool bare, bool queued, int 
     return 0;
 }
 
-/* The same rows repeatedly without a pause: the limit of the links. */
+/* measure_stream() repeats the rows without a pause: the limit of the links. */
 static int measure_stream(struct bench *b, enum what what, int sms)
 {
     char name[80];

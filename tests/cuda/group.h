@@ -168,7 +168,7 @@ int run_group_scenario(struct options *options, struct scenario_run run);
 int run_group_scenarios(struct options *options, struct scenario_run run, const void *scenarios, size_t n,
                         size_t bytes);
 
-/* The same with options_read() before it. */
+/* run_group_program() calls options_read(), then run_group_scenarios(). */
 int run_group_program(int argc, char **argv, int min_ranks, struct options *options, struct scenario_run run,
                       const void *scenarios, size_t n, size_t bytes);
 
@@ -180,7 +180,7 @@ int group_merge_codes(const struct group *group, int code, int *ret_code);
 
 /* Checks a call that must fail, with `says` (NULL: anything) in the text. 0, or FAILED with a message. */
 int expect_status(const char *call, ep_status got, ep_status expected, const char *says);
-/* The same; the text must name the rank. */
+/* expect_failed_rank() checks a call that must fail with a text that names the rank. */
 int expect_failed_rank(const char *call, ep_status got, ep_status expected, int rank);
 
 /* Does an error text name the rank? */

@@ -125,7 +125,7 @@ static int queue_flight(struct group *g, struct scenario *scenario, struct excha
             code |= exchange_compare(x[i], "queued");
         CALL(ep_comm_async_error(g->cuda));
     }
-    /* The same repeatedly: far more calls in flight than there are results. */
+    /* Now far more calls are in flight than there are results. */
     for (int i = 0; i < IN_FLIGHT; i++)
         TRY(exchange_poison(x[i]));
     for (int i = 0; i < DEEP; i++)

@@ -495,7 +495,7 @@ static void live(struct weather *w)
             if (w->older)
                 free_comm(w, w->older);
             w->older = NULL;
-            /* The same on all members, and different for a smaller or larger group. */
+            /* All members get the same seed, and a smaller or larger group gets another. */
             w->random = w->table->storm.seed + (uint64_t)(w->generation * 100 + w->nranks);
         }
     }

@@ -114,7 +114,7 @@ teardown_file() {
     valid <<<"$output"
     [ "$(jq -c '[.result.runs[].cases | .passed, .failed]' <<<"$output")" = '[32,0]' ]
     cd "$HOSTS_DIR/work"
-    # The same as 'epkit parse' says of the folder, and it says so again later.
+    # 'epkit parse' gives the same verdict for the folder, also later.
     [ "$(jq -r .result.verdict <<<"$output")" = "$("$EPKIT" parse --json parsed | jq -r .verdict)" ]
     [ "$(jq -r .subcommand parsed/testbed-logs/doctor-h1.json)" = doctor ]
     # A program that ends with status 0 but whose output reports a failure is no success. Here it is DeepEP's test.

@@ -104,7 +104,7 @@ uninstall() {
     done
     finish debian-tools
     same "$BATS_FILE_TMPDIR/applied"
-    # The same for uninstall.
+    # An uninstall that was killed can be completed, too.
     for _ in 1 2; do
         on epkit install uninstall debian-tools >/dev/null 2>&1 &
         random_pause 30

@@ -34,7 +34,7 @@ MARKS = {
     "hosts of a list": "akmerail17",
 }
 
-# The same things in other forms, as tools and logs write them.
+# Tools and logs write the same things in other forms.
 FORMS = {
     "MAC with dashes": "00-00-5e-00-53-fb", "MAC without": "00005e0053fc", "MAC of a switch": "0000.5e00.53fd",
     "MAC in capitals": "00:00:5E:00:53:BB", "EUI-64": "02:00:5e:ff:fe:00:53:fb",

@@ -11,7 +11,7 @@
 
 enum { ROUTINGS = 3, HIDDEN = 8 };
 
-/* The same on all ranks, except the versions, which hold the layouts of this rank. */
+/* All ranks have equal values, except in `state`: its versions hold the layouts of this rank. */
 struct capacity {
     const struct plan_shape *shape;
     struct plan_state state;

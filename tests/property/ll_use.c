@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The same on all ranks. */
+/* All ranks draw the same shape. */
 struct ll_shape {
     int max_tokens, hidden;
     int spare_topk; /* the maximum K of the ep_ll is larger by this */

@@ -33,7 +33,7 @@
 enum { MAX_RANKS = 6, SLOTS = 3, LLS = 2, EXCHANGES = 2, ROUTINGS = 3, QUEUES = 4, HOLDS = 8, PAIRS = 2, STRAYS = 6 };
 enum { TESTED, BASE, BOTH };
 
-/* The same on all ranks. */
+/* All ranks run the same sequence. */
 struct sequence {
     uint64_t seed;
     int nranks, nnodes, steps;
@@ -294,7 +294,7 @@ void join_holds(struct pair *pair);
 ep_stream any_queue(struct rank_state *state, struct pair *pair);
 /* Waits for everything and compares all buffers. */
 bool compare(struct rank_state *state, struct pair *pair);
-/* The same, and loads new data. */
+/* check() compares all buffers as compare() does, and loads new data. */
 bool check(struct rank_state *state, struct pair *pair);
 bool hold_queue(struct rank_state *state, struct pair *pair);
 bool call(struct rank_state *state, struct pair *pair);

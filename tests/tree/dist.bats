@@ -62,7 +62,7 @@ usual_command() {
         skip "built with glibc $here, and needs $glibc: only on Debian 12 can it be 2.36 at most"
     fi
     [ "$(printf '%s\n' 2.36 "$glibc" | sort -V | tail -n 1)" = 2.36 ]
-    # The same by another reader: no file asks for more than the check has found.
+    # objdump agrees: no file asks for more than the check has found.
     run bash -c 'find "$1" -type f -exec objdump --private-headers {} + 2>/dev/null | grep -o "GLIBC_2[0-9.]*" |
         sort -Vu | tail -n 1' - "$DIST"
     [ "$output" = "GLIBC_$glibc" ]

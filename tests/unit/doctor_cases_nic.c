@@ -34,7 +34,7 @@ static void slower_of_another_make(struct made *made)
     made->hardware.pci[other->pci].device = 0x101d;
 }
 
-/* The same model, in another slot. */
+/* The slower NIC is of the same model as the data NICs, in another slot. */
 static void slower_and_farther(struct made *made)
 {
     struct topo_nic *other = machine_nic(&made->hardware, "mlx5_9", 1, -1, 0, 0);

@@ -139,9 +139,9 @@ static void unmap_twice(const struct double_mapping *mapping)
 }
 
 /*
- * The same with registered sources and payload regions, where the engine has them: of channel 0 as GPU memory that can
- * be registered by its address, as with a peer-memory module, and of channel 1 as host memory. A CPU that accesses the
- * former gets SIGSEGV. Ranks of node 0 have none: what each rank has concerns its own side only.
+ * Sources and payload regions are registered, where the engine supports it: those of channel 0 as GPU memory that can
+ * be registered by its address, as with a peer-memory module, those of channel 1 as host memory. A CPU that accesses
+ * the former gets SIGSEGV. Ranks of node 0 have none: what each rank has concerns its own side only.
  */
 static void test_registered(const struct conformance *c)
 {

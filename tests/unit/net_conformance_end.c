@@ -154,8 +154,8 @@ void net_conformance_rank_that_abandons(const struct conformance *c)
 }
 
 /*
- * The same with a communicator: the last all-gather of the leaving rank completes on all others, and their next
- * operation fails and names it. With an engine without ended() it fails at the deadline.
+ * A rank leaves a communicator: its last all-gather completes on all others, and their next operation fails and names
+ * it. With an engine without ended() it fails at the deadline.
  */
 void net_conformance_communicator_left_by_rank(const struct conformance *c)
 {

@@ -7,7 +7,7 @@
 
 #include "net/net.h"
 
-/* The same limit on every machine and under every sanitizer. */
+/* The limit is the same on every machine and under every sanitizer. */
 static ep_status new_memory_up_to_1m(struct ep_net *net)
 {
     return net->region_bytes > 1 << 20 ? ep_fail(EP_E_MEMORY, "network emulated: no memory for more than 1 MiB")

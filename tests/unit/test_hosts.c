@@ -199,7 +199,7 @@ TEST(test_slots_after_a_colon)
     assert_string_equal(hosts.list[1].target, "w2");
     assert_string_equal(hosts.list[1].port, "");
     hosts_done(&hosts);
-    /* The same node twice. */
+    /* A file may not name a node twice. */
     assert_int_equal(hosts_add_file(write_text("w1:8\nw1\n"), HOSTS_OPEN_MPI, &hosts), EP_E_ARG);
     hosts_done(&hosts);
 }

@@ -496,7 +496,7 @@ int main(void)
         cmocka_unit_test(test_damaged_ring),
     };
 
-    /* The same on real connections; what only the emulation can be told to do is left out. */
+    /* These tests use real connections; what only the emulation can be told to do is left out. */
     const struct CMUnitTest real_tests[] = {
         cmocka_unit_test(test_well_behaved),
         cmocka_unit_test(test_two_ranks_per_node),

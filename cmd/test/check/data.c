@@ -108,7 +108,7 @@ static float scale_of_block(const struct data *data, uint64_t bits, int rank)
     return ldexpf(1.0f + (float)(bits >> 41) / 8388608.0f, (int)(bits >> 32 & 7) - 6);
 }
 
-/* The same without mantissa, as an exponent byte. */
+/* exponent_of_block() returns a power of two as an exponent byte: 2^-6 to 2^1, in constant rows 2^0 to 2^3. */
 static uint8_t exponent_of_block(const struct data *data, uint64_t bits, int rank)
 {
     return (uint8_t)(127 + (is_constant(data) ? rank % 4 : (int)(bits >> 32 & 7) - 6));

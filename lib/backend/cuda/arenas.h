@@ -28,7 +28,7 @@ struct cuda_arenas {
  * of the two may have grown.
  */
 ep_status cuda_arenas_grow(struct cuda_arenas *arenas, const char *call, size_t bytes);
-/* The same without headroom. */
+/* cuda_arenas_reserve() grows each arena to `bytes` or more, without headroom. */
 ep_status cuda_arenas_reserve(struct cuda_arenas *arenas, const char *call, size_t bytes);
 
 /*

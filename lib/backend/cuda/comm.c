@@ -376,7 +376,7 @@ ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
 
     /* Kernels that still wait for a lost rank would block the device for the new group. */
     cuda_stop_kernels(cuda);
-    /* The same device again, whatever rank this one becomes among the survivors. */
+    /* This rank keeps its device, whatever its number among the survivors. */
     next->inherited_device = cuda->device + 1;
     return ep_group_shrink(comm, next);
 }

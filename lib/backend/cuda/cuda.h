@@ -317,7 +317,7 @@ void cuda_restore_device(int device);
 /* Looks up a driver function through the runtime: the module does not link the driver. */
 ep_status cuda_find_driver(const char *name, void **ret_function);
 void cuda_scope_end(struct cuda_scope *scope);
-/* The same; allocations and mappings in between are not part of a stream capture. */
+/* cuda_scope_begin_uncaptured() also keeps allocations and mappings in the scope out of a stream capture. */
 ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_scope *ret_scope);
 /* A function that returns `call`, made with the communicator's device as the current one. */
 #define CUDA_ON_DEVICE(comm, call)                                                                                     \

@@ -115,7 +115,7 @@ __device__ __forceinline__ void bulk_fence_global()
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/* The same for shared memory: the copy engine may read what was written, and write where it was read. */
+/* The copy engine may now read what was written to shared memory, and write where it was read. */
 __device__ __forceinline__ void bulk_fence_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -239,7 +239,7 @@ __device__ inline bool ll_wait_or_fail(const cuda_ll &ll, Condition condition, i
     return end_wait(ll.waits, ll_wait_for(ll, condition, rank, deadlines), rank, phase);
 }
 
-/* The same for a word that `rank` writes. */
+/* ll_wait_until() waits until `word`, which `rank` writes, has reached `value`; it fails like ll_wait_or_fail(). */
 __device__ inline bool ll_wait_until(const cuda_ll &ll, const uint64_t *word, uint64_t value, int rank, int phase,
                                      int deadlines = 1)
 {

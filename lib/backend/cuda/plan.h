@@ -65,7 +65,7 @@ struct cuda_op_desc cuda_update_desc(const ep_plan *plan);
 void cuda_plans_poll(struct cuda_comm *cuda);
 /* EP_E_CAPACITY, once, if an operation was refused because a rank would have received too many rows. */
 ep_status cuda_check_refused(struct cuda_comm *cuda);
-/* The same until cuda_check_refused() has reported it. Any thread. */
+/* cuda_find_refused() returns EP_E_CAPACITY until cuda_check_refused() has reported it. Any thread may call it. */
 ep_status cuda_find_refused(const struct cuda_comm *cuda);
 
 /* metadata.c */

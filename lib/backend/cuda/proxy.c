@@ -400,7 +400,7 @@ static ep_status open_streams(struct cuda_proxy *p, const ep_boot *boot, bool di
     return EP_OK;
 }
 
-/* The same result on all ranks. The log has the reason of a rank whose test failed. */
+/* All ranks get the same result. The log has the reason of a rank whose test failed. */
 static ep_status probe_network(struct cuda_proxy *p, const ep_boot *boot, bool *ret_lost)
 {
     const ep_comm *comm = p->cuda->group.comm;

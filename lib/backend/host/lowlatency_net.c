@@ -155,7 +155,7 @@ static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
     return EP_OK;
 }
 
-/* The same; a broken network fails the group. */
+/* step_or_fail() makes one pass over all peers; a broken network fails the group. */
 static ep_status step_or_fail(const ep_ll *ll, struct ll_net *n, enum ep_group_phase phase, bool *ret_moved)
 {
     return ep_group_net_fail(ep_group_of(ll->comm), n->send.streams, step(ll, n, ret_moved), phase);

@@ -29,7 +29,7 @@ struct ep_rows_ops {
     void (*sum_bf16)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
     void (*sum_bf16_stream)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
 
-    /* The same, but the result stays fp32, in the order of ep_row_term: a partial sum for the network. */
+    /* sum_f32() leaves the sum in fp32, in the order of ep_row_term: a partial sum for the network. */
     void (*sum_f32)(float *out, const struct ep_row_term *terms, int n, int count);
 
     /*
