@@ -109,7 +109,7 @@ void text_clean(const char *text, char *ret_text, size_t bytes)
         if (used + (is_shown ? n : 1) >= bytes)
             break;
         if (is_shown)
-            memcpy(ret_text + used, text, n);
+            memmove(ret_text + used, text, n);
         else
             ret_text[used] = '?';
         used += is_shown ? n : 1;

@@ -7,7 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copies `text`, truncated to `bytes`, with '?' for each byte that is not UTF-8 and each character not printable. */
+/* Copies `text`, which may be ret_text, truncated to `bytes`, with '?' for each byte that is not UTF-8 and each
+ * character not printable. */
 void text_clean(const char *text, char *ret_text, size_t bytes);
 
 /* Removes an incomplete UTF-8 sequence from the end of a truncated text. */

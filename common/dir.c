@@ -57,8 +57,21 @@ bool dir_trusts(uid_t owner)
 {
     struct stat info;
 
-    /* In a user namespace without the machine's root its files have the owner of /proc/sys. */
-    return owner == 0 || owner == geteuid() || (stat("/proc/sys", &info) == 0 && owner == info.st_uid);
+    /* In a user namespace /proc/sys belongs to the machine's root, if it is mapped; 65534 is everybody who is not. */
+    return owner == 0 || owner == geteuid() ||
+           (stat("/proc/sys", &info) == 0 && owner == info.st_uid && owner != 65534);
+}
+
+/*
+ * May the link in the folder `at` be followed? In a user namespace a link of the machine's root looks like that of any
+ * other user who is not mapped: it is followed if nobody but the folder's owner can have made it.
+ */
+static bool trusts_link(int at, uid_t owner)
+{
+    struct stat info;
+
+    return dir_trusts(owner) ||
+           (owner == 65534 && fstat(at, &info) == 0 && info.st_uid == owner && !(info.st_mode & (S_IWGRP | S_IWOTH)));
 }
 
 static bool is_on(int fd, long type)
@@ -105,7 +118,7 @@ static int step(int at, const char *name, bool make, int *n_links)
     if (fstat(fd, &info) != 0 || !S_ISLNK(info.st_mode))
         return fd;
     errno = ELOOP;
-    result = dir_trusts(info.st_uid) && ++*n_links <= LINKS_MAX ? follow(at, name, fd, make, n_links) : -1;
+    result = trusts_link(at, info.st_uid) && ++*n_links <= LINKS_MAX ? follow(at, name, fd, make, n_links) : -1;
     close_quietly(fd);
     return result;
 }

@@ -5,6 +5,7 @@
 #include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/clean.h"
 #include "common/progress.h"
 #include "common/redact.h"
 #include "common/text.h"
@@ -34,6 +35,7 @@ void launch_note(struct launch *launch, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    text_clean(text, text, sizeof(text)); /* names and dates in it may be a stranger's */
     shown = redact_text(text);
     launch_log(launch, shown ? shown : "");
     progress_hide();

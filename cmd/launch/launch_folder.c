@@ -3,6 +3,7 @@
 #include "launch_internal.h"
 
 #include "base/error.h"
+#include "cmd/report/folder.h"
 #include "common/dir.h"
 #include "common/redact.h"
 #include "common/temporary.h"
@@ -25,13 +26,10 @@
 static void remove_earlier(struct launch *launch)
 {
     static const char *const forms[] = {"worker-%s.log", "doctor-%s.json"};
-    int fd = openat(launch->folder_fd, "run.json", O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    json_t *run = fd < 0 ? NULL : json_loadfd(fd, 0, NULL), *host;
     char file[300];
+    json_t *run = runfolder_load_json(launch->folder_fd, "run.json", file, sizeof(file)), *host;
     size_t i;
 
-    if (fd >= 0)
-        close(fd);
     json_array_foreach (json_object_get(run, "hosts"), i, host) {
         const char *name = job_text(host, "name", "");
 

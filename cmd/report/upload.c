@@ -185,12 +185,13 @@ static const char *name_below(const struct folder *folder, const char *path)
 /* The file `name` of `dir`, or `path` itself. */
 static int upload_one(int dir, const char *path, const char *dest, const char *below, const char *name, int *ret_n)
 {
-    int from = openat(dir, dir == AT_FDCWD ? path : text_base(path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int from = openat(dir, dir == AT_FDCWD ? path : text_base(path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     char *target = NULL;
     int result = CMD_FAILED;
+    struct stat info;
 
-    if (from < 0) {
-        out_error("report: --upload: %s: %s", path, strerror(errno));
+    if (from < 0 || fstat(from, &info) != 0 || !S_ISREG(info.st_mode)) {
+        out_error("report: --upload: %s: %s", path, from < 0 ? strerror(errno) : "it is not a file");
     } else if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
         progress_update((uint64_t)*ret_n, 0, "uploading %s", name);
         result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(from, path, target) : upload_local(from, target);
