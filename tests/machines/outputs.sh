@@ -35,7 +35,7 @@ part() {
 
 output topo.txt topo
 output env.txt env
-part '.variables[]? | "\(.name) \(.group) \(.scope)"' variables.txt env
+part '.variables[]? | "\(.name) \(.scope)"' variables.txt env
 output doctor.txt doctor
 # Which network epkit uses between nodes.
 part '.network | "\(.used); verbs \(.verbs): \(.why)", .text, .ports[]' network.txt doctor
