@@ -28,6 +28,7 @@ struct known {
     const char *text, *also; /* both must be in the line */
     const char *id, *cause;
     enum kind kind;
+    bool may_pass; /* a complete run may follow */
 };
 
 bool faults_load(struct parser *parser)
@@ -48,6 +49,7 @@ bool faults_load(struct parser *parser)
             .also = json_string_value(json_object_get(row, "also")),
             .id = json_string_value(json_object_get(row, "id")),
             .cause = json_text(row, "cause"),
+            .may_pass = json_is_true(json_object_get(row, "may_pass")),
         };
         while (known->kind < PERFTEST && strcmp(kinds[known->kind], json_text(row, "kind")) != 0)
             known->kind++;
@@ -162,7 +164,9 @@ static const struct known *find(struct parser *parser, const char *line)
             : row->kind == MODULE        ? names_missing_module(line, row->text)
             : row->kind == TRACEBACK_END ? ends_traceback(stream, line, row->text)
             : row->kind == PERFTEST      ? false
-                                         : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
+            : row->kind == EFFECT && strstr(line, "NCCL INFO")
+                ? false
+                : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
             found = row;
     }
     if (found && stream)
@@ -232,7 +236,7 @@ void fault_line(struct parser *parser, const char *line)
         .rank = (int)fault->kind,
         .is_fatal = is_fatal,
         .is_fatal_alone = fault->kind == STEP,
-        .is_launcher = fault->kind == LAUNCHER,
+        .is_launcher = fault->kind == LAUNCHER || fault->may_pass,
         .is_effect = fault->kind == EFFECT || fault->kind == WORD,
         .is_loose = is_loose,
         .line_number = parser->line_number,

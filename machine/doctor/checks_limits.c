@@ -259,7 +259,8 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
 {
     long long used = shm_used(machine->source), left = bytes - used;
 
-    if (used <= 0 || left >= SHM_LITTLE)
+    /* One that is small is not full because a little of it is used. */
+    if (used <= 0 || left >= SHM_LITTLE || (left >= SHM_TOO_LITTLE && used < bytes / 2))
         return;
     doctor_found(result, left < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm is full: %lld of its %lld MiB are used, and ranks share memory through it", used / MIB,

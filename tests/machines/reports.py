@@ -160,7 +160,7 @@ def shm(size, files, each):
         tree.put("/proc/self/mounts", mounts)
         for i in range(files):
             tree.put(f"/dev/shm/nccl-aBcDe{i}", "")
-            tree.stats[f"/dev/shm/nccl-aBcDe{i}"] = {"kind": "file", "bytes": each << 30, "access": "rw-"}
+            tree.stats[f"/dev/shm/nccl-aBcDe{i}"] = {"kind": "file", "bytes": int(each * 2**30), "access": "rw-"}
     return step
 
 
@@ -170,6 +170,7 @@ set_up(change, (
     ("gke-a3-ultra-cos-pod/shm-full", "shm", "Large enough, and full of what engines left.", shm(32, 8, 4)),
     ("dgx-b200/shm-nearly-full", "shm", "On a host, with less than 256 MiB left.", shm(15, 3, 5)),
     ("dgx-b200/shm-half-full", "", "What is right: half of it is free.", shm(32, 4, 4)),
+    ("dgx-b200/shm-of-one-gib", "", "Small, as docker run --shm-size=1g makes it, and nearly empty.", shm(1, 1, 1 / 64)),
 ))
 
 
