@@ -201,6 +201,7 @@ epkit_keep() {
     while read -r path; do
         target="$EPKIT_ROOT$path" old="$EPKIT_BEFORE/old$path"
         epkit_inside "${target%/*}"
+        epkit_inside "${old%/*}"
         rm -rf "$old"
         mkdir -p "${old%/*}"
         if [ -e "$target" ] || [ -L "$target" ]; then cp -a "$target" "$old"; fi
@@ -247,6 +248,7 @@ epkit_files_undo() {
     while read -r path; do
         target="$EPKIT_ROOT$path" old="$EPKIT_BEFORE/old$path"
         epkit_inside "${target%/*}"
+        epkit_inside "${old%/*}"
         epkit_set_aside "$path"
         rm -rf "$target.epkit-new"
         if [ -e "$old" ] || [ -L "$old" ]; then

@@ -7,6 +7,7 @@
 #include "common/write.h"
 #include "install.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -323,6 +324,56 @@ bool install_is_known(const struct install *install)
     return false;
 }
 
+/*
+ * Checks a file of the state, and those in it down to `levels` folders: none is a link; where scripts run outside of
+ * the root (`is_before`: also the deepest files), nobody else may have written them.
+ */
+static enum install_result check_file(struct install *install, const char *path, int levels, bool is_before)
+{
+    enum install_result result = INSTALL_FINE;
+    struct dirent *entry;
+    struct stat info;
+    DIR *dir;
+
+    if (lstat(path, &info) != 0)
+        return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
+    if (S_ISLNK(info.st_mode))
+        return install_fail(install, "%.450s: a link; epkit makes none there", path);
+    if (!install->can_chroot && (levels > 0 || is_before) &&
+        (!dir_trusts(info.st_uid) || (info.st_mode & (S_IWGRP | S_IWOTH))))
+        return install_fail(install,
+                            "%.400s: another user owns it or may write to it, and scripts run outside of %.50s", path,
+                            install->options.root);
+    if (levels == 0 || !S_ISDIR(info.st_mode))
+        return INSTALL_FINE;
+    dir = opendir(path);
+    if (!dir)
+        return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
+    while (result == INSTALL_FINE && (entry = readdir(dir))) {
+        char inside[1400];
+
+        snprintf(inside, sizeof(inside), "%.1100s/%s", path, entry->d_name);
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            result = check_file(install, inside, levels - 1, is_before);
+    }
+    closedir(dir);
+    return result;
+}
+
+/* The programs would follow links in the state of a root to files of this machine. Copies of files may be links. */
+static enum install_result check_state(struct install *install)
+{
+    enum install_result result;
+    char path[1024];
+
+    if (install->is_live)
+        return INSTALL_FINE;
+    install_path(install, NULL, NULL, path);
+    result = check_file(install, path, 2, false);
+    install_path(install, "before", NULL, path);
+    return result == INSTALL_FINE ? check_file(install, path, 2, true) : result;
+}
+
 enum install_result install_begin(struct install *install)
 {
     enum install_result result;
@@ -336,7 +387,9 @@ enum install_result install_begin(struct install *install)
     error = install_find_state(install, true);
     if (error)
         return install_fail_errno(install, error, path);
-    result = acquire_lock(install);
+    result = check_state(install);
+    if (result == INSTALL_FINE)
+        result = acquire_lock(install);
     if (result != INSTALL_FINE)
         return result;
     install_path(install, "journal.jsonl", NULL, path);

@@ -197,6 +197,68 @@ END
     [[ "$output" == *'leads nowhere'* ]]
 }
 
+@test "install --root: the state has no links" {
+    cat >one.yaml <<'END'
+recipe: one
+title: a recipe
+steps:
+  - {id: one, type: file, title: a file, why: a test, budget: 5s, path: /etc/one, content: text}
+END
+    local state=m/var/lib/epkit/install/one
+    for link in scripts before before/one before/one/complete before/one/left before/one/undo.sh before/dropped stamp \
+        lock; do
+        for action in apply uninstall; do
+            rm -rf m host
+            mkdir -p m/etc host/one "$state/before" "$(dirname $state/$link)"
+            echo precious >host/one/file
+            [ ! -d "$state/$link" ] || rmdir "$state/$link"
+            ln -s "$PWD/host" "$state/$link"
+            run -1 epkit install $action ./one.yaml --root m
+            echo "$link: $output"
+            [[ "$output" == *"$PWD/$state/$link: a link"* ]]
+            [ "$(find host -printf '%P ')" = ' one one/file ' ]
+            [ ! -e m/etc/one ]
+        done
+    done
+    # What the step replaces may be a link, and its copy is one; what leads to the copy may not.
+    rm -rf m host
+    mkdir -p m/etc "$state/before/one" host/etc
+    ln -s nowhere m/etc/one
+    run -0 epkit install apply ./one.yaml --root m
+    run -0 epkit install apply ./one.yaml --root m
+    run -0 epkit install uninstall ./one.yaml --root m
+    [ "$(readlink m/etc/one)" = nowhere ]
+    mkdir -p "$state/before/one/old"
+    echo precious >host/etc/one
+    ln -s "$PWD/host/etc" "$state/before/one/old/etc"
+    run -1 epkit install apply ./one.yaml --root m
+    [ "$(cat host/etc/one)" = precious ]
+}
+
+@test "install --root: scripts of another user are not run outside of the root" {
+    local state=m/var/lib/epkit/install/one
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir m
+    for name in . before before/one before/one/undo.sh recipe.yaml; do
+        for change in "chown $MALLORY" 'chmod g+w' 'chmod o+w'; do
+            epkit install apply ./one.yaml --root m
+            echo "touch $PWD/ran" >>$state/before/one/undo.sh
+            cp -a $state before
+            $change $state/$name
+            run -1 epkit install uninstall ./one.yaml --root m
+            [[ "$output" == *"$PWD/$state"*': another user '* ]]
+            [ ! -e ran ]
+            [ -e m/etc/one ]
+            rm -rf $state
+            mv before $state
+            run -0 epkit install uninstall ./one.yaml --root m
+            [ -e ran ]
+            rm ran
+        done
+    done
+}
+
 @test "modes do not allow others to write, whatever the umask" {
     run_folder logs
     for mask in 0 077; do
