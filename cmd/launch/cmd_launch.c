@@ -586,6 +586,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     json_decref(options.job.files);
     json_decref(options.location);
     json_decref(options.topology);
+    json_decref(options.kept);
     hosts_done(&options.hosts);
     return exit_code_of(code, show_was_interrupted());
 }
