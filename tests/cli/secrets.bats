@@ -64,7 +64,7 @@ ran() {
     chmod +x kube
     epkit deploy check --gpus 8 --kubectl ./kube --save saved.json >/dev/null || [ $? -eq 3 ]
     secrets find saved.json
-    jq -e '.items.pods[0].spec.containers[0].args | length == 48' saved.json
+    jq -e --argjson n "${#words[@]}" '.items.pods[0].spec.containers[0].args | length == $n' saved.json
 }
 
 @test "no false alarms: variables of NCCL, NVSHMEM and epkit, paths, names, commits, digests" {
@@ -72,10 +72,12 @@ ran() {
         NUM_TOKENS=4096 MAX_TOKEN=4096 TOKENIZERS_PARALLELISM=false USE_AUTH_TOKEN=true DEEP_EP_BYTES_PER_TOKEN=7168
         LD_LIBRARY_PATH=/usr/local/cuda-12.8/lib64:/opt/nvshmem/lib "IMAGE=nvcr.io/nvidia/nemo:25.11@sha256:$(printf x | sha256sum | cut -d' ' -f1)"
         "COMMIT=$(printf x | sha1sum | cut -d' ' -f1)" JOB=0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11 "URL=https://me@host.example:8080/a/b?c=d"
-        NODE=sk-pool-a-worker AUTHOR=someone)
+        NODE=sk-pool-a-worker AUTHOR=someone TOKEN_DISPATCHER=alltoall DATA_KEY=text AUTHORITY_MODE=strict)
     env=()
     for word in "${plain[@]}"; do env+=(-x "$word"); done
     ran "${env[@]}" -- true --tokens 4096 --num-tokens=128 --hidden 7168 task-0b5c6e2a-93f1 'token: see the manual' \
-        /home/user/sk-project/checkpoints/step-1000 monkey=1 "$(printf x | sha256sum | cut -d' ' -f1)"
+        /home/user/sk-project/checkpoints/step-1000 monkey=1 --moe-token-dispatcher-type flex --moe-token-drop-policy position \
+        data.prompt_key=prompt --sort-key loss --pad-token '<pad>' eos_token=end --private-network 10.0.0.0/8 --magic-number=0x1234 \
+        --token-mixer=attn token=12.5 sk-learn-pipelines-version-1x -u 1000:1000 http://proxy:3128/a@b "$(printf x | sha256sum | cut -d' ' -f1)"
     run ! grep -rF '(left out)' launch.json run
 }

@@ -14,12 +14,20 @@ HEX = "0f1e2d3c4b5a69788796a5b4c3d2e1f0" * 2
 TOKENS = [("hf_", 34), ("sk-", 48), ("sk-proj-", 60), ("sk-ant-api03-", 80), ("ghp_", 36), ("gho_", 36), ("ghs_", 36),
           ("github_pat_", 82), ("glpat-", 20), ("gldt-", 20), ("xoxb-", 40), ("xoxp-", 40), ("xapp-1-", 40), ("AIza", 35),
           ("ya29.", 60), ("GOCSPX-", 28), ("npm_", 36), ("pypi-AgEIcHlwaS5vcmc", 60), ("nvapi-", 64), ("dckr_pat_", 27),
-          ("sk_" + "live_", 24), ("rk_" + "live_", 24), ("hvs.", 90), ("glsa_", 40), ("lin_api_", 40), ("gsk_", 52)]
+          ("sk_" + "live_", 24), ("rk_" + "live_", 24), ("hvs.", 90), ("glsa_", 40), ("lin_api_", 40), ("gsk_", 52), ("glimt-", 25),
+          ("glagent-", 50), ("glft-", 25)]
 # What a word or an option in front announces: the word with '{}' for the secret.
 ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WANDB_API_KEY={}", "DB_PASSWORD={}",
              "AWS_SECRET_ACCESS_KEY={}", "https://me:{}@host.example/x", "https://x.example/a?token={}&b=1",
              "Authorization: Bearer {}", "X-Api-Key: {}", "curl -H 'Authorization: Basic {}' x", "run --password {} now",
-             '{{"password": "{}"}}', "export SLACK_SECRET='{}'", "AccountKey={}"]
+             '{{"password": "{}"}}', "export SLACK_SECRET='{}'", "AccountKey={}", "--password -{}", "--password --{}",
+             "--password\t{}", "postgres://me:hun#{}@host.example/x", "postgres://me:a/b?{}@host.example/x", "--user=me:{}",
+             "curl -u me:{} x", "curl --proxy-user me:{} x", "--pwd {}", '{{\\"api_key\\":\\"{}\\"}}', '{{"pass":"{}"}}',
+             "Cookie: a=x; b={}", "curl -H 'Cookie: a=x; b={}' x", "API_TOKENS={}", "https://{}0123456789abc@host.example/x",
+             "https://hooks.slack.com/services/T01234567/B01234567/{}",
+             "https://discord.com/api/webhooks/123456789012345678/{}"]
+# Of letters alone
+LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]
 
 
 def secrets():
@@ -37,6 +45,8 @@ def secrets():
     for i, form in enumerate(ANNOUNCED):
         secret = "pw" + BODY[i:i + 9] + str(100 + i)
         yield form.format(secret), secret
+    for form in LETTERS:
+        yield form.format("abcdefghijklmnop"), "abcdefghijklmnop"
 
 
 if sys.argv[1] == "words":

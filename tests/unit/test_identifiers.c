@@ -5,7 +5,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -46,6 +48,11 @@ static void identifiers_are_found_in_every_form(void **state)
          false},
         {"'DB_PASSWORD=[a b]' {\"token\": \"[a b]\"} Authorization: Basic [dTpw] token: see token=(left out)", false},
         {"https://[u:p@ss]@proxy/ https://me@proxy/a@b http://proxy:3128/a@b bearer of news", false},
+        {"--password [-x1] --password\t[--x] --token --x --user=[me:pw] -u [me:pw] -u 1000:1000 --pwd [xy]", false},
+        {"{\\\"api_key\\\":\\\"[x7]\\\"} {\"pass\":\"[a\\\"b]\"} Cookie: [a=x; b=y]\nnext", false},
+        {"postgres://[me:hun#ter]@host X-Api-Key: [abcdefghijklmnop]", false},
+        {"https://hooks.slack.com/[services/T0123/B0123/abcdefgh] sk-learn-pipelines-version-1x token=12.5", false},
+        {"https://[a1b2c3d4e5f6a1b2c3d4]@host PRIVATE-TOKEN: [abcdef]\n", false},
         {"USE_AUTH=1 AUTHOR=me [AKIA"
          "IOSFODNN7EXAMPLE]",
          false},
@@ -68,12 +75,38 @@ static void identifiers_are_found_in_every_form(void **state)
 /* The list is shared by snapshots, reports and the record of a run. */
 static void secrets_have_names(void **state)
 {
-    static const char *const secrets[] = {"HF_TOKEN",     "AWS_SECRET_ACCESS_KEY", "MYSQL_PWD", "GITHUB_PAT",
-                                          "PGPASSWORD",   "wandb_api_key",         "DB_PASS",   "SSH_AUTH_SOCK",
-                                          "SLURM_COOKIE", "ssh_passphrase",        "PASS",      "NCCL_IB_PRIVATE"};
-    static const char *const plain[] = {
-        "NCCL_DEBUG", "NVSHMEM_IB_ENABLE_IBGDA", "KEYBOARD",        "NCCL_BYPASS", "PATH", "COMPASS", "EP_KEYS",
-        "NUM_TOKENS", "TOKENIZERS_PARALLELISM",  "BYTES_PER_TOKEN", "AUTHOR"};
+    static const char *const secrets[] = {"HF_TOKEN",     "AWS_SECRET_ACCESS_KEY",
+                                          "MYSQL_PWD",    "GITHUB_PAT",
+                                          "PGPASSWORD",   "wandb_api_key",
+                                          "DB_PASS",      "proxy_auth",
+                                          "SLURM_COOKIE", "ssh_passphrase",
+                                          "PASS",         "NCCL_IB_PRIVATE",
+                                          "API_TOKENS",   "authToken",
+                                          "API_KEY_2",    "OPENAI_KEY",
+                                          "pwd"};
+    static const char *const plain[] = {"NCCL_DEBUG",
+                                        "NVSHMEM_IB_ENABLE_IBGDA",
+                                        "KEYBOARD",
+                                        "NCCL_BYPASS",
+                                        "PATH",
+                                        "COMPASS",
+                                        "EP_KEYS",
+                                        "NUM_TOKENS",
+                                        "TOKENIZERS_PARALLELISM",
+                                        "BYTES_PER_TOKEN",
+                                        "AUTHOR",
+                                        "PWD",
+                                        "TOKEN_FILE",
+                                        "moe_token_dispatcher_type",
+                                        "prompt_key",
+                                        "sort_key",
+                                        "pad_token",
+                                        "private_network",
+                                        "magic_number",
+                                        "AUTHORITY_MODE",
+                                        "DATA_KEY",
+                                        "SSH_AUTH_SOCK",
+                                        "KEY"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(secrets) / sizeof(secrets[0]); i++)
@@ -84,10 +117,46 @@ static void secrets_have_names(void **state)
             fail_msg("%s is none", plain[i]);
 }
 
+/* Of each form 1 MB; quadratic, it takes hours. */
+static void any_text_takes_linear_time(void **state)
+{
+    static const char *const parts[] = {"a-",          "a=",
+                                        "a_",          "sk-",
+                                        "eyJ",         "token=",
+                                        "token:a ",    "--password ",
+                                        "-u=",         "-u=a:/",
+                                        "://a:b#",     "bearer ",
+                                        "-----BEGIN ", "--token ",
+                                        "\"a\\\"",     "a/a+",
+                                        "a\\",         "hooks.slack.com/",
+                                        "token=1 ",    "hf_-",
+                                        "-----a",      "bearer aaaaaaaaaaaa "};
+    size_t bytes = 1000000;
+    char *text = malloc(bytes + 1);
+    clock_t began = clock();
+
+    (void)state;
+    assert_non_null(text);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        char *shown;
+
+        for (size_t k = 0; k < bytes; k++)
+            text[k] = parts[i][k % strlen(parts[i])];
+        text[bytes] = '\0';
+        shown = redact_text(text);
+        assert_non_null(shown);
+        free(shown);
+        if (clock() - began > 60 * CLOCKS_PER_SEC)
+            fail_msg("\"%s\" and those before it take more than a minute", parts[i]);
+    }
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(identifiers_are_found_in_every_form),
-                                       cmocka_unit_test(secrets_have_names)};
+                                       cmocka_unit_test(secrets_have_names),
+                                       cmocka_unit_test(any_text_takes_linear_time)};
 
     return cmocka_run_group_tests_name("identifiers", tests, NULL, NULL);
 }

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* secrets.h - the recognisers of secrets, and what those of identifiers share with them; for redact.c. */
+#ifndef EP_COMMON_SECRETS_H
+#define EP_COMMON_SECRETS_H
+
+#include <ctype.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <strings.h>
+
+/* The text that is searched. */
+struct scan {
+    const char *text;
+    size_t bytes;
+    bool has_versions;
+};
+
+/* The byte at a position, NUL outside of the text. */
+static inline char byte_at(const struct scan *scan, size_t at)
+{
+    return at < scan->bytes ? scan->text[at] : '\0';
+}
+
+static inline char byte_before(const struct scan *scan, size_t at)
+{
+    return at > 0 ? scan->text[at - 1] : '\0';
+}
+
+static inline bool is_alnum(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+static inline bool is_hex(char c)
+{
+    return isxdigit((unsigned char)c) != 0;
+}
+
+static inline bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline bool is_one_of(char c, const char *bytes)
+{
+    return c && strchr(bytes, c);
+}
+
+/* Does a word begin at this position? `others` belong to words as well. */
+static inline bool begins_word(const struct scan *scan, size_t at, const char *others)
+{
+    char c = byte_before(scan, at);
+
+    return is_alnum(byte_at(scan, at)) && !is_alnum(c) && !is_one_of(c, others);
+}
+
+static inline bool has_text(const struct scan *scan, size_t at, const char *text)
+{
+    size_t n = strlen(text);
+
+    return n <= scan->bytes - at && strncasecmp(scan->text + at, text, n) == 0;
+}
+
+/* The recogniser of a row: the bytes of an identifier at a position, 0 without one. Sets *ret_before if there are any.
+ */
+typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before);
+
+/*
+ * Secrets without a form of their own, after a name; private keys; users of URLs; addresses that are secrets; tokens;
+ * "Bearer x"; access keys. What each looks at beyond a fixed length it finds once, so that a text takes linear time.
+ */
+recogniser match_value, match_private_key, match_user, match_webhook, match_token, match_bearer, match_access_key;
+
+#define NAME_BYTES 128
+
+/* The name of a value, as that of a variable. Of a long one it is the end, which says what the value is. */
+void secret_copy_name(const char *word, size_t n, char ret_name[NAME_BYTES]);
+
+/* Is the value of this name a secret? Some only switch something or count, or were replaced before. */
+bool secret_is_value(const char *name, const char *value, size_t n);
+
+/* Is the word after this option a password, whatever it looks like? */
+bool secret_is_password(const char *name);
+
+/* Is it the "me:password" of --user or -u? */
+bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n);
+
+#endif
