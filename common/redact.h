@@ -3,7 +3,7 @@
  * redact.h - finds in a text the identifiers of a machine that have a form of their own (addresses, GUIDs and UUIDs),
  * and secrets: tokens by their form, passwords and keys by the word or the option in front of them.
  *
- * One table of recognisers (redact.c). Names that people choose have no such form.
+ * One table of recognisers (redact.c; those of secrets in secrets.c). Names that people choose have no such form.
  */
 #ifndef EP_COMMON_REDACT_H
 #define EP_COMMON_REDACT_H
