@@ -407,9 +407,10 @@ static bool redact_array(json_t *array, const json_t *kept)
 /* Replaces the text, which is the value of a variable, or the texts within. */
 static bool redact_in(json_t *value, const char *name, const json_t *kept)
 {
-    const char *key, *entry = json_string_value(json_object_get(value, "name"));
+    const char *key, *given = json_string_value(json_object_get(value, "name"));
+    char *entry = given ? strdup(given) : NULL; /* the member itself may be replaced */
     json_t *member;
-    bool good = true;
+    bool good = !given || entry;
 
     if (json_is_string(value))
         return set_text(value, redact_value(name, json_string_value(value), kept));
@@ -422,6 +423,7 @@ static bool redact_in(json_t *value, const char *name, const json_t *kept)
 
         good &= member == kept || redact_in(member, of, kept);
     }
+    free(entry);
     return good;
 }
 
