@@ -90,7 +90,8 @@ static void *run(void *context)
 
     for (;;) {
         int state = atomic_load(&refusal->state), n = 0;
-        bool busy = refusal->acceptor.n > 0 || refusal->acceptor.error;
+        /* Until then the acceptor is being set. */
+        bool busy = state == REPLYING && (refusal->acceptor.n > 0 || refusal->acceptor.error);
 
         if (state == STOPPING)
             return NULL;
