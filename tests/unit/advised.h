@@ -33,12 +33,13 @@ static inline struct lib_location advised_nowhere(void)
 
 static inline void advised_software(struct software *software)
 {
+    static const struct software_option option = {"", "", "", "", ""};
     struct lib_location nowhere = advised_nowhere();
 
     software->driver = (struct software_driver){.version = "",
                                                 .module_version = "",
                                                 .installed_version = "",
-                                                .peer_mapping_override = {"1", "", "", "", "1"},
+                                                .peer_mapping_override = option,
                                                 .dwords_with_override = "",
                                                 .peermem = SOURCE_OK,
                                                 .dmabuf = SOURCE_OK,

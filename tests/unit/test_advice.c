@@ -8,6 +8,7 @@ static int setup(void **state)
 {
     (void)state;
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     return 0;
 }
 

@@ -86,6 +86,7 @@ TEST(test_variables)
 
         snprintf(name, sizeof(name), "%.*s", (int)strcspn(cases[i].setting, "="), cases[i].setting);
         advised_init(&advised);
+        advised.software.driver.peer_mapping_override.live = "1";
         tree_folder(&advised.tree, "/opt/x/nvshmem");
         advised_env(&advised, cases[i].setting);
         advised_make(&advised);
@@ -104,6 +105,7 @@ TEST(test_variables)
 static void make(const char *const *settings)
 {
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     for (; *settings; settings++)
         advised_env(&advised, *settings);
     advised_make(&advised);
@@ -199,12 +201,14 @@ TEST(test_advised)
 TEST(test_net_without_its_plugin)
 {
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised.software.nccl.plugin.state = SOURCE_ABSENT;
     advised_env(&advised, "NCCL_NET=gIB");
     advised_make(&advised);
     assert_int_equal(find("NCCL_NET")->kind, AUDIT_HARMFUL);
     advised_done(&advised);
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised.software.nccl.plugin.state = SOURCE_ABSENT;
     advised_env(&advised, "NCCL_NET=Socket");
     advised_make(&advised);
@@ -215,6 +219,7 @@ TEST(test_net_without_its_plugin)
 TEST(test_gib)
 {
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised.software.nccl.gib = "/usr/local/gib";
     advised.software.nccl.plugin.state = SOURCE_OK;
     advised_env(&advised, "NCCL_NET=gib");
@@ -233,6 +238,7 @@ TEST(test_gib)
 TEST(test_mapping)
 {
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised.software.deepep.n = 1;
     advised.software.deepep.copies[0] =
         (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
@@ -254,6 +260,7 @@ TEST(test_mapping)
 TEST(test_later_nvshmem)
 {
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised.software.nvshmem.version = "3.6.0";
     advised_env(&advised, "NVSHMEM_FUTURE=1");
     advised_make(&advised);
@@ -268,6 +275,7 @@ TEST(test_hostile)
 
     memset(long_value + strlen(long_value), 'x', sizeof(long_value) - strlen(long_value) - 1);
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     advised_env(&advised, "NVSHMEM_DEBUG=\033[2J\xff\n");
     advised_env(&advised, "NVSHMEM_\033[2JFOO=1");
     advised_env(&advised, long_value);
@@ -297,6 +305,7 @@ TEST(test_many)
     size_t n = 0, bytes = 1 << 20;
 
     advised_init(&advised);
+    advised.software.driver.peer_mapping_override.live = "1";
     environment = malloc(bytes);
     assert_non_null(environment);
     for (int i = 0; n + 64 < bytes; i++)
