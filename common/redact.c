@@ -408,14 +408,16 @@ static bool redact_array(json_t *array, const json_t *kept)
 static bool redact_in(json_t *value, const char *name, const json_t *kept)
 {
     const char *key, *given = json_string_value(json_object_get(value, "name"));
-    char *entry = given ? strdup(given) : NULL; /* the member itself may be replaced */
+    char *entry;
     json_t *member;
-    bool good = !given || entry;
+    bool good;
 
     if (json_is_string(value))
         return set_text(value, redact_value(name, json_string_value(value), kept));
     if (json_is_array(value))
         return redact_array(value, kept);
+    entry = given ? strdup(given) : NULL; /* the member itself may be replaced */
+    good = !given || entry;
     json_object_foreach (value, key, member) {
         const char *of = entry && strcmp(key, "value") == 0                     ? entry
                          : strcmp(name, "environment") == 0 || is_variable(key) ? key
