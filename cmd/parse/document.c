@@ -211,7 +211,7 @@ static bool is_notice(const struct parse_fault *fault, const json_t *runs)
     const json_t *run;
     size_t i;
 
-    if (!fault->is_launcher)
+    if (!fault->may_pass)
         return false;
     json_array_foreach (runs, i, run) {
         if (strcmp(json_text(run, "source"), fault->source) == 0 && strcmp(json_text(run, "result"), "failed") != 0 &&

@@ -26,9 +26,10 @@ static const char *const kinds[N_KINDS] = {
 
 struct known {
     const char *text, *also; /* both must be in the line */
+    const char *absent;      /* must not be in it */
     const char *id, *cause;
     enum kind kind;
-    bool may_pass; /* a complete run may follow */
+    bool may_pass; /* a notice if a run follows that is complete */
 };
 
 bool faults_load(struct parser *parser)
@@ -47,12 +48,13 @@ bool faults_load(struct parser *parser)
         *known = (struct known){
             .text = json_text(row, "text"),
             .also = json_string_value(json_object_get(row, "also")),
+            .absent = json_string_value(json_object_get(row, "absent")),
             .id = json_string_value(json_object_get(row, "id")),
             .cause = json_text(row, "cause"),
-            .may_pass = json_is_true(json_object_get(row, "may_pass")),
         };
         while (known->kind < PERFTEST && strcmp(kinds[known->kind], json_text(row, "kind")) != 0)
             known->kind++;
+        known->may_pass = known->kind == LAUNCHER || json_is_true(json_object_get(row, "may_pass"));
     }
     return true;
 }
@@ -164,9 +166,8 @@ static const struct known *find(struct parser *parser, const char *line)
             : row->kind == MODULE        ? names_missing_module(line, row->text)
             : row->kind == TRACEBACK_END ? ends_traceback(stream, line, row->text)
             : row->kind == PERFTEST      ? false
-            : row->kind == EFFECT && strstr(line, "NCCL INFO")
-                ? false
-                : strstr(line, row->text) && (!row->also || strstr(line, row->also)))
+                                         : strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
+                                          !(row->absent && strstr(line, row->absent)))
             found = row;
     }
     if (found && stream)
@@ -236,7 +237,7 @@ void fault_line(struct parser *parser, const char *line)
         .rank = (int)fault->kind,
         .is_fatal = is_fatal,
         .is_fatal_alone = fault->kind == STEP,
-        .is_launcher = fault->kind == LAUNCHER || fault->may_pass,
+        .may_pass = fault->may_pass,
         .is_effect = fault->kind == EFFECT || fault->kind == WORD,
         .is_loose = is_loose,
         .line_number = parser->line_number,

@@ -133,7 +133,7 @@ struct parse_fault {
     bool is_fatal;       /* the program cannot have succeeded */
     bool is_fatal_alone; /* so only if no test began */
     bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
-    bool is_launcher;    /* of ssh, a scheduler or mpirun, or outlived: a notice if a run follows that is complete */
+    bool may_pass;       /* a notice if a run follows that is complete */
     bool is_effect;      /* of a failure that another line may name better */
     int rank;            /* of two faults the one with the higher rank says more */
     char line[PARSE_TEXT];

@@ -26,6 +26,7 @@
 
 #define MAX_ROUNDS 8
 #define CTIME_BYTES 24
+#define FORM_BYTES 1024 /* no form is as long: names of hosts and pods have at most 253 bytes */
 
 #define DATE "([0-9]{4}-[0-9]{2}-[0-9]{2}[T ]|[0-9]{4}/[0-9]{2}/[0-9]{2}[T ])?"
 #define CLOCK "[0-9]{2}:[0-9]{2}:[0-9]{2}([.,][0-9]{1,12})?"
@@ -80,12 +81,13 @@ static size_t form_length(int form, const char *at, regmatch_t *ret_key)
 {
     static regex_t regexes[N_FORMS];
     static bool is_compiled;
-    regmatch_t groups[2];
+    /* Up to there: a line may have megabytes, which a pattern that does not match would be tried on. */
+    regmatch_t groups[2] = {{.rm_so = 0, .rm_eo = (regoff_t)strnlen(at, FORM_BYTES)}};
 
     is_compiled = is_compiled || compile(regexes);
     if (!is_compiled)
         return 0;
-    if (!*at || !strchr(forms[form].first, *at) || regexec(&regexes[form], at, 2, groups, 0) != 0)
+    if (!*at || !strchr(forms[form].first, *at) || regexec(&regexes[form], at, 2, groups, REG_STARTEND) != 0)
         return 0;
     *ret_key = groups[1];
     return (size_t)groups[0].rm_eo;
