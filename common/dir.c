@@ -19,6 +19,7 @@
 
 #define LINKS_MAX 40 /* as in the kernel */
 #define TRIES 100
+#define UNMAPPED 65534 /* the owner, in a user namespace, of files of all users who are not in it */
 
 mode_t dir_usual_mode(void)
 {
@@ -57,9 +58,9 @@ bool dir_trusts(uid_t owner)
 {
     struct stat info;
 
-    /* In a user namespace /proc/sys belongs to the machine's root, if it is mapped; 65534 is everybody who is not. */
+    /* In a user namespace /proc/sys belongs to the machine's root, if it is mapped. */
     return owner == 0 || owner == geteuid() ||
-           (stat("/proc/sys", &info) == 0 && owner == info.st_uid && owner != 65534);
+           (stat("/proc/sys", &info) == 0 && owner == info.st_uid && owner != UNMAPPED);
 }
 
 /*
@@ -70,8 +71,8 @@ static bool trusts_link(int at, uid_t owner)
 {
     struct stat info;
 
-    return dir_trusts(owner) ||
-           (owner == 65534 && fstat(at, &info) == 0 && info.st_uid == owner && !(info.st_mode & (S_IWGRP | S_IWOTH)));
+    return dir_trusts(owner) || (owner == UNMAPPED && fstat(at, &info) == 0 && info.st_uid == owner &&
+                                 !(info.st_mode & (S_IWGRP | S_IWOTH)));
 }
 
 static bool is_on(int fd, long type)

@@ -45,12 +45,4 @@ static inline uint16_t ep_bf16_round(float value)
     return (uint16_t)((bits & 0x7fffffffu) > EP_F32_INF_BITS ? EP_BF16_NAN : rounded);
 }
 
-/* ep_f32_plain_nan() replaces every NaN by EP_F32_NAN_BITS, for sums that stay fp32. */
-static inline float ep_f32_plain_nan(float value)
-{
-    uint32_t bits = ep_bits_of_f32(value);
-
-    return ep_f32_of_bits((bits & 0x7fffffffu) > EP_F32_INF_BITS ? EP_F32_NAN_BITS : bits);
-}
-
 #endif

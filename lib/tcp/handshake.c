@@ -343,11 +343,6 @@ bool tcp_handshake_is_answered(const struct tcp_handshake *hs)
     return hs->state == WAIT_WELCOME;
 }
 
-bool tcp_handshake_is_waiting(const struct tcp_handshake *hs)
-{
-    return hs->state == AUTHENTICATED;
-}
-
 void tcp_handshake_drop(struct tcp_handshake *hs)
 {
     if (hs->fd >= 0)

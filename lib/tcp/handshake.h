@@ -101,8 +101,6 @@ void tcp_handshake_accept(struct tcp_handshake *hs, int fd, const struct tcp_key
 enum tcp_handshake_result tcp_handshake_step(struct tcp_handshake *hs);
 /* Listening side, after TCP_HANDSHAKE_AUTHENTICATED: EP_OK accepts the rank; otherwise `reason` says why not. */
 void tcp_handshake_reply(struct tcp_handshake *hs, ep_status status, const char *reason);
-/* Listening side, after TCP_HANDSHAKE_AUTHENTICATED: it waits for the reply and sends nothing before. */
-bool tcp_handshake_is_waiting(const struct tcp_handshake *hs);
 /* For poll(). */
 short tcp_handshake_events(const struct tcp_handshake *hs);
 /* Connecting side: the other side speaks this protocol, and PROOF has been sent or queued. */

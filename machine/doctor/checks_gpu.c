@@ -367,7 +367,7 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
                   "On the node, with nothing running on GPU %d: sudo %s -i %s -mig 0. It removes the instances and "
                   "resets the GPU, which ends every program on it.%s",
                   first, os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
-                  topo->pci[topo->gpus[first].pci].address,
+                  shell_word(machine->source, topo->pci[topo->gpus[first].pci].address),
                   machine->software->os.in_container ? " In Kubernetes the MIG manager does it, by the label "
                                                        "nvidia.com/mig.config=all-disabled."
                                                      : "");

@@ -343,10 +343,10 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
         }
         n_most = n > n_most ? n : n_most;
     }
-    if (n_most < 2)
+    if (n_most < 2) {
         result->n_evidence = result->n_evidence_left_out = 0;
-    if (n_most < 2)
         return;
+    }
     doctor_found(result, DOCTOR_WARNING,
                  "%d RoCE interfaces are in one subnet, and the kernel answers for each of them on any other", n_most);
     doctor_fix(result, false,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "os.h"
 
+#include "common/shell.h"
 #include "common/text.h"
 #include "software_text.h"
 
@@ -156,9 +157,11 @@ const char *os_install(struct source *source, const struct os *os, const char *d
 /* Quotes one word for a shell. "" if it contains an apostrophe, which no real kernel argument does. */
 static const char *word_of(struct source *source, const char *argument)
 {
+    char word[SHELL_WORD_BYTES];
+
     if (strchr(argument, '\''))
         return "";
-    return strpbrk(argument, "\"; $&|<>()\\`*?#~!") ? source_printf(source, "'%s'", argument) : argument;
+    return source_printf(source, "%s", shell_quote(argument, word, sizeof(word)));
 }
 
 const char *os_kernel_argument(struct source *source, const struct os *os, bool add, const char *argument)
