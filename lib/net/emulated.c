@@ -43,6 +43,7 @@ struct wire_record {
 struct wire {
     _Alignas(64) _Atomic uint64_t tail; /* published by the writer */
     _Atomic uint32_t writer_waits;      /* set by a writer without room; the reader clears it and wakes the writer */
+    _Atomic uint32_t closed;            /* the writer has freed its endpoint: it sends and reads nothing more */
     _Alignas(64) _Atomic uint64_t head; /* published by the reader */
     _Alignas(64) unsigned char ring[];
 };
@@ -159,6 +160,12 @@ static struct outgoing *outgoing_of(struct emulated *e, int peer, int channel)
     return &e->outgoing[ep_net_index(&e->net, peer, channel)];
 }
 
+/* Nobody reads what is sent there: the peer is revoked, or has freed its endpoint. */
+static bool discards(const struct emulated *e, int index)
+{
+    return e->outgoing[index].revoked || atomic_load(&e->incoming[index].wire->closed);
+}
+
 static void wake_rank(struct emulated *e, int rank)
 {
     if (e->wake)
@@ -263,7 +270,7 @@ static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t off
     struct outgoing *out = outgoing_of(e, peer, channel);
     size_t need = put_wire_bytes(out->capacity, bytes);
 
-    if (out->revoked)
+    if (discards(e, ep_net_index(net, peer, channel)))
         return true;
     if (stalled(e, true) || out->rest_bytes)
         return false;
@@ -283,7 +290,7 @@ static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t 
     struct outgoing *out = outgoing_of(e, peer, channel);
     struct wire_record record = {.kind = WIRE_SIGNAL, .target = index, .add = add};
 
-    if (out->revoked)
+    if (discards(e, ep_net_index(net, peer, channel)))
         return true;
     if (stalled(e, true) || out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
         return false;
@@ -295,7 +302,9 @@ static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t 
 
 static bool emulated_flush_test(struct ep_net *net, int peer, int channel)
 {
-    return outgoing_of(emulated_of(net), peer, channel)->rest_bytes == 0;
+    struct emulated *e = emulated_of(net);
+
+    return outgoing_of(e, peer, channel)->rest_bytes == 0 || discards(e, ep_net_index(net, peer, channel));
 }
 
 /* --- receiving --- */
@@ -444,11 +453,24 @@ static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
         return EP_OK;
     }
     for (int i = 0; i < e->npeers * net->channels; i++)
-        if (e->outgoing[i].rest_bytes)
+        if (e->outgoing[i].rest_bytes && !discards(e, i))
             moved |= push_rest(e, &e->outgoing[i], ep_net_index_peer(net, i));
     EP_TRY(apply_all(e, &moved));
     *ret_moved = moved;
     return EP_OK;
+}
+
+static bool emulated_ended(struct ep_net *net, int peer)
+{
+    struct emulated *e = emulated_of(net);
+
+    for (int channel = 0; channel < net->channels; channel++) {
+        const struct incoming *in = &e->incoming[ep_net_index(net, peer, channel)];
+
+        if (!in->revoked && (!atomic_load(&in->wire->closed) || in->head != atomic_load(&in->wire->tail)))
+            return false;
+    }
+    return true;
 }
 
 static ep_status emulated_revoke(struct ep_net *net, int peer)
@@ -470,6 +492,12 @@ static void emulated_free(struct ep_net *net)
 {
     struct emulated *e = emulated_of(net);
 
+    for (int i = 0; e->outgoing && i < e->npeers * net->channels; i++) {
+        if (!e->outgoing[i].wire)
+            continue;
+        atomic_store(&e->outgoing[i].wire->closed, 1);
+        wake_rank(e, ep_net_rail(net, ep_net_index_peer(net, i)));
+    }
     for (int i = 0; e->peers && i < e->npeers; i++)
         ep_shm_done(&e->peers[i]);
     ep_shm_done(&e->shm);
@@ -487,6 +515,7 @@ static const struct ep_net_ops emulated_ops = {
     .flush_test = emulated_flush_test,
     .progress = emulated_progress,
     .free = emulated_free,
+    .ended = emulated_ended,
     .revoke = emulated_revoke,
 };
 

@@ -299,6 +299,33 @@ TEST(test_put_larger_than_wire)
     close_sides(sides);
 }
 
+/* A rank that has freed its endpoint reads nothing more: who still sends to it must not wait for room. */
+TEST(test_peer_that_has_freed_its_endpoint)
+{
+    struct side sides[2];
+    static unsigned char data[20000];
+    struct ep_net *net;
+
+    open_ok(sides, &(ep_net_emulation){.ring_bytes = 1024});
+    net = sides[0].net;
+    assert_true(put(&sides[0], 0, 0, data, sizeof(data)));
+    assert_true(put(&sides[1], 0, 0, "last", 4));
+    assert_false(left(&sides[0], 0));
+    assert_false(net->ops->ended(net, 1));
+    sides[0].woken = 0;
+    sides[1].net->ops->free(sides[1].net);
+    sides[1].net = NULL;
+    assert_true(sides[0].woken > 0);
+    assert_false(net->ops->ended(net, 1)); /* what it has put has not arrived */
+    assert_true(left(&sides[0], 0));
+    assert_true(progress(&sides[0]));
+    assert_memory_equal(net->region, "last", 4);
+    assert_true(net->ops->ended(net, 1));
+    for (int i = 0; i < 100; i++)
+        assert_true(put(&sides[0], 1, 0, data, 1000) && add(&sides[0], 1, 0, 1) && left(&sides[0], 1));
+    close_sides(sides);
+}
+
 /* --- misbehaviour --- */
 
 /* The record at the head of a wire, to look at the time that was drawn for it, and to make that time come. */
