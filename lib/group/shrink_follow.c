@@ -2,6 +2,7 @@
 /* The other survivors of a shrink across hosts: each connects to its leader and waits for the decision. */
 #include "group/shrink_linked.h"
 
+#include "tcp/socket.h"
 #include "tcp/star.h"
 
 #include <errno.h>
@@ -58,6 +59,24 @@ static bool is_ended_call(const struct tcp_handshake *hs)
            (hs->status == EP_E_SYSTEM && (hs->error == ECONNRESET || hs->error == EPIPE));
 }
 
+/*
+ * A rank that lacks descriptors or memory says so, instead of skipping each leader as if it were silent: threads of
+ * this process may release some until the deadline.
+ */
+static enum outcome await_resources(struct linked *l, int leader, int error, ep_status *ret_status)
+{
+    *ret_status = shrink_check(l);
+    if (*ret_status != EP_OK)
+        return ENDED;
+    shrink_update_dead(l);
+    if (shrink_has(l->dead, leader))
+        return SILENT;
+    if (ep_now_ns() < l->deadline_ns)
+        return RETRY;
+    *ret_status = ep_fail_errno(EP_E_SYSTEM, error, "ep_comm_shrink: rank %d cannot connect to rank %d", l->me, leader);
+    return ENDED;
+}
+
 static enum outcome connect_to(struct linked *l, int leader, const struct tcp_address *to, ep_status *ret_status)
 {
     struct tcp_handshake hs;
@@ -65,7 +84,7 @@ static enum outcome connect_to(struct linked *l, int leader, const struct tcp_ad
     uint64_t begin_ns = ep_now_ns();
 
     if (!shrink_connect(l, &hs, TCP_SHRINK, leader, to, l->deadline_ns))
-        return SILENT;
+        return tcp_is_exhausted(errno) ? await_resources(l, leader, errno, ret_status) : SILENT;
     while (result == TCP_HANDSHAKE_PENDING) {
         struct pollfd poll_fd = {.fd = hs.fd, .events = tcp_handshake_events(&hs)};
 

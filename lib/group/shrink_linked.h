@@ -68,7 +68,7 @@ static inline void shrink_add(uint64_t *bits, int rank)
 void shrink_update_dead(struct linked *l);
 /* EP_OK, or the reason why this call ends now, and the failed rank. */
 ep_status shrink_check(struct linked *l);
-/* Begins a handshake with a rank; false: that is not possible. */
+/* Begins a handshake with a rank; false: that is not possible, with errno. */
 bool shrink_connect(const struct linked *l, struct tcp_handshake *hs, enum tcp_kind kind, int rank,
                     const struct tcp_address *to, uint64_t deadline_ns);
 /* Closes the connection to a rank, if there is one. */

@@ -238,7 +238,7 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
     if (tcp_connect(address, &mesh->rendezvous->from, &fd) != EP_OK) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        if (tcp_is_exhausted(errno))
             connector->lack = errno;
         snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
         return;

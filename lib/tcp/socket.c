@@ -313,6 +313,11 @@ ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *fr
     return EP_E_SYSTEM;
 }
 
+bool tcp_is_exhausted(int error_number)
+{
+    return error_number == EMFILE || error_number == ENFILE || error_number == ENOBUFS || error_number == ENOMEM;
+}
+
 int tcp_connect_error(int fd)
 {
     int error = 0;

@@ -37,6 +37,8 @@ ep_status tcp_listen(const struct tcp_address *address, uint16_t port, int *ret_
  * progress. On failure sets errno.
  */
 ep_status tcp_connect(const struct tcp_address *to, const struct tcp_address *from, int *ret_fd);
+/* True if this host lacks descriptors or memory, which says nothing about the peer. */
+bool tcp_is_exhausted(int error_number);
 /* For a socket that poll() reports as writable: 0, or the errno of the failed connection. */
 int tcp_connect_error(int fd);
 

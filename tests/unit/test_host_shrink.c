@@ -12,7 +12,8 @@ struct verdicts {
     ep_status first[NRANKS], second[NRANKS], barrier[NRANKS];
     char text[NRANKS][256];
     ep_comm_info info[NRANKS];
-    _Atomic int done; /* rank 0 */
+    int lacking; /* the rank without descriptors */
+    _Atomic int done;
 };
 
 static int shrink_without_first(const ep_boot *boot, void *argument)
@@ -119,7 +120,7 @@ TEST(nodes_of_linked_survivors_stay_apart)
     }
 }
 
-static int lead_without_descriptors(const ep_boot *boot, void *argument)
+static int shrink_without_descriptors(const ep_boot *boot, void *argument)
 {
     struct verdicts *all = argument;
     struct rlimit before, none;
@@ -127,15 +128,15 @@ static int lead_without_descriptors(const ep_boot *boot, void *argument)
 
     if (unit_comm_new(boot, "tcp", 2, 60000, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
         return 1;
-    if (boot->rank > 0)
+    if (boot->rank != all->lacking)
         unit_await(&all->done, 1);
-    if (boot->rank == 0) {
+    if (boot->rank == all->lacking) {
         comm->config.timeout_ms = 100;
         getrlimit(RLIMIT_NOFILE, &before);
         none = (struct rlimit){.rlim_max = before.rlim_max};
         setrlimit(RLIMIT_NOFILE, &none);
-        all->first[0] = ep_comm_shrink(comm, NULL, &next);
-        snprintf(all->text[0], sizeof(all->text[0]), "%s", ep_comm_last_error(comm));
+        all->first[boot->rank] = ep_comm_shrink(comm, NULL, &next);
+        snprintf(all->text[boot->rank], sizeof(all->text[0]), "%s", ep_comm_last_error(comm));
         setrlimit(RLIMIT_NOFILE, &before);
         atomic_store(&all->done, 1);
     }
@@ -148,7 +149,17 @@ TEST(a_leader_without_descriptors_says_so)
 {
     static struct verdicts all;
 
-    unit_run_threads(NRANKS, lead_without_descriptors, &all);
+    unit_run_threads(NRANKS, shrink_without_descriptors, &all);
     assert_int_equal(all.first[0], EP_E_SYSTEM);
     assert_non_null(strstr(all.text[0], "rank 0 cannot accept connections: Too many open files"));
+}
+
+/* Nor is the leader, if it is this rank that cannot connect. */
+TEST(a_rank_without_descriptors_says_so)
+{
+    static struct verdicts all = {.lacking = 1};
+
+    unit_run_threads(NRANKS, shrink_without_descriptors, &all);
+    assert_int_equal(all.first[1], EP_E_SYSTEM);
+    assert_non_null(strstr(all.text[1], "rank 1 cannot connect to rank 0: Too many open files"));
 }
