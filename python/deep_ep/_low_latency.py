@@ -10,7 +10,7 @@ import epkit
 from epkit._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
 from ._errors import advise
-from ._order import Order, run_untraced
+from ._order import CommStream, Order, run_untraced
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
 
@@ -51,7 +51,7 @@ class LowLatencyCalls(OfThisProcess):
     group_size: int
     enable_shrink: bool
     _comm: epkit.Communicator
-    _comm_stream: Optional[torch.cuda.Stream]
+    _comm_stream: CommStream
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
     _used: Optional[epkit.LowLatency]  # by the last call that was not captured
@@ -165,7 +165,7 @@ class LowLatencyCalls(OfThisProcess):
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
         self._check_sums(cumulative_local_expert_recv_stats, "low_latency_dispatch", "cumulative_local_expert_recv_stats",
                          torch.int32, object_.num_local)
-        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
         rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
@@ -235,7 +235,7 @@ class LowLatencyCalls(OfThisProcess):
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
         wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
-        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream, None, False)
+        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x = one.combine_buffer(known.most) if zero_copy else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
         self._begin_call(one, order.stream)

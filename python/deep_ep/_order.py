@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stream rules that Buffer and ElasticBuffer share.
 
-On CUDA each call runs on the buffer's communication stream. Before it that stream waits for `previous_event`, or for
-what the current stream holds when the call is made. With a `previous_event` outputs are allocated on the communication
-stream: memory of the current stream may still be in use by work that was queued after the event. After the call the
-current stream waits for it, or, if the call is asynchronous, the returned event records its completion; it keeps the
-call's tensors until a stream has waited for it.
+On CUDA a call that is asynchronous or has a `previous_event` runs on the buffer's communication stream. Before it that
+stream waits for `previous_event`, or for what the current stream holds when the call is made. With a `previous_event`
+outputs are allocated on the communication stream: memory of the current stream may still be in use by work that was
+queued after the event. After the call the current stream waits for it, or, if the call is asynchronous, the returned
+event records its completion; it keeps the call's tensors until a stream has waited for it.
+
+Any other call would keep the current stream waiting from its beginning to its end, so it runs there: two waits and two
+events less. A program that has asked for the communication stream may order other streams by it: from then on all
+calls run on that.
 
 On the CPU a call is complete when it returns, and all events are complete.
 """
@@ -41,7 +45,7 @@ class Order:
     def __init__(self, device: torch.device, comm_stream: Optional[torch.cuda.Stream], previous_event: Event,
                  allocate_on_comm_stream: bool, another_event: Event = None) -> None:
         self._device = device
-        self._stream = comm_stream
+        self._stream = comm_stream  # None: the current stream, or the CPU
         self._previous, self._another = _handle_of(previous_event), _handle_of(another_event)
         # In a capture record_stream() is not possible, and a graph orders all its work.
         apart = comm_stream is not None and self._previous is not None and not torch.cuda.is_current_stream_capturing()
@@ -72,7 +76,7 @@ class Order:
 
     @property
     def stream(self) -> Optional["Order"]:
-        """The `stream` argument for calls of epkit: None on the CPU."""
+        """The `stream` argument for calls of epkit; None: the current stream, or the CPU."""
         return self if self._stream is not None else None
 
     @property
@@ -109,8 +113,10 @@ class Order:
         return on_stream(self._stream, self._device)
 
     def mark(self) -> Optional["Mark"]:
-        """A position in the communication stream behind what the call has queued so far; None on the CPU."""
-        return None if self._stream is None else Mark(self._stream)
+        """A position in the stream of the call behind what it has queued so far; None on the CPU."""
+        if self._device.type == "cpu":
+            return None
+        return Mark(current_stream(self._device) if self._stream is None else self._stream)
 
     def done(self, asynchronous: bool, tensors: Any, made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
@@ -139,7 +145,7 @@ def _flat(value: Any) -> List[torch.Tensor]:
 
 
 class Mark:
-    """A position in the communication stream, for work on a call's results that is queued later. A captured call has none:
+    """A position in the stream of a call, for work on a call's results that is queued later. A captured call has none:
     such work has to be captured as well."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -169,6 +175,21 @@ def run_untraced(*functions: Any) -> None:
             frames.set_code_exec_strategy(function.__code__, skip)
 
 
-def new_comm_stream(comm: epkit.Communicator) -> Optional[torch.cuda.Stream]:
-    """The communication stream of a buffer; None on the CPU."""
-    return torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
+class CommStream:
+    """The communication stream of a buffer.
+
+    own: a torch.cuda.Stream; None on the CPU.
+    """
+
+    def __init__(self, comm: epkit.Communicator) -> None:
+        self.own = torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
+        self._is_known = False
+
+    def get(self) -> Optional[torch.cuda.Stream]:
+        """For the program, which may order its streams by it."""
+        self._is_known = True
+        return self.own
+
+    def of_call(self, asynchronous: bool, *events: Event) -> Optional[torch.cuda.Stream]:
+        """Where a call runs; None: in the current stream."""
+        return self.own if asynchronous or self._is_known or any(event is not None for event in events) else None

@@ -60,6 +60,11 @@ def _with_columns(x: Any) -> Any:
     return x
 
 
+def _with_scales(x: Any) -> Any:
+    """(rows, scales) of what Order.rows() returned; scales None: there are none."""
+    return x if isinstance(x, tuple) else (x, None)
+
+
 def _as_bits(x: Any) -> Any:
     """A dispatch copies bits: rows of other types are viewed as bfloat16, or as fp8 where an element is one byte."""
     if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():

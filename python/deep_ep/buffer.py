@@ -11,8 +11,8 @@ from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, size_hint
-from ._order import Event, Mark, Order, new_comm_stream, run_untraced
-from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns
+from ._order import CommStream, Event, Mark, Order, run_untraced
+from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
@@ -173,7 +173,7 @@ class Buffer(LowLatencyCalls):
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
         self.runtime: Optional[_Runtime] = _Runtime(self._comm)
-        self._comm_stream = new_comm_stream(self._comm)
+        self._comm_stream = CommStream(self._comm)
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
@@ -235,7 +235,7 @@ class Buffer(LowLatencyCalls):
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
-        return self._comm_stream
+        return self._comm_stream.get()
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
@@ -271,9 +271,10 @@ class Buffer(LowLatencyCalls):
         """Any number of ranks."""
         return Config(Buffer.num_sms)
 
-    def _order(self, previous_event: Event, allocate_on_comm_stream: bool) -> Order:
+    def _order(self, previous_event: Event, asynchronous: bool, allocate_on_comm_stream: bool) -> Order:
         check_torch_deterministic()
-        return Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream)
+        return Order(self._comm.device, self._comm_stream.of_call(asynchronous, previous_event), previous_event,
+                     allocate_on_comm_stream)
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
@@ -283,7 +284,7 @@ class Buffer(LowLatencyCalls):
         Returns (num_tokens_per_rank int32 [R], num_tokens_per_rdma_rank int32 [hosts] or None on one host,
         num_tokens_per_expert int32 [E], is_token_in_rank bool [N, R], event).
         """
-        order, given = self._order(previous_event, allocate_on_comm_stream), topk_idx
+        order, given = self._order(previous_event, async_finish, allocate_on_comm_stream), topk_idx
         if isinstance(topk_idx, torch.Tensor) and not topk_idx.is_contiguous():
             with order.on_stream():
                 topk_idx = topk_idx.contiguous()
@@ -386,7 +387,7 @@ class Buffer(LowLatencyCalls):
         Returns (rows as x, local expert numbers int64 [n, K] with -1, weights [n, K], list of L counts, handle, event);
         with a handle (rows, None, None, None, None, event).
         """
-        order = self._order(previous_event, allocate_on_comm_stream)
+        order = self._order(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise AssertionError("dispatch: with a handle there is no topk_idx and no topk_weights")
@@ -394,7 +395,7 @@ class Buffer(LowLatencyCalls):
             self._apply_sms(config)
             given, x = x, order.rows(_with_columns(x))
             with order.allocating():
-                rows = plan.dispatch(x, stream=order.stream)
+                rows = plan._dispatch(*_with_scales(x), None, False, False, None, order.stream)
             return _as_given(given, rows), None, None, None, None, order.done(async_finish, (x, rows))
         if topk_idx is None and topk_weights is not None:
             raise AssertionError("dispatch: topk_weights are of topk_idx, which is not given")
@@ -404,7 +405,7 @@ class Buffer(LowLatencyCalls):
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():
-            rows = plan.dispatch(x, topk_weights, want_topk_idx=topk_idx is not None, stream=order.stream)
+            rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream)
             if not plan.fixed:
                 new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
         if plan.fixed:
@@ -433,11 +434,11 @@ class Buffer(LowLatencyCalls):
         on several hosts each other host adds its own rows first.
         """
         plan = self._plan_of(handle, "combine")
-        order = self._order(previous_event, allocate_on_comm_stream)
+        order = self._order(previous_event, async_finish, allocate_on_comm_stream)
         self._apply_sms(config)
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, biases, stream=order.stream)
+            out, weights = plan._combine(x, topk_weights, biases, 0, None, order.stream)
         return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))
 
     internode_dispatch = dispatch

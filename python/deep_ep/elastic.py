@@ -7,12 +7,13 @@ import torch
 import torch.distributed as dist
 
 import epkit
+from epkit._native import COMBINE_BY_CHOICE, COMBINE_ROUND_PARTIAL
 from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from epkit.plan import check_inputs
 
 from ._errors import naming, raise_refused
-from ._order import Mark, Order, new_comm_stream, run_untraced
-from ._rows import Rows, _as_given, _biases, _check_group
+from ._order import CommStream, Mark, Order, run_untraced
+from ._rows import Rows, _as_given, _biases, _check_group, _with_scales
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -124,8 +125,8 @@ class EPHandle(OfThisProcess):
         return self._by_token
 
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
-        """The tensors that were allocated on the communication stream."""
-        return (self.topk_idx, *(one for one in self._data if one is not None))
+        """Tensors of all memory that was allocated on the communication stream; the library's metadata is one piece."""
+        return self.topk_idx, self._data.recv_source, self._data.psum_rank
 
     def _fill(self, data: epkit.Metadata, mark: Optional[Mark]) -> None:
         plan = self.plan
@@ -223,7 +224,7 @@ class ElasticBuffer(OfThisProcess):
         if group is None:
             raise ValueError(f"{type(self).__name__}: group is None, must be a process group")
         self._comm = epkit.Communicator(group, timeout=num_cpu_timeout_secs)
-        self._comm_stream = new_comm_stream(self._comm)
+        self._comm_stream = CommStream(self._comm)
         self.group = group
         self.rank_idx, self.num_ranks = self._comm.rank, self._comm.size
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
@@ -240,7 +241,10 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
-        self._default_sms = self._comm.num_sms
+        self._theoretical_sms = 4
+        if self._comm.is_cuda:
+            most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
+            self._theoretical_sms = min(self._comm.num_sms + _COPY_SMS if prefer_overlap_with_compute else 64, most)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy. Again: nothing."""
@@ -263,7 +267,7 @@ class ElasticBuffer(OfThisProcess):
 
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
-        return self._comm_stream
+        return self._comm_stream.get()
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(hosts, ranks of each)."""
@@ -281,7 +285,7 @@ class ElasticBuffer(OfThisProcess):
         if with_cpu_sync and self._comm.is_cuda:
             torch.cuda.synchronize(self._comm.device)
         if use_comm_stream:
-            order = Order(self._comm.device, self._comm_stream, None, False)
+            order = Order(self._comm.device, self._comm_stream.own, None, False)
             self._comm.barrier(order.stream)
             order.done(False, ())
         else:
@@ -295,10 +299,7 @@ class ElasticBuffer(OfThisProcess):
 
         Arguments are accepted and ignored.
         """
-        if not self._comm.is_cuda:
-            return 4
-        most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
-        return min(self._default_sms + _COPY_SMS if self.prefer_overlap_with_compute else 64, most)
+        return self._theoretical_sms
 
     def _apply_sms(self, sms: int) -> None:
         """Sets the number of multiprocessors that an operation may occupy; 0: the library's default."""
@@ -309,6 +310,10 @@ class ElasticBuffer(OfThisProcess):
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """min(num_sms, num_allocated_qps), as DeepEP; there are no queue pairs here."""
         return min(num_sms, self.num_allocated_qps)
+
+    def _order(self, previous: Optional[EventHandle], another: Optional[EventHandle], asynchronous: bool, on_comm: bool) -> Order:
+        stream = self._comm_stream.of_call(asynchronous, previous, another)
+        return Order(self._comm.device, stream, previous, on_comm, another)
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
         if not isinstance(handle, EPHandle):
@@ -368,8 +373,7 @@ class ElasticBuffer(OfThisProcess):
         Returns (rows as x, local expert numbers [n, K] or None if expanded, weights [n, K] or [n] or None, handle, event).
         """
         check_torch_deterministic()
-        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
-                      previous_event_before_epilogue)
+        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
         x, topk_weights, stats = order.rows(x), order.input(topk_weights), cumulative_local_expert_recv_stats
         if handle is None:
             if topk_idx is None:
@@ -387,8 +391,7 @@ class ElasticBuffer(OfThisProcess):
         plan = handle._plan(order.stream)
         self._apply_sms(num_sms or 0)
         with order.allocating():
-            rows = plan.dispatch(x, topk_weights, want_topk_idx=not plan.expanded,
-                                 column_major_scales=use_tma_aligned_col_major_sf, stream=order.stream)
+            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf, None, order.stream)
         with order.on_stream():
             if fresh:
                 if do_handle_copy:
@@ -448,17 +451,16 @@ class ElasticBuffer(OfThisProcess):
         """
         check_torch_deterministic()
         self._plan_of(handle, "combine")
-        order = Order(self._comm.device, self._comm_stream, previous_event, allocate_on_comm_stream,
-                      previous_event_before_epilogue)
+        order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
         self._apply_sms(num_sms or self._sms)
         x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
-        one_host = self._comm.nodes == 1  # otherwise each host sends one sum of its rows for a token
+        flags = 0
+        if self._comm.nodes == 1:  # otherwise each host sends one sum of its rows for a token
+            flags = COMBINE_BY_CHOICE | (COMBINE_ROUND_PARTIAL if plan.expanded and self.allow_multiple_reduction else 0)
         with order.allocating():
-            out, weights = plan.combine(x, topk_weights, biases, by_choice=one_host,
-                                        round_partial=one_host and plan.expanded and self.allow_multiple_reduction,
-                                        stream=order.stream)
+            out, weights = plan._combine(x, topk_weights, biases, flags, None, order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
     engram_write = not_here("ElasticBuffer.engram_write", ENGRAM)

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import threading
-from typing import Any, ContextManager, Dict, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
+from typing import Any, ContextManager, Dict, List, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
 
 import torch
 
@@ -87,10 +87,12 @@ _streams: Dict[Tuple[Optional[int], int], torch.cuda.Stream] = {}
 _of_thread = threading.local()
 
 
+# The function that code of Inductor calls: a fortieth of the time of torch.cuda.current_stream().
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def _current_pointer(device: torch.device) -> int:
-    # The function that code of Inductor calls: a fortieth of the time of torch.cuda.current_stream().
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    pointer: int = raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream
+    pointer: int = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
     return pointer
 
 
@@ -157,6 +159,15 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def int_parts(make: Any, counts: Sequence[int], device: torch.device) -> List[torch.Tensor]:
+    """int32 tensors of these sizes in one allocation, each at a multiple of 16 bytes: on a GPU single allocations take longer than
+    the kernel that fills them. `make`: torch.empty or torch.zeros."""
+    sizes: List[int] = []
+    for count in counts:
+        sizes += (count, -count % (ALIGNMENT // 4))
+    return list(make((sum(sizes),), dtype=torch.int32, device=device).split_with_sizes(sizes)[::2])
 
 
 def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 import torch
 
 from . import _native
-from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, want_tensor, zeros
+from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, int_parts, stream_pointer, want_tensor, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -105,13 +105,18 @@ class Plan(OfThisProcess):
         if isinstance(x, tuple) and len(x) != 2:
             raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        return self._dispatch(aligned(rows), aligned(scales), aligned(topk_weights), want_topk_idx, column_major_scales, out, stream)
+
+    def _dispatch(self, rows: torch.Tensor, scales: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
+                  want_topk_idx: bool, column_major_scales: bool, out: Union[None, torch.Tensor, Rows], stream: Stream) -> Rows:
+        """dispatch() of tensors as aligned() returns them."""
         if scales is not None:
             want_tensor(scales, "dispatch", "scales", "[N, any]")
         if not isinstance(out, Rows):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
         if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
             scales = scales.contiguous()
-        self._native.dispatch(aligned(rows), aligned(scales), aligned(topk_weights), *out,
+        self._native.dispatch(rows, scales, topk_weights, *out,
                               stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
         return out
 
@@ -149,9 +154,15 @@ class Plan(OfThisProcess):
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+        flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
+        return self._combine(aligned(x), aligned(topk_weights), [aligned(one) for one in biases], flags, out, stream)
+
+    def _combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor], biases: Sequence[Optional[torch.Tensor]], flags: int,
+                 out: Optional[torch.Tensor], stream: Stream) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """combine() of tensors as aligned() returns them."""
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
-        first, second = (aligned(biases[i]) if i < len(biases) else None for i in range(2))
+        first, second = (*biases, None, None)[:2]
         n = self.n_tokens
         if out is None:
             want_tensor(x, "combine", "x", "[n, H]")
@@ -159,8 +170,7 @@ class Plan(OfThisProcess):
         weights = None
         if topk_weights is not None:
             weights = torch.empty((n, self.topk), dtype=torch.float32, device=self.comm.device)
-        flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
-        self._native.combine(aligned(x), aligned(topk_weights), first, second, out, weights, flags,
+        self._native.combine(x, topk_weights, first, second, out, weights, flags,
                              stream_pointer(self.comm.is_cuda, self.comm.device, stream))
         return out, weights
 
@@ -182,24 +192,26 @@ class Plan(OfThisProcess):
         return Metadata(*self._metadata(source_stride, stream, Metadata._fields))
 
     def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False) -> Tuple[Any, ...]:
-        """The fields of Metadata, None where the name is not in `wanted`: each costs an allocation.
+        """The fields of Metadata, None where the name is not in `wanted`, in one allocation.
 
-        They are allocated in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
+        It is made in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
         of which the library writes every element.
         """
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
 
-        def new(name: str, *shape: int, make: Any = torch.empty) -> Optional[torch.Tensor]:
-            tensor: Optional[torch.Tensor] = make(shape, dtype=torch.int32, device=self.comm.device) if name in wanted else None
-            return tensor
-
+        sizes = {"recv_source": self.out_rows, "recv_slot": self.out_rows * self.topk, "n_recv_tokens": 1, "psum_rank": ranks,
+                 "psum_expert": local, "count_exact": local, "rank_prefix": ranks * ranks}
+        names = [name for name in wanted if self.expanded or name != "recv_slot"]
         # The library writes all but what lies behind the last token.
-        rows = torch.zeros if self.fixed or self.expanded else torch.empty
+        make = torch.zeros if self.fixed or self.expanded else torch.empty
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            slots = new("recv_slot", self.out_rows, self.topk, make=rows) if self.expanded else None
-            data = (new("recv_source", self.out_rows, make=rows), slots, new("n_recv_tokens", 1), new("psum_rank", ranks),
-                    new("psum_expert", local), new("count_exact", local), new("rank_prefix", ranks, ranks))
+            made = dict(zip(names, int_parts(make, [sizes[name] for name in names], self.comm.device)))
+            if "recv_slot" in made:
+                made["recv_slot"] = made["recv_slot"].view(self.out_rows, self.topk)
+            if "rank_prefix" in made:
+                made["rank_prefix"] = made["rank_prefix"].view(ranks, ranks)
+            data = tuple(made.get(name) for name in Metadata._fields)
             self._native.metadata(*data, source_stride, pointer)
         return data
 

@@ -574,3 +574,28 @@ def test_memory_is_flat(rank, size):
     for early, late_on in zip(zip(*marks[:4]), zip(*marks[4:])):
         assert max(late_on) <= max(early), marks
     buffer.destroy()
+
+
+@on_ranks(1)
+def test_stream_of_a_call(rank, size):
+    """A call that the caller's stream waits for runs there, unless the program orders other streams by the communication stream."""
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=64)
+    topk_idx, weights, x = make(64, 256, rank)
+    comm_stream = buffer._comm_stream.own
+
+    def waits():
+        torch.cuda.synchronize()
+        with torch.cuda.stream(comm_stream):
+            torch.cuda._sleep(400_000_000)
+        rows, _, _, handle, _ = buffer.dispatch(x, topk_idx, weights, num_experts=EXPERTS, do_cpu_sync=False)
+        out = buffer.combine(rows, handle)[0]
+        torch.cuda.current_stream().synchronize()
+        return comm_stream.query(), out
+
+    waits()  # what it compiles and allocates
+    waited, first = waits()
+    assert not waited, "a call waited for the communication stream"
+    assert buffer.get_comm_stream() is comm_stream
+    waited, second = waits()
+    assert waited, "a call did not run on the communication stream that the program has asked for"
+    assert torch.equal(first, second)
