@@ -6,6 +6,7 @@ import signal
 from contextlib import contextmanager, suppress
 
 import case_engines
+import case_hybrid
 import case_intranode
 import case_lowlatency
 import case_random
@@ -219,6 +220,11 @@ def test_engines_on_two_nodes():
         for engine in (case_engines.test_vllm_high_throughput, case_engines.test_vllm_low_latency, case_engines.test_vllm_elastic,
                        case_engines.test_sglang, case_engines.test_sglang_elastic, case_engines.test_megatron):
             engine()
+
+
+def test_hybrid_ep_on_two_nodes():
+    with divided("tcp"):
+        run(4, case_hybrid.every_mode)
 
 
 def test_random_calls_on_two_nodes():
