@@ -212,16 +212,36 @@ int dir_make(const char *path, mode_t mode)
 
 /* --- below a root --- */
 
-static int open_below(int root, const char *path)
+static int resolve(int dir, const char *path, int flags, unsigned how_to_resolve)
 {
-    struct open_how how = {.flags = O_PATH | O_DIRECTORY | O_CLOEXEC,
-                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    struct open_how how = {.flags = (unsigned)flags | O_CLOEXEC, .resolve = how_to_resolve | RESOLVE_NO_MAGICLINKS};
     int fd;
 
     do
-        fd = (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof(how));
+        fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
     while (fd < 0 && errno == EAGAIN);
     return fd;
+}
+
+static int open_below(int root, const char *path)
+{
+    return resolve(root, path, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT);
+}
+
+int dir_open_within(int dir, const char *path, int flags)
+{
+    if (dir >= 0)
+        return resolve(dir, path, flags, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS);
+    errno = ENOENT;
+    return -1;
+}
+
+bool dir_has(int dir, const char *path)
+{
+    int fd = dir_open_within(dir, path, O_PATH | O_NOFOLLOW);
+
+    close_quietly(fd);
+    return fd >= 0;
 }
 
 /* Makes the folder if it may; a name that is there is a link that leads nowhere. */
@@ -255,9 +275,9 @@ static int path_of(int fd, char ret_path[PATH_MAX])
     return 0;
 }
 
-int dir_resolve_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX])
+int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX])
 {
-    int base = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = base, number = base < 0 ? errno : 0;
+    int base = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = base, number = base < 0 ? errno : 0, unnamed = 0;
     const char *left = path, *rest = path;
     char prefix[PATH_MAX];
 
@@ -281,16 +301,19 @@ int dir_resolve_below(const char *root, const char *path, bool make, char ret_pa
         at = fd;
         rest = left;
     }
-    if (number == 0 || (number == ENOENT && !make))
-        number = path_of(at, prefix);
     rest += strspn(rest, "/");
-    if (number == 0 && snprintf(ret_path, PATH_MAX, "%s%s%s", strcmp(prefix, "/") == 0 ? "" : prefix, *rest ? "/" : "",
-                                rest) >= PATH_MAX)
-        number = ENAMETOOLONG;
+    if ((number == 0 || (number == ENOENT && !make)) && (unnamed = path_of(at, prefix)) == 0 &&
+        snprintf(ret_path, PATH_MAX, "%s%s%s", strcmp(prefix, "/") == 0 ? "" : prefix, *rest ? "/" : "", rest) >=
+            PATH_MAX)
+        unnamed = ENAMETOOLONG;
+    number = unnamed ? unnamed : number;
     if (at != base)
-        close_quietly(at);
-    close_quietly(base);
-    return number;
+        close_quietly(base);
+    if (number == 0)
+        return at;
+    close_quietly(at);
+    errno = number;
+    return -1;
 }
 
 /* --- files --- */
@@ -337,19 +360,24 @@ static int open_regular(int dir, const char *name)
     return -1;
 }
 
-int dir_append(const char *path, mode_t mode)
+int dir_append_in(int dir, const char *name, mode_t mode)
 {
-    const char *name;
-    int dir = dir_open_parent(path, false, &name), fd = -1;
+    int fd = -1;
 
-    if (dir < 0)
-        return -1;
     errno = EEXIST;
     for (int i = 0; fd < 0 && errno == EEXIST && i < TRIES; i++) {
         fd = open_regular(dir, name);
         if (fd < 0 && errno == ENOENT)
             fd = create(dir, name, O_RDWR | O_APPEND, mode);
     }
+    return fd;
+}
+
+int dir_append(const char *path, mode_t mode)
+{
+    const char *name;
+    int dir = dir_open_parent(path, false, &name), fd = dir < 0 ? -1 : dir_append_in(dir, name, mode);
+
     close_quietly(dir);
     return fd;
 }
@@ -366,17 +394,6 @@ int dir_overwrite(const char *path)
     result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
     close_quietly(fd);
     return result;
-}
-
-int dir_rename(const char *path, const char *new_name)
-{
-    const char *name;
-    int dir = dir_open_parent(path, false, &name), number = dir < 0 ? errno : 0;
-
-    if (number == 0 && renameat(dir, name, dir, new_name) != 0)
-        number = errno;
-    close_quietly(dir);
-    return number;
 }
 
 int dir_link(const char *target, const char *path)

@@ -36,10 +36,17 @@ int dir_open_in(int dir, const char *name, bool make);
 int dir_make(const char *path, mode_t mode);
 
 /*
- * The absolute path of `path` below the folder `root` (RESOLVE_IN_ROOT: absolute links and ".." stay in it), without
- * links. With `make`, folders are made, 0755. Missing ones are allowed. ENOSYS: Linux before 5.6, or a seccomp filter.
+ * The folder `path` (O_PATH) below the folder `root` (RESOLVE_IN_ROOT: absolute links and ".." stay in it), and its
+ * absolute path without links, also if it is missing (ENOENT). With `make`, folders are made, 0755. ENOSYS: Linux
+ * before 5.6, or a seccomp filter.
  */
-int dir_resolve_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX]);
+int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX]);
+
+/* A file or folder `path` below the folder, without any link in it; ENOENT also if `dir` is -1. */
+int dir_open_within(int dir, const char *path, int flags);
+
+/* Is there something of that name, or a link? */
+bool dir_has(int dir, const char *path);
 
 /* A new file in the folder, to write to; one of that name is removed before. */
 int dir_create(int dir, const char *name, mode_t mode);
@@ -49,12 +56,12 @@ int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t 
 
 /* A regular file with only this name, to append to and to read; made with `mode` if it is missing. */
 int dir_append(const char *path, mode_t mode);
+int dir_append_in(int dir, const char *name, mode_t mode);
 
 /* An existing file of any type, to write to; it is truncated. */
 int dir_overwrite(const char *path);
 
-/* Another name in the same folder for the file; a link. */
-int dir_rename(const char *path, const char *new_name);
+/* A link. */
 int dir_link(const char *target, const char *path);
 
 /* Random characters, as of mkostemp(), in place of the last six of the name. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "file.h"
 
+#include "dir.h"
 #include "output.h"
 #include "text.h"
 
@@ -12,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define FLAGS (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
 #define PIPE_MS 60000
 #define SILENT_MS 2000 /* of it; then a note names what is waited for */
 
@@ -35,10 +37,11 @@ static int prepare(int fd, const char *path, bool waits)
     return has_data(fd, PIPE_MS - SILENT_MS) ? 0 : ENODATA;
 }
 
-static FILE *open_file(const char *path, bool waits)
+/* Consumes `fd`. */
+static FILE *open_file(int fd, const char *path, bool waits)
 {
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC), number;
     FILE *stream = NULL;
+    int number;
 
     if (fd < 0)
         return NULL;
@@ -54,12 +57,17 @@ static FILE *open_file(const char *path, bool waits)
 
 FILE *file_open(const char *path)
 {
-    return open_file(path, true);
+    return open_file(open(path, FLAGS), path, true);
 }
 
 FILE *file_open_regular(const char *path)
 {
-    return open_file(path, false);
+    return open_file(open(path, FLAGS), path, false);
+}
+
+FILE *file_open_within(int dir, const char *path)
+{
+    return open_file(dir_open_within(dir, path, FLAGS), path, false);
 }
 
 const char *file_error(int number)

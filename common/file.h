@@ -15,6 +15,9 @@ FILE *file_open(const char *path);
 /* file_open_regular() opens only regular files: EINVAL for others, at once. */
 FILE *file_open_regular(const char *path);
 
+/* file_open_within() is the same for a file below a folder, without any link in its path (dir_open_within()). */
+FILE *file_open_within(int dir, const char *path);
+
 /* What errno of these means. */
 const char *file_error(int number);
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
+#include "common/dir.h"
+#include "common/file.h"
 #include "common/output.h"
 #include "install_output.h"
 
@@ -7,11 +9,12 @@
 #include <dirent.h>
 #include <epkit/types.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 static bool is_path(const char *name)
 {
@@ -21,29 +24,46 @@ static bool is_path(const char *name)
            (n > 4 && strcmp(name + n - 4, ".yml") == 0);
 }
 
-static void saved_path(const struct install_cmd_options *options, const char *name, const char *file,
-                       char ret_path[PATH_MAX])
+/* The states of all recipes: their folder, or -1, and its name. */
+struct saved {
+    char path[PATH_MAX];
+    int fd;
+};
+
+static struct saved open_saved(const struct install_cmd_options *options)
 {
-    snprintf(ret_path, PATH_MAX, "%s%s/%s/%s", options->install.root ? options->install.root : "",
-             options->install.state, name, file);
+    struct saved saved = {.fd = -1};
+    const char *root = options->install.root;
+
+    /* What is wrong with the folder, install_open() says. */
+    saved.fd = dir_open_below(root ? root : "/", options->install.state, false, saved.path);
+    return saved;
+}
+
+/* A file of the state of a recipe. */
+static FILE *open_file(const struct saved *saved, const char *name, const char *file, char ret_path[PATH_MAX])
+{
+    char within[400];
+
+    snprintf(within, sizeof(within), "%.255s/%s", name, file);
+    snprintf(ret_path, PATH_MAX, "%.3600s/%s", saved->path, within);
+    return file_open_within(saved->fd, within);
 }
 
 /* How many recipes have a state, and the name of one. */
-static int count_saved(const struct install_cmd_options *options, char ret_name[64])
+static int count_saved(const struct saved *saved, char ret_name[64])
 {
-    char path[PATH_MAX];
+    int fd = dir_open_within(saved->fd, ".", O_RDONLY | O_DIRECTORY), n = 0;
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *entry;
-    int n = 0;
-    DIR *dir;
 
-    snprintf(path, sizeof(path), "%s%s", options->install.root ? options->install.root : "", options->install.state);
-    dir = opendir(path);
+    if (!dir && fd >= 0)
+        close(fd);
     while (dir && (entry = readdir(dir))) {
         char file[PATH_MAX];
-        struct stat info;
 
-        saved_path(options, entry->d_name, "recipe.yaml", file);
-        if (entry->d_name[0] == '.' || strlen(entry->d_name) > 40 || stat(file, &info) != 0)
+        snprintf(file, sizeof(file), "%s/recipe.yaml", entry->d_name);
+        if (entry->d_name[0] == '.' || strlen(entry->d_name) > 40 || !dir_has(saved->fd, file))
             continue;
         snprintf(ret_name, 64, "%.40s", entry->d_name);
         n++;
@@ -88,15 +108,14 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
  * Settings of an earlier apply come before those of the command line. Unreadable settings are an error: the recipe
  * would be applied with other values.
  */
-static int add_saved_settings(const struct install_cmd_options *options, const char *name, struct chosen_recipe *chosen)
+static int add_saved_settings(const struct saved *saved, const char *name, struct chosen_recipe *chosen)
 {
     char path[PATH_MAX], *text;
     const char *key;
     size_t bytes = 0;
     json_t *value;
 
-    saved_path(options, name, "settings.json", path);
-    text = journal_read_file(path, RECIPE_BYTES_MAX, &bytes);
+    text = journal_read_file(open_file(saved, name, "settings.json", path), RECIPE_BYTES_MAX, &bytes);
     if (!text && errno == ENOENT)
         return CMD_FINE;
     chosen->saved = text ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL) : NULL;
@@ -178,27 +197,46 @@ static int choose_builtin(const struct cmd *cmd, const struct install_cmd_option
     return unknown(cmd, name);
 }
 
-static int choose_file(const struct install_cmd_options *options, const char *path, bool is_saved,
+/* Consumes the file; NULL: errno. */
+static int choose_file(const struct install_cmd_options *options, FILE *file, const char *path, bool is_saved,
                        struct chosen_recipe *chosen)
 {
     size_t bytes = 0;
 
-    chosen->text = journal_read_file(path, RECIPE_BYTES_MAX, &bytes);
+    chosen->text = journal_read_file(file, RECIPE_BYTES_MAX, &bytes);
     if (!chosen->text) {
-        out_error("recipe %s: %s", path, errno == EINVAL ? "not a regular file" : strerror(errno));
+        out_error("recipe %s: %s", path,
+                  errno == EINVAL ? "not a regular file"
+                  : is_saved      ? install_state_error(errno)
+                                  : strerror(errno));
         return CMD_USAGE;
     }
     return parse(options, path, chosen->text, bytes, is_saved, chosen);
 }
 
-int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,
-                  struct chosen_recipe *ret_chosen)
+/* The recipe as it was applied, with the values; consumes its file. */
+static int choose_saved(const struct cmd *cmd, const struct install_cmd_options *options, const struct saved *saved,
+                        const char *name, FILE *file, const char *path, struct chosen_recipe *chosen)
 {
-    char path[PATH_MAX], only[64];
-    struct stat info;
-    int code, n_saved = !name && prefer_saved ? count_saved(options, only) : 0;
+    int number = errno, code = add_saved_settings(saved, name, chosen);
 
-    memset(ret_chosen, 0, sizeof(*ret_chosen));
+    code = code == CMD_FINE ? split_settings(cmd, chosen, options->set) : code;
+    errno = number;
+    if (code == CMD_FINE)
+        return choose_file(options, file, path, true, chosen);
+    if (file)
+        fclose(file);
+    return code;
+}
+
+static int choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name,
+                  const struct saved *saved, struct chosen_recipe *ret_chosen)
+{
+    bool prefer_saved = saved != NULL;
+    char path[PATH_MAX], only[64];
+    int code, n_saved = !name && prefer_saved ? count_saved(saved, only) : 0;
+    FILE *file;
+
     if (n_saved == 1)
         name = only;
     /* Not a usage error: the same command line is right on another machine. */
@@ -210,19 +248,29 @@ int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *optio
     if (!name)
         return cmd_usage(cmd, "which recipe? 'epkit install list' names them");
     if (prefer_saved && !is_path(name)) {
-        saved_path(options, name, "recipe.yaml", path);
-        if (stat(path, &info) == 0) {
-            code = add_saved_settings(options, name, ret_chosen);
-            code = code == CMD_FINE ? split_settings(cmd, ret_chosen, options->set) : code;
-            code = code == CMD_FINE ? choose_file(options, path, true, ret_chosen) : code;
-            goto ready;
-        }
+        file = open_file(saved, name, "recipe.yaml", path);
+        if (file || errno != ENOENT)
+            return choose_saved(cmd, options, saved, name, file, path, ret_chosen);
     }
     code = split_settings(cmd, ret_chosen, options->set);
     if (code == CMD_FINE)
-        code = is_path(name) ? choose_file(options, name, false, ret_chosen)
+        code = is_path(name) ? choose_file(options, file_open_regular(name), name, false, ret_chosen)
                              : choose_builtin(cmd, options, name, ret_chosen);
-ready:
+    return code;
+}
+
+int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,
+                  struct chosen_recipe *ret_chosen)
+{
+    struct saved saved;
+    int code;
+
+    memset(ret_chosen, 0, sizeof(*ret_chosen));
+    if (prefer_saved)
+        saved = open_saved(options);
+    code = choose(cmd, options, name, prefer_saved ? &saved : NULL, ret_chosen);
+    if (prefer_saved && saved.fd >= 0)
+        close(saved.fd);
     if (code != CMD_FINE)
         recipe_release(ret_chosen);
     return code;

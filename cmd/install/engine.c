@@ -10,6 +10,7 @@
 #include "install.h"
 
 #include "common/clean.h"
+#include "common/file.h"
 #include "common/temporary.h"
 
 #include <errno.h>
@@ -31,15 +32,18 @@ static bool is_cause(const char *line)
 }
 
 /* The cause of the failure from the log of the last script: its last line, or the cause where this is a summary. */
-static void last_message(const struct install *install, const struct recipe_step *step, char ret_text[300])
+static void last_message(struct install *install, const struct recipe_step *step, char ret_text[300])
 {
-    char path[1024], line[1024], cause[300] = "";
+    char name[64], line[1024], cause[300] = "";
+    int logs = install_open_logs(install, false);
     bool is_summary = false;
     FILE *file;
 
     ret_text[0] = '\0';
-    run_log_path(install, step, path);
-    file = fopen(path, "re");
+    snprintf(name, sizeof(name), "%.40s.log", step->id);
+    file = file_open_within(logs, name);
+    if (logs >= 0)
+        close(logs);
     if (!file)
         return;
     while (fgets(line, sizeof(line), file)) {

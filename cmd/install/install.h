@@ -68,10 +68,10 @@ struct install {
     char state[512]; /* folder of this recipe's state, below the root, without links */
     char logs[512];
     char kernel[128], boot[64];
-    bool is_live;     /* this machine, not a folder */
-    bool has_systemd; /* steps run by systemd-run */
-    bool can_chroot;  /* the root is a folder with its own shell */
-    int lock_fd;
+    bool is_live;          /* this machine, not a folder */
+    bool has_systemd;      /* steps run by systemd-run */
+    bool can_chroot;       /* the root is a folder with its own shell */
+    int lock_fd, state_fd; /* of the state: the folder, through which its files are read and written; -1: none */
     struct journal journal;
     struct step_state states[RECIPE_STEPS_MAX]; /* by index of the step */
     struct preflight_row preflight[PREFLIGHT_MAX];
@@ -98,11 +98,15 @@ enum install_result install_fail(struct install *install, const char *format, ..
 enum install_result install_fail_errno(struct install *install, int error, const char *path);
 enum install_result install_fail_status(struct install *install);
 
-/* The path of a file of the state, or one in a folder of it; with NULL the folder, or the state itself. */
+/*
+ * The path of a file of the state, or one in a folder of it, for messages and scripts; with NULL the folder, or the
+ * state itself.
+ */
 void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024]);
-/* Find the folders of the state and of the logs below the root, and make them: 0, or an errno. */
-int install_find_state(struct install *install, bool make);
-int install_find_logs(struct install *install, bool make);
+/* Open the folder of the logs below the root, and make it: a descriptor, or -1 with errno. */
+int install_open_logs(struct install *install, bool make);
+/* What errno of a file of the state means. */
+const char *install_state_error(int error);
 
 /* The kernel release of the machine, which a recipe needs before it is parsed. */
 void install_kernel(const char *root, char ret_kernel[128]);

@@ -45,9 +45,10 @@ bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *
     return true;
 }
 
-char *journal_read_file(const char *path, size_t max, size_t *ret_bytes)
+#define NAME "journal.jsonl"
+
+char *journal_read_file(FILE *file, size_t max, size_t *ret_bytes)
 {
-    FILE *file = file_open_regular(path);
     char *text;
 
     if (!file)
@@ -60,37 +61,30 @@ char *journal_read_file(const char *path, size_t max, size_t *ret_bytes)
 }
 
 /* A power cut loses the name of a new file unless its folder is synced. */
-static void sync_folder(const char *path)
+static void sync_folder(int dir)
 {
-    char folder[4096];
-    const char *slash = strrchr(path, '/');
-    int fd;
+    int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-    fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
         fsync(fd);
         close(fd);
     }
 }
 
-static ep_status open_to_write(struct journal *journal, bool is_readable, size_t whole, size_t bytes)
+static ep_status open_to_write(struct journal *journal, int dir, bool is_readable, size_t whole, size_t bytes)
 {
-    int error;
-
     if (!is_readable) {
-        error = dir_rename(journal->path, "journal.jsonl.unreadable");
-        if (error)
-            return ep_fail_errno(EP_E_SYSTEM, error, "%s cannot be moved aside", journal->path);
+        if (renameat(dir, NAME, dir, NAME ".unreadable") != 0)
+            return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be moved aside", journal->path);
         json_array_clear(journal->events);
         whole = 0;
     }
-    journal->fd = dir_append(journal->path, 0644);
+    journal->fd = dir_append_in(dir, NAME, 0644);
     if (journal->fd < 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s", journal->path);
     if (whole < bytes && is_readable && ftruncate(journal->fd, (off_t)whole) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "%s cannot be truncated to its last complete line", journal->path);
-    sync_folder(journal->path);
+    sync_folder(dir);
     if (!is_readable)
         return journal_add(journal, "rebuilt", NULL, json_pack("{s:s}", "reason", "the journal could not be read"));
     if (whole < bytes)
@@ -98,31 +92,32 @@ static ep_status open_to_write(struct journal *journal, bool is_readable, size_t
     return EP_OK;
 }
 
-ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal)
+ep_status journal_open(int dir, const char *folder, const char *boot, bool writable, struct journal *ret_journal)
 {
     struct journal journal = {.fd = -1};
     size_t bytes = 0, whole;
-    char *text = journal_read_file(path, JOURNAL_BYTES_MAX, &bytes);
+    char *text = journal_read_file(file_open_within(dir, NAME), JOURNAL_BYTES_MAX, &bytes);
     ep_status status = EP_OK;
     bool is_readable;
 
-    if (!text && errno == EINVAL)
-        return ep_fail(EP_E_ARG, "%s is not a journal: not a regular file", path);
+    if (!text && (errno == EINVAL || errno == ELOOP))
+        return ep_fail(EP_E_ARG, "%s/" NAME " is not a journal: not a regular file", folder);
     if (!text && errno != ENOENT)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "%s", path);
+        return ep_fail_errno(EP_E_SYSTEM, errno, "%s/" NAME, folder);
     if (bytes > JOURNAL_BYTES_MAX) {
         free(text);
-        return ep_fail(EP_E_ARG, "%s is not a journal: larger than 16 MiB", path);
+        return ep_fail(EP_E_ARG, "%s/" NAME " is not a journal: larger than 16 MiB", folder);
     }
-    journal.path = strdup(path);
+    if (asprintf(&journal.path, "%s/" NAME, folder) < 0)
+        journal.path = NULL;
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
     is_readable = journal_parse(text, bytes, &journal.events, &whole);
     free(text);
     if (!journal.path || !journal.events)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", path);
+        return ep_fail(EP_E_MEMORY, "%s: no memory", folder);
     journal.is_rebuilt = !is_readable;
     if (writable)
-        status = open_to_write(&journal, is_readable, whole, bytes);
+        status = open_to_write(&journal, dir, is_readable, whole, bytes);
     if (status != EP_OK) {
         journal_close(&journal);
         return status;

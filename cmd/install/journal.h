@@ -15,13 +15,14 @@
 #include <epkit/status.h>
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 #define JOURNAL_BYTES_MAX (16u << 20)
 #define JOURNAL_VERSION 1
 
 struct journal {
-    char *path;
-    int fd; /* -1: read only */
+    char *path; /* for messages */
+    int fd;     /* -1: read only */
     char boot[64];
     json_t *events;  /* array, in order */
     bool is_rebuilt; /* an existing journal could not be read */
@@ -33,8 +34,11 @@ struct journal {
  */
 bool journal_parse(const char *text, size_t bytes, json_t **ret_events, size_t *ret_whole);
 
-/* Opens or creates the journal at `path`. With `writable` it is repaired, else only read (a missing one is empty). */
-ep_status journal_open(const char *path, const char *boot, bool writable, struct journal *ret_journal);
+/*
+ * Opens or creates the journal in the folder `dir`, which `folder` names in messages. With `writable` it is repaired,
+ * else only read (a missing one is empty, and so is that of no folder, -1).
+ */
+ep_status journal_open(int dir, const char *folder, const char *boot, bool writable, struct journal *ret_journal);
 void journal_close(struct journal *journal);
 
 /* Appends an event; `more` (may be NULL) is consumed and merged in. Synced when it returns. */
@@ -46,7 +50,7 @@ int journal_count(const struct journal *journal, const char *event, const char *
 /* The last event of a step with this name, or NULL. Borrowed. */
 const json_t *journal_last(const struct journal *journal, const char *event, const char *step);
 
-/* Reads a regular file, and of a larger one the first `max` + 1 bytes; NULL with errno. */
-char *journal_read_file(const char *path, size_t max, size_t *ret_bytes);
+/* Reads and closes a file, of a larger one the first `max` + 1 bytes; NULL with errno, that of the caller for NULL. */
+char *journal_read_file(FILE *file, size_t max, size_t *ret_bytes);
 
 #endif

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/file.h"
 #include "common/temporary.h"
 #include "common/write.h"
 #include "install.h"
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define PROBE_SECONDS 60
+#define LOCK "lock"
 
 /* --- the caller --- */
 
@@ -50,10 +52,14 @@ const char *install_state_name(enum step_now now)
     return names[now];
 }
 
-static void first_line(const char *path, char *ret_text, size_t bytes)
+const char *install_state_error(int error)
 {
-    FILE *file = fopen(path, "re");
+    return error == ELOOP ? "a link; epkit makes none there" : write_reason(error);
+}
 
+/* Consumes the file, which may be NULL. */
+static void read_line(FILE *file, char *ret_text, size_t bytes)
+{
     ret_text[0] = '\0';
     if (!file)
         return;
@@ -61,6 +67,11 @@ static void first_line(const char *path, char *ret_text, size_t bytes)
         ret_text[0] = '\0';
     ret_text[strcspn(ret_text, "\n")] = '\0';
     fclose(file);
+}
+
+static void first_line(const char *path, char *ret_text, size_t bytes)
+{
+    read_line(fopen(path, "re"), ret_text, bytes);
 }
 
 /* The running kernel; for a folder the one that it names, else the newest one that has modules there. */
@@ -89,11 +100,11 @@ static int probe(void *install, const struct recipe_step *step, const char *text
 /* --- lock --- */
 
 /* Is the process that wrote the lock still a running epkit? */
-static bool is_holder_alive(const char *path, int *ret_pid)
+static bool is_holder_alive(const struct install *install, int *ret_pid)
 {
     char text[64], comm_path[64], comm[64];
 
-    first_line(path, text, sizeof(text));
+    read_line(file_open_within(install->state_fd, LOCK), text, sizeof(text));
     *ret_pid = atoi(text);
     if (*ret_pid <= 1)
         return false;
@@ -112,12 +123,12 @@ static int longest_deadline(const struct recipe *recipe)
 }
 
 /* An uninstall removes the lock file with the state, possibly between open() and flock(). */
-static bool is_unlinked(int lock_fd, const char *path)
+static bool is_unlinked(const struct install *install)
 {
     struct stat held, there;
 
-    return fstat(lock_fd, &held) != 0 || stat(path, &there) != 0 || held.st_ino != there.st_ino ||
-           held.st_dev != there.st_dev;
+    return fstat(install->lock_fd, &held) != 0 || fstatat(install->state_fd, LOCK, &there, AT_SYMLINK_NOFOLLOW) != 0 ||
+           held.st_ino != there.st_ino || held.st_dev != there.st_dev;
 }
 
 static enum install_result just_uninstalled(struct install *install)
@@ -135,8 +146,8 @@ static enum install_result acquire_lock(struct install *install)
     bool is_reported = false;
     int pid;
 
-    install_path(install, "lock", NULL, path);
-    install->lock_fd = dir_append(path, 0644);
+    install_path(install, LOCK, NULL, path);
+    install->lock_fd = dir_append_in(install->state_fd, LOCK, 0644);
     if (install->lock_fd < 0 && errno == ENOENT)
         return just_uninstalled(install);
     if (install->lock_fd < 0)
@@ -144,7 +155,7 @@ static enum install_result acquire_lock(struct install *install)
     while (flock(install->lock_fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return install_fail_errno(install, errno, path);
-        if (is_holder_alive(path, &pid)) {
+        if (is_holder_alive(install, &pid)) {
             install_fail(install, "process %d is installing this recipe now", pid);
             snprintf(install->hint, sizeof(install->hint), "'epkit install status %s' shows the progress",
                      install->recipe->name);
@@ -168,7 +179,7 @@ static enum install_result acquire_lock(struct install *install)
         }
         poll(NULL, 0, 200);
     }
-    if (is_unlinked(install->lock_fd, path))
+    if (is_unlinked(install))
         return just_uninstalled(install);
     snprintf(text, sizeof(text), "%d\n", (int)getpid());
     if (ftruncate(install->lock_fd, 0) != 0 || write(install->lock_fd, text, strlen(text)) < 0)
@@ -199,14 +210,13 @@ static enum install_result set_root(struct install *install, const char *root)
     return INSTALL_FINE;
 }
 
-/* Writes a file of the state atomically. Values may be secrets. */
-static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes)
+/* Writes a file of the state atomically. */
+static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes, mode_t mode)
 {
+    int error = text ? temporary_save_in(install->state_fd, name, text, bytes, mode) : ENOMEM;
     char path[1024];
-    int error;
 
     install_path(install, name, NULL, path);
-    error = text ? temporary_save(path, text, bytes, strcmp(name, "settings.json") == 0 ? 0600 : 0644) : ENOMEM;
     return error ? ep_fail_errno(EP_E_SYSTEM, error, "%s", path) : EP_OK;
 }
 
@@ -225,46 +235,56 @@ static ep_status save_recipe(const struct install *install)
     }
     text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
     json_decref(values);
-    status = save(install, "settings.json", text, text ? strlen(text) : 0);
+    /* Values may be secrets. */
+    status = save(install, "settings.json", text, text ? strlen(text) : 0, 0600);
     free(text);
     if (status != EP_OK)
         return status;
-    return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes);
+    return save(install, "recipe.yaml", install->recipe->text, install->recipe->bytes, 0644);
 }
 
 /*
- * Finds a folder below the root: links lead to where they would lead on that machine. The name without links is valid
+ * Opens a folder below the root: links lead to where they would lead on that machine. The name without links is valid
  * for programs outside of the root as well.
  */
-static int find_folder(const struct install *install, const char *folder, bool make, char *ret_folder, size_t bytes)
+static int open_folder(const struct install *install, const char *folder, bool make, char *ret_folder, size_t bytes)
 {
     char path[PATH_MAX];
-    int error = dir_resolve_below(*install->root ? install->root : "/", folder, make, path);
+    int fd = dir_open_below(*install->root ? install->root : "/", folder, make, path);
 
-    if (error)
-        return error;
-    return snprintf(ret_folder, bytes, "%s", path + strlen(install->root)) < (int)bytes ? 0 : ENAMETOOLONG;
+    if (fd < 0 && (errno != ENOENT || make))
+        return -1;
+    if (snprintf(ret_folder, bytes, "%s", path + strlen(install->root)) < (int)bytes)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    errno = ENAMETOOLONG;
+    return -1;
 }
 
-int install_find_state(struct install *install, bool make)
+/* 0, or an errno; a missing folder is none. */
+static int open_state(struct install *install, bool make)
 {
     char folder[512];
-    /* An uninstall may be removing the folders. */
-    int error = ENOENT;
 
-    for (int i = 0; error == ENOENT && i < 4; i++) {
-        snprintf(folder, sizeof(folder), "%.250s/%s", install->options.state, install->recipe->name);
-        error = find_folder(install, folder, make, install->state, sizeof(install->state));
+    snprintf(folder, sizeof(folder), "%.250s/%s", install->options.state, install->recipe->name);
+    if (install->state_fd >= 0)
+        close(install->state_fd);
+    /* An uninstall may be removing the folders. */
+    for (int i = 0; i < 4; i++) {
+        install->state_fd = open_folder(install, folder, make, install->state, sizeof(install->state));
+        if (install->state_fd >= 0 || !make || errno != ENOENT)
+            break;
     }
-    return error;
+    return install->state_fd >= 0 || (errno == ENOENT && !make) ? 0 : errno;
 }
 
-int install_find_logs(struct install *install, bool make)
+int install_open_logs(struct install *install, bool make)
 {
     char folder[512];
 
     snprintf(folder, sizeof(folder), INSTALL_LOGS "/%s", install->recipe->name);
-    return find_folder(install, folder, make, install->logs, sizeof(install->logs));
+    return open_folder(install, folder, make, install->logs, sizeof(install->logs));
 }
 
 void install_path(const struct install *install, const char *name, const char *id, char ret_path[1024])
@@ -285,27 +305,30 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     struct install *install = ret_install;
     enum install_result result;
     char path[1024];
-    int error;
+    int error, logs;
 
     memset(install, 0, sizeof(*install));
     install->recipe = recipe;
     install->options = *options;
-    install->lock_fd = -1;
+    install->lock_fd = install->state_fd = -1;
     install->journal.fd = -1;
     install->left = json_array();
     forget_states(install);
     result = set_root(install, options->root);
     if (result != INSTALL_FINE)
         return result;
-    error = install_find_state(install, false);
-    if (!error)
-        error = install_find_logs(install, false);
+    error = open_state(install, false);
+    logs = error ? -1 : install_open_logs(install, false);
+    if (!error && logs < 0 && errno != ENOENT)
+        error = errno;
+    if (logs >= 0)
+        close(logs);
     if (error)
         return install_fail(install, "%.250s of %s: %s", options->state, *install->root ? install->root : "/",
                             error == ENOTDIR ? "not a folder, or a link that leads nowhere" : write_reason(error));
     install_kernel(install->is_live ? NULL : install->root, install->kernel);
-    install_path(install, "journal.jsonl", NULL, path);
-    if (journal_open(path, install->boot, false, &install->journal) != EP_OK)
+    install_path(install, NULL, NULL, path);
+    if (journal_open(install->state_fd, path, install->boot, false, &install->journal) != EP_OK)
         return install_fail_status(install);
     return INSTALL_FINE;
 }
@@ -313,50 +336,88 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
 /* Does the recipe have a state: was it applied, and not uninstalled since? */
 bool install_is_known(const struct install *install)
 {
-    static const char *const names[] = {"recipe.yaml", "before"};
-    char path[1024];
+    return dir_has(install->state_fd, "recipe.yaml") || dir_has(install->state_fd, "before");
+}
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        install_path(install, names[i], NULL, path);
-        if (access(path, F_OK) == 0)
-            return true;
-    }
-    return false;
+/* Where scripts run outside of the root, nobody else may write what they are and where they are. */
+static enum install_result check_trust(struct install *install, const struct stat *info, const char *path)
+{
+    if (dir_trusts(info->st_uid) && !(info->st_mode & (S_IWGRP | S_IWOTH)))
+        return INSTALL_FINE;
+    snprintf(install->hint, sizeof(install->hint), "the owner of the folder can run this");
+    return install_fail(install, "%.400s: another user owns it or may write to it, and scripts run outside of %.50s",
+                        path, install->options.root);
 }
 
 /*
- * Checks a file of the state, and those in it down to `levels` folders: none is a link; where scripts run outside of
- * the root (`is_before`: also the deepest files), nobody else may have written them.
+ * Checks a file in a folder of the state, and those in it down to `levels` folders: none is a link; `is_before`:
+ * scripts are also the deepest files.
  */
-static enum install_result check_file(struct install *install, const char *path, int levels, bool is_before)
+static enum install_result check_file(struct install *install, int dir, const char *name, const char *path, int levels,
+                                      bool is_before)
 {
     enum install_result result = INSTALL_FINE;
     struct dirent *entry;
     struct stat info;
-    DIR *dir;
+    DIR *stream;
+    int fd;
 
-    if (lstat(path, &info) != 0)
+    if (fstatat(dir, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
     if (S_ISLNK(info.st_mode))
-        return install_fail(install, "%.450s: a link; epkit makes none there", path);
-    if (!install->can_chroot && (levels > 0 || is_before) &&
-        (!dir_trusts(info.st_uid) || (info.st_mode & (S_IWGRP | S_IWOTH))))
-        return install_fail(install,
-                            "%.400s: another user owns it or may write to it, and scripts run outside of %.50s", path,
-                            install->options.root);
-    if (levels == 0 || !S_ISDIR(info.st_mode))
-        return INSTALL_FINE;
-    dir = opendir(path);
-    if (!dir)
-        return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
-    while (result == INSTALL_FINE && (entry = readdir(dir))) {
+        return install_fail(install, "%.450s: %s", path, install_state_error(ELOOP));
+    if (!install->can_chroot && (levels > 0 || is_before))
+        result = check_trust(install, &info, path);
+    if (result != INSTALL_FINE || levels == 0 || !S_ISDIR(info.st_mode))
+        return result;
+    fd = dir_open_within(dir, name, O_RDONLY | O_DIRECTORY);
+    stream = fd < 0 ? NULL : fdopendir(fd);
+    if (!stream)
+        result = errno == ENOENT ? INSTALL_FINE : install_fail(install, "%.450s: %s", path, install_state_error(errno));
+    while (stream && result == INSTALL_FINE && (entry = readdir(stream))) {
         char inside[1400];
 
         snprintf(inside, sizeof(inside), "%.1100s/%s", path, entry->d_name);
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            result = check_file(install, inside, levels - 1, is_before);
+            result = check_file(install, fd, entry->d_name, inside, levels - 1, is_before);
     }
-    closedir(dir);
+    if (stream)
+        closedir(stream);
+    else if (fd >= 0)
+        close(fd);
+    return result;
+}
+
+/* The folders above the state, up to the root: who may write in one can replace the state, also later. */
+static enum install_result check_above(struct install *install)
+{
+    int root = open(install->root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = dup(install->state_fd);
+    enum install_result result = INSTALL_FINE;
+    struct stat top, info;
+    char path[1024];
+
+    install_path(install, NULL, NULL, path);
+    if (root < 0 || at < 0 || fstat(root, &top) != 0)
+        result = install_fail_errno(install, errno, install->root);
+    for (bool is_root = false; result == INSTALL_FINE && !is_root;) {
+        int above = openat(at, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+        close(at);
+        at = above;
+        if (at < 0 || fstat(at, &info) != 0)
+            result = install_fail_errno(install, errno, path);
+        *strrchr(path, '/') = '\0';
+        /* In a sticky folder others cannot rename what is there. */
+        if (result == INSTALL_FINE && (info.st_mode & S_ISVTX))
+            info.st_mode &= ~(mode_t)(S_IWGRP | S_IWOTH);
+        is_root = result != INSTALL_FINE || (info.st_dev == top.st_dev && info.st_ino == top.st_ino) || !*path;
+        if (result == INSTALL_FINE)
+            result = check_trust(install, &info, path);
+    }
+    if (root >= 0)
+        close(root);
+    if (at >= 0)
+        close(at);
     return result;
 }
 
@@ -369,9 +430,11 @@ static enum install_result check_state(struct install *install)
     if (install->is_live)
         return INSTALL_FINE;
     install_path(install, NULL, NULL, path);
-    result = check_file(install, path, 2, false);
+    result = check_file(install, install->state_fd, ".", path, 2, false);
     install_path(install, "before", NULL, path);
-    return result == INSTALL_FINE ? check_file(install, path, 2, true) : result;
+    if (result == INSTALL_FINE)
+        result = check_file(install, install->state_fd, "before", path, 2, true);
+    return result == INSTALL_FINE && !install->can_chroot ? check_above(install) : result;
 }
 
 enum install_result install_begin(struct install *install)
@@ -383,8 +446,8 @@ enum install_result install_begin(struct install *install)
 
     /* Another run may be changing them. */
     forget_states(install);
-    install_path(install, "lock", NULL, path);
-    error = install_find_state(install, true);
+    install_path(install, LOCK, NULL, path);
+    error = open_state(install, true);
     if (error)
         return install_fail_errno(install, error, path);
     result = check_state(install);
@@ -392,8 +455,8 @@ enum install_result install_begin(struct install *install)
         result = acquire_lock(install);
     if (result != INSTALL_FINE)
         return result;
-    install_path(install, "journal.jsonl", NULL, path);
-    if (journal_open(path, install->boot, true, &journal) != EP_OK)
+    install_path(install, NULL, NULL, path);
+    if (journal_open(install->state_fd, path, install->boot, true, &journal) != EP_OK)
         goto failed;
     journal_close(&install->journal);
     install->journal = journal;
@@ -412,7 +475,9 @@ void install_close(struct install *install)
     json_decref(install->left);
     if (install->lock_fd >= 0)
         close(install->lock_fd);
-    install->lock_fd = -1;
+    if (install->state_fd >= 0)
+        close(install->state_fd);
+    install->lock_fd = install->state_fd = -1;
 }
 
 /* --- checks --- */
@@ -432,13 +497,11 @@ static void check_after(const struct install *install, const struct recipe_step 
 /* The files of a step may exist although the step was killed just before its end. */
 static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
 {
-    char path[1024];
+    char before[64], complete[80];
 
-    install_path(install, "before", step->id, path);
-    if (state->now != STEP_DONE || access(path, F_OK) != 0)
-        return;
-    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/complete");
-    if (access(path, F_OK) != 0)
+    snprintf(before, sizeof(before), "before/%.40s", step->id);
+    snprintf(complete, sizeof(complete), "%s/complete", before);
+    if (state->now == STEP_DONE && dir_has(install->state_fd, before) && !dir_has(install->state_fd, complete))
         state_set(state, STEP_PARTIAL, "in place, but the step that made it did not end");
 }
 

@@ -32,21 +32,37 @@ void run_log_path(const struct install *install, const struct recipe_step *step,
 
 /* --- the script --- */
 
+static void script_name(const struct recipe_step *step, enum install_phase phase, char ret_name[64])
+{
+    snprintf(ret_name, 64, phase == PHASE_UNDO ? "undo.sh" : "%.40s.%s.sh", step->id, phase_names[phase]);
+}
+
 static void script_path(const struct install *install, const struct recipe_step *step, enum install_phase phase,
                         char ret_path[1024])
 {
     char folder[64], name[64];
 
     snprintf(folder, sizeof(folder), phase == PHASE_UNDO ? "before/%.40s" : "scripts", step->id);
-    snprintf(name, sizeof(name), phase == PHASE_UNDO ? "undo.sh" : "%.40s.%s.sh", step->id, phase_names[phase]);
+    script_name(step, phase, name);
     install_path(install, folder, name, ret_path);
+}
+
+/* Its folder in the state, which is made. */
+static int open_script_folder(const struct install *install, const struct recipe_step *step, enum install_phase phase)
+{
+    int folder = dir_open_in(install->state_fd, phase == PHASE_UNDO ? "before" : "scripts", true), own;
+
+    if (folder < 0 || phase != PHASE_UNDO)
+        return folder;
+    own = dir_open_in(folder, step->id, true);
+    close(folder);
+    return own;
 }
 
 ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
-    char path[1024], *text = NULL;
+    char path[1024], name[64], *text = NULL;
     FILE *script;
-    const char *name;
     size_t bytes;
     int error, folder;
 
@@ -67,7 +83,8 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
     }
     error = fclose(script) == 0 ? 0 : ENOMEM;
     script_path(install, step, phase, path);
-    folder = error ? -1 : dir_open_parent(path, true, &name);
+    script_name(step, phase, name);
+    folder = error ? -1 : open_script_folder(install, step, phase);
     if (!error)
         error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0600);
     if (folder >= 0)
@@ -78,17 +95,18 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
 
 static int open_log(struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
-    char path[1024], when[32];
+    int fd, error, logs = install_open_logs(install, true);
+    char name[64], when[32];
     time_t now = time(NULL);
     struct tm parts;
-    int fd, error = install_find_logs(install, true);
 
-    run_log_path(install, step, path);
-    if (error) {
-        errno = error;
+    if (logs < 0)
         return -1;
-    }
-    fd = dir_append(path, 0644);
+    snprintf(name, sizeof(name), "%.40s.log", step->id);
+    fd = dir_append_in(logs, name, 0644);
+    error = errno;
+    close(logs);
+    errno = error;
     if (fd < 0)
         return -1;
     gmtime_r(&now, &parts);

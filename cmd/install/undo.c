@@ -6,10 +6,13 @@
  */
 #include "base/error.h"
 #include "common/clean.h"
+#include "common/dir.h"
+#include "common/file.h"
 #include "install.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,23 +21,37 @@
 #define REMOVE_SECONDS 600
 
 /* A missing path is no error: another run may be removing it as well. */
-static enum install_result remove_tree(struct install *install, const char *path)
+static enum install_result remove_tree(struct install *install, int dir, const char *name)
 {
+    char path[400];
     const char *const argv[] = {"rm", "-rf", "--one-file-system", "--", path, NULL};
 
-    return run_quietly(argv, REMOVE_SECONDS) == 0 ? INSTALL_FINE
-                                                  : install_fail(install, "%.400s: it cannot be removed", path);
+    /* The folder that was opened, for another process. */
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d/%.255s", (int)getpid(), dir, name);
+    if (run_quietly(argv, REMOVE_SECONDS) == 0)
+        return INSTALL_FINE;
+    return install_fail(install, "%.400s%.300s: '%.64s' in it cannot be removed", install->root, install->state, name);
+}
+
+/* A folder of the state, to list it. */
+static DIR *open_list(const struct install *install, const char *name)
+{
+    int fd = dir_open_within(install->state_fd, name, O_RDONLY | O_DIRECTORY);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!dir && fd >= 0)
+        close(fd);
+    return dir;
 }
 
 /* Collects what the script of the step has not removed. */
 static void read_left(struct install *install, const struct recipe_step *step)
 {
-    char path[1024], line[1024], clean[1024];
+    char path[64], line[1024], clean[1024];
     FILE *file;
 
-    install_path(install, "before", step->id, path);
-    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/left");
-    file = fopen(path, "re");
+    snprintf(path, sizeof(path), "before/%.40s/left", step->id);
+    file = file_open_within(install->state_fd, path);
     if (!file)
         return;
     while (fgets(line, sizeof(line), file)) {
@@ -47,10 +64,11 @@ static void read_left(struct install *install, const struct recipe_step *step)
 
 static enum install_result undo_step(struct install *install, const struct recipe_step *step)
 {
-    char path[1024], log[1024];
+    char log[1024];
+    enum install_result result;
     enum run_result run;
     bool waited;
-    int status;
+    int status, before;
 
     run_log_path(install, step, log);
     if (!run_wait_for_orphans(install, step, &waited))
@@ -65,20 +83,22 @@ static enum install_result undo_step(struct install *install, const struct recip
         return INSTALL_FAILED;
     }
     read_left(install, step);
-    install_path(install, "before", step->id, path);
-    if (remove_tree(install, path) != INSTALL_FINE)
-        return INSTALL_FAILED;
+    before = dir_open_within(install->state_fd, "before", O_PATH | O_DIRECTORY);
+    result = before < 0 ? INSTALL_FINE : remove_tree(install, before, step->id);
+    if (before >= 0)
+        close(before);
+    if (result != INSTALL_FINE)
+        return result;
     journal_add(&install->journal, "undone", step->id, NULL);
     return INSTALL_FINE;
 }
 
 static bool was_applied(const struct install *install, const char *id)
 {
-    char path[1024];
+    char path[64];
 
-    install_path(install, "before", id, path);
-    snprintf(path + strlen(path), sizeof(path) - strlen(path), "/undo.sh");
-    return access(path, F_OK) == 0;
+    snprintf(path, sizeof(path), "before/%.40s/undo.sh", id);
+    return dir_has(install->state_fd, path);
 }
 
 static bool is_in_recipe(const struct recipe *recipe, const char *id)
@@ -92,13 +112,10 @@ static bool is_in_recipe(const struct recipe *recipe, const char *id)
 /* Undoes steps that the recipe does not have any more. */
 static enum install_result undo_dropped(struct install *install)
 {
+    DIR *dir = open_list(install, "before");
     enum install_result result = INSTALL_FINE;
-    char path[1024];
     struct dirent *entry;
-    DIR *dir;
 
-    install_path(install, "before", NULL, path);
-    dir = opendir(path);
     while (dir && result == INSTALL_FINE && (entry = readdir(dir))) {
         struct recipe_step dropped = {
             .id = entry->d_name, .title = entry->d_name, .deadline_s = DROPPED_DEADLINE_S, .budget_s = 60};
@@ -119,17 +136,14 @@ static enum install_result undo_dropped(struct install *install)
 static enum install_result remove_state(struct install *install)
 {
     static const char *const last[] = {"recipe.yaml", "lock", NULL};
+    DIR *dir = open_list(install, ".");
     char folder[1024], path[1024];
     struct dirent *entry;
-    DIR *dir;
 
-    install_path(install, NULL, NULL, folder);
-    dir = opendir(folder);
     while (dir && (entry = readdir(dir))) {
-        install_path(install, entry->d_name, NULL, path);
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
             strcmp(entry->d_name, last[0]) != 0 && strcmp(entry->d_name, last[1]) != 0 &&
-            remove_tree(install, path) != INSTALL_FINE) {
+            remove_tree(install, install->state_fd, entry->d_name) != INSTALL_FINE) {
             closedir(dir);
             return INSTALL_FAILED;
         }
@@ -138,9 +152,10 @@ static enum install_result remove_state(struct install *install)
         closedir(dir);
     for (size_t i = 0; last[i]; i++) {
         install_path(install, last[i], NULL, path);
-        if (unlink(path) != 0 && errno != ENOENT)
+        if (unlinkat(install->state_fd, last[i], 0) != 0 && errno != ENOENT)
             return install_fail_errno(install, errno, path);
     }
+    install_path(install, NULL, NULL, folder);
     /* The folder and its parents, if they are empty: another run may have begun. */
     for (int i = 0; i < 3 && rmdir(folder) == 0; i++)
         *strrchr(folder, '/') = '\0';

@@ -259,6 +259,68 @@ END
     done
 }
 
+@test "install --root: status, plan and uninstall read the state of the root, never one outside" {
+    local state=var/lib/epkit/install/one
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir host
+    run -0 epkit install apply ./one.yaml --root host
+    for link in var var/lib var/lib/epkit var/lib/epkit/install $state $state/recipe.yaml $state/settings.json; do
+        rm -rf m
+        mkdir -p m/etc
+        cp -a host/etc/one m/etc
+        run -0 epkit install apply ./one.yaml --root m
+        rm -r "m/$link"
+        ln -s "$PWD/host/$link" "m/$link"
+        for action in status uninstall resume; do
+            # By its name, and as the only recipe that was applied.
+            for name in one ''; do
+                run epkit install $action $name --root m
+                echo "$link: $action $name -> $status: $output"
+                [ "$status" -ne 0 ]
+                [[ "$output" != *'All steps are done'* ]]
+            done
+        done
+        [ -e host/$state/before/one/undo.sh ]
+        [ -e m/etc/one ]
+    done
+    # The journal, and the files that say what was applied.
+    command -v strace >/dev/null || return 0
+    for link in journal.jsonl before before/one before/one/complete; do
+        rm -rf m
+        mkdir m
+        run -0 epkit install apply ./one.yaml --root m
+        rm -r "m/$state/$link"
+        ln -s "$PWD/host/$state/$link" "m/$state/$link"
+        strace -f -qq -e trace=open,openat,openat2,newfstatat,faccessat,faccessat2,access -o trace "$EPKIT" install status one --root m || true
+        echo "$link: $(grep "$link" trace)"
+        run ! grep -F "/$link\"" trace
+    done
+}
+
+@test "install --root: who owns a folder above the state may not replace it while scripts run" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    for folder in m m/var m/var/lib m/var/lib/epkit m/var/lib/epkit/install; do
+        rm -rf m
+        mkdir m
+        run -0 epkit install apply ./one.yaml --root m
+        chown $MALLORY $folder
+        run -1 epkit install uninstall ./one.yaml --root m
+        [[ "$output" == *"$PWD/$folder: another user owns it"*'scripts run outside of m'* ]]
+        [ -e m/etc/one ]
+        run -0 epkit install status one --root m
+    done
+    # That user can.
+    open=$(mktemp -d)
+    chmod 755 "$open"
+    mv m "$open"
+    chown -R $MALLORY "$open/m"
+    run -0 setpriv --reuid $MALLORY --clear-groups "$EPKIT" install uninstall one --root "$open/m"
+    [ ! -e "$open/m/etc/one" ]
+    rm -r "$open"
+}
+
 @test "modes do not allow others to write, whatever the umask" {
     run_folder logs
     for mask in 0 077; do

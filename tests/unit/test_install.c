@@ -145,18 +145,29 @@ TEST(test_kinds)
 
 /* --- journal --- */
 
+static ep_status open_journal(const char *path, const char *boot, bool writable, struct journal *ret_journal)
+{
+    char *folder = strndup(path, (size_t)(strrchr(path, '/') - path));
+    int fd = open(folder, O_RDONLY | O_DIRECTORY);
+    ep_status status = journal_open(fd, folder, boot, writable, ret_journal);
+
+    close(fd);
+    free(folder);
+    return status;
+}
+
 TEST(test_journal)
 {
     char *folder = temp_folder(), path[PATH_MAX + 64];
     struct journal journal;
     FILE *file;
 
-    snprintf(path, sizeof(path), "%s/journal", folder);
-    assert_int_equal(journal_open(path, "boot-1", false, &journal), EP_OK);
+    snprintf(path, sizeof(path), "%s/journal.jsonl", folder);
+    assert_int_equal(open_journal(path, "boot-1", false, &journal), EP_OK);
     assert_int_equal(json_array_size(journal.events), 0);
     journal_close(&journal);
     assert_int_equal(access(path, F_OK), -1);
-    assert_int_equal(journal_open(path, "boot-1", true, &journal), EP_OK);
+    assert_int_equal(open_journal(path, "boot-1", true, &journal), EP_OK);
     assert_int_equal(journal_add(&journal, "start", "a", NULL), EP_OK);
     assert_int_equal(journal_add(&journal, "reboot", "a", json_pack("{s:i}", "number", 1)), EP_OK);
     journal_close(&journal);
@@ -164,7 +175,7 @@ TEST(test_journal)
     file = fopen(path, "a");
     fputs("{\"v\":1,\"boot\":\"boot-1\",\"eve", file);
     fclose(file);
-    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    assert_int_equal(open_journal(path, "boot-2", true, &journal), EP_OK);
     assert_false(journal.is_rebuilt);
     assert_int_equal(journal_count(&journal, "start", "a"), 1);
     assert_int_equal(journal_count(&journal, "start", "b"), 0);
@@ -174,7 +185,7 @@ TEST(test_journal)
     assert_int_equal(journal_add(&journal, "finished", NULL, NULL), EP_OK);
     assert_int_equal(journal_count(&journal, "reboot", NULL), 0);
     journal_close(&journal);
-    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    assert_int_equal(open_journal(path, "boot-2", true, &journal), EP_OK);
     assert_int_equal(json_array_size(journal.events), 4);
     journal_close(&journal);
     temp_remove(folder);
@@ -190,13 +201,13 @@ static size_t reopened(const char *path, const char *text, size_t bytes, bool *r
     assert_non_null(file);
     assert_int_equal(fwrite(text, 1, bytes, file), bytes);
     fclose(file);
-    assert_int_equal(journal_open(path, "boot-2", true, &journal), EP_OK);
+    assert_int_equal(open_journal(path, "boot-2", true, &journal), EP_OK);
     *ret_rebuilt = journal.is_rebuilt;
     n = json_array_size(journal.events);
     assert_int_equal(journal_add(&journal, "begin", NULL, NULL), EP_OK);
     journal_close(&journal);
     /* The repaired journal is valid. */
-    assert_int_equal(journal_open(path, "boot-2", false, &journal), EP_OK);
+    assert_int_equal(open_journal(path, "boot-2", false, &journal), EP_OK);
     assert_false(journal.is_rebuilt);
     assert_int_equal(json_array_size(journal.events), n + 1);
     journal_close(&journal);
@@ -213,7 +224,7 @@ TEST(test_journal_bytes)
     size_t bytes = sizeof(lines) - 1, n_whole = 0;
     bool is_rebuilt;
 
-    snprintf(path, sizeof(path), "%s/journal", folder);
+    snprintf(path, sizeof(path), "%s/journal.jsonl", folder);
     for (size_t at = 0; at <= bytes; at++) {
         bool is_torn = at > 0 && lines[at - 1] != '\n';
 
