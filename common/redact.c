@@ -218,13 +218,21 @@ static const struct row {
     enum identifier_kind kind;
     recogniser *match;
 } rows[] = {
-    {IDENTIFIER_SECRET, match_value},        {IDENTIFIER_SECRET, match_private_key},
-    {IDENTIFIER_SECRET, match_user},         {IDENTIFIER_SECRET, match_webhook},
-    {IDENTIFIER_SECRET, match_token},        {IDENTIFIER_SECRET, match_bearer},
-    {IDENTIFIER_SECRET, match_access_key},   {IDENTIFIER_UUID, match_uuid},
-    {IDENTIFIER_UUID_PART, match_uuid_part}, {IDENTIFIER_MAC, match_mac},
-    {IDENTIFIER_MAC, match_interface},       {IDENTIFIER_GUID, match_guid},
-    {IDENTIFIER_IPV6, match_ipv6},           {IDENTIFIER_IPV4, match_ipv4},
+    {IDENTIFIER_SECRET, match_value},
+    {IDENTIFIER_SECRET, match_short_option},
+    {IDENTIFIER_SECRET, match_private_key},
+    {IDENTIFIER_SECRET, match_user},
+    {IDENTIFIER_SECRET, match_webhook},
+    {IDENTIFIER_SECRET, match_token},
+    {IDENTIFIER_SECRET, match_bearer},
+    {IDENTIFIER_SECRET, match_access_key},
+    {IDENTIFIER_UUID, match_uuid},
+    {IDENTIFIER_UUID_PART, match_uuid_part},
+    {IDENTIFIER_MAC, match_mac},
+    {IDENTIFIER_MAC, match_interface},
+    {IDENTIFIER_GUID, match_guid},
+    {IDENTIFIER_IPV6, match_ipv6},
+    {IDENTIFIER_IPV4, match_ipv4},
 };
 
 /* The rows of secrets alone, or all. */
@@ -326,11 +334,15 @@ static char *redact_value(const char *name, const char *value, const json_t *kep
     return strdup(REDACTED);
 }
 
-static char *redact_argument(const char *before, const char *word, const json_t *kept)
+/* `program`: the last one in front of the word that has a short option for a password, or NULL. */
+static char *redact_argument(const char *program, const char *before, const char *word, const json_t *kept)
 {
     size_t n, dashes = before ? strspn(before, "-") : 0;
+    int head = program && before ? secret_after_option(program, before, word) : -1;
     char name[NAME_BYTES] = "", *value, *result = NULL;
 
+    if (head >= 0)
+        return asprintf(&result, "%.*s%s", head, word, REDACTED) < 0 ? NULL : result;
     if (dashes)
         secret_copy_name(before + dashes, strlen(before + dashes), name);
     if (dashes && secret_is_password(name))
@@ -352,11 +364,6 @@ static char *redact_argument(const char *before, const char *word, const json_t 
     if (dashes && *word != '-')
         secret_copy_name(before + dashes, strlen(before + dashes), name);
     return redact_value(name, word, kept);
-}
-
-char *redact_word(const char *before, const char *word)
-{
-    return redact_argument(before, word, NULL);
 }
 
 static bool set_text(json_t *value, char *text)
@@ -387,7 +394,7 @@ static bool redact_in(json_t *value, const char *name, const json_t *kept);
 /* Each word after the one before, as it was. */
 static bool redact_array(json_t *array, const json_t *kept)
 {
-    char *before = NULL;
+    char *before = NULL, *program = NULL;
     bool good = true;
     json_t *member;
     size_t i;
@@ -396,11 +403,16 @@ static bool redact_array(json_t *array, const json_t *kept)
         const char *word = json_string_value(member);
         char *copy = word ? strdup(word) : NULL;
 
-        good &= word ? set_text(member, redact_argument(before, word, kept)) : redact_in(member, "", kept);
+        good &= word ? set_text(member, redact_argument(program, before, word, kept)) : redact_in(member, "", kept);
         free(before);
         before = copy;
+        if (copy && secret_has_short_option(copy)) {
+            free(program);
+            program = strdup(copy);
+        }
     }
     free(before);
+    free(program);
     return good;
 }
 

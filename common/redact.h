@@ -3,7 +3,8 @@
  * redact.h - finds in a text the identifiers of a machine that have a form of their own (addresses, GUIDs and UUIDs),
  * and secrets: tokens by their form, passwords and keys by the word or the option in front of them.
  *
- * One table of recognisers (redact.c; those of secrets in secrets.c). Names that people choose have no such form.
+ * One table of recognisers (redact.c; those of secrets in secrets.c and tokens.c). Names that people choose have no
+ * such form.
  */
 #ifndef EP_COMMON_REDACT_H
 #define EP_COMMON_REDACT_H
@@ -52,11 +53,8 @@ char *redact_text(const char *text);
 /*
  * A copy of the document without secrets, for what is printed and written; NULL without memory. Secret are also the
  * values of variables with such names, in objects, as NAME=VALUE, as {"name", "value"}, and what follows an option such
- * as --password in an array. The values of the variables that its member "kept_values" names stay.
+ * as --password, or "mysql -p", in an array. The values of the variables that its member "kept_values" names stay.
  */
 json_t *redact_document(const json_t *document);
-
-/* redact_word() copies `word`, of a command line, without secrets. `before` is the word before it, or NULL. */
-char *redact_word(const char *before, const char *word);
 
 #endif

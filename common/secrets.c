@@ -6,19 +6,7 @@
 
 #include <stdlib.h>
 
-/* How far a token is read before it is one, and a password for the '@' behind it. */
-#define DECIDES 96
-#define PASSWORD_BYTES 256
-
-/* The bytes of letters, digits and `others` from a position, at most `most`. */
-static size_t run(const struct scan *scan, size_t at, const char *others, size_t most)
-{
-    size_t n = 0;
-
-    while (n < most && (is_alnum(byte_at(scan, at + n)) || is_one_of(byte_at(scan, at + n), others)))
-        n++;
-    return n;
-}
+#define COMMAND_BYTES 256 /* how far a program is looked for in front of its option */
 
 static bool ends_with(const char *name, const char *end)
 {
@@ -27,185 +15,117 @@ static bool ends_with(const char *name, const char *end)
     return length >= n && strcasecmp(name + length - n, end) == 0;
 }
 
-/* --- forms --- */
+/* --- short options --- */
 
-/*
- * Tokens whose beginning says what they are for, as their issuers document them: '?' in it is any letter; then at least
- * `least` letters, digits and `others`.
- */
+/* Programs with an option for a password, in the same word or in the next one. */
 static const struct {
-    const char *beginning, *others;
-    size_t least;
-} tokens[] = {
-    {"hf_", "", 20},        {"api_org_", "", 20},     {"sk-", "_-", 20},
-    {"gh?_", "_.-", 20},    {"github_pat_", "_", 20}, {"AKIA", "", 16},
-    {"ASIA", "", 16},       {"eyJ", "_.-+/=", 17},    {"xox?-", ".-%", 10},
-    {"xox?.", ".-%", 10},   {"xapp-", "-", 10},       {"glpat-", "_.-", 16},
-    {"gldt-", "_.-", 16},   {"glrt-", "_.-", 16},     {"glcbt-", "_.-", 16},
-    {"glptt-", "_.-", 16},  {"gloas-", "_.-", 16},    {"AIza", "_-", 30},
-    {"ya29.", "_.-", 20},   {"GOCSPX-", "_-", 20},    {"npm_", "", 30},
-    {"pypi-AgE", "_-", 16}, {"nvapi-", "_-", 20},     {"dckr_?at_", "_-", 20},
-    {"do?_v1_", "", 32},    {"sk_live_", "", 16},     {"sk_test_", "", 16},
-    {"rk_live_", "", 16},   {"rk_test_", "", 16},     {"whsec_", "+/=", 20},
-    {"SG.", "_.-", 40},     {"hv?.", "_-", 20},       {"lin_api_", "", 20},
-    {"glsa_", "_", 20},     {"NRAK-", "", 20},        {"shp??_", "", 30},
-    {"gsk_", "", 30},       {"r8_", "", 30},          {"pplx-", "", 30},
-    {"xai-", "", 30},       {"PMAK-", "-", 30},       {"sbp_", "", 30},
-    {"rubygems_", "", 30},  {"ATATT3", "_-=", 20},    {"figd_", "_-", 20},
-    {"ntn_", "", 30},       {"dp.pt.", "", 30},       {"pul-", "", 40},
-    {"pscale_", "_.-", 30}, {"sntry?_", "_+/=", 30},  {"AGE-SECRET-KEY-1", "", 30},
-    {"lsv2_", "_", 30},     {"dapi", "-", 32},        {"wandb_v1_", "_", 20},
-    {"tskey-", "-", 20},    {"glimt-", "_.-", 16},    {"glagent-", "_.-", 16},
-    {"glft-", "_.-", 16},   {"glsoat-", "_.-", 16},
+    const char *programs, *option;
+    bool same, next;
+} short_options[] = {
+    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za", "-p", true, false},
+    {"sshpass login mongo mongosh mongodump", "-p", true, true},
+    {"zip unzip ipmitool mosquitto_pub mosquitto_sub", "-P", true, true},
+    {"ldapsearch ldapadd ldapmodify ldapwhoami", "-w", true, true},
+    {"redis-cli", "-a", false, true},
+    {"openssl", "-k", false, true},
+    {"curl", "-u", true, false},
 };
 
-static bool begins_as(const struct scan *scan, size_t at, const char *beginning)
+static bool is_among(const char *names, struct piece word)
 {
-    for (; *beginning; beginning++, at++)
-        if (*beginning == '?' ? !isalpha((unsigned char)byte_at(scan, at)) : byte_at(scan, at) != *beginning)
-            return false;
-    return true;
-}
+    const char *slash = memrchr(word.text, '/', word.n);
 
-/* Of random letters and digits one in six is a digit, and many are capital; words, which begin like a token, have few.
- */
-static bool is_random(const struct scan *scan, size_t at, size_t n, size_t head)
-{
-    size_t digits = 0, upper = 0;
+    if (slash)
+        word = (struct piece){.text = slash + 1, .n = word.n - (size_t)(slash + 1 - word.text)};
+    for (const char *left = names; *left;) {
+        struct piece name = text_take(&left, " ");
 
-    for (size_t i = at; i < at + n; i++) {
-        digits += is_digit(scan->text[i]);
-        upper += scan->text[i] >= 'A' && scan->text[i] <= 'Z';
+        if (name.n == word.n && memcmp(name.text, word.text, name.n) == 0)
+            return true;
     }
-    if (has_text(scan, at - head, "sk-"))
-        return digits > 0 && (digits + upper) * 5 >= n;
-    return head > 3 || digits > 0;
+    return false;
 }
 
-size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
+bool secret_has_short_option(const char *word)
 {
-    (void)ret_before;
-    if (!begins_word(scan, at, "_"))
-        return 0;
-    for (size_t i = 0; i < COUNT(tokens); i++) {
-        size_t head, n;
-
-        if (!begins_as(scan, at, tokens[i].beginning))
-            continue;
-        head = strlen(tokens[i].beginning);
-        n = run(scan, at + head, tokens[i].others, DECIDES);
-        if (n < tokens[i].least || !is_random(scan, at + head, n, head))
-            continue;
-        n += run(scan, at + head + n, tokens[i].others, n < DECIDES ? 0 : scan->bytes);
-        while (n > 0 && is_one_of(scan->text[at + head + n - 1], ".,"))
-            n--;
-        if (n >= tokens[i].least)
-            return head + n;
-    }
-    return 0;
+    for (size_t i = 0; i < COUNT(short_options); i++)
+        if (is_among(short_options[i].programs, (struct piece){.text = word, .n = strlen(word)}))
+            return true;
+    return false;
 }
 
-/* Who knows the address may write there. */
-size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    static const char *const addresses[] = {"hooks.slack.com/", "discord.com/api/", "discordapp.com/api/"};
-
-    for (size_t i = 0; i < COUNT(addresses); i++) {
-        size_t head = strlen(addresses[i]), n;
-
-        if (byte_at(scan, at) != addresses[i][0] || !has_text(scan, at, addresses[i]))
-            continue;
-        n = run(scan, at + head, "_-/", scan->bytes);
-        *ret_before = n >= 20 ? head : 0;
-        return n >= 20 ? n : 0;
-    }
-    return 0;
-}
-
-/* A secret access key: 40 bytes of base64, of letters in both cases. Digests are in one. */
-size_t match_access_key(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    size_t upper = 0, lower = 0, digits = 0;
-
-    (void)ret_before;
-    if (!begins_word(scan, at, "_+/.-") || run(scan, at, "+/", 41) != 40 || is_one_of(byte_at(scan, at + 40), "=_-."))
-        return 0;
-    for (size_t i = at; i < at + 40; i++) {
-        upper += isupper((unsigned char)scan->text[i]) != 0;
-        lower += islower((unsigned char)scan->text[i]) != 0;
-        digits += is_digit(scan->text[i]);
-    }
-    return upper > 4 && lower > 4 && digits > 0 ? 40 : 0;
-}
-
-/* To the line that ends it, or to the end of the text. */
-size_t match_private_key(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    const char *text = scan->text + at, *end, *head;
-
-    (void)ret_before;
-    if (*text != '-' || !has_text(scan, at, "-----BEGIN "))
-        return 0;
-    head = memmem(text + 11, scan->bytes - at - 11, "-----", 5);
-    if (!head || !memmem(text, (size_t)(head - text), "PRIVATE KEY", 11))
-        return 0;
-    end = memmem(head + 5, scan->bytes - at - (size_t)(head + 5 - text), "-----END ", 9);
-    end = end ? memmem(end + 9, scan->bytes - at - (size_t)(end + 9 - text), "-----", 5) : NULL;
-    return end ? (size_t)(end + 5 - text) : scan->bytes - at;
-}
-
-/* A user without a password that is a token: long, with digits. */
-static bool is_token(const struct scan *scan, size_t at, size_t n)
+/* A port, a path, another option, or nothing */
+static bool is_no_password(const char *option, const char *word, size_t n)
 {
     size_t digits = 0;
 
-    for (size_t i = at; i < at + n; i++)
-        digits += is_digit(scan->text[i]);
-    return n >= 20 && digits > 1 && run(scan, at, "_-", n) == n;
-}
-
-/*
- * User and password of a URL. A password may have '/', '?' and '#' in it: then what is in front of them is no port, and
- * a host follows the '@'.
- */
-size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    size_t n = 0, colon = 0, sign = 0, digits = 0;
-
-    if (byte_at(scan, at) != ':' || !has_text(scan, at, "://"))
-        return 0;
-    at += 3;
-    for (; at + n < scan->bytes && !is_one_of(scan->text[at + n], "/?# \t\r\n\"'<>`)"); n++) {
-        char c = scan->text[at + n];
-
-        colon = c == ':' && colon == 0 ? n + 1 : colon;
-        sign = c == '@' ? n : sign;
-    }
-    *ret_before = 3;
-    if (sign && (colon ? colon < sign : is_token(scan, at, sign)))
-        return sign;
-    while (colon && is_digit(byte_at(scan, at + colon + digits)))
+    while (digits < n && is_digit(word[digits]))
         digits++;
-    if (colon > 1 && sign == 0 && scan->text[at] != '[' && colon + digits < n &&
-        is_one_of(byte_at(scan, at + n), "/?#"))
-        for (; n < PASSWORD_BYTES && at + n < scan->bytes && !is_one_of(scan->text[at + n], " \t\r\n\"'<>`"); n++)
-            sign = scan->text[at + n] == '@' && is_alnum(byte_at(scan, at + n + 1)) ? n : sign;
-    else
-        sign = 0;
-    *ret_before = sign ? 3 : 0;
-    return sign;
+    return n == 0 || (n == digits && n < 6) || is_one_of(*word, "-/.") || (option[1] == 'u' && !memchr(word, ':', n));
 }
 
-/* "Bearer x" of a header. */
-size_t match_bearer(const struct scan *scan, size_t at, size_t *ret_before)
+int secret_after_option(const char *program, const char *before, const char *word)
 {
-    size_t n;
+    const struct piece name = {.text = program, .n = strlen(program)};
 
-    if (!has_text(scan, at, "bearer ") || is_alnum(byte_before(scan, at)))
+    for (size_t i = 0; i < COUNT(short_options); i++) {
+        const char *option = short_options[i].option;
+
+        if (!is_among(short_options[i].programs, name))
+            continue;
+        if (short_options[i].same && strncmp(word, option, 2) == 0 &&
+            !is_no_password(option, word + 2, strlen(word + 2)))
+            return 2;
+        if (short_options[i].next && strcmp(before, option) == 0 && !is_no_password(option, word, strlen(word)))
+            return 0;
+    }
+    return -1;
+}
+
+/* Is one of the programs in front of `at`, in the same command? */
+static bool runs(const struct scan *scan, size_t at, const char *programs)
+{
+    size_t end = at, start;
+
+    while (end > 0 && at - end < COMMAND_BYTES) {
+        for (start = end; start > 0 && !is_one_of(scan->text[start - 1], " \t\"'`(;|&\r\n"); start--)
+            if (at - start >= COMMAND_BYTES)
+                return false;
+        if (is_among(programs, (struct piece){.text = scan->text + start, .n = end - start}))
+            return true;
+        if (start == 0 || is_one_of(scan->text[start - 1], "`(;|&\r\n"))
+            return false;
+        end = start - 1;
+    }
+    return false;
+}
+
+size_t match_short_option(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    if (byte_at(scan, at) != '-' || !is_one_of(byte_before(scan, at), " \t\"'"))
         return 0;
-    n = run(scan, at + 7, "_.~+/=-", scan->bytes);
-    *ret_before = n >= 12 ? 7 : 0;
-    return n >= 12 ? n : 0;
+    for (size_t i = 0; i < COUNT(short_options); i++) {
+        size_t start = at + 2, n = 0;
+        char c = byte_at(scan, start), quote;
+
+        if (byte_at(scan, at + 1) != short_options[i].option[1] ||
+            !(is_one_of(c, " \t") ? short_options[i].next : short_options[i].same) ||
+            !runs(scan, at - 1, short_options[i].programs))
+            continue;
+        while (is_one_of(byte_at(scan, start), " \t"))
+            start++;
+        quote = is_one_of(byte_at(scan, start), "\"'") ? scan->text[start++] : '\0';
+        while (start + n < scan->bytes &&
+               (quote ? scan->text[start + n] != quote : !is_one_of(scan->text[start + n], " \t\r\n\"'`;|&")))
+            n++;
+        /* In 'mysql -p' the quote is not that of a value. */
+        if ((quote && is_one_of(byte_at(scan, start), " \t")) ||
+            is_no_password(short_options[i].option, scan->text + start, n) || has_text(scan, start, REDACTED))
+            continue;
+        *ret_before = start - at;
+        return n;
+    }
+    return 0;
 }
 
 /* --- names --- */
@@ -278,8 +198,10 @@ static bool is_secret_token(const char *name)
 bool identifier_is_secret_name(const char *long_name)
 {
     static const char *const words[] = {"SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "PGPASS", "CREDENTIAL", "COOKIE"};
-    static const char *const ends[] = {"AUTH", "OAUTH", "AUTHORIZATION", "PRIVATE", "MAGIC",
-                                       "PASS", "PSK",   "SIGNATURE",     "SSHPASS"};
+    /* Where one is, or what it is called */
+    static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
+    static const char *const ends[] = {"AUTH", "OAUTH",     "AUTHORIZATION", "PRIVATE",      "MAGIC",  "PASS",
+                                       "PSK",  "SIGNATURE", "SSHPASS",       "FROM_LITERAL", "PASSIN", "PASSOUT"};
     char name[NAME_BYTES];
     size_t length;
 
@@ -289,6 +211,9 @@ bool identifier_is_secret_name(const char *long_name)
         name[--length] = '\0';
     if (length < 3)
         return false;
+    for (size_t i = 0; i < COUNT(places); i++)
+        if (ends_with_component(name, places[i]))
+            return false;
     for (size_t i = 0; i < COUNT(words); i++)
         if (strcasestr(name, words[i]))
             return true;
@@ -297,6 +222,24 @@ bool identifier_is_secret_name(const char *long_name)
             return true;
     return is_secret_token(name) || is_secret_key(name) || ends_with(name, "_PWD") || ends_with(name, "_PAT") ||
            strcmp(name, "pwd") == 0 || strcasecmp(name, "SIG") == 0;
+}
+
+/* A path, or a variable of a shell; in base64 a secret may begin so too, but not with these bytes alone. */
+static bool is_reference(const char *value, size_t n)
+{
+    const struct scan scan = {.text = value, .bytes = n};
+    size_t at = 0;
+
+    if (has_text(&scan, 0, "$(") || has_text(&scan, 0, "${"))
+        return true;
+    if (byte_at(&scan, 0) == '$') {
+        while (isupper((unsigned char)byte_at(&scan, at + 1)) || is_one_of(byte_at(&scan, at + 1), "_"))
+            at++;
+        return at > 1 && (at + 1 == n || is_one_of(value[at + 1], "\"'/,;)"));
+    }
+    while (at < 2 && is_one_of(byte_at(&scan, at), "~."))
+        at++;
+    return byte_at(&scan, at) == '/' && run(&scan, at, "_-./@:", n) == n - at && (n != 40 || memchr(value, '.', n));
 }
 
 bool secret_is_value(const char *name, const char *value, size_t n)
@@ -311,6 +254,8 @@ bool secret_is_value(const char *name, const char *value, size_t n)
             return false;
     /* A count */
     if (digits + dots == n && dots < 2 && n < (dots ? 20 : 8) && strcasestr(name, "TOKEN"))
+        return false;
+    if (is_reference(value, n) && !secret_is_password(name))
         return false;
     return n > 1 && identifier_is_secret_name(name);
 }
@@ -327,6 +272,8 @@ bool secret_is_password(const char *name)
 
 bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n)
 {
+    static const char *const groups[] = {"root",   "nogroup", "nobody", "users", "wheel", "staff",
+                                         "docker", "video",   "render", "adm",   "sudo"};
     const char *colon;
     size_t length = strlen(name);
 
@@ -335,11 +282,17 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
     colon = memchr(value, ':', n);
     if (!colon || colon == value || colon + 1 == value + n || colon[1] == '/')
         return false;
-    /* "1000:1000", a user and a group */
+    /* "1000:1000", "me:me": a user and a group */
+    n -= (size_t)(colon - value) + 1;
+    for (size_t i = 0; i < COUNT(groups); i++)
+        if (n == strlen(groups[i]) && memcmp(colon + 1, groups[i], n) == 0)
+            return false;
+    if ((size_t)(colon - value) == n && memcmp(value, colon + 1, n) == 0)
+        return false;
     for (size_t i = 0; i < n; i++)
-        if (!is_digit(value[i]) && value[i] != ':')
+        if (!is_digit(colon[1 + i]))
             return true;
-    return false;
+    return !is_digit(*value);
 }
 
 /* --- values --- */
@@ -347,9 +300,10 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
 /* Before a ':' stands a key of YAML or JSON or a header; other words may stand in front of a text. */
 static bool is_key(const char *name)
 {
-    static const char *const ends[] = {"password", "passwd",     "passphrase",  "secret",        "token",
-                                       "apikey",   "api_key",    "access_key",  "private_key",   "secretkey",
-                                       "cookie",   "credential", "credentials", "authorization", "auth_key"};
+    static const char *const ends[] = {"password",   "passwd",     "passphrase",  "secret",        "token",
+                                       "apikey",     "api_key",    "access_key",  "private_key",   "secretkey",
+                                       "cookie",     "credential", "credentials", "authorization", "auth_key",
+                                       "basic_auth", "accesskey",  "keysecret"};
 
     for (size_t i = 0; i < COUNT(ends); i++)
         if (ends_with(name, ends[i]))
@@ -360,12 +314,61 @@ static bool is_key(const char *name)
 /* A name and what is around it. */
 struct name {
     char text[NAME_BYTES];
-    size_t end;    /* of the name */
-    size_t dashes; /* in front of it */
-    char around;   /* the byte in front of these */
-    char sign;     /* between name and value: '=', ':' or ' ' */
-    bool is_quoted;
+    size_t dashes;             /* in front of it */
+    char around;               /* the byte in front of these */
+    char sign;                 /* between name and value: '=', ':' or ' ' */
+    bool is_quoted, is_spaced; /* blanks are around the sign */
 };
+
+static size_t skip(const struct scan *scan, size_t at, const char *bytes)
+{
+    while (is_one_of(byte_at(scan, at), bytes))
+        at++;
+    return at;
+}
+
+/* Letters and digits, and no path: "S3cret" */
+static bool looks_random(const struct scan *scan, size_t at)
+{
+    size_t n = run(scan, at, "_-.!@#$%^&*+=", 64), digits = 0;
+
+    for (size_t i = at; i < at + n; i++)
+        digits += is_digit(scan->text[i]);
+    return n >= 6 && digits > 0 && digits < n;
+}
+
+/* What is between a name and its value, from `at`: '=', ':' or ' ', with blanks around it; 0 if no value follows. */
+static char read_sign(const struct scan *scan, size_t at, const struct name *name, size_t *ret_start)
+{
+    static const char *const setters[] = {"setenv ", "set -x ", "set -gx ", "configure set "};
+    size_t next = skip(scan, at, " \t");
+    char c = byte_at(scan, next);
+
+    *ret_start = next + 1;
+    if (has_text(scan, next, "%3D")) {
+        *ret_start = next + 3;
+        return '=';
+    }
+    /* "<password>x</password>" */
+    if (c == '>' && name->around == '<')
+        return '=';
+    if (is_one_of(c, "=:") && byte_at(scan, next + 1) == '=' && next > at)
+        return '\0'; /* compared */
+    if (is_one_of(c, "=:")) {
+        *ret_start += c == '=' && byte_at(scan, next + 1) == '>';
+        return c;
+    }
+    *ret_start = at + 1;
+    if (next == at || name->is_quoted)
+        return '\0';
+    if (name->dashes)
+        return ' ';
+    /* "setenv NAME VALUE", and "password VALUE" of .netrc */
+    for (size_t i = 0, n = strlen(name->text); i < COUNT(setters); i++)
+        if (at >= n + strlen(setters[i]) && has_text(scan, at - n - strlen(setters[i]), setters[i]))
+            return ' ';
+    return secret_is_password(name->text) && looks_random(scan, next) ? ' ' : '\0';
+}
 
 /* Is there a name with a value? Not in the middle of a run of words and dashes: what begins it was asked before. */
 static bool read_name(const struct scan *scan, size_t at, struct name *ret_name, size_t *ret_start)
@@ -382,7 +385,7 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
     if (ret_name->dashes && (is_alnum(ret_name->around) || ret_name->around == '_'))
         return false;
     n = run(scan, at, "_-", scan->bytes);
-    ret_name->end = start = at + n;
+    start = at + n;
     ret_name->is_quoted = false;
     if (is_one_of(ret_name->around, "\"'") && ret_name->dashes == 0) {
         while (byte_at(scan, start) == '\\')
@@ -390,12 +393,32 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
         ret_name->is_quoted = byte_at(scan, start) == ret_name->around;
         start = ret_name->is_quoted ? start + 1 : at + n;
     }
-    ret_name->sign = byte_at(scan, start) == '\t' ? ' ' : byte_at(scan, start);
-    if (!is_one_of(ret_name->sign, ret_name->dashes ? "=: " : "=:"))
-        return false;
     secret_copy_name(scan->text + at, n, ret_name->text);
-    *ret_start = start + 1;
-    return true;
+    ret_name->is_spaced = is_one_of(byte_at(scan, start), " \t");
+    ret_name->sign = read_sign(scan, start, ret_name, ret_start);
+    return ret_name->sign != '\0';
+}
+
+/* "name: HF_TOKEN", then "value: x": the value belongs to that name. */
+static void read_entry(const struct scan *scan, struct name *name, size_t *start)
+{
+    size_t at = skip(scan, *start, " \t\\\"'"), n = run(scan, at, "_-.", NAME_BYTES), value;
+
+    if (strcmp(name->text, "name") != 0 || name->dashes || name->sign != ':' || n == 0 || n == NAME_BYTES)
+        return;
+    value = skip(scan, at + n, " \t\r\n,\\\"'");
+    /* In JSON within a text, a line break is "\\n". */
+    value += byte_at(scan, value) == 'n' && byte_before(scan, value) == '\\';
+    value = skip(scan, value, " ");
+    if (!has_text(scan, value, "value"))
+        return;
+    value = skip(scan, value + 5, "\\\"' ");
+    if (byte_at(scan, value) != ':')
+        return;
+    secret_copy_name(scan->text + at, n, name->text);
+    name->around = '\0';
+    name->sign = '=';
+    *start = value + 1;
 }
 
 /* To the quote that ends a value, in front of which there are at most as many backslashes as at its beginning. */
@@ -430,6 +453,15 @@ static bool is_user_at(const struct scan *scan, size_t at)
     return n > 0 && byte_at(scan, at + n) == ':' && byte_at(scan, at + n + 1) != '/';
 }
 
+/* A list or a map, "{name: x}"; a call or an element of a program, "token = get()" */
+static bool is_structure(const struct scan *scan, size_t at, size_t n, bool is_spaced)
+{
+    char next = byte_at(scan, at + 1);
+
+    return byte_at(scan, at) == '[' || (byte_at(scan, at) == '{' && !isupper((unsigned char)next)) ||
+           (is_spaced && (memchr(scan->text + at, '(', n) || memchr(scan->text + at, '[', n)));
+}
+
 /* "password=x", "--password x", "Authorization: Basic x", "\"token\": \"x\"": the value has no form of its own. */
 size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
 {
@@ -438,10 +470,11 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     struct name name;
     const char *ends;
     char quote;
-    bool is_user, is_secret;
+    bool is_user, is_secret, is_in_quotes = false;
 
     if (!read_name(scan, at, &name, &start))
         return 0;
+    read_entry(scan, &name, &start);
     is_user = name.dashes && (strcmp(name.text, "u") == 0 || ends_with(name.text, "user"));
     if (!is_user && !identifier_is_secret_name(name.text))
         return 0;
@@ -450,18 +483,18 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
         return 0;
     /* In 'NAME=a b' the quote ends the value. */
     quote = is_one_of(name.around, "\"'") && !name.is_quoted && name.sign == '=' ? name.around : '\0';
-    while (is_one_of(byte_at(scan, start), " \t"))
-        start++;
-    for (size_t i = 0; i < COUNT(schemes); i++)
-        start += has_text(scan, start, schemes[i]) ? strlen(schemes[i]) : 0;
+    start = skip(scan, start, " \t");
     while (byte_at(scan, start + backslashes) == '\\')
         backslashes++;
     if (is_one_of(byte_at(scan, start + backslashes), "\"'") && byte_at(scan, start + backslashes) != quote) {
         start += backslashes;
         quote = scan->text[start++];
+        is_in_quotes = true;
     } else {
         backslashes = 0;
     }
+    for (size_t i = 0; i < COUNT(schemes); i++)
+        start += has_text(scan, start, schemes[i]) ? strlen(schemes[i]) : 0;
     if (is_user && !is_user_at(scan, start))
         return 0;
     /* All cookies of a header */
@@ -472,7 +505,11 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
         while (start + length < scan->bytes && !is_one_of(scan->text[start + length], ends))
             length++;
     if (has_text(scan, start, REDACTED))
-        length = strlen(REDACTED);
+        return 0;
+    if (!is_in_quotes && is_structure(scan, start, length, name.is_spaced))
+        return 0;
+    while (!quote && length > 1 && is_one_of(scan->text[start + length - 1], ",;)}]"))
+        length--;
     if (!quote && name.sign == ':' && strcasecmp(name.text, "authorization") != 0 && is_sentence(scan, start, length))
         return 0;
     is_secret = is_user ? secret_is_user(name.text, name.dashes, scan->text + start, length)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* secrets.h - the recognisers of secrets, and what those of identifiers share with them; for redact.c. */
+/*
+ * secrets.h - the recognisers of secrets (tokens.c: those that have a form; secrets.c: by the name or the option in
+ * front of them), and what those of identifiers share with them; for redact.c.
+ */
 #ifndef EP_COMMON_SECRETS_H
 #define EP_COMMON_SECRETS_H
 
@@ -62,15 +65,33 @@ static inline bool has_text(const struct scan *scan, size_t at, const char *text
     return n <= scan->bytes - at && strncasecmp(scan->text + at, text, n) == 0;
 }
 
+/* The bytes of letters, digits and `others` from a position, at most `most`. */
+static inline size_t run(const struct scan *scan, size_t at, const char *others, size_t most)
+{
+    size_t n = 0;
+
+    while (n < most && (is_alnum(byte_at(scan, at + n)) || is_one_of(byte_at(scan, at + n), others)))
+        n++;
+    return n;
+}
+
 /* The recogniser of a row: the bytes of an identifier at a position, 0 without one. Sets *ret_before if there are any.
  */
 typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before);
 
 /*
- * Secrets without a form of their own, after a name; private keys; users of URLs; addresses that are secrets; tokens;
- * "Bearer x"; access keys. What each looks at beyond a fixed length it finds once, so that a text takes linear time.
+ * Secrets without a form of their own, after a name or a short option; private keys; users of URLs; addresses that are
+ * secrets; tokens; "Bearer x"; access keys. What each looks at beyond a fixed length it finds once, so that a text
+ * takes linear time.
  */
-recogniser match_value, match_private_key, match_user, match_webhook, match_token, match_bearer, match_access_key;
+recogniser match_value, match_short_option, match_private_key, match_user, match_webhook, match_token, match_bearer,
+    match_access_key;
+
+/* Is it a program with a short option for a password, as "mysql -psecret"? */
+bool secret_has_short_option(const char *word);
+
+/* Is the word, or what follows the option in it, such a password? The bytes in front of it, or -1. */
+int secret_after_option(const char *program, const char *before, const char *word);
 
 #define NAME_BYTES 128
 

@@ -388,15 +388,30 @@ static char *make_folder(const struct cmd *cmd, const char *job)
     return NULL;
 }
 
-/* A word of the command line without secrets, owned by `shown`. */
-static const char *show_word(json_t *shown, const char *before, const char *word)
+/* The words of the command line without secrets: "args", "env", "location", each an array; NULL without memory. */
+static json_t *show_words(const struct launch_args *args, const struct cmd_call *call)
 {
-    char *text = redact_word(before, word);
-    json_t *copy = json_string(text ? text : REDACTED);
+    json_t *words = json_array(), *env = json_array(), *keep = json_array(), *document, *shown;
 
-    free(text);
-    json_array_append_new(shown, copy);
-    return copy ? json_string_value(copy) : REDACTED;
+    for (int i = 0; i < call->n_args; i++)
+        json_array_append_new(words, json_string_nocheck(call->args[i]));
+    /* No word of these belongs to the one before. */
+    for (size_t i = 0; i < args->env.n; i++)
+        json_array_append_new(env, json_pack("[o]", json_string_nocheck(args->env.values[i])));
+    for (size_t i = 0; i < args->keep.n; i++)
+        json_array_append_new(keep, json_string_nocheck(args->keep.values[i]));
+    document = json_pack("{s:o,s:o,s:o,s:[o]}", "args", words, "env", env, "kept_values", keep, "location",
+                         json_string_nocheck(args->location_cmd ? args->location_cmd : ""));
+    shown = document ? redact_document(document) : NULL;
+    json_decref(document);
+    return shown;
+}
+
+static const char *word_of(const json_t *array, size_t i)
+{
+    const char *text = json_string_value(json_array_get(array, i));
+
+    return text ? text : REDACTED;
 }
 
 /* The command line without secrets. */
@@ -405,27 +420,24 @@ static void print_command(const struct cmd *cmd, const struct cmd_call *call, ch
     struct launch_args args = *(const struct launch_args *)call->options;
     char **words = calloc((size_t)call->n_args + 1, sizeof(*words));
     struct cmd_call masked = *call;
-    json_t *shown = json_array();
+    json_t *shown = show_words(&args, call);
     char raw[4096], names[OPT_STRINGS_MAX][128];
 
     masked.options = &args;
     masked.args = words;
     masked.n_args = words ? call->n_args : 0;
     for (int i = 0; i < masked.n_args; i++)
-        words[i] = (char *)show_word(shown, i ? call->args[i - 1] : "", call->args[i]);
+        words[i] = (char *)word_of(json_object_get(shown, "args"), (size_t)i);
     for (size_t i = 0; i < args.env.n; i++) {
         const char *word = args.env.values[i];
-        bool is_kept = false;
 
         snprintf(names[i], sizeof(names[i]), "%.*s", (int)strcspn(word, "="), word);
-        for (size_t k = 0; k < args.keep.n; k++)
-            is_kept |= strcmp(args.keep.values[k], names[i]) == 0;
         /* Its value is that of here when the command is repeated. */
-        if (!is_kept && strcmp(show_word(shown, NULL, word), word) != 0)
+        if (strcmp(word_of(json_array_get(json_object_get(shown, "env"), i), 0), word) != 0)
             args.env.values[i] = names[i];
     }
     if (args.location_cmd)
-        args.location_cmd = show_word(shown, NULL, args.location_cmd);
+        args.location_cmd = word_of(json_object_get(shown, "location"), 0);
     options_print(cmd, &masked, (const char *const[]){NULL}, raw, sizeof(raw));
     text_clean(raw, ret_text, bytes);
     json_decref(shown);

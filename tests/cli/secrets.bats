@@ -26,11 +26,12 @@ ran() {
 @test "launch and report: run.json, coordinator.log, report.json, report.html, history, documents" {
     env=()
     for i in "${!words[@]}"; do env+=(-x "VALUE_$i=${words[$i]}"); done
-    ran "${env[@]:0:60}" -- true "${words[@]}" --password 'pw split' -p "${words[0]}"
+    ran "${env[@]:0:60}" -- true "${words[@]}" --password 'pw split' -p "${words[0]}" /usr/bin/mysql -u root -ppw-split db \
+        sshpass -p 'pw split' ssh h docker login -p pw-split h curl -ume:pw-split x --hf-token pw-split1 -passin pass:pw-split
     epkit report run --history history --json >report.json || [ $? -eq 4 ]
     epkit report run --upload "$PWD/copy" >/dev/null || [ $? -eq 4 ]
     secrets find launch.json said run/testbed-logs/* run/report.* history report.json copy/*.* copy/testbed-logs/*
-    run ! grep -rF 'pw split' launch.json run report.json
+    run ! grep -rE 'pw[ -]split' launch.json run report.json
     # The forms stay recognisable.
     jq -e '.argv | index("--password=(left out)") and index("DB_PASSWORD=(left out)")' run/testbed-logs/run.json
     valid launch launch.json
@@ -78,6 +79,11 @@ ran() {
     ran "${env[@]}" -- true --tokens 4096 --num-tokens=128 --hidden 7168 task-0b5c6e2a-93f1 'token: see the manual' \
         /home/user/sk-project/checkpoints/step-1000 monkey=1 --moe-token-dispatcher-type flex --moe-token-drop-policy position \
         data.prompt_key=prompt --sort-key loss --pad-token '<pad>' eos_token=end --private-network 10.0.0.0/8 --magic-number=0x1234 \
+        --user root:root --user nobody:nogroup -u 1000:users 'secrets: [{name: x}]' 'tokens per second: 12345.6' --tokenizer llama \
+        --max-tokens 8 'num_tokens: 4096' '"use_auth_token": true, x' 'token = get_token()' --ssh-key /root/.ssh/id_rsa \
+        --private-key=/etc/tls/server.key 'mysql -h x -p' 'redis-cli -p 6379' 'docker run -p 8080:80' 'ssh login -p 22222' \
+        login -p 2222 mkdir -p /data 'secret "hf-token-1" not found' SECRET_NAME=regcred 'if token == expected:' \
+        'token throughput : 12.3M' '{"name":"NUM_TOKENS","value":"4096"}' 'TOKEN=$HF_TOKEN' 'set token limits' \
         --token-mixer=attn token=12.5 sk-learn-pipelines-version-1x -u 1000:1000 http://proxy:3128/a@b "$(printf x | sha256sum | cut -d' ' -f1)"
     run ! grep -rF '(left out)' launch.json run
 }

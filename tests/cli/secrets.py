@@ -15,7 +15,13 @@ TOKENS = [("hf_", 34), ("sk-", 48), ("sk-proj-", 60), ("sk-ant-api03-", 80), ("g
           ("github_pat_", 82), ("glpat-", 20), ("gldt-", 20), ("xoxb-", 40), ("xoxp-", 40), ("xapp-1-", 40), ("AIza", 35),
           ("ya29.", 60), ("GOCSPX-", 28), ("npm_", 36), ("pypi-AgEIcHlwaS5vcmc", 60), ("nvapi-", 64), ("dckr_pat_", 27),
           ("sk_" + "live_", 24), ("rk_" + "live_", 24), ("hvs.", 90), ("glsa_", 40), ("lin_api_", 40), ("gsk_", 52), ("glimt-", 25),
-          ("glagent-", 50), ("glft-", 25)]
+          ("glagent-", 50), ("glft-", 25), ("glffct-", 20), ("glrtr-", 27), ("ABSK", 110), ("LTAI", 20), ("AKLT", 20), ("AKID", 32),
+          ("AKCp", 69), ("ATBB", 32), ("ATCTT3", 60), ("KGAT_", 32), ("tgp_v1_", 43), ("rpa_", 40), ("fw_", 24), ("jina_", 60),
+          ("pcsk_", 70), ("tvly-", 32), ("AQ.Ab", 45), ("1//0", 90), ("glc_", 80), ("dp.st.", 43), ("xkeysib-", 64),
+          ("sq0atp-", 22), ("sq0csp-", 43), ("sb_secret_", 31), ("rdme_", 70), ("sha256~", 43), ("pnu_", 36), ("sqp_", 40),
+          ("sgp_", 40), ("bkua_", 40), ("CFPAT-", 43), ("cfut_", 40), ("nfp_", 36), ("vcp_", 56), ("ops_eyJ", 130), ("fm2_", 90),
+          ("fo1_", 43), ("HRKU-AA", 58), ("EZAK", 54), ("GOOG1E", 57), ("CLOJARS_", 60), ("bedrock-api-key-", 60),
+          ("LS0tLS1CRUdJTiBS", 100)]
 # What a word or an option in front announces: the word with '{}' for the secret.
 ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WANDB_API_KEY={}", "DB_PASSWORD={}",
              "AWS_SECRET_ACCESS_KEY={}", "https://me:{}@host.example/x", "https://x.example/a?token={}&b=1",
@@ -25,7 +31,18 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "curl -u me:{} x", "curl --proxy-user me:{} x", "--pwd {}", '{{\\"api_key\\":\\"{}\\"}}', '{{"pass":"{}"}}',
              "Cookie: a=x; b={}", "curl -H 'Cookie: a=x; b={}' x", "API_TOKENS={}", "https://{}0123456789abc@host.example/x",
              "https://hooks.slack.com/services/T01234567/B01234567/{}",
-             "https://discord.com/api/webhooks/123456789012345678/{}"]
+             "https://discord.com/api/webhooks/123456789012345678/{}",
+             "https://open.feishu.cn/open-apis/bot/v2/hook/0123456789{}", "https://api.telegram.org/bot123456:AA0123456{}/x",
+             "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=0123456789{}", "wandb login 0123456789abc{}",
+             "wandb login --relogin 0123456789abc{}", "mysql -u root -p{} db", "/usr/bin/mysqldump -p'{}' db", "sshpass -p {} ssh h",
+             "cd x && sshpass -p'{}' ssh h", "docker login -u me -p {} h", "redis-cli -a {} ping", "curl -ume:{} x",
+             "openssl req -passin pass:{}", "password = {}", "password : {}", "Authorization : Bearer {}",
+             'Authorization = "token {}"', "api_key = '{}'", '"api_key" : "{}"', "[auth]\\ttoken = \"{}\"", "setenv HF_TOKEN {}",
+             "set -x HF_TOKEN {}", "aws configure set aws_secret_access_key {}", "machine h login me password {}",
+             "<password>{}</password>", "x?next=%3Fpassword%3D{}", "password => {}", "- name: HF_TOKEN\\n  value: {}",
+             '{{"name": "HF_TOKEN", "value": "{}"}}', "secretAccessKey: {}", "basic_auth: me:{}", "--from-literal=key={}",
+             "https://x.example/?sv=1&sig={}%3D", "https://x.example/?X-Amz-Signature={}&x=1", '{{"auths": {{"h": {{"auth": "{}"}}}}}}',
+             "//registry.npmjs.org/:_authToken={}", "Server=h;Password={};x=y", "client-key-data: LS0tLS1CRUdJTi" + "a" * 60 + "{}"]
 # Of letters alone
 LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]
 

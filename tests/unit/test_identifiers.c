@@ -53,6 +53,10 @@ static void identifiers_are_found_in_every_form(void **state)
         {"postgres://[me:hun#ter]@host X-Api-Key: [abcdefghijklmnop]", false},
         {"https://hooks.slack.com/[services/T0123/B0123/abcdefgh] sk-learn-pipelines-version-1x token=12.5", false},
         {"https://[a1b2c3d4e5f6a1b2c3d4]@host PRIVATE-TOKEN: [abcdef]\n", false},
+        {"mysql -h h -p[x7] -p x; sshpass -p [x7] ssh -p 22222 h; login -p 2222 curl -u[me:x7] -us", false},
+        {"password = [x7], token : [x7] <pass>[x7]</pass> setenv HF_TOKEN [x7] token == x7 token = f(x7)", false},
+        {"name: HF_TOKEN\n  value: [x7]\nname: NUM_TOKENS\n  value: 7\nname: HF_TOKEN\nx: 7", false},
+        {"--private-key /a/b.key TOKEN=$HF_TOKEN AUTH=${X} --user root:root SECRET_NAME=x secret: {name: x}", false},
         {"USE_AUTH=1 AUTHOR=me [AKIA"
          "IOSFODNN7EXAMPLE]",
          false},
@@ -130,7 +134,11 @@ static void any_text_takes_linear_time(void **state)
                                         "\"a\\\"",     "a/a+",
                                         "a\\",         "hooks.slack.com/",
                                         "token=1 ",    "hf_-",
-                                        "-----a",      "bearer aaaaaaaaaaaa "};
+                                        "-----a",      "bearer aaaaaaaaaaaa ",
+                                        "mysql -p ",   "mysql -px'",
+                                        "token ",      "token  = ",
+                                        "name: token", "name:\n",
+                                        "<token>",     "setenv x "};
     size_t bytes = 1000000;
     char *text = malloc(bytes + 1);
     clock_t began = clock();

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tokens.c - secrets that have a form of their own. */
+#include "secrets.h"
+
+#include "text.h"
+
+/* How far a token is read before it is one, and a password for the '@' behind it. */
+#define DECIDES 96
+#define PASSWORD_BYTES 256
+
+/*
+ * Tokens whose beginning says what they are for, as their issuers document them: '?' in it is any letter; then at least
+ * `least` letters, digits and `others`. The last one is "-----BEGIN " in base64, as in a kubeconfig.
+ */
+static const struct {
+    size_t least; /* at most DECIDES */
+    const char *others, *beginnings;
+} tokens[] = {
+    {10, ".-%", "xox?- xox?. xapp-"},
+    {16, "", "AKIA ASIA ABIA ACCA LTAI AKID AKLT sk_live_ sk_test_ rk_live_ rk_test_"},
+    {16, "_.-", "glpat- gldt- glrt- glcbt- glptt- gloas- glimt- glagent- glft- glsoat- glffct- glrtr- glwt-"},
+    {16, "_-", "pypi-AgE"},
+    {17, "_.-+/=", "eyJ"},
+    {20, "", "hf_ api_org_ lin_api_ NRAK-"},
+    {20, "_", "github_pat_ glsa_ wandb_v1_ pcsk_ sgp_"},
+    {20, "_-", "sk- GOCSPX- nvapi- dckr_?at_ hv?. figd_ sq0?tp- sq0?sp- sb_secret_ GR1348941 tskey- tvly-"},
+    {20, "_.-", "gh?_ ya29."},
+    {20, "_-=", "ATATT3 ATCTT3 duffel_live_"},
+    {20, "+/=", "whsec_ bedrock-api-key-"},
+    {22, "", "fw_"},
+    {30, "",
+     "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.pt. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ rnd_ nfp_"},
+    {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB"},
+    {30, "_-", "AIza tgp_v1_ AQ.Ab AQVN PMAK- dapi 1//0 sha256~ fo1_ CFPAT- cf?t_ lsv2_ vercel_blob_rw_"},
+    {30, "_.-", "pscale_ dp.st. tfp_"},
+    {30, "_+/=", "sntry?_"},
+    {40, "_.-", "SG. HRKU-AA xkeysib- dt0?01."},
+    {50, "", "GOOG1E CLOJARS_ EZ?K AKCp rdme_"},
+    {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ LS0tLS1CRUdJTi"},
+};
+
+/* Does the text begin so? The length, or 0. */
+static size_t begins_as(const struct scan *scan, size_t at, struct piece beginning)
+{
+    for (size_t i = 0; i < beginning.n; i++)
+        if (beginning.text[i] == '?' ? !isalpha((unsigned char)byte_at(scan, at + i))
+                                     : byte_at(scan, at + i) != beginning.text[i])
+            return 0;
+    return beginning.n;
+}
+
+/* Of random letters and digits one in six is a digit, and many are capital; words, which begin like a token, have few.
+ */
+static bool is_random(const struct scan *scan, size_t at, size_t n, size_t head)
+{
+    size_t digits = 0, upper = 0;
+
+    for (size_t i = at; i < at + n; i++) {
+        digits += is_digit(scan->text[i]);
+        upper += scan->text[i] >= 'A' && scan->text[i] <= 'Z';
+    }
+    if (has_text(scan, at - head, "sk-"))
+        return digits > 0 && (digits + upper) * 5 >= n;
+    return head > 3 || digits > 0;
+}
+
+/* The bytes of a token with this beginning, 0 without one. */
+static size_t token_bytes(const struct scan *scan, size_t at, size_t head, size_t least, const char *others)
+{
+    size_t n = run(scan, at + head, others, DECIDES);
+
+    if (n < least || !is_random(scan, at + head, n, head))
+        return 0;
+    n += run(scan, at + head + n, others, n < DECIDES ? 0 : scan->bytes);
+    while (n > 0 && is_one_of(scan->text[at + head + n - 1], ".,"))
+        n--;
+    return n < least ? 0 : head + n;
+}
+
+size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    (void)ret_before;
+    if (!begins_word(scan, at, "_"))
+        return 0;
+    for (size_t i = 0; i < COUNT(tokens); i++) {
+        for (const char *left = tokens[i].beginnings; *left;) {
+            size_t head = begins_as(scan, at, text_take(&left, " "));
+            size_t n = head ? token_bytes(scan, at, head, tokens[i].least, tokens[i].others) : 0;
+
+            if (n > 0)
+                return n;
+        }
+    }
+    return 0;
+}
+
+/* Who knows the rest of the address may write there; commands that are followed by a token without a form. */
+size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    static const char *const beginnings[] = {"hooks.slack.com/",
+                                             "discord.com/api/",
+                                             "discordapp.com/api/",
+                                             "webhook.office.com/",
+                                             "api.telegram.org/bot",
+                                             "open.feishu.cn/open-apis/bot/",
+                                             "open.larksuite.com/open-apis/bot/",
+                                             "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=",
+                                             "wandb login ",
+                                             "wandb login --relogin "};
+
+    for (size_t i = 0; i < COUNT(beginnings); i++) {
+        size_t head = strlen(beginnings[i]), n;
+
+        if (byte_at(scan, at) != beginnings[i][0] || !has_text(scan, at, beginnings[i]))
+            continue;
+        n = run(scan, at + head, "_-/@:", scan->bytes);
+        if (n < 20)
+            continue;
+        *ret_before = head;
+        return n;
+    }
+    return 0;
+}
+
+/* A secret access key: 40 bytes of base64, of letters in both cases. Digests are in one. */
+size_t match_access_key(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    size_t upper = 0, lower = 0, digits = 0;
+
+    (void)ret_before;
+    if (!begins_word(scan, at, "_+/.-") || run(scan, at, "+/", 41) != 40 || is_one_of(byte_at(scan, at + 40), "=_-."))
+        return 0;
+    for (size_t i = at; i < at + 40; i++) {
+        upper += isupper((unsigned char)scan->text[i]) != 0;
+        lower += islower((unsigned char)scan->text[i]) != 0;
+        digits += is_digit(scan->text[i]);
+    }
+    return upper > 4 && lower > 4 && digits > 0 ? 40 : 0;
+}
+
+/* To the line that ends it, or to the end of the text. */
+size_t match_private_key(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    const char *text = scan->text + at, *end, *head;
+
+    (void)ret_before;
+    if (*text != '-' || !has_text(scan, at, "-----BEGIN "))
+        return 0;
+    head = memmem(text + 11, scan->bytes - at - 11, "-----", 5);
+    if (!head || !memmem(text, (size_t)(head - text), "PRIVATE KEY", 11))
+        return 0;
+    end = memmem(head + 5, scan->bytes - at - (size_t)(head + 5 - text), "-----END ", 9);
+    end = end ? memmem(end + 9, scan->bytes - at - (size_t)(end + 9 - text), "-----", 5) : NULL;
+    return end ? (size_t)(end + 5 - text) : scan->bytes - at;
+}
+
+/* A user without a password that is a token: long, with digits. */
+static bool is_token(const struct scan *scan, size_t at, size_t n)
+{
+    size_t digits = 0;
+
+    for (size_t i = at; i < at + n; i++)
+        digits += is_digit(scan->text[i]);
+    return n >= 20 && digits > 1 && run(scan, at, "_-", n) == n;
+}
+
+/*
+ * User and password of a URL. A password may have '/', '?' and '#' in it: then what is in front of them is no port, and
+ * a host follows the '@'.
+ */
+size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    size_t n = 0, colon = 0, sign = 0, digits = 0;
+
+    if (byte_at(scan, at) != ':' || !has_text(scan, at, "://"))
+        return 0;
+    at += 3;
+    for (; at + n < scan->bytes && !is_one_of(scan->text[at + n], "/?# \t\r\n\"'<>`)"); n++) {
+        char c = scan->text[at + n];
+
+        colon = c == ':' && colon == 0 ? n + 1 : colon;
+        sign = c == '@' ? n : sign;
+    }
+    *ret_before = 3;
+    if (sign && (colon ? colon < sign : is_token(scan, at, sign)))
+        return sign;
+    while (colon && is_digit(byte_at(scan, at + colon + digits)))
+        digits++;
+    if (colon > 1 && sign == 0 && scan->text[at] != '[' && colon + digits < n &&
+        is_one_of(byte_at(scan, at + n), "/?#"))
+        for (; n < PASSWORD_BYTES && at + n < scan->bytes && !is_one_of(scan->text[at + n], " \t\r\n\"'<>`"); n++)
+            sign = scan->text[at + n] == '@' && is_alnum(byte_at(scan, at + n + 1)) ? n : sign;
+    else
+        sign = 0;
+    *ret_before = sign ? 3 : 0;
+    return sign;
+}
+
+/* "Bearer x" of a header. */
+size_t match_bearer(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    size_t n;
+
+    if (!has_text(scan, at, "bearer ") || is_alnum(byte_before(scan, at)))
+        return 0;
+    n = run(scan, at + 7, "_.~+/=-", scan->bytes);
+    *ret_before = n >= 12 ? 7 : 0;
+    return n >= 12 ? n : 0;
+}
