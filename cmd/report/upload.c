@@ -121,22 +121,41 @@ static bool client_copy(const char *from, const char *to)
     return good;
 }
 
+/*
+ * A name in the folder for the file that was opened, whatever its own name leads to by now. The client takes the type
+ * of the data from the extension, and '*' or '[' in a name for a pattern. 0, or an errno.
+ */
+static int name_opened(const struct temporary *folder, int from, const char *dest, char **ret_path)
+{
+    const char *extension = strrchr(text_base(dest), '.');
+    char target[64];
+
+    snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), from);
+    if (asprintf(ret_path, "%s/sent%s", folder->path, extension ? extension : "") < 0) {
+        *ret_path = NULL;
+        return ENOMEM;
+    }
+    return symlinkat(target, folder->fd, text_base(*ret_path)) == 0 ? 0 : errno;
+}
+
 /* A signal may end epkit while the client writes: the next upload removes the remains. */
-static int upload_gs(int from, const char *path, const char *dest)
+static int upload_gs(int from, const char *dest)
 {
     const char *parent = getenv("TMPDIR");
     struct temporary folder;
-    char *back = NULL;
+    char *back = NULL, *sent = NULL;
     int error = temporary_folder_in(parent && *parent ? parent : "/tmp", "epkit-upload", &folder), result = CMD_FAILED;
 
     if (!error && asprintf(&back, "%s/back", folder.path) < 0) {
         back = NULL;
         error = ENOMEM;
     }
+    if (!error)
+        error = name_opened(&folder, from, dest, &sent);
     if (error) {
         out_error("report: --upload: a temporary folder in %s to verify with: %s", parent && *parent ? parent : "/tmp",
                   write_reason(error));
-    } else if (client_copy(path, dest) && client_copy(dest, back)) {
+    } else if (client_copy(sent, dest) && client_copy(dest, back)) {
         int to = open_to_compare(folder.fd, "back");
 
         error = to < 0 ? errno : compare_files(from, to);
@@ -148,6 +167,7 @@ static int upload_gs(int from, const char *path, const char *dest)
                       error == EILSEQ ? "the uploaded data differs from the data sent" : strerror(error));
     }
     free(back);
+    free(sent);
     temporary_remove(&folder);
     return result;
 }
@@ -186,15 +206,18 @@ static const char *name_below(const struct folder *folder, const char *path)
 static int upload_one(int dir, const char *path, const char *dest, const char *below, const char *name, int *ret_n)
 {
     int from = openat(dir, dir == AT_FDCWD ? path : text_base(path), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    bool is_gs = strncmp(dest, "gs://", 5) == 0;
     char *target = NULL;
     int result = CMD_FAILED;
     struct stat info;
 
     if (from < 0 || fstat(from, &info) != 0 || !S_ISREG(info.st_mode)) {
         out_error("report: --upload: %s: %s", path, from < 0 ? strerror(errno) : "it is not a file");
+    } else if (is_gs && strpbrk(name, "*?[]{}")) {
+        out_error("report: --upload: %s: its name is a pattern for the client of gs://", path);
     } else if (asprintf(&target, "%s/%s%s", dest, below, name) > 0) {
         progress_update((uint64_t)*ret_n, 0, "uploading %s", name);
-        result = strncmp(dest, "gs://", 5) == 0 ? upload_gs(from, path, target) : upload_local(from, target);
+        result = is_gs ? upload_gs(from, target) : upload_local(from, target);
     }
     *ret_n += result == CMD_FINE;
     free(target);

@@ -168,6 +168,28 @@ run_folder() {
     [ "$(find copy -name 'worker*')" = copy/testbed-logs/worker-a.log ]
 }
 
+@test "upload to gs://: the client gets the file that was opened, also if its name leads elsewhere by then" {
+    run_folder run
+    mkdir bin bucket
+    cat >bin/gcloud <<END
+#!/bin/sh
+ln -sf "$PWD/victim/file" run/worker-a.log
+echo "\$3 -> \$4" >>asked
+cp "\$(echo "\$3" | sed "s|^gs://|$PWD/bucket/|")" "\$(echo "\$4" | sed "s|^gs://|$PWD/bucket/|")"
+END
+    chmod +x bin/gcloud
+    mkdir -p bucket/b/testbed-logs
+    PATH="$PWD/bin:$PATH" run epkit report run -o page --upload gs://b
+    cat asked
+    [ "$(cat bucket/b/testbed-logs/worker-a.log)" = 'a: NCCL WARN' ]
+    # The client takes the type of the data from the name.
+    grep -q 'sent.html -> gs://b/report.html' asked
+    rm run/worker-a.log
+    touch 'run/worker-*.log'
+    PATH="$PWD/bin:$PATH" run -1 epkit report run -o page --upload gs://b
+    [[ "$output" == *'its name is a pattern for the client'* ]]
+}
+
 @test "install --root: absolute links stay in the root" {
     cat >one.yaml <<'END'
 recipe: one
