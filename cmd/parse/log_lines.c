@@ -84,7 +84,7 @@ static void note_nodes(struct parser *parser, const char *text)
     const char *end, *at = text + strspn(text, "#=-* ");
     double nodes;
 
-    if (!lex_number(at, &end, &nodes) || nodes != (int)nodes || nodes < 1 || nodes > 1e5 || !text_begins(end, " node"))
+    if (!lex_number(at, &end, &nodes) || nodes < 1 || nodes > 1e5 || nodes != (int)nodes || !text_begins(end, " node"))
         return;
     end += 5 + (end[5] == 's');
     if (end[strspn(end, "#=-*: ")] != '\0')
