@@ -380,7 +380,7 @@ class Buffer(LowLatencyCalls):
             num_worst_tokens: > 0: outputs have that many rows, nothing waits on the host, the list is empty, and rows
                 beyond the received ones have the index -1. If they are too few, this call raises; on GPUs, which check it in
                 the stream, the next call with num_worst_tokens does.
-            previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
+            previous_event, async_finish, allocate_on_comm_stream: see the stream rules in epkit/compat/deep_ep/_order.py.
 
         Ignored: config but its num_sms, num_tokens_per_rank, num_tokens_per_rdma_rank.
 
