@@ -6,8 +6,6 @@ file in it asks for. That takes readelf (binutils); without it the wheel is not 
 CUDA that libepkit-cuda was compiled with is the wheel's local version (0.1.0+cu130), so wheels for several versions of CUDA
 have different names.
 """
-import base64
-import hashlib
 import os
 import re
 import subprocess
@@ -19,6 +17,8 @@ os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from scikit_build_core import build as _core  # noqa: E402
 from scikit_build_core.build import *  # noqa: E402,F401,F403
+
+import wheels  # noqa: E402
 
 # A wheel's version depends on what is built (_cuda_of), so no metadata can be had before.
 del prepare_metadata_for_build_wheel  # noqa: F821
@@ -73,8 +73,8 @@ def _renamed(wheel, platform, local):
     tag = [*tag[:-1], platform or tag[-1]]
     info, new_info = f"{package}-{version}.dist-info/", f"{package}-{version}{local}.dist-info/"
     name = "-".join([package, version + local, *tag]) + ".whl"
-    record = []
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(wheel + ".new", "w", zipfile.ZIP_DEFLATED) as new:
+    files = []
+    with zipfile.ZipFile(wheel) as old:
         for entry in old.infolist():
             data = old.read(entry)
             if entry.filename == info + "RECORD":
@@ -85,10 +85,8 @@ def _renamed(wheel, platform, local):
                 data = re.sub(rb"(?m)^(Version: \S+)$", rb"\g<1>" + local.encode(), data, count=1)
             if entry.filename.startswith(info):
                 entry.filename = new_info + entry.filename[len(info):]
-            new.writestr(entry, data)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record.append(f"{entry.filename},sha256={digest},{len(data)}\n")
-        new.writestr(new_info + "RECORD", "".join([*record, f"{new_info}RECORD,,\n"]))
+            files.append((entry, data))
+    wheels.write(wheel + ".new", new_info[:-1], files)
     os.remove(wheel)
     os.rename(wheel + ".new", os.path.join(os.path.dirname(wheel), name))
     return name

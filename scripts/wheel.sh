@@ -1,25 +1,35 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheel.sh OUT [PIP-OPTION...] - build the wheel of python/ into the folder OUT.
+# wheel.sh OUT [--for DISTRIBUTION==VERSION]... [PIP-OPTION...] - build the wheels of python/ into the folder OUT.
 #
-# Runs `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10 with
-# pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. EPKIT_CUDA=ON includes libepkit-cuda, for the
-# toolkit that CUDACXX names: one wheel for each version of CUDA.
+# epkit: by `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10
+# with pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. EPKIT_CUDA=ON includes libepkit-cuda, for the
+# toolkit that CUDACXX names: one wheel for each version of CUDA. epkit-deep-ep: the name deep_ep, for programs that
+# import it. --for: a wheel without files that satisfies a program that requires another distribution of that name,
+# sgl-deep-ep==0.1.2.post1 for instance (python/wheels.py).
 set -euo pipefail
 
 [ $# -ge 1 ] || {
-    sed -n '3,7s/^# //p' "$0" >&2
+    sed -n '3,9s/^# //p' "$0" >&2
     exit 2
 }
 out=$1
 shift
+empty=()
+while [ "${1-}" = --for ]; do
+    empty+=("${2?--for needs DISTRIBUTION==VERSION}")
+    shift 2
+done
 source=$(cd "$(dirname "$0")/.." && pwd)
 python=${EPKIT_PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+mkdir "$work/wheels"
+"$python" "$source/python/wheels.py" "$work/wheels" "${empty[@]}" >/dev/null
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheels" "$@" "$source"
-wheel=$(find "$work/wheels" -name '*.whl')
 mkdir -p "$out"
-mv "$wheel" "$out/"
-printf '%s\n' "$out/$(basename "$wheel")"
+for wheel in "$work"/wheels/*.whl; do
+    mv "$wheel" "$out/"
+    printf '%s\n' "$out/$(basename "$wheel")"
+done

@@ -48,6 +48,14 @@ def want_tensor(value: Any, call: str, name: str, dims: Optional[str] = None) ->
         raise ArgumentError(f"{call}: {name}: shape is {list(value.shape)}, must be {dims}")
 
 
+def want_no_grad(call: str, instead: str, **tensors: Any) -> None:
+    """Refuses tensors whose gradients would be lost."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(f"{call}: {name} requires gradients, which this call does not record: {instead}, or give "
+                                f"{name}.detach()")
+
+
 def want_integer(value: Any, call: str, name: str) -> int:
     """The number that an integer of any type is; refuses what is none."""
     try:

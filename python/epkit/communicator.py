@@ -6,6 +6,8 @@ import datetime
 import functools
 import numbers
 import os
+import signal
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
@@ -98,6 +100,9 @@ def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
             if device.type == "cuda":
                 work.wait()
             else:
+                end = time.monotonic() + timeout_ms / 1000
+                while not work.is_completed() and time.monotonic() < end:
+                    time.sleep(0.0005)  # in which Ctrl-C is handled
                 work.wait(datetime.timedelta(milliseconds=timeout_ms))
                 # gloo's thread still releases the tensors, which needs the GIL: in an interpreter that ends it would abort the process.
                 del work
@@ -111,6 +116,31 @@ def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
 
 def _gather_of_mpi(comm: Any) -> _Gather:
     return lambda data, timeout_ms: b"".join(comm.allgather(data))
+
+
+def nodes_of(group: Any, size: int, per_node: int) -> int:
+    """Ranks per node of a group of so many ranks, if the ranks of the program are divided into nodes of per_node. 0 where the
+    nodes have different numbers of the group's ranks, or these are not together."""
+    try:
+        of_group = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    except Exception:  # noqa: BLE001 - a group that torch.distributed does not know
+        of_group = list(range(size))
+    nodes = [rank // per_node for rank in of_group]
+    each = size // len(set(nodes))
+    together = all(node == nodes[i - i % each] for i, node in enumerate(nodes))
+    return each if together and each * len(set(nodes)) == size else 0
+
+
+def _ranks_per_node(group: Any, size: int, network: Optional[str]) -> int:
+    """What the environment says; 0: nothing."""
+    name, given = "EPKIT_RANKS_PER_NODE", os.environ.get("EPKIT_RANKS_PER_NODE")
+    if not given and (network or os.environ.get("EPKIT_NETWORK")):
+        name, given = "LOCAL_WORLD_SIZE", os.environ.get("LOCAL_WORLD_SIZE")
+    if not given:
+        return 0
+    if not given.isdecimal() or not int(given):
+        raise ValueError(f"Communicator: ${name} is {given!r}, must be a number of ranks, 1 or more")
+    return nodes_of(group, size, int(given))
 
 
 def _choose_backend(backend: Optional[str], device: Union[None, str, torch.device]) -> str:
@@ -156,11 +186,16 @@ class Communicator(OfThisProcess):
             else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
         network: between nodes: "tcp", "verbs", or "emulated" on one host. None: $EPKIT_NETWORK, else by the hosts.
-        ranks_per_node: None: the ranks that share a host. Less, to try several nodes on one host.
+        ranks_per_node: None: $EPKIT_RANKS_PER_NODE, else $LOCAL_WORLD_SIZE where a network is given, by argument or variable,
+            else the ranks that share a host. Less, to try several nodes on one host. The variables count all ranks of the
+            program, of which the group may have a part.
 
     Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
     same calls in the same order. A communicator and what belongs to it is used by one thread at a time; abort() and
     check() by any.
+
+    Ctrl-C in the main thread ends a wait of a call: where it raises KeyboardInterrupt and the call has not ended half a second
+    later, the communicator is aborted, as by abort(). A handler of the program's own runs when the call ends.
     """
 
     def __init__(self, group: Any = None, *, backend: Optional[str] = None, device: Union[None, str, torch.device] = None,
@@ -183,8 +218,11 @@ class Communicator(OfThisProcess):
         self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
                             self.device.index if self.is_cuda else -1,
                             _native.COMM_CHECK_VALUES if check_values else 0, network,
-                            0 if ranks_per_node is None else want_integer(ranks_per_node, "Communicator", "ranks_per_node")))
+                            _ranks_per_node(group, size, network) if ranks_per_node is None else
+                            want_integer(ranks_per_node, "Communicator", "ranks_per_node")))
         self.group = group
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _C.watch_interrupt()
 
     def _adopt(self, native: _C.Comm) -> None:
         info = native.info()
@@ -195,6 +233,10 @@ class Communicator(OfThisProcess):
         self.node: int = info["node"]
         self.nodes: int = info["nnodes"]
         _live.add(self)
+
+    def __repr__(self) -> str:
+        nodes = f", node {self.node} of {self.nodes}" if self.nodes > 1 else ""
+        return f"<epkit.Communicator: rank {self.rank} of {self.size}{nodes}, {self.device}{', freed' if self.closed else ''}>"
 
     @property
     def closed(self) -> bool:

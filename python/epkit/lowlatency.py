@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tupl
 import torch
 
 from . import _native
-from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, want_integer, want_tensor, zeros
+from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, want_integer, want_no_grad, want_tensor, zeros
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -42,6 +42,10 @@ class LowLatency(OfThisProcess):
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
         self.num_local = num_experts // comm.size
+
+    def __repr__(self) -> str:
+        return (f"<epkit.LowLatency: rank {self.comm.rank} of {self.comm.size}, up to {self.max_tokens} tokens of {self.hidden} "
+                f"elements, up to top-{self.topk} of {self.num_experts} experts{', freed' if self.closed else ''}>")
 
     @property
     def closed(self) -> bool:
@@ -81,7 +85,7 @@ class LowLatency(OfThisProcess):
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
                  wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None) -> LowLatencyRows:
-        """Sends each token to the experts that it selects. Collective.
+        """Sends each token to the experts that it selects. Collective. Without gradients.
 
         Arguments:
             x: [N, H] bfloat16, N <= M.
@@ -91,6 +95,7 @@ class LowLatency(OfThisProcess):
             recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.
             hook: only send; `finish` of the result receives.
         """
+        want_no_grad("low_latency_dispatch", "use a Plan and epkit.dispatch()", x=x)
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
@@ -114,7 +119,7 @@ class LowLatency(OfThisProcess):
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
                 exact: bool = False, wait_cost: Optional[torch.Tensor] = None, hook: bool = False,
                 stream: Stream = None) -> Tuple[torch.Tensor, Optional[_Finish]]:
-        """The weighted sum of each token's rows. Collective.
+        """The weighted sum of each token's rows. Collective. Without gradients.
 
         Arguments:
             x: [L, R*M, H] bfloat16: the experts' outputs, rows as received; with zero_copy that of combine_buffer().
@@ -125,6 +130,7 @@ class LowLatency(OfThisProcess):
 
         Returns (out [N, H] bfloat16, finish or None).
         """
+        want_no_grad("low_latency_combine", "use a Plan and epkit.combine()", x=x, topk_weights=topk_weights)
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         if want_integer(call, "low_latency_combine", "call") < 0:

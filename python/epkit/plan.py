@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 import torch
 
 from . import _native
-from ._tensors import Floats, OfThisProcess, Stream, aligned, column_major, in_stream, int_parts, stream_pointer, want_tensor, zeros
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, column_major, in_stream, int_parts, stream_pointer, want_no_grad,
+                       want_tensor, zeros)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -66,6 +67,13 @@ class Plan(OfThisProcess):
         self.recv_per_expert: List[int] = per_expert or []
         self.recv_from_rank, self.expert_start = from_rank, start
 
+    def __repr__(self) -> str:
+        received = f"capacity {self.out_rows}" if self.fixed else f"receives {self.out_rows} rows"
+        layout = f"expanded, alignment {self.alignment}" if self.expanded else "by rank"
+        choices = f"top-{self.topk} of {self.num_experts}" if self.topk else f"a mask, {self.num_experts}"
+        return (f"<epkit.Plan: rank {self.comm.rank} of {self.comm.size}, {self._n_tokens} tokens, {choices} experts, {layout}, "
+                f"{received}{', freed' if self.closed else ''}>")
+
     @property
     def n_tokens(self) -> int:
         """N of an operation that is called now. Outside of captures updates in captures do not count."""
@@ -91,7 +99,7 @@ class Plan(OfThisProcess):
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
                  column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
                  stream: Stream = None) -> Rows:
-        """Sends each token's row to the ranks of the plan. Collective.
+        """Sends each token's row to the ranks of the plan. Collective. Without gradients: epkit.dispatch() has them.
 
         Arguments:
             x: [N, H] bfloat16 or float8_e4m3fn, or (x, scales): scales float32 [N, H/128], int32 [N, H/512] (packed
@@ -105,6 +113,7 @@ class Plan(OfThisProcess):
         if isinstance(x, tuple) and len(x) != 2:
             raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
+        want_no_grad("dispatch", "use epkit.dispatch(plan, ...)", x=rows, topk_weights=topk_weights)
         return self._dispatch(aligned(rows), aligned(scales), aligned(topk_weights), want_topk_idx, column_major_scales, out, stream)
 
     def _dispatch(self, rows: torch.Tensor, scales: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
@@ -153,6 +162,7 @@ class Plan(OfThisProcess):
 
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """
+        want_no_grad("combine", "use epkit.combine(plan, ...)", x=x, topk_weights=topk_weights)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         flags = (_native.COMBINE_BY_CHOICE if by_choice else 0) | (_native.COMBINE_ROUND_PARTIAL if round_partial else 0)
         return self._combine(aligned(x), aligned(topk_weights), [aligned(one) for one in biases], flags, out, stream)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m epkit.selftest [RANKS]: proves an installation: loads the library, starts ranks, compares results.
+"""python -m epkit.selftest [RANKS | --who]: proves an installation: loads the library, starts ranks, compares results.
 
 Runs on the GPUs that torch finds, otherwise on the CPU (as $EPKIT_BACKEND=host always does). Exit code 0: everything
 that was received and added up was exact. 1: something was not, or a rank ended; the text says what and where.
+
+--who starts nothing: it says which deep_ep a program would import, and why.
 """
 import os
 import sys
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, List
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+
+from .compat import NAMES, who
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -73,6 +77,9 @@ def main(argv: List[str]) -> int:
     """Starts the ranks; the number of GPUs, or 2."""
     if argv in (["-h"], ["--help"]):
         print(__doc__)
+        return 0
+    if argv == ["--who"]:
+        print(*map(who, NAMES), sep="\n")
         return 0
     if len(argv) > 1 or (argv and not (argv[0].isdecimal() and int(argv[0]))):
         print(f"epkit.selftest: the arguments are {' '.join(argv)!r}, must be one number of ranks, 1 or more, or none (--help)",

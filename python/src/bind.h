@@ -69,7 +69,7 @@ PyTypeObject *ll_type_new(PyObject *module);
 
 /* error.c: exceptions. Each returns NULL, for the caller to return. */
 int errors_init(PyObject *module);
-PyObject *raise_status(ep_status status); /* of a call of this thread that has just failed */
+PyObject *raise_status(ep_status status); /* of a call of this thread that has just failed; or what a signal raises */
 PyObject *result_of(ep_status status);    /* None, or that */
 PyObject *raise_arg(const char *format, ...) __attribute__((format(printf, 1, 2)));   /* EP_E_ARG */
 PyObject *raise_state(const char *format, ...) __attribute__((format(printf, 1, 2))); /* EP_E_STATE */
@@ -91,6 +91,11 @@ PyObject *comm_set_sms(PyObject *self, PyObject *number);
 PyObject *comm_sms(PyObject *self, PyObject *unused);
 PyObject *comm_set_net_memory(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *comm_net_memory(PyObject *self, PyObject *unused);
+
+/* interrupt.c: Ctrl-C ends a wait. */
+PyObject *watch_interrupt(PyObject *module, PyObject *unused);
+void interrupt_begin(const struct comm_object *comm);
+void interrupt_end(const struct comm_object *comm);
 
 /* member.c: calls on a communicator, and what belongs to it. */
 /* Begins a call: false, with an exception, when the communicator is freed or another thread is in a call on it. */

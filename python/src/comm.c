@@ -65,11 +65,17 @@ static ep_status gather_bytes(void *context, const void *mine, size_t bytes, int
     return status;
 }
 
-/* Sets the exception of `status`, with what the all-gather raised as its cause. */
+/* Sets the exception of `status`, with what the all-gather raised as its cause; a KeyboardInterrupt there is raised
+ * itself. */
 static void raise_with_cause(ep_status status, struct gather *gather)
 {
     PyObject *type, *value, *trace;
 
+    if (gather->type && !PyErr_GivenExceptionMatches(gather->type, PyExc_Exception)) {
+        PyErr_Restore(gather->type, gather->value, gather->trace);
+        gather->type = gather->value = gather->trace = NULL;
+        return;
+    }
     raise_status(status);
     if (!gather->type)
         return;
@@ -229,7 +235,7 @@ static PyObject *comm_allgather(PyObject *self, PyObject *bytes)
         return NULL;
     all = PyBytes_FromStringAndSize(NULL, size * comm->nranks);
     if (!all || PyBytes_AsStringAndSize(all, &data, &unused) < 0) {
-        comm->busy = false;
+        call_done(comm);
         Py_XDECREF(all);
         return NULL;
     }
@@ -280,7 +286,7 @@ static PyObject *comm_shrink(PyObject *self, PyObject *unused)
     if (next)
         next->box = box_new();
     if (!next || !next->box) {
-        comm->busy = false;
+        call_done(comm);
         Py_XDECREF((PyObject *)next);
         return NULL;
     }

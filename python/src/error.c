@@ -81,7 +81,10 @@ static PyObject *raise_text(ep_status status, const char *reason)
 
 PyObject *raise_status(ep_status status)
 {
-    return raise_text(status, ep_last_error());
+    char reason[2048]; /* before code of Python runs, which may call the library */
+
+    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    return PyErr_CheckSignals() < 0 ? NULL : raise_text(status, reason);
 }
 
 PyObject *result_of(ep_status status)

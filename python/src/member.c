@@ -105,6 +105,7 @@ bool call_begin(struct comm_object *comm, const char *call)
     if (!call_ready(comm, call))
         return false;
     comm->busy = true;
+    interrupt_begin(comm);
     return true;
 }
 
@@ -170,6 +171,7 @@ ep_status complete(const struct comm_object *comm, ep_status status)
 
 void call_done(struct comm_object *comm)
 {
+    interrupt_end(comm);
     if (!comm->late) {
         comm->busy = false;
         return;

@@ -23,6 +23,7 @@ static PyObject *know_dtype(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"versions", versions, METH_NOARGS, "(version of libepkit as loaded, number of the version compiled for)"},
     {"clear", clear_memory, METH_VARARGS, "clear(address, bytes): zeros in private memory of the host"},
+    {"watch_interrupt", watch_interrupt, METH_NOARGS, "where SIGINT raises KeyboardInterrupt it also ends a wait"},
     {"know_dtype", know_dtype, METH_VARARGS, "know_dtype(dtype object, name)"},
     {NULL, NULL, 0, NULL},
 };

@@ -63,6 +63,23 @@ class Call:
         return result
 
 
+def check_handle(handle, prefix, per_rank, in_rank, rank, size):
+    """As DeepEP documents and reads it, on one node and on several. Returns the token of each row on its source rank."""
+    if len(handle) == 6:
+        assert torch.equal(handle[0], prefix)
+        return handle[3]
+    assert torch.equal(handle[-4], prefix[:, rank])  # what DeepEP's test of nodes reads
+    mask, to_node, to_rank, _, _, first, _, meta, head, _ = handle
+    by_node = in_rank.view(len(in_rank), len(to_node), -1).any(2)
+    assert torch.equal(mask, in_rank) and torch.equal(to_rank.flatten(), per_rank)
+    assert to_node.flatten().tolist() == by_node.sum(0).tolist() and first.flatten().tolist() == [0, *prefix[:-1, rank].tolist()]
+    assert torch.equal(head >= 0, by_node) and (head.amax(0) + 1).tolist() == by_node.sum(0).tolist()
+    assert [tuple(one.shape) for one in handle[3:5]] == [(len(to_node), 1), (len(to_node),)] and handle[9].shape == (0, 8)
+    rank_of, token = meta.view(torch.int32).unbind(1)
+    assert torch.equal(rank_of, torch.repeat_interleave(torch.diff(prefix[:, rank], prepend=prefix.new_zeros(1))).to(torch.int32))
+    return token
+
+
 def one_case(call, x, constant, with_topk, routing, layout, rank, size, experts):
     topk_idx, in_rank = routing
     per_rank, per_expert, is_in_rank = layout
@@ -73,18 +90,17 @@ def one_case(call, x, constant, with_topk, routing, layout, rank, size, experts)
         args.update(topk_idx=topk_idx, topk_weights=weights)
     recv, recv_idx, recv_weights, counts, handle, _ = call("dispatch", **args)
     rows = per_token_cast_back(*recv) if isinstance(recv, tuple) else recv
-    prefix = handle[0]
-
     all_per_rank = [torch.empty_like(per_rank) for _ in range(size)]
     dist.all_gather(all_per_rank, per_rank)
-    assert prefix.shape == (size, size) and torch.equal(prefix, torch.stack(all_per_rank).cumsum(0, dtype=torch.int32))
+    prefix = torch.stack(all_per_rank).cumsum(0, dtype=torch.int32)
+    token = check_handle(handle, prefix, per_rank, is_in_rank, rank, size)
     total = per_expert.view(size, -1).clone()
     dist.all_reduce(total)
     assert counts == total[rank].tolist()
     assert rows.shape[0] == sum(one[rank] for one in all_per_rank)
     if constant:
         check_data(rows, prefix[:, rank])
-    sources = handle[3].split(torch.diff(prefix[:, rank], prepend=prefix.new_zeros(1)).tolist())
+    sources = token.split(torch.diff(prefix[:, rank], prepend=prefix.new_zeros(1)).tolist())
     assert torch.equal(sources[rank], in_rank[:, rank].nonzero().flatten().int())
 
     if with_topk:

@@ -403,9 +403,11 @@ def test_standby_of_a_buffer_that_shrinks(rank, size):
         out, _, _ = buffer.low_latency_combine(recv.clone(), topk_idx, weights, handle)
         assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
         for most, topk, more in ((TOKENS // 2, 2, False), (TOKENS + 1, 2, True), (TOKENS, TOPK, False),
-                                 (TOKENS, TOPK + 1, not known), (TOKENS + 1, TOPK, True), (TOKENS + 1, 1, False)):
+                                 (TOKENS, 32, not known), (TOKENS, 33, True), (TOKENS + 1, 33, True), (TOKENS + 1, 1, False)):
             before = len(buffer._low_latency)
-            buffer.low_latency_dispatch(x[:4], torch.arange(topk).repeat(4, 1), most, experts)
+            choices = torch.full((4, topk), -1)
+            choices[:, :2] = torch.arange(min(topk, 2))
+            buffer.low_latency_dispatch(x[:4], choices, most, experts)
             assert len(buffer._low_latency) == before + more, (given, most, topk)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Misuse: an exception that names it; no crash, no hang; and the right call works afterwards."""
+import contextlib
 import functools
 import gc
 import inspect
@@ -21,6 +22,7 @@ from ranks import CUDA, on_ranks, raises, run
 H = 128
 NOT_ON_CUDA = {"test_a_fork_while_another_thread_frees": "torch refuses CUDA in forked children by itself",
                "test_two_threads_in_one_communicator": "there a barrier is queued, and nobody waits in it",
+               "test_ctrl_c_ends_a_wait": "there a barrier is queued, and nobody waits in it",
                "test_creation_that_fails": "its flag is one of the CPU's"}
 
 
@@ -190,6 +192,59 @@ def test_two_threads_in_one_communicator(rank, size):
     else:
         dist.barrier()
         comm.barrier()
+
+
+def interrupted(rank, size, call):
+    """Ctrl-C in a wait: KeyboardInterrupt, a group that is aborted, and a peer that learns it at once."""
+    topk_idx, x, _ = setting(size)
+    buffer, late = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD)
+    comm = buffer._comm
+    calls = {"plan": lambda: comm.plan(topk_idx, 2 * size), "barrier": comm.barrier, "gather": lambda: comm.allgather_bytes(b"")}
+    for _ in range(3):  # within calls that end the group stays usable
+        comm.barrier()
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            calls[call]()
+        comm.barrier()
+    if rank == 0:
+        begin = time.monotonic()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        raises(KeyboardInterrupt, "", calls[call])
+        assert time.monotonic() - begin < 50  # the deadline is 100 s
+        raises(epkit.GroupError, "rank 0 ep_comm_abort", comm.check)
+        # A handler of the program's own is not taken for the end of the wait.
+        handled = []
+        signal.signal(signal.SIGINT, lambda *_: handled.append(1))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        late._comm.barrier()
+        assert handled
+        dist.barrier()
+    else:
+        while True:
+            try:
+                comm.check()
+            except epkit.GroupError as error:
+                assert "rank 0" in str(error)
+                break
+            time.sleep(0.01)
+        time.sleep(1.5)
+        late._comm.barrier()
+        dist.barrier()
+
+
+def test_ctrl_c_ends_a_wait():
+    for call in ("plan", "barrier", "gather"):
+        run(2, interrupted, call)
+
+
+@on_ranks(2)
+def test_ctrl_c_while_a_communicator_is_made(rank, size):
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        raises(KeyboardInterrupt, "", epkit.Communicator)
+        store.set("interrupted", "1")
+    store.wait(["interrupted"])
 
 
 @on_ranks(1)

@@ -411,18 +411,55 @@ def test_tensors_without_dlpack(rank, size):
 
 @on_ranks(2)
 def test_views_and_modes(rank, size):
-    """Slices that begin anywhere, and tensors that want gradients."""
+    """Slices that begin anywhere; tensors that want gradients, where nothing records them."""
     comm = epkit.Communicator()
     weights = torch.rand(5, 3)[1:]  # begins at 12 bytes
     x = torch.randn(4, 40).to(torch.bfloat16).requires_grad_()
     topk_idx = torch.stack([torch.randperm(4 * size)[:3] for _ in range(5)])[1:]
     plan = comm.plan(topk_idx, 4 * size)
-    rows = plan.dispatch(x, weights)
+    with torch.no_grad():
+        rows = plan.dispatch(x, weights)
     assert torch.equal(plan.combine(rows.x, rows.topk_weights)[1], weights)
     with torch.inference_mode():
         assert torch.equal(plan.dispatch(x.detach().clone()).x, rows.x)
     negated = torch._neg_view(torch.rand(4, 3))  # memory holds the opposite
-    assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x, negated).topk_weights)[1], negated)
+    assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x.detach(), negated).topk_weights)[1], negated)
+
+
+@on_ranks(2)
+def test_gradients_are_not_lost(rank, size):
+    """Calls without gradients refuse tensors that want some, before anything is sent, and say what has them."""
+    comm = epkit.Communicator()
+    topk_idx = torch.arange(8).view(4, 2) % (2 * size)
+    x, weights = torch.randn(4, 128).to(torch.bfloat16).requires_grad_(), torch.rand(4, 2, requires_grad=True)
+    plan, calls = comm.plan(topk_idx, 2 * size), comm.low_latency(4, 128, 2 * size, 2)
+    raises(epkit.ArgumentError, "dispatch: x gradients epkit.dispatch detach()", plan.dispatch, x)
+    raises(epkit.ArgumentError, "dispatch: topk_weights gradients", plan.dispatch, x.detach(), weights)
+    rows, recv_weights = epkit.dispatch(plan, x, weights)
+    assert rows.requires_grad and recv_weights.requires_grad
+    raises(epkit.ArgumentError, "combine: x gradients epkit.combine", plan.combine, rows)
+    assert epkit.combine(plan, rows).requires_grad
+    raises(epkit.ArgumentError, "low_latency_dispatch: x gradients", calls.dispatch, x, topk_idx)
+    got = calls.dispatch(x.detach(), topk_idx)
+    raises(epkit.ArgumentError, "low_latency_combine: topk_weights gradients", calls.combine, got.x, topk_idx, weights)
+    calls.combine(got.x, topk_idx, weights.detach())
+    comm.barrier()
+
+
+@on_ranks(2)
+def test_what_objects_show(rank, size):
+    comm = epkit.Communicator()
+    plan = comm.plan(torch.tensor([[0, 1]]), 4)
+    fixed = comm.plan(torch.tensor([[0, 1]]), 4, expanded=True, alignment=8, max_recv_tokens=40)
+    calls = comm.low_latency(4, 128, 4, 2)
+    node = f", node {rank} of 2" if comm.nodes > 1 else ""
+    where, rows = f"rank {rank} of 2", 2 if rank == 0 else 0
+    assert repr(comm) == f"<epkit.Communicator: {where}{node}, {comm.device}>"
+    assert repr(plan) == f"<epkit.Plan: {where}, 1 tokens, top-2 of 4 experts, by rank, receives {rows} rows>"
+    assert repr(fixed) == f"<epkit.Plan: {where}, 1 tokens, top-2 of 4 experts, expanded, alignment 8, capacity 40>"
+    assert repr(calls) == f"<epkit.LowLatency: {where}, up to 4 tokens of 128 elements, up to top-2 of 4 experts>"
+    comm.free()
+    assert all(repr(one).endswith(", freed>") for one in (comm, plan, fixed, calls))
 
 
 @on_ranks(2)

@@ -55,8 +55,9 @@ def layer(rank, size, network):
         rows, local, got, counts, handle, _ = buffer.internode_dispatch(x, topk_idx=idx, topk_weights=weights, **arguments)
         owned = [(local == expert).sum().item() for expert in range(EXPERTS // size)]
         assert owned == counts
-        again = buffer.dispatch(x, handle=handle)[0]
-        assert torch.equal(rows, again)
+        for one in (handle, tuple(handle), tuple(tensor.detach() for tensor in handle)):
+            assert torch.equal(rows, buffer.dispatch(x, handle=one)[0])
+        raises(TypeError, "handle copies", buffer.dispatch, x, handle=tuple(tensor.clone() for tensor in handle))
         summed, back, _ = buffer.internode_combine(rows, handle, got)
         # Small integers: exact in any order. Each rank returns the row once, and the weights of its choices.
         assert torch.equal(summed, (x.float() * in_rank.sum(1, keepdim=True)).to(torch.bfloat16))
@@ -187,6 +188,30 @@ def test_networks_that_are_none(rank, size):
     comm = epkit.Communicator(ranks_per_node=2, network="tcp")
     assert comm.info()["network"] == "tcp" and comm.nodes == size // 2 and comm.node == rank // 2
     comm.free()
+
+
+@on_ranks(4)
+def test_nodes_by_the_environment(rank, size):
+    """Variables divide the ranks of the program, of which a group has a part; without them the hosts do."""
+    group = dist.new_group([1, 2, 3])
+    alternate = dist.new_group([0, 2])
+    for variables, expected in (({"EPKIT_RANKS_PER_NODE": "2"}, 2), ({"EPKIT_RANKS_PER_NODE": "1"}, 4),
+                                ({"EPKIT_RANKS_PER_NODE": "3"}, 1), ({"LOCAL_WORLD_SIZE": "2"}, 1),
+                                ({"LOCAL_WORLD_SIZE": "2", "EPKIT_NETWORK": "tcp"}, 2),
+                                ({"LOCAL_WORLD_SIZE": "4", "EPKIT_NETWORK": "tcp", "EPKIT_RANKS_PER_NODE": "1"}, 4)):
+        os.environ.update(variables)
+        comm = epkit.Communicator()
+        assert (comm.nodes, comm.node) == (expected, rank * expected // 4), (variables, comm)
+        if rank and variables == {"EPKIT_RANKS_PER_NODE": "2"}:
+            assert epkit.Communicator(group).nodes == 1  # 1 and 2 ranks: not divided
+        if not rank % 2 and variables == {"EPKIT_RANKS_PER_NODE": "2"}:
+            assert epkit.Communicator(alternate).nodes == 2
+        comm.free()
+        for name in variables:
+            del os.environ[name]
+    os.environ["EPKIT_RANKS_PER_NODE"] = "two"
+    raises(ValueError, "Communicator: $EPKIT_RANKS_PER_NODE 'two'", epkit.Communicator)
+    dist.barrier()
 
 
 def test_layers_of_two_nodes():

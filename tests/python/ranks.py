@@ -22,24 +22,6 @@ class Failed(Exception):
     """A rank did not end as it should have; what it said stands above."""
 
 
-def _divide_groups():
-    import epkit
-
-    made = epkit.Communicator.__init__
-
-    def init(self, group=None, **options):
-        size = 0  # of what is no group: the call itself refuses it
-        if hasattr(group, "Get_size"):
-            size = group.Get_size()
-        elif dist.is_initialized() and isinstance(group, (type(None), dist.ProcessGroup)):
-            size = dist.get_world_size(group)
-        if size > 0 and size % NODES == 0:
-            options.setdefault("ranks_per_node", size // NODES)
-        made(self, group, **options)
-
-    epkit.Communicator.__init__ = init
-
-
 def _child(function, rank, size, store, args, group):
     code = 1
     faulthandler.dump_traceback_later(max(HANG - 5, 1))  # where it hangs, before join() ends it
@@ -50,8 +32,8 @@ def _child(function, rank, size, store, args, group):
             torch.set_default_device("cuda")
         if group:
             dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
-        if NODES > 1:
-            _divide_groups()
+        if NODES > 1 and size % NODES == 0:
+            os.environ["EPKIT_RANKS_PER_NODE"] = str(size // NODES)
         function(rank, size, *args)
         code = 0
     except BaseException:  # noqa: BLE001 - a child of a fork must not run the parent's handlers

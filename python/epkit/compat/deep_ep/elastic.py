@@ -361,7 +361,7 @@ class ElasticBuffer(OfThisProcess):
             num_sms: multiprocessors that the call occupies on CUDA; 0: the library's default.
             expert_alignment: counts per expert (and starts, when expanded) are multiples of it. None: 1.
             previous_event, previous_event_before_epilogue: both are waited for before the operation.
-            async_with_compute_stream, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
+            async_with_compute_stream, allocate_on_comm_stream: see the stream rules in epkit/compat/deep_ep/_order.py.
             handle: of an earlier dispatch: the same routing again. topk_idx must be None, topk_weights may be given.
             do_handle_copy: the handle has a copy of topk_idx.
             do_cpu_sync: exact sizes (the default without a handle); False: the worst case, nothing waits on the host.

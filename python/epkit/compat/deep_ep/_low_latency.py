@@ -27,7 +27,7 @@ class _Call(NamedTuple):
     most: int
 
 
-_MOST_TOPK = 11  # DeepEP's limit of K with low latency
+_MOST_TOPK = 32  # of calls that a rank may miss from the first one on
 
 # Result of a size hint -> its arguments (M, H, R, E): the sizes that a Buffer of so many bytes is for.
 _hinted: Dict[int, Tuple[int, int, int, int]] = {}
@@ -197,7 +197,7 @@ class LowLatencyCalls(OfThisProcess):
         return stats
 
     def _low_latency_of(self, handle: Any, call: str) -> Tuple[epkit.LowLatency, _Call]:
-        known = getattr(handle, "behind", None) or _origin_of(handle, 5)
+        known = getattr(handle, "behind", None) or _origin_of(handle, {5: 0})
         if not isinstance(known, _Call):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what low_latency_dispatch() returned")
         one = known.object()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
 import os
+import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
@@ -48,41 +49,55 @@ class Config(NamedTuple):
         return 0
 
 
+_KEYS = {6: 0, 10: 6}  # number of tensors of a handle -> index of the one by which its plan is found
+
+
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
-    """The handle of a dispatch, for later calls: the six tensors of DeepEP's handle, and their plan.
+    """The handle of a dispatch, for later calls: the tensors of DeepEP's handle, and their plan.
 
     All but the first are filled on the first access to one of them, in torch's current stream: programs pass handles on and
     rarely read them. The tensors exist from the beginning, because torch.compile reads the tuple without its methods.
 
-    rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
+    On one node six: rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
     recv_channel_prefix_matrix int32 [R, 1], recv_src_idx int32 [n] (token index on its source rank), is_token_in_rank bool
     [N, R], send_head int32 [N, R] (number of the token among those for that rank, or -1).
+
+    On several nodes ten: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes, 1] and gbl_channel_prefix_matrix int32
+    [R, 1] (tokens of this rank for each node and rank); recv_rdma_channel_prefix_matrix [nodes, 1] and
+    recv_rdma_rank_prefix_sum [nodes] (of what a rank forwards in its node, which is in the plan: 0);
+    recv_gbl_channel_prefix_matrix int32 [R, 1] (first row of each source rank), recv_gbl_rank_prefix_sum int32 [R] (row behind
+    its last one), recv_src_meta uint8 [n, 8] (source rank and token index, int32), send_rdma_head int32 [N, nodes] (number of
+    the token among those for that node, or -1), send_nvl_head int32 [0, 8].
     """
     plan: epkit.Plan
+    written: Tuple[torch.Tensor, ...] = ()  # by the library: rank_prefix and recv_source of epkit.Metadata
     _mark: Optional[Mark] = None
-    _filled = True  # of a handle that a program has made of six tensors
+    _filled = True  # of a handle that a program has made of tensors
 
     @classmethod
     def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
            mark: Optional[Mark]) -> "Handle":
-        """In the communication stream. The handle keeps rank_prefix and recv_source of epkit.Metadata for its own contents."""
-        ranks = plan.comm.size
-        handle = cls((prefix, prefix.new_empty((ranks, 1)), prefix.new_empty((ranks, 1)), source, in_rank,
-                      prefix.new_empty((plan.n_tokens, ranks))))
-        handle.plan, handle._filled = plan, False
+        """In the communication stream."""
+        ranks, nodes, tokens, new = plan.comm.size, plan.comm.nodes, plan.n_tokens, prefix.new_empty
+        if nodes == 1:
+            handle = cls((prefix, new((ranks, 1)), new((ranks, 1)), source, in_rank, new((tokens, ranks))))
+        else:
+            handle = cls((in_rank, new((nodes, 1)), new((ranks, 1)), new((nodes, 1)), new(nodes), new((ranks, 1)), new(ranks),
+                          source.new_empty((len(source), 8), dtype=torch.uint8), new((tokens, nodes)), new((0, 8))))
+        handle.plan, handle.written, handle._filled = plan, (prefix, source), False
         if mark is not None and mark.capturing:
             handle._every()
         handle._mark = mark
         return handle
 
     def _every(self) -> Tuple[torch.Tensor, ...]:
-        """All six, with their contents."""
+        """All of them, with their contents."""
         every = tuple(super().__iter__())
         if not self._filled:
             if self._mark is not None:
-                self._mark.wait(*every)
+                self._mark.wait(*every, *self.written)
             with torch.inference_mode():  # outside of which tensors that were made within it cannot be written
-                self._fill(*every)
+                (self._fill if len(every) == 6 else self._fill_nodes)(*every)
             self._filled = True  # not before: a fill that failed is repeated, and two threads that fill write the same
         return every
 
@@ -93,6 +108,24 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
         received.copy_(torch.diff(own, prepend=own.new_zeros(1)).view(-1, 1))
         source.remainder_(_STRIDE)
         head.copy_(torch.where(chosen, chosen.cumsum(0, dtype=torch.int32) - 1, -1))
+
+    def _fill_nodes(self, in_rank: torch.Tensor, to_node: torch.Tensor, to_rank: torch.Tensor, forwarded: torch.Tensor,
+                    forwarded_sum: torch.Tensor, first: torch.Tensor, behind: torch.Tensor, meta: torch.Tensor,
+                    head: torch.Tensor, _: torch.Tensor) -> None:
+        prefix, source = self.written
+        chosen, own = in_rank.to(torch.bool), prefix[:, self.plan.comm.rank]
+        by_node = chosen.view(len(chosen), len(to_node), len(to_rank) // len(to_node)).any(2)
+        to_node.copy_(by_node.sum(0, dtype=torch.int32).view(-1, 1))
+        to_rank.copy_(chosen.sum(0, dtype=torch.int32).view(-1, 1))
+        forwarded.zero_()
+        forwarded_sum.zero_()
+        first[0] = 0
+        first[1:] = own[:-1].view(-1, 1)
+        behind.copy_(own)
+        words = meta.view(torch.int32)
+        words[:, 0] = source.div(_STRIDE, rounding_mode="floor")
+        words[:, 1] = source.remainder(_STRIDE)
+        head.copy_(torch.where(by_node, by_node.cumsum(0, dtype=torch.int32) - 1, -1))
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0) if index == 0 else self._every()[index]
@@ -152,7 +185,7 @@ class Buffer(LowLatencyCalls):
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
     Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
-    allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric.
+    allow_nvlink_for_low_latency_mode; allow_mnnvl and use_fabric, with a warning on GPUs of several hosts.
     """
 
     num_sms: int = 20
@@ -160,12 +193,15 @@ class Buffer(LowLatencyCalls):
 
     def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False,
-                 comm: Any = None) -> None:
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 use_fabric: bool = False) -> None:
         if group is None and comm is None:
             raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
         timeout = None if os.environ.get("EPKIT_TIMEOUT_MS") else _TIMEOUT
         self._comm = epkit.Communicator(group if group is not None else comm, timeout=timeout)
+        if (allow_mnnvl or use_fabric) and self._comm.is_cuda and self._comm.nodes > 1:
+            warnings.warn(f"Buffer: {'allow_mnnvl' if allow_mnnvl else 'use_fabric'} has no effect: between hosts rows travel over "
+                          "the network, also where NVLink connects them", RuntimeWarning, stacklevel=2)
         self.group = group if group is not None else comm
         self.rank, self.group_size = self._comm.rank, self._comm.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -229,7 +265,7 @@ class Buffer(LowLatencyCalls):
                                        num_experts: int) -> int:
         """Bytes of a low-latency buffer. A Buffer with enable_shrink of so many num_rdma_bytes, the same on all ranks, allocates for
         these sizes when it is made. Calls of this hidden size and this number of experts, of up to so many tokens per rank and
-        a top-k of up to 11 always use that memory: a rank may be missing from the first one on. The first call of other sizes
+        a top-k of up to 32 always use that memory: a rank may be missing from the first one on. The first call of other sizes
         allocates, and needs all ranks."""
         return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
@@ -310,10 +346,10 @@ class Buffer(LowLatencyCalls):
         return error
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
-        plan = getattr(handle, "plan", None) or _origin_of(handle, 6)
+        plan = getattr(handle, "plan", None) or _origin_of(handle, _KEYS)
         if not isinstance(plan, epkit.Plan):
             raise TypeError(f"{call}: handle is a {type(handle).__name__}, must be what Buffer.dispatch() returned, or a tuple "
-                            "of its six tensors, not of copies")
+                            "of its tensors, not of copies")
         _check_group(plan, self._comm, call)
         return plan
 
@@ -356,7 +392,7 @@ class Buffer(LowLatencyCalls):
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
         handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
-        _origins[handle[0]] = plan
+        _origins[tuple.__getitem__(handle, _KEYS[len(handle)])] = plan
         return handle
 
     @_naming_worst
@@ -380,7 +416,7 @@ class Buffer(LowLatencyCalls):
             num_worst_tokens: > 0: outputs have that many rows, nothing waits on the host, the list is empty, and rows
                 beyond the received ones have the index -1. If they are too few, this call raises; on GPUs, which check it in
                 the stream, the next call with num_worst_tokens does.
-            previous_event, async_finish, allocate_on_comm_stream: see the stream rules in deep_ep/_order.py.
+            previous_event, async_finish, allocate_on_comm_stream: see the stream rules in epkit/compat/deep_ep/_order.py.
 
         Ignored: config but its num_sms, num_tokens_per_rank, num_tokens_per_rdma_rank.
 
@@ -411,9 +447,9 @@ class Buffer(LowLatencyCalls):
         if plan.fixed:
             with order.on_stream():  # which zeroes what the library leaves as it is
                 new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
-            made = tuple(tuple.__iter__(new))
+            made = (*tuple.__iter__(new), *new.written)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
-                                          tuple(tuple.__iter__(new))), made)
+                                          (*tuple.__iter__(new), *new.written)), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
 
     @_naming_worst
@@ -441,7 +477,18 @@ class Buffer(LowLatencyCalls):
             out, weights = plan._combine(x, topk_weights, biases, 0, None, order.stream)
         return out, weights, order.done(async_finish, (x, topk_weights, biases, out, weights))
 
-    internode_dispatch = dispatch
+    def internode_dispatch(self, x: Rows, handle: Optional[Handle] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+                           num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
+                           is_token_in_rank: Optional[torch.Tensor] = None,
+                           num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
+                           topk_weights: Optional[torch.Tensor] = None, expert_alignment: int = 1,
+                           config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
+                           async_finish: bool = False, allocate_on_comm_stream: bool = False, num_worst_tokens: int = 0) -> Any:
+        """dispatch(), with the order of arguments that DeepEP has here."""
+        return self.dispatch(x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert,
+                             topk_idx, topk_weights, expert_alignment, num_worst_tokens, config, previous_event, async_finish,
+                             allocate_on_comm_stream)
+
     internode_combine = combine
 
 

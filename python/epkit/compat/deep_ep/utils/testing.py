@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 # DeepEP's names of kernels -> those of epkit. What has no kernel of its own here counts as no time.
 _KERNELS = {"dispatch_impl": "dispatch", "combine_impl": "combine"}
-_NO_KERNELS = ("dispatch_copy_epilogue_impl", "combine_reduce_epilogue_impl")
+_NO_KERNELS = ("dispatch_copy_epilogue_impl", "combine_reduce_epilogue_impl", "notify")
 _NOTHING = 1e-9
 
 
@@ -78,8 +78,8 @@ def bench_kineto(fn: Callable[[], Any], kernel_names: Union[str, Tuple[str, ...]
                  num_kernels_per_period: int = 1, barrier: Optional[Callable[[], Any]] = None) -> Any:
     """Mean seconds of each named kernel in fn(); with num_kernels_per_period > 1 a list for each.
 
-    0 for a name of which no kernel ran. Kernels that DeepEP has and epkit has not (copies and reductions behind the operation)
-    count 1 ns, because its tests divide by their time. On the CPU, where there are no kernels, all of them count the time of
+    0 for a name of which no kernel ran. Kernels that DeepEP has and epkit has not (copies and reductions behind the
+    operation, notifications before it) count 1 ns, because its tests divide by their time. On the CPU, where there are no kernels, all of them count the time of
     fn().
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)

@@ -2,15 +2,15 @@
 """How test programs begin: processes, seeds, printing; and what is known of the machine."""
 import os
 import random
-from collections import Counter
 from typing import Any, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
 
+from epkit.communicator import nodes_of
+
 _seeds = {"local": 0, "global": 0}
 _local_rank = 0
-_num_local_ranks = 0  # 0: not known
 
 
 class EnvOverride:
@@ -49,11 +49,12 @@ def get_global_seed() -> int:
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int, int, dist.ProcessGroup]:
     """Process group of a spawned test process: nccl with a CUDA device for each, gloo where there is none.
 
-    MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as usual. Sets bfloat16 as the default type and
-    the device as the default one. Returns (rank, number of ranks, group of all).
+    MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as usual. Sets bfloat16 as the default type, the
+    device as the default one, and $LOCAL_WORLD_SIZE. Returns (rank, number of ranks, group of all).
     """
-    global _local_rank, _num_local_ranks
-    _local_rank, _num_local_ranks = local_rank, num_local_ranks
+    global _local_rank
+    _local_rank = local_rank
+    os.environ["LOCAL_WORLD_SIZE"] = str(num_local_ranks)
     cuda = torch.cuda.is_available()
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
@@ -76,17 +77,13 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def get_physical_domain_size(group: dist.ProcessGroup) -> Tuple[int, int]:
-    """(hosts, ranks of each), as init_dist() or $LOCAL_WORLD_SIZE says; otherwise all ranks count as one host.
+    """(hosts, ranks of each), as $EPKIT_RANKS_PER_NODE or $LOCAL_WORLD_SIZE says; otherwise all ranks count as one host.
 
     The method of this name of an ElasticBuffer has asked the hosts.
     """
-    size, local = group.size(), _num_local_ranks
-    if not local and os.environ.get("LOCAL_WORLD_SIZE", "").isdecimal():
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-    if not local or dist.get_world_size() % local:
-        return 1, size
-    hosts = Counter(rank // local for rank in dist.get_process_group_ranks(group))
-    return (len(hosts), size // len(hosts)) if len(set(hosts.values())) == 1 else (1, size)
+    local = os.environ.get("EPKIT_RANKS_PER_NODE") or os.environ.get("LOCAL_WORLD_SIZE", "")
+    each = nodes_of(group, group.size(), int(local)) if local.isdecimal() and int(local) else 0
+    return (group.size() // each, each) if each else (1, group.size())
 
 
 def get_logical_domain_size(group: dist.ProcessGroup, allow_hybrid_mode: bool = True) -> Tuple[int, int]:

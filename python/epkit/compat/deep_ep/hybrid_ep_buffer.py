@@ -155,7 +155,8 @@ class HybridEPBuffer(OfThisProcess):
                                                 routing_map, probs, handle, False)
         plan = self._comm.plan(idx, experts) if handle is None else handle.plan
         self._apply_sms(self._dispatch_sms)
-        rows = plan.dispatch(_with_columns(x), weights, want_topk_idx=True)
+        with torch.no_grad():  # as in DeepEP, gradients are the program's
+            rows = plan.dispatch(_with_columns(x), weights, want_topk_idx=True)
         assert rows.topk_idx is not None
         if handle is None:
             handle = self._handle(_PLAIN, plan, idx, len(hidden))
@@ -220,7 +221,8 @@ class HybridEPBuffer(OfThisProcess):
         else:
             plan = handle.plan
         self._apply_sms(self._dispatch_sms)
-        rows = plan.dispatch(_with_columns(x), weights)
+        with torch.no_grad():
+            rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
             handle = self._handle(_PERMUTED, plan, idx, len(hidden))
             counts = plan._metadata(_STRIDE, None, ("count_exact",))[5] if plan.fixed else torch.tensor(plan.recv_per_expert)
@@ -325,7 +327,8 @@ class HybridEPBuffer(OfThisProcess):
     def _combine(self, handle: HybridEPHandle, hidden: torch.Tensor, weights: Optional[torch.Tensor]
                  ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         self._apply_sms(self._combine_sms)
-        out, back = handle.plan.combine(hidden.contiguous(), None if weights is None else weights.float().contiguous())
+        with torch.no_grad():
+            out, back = handle.plan.combine(hidden.contiguous(), None if weights is None else weights.float().contiguous())
         return out, None if back is None else _dense(handle.topk_idx, back, handle.plan.num_experts)
 
 

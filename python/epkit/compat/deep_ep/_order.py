@@ -59,6 +59,8 @@ class Order:
 
     def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """The tensor, or a copy made on the current stream where its address is not aligned as the library requires."""
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            tensor = tensor.detach()  # as in DeepEP, gradients are the program's
         return self.copied(tensor, aligned(tensor))
 
     def copied(self, tensor: _Given, ready: _Given) -> _Given:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in the form of DeepEP's interface, and the origin of the tensors of a handle."""
-from typing import Any, Sequence, Tuple, Union
+from typing import Any, Dict, Sequence, Tuple, Union
 
 import torch
 
@@ -11,7 +11,7 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
 class _Origins:
-    """First tensor of a handle -> its plan or call: programs save the tensors for a backward pass and rebuild the tuple.
+    """A tensor of a handle -> its plan or call: programs save the tensors for a backward pass and rebuild the tuple.
 
     The key is the memory, because a checkpoint or a hook of autograd returns other tensors of it. The value is an attribute of the
     object of torch that represents the memory: torch keeps this object, with its attributes, as long as any tensor of the
@@ -35,11 +35,11 @@ _origins = _Origins()
 _ROW_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
-def _origin_of(handle: Any, size: int) -> Any:
-    """The plan or call of a handle that a program has rebuilt from its tensors; None: unknown."""
-    if not isinstance(handle, (tuple, list)) or len(handle) != size or not isinstance(handle[0], torch.Tensor):
-        return None
-    return _origins.get(handle[0])
+def _origin_of(handle: Any, keys: Dict[int, int]) -> Any:
+    """The plan or call of a handle that a program has rebuilt from its tensors; None: unknown. `keys`: number of its members ->
+    index of the tensor that _origins has."""
+    key = handle[keys[len(handle)]] if isinstance(handle, (tuple, list)) and len(handle) in keys else None
+    return _origins.get(key) if isinstance(key, torch.Tensor) else None
 
 
 def _check_group(plan: epkit.Plan, comm: epkit.Communicator, call: str) -> None:

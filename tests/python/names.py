@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""names.py WHEELS TORCH: every order of installing and removing epkit and other distributions with a package deep_ep, by pip.
+
+WHEELS: folder with what scripts/wheel.sh makes. TORCH: a site-packages with torch, for a Python environment that is made here.
+The others have the files of DeepEP V1 and of sgl-deep-ep, and nothing in them. Every state of the environment is reached once,
+by whichever order comes first, and judged: imports are of one distribution, and hide another one only with a warning.
+"""
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+here = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(here.parent.parent / "python"))
+
+import wheels  # noqa: E402
+
+SUFFIX = f"cpython-{sys.version_info[0]}{sys.version_info[1]}-x86_64-linux-gnu.so"
+OTHERS = {
+    "deep-ep": ("1.2.1", ["__init__", "buffer", "utils"], [f"deep_ep_cpp.{SUFFIX}"]),
+    "sgl-deep-ep": ("0.1.2.post1", ["__init__", "buffers/__init__", "buffers/elastic", "buffers/legacy", "envs", "utils/__init__"],
+                    [f"deep_ep/_C.{SUFFIX}", "deep_ep/include/deep_ep/api.cuh"]),
+}
+OWN = ("epkit", "epkit-deep-ep")
+
+# What a program finds: the distribution of each module, and the warnings.
+PROBE = """
+import importlib, json, sys, warnings
+found = {}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for name in ("deep_ep", "deep_ep.utils", "deep_ep._C", "deep_ep.buffers.legacy", "deep_ep_cpp"):
+        try:
+            module = importlib.import_module(name)
+            found[name] = getattr(module, "owner", "epkit" if "epkit" in (module.__file__ or "") else "nobody")
+        except ImportError as error:
+            found[name] = None
+print(json.dumps([found, [str(one.message) for one in seen if "epkit" in str(one.message)]]))
+"""
+
+
+class Environment:
+    """A Python environment without pip; pip is that of this Python."""
+
+    def __init__(self, folder, torch):
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        self.python = folder / "venv/bin/python"
+        self.site = next((folder / "venv/lib").glob("python*/site-packages"))
+        (self.site / "torch.pth").write_text(f"{torch}\n")
+        self.wheels = {}
+
+    def pip(self, *words):
+        subprocess.run([sys.executable, "-m", "pip", "--quiet", "--python", self.python, *words], check=True,
+                       env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"})
+
+    def install(self, name):
+        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in OTHERS else []),
+                 self.wheels[name])
+
+    def run(self, *words):
+        done = subprocess.run([self.python, *words], cwd=self.folder, capture_output=True, text=True,
+                              env={**os.environ, "EPKIT_BACKEND": "host", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""})
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    def state(self):
+        """What is in site-packages: names, and the contents of files that several distributions have."""
+        return tuple((str(path.relative_to(self.site)), path.read_bytes() if path.parent.name == "deep_ep" else b"")
+                     for path in sorted(self.site.rglob("*")) if path.is_file())
+
+
+def other_wheel(folder, name):
+    version, modules, binaries = OTHERS[name]
+    package = f"{name.replace('-', '_')}-{version}"
+    info = f"{package}.dist-info"
+    files = [(f"deep_ep/{module}.py", f"owner = {name!r}\n".encode()) for module in modules]
+    files += [(path, b"not a library") for path in binaries]
+    files += [(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()),
+              (f"{info}/WHEEL", b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")]
+    path = folder / f"{package}-py3-none-any.whl"
+    wheels.write(path, info, files)
+    return path
+
+
+def judge(environment, installed):
+    """`installed`: names in the order of their installation."""
+    found, warnings = json.loads(environment.run("-c", PROBE))
+    others = [name for name in installed if name in OTHERS]
+    what = f"{installed}: {found}, {warnings}"
+    if set(OWN) <= set(installed):
+        assert set(found.values()) == {"epkit"}, what
+        # Where the other ones have removed each other's files nothing is hidden.
+        hidden = (environment.site / "deep_ep/__init__.py").exists()
+        assert len(warnings) == hidden, what
+        if hidden:
+            assert "pip uninstall epkit-deep-ep" in warnings[0] and any(other in warnings[0] for other in others), what
+    else:
+        assert "epkit" not in found.values() and not warnings, what
+        if others and "epkit-deep-ep" not in installed:
+            assert found["deep_ep"] in (*others, "nobody", None), what  # theirs alone, whole or not
+        elif others:
+            assert found["deep_ep"] is None, what  # epkit-deep-ep without epkit: an error
+    if "epkit" in installed:
+        said = environment.run("-m", "epkit.selftest", "--who")
+        expected = "epkit's, by" if "epkit-deep-ep" in installed else \
+            "not epkit's, but" if found["deep_ep"] not in (None, "nobody") else "not installed"
+        assert said.startswith(f"deep_ep: {expected}"), said
+        if len(others) > 1 and "not epkit's" in expected:
+            assert "Remove all of them" in said, said
+        environment.run("-c", "import epkit.compat.deep_ep as one; assert one.Buffer.__module__.startswith('epkit.')")
+
+
+def orders(environment):
+    """Installs in every order, and removes in every order."""
+    seen, kept = {}, environment.folder / "kept"
+    groups = (OWN, ("deep-ep",), ("sgl-deep-ep",))
+
+    def step(installed, state, names, remove):
+        """The state behind a step: of an earlier one from the same state, or of pip."""
+        key = (state, names, remove)
+        if key not in seen:
+            shutil.rmtree(environment.site)
+            shutil.copytree(kept / str(state), environment.site, symlinks=True)
+            if remove:
+                environment.pip("uninstall", "--yes", *names)
+            else:
+                for name in names:
+                    environment.install(name)
+            content = environment.state()
+            if content not in seen:
+                seen[content] = len([one for one in seen.values() if isinstance(one, int)])
+                shutil.copytree(environment.site, kept / str(seen[content]), symlinks=True)
+                judge(environment, installed)
+            seen[key] = (seen[content],)
+        return seen[key][0]
+
+    seen[environment.state()] = 0
+    shutil.copytree(environment.site, kept / "0", symlinks=True)
+    for first in itertools.permutations(groups):
+        for last in itertools.permutations(groups):
+            state, installed = 0, []
+            for names in first:
+                installed = [*installed, *names]
+                state = step(installed, state, names, False)
+            for names in last:
+                installed = [name for name in installed if name not in names]
+                state = step(installed, state, names, True)
+            assert not state, "something is left"
+    shutil.rmtree(environment.site)
+    shutil.copytree(kept / "0", environment.site, symlinks=True)
+    return len([one for one in seen.values() if isinstance(one, int)])
+
+
+def whole(environment):
+    """What epkit-deep-ep hides stays whole: its removal leaves the other as it was."""
+    environment.install("sgl-deep-ep")
+    before = environment.state()
+    for name in OWN:
+        environment.install(name)
+    environment.install("sgl-deep-ep")  # an upgrade
+    judge(environment, ["epkit", "epkit-deep-ep", "sgl-deep-ep"])
+    environment.pip("uninstall", "--yes", *OWN)
+    assert environment.state() == before
+    environment.pip("uninstall", "--yes", "sgl-deep-ep")
+
+
+def alone(environment):
+    """epkit-deep-ep without epkit says what is missing, also where another deep_ep is installed."""
+    for name in ("sgl-deep-ep", "epkit-deep-ep"):
+        environment.install(name)
+    judge(environment, ["sgl-deep-ep", "epkit-deep-ep"])
+    environment.pip("uninstall", "--yes", "sgl-deep-ep", "epkit-deep-ep")
+
+
+def empty(environment):
+    """A wheel without files satisfies what pins the other distribution, in its place, and brings the name."""
+    made = environment.folder / "empty"
+    made.mkdir()
+    wheels.main(made, "sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1")
+    environment.install("sgl-deep-ep")
+    environment.pip("install", "--no-index", "--find-links", environment.folder.parent / "own", "--find-links", made,
+                    "sgl-deep-ep==0.1.2.post1+epkit", "deep_ep==1.2.1+epkit")
+    judge(environment, list(OWN))
+    environment.pip("install", "--no-index", "sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1")  # satisfied
+    judge(environment, list(OWN))
+    for wrong in ("torch==2.0", "sgl-deep-ep", "sgl-deep-ep>=1", "deep_ep==1.2.1+29d31c0"):
+        try:
+            wheels.main(made, wrong)
+        except SystemExit as error:
+            assert "without a local part" in str(error), error
+        else:
+            raise AssertionError(wrong)
+    environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", *OWN)
+
+
+def main(own, torch):
+    wheels.print = lambda *_: None  # which would not be TAP
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="epkit-names-"))
+    try:
+        (folder / "own").symlink_to(pathlib.Path(own).resolve())
+        (folder / "work").mkdir()
+        environment = Environment(folder / "work", torch)
+        environment.wheels = {name: other_wheel(folder, name) for name in OTHERS}
+        for name in OWN:
+            environment.wheels[name] = next((folder / "own").glob(f"{name.replace('-', '_')}-*.whl"))
+        clean = environment.state()
+        print("1..4", flush=True)
+        failed = 0
+        for number, test in enumerate((orders, whole, alone, empty), 1):
+            try:
+                count = test(environment)
+                assert environment.state() == clean, "something is left"
+                print(f"ok {number} names: {test.__doc__.split('.')[0].split(':')[0]}" + (f", {count} states" if count else ""), flush=True)
+            except Exception as error:  # noqa: BLE001 - a failed test is a line
+                failed = 1
+                print(f"# {error}\nnot ok {number} names: {test.__name__}", flush=True)
+        return failed
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
