@@ -8,9 +8,10 @@
 #include <string.h>
 
 extern const struct cmd command_deploy, command_nics, command_run, command_topo, command_doctor, command_env,
-    command_test, command_bench, command_parse, command_triangulate, command_report, command_install, command_launch,
-    command_help, command_version, command_completion;
+    command_test, command_bench, command_parse, command_watch, command_triangulate, command_report, command_install,
+    command_launch, command_help, command_version, command_completion;
 
+/* clang-format off */
 const struct cmd *const command_table[] = {
     &command_run,
     &command_topo,
@@ -23,6 +24,7 @@ const struct cmd *const command_table[] = {
     &command_bench,
     &command_launch,
     &command_parse,
+    &command_watch,
     &command_triangulate,
     &command_report,
     &command_help,
@@ -30,6 +32,7 @@ const struct cmd *const command_table[] = {
     &command_completion,
     NULL,
 };
+/* clang-format on */
 
 #define MAX_COMMANDS (sizeof(command_table) / sizeof(command_table[0]))
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "progress.h"
 
+#include "clean.h"
 #include "output.h"
 #include "terminal.h"
 
@@ -10,6 +11,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #define QUIET_NS UINT64_C(1000000000)          /* before the first output */
 #define TERMINAL_NS (UINT64_C(1000000000) / 6) /* between two updates of the line */
@@ -19,7 +22,7 @@ static struct {
     bool active, terminal, shown;
     uint64_t start_ns, last_ns;
     long done, total;
-    char label[32], text[96];
+    char label[32], text[256];
 } progress;
 
 void progress_start(const char *label)
@@ -45,11 +48,18 @@ void progress_hide(void)
     progress.shown = false;
 }
 
-/* At most 79 columns: a line that wraps cannot be cleared by a carriage return. */
+/* A line that wraps cannot be cleared by a carriage return. */
 static void print_in_place(const char *count, unsigned long seconds)
 {
+    struct winsize window;
+    size_t columns = ioctl(STDERR_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
+    char line[400];
+
+    snprintf(line, columns < sizeof(line) ? columns : sizeof(line), "%.20s%s %lu s  %s", progress.label, count, seconds,
+             progress.text);
+    text_cut(line);
     stream_control(stderr, "\r\033[K");
-    fprintf(stderr, "%.20s%s %lu s  %.40s", progress.label, count, seconds, progress.text);
+    fputs(line, stderr);
 }
 
 static void show(uint64_t now)

@@ -81,6 +81,7 @@ struct parse_run {
     double average;    /* nccl-tests: average bus bandwidth; NAN */
     int bits;          /* nccl-tests: 8 if rates are printed in Gb/s; else 0 */
     bool is_complete;  /* the end of the run was seen */
+    bool is_open;      /* more of it may follow: parser_refresh() */
     int kinds;         /* DeepEP low latency: result lines that each rank prints */
     int lines_missing; /* of them, those that some ranks printed and others did not */
     int ranks_absent;  /* ranks of nodes that printed none */
@@ -111,6 +112,12 @@ enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
  * be NULL.
  */
 int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(uint64_t bytes));
+
+/*
+ * For a log that grows: the runs may be read as if it ended after the last whole line; is_open: no other run has
+ * followed on its stream. false: out of memory.
+ */
+bool parser_refresh(struct parser *parser);
 
 /* Ends the input and completes open runs. Afterwards the runs may be read. */
 void parser_end(struct parser *parser);

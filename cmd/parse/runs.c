@@ -352,6 +352,7 @@ static void count_missing(struct parse_run *run)
                      ? LL_KINDS
                      : LL_KINDS - 1;
     kinds = run->kinds;
+    run->ranks_absent = run->lines_missing = 0;
     for (int64_t first = 0; first < run->ranks; first += BLOCK_RANKS) {
         int64_t end = first + BLOCK_RANKS < run->ranks ? first + BLOCK_RANKS : run->ranks;
         int seen = 0;
@@ -388,6 +389,25 @@ static bool is_head_of(const struct run *run, const struct run *next)
     return head->dialect == PARSE_NCCL_TESTS && next->public.writers > 1 && run->source == next->source &&
            head->ranks < 0 && head->n_measures == 0 && head->n_problems == 0 &&
            strcmp(head->title, next->public.title) == 0;
+}
+
+bool parser_refresh(struct parser *parser)
+{
+    for (size_t i = 0; i < parser->n_runs; i++)
+        parser->runs[i]->public.is_open = false;
+    for (size_t i = 0; i < parser->n_streams; i++) {
+        for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++) {
+            struct parse_run *run = parser->streams[i]->open[dialect];
+
+            if (!run)
+                continue;
+            run->is_open = true;
+            deepep_finish(run, parser->streams[i]->deepep);
+            if (dialect == PARSE_DEEPEP_LOW_LATENCY)
+                conclude(run);
+        }
+    }
+    return !parser->has_failed_alloc;
 }
 
 void runs_merge(struct parser *parser)

@@ -84,7 +84,7 @@ def fault(epkit, names, line, whole):
         if word == "--" or word in ("…", "..."):
             break
         name, equals, value = word.partition("=")
-        if word.startswith("-"):
+        if word.startswith("-") and word != "-":
             if name not in known:
                 return f"{command} has no option {name}"
             if known[name] and not equals:

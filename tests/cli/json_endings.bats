@@ -98,6 +98,11 @@ early() {
             echo "2 empty"
             echo "2 --reference none file"
             ;;
+        watch:unreadable)
+            echo "2 empty"
+            echo "2 --timeout 1 none"
+            echo "2 --reference none file"
+            ;;
         report:unreadable)
             echo "2 none"
             echo "2 --compare none run"
@@ -108,7 +113,7 @@ early() {
             echo "2 --hosts @none --run x{hosts}"
             ;;
 
-        bench:unwritable | doctor:unwritable | env:unwritable | parse:unwritable | test:unwritable) echo - ;;
+        bench:unwritable | doctor:unwritable | env:unwritable | parse:unwritable | test:unwritable | watch:unwritable) echo - ;;
         triangulate:unwritable) echo - ;;
         deploy:unwritable) echo "1 check --gpus 8 --kubectl ./nocluster --save file/x" ;;
         install:unwritable) echo "1 apply ./recipe.yaml --state /file/x --root $PWD/root" ;;
@@ -122,7 +127,7 @@ early() {
         topo:unwritable) echo "2 --save file/x" ;;
 
         bench:host | test:host | run:host) echo - ;; # below, by variables
-        env:host | install:host | nics:host | parse:host | report:host | topo:host) echo - ;;
+        env:host | install:host | nics:host | parse:host | report:host | topo:host | watch:host) echo - ;;
         deploy:host) echo "1 check --gpus 8 --kubectl ./nocluster" ;;
         doctor:host) echo "1 --hosts a,b --ssh ./noname" ;;
         launch:host)
@@ -139,7 +144,7 @@ early() {
             echo "4 --from empty"
             echo "2 --devices mlx5_77"
             ;;
-        deploy:gpu | install:gpu | launch:gpu | parse:gpu | report:gpu | triangulate:gpu) echo - ;;
+        deploy:gpu | install:gpu | launch:gpu | parse:gpu | report:gpu | triangulate:gpu | watch:gpu) echo - ;;
         *) false ;;
     esac
 }
@@ -225,6 +230,7 @@ nobody_lives() {
     ends 1 launch --json --no-logs --hosts a --ssh ./slow --connect-timeout 1 hostname
     ends 1 deploy --json check --gpus 8 --kubectl ./slow --timeout 1
     ends 3 triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}' --timeout 1
+    ends 1 watch --json --idle 1 file
     for words in "test intranode" bench; do
         # shellcheck disable=SC2086 # words
         RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 10000)) EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
@@ -282,6 +288,7 @@ waits() {
     printf 'a\n' >hosts
     for signal in TERM INT HUP; do
         struck "$signal" parse --json -
+        struck "$signal" watch --json -
         struck "$signal" deploy --json check --file - --from file
         struck "$signal" deploy --json check --gpus 8 --kubectl ./slow
         struck "$signal" doctor --json --hosts hosts --ssh ./slow --timeout 600

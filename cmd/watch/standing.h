@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* standing.h - where the runs of a growing log stand, in one line, and what is late. */
+#ifndef EP_WATCH_STANDING_H
+#define EP_WATCH_STANDING_H
+
+#include "cmd/parse/parse.h"
+
+#define STANDING_RUNS 64 /* at once whose times are known */
+#define LATE_S 10        /* without a line, before it is mentioned */
+
+struct standing {
+    struct {
+        const struct parse_run *run;
+        uint64_t last_line, moved_ns;
+    } moves[STANDING_RUNS];
+    bool is_over;    /* a run has begun, and all are complete */
+    bool has_failed; /* a line reports a failure */
+    char where[200]; /* "test_internode: case 12 of 32" */
+    char late[200];  /* "node-1 silent for 40 s"; "": none is */
+};
+
+/* Brings it up to date with the parser. false: out of memory. */
+bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns);
+
+#endif
