@@ -117,7 +117,7 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
                             *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
                             row->value);
     }
-    doctor_fix(result, false, "eval \"$(epkit env --only nccl)\"");
+    doctor_fix(result, false, "eval \"$(epkit env)\"");
 }
 
 const struct doctor_check check_gib_settings = {

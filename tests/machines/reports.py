@@ -305,3 +305,51 @@ set_up(change, (
     ("gcp-a3-mega/extra-network", "fastrak-interfaces", "One network too many has taken the slot of a NIC.", gvnics(True)),
     ("gcp-a3-mega/right", "", "What is right: the eight on the switches of the GPUs.", gvnics(False)),
 ))
+
+
+# --- variables that name devices, files and traffic classes ---
+
+
+def graph(*devices):
+    channels = "".join(f'<gpu dev="{device}"/>' for device in devices)
+    return put("/opt/site/graph.xml", f'<graphs version="1"><graph id="0"><channel>{channels}</channel></graph></graphs>\n')
+
+
+CONF = put("/etc/nccl.conf", "NCCL_TOPO_FILE=/opt/site/topo.xml\nNCCL_GRAPH_FILE=/opt/site/graph.xml\n")
+
+set_up(change, (
+    ("dgx-h200-deepep/ucx-bonds", "hca-lists", "ai-dynamo/nixl#299: names of bonds on a machine without them.",
+     env(UCX_NET_DEVICES=",".join(f"mlx5_bond_{i}:1" for i in range(1, 9)))),
+    ("dgx-b200/ucx-one-gone", "hca-lists", "The same, with one name of eight wrong.",
+     env(UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1,mlx5_30:1")),
+    ("dgx-b200/ucx-no-port", "hca-lists", "openucx/ucx: NCCL's form of a list; UCX has the port in every name.",
+     env(UCX_NET_DEVICES="mlx5_0,mlx5_1")),
+    ("dgx-b200/ucx-loopback", "", "What is right: sgl-project/sglang#40641, RDMA ports and an interface for TCP.",
+     env(UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1,lo")),
+    ("dgx-b200/ucx-all", "", "What is right: LMCache/LMCache#1516, all of them.", env(UCX_NET_DEVICES="all")),
+    ("dgx-h200-deepep/nic-name", "hca-lists", "awslabs/awsome-distributed-ai: the name that an image for EFA brings.",
+     env(EP_NIC_NAME="rdmap101s0")),
+    ("dgx-b200/nic-name-twice", "hca-lists", "One fault in two variables: one paste mends both.",
+     env(EP_NIC_NAME="bnxt_re0", UCX_NET_DEVICES="bnxt_re0:1")),
+    ("dgx-b200/nic-name-right", "", "What is right: a NIC of this machine.", env(EP_NIC_NAME="mlx5_4")),
+    ("dgx-b200/epkit-interface", "socket-interface", "libepkit's own variable, by NCCL's rules.",
+     env(EPKIT_TCP_INTERFACE="eth0")),
+    ("dgx-b200/epkit-address", "", "What is right: it takes an address as well.", env(EPKIT_TCP_INTERFACE="192.0.2.7")),
+    ("cloud-vm-one-gpu/graph-of-larger", "topology-file", "NVIDIA/nccl#1008, Azure/azhpc-images#327: /etc/nccl.conf "
+     "of a size with four GPUs.", CONF, graph(0, 1, 2, 3),
+     lambda tree: topology(*present(tree), "0003:00:00.0", "0004:00:00.0")(tree)),
+    ("dgx-b200/graph-gone", "topology-file", "A graph file that is not there, in /etc/nccl.conf.", CONF,
+     lambda tree: topology(*present(tree))(tree)),
+    ("dgx-b200/graph-right", "", "What is right: a graph of the GPUs here.", CONF, graph(*range(8)),
+     lambda tree: topology(*present(tree))(tree)),
+    ("dgx-h200-deepep/traffic-class", "traffic-class", "NVIDIA/nvshmem#45: a traffic class on InfiniBand.",
+     env(NVSHMEM_IB_TRAFFIC_CLASS="160")),
+    ("dgx-h200-deepep/traffic-classes", "traffic-class", "The same of NCCL too: one paste mends both.",
+     env(NVSHMEM_IB_TRAFFIC_CLASS="160", NCCL_IB_TC="160")),
+    ("dgx-b200/disabled-twice", "nccl-disabled", "Switched off twice: one paste mends both.",
+     env(NCCL_IB_DISABLE="1", NCCL_NET="Socket", NCCL_P2P_DISABLE="1")),
+    ("hgx-h100-deepep-roce/gid-twice", "gid", "sgl-project/sglang#7888: one index for both libraries, not of this table.",
+     env(NVSHMEM_IB_GID_INDEX="7", NCCL_IB_GID_INDEX="7")),
+    ("torchrun-two-nodes/localhost", "host-name", "NVIDIA/nccl#375: every node is called localhost.",
+     host("127.0.0.1", "localhost", "localhost")),
+))
