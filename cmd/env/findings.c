@@ -12,7 +12,8 @@
 /* Checks that compare variables with the machine; the audit has no rows for what they find. */
 static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
                                      "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
-                                     "net-plugin",    "rendezvous"};
+                                     "net-plugin",    "rendezvous", "hca-lists",     "topology-file",
+                                     "dmabuf-off",    "host-name"};
 
 static bool is_set(const struct doctor_machine *machine, const char *name)
 {
@@ -33,14 +34,27 @@ static const char *variable_of(const struct doctor_machine *machine, const struc
     return name && is_set(machine, name) ? name : NULL;
 }
 
+/* What the finding says of this variable: its evidence is "VALUE: WHY" where it has a reason of its own. */
+static const char *text_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
+{
+    const char *value = machine_nccl_value(machine, name, NULL);
+    size_t n = strlen(value);
+
+    for (int i = 0; i < result->n_evidence && !strstr(result->text, name); i++)
+        if (strcmp(result->evidence[i].where, name) == 0 && strncmp(result->evidence[i].what, value, n) == 0 &&
+            strncmp(result->evidence[i].what + n, ": it ", 5) == 0)
+            return source_printf(machine->source, "%s %s", name, result->evidence[i].what + n + 5);
+    return result->text;
+}
+
 static json_t *row_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
 {
     const struct advice_row *advice = advice_find(machine->advice, name);
     bool is_serious = result->severity == DOCTOR_ERROR;
     const char *advised = advice && !advice->unset && advice->scope == ADVICE_NODE ? advice->value : NULL;
     char text[4096];
-    size_t n =
-        (size_t)snprintf(text, sizeof(text), "%s.%s%s", result->text, *result->advice ? " " : "", result->advice);
+    size_t n = (size_t)snprintf(text, sizeof(text), "%s.%s%s", text_of(machine, result, name),
+                                *result->advice ? " " : "", result->advice);
 
     if (n < sizeof(text) && advised)
         snprintf(text + n, sizeof(text) - n, " Set it to %s.", advised);

@@ -23,23 +23,23 @@
     X(rdma_device) \
     X(pci_uplink) X(link_errors) X(roce_loss) X(rails_subnet) X(mtu) X(firmware) X(bond) \
     /* verbs */ \
-    X(provider_missing) X(verbs_mixed) X(rdmav_drivers) X(verbs_from_gib) \
+    X(provider_missing) X(verbs_abi) X(verbs_mixed) X(rdmav_drivers) X(verbs_from_gib) \
     /* nvshmem */ \
     X(one_nic) X(shared_nic) X(nic_handler) X(two_nvshmem) X(ibgda_transport) X(gdrcopy) X(home) X(hca_prefix) \
     X(void_variables) \
     X(ibgda_nic) \
     X(hca_lists) X(dmabuf_off) X(heap_size) \
     /* nccl */ \
-    X(net_plugin) X(gib_settings) X(two_nccl) \
+    X(net_plugin) X(efa_version) X(gib_settings) X(two_nccl) \
     X(nccl_hca) X(socket_interface) X(fastrak_interfaces) X(topology_file) X(nccl_disabled) X(nccl_gdr) X(traffic_class) \
     /* deepep */ \
     X(mapping_inactive) X(stale_copy) X(other_nvshmem) X(deepep_too_old) X(gpu_arch) X(build_files) \
     X(import_libraries) X(import_python) X(cuda_major) \
     /* limits */ \
     X(memlock) X(shm) \
-    X(nofile) X(processors) \
+    X(nofile) X(processes) X(processors) \
     /* topology */ \
-    X(imex) X(visible_devices) X(acs) X(iommu) X(numa_balancing) X(affinity) \
+    X(imex) X(visible_devices) X(acs) X(iommu) X(numa_balancing) X(numa_memory) X(affinity) \
     /* job */ \
     X(rendezvous) X(host_name) X(single_ranks) X(environ_sourced) X(install_stuck)
 /* clang-format on */

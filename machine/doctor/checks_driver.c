@@ -2,6 +2,7 @@
 /* checks_driver.c - the NVIDIA driver and related kernel modules. */
 #include "checks.h"
 #include "driver_fix.h"
+#include "kernel_log.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -39,22 +40,82 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
                   os->in_container ? " (both on the node, not in this container)" : "");
 }
 
+/*
+ * A module that was built for another ib_core or driver is refused: "nvidia_peermem: disagrees about version of symbol
+ * ib_register_peer_memory_client".
+ */
+static json_t *read_refused(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(strstr(text, "nvidia_peermem: disagrees") || strstr(text, "nv_peer_mem: disagrees"));
+}
+
+static bool is_refused(struct source *source)
+{
+    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
+    struct source_answer fact = {.state = SOURCE_ABSENT};
+
+    for (size_t i = 0; i < COUNT(logs) && fact.state != SOURCE_OK; i++)
+        fact = source_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", "%s",
+                               logs[i]);
+    return source_fact_bool(fact);
+}
+
+/* nvidia_peermem registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not.
+ */
+static bool has_not_registered(struct source *source)
+{
+    return source_stat(source, "/sys/module/nvidia_peermem").state == SOURCE_OK &&
+           source_stat(source, "/sys/module/nv_peer_mem").state == SOURCE_ABSENT &&
+           source_stat(source, "/sys/module/efa_nv_peermem").state == SOURCE_ABSENT &&
+           source_stat(source, "/sys/kernel/mm").state == SOURCE_OK &&
+           source_stat(source, "/sys/kernel/mm/memory_peers").state == SOURCE_ABSENT;
+}
+
+#define OLD_PEERMEM "/sys/module/nv_peer_mem/version"
+
+/* Up to 1.1 it may deadlock with the kernel's memory management; its successor is part of the driver since 470. */
+static void find_old_peermem(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source_text version = source_line(machine->source, OLD_PEERMEM);
+
+    if (version.state != SOURCE_OK || !*version.text || strverscmp(version.text, "1.2") >= 0)
+        return;
+    doctor_found(result, DOCTOR_WARNING, "nv_peer_mem %s is loaded, which may lock up the kernel", version.text);
+    doctor_evidence(result, OLD_PEERMEM, "%s", version.text);
+    doctor_advise(result, "Remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms) and load nvidia_peermem, "
+                          "which the driver brings, when no program uses RDMA: the two exclude each other.");
+}
+
 static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
+    bool is_idle =
+        driver->peermem == SOURCE_OK && driver->dmabuf == SOURCE_ABSENT && has_not_registered(machine->source);
 
-    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)
+    if (!is_idle && (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)) {
+        find_old_peermem(machine, result);
         return;
-    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem: %s",
+    }
+    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem: %s",
                           machine_reason(driver->peermem, NULL)) ||
         doctor_unknown_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf: %s",
                           machine_reason(driver->dmabuf, driver->dmabuf_why)))
         return;
     doctor_found(result, DOCTOR_ERROR,
-                 "NICs cannot reach GPU memory: nvidia_peermem is not loaded, and there is no dma-buf either");
-    doctor_evidence(result, "/sys/module/nvidia_peermem", "not there");
+                 "NICs cannot reach GPU memory: nvidia_peermem is %s, and there is no dma-buf "
+                 "either",
+                 is_idle ? "loaded, but no client of ib_core" : "not loaded");
+    doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
-    fix_peermem(machine, result);
+    if (is_idle || is_refused(machine->source))
+        doctor_advise(result, "The module was built for another ib_core: the kernel's, or that of an OFED that was "
+                              "updated since. Install DOCA-OFED, then build the driver's modules anew (dkms build and "
+                              "install of nvidia for this kernel, reinstallation of the driver; with the GPU operator "
+                              "delete the driver's pod), and load it. Or use the open kernel modules, which have "
+                              "dma-buf and need no peermem.");
+    else
+        fix_peermem(machine, result);
 }
 
 const struct doctor_check check_peermem = {

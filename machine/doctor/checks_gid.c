@@ -65,8 +65,8 @@ struct gid_faults {
     int n_ports, n_unreadable, n_none, n_wrong;
     int n_foreign; /* of n_none: with GIDs of interfaces in another network namespace */
     enum source_state why;
-    const char *port; /* the first one without a GID, or with a wrong one */
-    const char *variable, *fault;
+    const char *port;                         /* the first one without a GID, or with a wrong one */
+    const char *variable, *fault, *variables; /* of n_wrong: the first; all of them, each after ' ' */
     int index;
     bool only_ipv6; /* true for all ports in n_none */
 };
@@ -132,6 +132,8 @@ static void check_indices(const struct doctor_machine *machine, struct doctor_re
 
         if (!*fault)
             continue;
+        if (!strstr(faults->variables, gid_variables[i]))
+            faults->variables = source_printf(machine->source, "%s %s", faults->variables, gid_variables[i]);
         if (faults->n_wrong++ == 0) {
             faults->port = name;
             faults->variable = gid_variables[i];
@@ -185,7 +187,7 @@ static bool may_use_none(const struct topo *topo)
 
 static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct gid_faults faults = {.only_ipv6 = true};
+    struct gid_faults faults = {.variables = "", .only_ipv6 = true};
 
     if (doctor_not_applicable_if(result, may_use_none(machine->topo) && !machine_uses_rdma(machine),
                                  "this process was given none of the NICs, and nothing here needs RDMA"))
@@ -200,7 +202,7 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
     } else if (faults.n_wrong) {
         doctor_found(result, DOCTOR_ERROR, "%s=%d names a GID of %s that %s", faults.variable, faults.index,
                      faults.port, faults.fault);
-        doctor_fix(result, false, "unset %s", faults.variable);
+        doctor_fix(result, false, "unset%s", faults.variables);
         doctor_advise(result, "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
     } else if (faults.n_unreadable) {
         doctor_unknown(result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,

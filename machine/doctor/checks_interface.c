@@ -8,6 +8,7 @@
 #include "queries.h"
 #include "shell.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -106,7 +107,16 @@ static const struct interface_variable {
     {GLOO, "Gloo", SYNTAX_NAMES, true},
     {"TP_SOCKET_IFNAME", "TensorPipe", SYNTAX_NAMES, true},
     {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM", SYNTAX_LIST, false},
+    {"EPKIT_TCP_INTERFACE", "epkit", SYNTAX_LIST, false},
 };
+
+/* libepkit takes an address as well. Which interface has it, /sys does not say. */
+static bool is_address(const char *value)
+{
+    unsigned char address[sizeof(struct in6_addr)];
+
+    return inet_pton(AF_INET, value, address) == 1 || inet_pton(AF_INET6, value, address) == 1;
+}
 
 /* What is wrong with the value, a sentence without its subject; "" if nothing is. */
 static const char *fault_of(const struct doctor_machine *machine, const struct list_names *names,
@@ -187,7 +197,7 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
         const char *file, *why, *value = machine_nccl_value(machine, variable->name, &file);
         struct list_names names = list_names_of(value);
 
-        if (!*value)
+        if (!*value || is_address(value))
             continue;
         any = true;
         if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, NET ": %s",
@@ -199,7 +209,7 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
             continue;
         if (wrong.n++ == 0)
             doctor_found(result, DOCTOR_ERROR, "%s %s", variable->name, why);
-        doctor_evidence(result, variable->name, *file ? "%s, from %s" : "%s%s", value, file);
+        doctor_evidence(result, variable->name, *file ? "%s: it %s, from %s" : "%s: it %s%s", value, why, file);
         mend(machine, variable, file, interface, &wrong);
     }
     if (doctor_not_applicable_if(result, !any, "no variable names an interface") || wrong.n == 0)
@@ -231,8 +241,8 @@ const struct doctor_check check_socket_interface = {
     .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
              "loopback, or is written by the rules of another library. NCCL's may be in its configuration file.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
-    .links =
-        TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "/etc/nccl.conf"),
+    .links = TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
+                   "EPKIT_TCP_INTERFACE", "/etc/nccl.conf"),
 };
 
 /* --- host-name --- */

@@ -23,7 +23,8 @@
 #define MEMLOCK_LITTLE GIB
 
 #define MEMLOCK "Max locked memory"
-#define CAP_IPC_LOCK_BIT 14 /* capabilities(7) */
+#define CAP_IPC_LOCK (1ULL << 14)                    /* capabilities(7) */
+#define CAP_MORE_PROCESSES (1ULL << 21 | 1ULL << 24) /* CAP_SYS_ADMIN, CAP_SYS_RESOURCE */
 
 #define UNLIMITED INT64_MAX
 
@@ -91,12 +92,17 @@ static void fix_memlock(const struct doctor_machine *machine, struct doctor_resu
         doctor_advise(result, "The hard limit is as low, so ulimit cannot raise it: %s.", where);
 }
 
-static bool may_lock_all(struct source *source)
+static bool has_capability(struct source *source, unsigned long long bits)
 {
     struct source_text status = source_read(source, "/proc/self/status");
     const char *effective = source_field(source, status.text, "CapEff");
 
-    return *effective && (strtoull(effective, NULL, 16) >> CAP_IPC_LOCK_BIT & 1);
+    return *effective && (strtoull(effective, NULL, 16) & bits);
+}
+
+static bool may_lock_all(struct source *source)
+{
+    return has_capability(source, CAP_IPC_LOCK);
 }
 
 long long machine_memlock(const struct doctor_machine *machine)
@@ -374,6 +380,78 @@ const struct doctor_check check_nofile = {
     .cause = "Each connection, shared memory segment and data file needs a descriptor, and the limit for them is low.",
     .remedy = "Raise the limit where the job is started.",
     .links = TEXTS("/proc/self/limits", "/etc/security/limits.d"),
+};
+
+/* --- processes --- */
+
+/*
+ * Threads of PyTorch, NCCL's proxies, data loaders and of libraries that start one for each processor: some hundred for
+ * a rank. Podman's default is 2048 for a container, that of several distributions 4096 for a user.
+ */
+#define PROCESSES_OF_RANK 512
+#define PIDS "/sys/fs/cgroup/pids."
+#define PIDS_V1 "/sys/fs/cgroup/pids/pids."
+#define PROCESSES "Max processes"
+
+/* What the control group leaves; UNLIMITED without a limit. */
+static int64_t pids_left(struct source *source, const char **ret_where)
+{
+    int64_t max, current = 0;
+
+    *ret_where = PIDS "max";
+    if (source_number(source, &max, PIDS "max") == SOURCE_OK) {
+        source_number(source, &current, PIDS "current");
+    } else {
+        *ret_where = PIDS_V1 "max";
+        if (source_number(source, &max, PIDS_V1 "max") != SOURCE_OK)
+            return UNLIMITED;
+        source_number(source, &current, PIDS_V1 "current");
+    }
+    return max > current ? max - current : 0;
+}
+
+static void run_processes(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source *source = machine->source;
+    struct limit limit = limit_of(source, PROCESSES);
+    const char *where;
+    int64_t left = pids_left(source, &where), needed = PROCESSES_OF_RANK * machine_job_gpus(machine);
+    bool is_limit = limit.soft >= 0 && limit.soft < left && !has_capability(source, CAP_MORE_PROCESSES);
+
+    if (doctor_not_applicable_if(result, needed == 0 || !machine_has_ranks(machine),
+                                 "no GPU for this process, or one GPU and nothing that needs several ranks"))
+        return;
+    left = is_limit ? limit.soft : left;
+    if (left >= needed)
+        return;
+    doctor_found(result, left < needed / 4 ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "the process and its children may have %lld processes and threads%s, and %d GPU%s take some hundred "
+                 "each",
+                 (long long)left, is_limit ? "" : " more", machine_job_gpus(machine),
+                 machine_job_gpus(machine) == 1 ? "" : "s");
+    if (is_limit) {
+        doctor_evidence(result, "/proc/self/limits", PROCESSES " %lld, hard limit %s", (long long)limit.soft,
+                        limit.hard == UNLIMITED ? "unlimited" : source_printf(source, "%lld", (long long)limit.hard));
+        if (limit.hard > limit.soft)
+            doctor_fix(result, false, "ulimit -u %s",
+                       limit.hard == UNLIMITED ? "unlimited" : source_printf(source, "%lld", (long long)limit.hard));
+        doctor_advise(result, "It counts all processes of the user, also those in other containers. For all shells: "
+                              "\"* - nproc unlimited\" in /etc/security/limits.d.");
+        return;
+    }
+    doctor_evidence(result, where, "%lld left", (long long)left);
+    doctor_advise(result, "The limit is set where the container or the service is started: docker and podman run "
+                          "--pids-limit=-1, podPidsLimit of the kubelet, TasksMax of a systemd unit.");
+}
+
+const struct doctor_check check_processes = {
+    DOCTOR_CHECK("processes", "limits", 64, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processes),
+    .title = "the process may start enough threads",
+    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ... Resource temporarily "
+               "unavailable\", or NCCL hangs because a proxy thread is missing.",
+    .cause = "The container or the user has a small limit of processes, and each thread counts.",
+    .remedy = "Raise the limit where the container or the job is started.",
+    .links = TEXTS("/proc/self/limits", PIDS "max", PIDS_V1 "max"),
 };
 
 /* --- processors --- */

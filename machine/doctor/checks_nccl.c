@@ -24,20 +24,32 @@ static bool is_on(const struct doctor_machine *machine, const char *name)
     return isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
 }
 
-/* The variable that disables InfiniBand and RoCE in NCCL, NULL if there is none. */
-static const char *ib_switched_off_by(const struct doctor_machine *machine)
-{
-    const char *net = machine_nccl_value(machine, "NCCL_NET", NULL);
+/* Variables that disable InfiniBand and RoCE in NCCL; those that disable direct access between GPUs. */
+static const char *const without_ib[] = {"NCCL_IB_DISABLE", "NCCL_NET", NULL};
+static const char *const without_p2p[] = {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", NULL};
 
-    if (is_on(machine, "NCCL_IB_DISABLE"))
-        return "NCCL_IB_DISABLE";
-    return strcasecmp(net, "Socket") == 0 ? "NCCL_NET" : NULL;
+static bool disables(const struct doctor_machine *machine, const char *name)
+{
+    const char *value = machine_nccl_value(machine, name, NULL);
+
+    if (text_ends(name, "_DISABLE"))
+        return is_on(machine, name);
+    return strcmp(name, "NCCL_NET") == 0 ? strcasecmp(value, "Socket") == 0
+                                         : strcasecmp(value, "LOC") == 0 || strcmp(value, "0") == 0;
+}
+
+/* The first of the variables that disables something; NULL if none does. */
+static const char *first_that_disables(const struct doctor_machine *machine, const char *const *names)
+{
+    while (*names && !disables(machine, *names))
+        names++;
+    return *names;
 }
 
 /* Does NCCL use InfiniBand? If it uses sockets or no network, it does not read the variables of InfiniBand. */
 static bool uses_ib(const struct doctor_machine *machine)
 {
-    return !ib_switched_off_by(machine);
+    return !first_that_disables(machine, without_ib);
 }
 
 /* --- nccl-hca --- */
@@ -186,6 +198,7 @@ const struct doctor_check check_nccl_hca = {
 /* --- topology-file --- */
 
 #define TOPOLOGY_FILE "NCCL_TOPO_FILE"
+#define GRAPH_FILE "NCCL_GRAPH_FILE"
 
 /* Addresses of the GPUs in a topology file of NCCL, as numbers: domain, bus, device and function. */
 static json_t *read_topology_gpus(const char *text, size_t bytes)
@@ -203,6 +216,20 @@ static json_t *read_topology_gpus(const char *text, size_t bytes)
                                                                   (device & 0x1f) << 3 | (function & 7))));
     }
     return gpus;
+}
+
+/* The number of GPUs in the rings and trees of a graph file: <gpu dev="3"/>. */
+static json_t *read_graph_gpus(const char *text, size_t bytes)
+{
+    long most = -1;
+
+    (void)bytes;
+    for (const char *tag = strstr(text, "<gpu dev=\""); tag; tag = strstr(tag + 1, "<gpu dev=\"")) {
+        long dev = strtol(tag + strlen("<gpu dev=\""), NULL, 10);
+
+        most = dev > most && dev < TOPO_MAX_GPUS ? dev : most;
+    }
+    return json_integer(most + 1);
 }
 
 /* The address of a GPU in the file that is not on the bus; "" if all are. */
@@ -226,35 +253,71 @@ static const char *foreign_gpu(const struct doctor_machine *machine, const json_
     return first;
 }
 
-/* That a file is not there, the check home says. */
+/* What is wrong with the file, a sentence without its subject; "" if nothing is. NCCL continues without a topology. */
+static const char *topology_fault(const struct doctor_machine *machine, const char *file)
+{
+    struct source_answer gpus = source_fact(machine->source, "topology-gpus", read_topology_gpus, "%s", file);
+    int n_foreign;
+    const char *foreign = foreign_gpu(machine, gpus.value, &n_foreign);
+
+    if (gpus.state == SOURCE_ABSENT)
+        return "names a file that does not exist";
+    return *foreign ? source_printf(machine->source,
+                                    "describes another machine: %d of its %zu GPUs, %s among them, are not here",
+                                    n_foreign, json_array_size(gpus.value), foreign)
+                    : "";
+}
+
+static const char *graph_fault(const struct doctor_machine *machine, const char *file)
+{
+    struct source_answer gpus = source_fact(machine->source, "graph-gpus", read_graph_gpus, "%s", file);
+    int n = (int)json_integer_value(gpus.value);
+
+    if (gpus.state == SOURCE_ABSENT)
+        return "names a file that does not exist: NCCL does not start";
+    return n > machine->topo->n_gpus + machine->topo->n_hidden_gpus
+               ? source_printf(machine->source, "has rings for %d GPUs, and there are %d: NCCL does not start", n,
+                               machine->topo->n_gpus)
+               : "";
+}
+
 static void run_topology_file(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *file = machine_nccl_value(machine, TOPOLOGY_FILE, NULL), *foreign;
-    struct source_answer gpus;
-    int n_foreign;
+    static const struct {
+        const char *name;
+        const char *(*fault)(const struct doctor_machine *machine, const char *file);
+        enum doctor_severity severity;
+    } files[] = {{GRAPH_FILE, graph_fault, DOCTOR_ERROR}, {TOPOLOGY_FILE, topology_fault, DOCTOR_WARNING}};
+    bool any = false;
 
-    if (doctor_not_applicable_if(result, *file != '/', TOPOLOGY_FILE " is not set"))
+    for (size_t i = 0; i < COUNT(files); i++) {
+        const char *file = machine_nccl_value(machine, files[i].name, NULL), *why;
+
+        if (*file != '/')
+            continue;
+        any = true;
+        why = files[i].fault(machine, file);
+        if (*why && result->outcome != DOCTOR_FOUND)
+            doctor_found(result, files[i].severity, "%s %s", files[i].name, why);
+        if (*why)
+            doctor_found_value(result, files[i].name);
+    }
+    if (doctor_not_applicable_if(result, !any, TOPOLOGY_FILE " and " GRAPH_FILE " are not set") ||
+        result->outcome != DOCTOR_FOUND)
         return;
-    gpus = source_fact(machine->source, "topology-gpus", read_topology_gpus, "%s", file);
-    foreign = foreign_gpu(machine, gpus.value, &n_foreign);
-    if (!*foreign)
-        return;
-    doctor_found(result, DOCTOR_WARNING,
-                 TOPOLOGY_FILE " describes another machine: %d of its %zu GPUs, %s among them, are not here", n_foreign,
-                 json_array_size(gpus.value), foreign);
-    doctor_found_value(result, TOPOLOGY_FILE);
-    doctor_advise(result, "Such a file, and the graph that NCCL_GRAPH_FILE names beside it, belongs to one type of "
-                          "machine. Without it, NCCL reads the topology from /sys; a virtual machine whose switches "
-                          "are hidden needs the file of its own type.");
+    doctor_advise(result, "Such files belong to one type of machine, and a graph to its topology. Without them, NCCL "
+                          "reads the topology from /sys; a virtual machine whose switches are hidden needs the file of "
+                          "its own type.");
 }
 
 const struct doctor_check check_topology_file = {
     DOCTOR_CHECK("topology-file", "nccl", 62, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_topology_file),
-    .title = "NCCL's topology file describes this machine",
-    .symptom = "NCCL fails while it searches for paths, or chooses distant NICs and slow channels.",
+    .title = "NCCL's files of topology and graph describe this machine",
+    .symptom = "\"XML Import Channel : dev 1 not found\", \"Could not open XML graph file\"; NCCL fails while it "
+               "searches for paths, or chooses distant NICs and slow channels.",
     .cause = "The file comes from an image for a larger or another machine.",
     .remedy = "Unset it, or name the file of this type of machine.",
-    .links = TEXTS(TOPOLOGY_FILE, "NCCL_GRAPH_FILE"),
+    .links = TEXTS(TOPOLOGY_FILE, GRAPH_FILE, "/etc/nccl.conf"),
 };
 
 /* --- nccl-disabled --- */
@@ -268,29 +331,34 @@ static bool has_nvlink(const struct topo *topo)
     return n > 1;
 }
 
+static void found_disabled(const struct doctor_machine *machine, struct doctor_result *result, const char *const *names)
+{
+    for (; *names; names++)
+        if (disables(machine, *names))
+            doctor_found_value(result, *names);
+}
+
 static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *level = machine_nccl_value(machine, "NCCL_P2P_LEVEL", NULL);
-    bool no_p2p = is_on(machine, "NCCL_P2P_DISABLE") || strcasecmp(level, "LOC") == 0 || strcmp(level, "0") == 0;
-    const char *no_ib = ib_switched_off_by(machine);
+    const char *no_p2p = first_that_disables(machine, without_p2p), *no_ib = first_that_disables(machine, without_ib);
     struct doctor_result unused = {.machine = machine};
 
-    if (no_p2p && has_nvlink(machine->topo)) {
-        const char *name = is_on(machine, "NCCL_P2P_DISABLE") ? "NCCL_P2P_DISABLE" : "NCCL_P2P_LEVEL";
-
-        doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", name,
-                     machine_nccl_value(machine, name, NULL));
-        doctor_found_value(result, name);
-        doctor_advise(result, "It is for machines on which GPUs cannot reach each other over PCIe. Here they have "
-                              "NVLink.");
-    } else if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
+    if (doctor_not_applicable_if(result, !no_p2p && !no_ib, "nothing is disabled"))
+        return;
+    if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
         doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                      "%s=%s sends everything between nodes over sockets", no_ib,
                      machine_nccl_value(machine, no_ib, NULL));
-        doctor_found_value(result, no_ib);
+        found_disabled(machine, result, without_ib);
         doctor_advise(result, "This machine has RDMA NICs for data.");
-    } else if (!no_p2p && !no_ib) {
-        doctor_not_applicable(result, "nothing is disabled");
+    }
+    if (no_p2p && has_nvlink(machine->topo)) {
+        doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", no_p2p,
+                     machine_nccl_value(machine, no_p2p, NULL));
+        found_disabled(machine, result, without_p2p);
+        doctor_advise(result,
+                      "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink.%s%s",
+                      *result->advice ? " " : "", result->advice);
     }
 }
 
@@ -400,23 +468,28 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
     if (doctor_not_applicable_if(result, common_layer(machine->topo) != TOPO_LINK_INFINIBAND,
                                  "the NICs for data are not all InfiniBand"))
         return;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = COUNT(names); i-- > 0;) {
         const char *value = machine_nccl_value(machine, names[i][0], NULL);
 
         if (strtol(value, NULL, 10) <= 0 || (i == 0 && !uses_ib(machine)))
             continue;
-        doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0], value);
+        /* IBGDA puts it into the path of a queue pair, and the NIC refuses that on InfiniBand. */
+        if (i == 1)
+            doctor_found(result, DOCTOR_ERROR, "%s=%s keeps NVSHMEM from connecting: the NICs are InfiniBand",
+                         names[i][0], value);
+        else if (result->outcome != DOCTOR_FOUND)
+            doctor_found(result, DOCTOR_WARNING, "%s=%s does nothing: the NICs are InfiniBand", names[i][0], value);
         doctor_found_value(result, names[i][0]);
         doctor_advise(result, "On InfiniBand, the service level determines how switches handle traffic: %s.",
                       names[i][1]);
-        return;
     }
 }
 
 const struct doctor_check check_traffic_class = {
     DOCTOR_CHECK("traffic-class", "nccl", 51, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_traffic_class),
     .title = "traffic classes are not set on InfiniBand",
-    .symptom = "Traffic does not get the priority that was asked for, and is dropped or delayed by other traffic.",
+    .symptom = "\"Error in mlx5dv_devx_obj_modify for INIT2RTR_QP\" in NVSHMEM; traffic does not get the priority that "
+               "was asked for.",
     .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
     .remedy = "Unset it, or set the service level.",
     .links = TEXTS("NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"),

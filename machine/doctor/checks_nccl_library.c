@@ -117,7 +117,7 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
                             *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
                             row->value);
     }
-    doctor_fix(result, false, "eval \"$(epkit env --only nccl)\"");
+    doctor_fix(result, false, "eval \"$(epkit env)\"");
 }
 
 const struct doctor_check check_gib_settings = {
@@ -130,6 +130,55 @@ const struct doctor_check check_gib_settings = {
     .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
     .links = TEXTS("NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
                    "/usr/local/gib/scripts/set_nccl_env.sh"),
+};
+
+/* --- efa-version --- */
+
+#define EFA_PACKAGES "/opt/amazon/efa_installed_packages"
+#define EFA_FOR_NCCL_219 "1.29"
+#define CUDA_SYNC "FI_EFA_SET_CUDA_SYNC_MEMOPS"
+
+/* "# EFA installer version: 1.28.0" */
+static json_t *read_efa_version(const char *text, size_t bytes)
+{
+    const char *at = strstr(text, "EFA installer version:");
+
+    (void)bytes;
+    at = at ? at + strlen("EFA installer version:") : "";
+    at += strspn(at, " ");
+    return json_stringn_nocheck(at, strspn(at, "0123456789."));
+}
+
+static void run_efa_version(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_nccl *nccl = &machine->software->nccl;
+    const char *version = source_fact_text(source_fact(machine->source, "version", read_efa_version, EFA_PACKAGES));
+    const char *of_nccl = *nccl->bundled_version ? nccl->bundled_version : nccl->version;
+    const char *sync = source_env(machine->source, CUDA_SYNC);
+
+    if (doctor_not_applicable_if(result, !*version, "the EFA installer has installed nothing here") ||
+        doctor_not_applicable_if(result, !*of_nccl, "the version of NCCL is not known") ||
+        strverscmp(version, EFA_FOR_NCCL_219) >= 0 || strverscmp(of_nccl, "2.19") < 0 ||
+        (sync && strcmp(sync, "0") == 0))
+        return;
+    doctor_found(result, DOCTOR_ERROR, "libfabric of the EFA installer %s does not work with NCCL %s", version,
+                 of_nccl);
+    doctor_evidence(result, EFA_PACKAGES, "%s", version);
+    doctor_evidence(result, "NCCL", "%s", of_nccl);
+    doctor_fix(result, false, "export " CUDA_SYNC "=0");
+    doctor_advise(result, "Install the EFA installer " EFA_FOR_NCCL_219 " or later, which brings a newer libfabric and "
+                          "plugin, in a container in the image; the variable helps until then.");
+}
+
+const struct doctor_check check_efa_version = {
+    DOCTOR_CHECK("efa-version", "nccl", 66, NEEDS_GPUS, run_efa_version),
+    .title = "the EFA installer is new enough for NCCL",
+    .symptom = "\"NET/OFI Unable to register memory (type = 2) for device 0. RC: -22, Error: Invalid argument\".",
+    .cause =
+        "NCCL 2.19 and later allocate memory by cuMem calls, for which libfabric of EFA installers before " EFA_FOR_NCCL_219
+        " sets an attribute that fails. A new PyTorch brought a new NCCL to an old image.",
+    .remedy = "Install a newer EFA installer.",
+    .links = TEXTS(EFA_PACKAGES, CUDA_SYNC),
 };
 
 /* --- two-nccl --- */

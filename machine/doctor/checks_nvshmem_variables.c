@@ -105,35 +105,109 @@ static bool leaves_a_nic(const struct doctor_machine *machine)
     return any;
 }
 
+/* Is it an entry of UCX_NET_DEVICES: a port, NAME:NUMBER, or an interface? Names are compared as they are. */
+static bool is_ucx_device(const struct doctor_machine *machine, const char *entry)
+{
+    char name[64];
+    int nic;
+
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(entry, ":"), entry);
+    nic = strchr(entry, ':') ? topo_find_nic(machine->topo, name) : -1;
+    for (int p = 0; nic >= 0 && p < machine->topo->nics[nic].n_ports; p++)
+        if (machine->topo->nics[nic].ports[p].number == strtol(entry + strcspn(entry, ":") + 1, NULL, 10))
+            return true;
+    return strcmp(entry, "lo") == 0 ||
+           (nic < 0 && !strchr(entry, '/') &&
+            source_stat(machine->source, "/sys/class/net/%s", entry).state != SOURCE_ABSENT);
+}
+
+/* What is wrong with the value, a sentence without its subject; "" if nothing is. */
+static const char *ucx_fault(const struct doctor_machine *machine, const char *value)
+{
+    int n = 0;
+    const char *wrong = "", *all = value;
+
+    if (*value == '^' || strcmp(value, "all") == 0)
+        return "";
+    while (*value) {
+        struct piece entry = text_take(&value, ",");
+        const char *name = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
+
+        if (is_ucx_device(machine, name))
+            n++;
+        else if (entry.n && !*wrong)
+            wrong = name;
+    }
+    if (!*wrong)
+        return "";
+    if (topo_find_nic(machine->topo, wrong) >= 0)
+        return source_printf(machine->source, "names %s without its port: UCX knows %s:1", wrong, wrong);
+    return source_printf(machine->source, "names %s, which is not here%s", wrong,
+                         n == 0 && strchr(all, ',') ? ", and nothing that is" : "");
+}
+
+/* DeepEP 2 asks for the rate of this device, and takes one called mlx5_0 where it is not told. */
+static const char *nic_name_fault(const struct doctor_machine *machine, const char *value)
+{
+    if (topo_find_nic(machine->topo, value) >= 0)
+        return "";
+    return source_printf(machine->source, "names %s, and no NIC here has that name", value);
+}
+
+/* For variables of NVSHMEM the audit looks. */
+static const char *audit_fault(const struct doctor_machine *machine, const char *name)
+{
+    const struct audit_row *row = list_fault(machine, name);
+
+    return row && leaves_a_nic(machine)
+               ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s", row->text)
+               : "";
+}
+
+static const struct {
+    const char *name;
+    const char *(*fault)(const struct doctor_machine *machine, const char *value);
+} device_variables[] = {
+    /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which void-variables reports. */
+    {"NVSHMEM_HCA_LIST", NULL},
+    {"NVSHMEM_HCA_PE_MAPPING", NULL},
+    {"UCX_NET_DEVICES", ucx_fault},
+    {"EP_NIC_NAME", nic_name_fault},
+};
+
 static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const names[] = {"NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"};
+    const char *names = "";
 
-    /* The mapping by PE is read only if it is enabled; otherwise it does nothing, which void-variables reports. */
-    for (size_t i = 0; i < COUNT(names); i++) {
-        const struct audit_row *fault = list_fault(machine, names[i]);
+    for (size_t i = 0; i < COUNT(device_variables); i++) {
+        const char *name = device_variables[i].name, *value = source_env(machine->source, name), *why = "";
 
-        if (!fault || !leaves_a_nic(machine))
+        if (value && *value)
+            why = device_variables[i].fault ? device_variables[i].fault(machine, value) : audit_fault(machine, name);
+        if (!*why)
             continue;
-        doctor_found(result, DOCTOR_ERROR, "%s is no list of NICs and ports of this machine", names[i]);
-        doctor_evidence(result, names[i], "%s: %s", fault->value, fault->text);
-        doctor_fix(result, false, "unset %s", names[i]);
-        doctor_advise(result,
-                      "Entries are NIC:port, with ',' between them%s; 'epkit topo' shows the NICs of this machine. "
-                      "'epkit env' prints the right list for each rank.",
-                      i == 1 ? ", each followed by ':' and the number of PEs" : "");
-        return;
+        if (!*names)
+            doctor_found(result, DOCTOR_ERROR, "%s %.*s", name, (int)strcspn(why, ":"), why);
+        doctor_evidence(result, name, "%s: it %s", value, why);
+        names = source_printf(machine->source, "%s %s", names, name);
     }
+    if (!*names)
+        return;
+    doctor_fix(result, false, "unset%s", names);
+    doctor_advise(result, "'epkit topo' shows the NICs of this machine. Entries have ',' between them: NIC:port for "
+                          "UCX and NVSHMEM, in a mapping followed by ':' and the number of PEs; DeepEP takes one "
+                          "name. 'epkit env' prints the right list of NVSHMEM for each rank.");
 }
 
 const struct doctor_check check_hca_lists = {
     DOCTOR_CHECK("hca-lists", "nvshmem", 19, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_hca_lists),
     .title = "lists of NICs name ports that exist",
-    .symptom = "NVSHMEM finds no NIC, or only some of them, and continues without the rest or stops.",
+    .symptom = "NVSHMEM or UCX finds no NIC, or only some of them, and continues without the rest or stops; \"network "
+               "device ... is not available\"; DeepEP 2 divides by a rate of zero.",
     .cause = "A list was written for another machine, names a port that the NIC does not have, or separates its "
              "entries by something other than a comma.",
     .remedy = "Unset the list, or write it for this machine.",
-    .links = TEXTS("NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING"),
+    .links = TEXTS("NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES", "EP_NIC_NAME"),
 };
 
 /* --- void-variables --- */
@@ -201,9 +275,9 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
 {
     const struct software_driver *driver = &machine->software->driver;
     const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
-    bool is_nvshmem = variable_is_true(source_env(machine->source, name));
+    bool is_nvshmem = variable_is_true(source_env(machine->source, name)), is_nccl = nccl && strcmp(nccl, "0") == 0;
 
-    if (doctor_not_applicable_if(result, !is_nvshmem && !(nccl && strcmp(nccl, "0") == 0), "nothing disables dma-buf"))
+    if (doctor_not_applicable_if(result, !is_nvshmem && !is_nccl, "nothing disables dma-buf"))
         return;
     /* With neither of the two, the check peermem reports it. */
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
@@ -217,7 +291,7 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
                  source_env(machine->source, name));
     doctor_evidence_env(result, name);
     doctor_evidence(result, "/sys/module/nvidia_peermem", "not there");
-    doctor_fix(result, false, "unset %s", name);
+    doctor_fix(result, false, is_nvshmem && is_nccl ? "unset %s NCCL_DMABUF_ENABLE" : "unset %s", name);
     doctor_advise(result, "Or load nvidia-peermem, the older of the two methods.");
 }
 

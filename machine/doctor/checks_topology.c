@@ -408,44 +408,6 @@ const struct doctor_check check_acs = {
     .links = TEXTS("/sys/bus/pci/devices/*/config"),
 };
 
-/* --- numa-balancing --- */
-
-#define NUMA_BALANCING "/proc/sys/kernel/numa_balancing"
-
-static void run_numa_balancing(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct source_text state = source_line(machine->source, NUMA_BALANCING);
-    int n = 0;
-
-    for (int i = 0; i < machine->topo->n_numa; i++)
-        n += *machine->topo->numa[i].cpus != '\0';
-    if (doctor_not_applicable_if(result, n < 2, "there is a single NUMA node with processors") ||
-        doctor_not_applicable_if(result, state.state != SOURCE_OK, "the kernel has no " NUMA_BALANCING) ||
-        doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
-        (strtol(state.text, NULL, 10) & 1) == 0)
-        return;
-    doctor_found(result, DOCTOR_WARNING, "the kernel moves memory between NUMA nodes by itself");
-    doctor_evidence(result, NUMA_BALANCING, "%s", state.text);
-    if (!machine->software->os.in_container)
-        doctor_fix(result, false, "sudo sysctl -w kernel.numa_balancing=0");
-    doctor_advise(result, "%s",
-                  machine->software->os.in_container
-                      ? "On the node, not in this container: sudo sysctl -w kernel.numa_balancing=0, and "
-                        "a file in /etc/sysctl.d so that it stays."
-                      : "Write it to a file in /etc/sysctl.d as well, so that it stays.");
-}
-
-const struct doctor_check check_numa_balancing = {
-    DOCTOR_CHECK("numa-balancing", "topology", 60, NEEDS_GPUS, run_numa_balancing),
-    .title = "the kernel leaves memory on the NUMA node where it is",
-    .symptom = "Steps of all ranks vary in length; launches of kernels and copies from the host are delayed now and "
-               "then.",
-    .cause = "Automatic NUMA balancing unmaps pages from time to time to see who uses them, and moves them. Each costs "
-             "a fault in programs that are bound to their node anyway, and flushes mappings of GPUs and NICs.",
-    .remedy = "Set kernel.numa_balancing=0.",
-    .links = TEXTS(NUMA_BALANCING),
-};
-
 /* --- iommu --- */
 
 /* The IOMMU group of a PCI device, "" if it has none. */

@@ -17,9 +17,10 @@
 static const struct {
     unsigned vendor;
     const char *name;
+    int abi; /* of the kernel's driver that rdma-core's provider supports; 0: several, or not known */
 } providers[] = {
-    {0x14e4, "bnxt_re"}, {0x1d0f, "efa"},  {0x8086, "irdma"}, {0x1dd8, "ionic"}, {0x1ded, "erdma"},
-    {0x1425, "cxgb4"},   {0x1077, "qedr"}, {0x19e5, "hns"},   {0x1414, "mana"},
+    {0x14e4, "bnxt_re", 1}, {0x1d0f, "efa", 1},  {0x8086, "irdma", 0}, {0x1dd8, "ionic", 1}, {0x1ded, "erdma", 1},
+    {0x1425, "cxgb4", 0},   {0x1077, "qedr", 0}, {0x19e5, "hns", 0},   {0x1414, "mana", 1},  {0x15b3, "mlx5", 1},
 };
 
 /* The provider of the data NICs that are not NVIDIA's, and one such NIC; "" if there is none. */
@@ -27,7 +28,8 @@ static const char *other_provider(const struct topo *topo, int *ret_nic)
 {
     for (int i = 0; i < topo->n_nics; i++)
         for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++)
-            if (topo->pci[topo->nics[i].pci].vendor == providers[k].vendor) {
+            if (topo->pci[topo->nics[i].pci].vendor == providers[k].vendor &&
+                providers[k].vendor != PCI_VENDOR_MELLANOX) {
                 *ret_nic = i;
                 return providers[k].name;
             }
@@ -301,12 +303,74 @@ const struct doctor_check check_provider_missing = {
     DOCTOR_CHECK("provider-missing", "verbs", 13, 0, run_provider_missing),
     .title = "libibverbs finds the provider of its own installation",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause = "libibverbs and its providers share a private interface with a version number. It loads "
-             "libmlx5-rdmav<number>.so, and the file with that number is not where it searches: the library was copied "
-             "without it, or comes from another installation than the provider.",
+    .cause = "libibverbs and its providers share a private interface with a version number. For a NIC it loads "
+             "lib<driver>-rdmav<number>.so, and the file with that number is not where it searches: the library was "
+             "copied without it, comes from another installation than the provider, or an image was made for NICs of "
+             "another maker.",
     .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder that "
               "libibverbs searches.",
     .links = TEXTS("/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH"),
+};
+
+/* --- verbs-abi --- */
+
+/* The number of the kernel's interface for a NIC's provider; -1 if it is not known. */
+static int64_t abi_of(const struct doctor_machine *machine, const struct topo_nic *nic)
+{
+    const char *number = nic->uverbs && *nic->uverbs ? strrchr(nic->uverbs, '/') : NULL;
+    int64_t abi;
+
+    return number && source_number(machine->source, &abi, "/sys/class/infiniband_verbs%s/abi_version", number) ==
+                         SOURCE_OK
+               ? abi
+               : -1;
+}
+
+/*
+ * A maker's own kernel driver has another interface than the one of the kernel, and comes with its own provider, which
+ * is elsewhere than that of the distribution: the latter is next to libibverbs.
+ */
+static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const char *own, *path, *searched;
+
+    if (!has_libibverbs(machine, result))
+        return;
+    own = own_provider_folder(machine);
+    for (int i = 0; i < topo->n_nics && result->outcome != DOCTOR_FOUND; i++) {
+        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++) {
+            int64_t abi = abi_of(machine, &topo->nics[i]);
+
+            if (topo->pci[topo->nics[i].pci].vendor != providers[k].vendor || !providers[k].abi || abi < 0 ||
+                abi == providers[k].abi)
+                continue;
+            path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
+            if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)
+                continue;
+            doctor_found(result, DOCTOR_ERROR,
+                         "the provider %s supports version %d of the kernel's interface, and %s has version %lld",
+                         providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
+            doctor_evidence(result, path, "of rdma-core");
+            doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
+            doctor_advise(result,
+                          "The node's driver is not the kernel's own but its maker's: install the maker's provider of "
+                          "the same release (for Broadcom libbnxt_re), in a container in the image, and see that "
+                          "/etc/libibverbs.d names it instead of this one.");
+            break;
+        }
+    }
+}
+
+const struct doctor_check check_verbs_abi = {
+    DOCTOR_CHECK("verbs-abi", "verbs", 65, NEEDS_DATA_NICS, run_verbs_abi),
+    .title = "the provider fits the kernel's driver of the NIC",
+    .symptom =
+        "\"libibverbs: Warning: Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA "
+        "device in a container that has them on the node.",
+    .cause = "The maker's kernel driver has an interface of its own, and the image has rdma-core's provider.",
+    .remedy = "Install the provider that belongs to the kernel's driver.",
+    .links = TEXTS("/sys/class/infiniband_verbs/*/abi_version", "/etc/libibverbs.d"),
 };
 
 /* --- verbs-mixed --- */

@@ -22,13 +22,18 @@ const char *machine_nccl_value(const struct doctor_machine *machine, const char 
 void doctor_found_value(struct doctor_result *result, const char *name)
 {
     struct source *source = result->machine->source;
-    const char *file, *value = machine_nccl_value(result->machine, name, &file);
+    const char *file, *value = machine_nccl_value(result->machine, name, &file), *fix = result->fix;
 
     doctor_evidence(result, name, *file ? "%s, from %s" : "%s%s", value, file);
-    if (!*file)
-        doctor_fix(result, false, "unset %s", name);
+    if (*file) {
+        const char *edit = source_printf(source, "sudoedit %s", shell_word(source, file));
+
+        if (!strstr(fix, edit))
+            doctor_fix(result, false, "%s%s%s", fix, *fix ? "\n" : "", edit);
+    } else if (strncmp(fix, "unset ", 6) == 0)
+        doctor_fix(result, false, "unset %s %s", name, fix + 6);
     else
-        doctor_fix(result, false, "sudoedit %s", shell_word(source, file));
+        doctor_fix(result, false, "unset %s%s%s", name, *fix ? "\n" : "", fix);
 }
 
 bool machine_has_other_nodes(const struct doctor_machine *machine)

@@ -277,14 +277,17 @@ static ep_status advise_nvshmem(struct advice_work *work)
     return EP_OK;
 }
 
+/* For the copy that Python imports once PYTHONPATH is as advised. */
 static void advise_deepep(struct advice_work *work)
 {
     const struct software_deepep *deepep = &work->software->deepep;
+    int copy = advice_deepep_copy(deepep);
     char folder[256];
 
-    if (!deepep->mapping_active || deepep->imported < 0 || !map_is_whole(work->ibgda) || !advice_has_mlx5(work->topo))
+    if (copy < 0 || !software_maps_devices(&deepep->copies[copy]) || !map_is_whole(work->ibgda) ||
+        !advice_has_mlx5(work->topo))
         return;
-    text_clean(deepep->copies[deepep->imported].folder, folder, sizeof(folder));
+    text_clean(deepep->copies[copy].folder, folder, sizeof(folder));
     advice_set(
         work, "DEEP_EP_DEVICE_TO_HCA_MAPPING", map_deepep(work->topo, work->ibgda),
         source_printf(

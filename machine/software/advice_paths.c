@@ -88,8 +88,7 @@ const char *advice_prepend(struct source *source, const char *value, const char 
 
 /* --- NVSHMEM --- */
 
-/* The copy of deep_ep to import: the one that Python imports, otherwise the first installed one. -1: none. */
-static int wanted_copy(const struct software_deepep *deepep)
+int advice_deepep_copy(const struct software_deepep *deepep)
 {
     if (deepep->imported >= 0 && *deepep->copies[deepep->imported].extension)
         return deepep->imported;
@@ -106,7 +105,7 @@ static int wanted_copy(const struct software_deepep *deepep)
 static ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
 {
     static const char *const folders[] = {"lib", "lib64"};
-    int copy = wanted_copy(&software->deepep), i;
+    int copy = advice_deepep_copy(&software->deepep), i;
     struct libs_closure *closure;
     const char *path = "";
 
@@ -325,7 +324,7 @@ static bool path_holds(const char *path, const char *folder)
 static void advise_python_path(struct advice_work *work)
 {
     const struct software_deepep *deepep = &work->software->deepep;
-    int wanted = wanted_copy(deepep);
+    int wanted = advice_deepep_copy(deepep);
     const char *folder = wanted >= 0 ? libs_folder_of(work->source, deepep->copies[wanted].folder) : "";
     struct advice_row *row;
 

@@ -82,6 +82,11 @@ static void add_copy(struct source *source, struct software_deepep *deepep, cons
     deepep->n++;
 }
 
+bool software_maps_devices(const struct software_copy *copy)
+{
+    return copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
+}
+
 void software_read_deepep(struct source *source, const struct python *python, struct software_deepep *deepep)
 {
     struct software_copy *imported;
@@ -107,5 +112,5 @@ void software_read_deepep(struct source *source, const struct python *python, st
     for (size_t i = 0; i < python->n && !*imported->extension; i++)
         if (python->folders[i].on_path)
             imported->extension = find_extension(source, python->folders[i].path);
-    deepep->mapping_active = imported->defines_mapping && imported->calls_mapping && !imported->decorator_stolen;
+    deepep->mapping_active = software_maps_devices(imported);
 }

@@ -116,6 +116,9 @@ struct software {
     const char *unknown;      /* libraries for expert parallelism that no check knows: "nixl_ep, uccl" */
 };
 
+/* Does this copy read DEEP_EP_DEVICE_TO_HCA_MAPPING? */
+bool software_maps_devices(const struct software_copy *copy);
+
 /*
  * Does this NVSHMEM, if the driver keeps GPUs from the doorbells and no handler is chosen, use the CPU with memory of
  * the host? Earlier than 3.4.5 it needs GDRCopy for that, or stops.

@@ -127,7 +127,7 @@ refused() {
 }
 
 @test "--only takes ids and groups" {
-    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processors","acs"]' ]
+    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processes","processors","acs"]' ]
     [ "$(epkit doctor --only nic --from a4 --json | jq -c '[.checks[].group] | unique')" = '["nic"]' ]
     run -0 --separate-stderr epkit doctor --only gid --from a4.shm
     [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found." ]

@@ -128,6 +128,18 @@ sourced() {
         "$(tr '\0' '\n' <a4/proc/self/environ | sed -n 's/^LD_PRELOAD=//p')" ]
 }
 
+@test "A4: in a clean shell one reading sets everything: a second one changes nothing" {
+    [ -e a4.clean ] || python3 "$MACHINES/machines.py" a4 a4.clean
+    printf 'PATH=/usr/bin\0HOME=/root\0' >a4.clean/proc/self/environ
+    epkit env --from a4.clean >once.sh
+    grep -q DEEP_EP_DEVICE_TO_HCA_MAPPING once.sh
+    sourced a4.clean/proc/self/environ ./once.sh >once
+    cp once a4.clean/proc/self/environ
+    epkit env --from a4.clean >twice.sh
+    sourced a4.clean/proc/self/environ ./twice.sh >twice
+    diff <(tr '\0' '\n' <once | sort) <(tr '\0' '\n' <twice | sort)
+}
+
 @test "A4: each rank gets its NIC from the same script, and reading it twice changes nothing" {
     local i
     epkit env --from a4 >env.sh

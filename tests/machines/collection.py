@@ -96,7 +96,7 @@ def differences(live, saved):
 
 # Words that a shell takes as they are, text in single quotes, and the few expansions that epkit writes itself.
 WORD = r"(?:[A-Za-z0-9_./+,:=@%*-]|'[^'\n]*'|\\')+"
-OWN = r'(?:"\$\(epkit env(?: --only [a-z]+)?\)"|linux-headers-\$\(uname -r\)|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
+OWN = r'(?:"\$\(epkit env\)"|linux-headers-\$\(uname -r\)|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
 # Groups inside a repetition would be counted: one pattern for each word instead.
 TOKEN = re.compile(f"(?:{OWN}|{WORD})(?: |$)")
 COMMANDS = {"unset", "export", "eval", "sudo", "sudoedit", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi",

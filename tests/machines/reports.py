@@ -305,3 +305,146 @@ set_up(change, (
     ("gcp-a3-mega/extra-network", "fastrak-interfaces", "One network too many has taken the slot of a NIC.", gvnics(True)),
     ("gcp-a3-mega/right", "", "What is right: the eight on the switches of the GPUs.", gvnics(False)),
 ))
+
+
+# --- variables that name devices, files and traffic classes ---
+
+
+def graph(*devices):
+    channels = "".join(f'<gpu dev="{device}"/>' for device in devices)
+    return put("/opt/site/graph.xml", f'<graphs version="1"><graph id="0"><channel>{channels}</channel></graph></graphs>\n')
+
+
+CONF = put("/etc/nccl.conf", "NCCL_TOPO_FILE=/opt/site/topo.xml\nNCCL_GRAPH_FILE=/opt/site/graph.xml\n")
+
+set_up(change, (
+    ("dgx-h200-deepep/ucx-bonds", "hca-lists", "ai-dynamo/nixl#299: names of bonds on a machine without them.",
+     env(UCX_NET_DEVICES=",".join(f"mlx5_bond_{i}:1" for i in range(1, 9)))),
+    ("dgx-b200/ucx-one-gone", "hca-lists", "The same, with one name of eight wrong.",
+     env(UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1,mlx5_30:1")),
+    ("dgx-b200/ucx-no-port", "hca-lists", "NCCL's form of a list; UCX has the port in every name.",
+     env(UCX_NET_DEVICES="mlx5_0,mlx5_1")),
+    ("dgx-b200/ucx-loopback", "", "What is right: sgl-project/sglang#40641, RDMA ports and an interface for TCP.",
+     env(UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1,lo")),
+    ("dgx-b200/ucx-all", "", "What is right: LMCache/LMCache#1516, all of them.", env(UCX_NET_DEVICES="all")),
+    ("dgx-h200-deepep/nic-name", "hca-lists", "The name that an image for EFA brings.",
+     env(EP_NIC_NAME="rdmap101s0")),
+    ("dgx-b200/nic-name-twice", "hca-lists", "One fault in two variables: one paste mends both.",
+     env(EP_NIC_NAME="bnxt_re0", UCX_NET_DEVICES="bnxt_re0:1")),
+    ("dgx-b200/nic-name-right", "", "What is right: a NIC of this machine.", env(EP_NIC_NAME="mlx5_4")),
+    ("dgx-b200/epkit-interface", "socket-interface", "libepkit's own variable, by NCCL's rules.",
+     env(EPKIT_TCP_INTERFACE="eth0")),
+    ("dgx-b200/epkit-address", "", "What is right: it takes an address as well.", env(EPKIT_TCP_INTERFACE="192.0.2.7")),
+    ("cloud-vm-one-gpu/graph-of-larger", "topology-file", "NVIDIA/nccl#1008, Azure/azhpc-images#327: /etc/nccl.conf "
+     "of a size with four GPUs.", CONF, graph(0, 1, 2, 3),
+     lambda tree: topology(*present(tree), "0003:00:00.0", "0004:00:00.0")(tree)),
+    ("dgx-b200/graph-gone", "topology-file", "A graph file that is not there, in /etc/nccl.conf.", CONF,
+     lambda tree: topology(*present(tree))(tree)),
+    ("dgx-b200/graph-right", "", "What is right: a graph of the GPUs here.", CONF, graph(*range(8)),
+     lambda tree: topology(*present(tree))(tree)),
+    ("dgx-h200-deepep/traffic-class", "traffic-class", "NVIDIA/nvshmem#45: a traffic class on InfiniBand.",
+     env(NVSHMEM_IB_TRAFFIC_CLASS="160")),
+    ("dgx-h200-deepep/traffic-classes", "traffic-class", "The same of NCCL too: one paste mends both.",
+     env(NVSHMEM_IB_TRAFFIC_CLASS="160", NCCL_IB_TC="160")),
+    ("dgx-b200/disabled-twice", "nccl-disabled", "Switched off twice: one paste mends both.",
+     env(NCCL_IB_DISABLE="1", NCCL_NET="Socket", NCCL_P2P_DISABLE="1")),
+    ("hgx-h100-deepep-roce/gid-twice", "gid", "sgl-project/sglang#7888: one index for both libraries, not of this table.",
+     env(NVSHMEM_IB_GID_INDEX="7", NCCL_IB_GID_INDEX="7")),
+    ("torchrun-two-nodes/localhost", "host-name", "NVIDIA/nccl#375: every node is called localhost.",
+     host("127.0.0.1", "localhost", "localhost")),
+))
+
+
+# --- limits, modules, versions ---
+
+
+def processes(soft, hard):
+    return lambda tree: tree.append("/proc/self/limits", f"Max processes             {soft:<20} {hard:<20} processes \n")
+
+
+def pids(most, current):
+    return lambda tree: tree.put_all("/sys/fs/cgroup", {"pids.max": f"{most}\n", "pids.current": f"{current}\n"})
+
+
+def no_memory(tree):
+    tree.numa_node(0, "0-47,96-143", 0)
+
+
+def no_processors(tree):
+    tree.put("/sys/devices/system/node/node1/cpulist", "\n")
+
+
+def not_registered(tree):
+    tree.replace("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
+    tree.remove("/sys/kernel/mm/memory_peers")
+    tree.put("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+
+
+def refused(tree):
+    variants.by_name["h100/peermem"].change(tree)
+    log(tree, "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client",
+        "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)")
+
+
+def old_module(version):
+    def step(tree):
+        variants.unload(tree, "nvidia_peermem")
+        software.load_module(tree, "nv_peer_mem", version)
+    return step
+
+
+def broadcom_abi(version, folder=""):
+    def step(tree):
+        provider(tree)
+        for i in range(8):
+            path = next(path for path in tree.entries if path.endswith(f"/uverbs{i}/abi_version"))
+            tree.put(path, f"{version}\n")
+        if folder:
+            tree.library(f"{folder}/libbnxt_re-rdmav50.so", needed=["libc.so.6"], machine=X86_64.machine)
+            tree.put("/etc/libibverbs.d/bnxt_re.driver", f"driver {folder}/libbnxt_re\n")
+    return step
+
+
+def efa_installer(version, nccl="2.27.5"):
+    def step(tree):
+        tree.library(f"{X86_64.lib}/libnccl.so.{nccl}", link="libnccl.so.2", soname="libnccl.so.2", needed=["libc.so.6"],
+                     machine=X86_64.machine)
+        efa_packages(version)(tree)
+    return step
+
+
+def efa_packages(version):
+    return put("/opt/amazon/efa_installed_packages",
+               f"# EFA installer version: {version}\n# Debug packages installed: no\nefa-config_1.15_all.deb\n")
+
+
+set_up(change, (
+    ("docker-host-network/nproc", "processes", "MIC-DKFZ/nnUNet#1343: a small limit of processes for a user.",
+     processes(1024, 513046)),
+    ("gke-a3-ultra-cos-pod/pids", "processes", "vladmandic/sdnext#2642: none for the user, and a small one for the pod.",
+     processes("unlimited", "unlimited"), pids(1024, 40)),
+    ("docker-two-gpus/pids-podman", "processes", "podman-container-tools/podman#17647: podman's default, nearly used up.",
+     pids(2048, 1900)),
+    ("gke-a3-ultra-cos-pod/pids-right", "", "What is right: the default of many clusters.", pids(4200, 40)),
+    ("docker-host-network/nproc-root", "", "What is right: limits of users do not hold for root.",
+     processes(1024, 513046), lambda tree: tree.append("/proc/self/status", "CapEff:\t000001ffffffffff\n")),
+    ("dgx-b200/nproc", "", "What is right: the kernel's default on a large machine.", processes(8255291, 8255291)),
+    ("hgx-h200-snc4/numa-memory", "numa-memory", "numactl/numactl#165: a node whose memory slots are empty.", no_memory),
+    ("dgx-b200/numa-processors", "numa-memory", "NVIDIA/nccl#2190: a node without processors.", no_processors),
+    ("gb200/numa-of-gpus", "", "What is right: the memory of the GPUs is nodes without processors.",
+     lambda tree: tree.numa_node(2, "", 186)),
+    ("h100/peermem-idle", "peermem", "NVIDIA/nccl#1939, #1537: loaded, and no client of ib_core.", not_registered),
+    ("h100/peermem-refused", "peermem", "NVIDIA/gpu-operator#2868, Mellanox/nv_peer_memory#39: built for another ib_core.",
+     refused),
+    ("h100/peermem-old", "peermem", "Mellanox/nv_peer_memory#28: the module of an old image.", old_module("1.1-0")),
+    ("hgx-h100-broadcom/abi", "verbs-abi", "sgl-project/sglang#16242: an image with rdma-core's provider.", broadcom_abi(6)),
+    ("hgx-h100-broadcom/abi-of-maker", "", "What is right: the provider of the maker, which its configuration names.",
+     broadcom_abi(6, "/usr/local/lib")),
+    ("hgx-h100-broadcom/abi-right", "", "What is right: the kernel's own driver.", broadcom_abi(1)),
+    ("aws-p5/efa-installer", "efa-version", "aws/aws-ofi-nccl#584: a new PyTorch in an old image.", efa_installer("1.28.0")),
+    ("aws-p5/efa-installer-workaround", "", "What is right: the attribute is not set.", efa_installer("1.28.0"),
+     env(FI_EFA_SET_CUDA_SYNC_MEMOPS="0")),
+    ("aws-p5/efa-installer-both-old", "", "What is right: an NCCL that does without cuMem calls.",
+     efa_installer("1.28.0", "2.18.6")),
+    ("aws-p5/efa-installer-new", "", "What is right: a newer installer.", efa_installer("1.43.2")),
+))

@@ -95,8 +95,12 @@ TEST_WITH(test_mapping_only_where_it_is_read, setup, teardown)
     advised.software.deepep.n = 1;
     advised.software.deepep.imported = 0;
     advised.software.deepep.mapping_active = true;
-    advised.software.deepep.copies[0] =
-        (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
+    advised.software.deepep.copies[0] = (struct software_copy){.folder = "/opt/x/python/deep_ep",
+                                                               .version = "",
+                                                               .extension = "",
+                                                               .on_path = true,
+                                                               .defines_mapping = true,
+                                                               .calls_mapping = true};
     advised_make(&advised);
     is_set("DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:1,3:mlx5_3:1");
 }

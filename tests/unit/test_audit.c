@@ -249,6 +249,7 @@ TEST(test_mapping)
     audit_free(advised.audit);
     advice_free(advised.advice);
     advised.software.deepep.mapping_active = true;
+    advised.software.deepep.copies[0].defines_mapping = advised.software.deepep.copies[0].calls_mapping = true;
     assert_int_equal(
         advice_make(&advised.hardware.topo, &advised.software, advised.map, advised.ibgda, &advised.advice), EP_OK);
     assert_int_equal(audit_make(&advised.hardware.topo, &advised.software, advised.advice, &advised.audit), EP_OK);
