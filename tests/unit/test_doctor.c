@@ -4,7 +4,7 @@
 
 #include <ctype.h>
 
-#define MODES 62 /* rows of docs/failure-modes.md */
+#define MODES 65 /* rows of docs/failure-modes.md */
 
 static const char *const groups[] = {"driver", "nic",    "verbs",    "nvshmem", "nccl",
                                      "deepep", "limits", "topology", "job"};
