@@ -18,7 +18,7 @@ struct doctor_options {
     struct inspect_options inspect;
     const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
     int64_t port;
-    bool list, json, fix, yes, verbose;
+    bool list, json, fix, yes, verbose, stacks;
 };
 
 /* clang-format off */
@@ -28,6 +28,9 @@ static const struct opt doctor_table[] = {
     {"list", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, list), .help = "list the checks and run none"},
     {"explain", 0, "ID", OPT_STRING, offsetof(struct doctor_options, explain),
      .help = "print symptom, cause and remedy of a failure mode"},
+    {"stacks", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, stacks),
+     .help = "say of each installed library for expert parallelism whether it runs here, or the first thing missing; with "
+             "names only of these, with 'all' of every known one"},
     {"expect", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, expect),
      .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
              "snapshot of a correct machine"},
@@ -227,6 +230,13 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
     static const char *const not_with_hosts[] = {"from",    "pid",     "fix",    "yes", "list",
                                                  "explain", "verbose", "expect", NULL};
 
+    static const char *const not_with_stacks[] = {"only", "list", "explain", "expect", "fix", "verbose", "hosts", NULL};
+
+    for (int i = 0; options->stacks && not_with_stacks[i]; i++)
+        if (cmd_given(cmd, call, not_with_stacks[i]))
+            return cmd_usage(cmd, "--stacks and --%s do not go together", not_with_stacks[i]);
+    if (call->n_args && !options->stacks)
+        return cmd_usage(cmd, "unexpected argument '%s'; names of libraries need --stacks", call->args[0]);
     for (int i = 0; options->hosts && not_with_hosts[i]; i++)
         if (cmd_given(cmd, call, not_with_hosts[i]))
             return cmd_usage(cmd, "--hosts and --%s do not go together", not_with_hosts[i]);
@@ -294,6 +304,8 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
         code = choose(cmd, options->only, checks);
     if (code != CMD_FINE)
         return code;
+    if (options->stacks)
+        return diagnosis_run_stacks(cmd, &options->inspect, options->json, call->args, call->n_args);
     if (options->hosts)
         return compare_hosts(cmd, call, options);
     if (options->explain) {
@@ -313,7 +325,8 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
 
 const struct cmd command_doctor = {
     .name = "doctor",
-    .args = "",
+    .args = "[STACK...]",
+    .max_args = 16,
     .summary = "find what is wrong with a machine, and say what to do",
     .description =
         "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
@@ -332,6 +345,10 @@ const struct cmd command_doctor = {
         "container, is listed and does not change the verdict.\n\n"
         "Each command has a class: safe, restart (of programs, services or the machine), or cuts-off (may disconnect a "
         "network or a device). The last is given only if the finding is certain.\n\n"
+        "--stacks compares what each library for expert parallelism needs (DeepEP, sgl-deep-ep, NCCL EP, NIXL EP and "
+        "others) with PyTorch, NCCL, CUDA, the compiler and the NICs of the machine, in the order in which the library "
+        "itself would fail, and gives the command for the first thing missing. Nothing is imported or loaded. A library "
+        "that is installed, and whose needs nobody has written down, is named in the verdict.\n\n"
         "--fix runs the commands that a reboot reverts (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
         "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another "
@@ -346,6 +363,7 @@ const struct cmd command_doctor = {
             {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
             {"epkit doctor --explain one-nic", "Explain a failure mode."},
             {"epkit doctor --from snapshot.json --json", "Check a machine from a saved snapshot, as JSON."},
+            {"epkit doctor --stacks", "Say which libraries for expert parallelism run here, and what the others lack."},
             {"epkit doctor --expect node.json", "Also report expected devices that are missing."},
             {"epkit doctor --fix", "Fix what can be fixed safely."},
             {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
@@ -356,8 +374,8 @@ const struct cmd command_doctor = {
             {CMD_FINE, "nothing was found"},
             {CMD_FAILED, "the machine could not be read, a fix failed, or a node did not answer"},
             {CMD_USAGE, "wrong usage"},
-            {CMD_FINDINGS, "something was found, or nodes differ"},
-            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to check"},
+            {CMD_FINDINGS, "something was found, something is missing for a library, or nodes differ"},
+            {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to check, or --stacks does not know the library"},
             {CMD_NOT_KNOWN, "nothing was found, but a check that could not be completed leaves the verdict open"},
             {0, NULL},
         },

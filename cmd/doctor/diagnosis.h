@@ -51,6 +51,9 @@ void diagnosis_explain(const struct doctor_check *check);
 /* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
 
+/* Prints "    label  command": commands are pasted, so their lines are not wrapped. */
+void diagnosis_print_command(const char *label, const char *command);
+
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
 const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 
@@ -61,6 +64,18 @@ json_t *diagnosis_row(const struct doctor_result *result);
 json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they check: rows */
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
+
+/* --- doctor_stacks.c --- */
+
+/* A row for each installed stack; a new reference. */
+json_t *diagnosis_stacks(const struct doctor_machine *machine);
+
+/* Appends "; runs here: DeepEP 1.2.1" for those that do. */
+void diagnosis_add_running(const struct doctor_machine *machine, char *text, size_t bytes);
+
+/* Executes --stacks with `n` names: none, "all", or names of stacks. Returns an exit code. */
+int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,
+                         int n);
 
 /* --- fix.c --- */
 

@@ -169,11 +169,12 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
         json_array_append_new(checks, diagnosis_row(&diagnosis->results[i]));
     json_object_update_new(
         document,
-        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict", out_text(verdict),
+        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o, s:o}", "verdict", out_text(verdict),
                   "healthy", diagnosis_exit(diagnosis) == CMD_FINE, "state", state_name(diagnosis_exit(diagnosis)),
                   "counts", "fine", diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
-                  "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "network",
-                  diagnosis_network(diagnosis->machine), "facts", diagnosis_facts(diagnosis->machine)));
+                  "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "stacks",
+                  diagnosis_stacks(diagnosis->machine), "network", diagnosis_network(diagnosis->machine), "facts",
+                  diagnosis_facts(diagnosis->machine)));
     return document;
 }
 

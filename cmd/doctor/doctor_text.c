@@ -68,7 +68,7 @@ static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t by
 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
 {
-    const char *name = source_name(diagnosis->machine->source);
+    const char *name = source_name(diagnosis->machine->source), *unknown = diagnosis->machine->software->stacks.unknown;
     const struct doctor_result *first = first_finding(diagnosis);
     int n_applied = diagnosis->n - diagnosis->n_not_applicable;
     char inventory[512];
@@ -92,14 +92,16 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
         add_unknown(diagnosis, ret_text, bytes);
         text_append(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
     } else {
-        text_append(ret_text, bytes, "Healthy: %s%d check%s, nothing found", inventory, diagnosis->n_fine,
-                    diagnosis->n_fine == 1 ? "" : "s");
+        /* Where something is installed that nobody looked at, "healthy" would say too much. */
+        text_append(ret_text, bytes, *unknown ? "%s%d check%s: no fault found" : "Healthy: %s%d check%s, nothing found",
+                    inventory, diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
             text_append(ret_text, bytes, "; ");
             add_unknown(diagnosis, ret_text, bytes);
         }
-        if (*diagnosis->machine->software->unknown)
-            text_append(ret_text, bytes, "; not known: %s", diagnosis->machine->software->unknown);
+        diagnosis_add_running(diagnosis->machine, ret_text, bytes);
+        if (*unknown)
+            text_append(ret_text, bytes, "; not known: %s", unknown);
         text_append(ret_text, bytes, ".");
     }
 }
@@ -126,8 +128,7 @@ void diagnosis_print_block(const char *label, const char *text)
     }
 }
 
-/* Commands are pasted, so their lines are not wrapped. */
-static void print_command(const char *label, const char *command)
+void diagnosis_print_command(const char *label, const char *command)
 {
     while (*command) {
         size_t n = strcspn(command, "\n");
@@ -158,7 +159,7 @@ static void print_finding(const struct doctor_result *result)
     if (result->n_evidence_left_out)
         out_line("  %-10s(and %d more)", "", result->n_evidence_left_out);
     diagnosis_print_block("why", result->check->cause);
-    print_command("run", result->fix);
+    diagnosis_print_command("run", result->fix);
     if (*result->fix_cost)
         diagnosis_print_block("costs", result->fix_cost);
     if (*result->advice)

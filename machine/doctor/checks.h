@@ -34,7 +34,7 @@
     X(nccl_hca) X(socket_interface) X(fastrak_interfaces) X(topology_file) X(nccl_disabled) X(nccl_gdr) X(traffic_class) \
     /* deepep */ \
     X(mapping_inactive) X(stale_copy) X(other_nvshmem) X(deepep_too_old) X(gpu_arch) X(build_files) \
-    X(import_libraries) X(import_python) X(cuda_major) \
+    X(stack_needs) X(stack_owners) X(import_libraries) X(import_python) X(import_symbols) X(cuda_major) \
     /* limits */ \
     X(memlock) X(shm) \
     X(nofile) X(processes) X(processors) \

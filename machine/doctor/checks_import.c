@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checks_import.c - would "import deep_ep" load its extension? Determined from ELF headers; nothing is loaded.
+ * checks_import.c - would "import deep_ep" load its extension, and those of other libraries for expert parallelism
+ * theirs? Determined from ELF headers; nothing is loaded.
  *
- * deep_ep imports torch first, so the libraries of PyTorch and of its wheels are loaded before the extension. Faults of
- * libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
+ * These packages import torch first, so the libraries of PyTorch and of its wheels are loaded before the extension.
+ * Faults of libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "checks.h"
 #include "common/text.h"
 #include "machine/software/libs.h"
-#include "machine/software/read_software.h"
 #include "queries.h"
+#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,20 +18,6 @@
 #define NVSHMEM "libnvshmem_host.so"
 
 /* --- shared --- */
-
-/* The folder of the torch that Python imports: ".../python3.12/dist-packages/torch"; "" if there is none. */
-static const char *torch_of(struct source *source)
-{
-    struct python *python = calloc(1, sizeof(*python));
-    const char *folder = "";
-
-    if (python) {
-        software_read_python(source, python);
-        folder = python_find(source, python, "torch/lib");
-    }
-    free(python);
-    return *folder ? source_printf(source, "%.*s", (int)(strlen(folder) - strlen("/lib")), folder) : "";
-}
 
 /* NVIDIA's wheels from which PyTorch loads libraries: torch/__init__.py, _preload_cuda_deps(). */
 static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft",     "curand", "cusolver",
@@ -64,9 +51,11 @@ static bool is_relevant(const struct libs_closure *closure, int user)
     return user == 0 || (user > 0 && text_begins(closure->libs[user].name, NVSHMEM));
 }
 
-static void report_missing(struct doctor_result *result, const struct lib *lib, const char *user, const char *torch)
+static void report_missing(struct doctor_result *result, const char *package, const struct lib *lib, const char *user,
+                           const char *torch)
 {
-    doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which is not found", user, lib->name);
+    doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s needs %s, which is not found", package, user,
+                 lib->name);
     doctor_evidence(result, user, "NEEDED %s", lib->name);
     if (text_begins(lib->name, NVSHMEM))
         doctor_advise(result,
@@ -78,18 +67,22 @@ static void report_missing(struct doctor_result *result, const struct lib *lib, 
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
+    else if (text_begins(lib->name, "libcudart.so.12"))
+        doctor_advise(result, "The extension was built with CUDA 12. Install that runtime (the wheel "
+                              "nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.");
     else if (text_begins(lib->name, "libcudart"))
         doctor_advise(result,
-                      "The extension was built with CUDA %.4s. Install that runtime (the wheel "
-                      "nvidia-cuda-runtime-cu%.2s), or build it again with the CUDA of PyTorch.",
-                      lib->name + strlen("libcudart.so."), lib->name + strlen("libcudart.so."));
+                      "The extension was built with CUDA %.2s. Install that runtime (since CUDA 13 the wheel "
+                      "nvidia-cuda-runtime), or build it again with the CUDA of PyTorch.",
+                      lib->name + strlen("libcudart.so."));
     else
         doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
 }
 
-static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result,
-                         const struct libs_closure *closure, const char *torch)
+static bool find_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
+                         const struct libs_closure *closure)
 {
+    const char *torch = machine->software->torch;
     const char *unasked = "";
 
     for (int i = 1; i < closure->n; i++) {
@@ -103,12 +96,12 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
             continue;
         }
         if (lib->location.state == SOURCE_FAILED) {
-            doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s is damaged", lib->location.path);
+            doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s is damaged", package, lib->location.path);
             doctor_evidence(result, lib->location.path, "not a readable library, found by %s", lib->location.found_by);
             doctor_advise(result, "Install it again.");
             return true;
         }
-        report_missing(result, lib, closure->libs[lib->needed_by].location.path, torch);
+        report_missing(result, package, lib, closure->libs[lib->needed_by].location.path, torch);
         return true;
     }
     if (*unasked)
@@ -131,7 +124,7 @@ static bool conda_defines(const struct doctor_machine *machine, const char *vers
     return facts.state == SOURCE_OK && facts.n_definitions == 0;
 }
 
-static void find_gap(const struct doctor_machine *machine, struct doctor_result *result,
+static void find_gap(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
                      const struct libs_closure *closure)
 {
     for (int i = 0; i < closure->n_gaps; i++) {
@@ -144,7 +137,7 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
             !(is_c || text_begins(gap->version, "GLIBCXX_") || text_begins(gap->version, "CXXABI_")) ||
             (!is_c && conda_defines(machine, gap->version)))
             continue;
-        doctor_found(result, DOCTOR_ERROR, "deep_ep cannot be imported: %s needs %s, which %s does not have", user,
+        doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s needs %s, which %s does not have", package, user,
                      gap->version, provider);
         doctor_evidence(result, user, "needs %s", gap->version);
         doctor_evidence(result, provider, "does not define it");
@@ -158,10 +151,26 @@ static void find_gap(const struct doctor_machine *machine, struct doctor_result 
     }
 }
 
-static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
+/* The extension, if it is there and readable; otherwise "", and not known why if it should be. */
+static const char *extension_of(const struct doctor_machine *machine, const struct stack_installed *installed,
+                                struct doctor_result *result)
+{
+    struct elf_facts facts;
+
+    if (!*installed->extension)
+        return "";
+    facts = source_elf(machine->source, "%s", installed->extension);
+    return doctor_unknown_if(result, facts.state != SOURCE_OK, "%s: %s", installed->extension,
+                             machine_reason(facts.state, facts.why))
+               ? ""
+               : installed->extension;
+}
+
+void stack_needs_libraries(const struct doctor_machine *machine, const struct stack_installed *installed,
+                           struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
-    const char *path = machine_extension(machine, result);
+    const char *path = extension_of(machine, installed, result), *package = installed->stack->package;
     struct libs_closure *closure;
 
     if (!*path)
@@ -169,9 +178,14 @@ static void run_import_libraries(const struct doctor_machine *machine, struct do
     if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
                           "no memory for the list of libraries"))
         return;
-    if (!find_missing(machine, result, closure, torch_of(machine->source)))
-        find_gap(machine, result, closure);
+    if (!find_missing(machine, result, package, closure))
+        find_gap(machine, result, package, closure);
     libs_closure_free(closure);
+}
+
+static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    stacks_report(machine, stack_needs_libraries, result);
 }
 
 const struct doctor_check check_import_libraries = {
@@ -182,7 +196,7 @@ const struct doctor_check check_import_libraries = {
     .cause = "The extension was built on another system or in another environment, or a library has been removed "
              "since.",
     .remedy = "Install what is missing, or build DeepEP again where it runs.",
-    .links = TEXTS("LD_LIBRARY_PATH", "deep_ep_cpp*.so"),
+    .links = TEXTS("LD_LIBRARY_PATH", "deep_ep_cpp*.so", "deep_ep/_C*.so"),
 };
 
 /* --- import-python --- */
@@ -190,7 +204,7 @@ const struct doctor_check check_import_libraries = {
 /* The Python version of a module: 312 of "deep_ep_cpp.cpython-312-x86_64-linux-gnu.so"; 0: any. */
 static int tag_of(const char *path)
 {
-    const char *slash = strrchr(path, '/'), *tag = strstr(slash ? slash : path, ".cpython-");
+    const char *tag = strstr(text_base(path), ".cpython-");
 
     return tag ? atoi(tag + strlen(".cpython-")) : 0;
 }
@@ -204,46 +218,127 @@ static int python_of(const char *torch)
     return minor > 0 && minor < 100 ? 300 + minor : 0;
 }
 
-static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
+void stack_needs_python(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
 {
-    const char *path = machine_extension(machine, result), *torch;
-    int tag, python;
+    const char *path = installed->extension, *torch = machine->software->torch, *base = text_base(path);
+    int tag = tag_of(path), python = python_of(torch);
     struct source_names names;
-    const char *folder;
 
-    if (!*path)
-        return;
-    torch = torch_of(machine->source);
-    tag = tag_of(path);
-    python = python_of(torch);
-    if (doctor_not_applicable_if(result, tag == 0 || python == 0, "%s",
-                                 tag == 0 ? "the extension is for any Python"
-                                          : "it is not known which Python has PyTorch"))
-        return;
-    if (tag == python)
+    if (tag == 0 || python == 0 || tag == python)
         return;
     /* There may be several, one for each Python. */
-    folder = source_printf(machine->source, "%.*s", (int)(strrchr(path, '/') - path), path);
-    names = source_list(machine->source, "%s", folder);
+    names = source_list(machine->source, "%s", libs_folder_of(machine->source, path));
     for (size_t i = 0; i < names.n; i++)
-        if (text_begins(names.names[i], "deep_ep_cpp.") && tag_of(names.names[i]) == python)
+        if (strncmp(names.names[i], base, strcspn(base, ".") + 1) == 0 && tag_of(names.names[i]) == python)
             return;
     doctor_found(result, DOCTOR_ERROR,
-                 "deep_ep cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
-                 tag - 300, python - 300);
+                 "%s cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
+                 installed->stack->package, tag - 300, python - 300);
     doctor_evidence(result, path, "for Python 3.%d", tag - 300);
     doctor_evidence(result, torch, "in Python 3.%d", python - 300);
-    doctor_advise(result, "Start Python 3.%d if that is the intended one, or build DeepEP again with Python 3.%d.",
+    doctor_advise(result, "Start Python 3.%d if that is the intended one, or build it again with Python 3.%d.",
                   tag - 300, python - 300);
+}
+
+static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    stacks_report(machine, stack_needs_python, result);
 }
 
 const struct doctor_check check_import_python = {
     DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_python),
     .title = "DeepEP's extension is for the Python that has PyTorch",
-    .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\", although the file is there.",
+    .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\" or 'deep_ep._C', although the file is there.",
     .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
     .remedy = "Build DeepEP with the Python that runs it.",
     .links = TEXTS("deep_ep_cpp*.so", "PYTHONPATH"),
+};
+
+/* --- import-symbols --- */
+
+/* What the names of symbols tell about who has them, and what of it was built for another version. */
+static const struct {
+    const char *const *beginnings;
+    const char *owner, *advice;
+} families[] = {
+    {TEXTS("nccl"), "NCCL", "Install the NCCL that it was built with, or a later one, and no other afterwards."},
+    {TEXTS("nvshmem"), "NVSHMEM", "Build it again with the NVSHMEM that is loaded."},
+    {TEXTS("cu"), "CUDA", "Build it again with the CUDA of PyTorch, or update the driver."},
+    {TEXTS("_Z", "THP", "torch", "aoti_torch"), "PyTorch",
+     "Build it again with this PyTorch, or install the one that it was built with. The option --no-build-isolation "
+     "keeps pip from building it with another PyTorch."},
+};
+
+/* Where PyTorch's import has loaded libraries from, as a search path before the other ones. */
+static const char *path_of_torch(const struct doctor_machine *machine, const char *path)
+{
+    const char *torch = machine->software->torch;
+
+    path = source_printf(machine->source, "%s%s%s/lib", path, *path ? ":" : "", torch);
+    for (size_t i = 0; i < COUNT(wheels); i++)
+        if (source_is_folder(source_stat(machine->source, "%s/../nvidia/%s/lib", torch, wheels[i])))
+            path = source_printf(machine->source, "%s:%s/../nvidia/%s/lib", path, torch, wheels[i]);
+    return path;
+}
+
+static void report_symbol(struct doctor_result *result, const char *package, const char *path,
+                          struct source_names missing)
+{
+    const char *owner = "another library", *advice = "Install or build it again for this environment.";
+
+    for (size_t i = COUNT(families); i-- > 0;)
+        if (text_begins_any(missing.names[0], families[i].beginnings)) {
+            owner = families[i].owner;
+            advice = families[i].advice;
+        }
+    doctor_found(result, DOCTOR_ERROR,
+                 "%s cannot be imported: it was built for another version of %s: no library has %s", package, owner,
+                 missing.names[0]);
+    for (size_t i = 0; i < missing.n; i++)
+        doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
+    doctor_advise(result, "%s", advice);
+}
+
+void stack_needs_symbols(const struct doctor_machine *machine, const struct stack_installed *installed,
+                         struct doctor_result *result)
+{
+    const char *path = extension_of(machine, installed, result);
+    struct libs_env env = libs_env_of(machine->source);
+    const char *providers[LIBS_MAX];
+    struct libs_closure *closure;
+    struct source_names missing = {.n = 0};
+
+    if (!*path || !*machine->software->torch)
+        return;
+    env.library_path = path_of_torch(machine, env.library_path);
+    if (libs_load(machine->source, &env, path, &closure) != EP_OK)
+        return;
+    for (int i = 0; i < closure->n; i++)
+        providers[i] = closure->libs[i].location.state == SOURCE_OK ? closure->libs[i].location.path : "";
+    /* What is not found is the subject of import-libraries, and may have the symbols. */
+    if (closure->first_missing < 0 && !closure->cut)
+        missing = source_missing_symbols(machine->source, path, providers, (size_t)closure->n);
+    libs_closure_free(closure);
+    if (missing.n)
+        report_symbol(result, installed->stack->package, path, missing);
+}
+
+static void run_import_symbols(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    stacks_report(machine, stack_needs_symbols, result);
+}
+
+const struct doctor_check check_import_symbols = {
+    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_symbols),
+    .title = "the loaded libraries have all symbols that the extension needs",
+    .symptom =
+        "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\" or \"ncclGetLsaDevicePointer\".",
+    .cause = "The extension was built with the headers of another PyTorch, NCCL, NVSHMEM or CUDA than those that are "
+             "loaded: one of them was updated or replaced since, or pip built it in isolation.",
+    .remedy = "Build the extension again in this environment, or restore what was replaced.",
+    .links = TEXTS("deep_ep/_C*.so", "deep_ep_cpp*.so", "https://github.com/deepseek-ai/DeepEP/issues/309",
+                   "https://github.com/deepseek-ai/DeepEP/issues/710"),
 };
 
 /* --- cuda-major --- */
@@ -264,13 +359,46 @@ static int cuda_of(const struct elf_facts *facts)
     return 0;
 }
 
-/* Users of a CUDA runtime: DeepEP's extension first; PyTorch must match it. */
+/* A user of a CUDA runtime. */
 struct cuda_user {
     const char *what, *path;
     int cuda; /* 0: none, or it could not be read */
 };
 
-enum { USER_DEEPEP, USER_TORCH, USER_NVSHMEM, USERS };
+static struct cuda_user cuda_user(const struct doctor_machine *machine, const char *what, const char *path)
+{
+    struct cuda_user user = {.what = what, .path = path};
+    struct elf_facts facts;
+
+    if (*path) {
+        facts = source_elf(machine->source, "%s", path);
+        user.cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
+    }
+    return user;
+}
+
+static struct cuda_user cuda_of_torch(const struct doctor_machine *machine)
+{
+    const char *torch = machine->software->torch;
+
+    return cuda_user(machine, "PyTorch",
+                     *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "");
+}
+
+void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
+{
+    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
+                                cuda_of_torch(machine)};
+
+    if (result->outcome != DOCTOR_FINE || !users[0].cuda || !users[1].cuda || users[0].cuda == users[1].cuda)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s's extension is for CUDA %d, and PyTorch for CUDA %d", users[0].what,
+                 users[0].cuda, users[1].cuda);
+    for (size_t i = 0; i < COUNT(users); i++)
+        doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
+    doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
+}
 
 /* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
 static int driver_for_programs(const struct doctor_machine *machine)
@@ -303,34 +431,25 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
 
 static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *torch = torch_of(machine->source);
-    struct cuda_user users[USERS] = {
-        [USER_DEEPEP] = {"DeepEP", machine_extension(machine, result), 0},
-        [USER_TORCH] = {"PyTorch", *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "", 0},
-        [USER_NVSHMEM] = {"NVSHMEM", machine->software->nvshmem.host.path, 0}};
+    const struct stacks_installed *all = &machine->software->stacks;
+    struct cuda_user users[STACKS_MAX + 2];
     bool any = false;
+    int n = 0;
 
-    if (result->outcome == DOCTOR_UNKNOWN)
-        return;
-    for (int i = 0; i < USERS; i++) {
-        struct elf_facts facts = {.n_needed = 0};
-
-        if (*users[i].path)
-            facts = source_elf(machine->source, "%s", users[i].path);
-        users[i].cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
-        any = any || users[i].cuda;
-    }
-    if (doctor_not_applicable_if(result, !any, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
+    stacks_report(machine, stack_needs_cuda, result);
+    if (result->outcome == DOCTOR_FOUND || result->outcome == DOCTOR_UNKNOWN)
         return;
     result->outcome = DOCTOR_FINE;
-    if (users[USER_DEEPEP].cuda && users[USER_TORCH].cuda && users[USER_DEEPEP].cuda != users[USER_TORCH].cuda) {
-        doctor_found(result, DOCTOR_ERROR, "DeepEP's extension is for CUDA %d, and PyTorch for CUDA %d",
-                     users[USER_DEEPEP].cuda, users[USER_TORCH].cuda);
-        for (int i = USER_DEEPEP; i <= USER_TORCH; i++)
-            doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
-        doctor_advise(result, "Build DeepEP again with the toolkit of CUDA %d.", users[USER_TORCH].cuda);
-    }
-    for (int i = 0; i < USERS && result->outcome != DOCTOR_FOUND; i++)
+    for (int i = 0; i < all->n; i++)
+        if (!(all->stacks[i].stack->needs & STACK_IS_PART))
+            users[n++] = cuda_user(machine, all->stacks[i].stack->title, all->stacks[i].extension);
+    users[n++] = cuda_of_torch(machine);
+    users[n++] = cuda_user(machine, "NVSHMEM", machine->software->nvshmem.host.path);
+    for (int i = 0; i < n; i++)
+        any = any || users[i].cuda;
+    if (doctor_not_applicable_if(result, !any, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
+        return;
+    for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         need_driver(machine, result, &users[i]);
 }
 

@@ -3,6 +3,7 @@
 #include "doctor.h"
 #include "base/error.h"
 #include "queries.h"
+#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,8 @@ ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret
         return ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
     }
     machine->source = source;
-    status = read_parts(machine);
+    machine->stacks = calloc(STACKS_MAX, sizeof(*machine->stacks));
+    status = machine->stacks ? read_parts(machine) : ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
     if (status != EP_OK) {
         doctor_machine_free(machine);
         return status;
@@ -48,6 +50,7 @@ void doctor_machine_free(struct doctor_machine *machine)
 {
     if (!machine)
         return;
+    free(machine->stacks);
     free(machine->expected);
     audit_free(machine->audit);
     advice_free(machine->advice);

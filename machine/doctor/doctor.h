@@ -25,6 +25,7 @@ struct doctor_machine {
     struct advice *advice;
     struct audit *audit;               /* of the inspected environment */
     struct doctor_inventory *expected; /* from --expect; NULL if not given */
+    struct stack_result *stacks;       /* of software->stacks, filled when a check first asks; NULL: none are checked */
 };
 
 /*

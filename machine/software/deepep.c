@@ -7,15 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The compiled module: deep_ep_cpp.cpython-312-x86_64-linux-gnu.so; "" if there is none. */
-static const char *find_extension(struct source *source, const char *folder)
+/* A compiled module: deep_ep_cpp.cpython-312-x86_64-linux-gnu.so; "" if there is none. */
+static const char *find_module(struct source *source, const char *folder, const char *beginning)
 {
     struct source_names names = source_list(source, "%s", folder);
 
     for (size_t i = 0; i < names.n; i++)
-        if (text_begins(names.names[i], "deep_ep_cpp") && text_ends(names.names[i], ".so"))
+        if (text_begins(names.names[i], beginning) && text_ends(names.names[i], ".so"))
             return source_printf(source, "%s/%s", folder, names.names[i]);
     return "";
+}
+
+/* Beside the package in version 1, in it since version 2. */
+static const char *find_extension(struct source *source, const char *folder)
+{
+    const char *module = find_module(source, folder, "deep_ep_cpp");
+
+    return *module ? module : find_module(source, source_printf(source, "%s/deep_ep", folder), "_C.");
 }
 
 /* "1.2.1" of a line __version__ = "1.2.1" */
@@ -111,6 +119,6 @@ void software_read_deepep(struct source *source, const struct python *python, st
     /* The package imports the extension by name, so it may be in another folder of the path. */
     for (size_t i = 0; i < python->n && !*imported->extension; i++)
         if (python->folders[i].on_path)
-            imported->extension = find_extension(source, python->folders[i].path);
+            imported->extension = find_module(source, python->folders[i].path, "deep_ep_cpp");
     deepep->mapping_active = software_maps_devices(imported);
 }

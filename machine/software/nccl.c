@@ -12,7 +12,7 @@
 #define GIB "/usr/local/gib"
 
 /* The library of a wheel has only the ABI number in its name; its version is that of the package. */
-static const char *nccl_version(struct source *source, const char *path)
+const char *software_nccl_version(struct source *source, const char *path)
 {
     struct source_text real = source_resolve(source, "%s", path);
     const char *version = libs_file_version(real.state == SOURCE_OK ? real.text : path);
@@ -74,9 +74,9 @@ void software_read_nccl(struct source *source, const struct topo *topo, const st
     struct libs_env env = libs_env_of(source);
 
     nccl->lib = libs_find(source, &env, LIB);
-    nccl->version = nccl->lib.state == SOURCE_OK ? nccl_version(source, nccl->lib.path) : "";
+    nccl->version = nccl->lib.state == SOURCE_OK ? software_nccl_version(source, nccl->lib.path) : "";
     nccl->bundled = python_find(source, python, "nvidia/nccl/lib/" LIB);
-    nccl->bundled_version = *nccl->bundled ? nccl_version(source, nccl->bundled) : "";
+    nccl->bundled_version = *nccl->bundled ? software_nccl_version(source, nccl->bundled) : "";
     /* Settings for a plugin that is not installed would prevent NCCL from starting. */
     nccl->gib = source_is_folder(source_stat(source, GIB)) &&
                         source_stat(source, GIB "/lib64/libnccl-net.so").state != SOURCE_ABSENT

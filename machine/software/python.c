@@ -29,24 +29,33 @@ static void add_folder(struct source *source, struct python *python, const char 
 }
 
 /* Lines of a .pth file are folders, relative to the file's folder; "import ..." is code. */
+static json_t *read_pth(const char *text, size_t bytes)
+{
+    json_t *folders = json_array();
+
+    (void)bytes;
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+        size_t n = strcspn(at, "\n");
+
+        while (n && strchr(" \t\r", at[n - 1]))
+            n--;
+        if (n && n < PATH_MAX && *at != '#' && !text_begins_any(at, TEXTS("import ", "import\t")))
+            json_array_append_new(folders, json_stringn_nocheck(at, n));
+    }
+    return folders;
+}
+
 static void add_pth(struct source *source, struct python *python, const char *folder, const char *file, bool on_path)
 {
-    const char *at = source_read(source, "%s/%s", folder, file).text;
+    struct source_answer folders = source_fact(source, "pth", read_pth, "%s/%s", folder, file);
 
-    while (*at) {
-        size_t n = strcspn(at, "\n"), used = n;
+    for (size_t i = 0; i < json_array_size(folders.value); i++) {
+        const char *line = json_string_value(json_array_get(folders.value, i)), *name = line ? line : "";
 
-        while (used && strchr(" \t\r", at[used - 1]))
-            used--;
-        if (used && used < PATH_MAX && *at != '#' && strncmp(at, "import ", 7) != 0 &&
-            strncmp(at, "import\t", 7) != 0) {
-            const char *name = piece_copy(source, (struct piece){.text = at, .n = used});
-
-            if (strncmp(name, "./", 2) == 0)
-                name += 2;
-            add_folder(source, python, *name == '/' ? name : source_printf(source, "%s/%s", folder, name), on_path);
-        }
-        at += n + (at[n] == '\n');
+        name = piece_copy(source, (struct piece){.text = name, .n = strlen(name)});
+        if (strncmp(name, "./", 2) == 0)
+            name += 2;
+        add_folder(source, python, *name == '/' ? name : source_printf(source, "%s/%s", folder, name), on_path);
     }
 }
 

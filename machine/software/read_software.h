@@ -31,6 +31,9 @@ void software_read_nvshmem(struct source *source, const struct python *python, c
 void software_read_nccl(struct source *source, const struct topo *topo, const struct python *python,
                         struct software_nccl *nccl);
 
+/* Call when everything else of Python is known. */
+void software_read_stacks(const struct python *python, struct software *software);
+
 /* Call when `nccl->gib` is set. */
 void software_read_gib(struct source *source, struct software_nccl *nccl);
 

@@ -33,17 +33,14 @@ static const char *list_python(struct source *source, const struct python *pytho
     return list;
 }
 
-/* Libraries for expert parallelism whose needs no check knows, by a folder of theirs on Python's path. */
-static const char *find_unknown(struct source *source, const struct python *python)
+/* The PyTorch that Python imports; "" if there is none. */
+static void find_torch(struct source *source, const struct python *python, struct software *software)
 {
-    static const char *const folders[] = {"deep_ep/buffers", "deep_ep_v25", "nixl_ep",     "nccl_extensions", "uccl",
-                                          "mooncake",        "mori",        "pplx_kernels"};
-    const char *list = "";
+    const char *lib = python_find(source, python, "torch/lib");
 
-    for (size_t i = 0; i < COUNT(folders); i++)
-        if (*python_find(source, python, folders[i]))
-            list = source_printf(source, "%s%s%s", list, *list ? ", " : "", i == 0 ? "DeepEP 2" : folders[i]);
-    return list;
+    software->torch = software_without(source, lib, "/lib");
+    software->torch_version =
+        *software->torch ? python_version(source, software_without(source, software->torch, "/torch"), "torch") : "";
 }
 
 ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software)
@@ -66,7 +63,8 @@ ep_status software_read(struct source *source, const struct topo *topo, struct s
     software_read_nccl(source, topo, python, &software->nccl);
     software->cuda_home = find_cuda(source);
     software->python_paths = list_python(source, python);
-    software->unknown = find_unknown(source, python);
+    find_torch(source, python, software);
+    software_read_stacks(python, software);
     free(python);
     *ret_software = software;
     return EP_OK;

@@ -12,6 +12,7 @@
 #include "machine/hardware/topo.h"
 #include "machine/source/source.h"
 #include "os.h"
+#include "stacks.h"
 
 #define SOFTWARE_MAX_COPIES 32
 #define SOFTWARE_MAX_SETTINGS 48
@@ -87,7 +88,7 @@ struct software_nccl {
 struct software_copy {
     const char *folder;    /* contains __init__.py */
     const char *version;   /* from its metadata: "1.2.1+29d31c0" */
-    const char *extension; /* deep_ep_cpp*.so next to the package; "" if there is none */
+    const char *extension; /* deep_ep_cpp*.so next to the package, or _C*.so in it; "" if there is none */
     bool on_path;          /* Python finds it by default or through PYTHONPATH; the first such copy is imported */
     bool is_source;        /* a source tree, not an installation */
     /* buffer.py: the mapping of GPUs to HCAs (pull request 466, commit 8a07e7e) */
@@ -113,7 +114,9 @@ struct software {
     struct software_deepep deepep;
     const char *cuda_home;    /* existing folder of the toolkit or runtime: "/usr/local/cuda"; "" if there is none */
     const char *python_paths; /* searched folders, for messages */
-    const char *unknown;      /* libraries for expert parallelism that no check knows: "nixl_ep, uccl" */
+    const char *torch,
+        *torch_version; /* folder of the PyTorch that Python imports, "" if there is none: "2.9.0+cu129" */
+    struct stacks_installed stacks;
 };
 
 /* Does this copy read DEEP_EP_DEVICE_TO_HCA_MAPPING? */
@@ -140,6 +143,9 @@ bool software_is_internal_net(const char *net);
  * ~/.nccl.conf; then /etc/nccl.conf. "" if none sets it. The environment precedes them.
  */
 const char *software_nccl_conf(struct source *source, const char *name, const char **ret_file);
+
+/* Version of the libnccl at `path`: from its file name or its wheel; "" if not known. */
+const char *software_nccl_version(struct source *source, const char *path);
 
 /*
  * Version of the libnvshmem_host at `path`: from its file name, the header of its installation, or its wheel; "" if not

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* elf.c - the headers of an ELF file, read once, cached and presented as plain arrays. */
+/* elf.c - the headers and symbols of ELF files, read once, cached and presented as plain arrays. */
 #include "elf.h"
 #include "common/json.h"
 #include "state.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define WHY_BYTES 256
+#define MISSING_MAX 8 /* symbols of a library that are named */
 
 static json_t *elf_entry(struct source *source, const char *path)
 {
@@ -106,4 +108,52 @@ struct elf_facts source_elf(struct source *source, const char *format, ...)
         cache_set_memo(source, CACHE_ELF, path, memo);
     }
     return facts;
+}
+
+/* --- symbols --- */
+
+static json_t *missing_entry(struct source *source, const char *path, const char *const *providers, size_t n)
+{
+    json_t *failure = NULL, *names;
+    int64_t bytes;
+    int fd = live_open_file(source, path, &bytes, &failure);
+
+    if (fd < 0)
+        return failure;
+    names = elf_undefined(fd);
+    close(fd);
+    for (size_t i = 0; i < n && json_array_size(names) > 0; i++) {
+        fd = live_open_file(source, providers[i], &bytes, &failure);
+        if (fd < 0) {
+            json_decref(failure);
+            continue;
+        }
+        elf_remove_defined(fd, names);
+        close(fd);
+    }
+    live_done(source);
+    while (json_array_size(names) > MISSING_MAX)
+        json_array_remove(names, json_array_size(names) - 1);
+    return names ? json_pack("{s:o}", "value", names) : NULL;
+}
+
+struct source_names source_missing_symbols(struct source *source, const char *path, const char *const *providers,
+                                           size_t n)
+{
+    struct source_names missing = {.state = SOURCE_FAILED, .why = "no memory"};
+    const json_t *entry;
+    char *key;
+
+    if (asprintf(&key, "%s\tmissing-symbols", path) < 0)
+        return missing;
+    entry = json_object_get(source->cached[CACHE_FACTS], key);
+    if (!entry)
+        entry = cache_get(source, CACHE_FACTS, key);
+    if (!entry)
+        entry = cache_put(source, CACHE_FACTS, key, missing_entry(source, path, providers, n));
+    free(key);
+    missing.state = cache_state(entry, &missing.why);
+    if (missing.state == SOURCE_OK)
+        missing.names = get_strings(source, json_object_get(entry, "value"), MISSING_MAX, &missing.n);
+    return missing;
 }

@@ -24,6 +24,13 @@
 /* NULL with the reason in ret_why, `bytes` large: not an ELF file of 64 bits and little-endian, or damaged. */
 json_t *elf_describe(int fd, char *ret_why, size_t bytes);
 
+/*
+ * The names of symbols that the file needs from others, without those of a version, weak ones, and those of the program
+ * Python; a new array. Then elf_remove_defined() removes those that another file defines.
+ */
+json_t *elf_undefined(int fd);
+void elf_remove_defined(int fd, json_t *names);
+
 struct fatbin {
     int n;
     int archs[ELF_MAX_ARCHS]; /* as in struct elf_facts, each once, not sorted */

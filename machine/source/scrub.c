@@ -122,6 +122,11 @@ static const struct scrub_row line_rows[] = {
     "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                    \
     "utf en us nodevfiles " SCRUB_LIBRARY_WORDS
 
+/* Symbols of the C++ library, PyTorch, NCCL, NVSHMEM, CUDA and rdma-core. */
+#define SYMBOLS                                                                                                           \
+    "_ZSt* _ZNSt* _ZNKSt* _ZN3c10* _ZNK3c10* _ZTVN3c10* _ZTIN3c10* _ZN2at* _ZNK2at* _ZN5torch* _ZTVN5torch* _ZN6caffe2* " \
+    "_Z#THP* THP* aoti_torch* nccl* nvshmem* nvshmemi* cuda* cu* ibv* mlx5dv*"
+
 /* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
 static const struct scrub_row fact_rows[] = {
     {"version", scrub_version, VERSION, NULL},
@@ -137,6 +142,8 @@ static const struct scrub_row fact_rows[] = {
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
+    {"pth", scrub_path_list, NULL, NULL},
+    {"missing-symbols", scrub_symbol, SYMBOLS, NULL},
     {"fabric-manager*", scrub_version, VERSION, NULL},
     {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES, NULL},
 };

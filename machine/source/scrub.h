@@ -140,6 +140,7 @@ scrub_rule scrub_hypervisor; /* /proc/cpuinfo: only the hypervisor flag */
 scrub_rule scrub_event;      /* of errors in a log: the time and the PCI address of the device; no other text */
 scrub_rule scrub_journal;    /* of epkit install: kinds of events */
 scrub_rule scrub_version;    /* the version of a package */
+scrub_rule scrub_symbol;     /* the name of a symbol that begins as one of `words` */
 scrub_rule scrub_variable;   /* the value of the variable `keys` */
 
 /* May an environment variable be saved? Only if its name or prefix is known, and it is not a secret. */

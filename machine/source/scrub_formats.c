@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SYMBOL_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
+
 /* The next line without its end; advances *text. False after the last. */
 static bool next_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
 {
@@ -313,6 +315,13 @@ void scrub_path_list(struct scrub *scrub, const char *value, size_t bytes, const
         if (value < end)
             fputc(*value++, out);
     }
+}
+
+void scrub_symbol(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
+{
+    bool is_known = scrub_is_among(text, bytes, row->words) && strspn(text, SYMBOL_LETTERS) == bytes;
+
+    scrub_text(scrub, text, bytes, SCRUB_NAME | SCRUB_VERSIONS, is_known ? NULL : "", out);
 }
 
 /* --- other files of /proc --- */

@@ -185,6 +185,13 @@ struct elf_facts {
 
 struct elf_facts source_elf(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
 
+/*
+ * The symbols that the library at `path` needs and neither it nor one of the `n` libraries `providers` defines; the
+ * first few are named. A snapshot holds these, not the symbols of the libraries.
+ */
+struct source_names source_missing_symbols(struct source *source, const char *path, const char *const *providers,
+                                           size_t n);
+
 /* --- queries of libraries --- */
 
 /*

@@ -35,7 +35,7 @@ refused() {
 
 @test "a healthy machine gets one line, and exit code 0" {
     run -0 --separate-stderr epkit doctor --from a4
-    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found."$ ]]
+    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; runs here: DeepEP 1.2.1+29d31c0."$ ]]
     [ -z "$stderr" ]
 }
 
@@ -99,7 +99,7 @@ refused() {
     cp -r a4 user
     rm user/var/log/kern.log
     run -0 --separate-stderr epkit doctor --from user
-    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed."$ ]]
+    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed; runs here: DeepEP 1.2.1+29d31c0."$ ]]
     epkit doctor --from user --json |
         jq --exit-status '[.checks[] | select(.outcome == "unknown")] | length == 1
             and (.[0] | .id == "gpu-errors" and (.open | not) and .would_tell == "Run epkit doctor as root.")'
@@ -130,7 +130,7 @@ refused() {
     [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processes","processors","acs"]' ]
     [ "$(epkit doctor --only nic --from a4 --json | jq -c '[.checks[].group] | unique')" = '["nic"]' ]
     run -0 --separate-stderr epkit doctor --only gid --from a4.shm
-    [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found." ]
+    [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found; runs here: DeepEP 1.2.1+29d31c0." ]
 }
 
 @test "JSON fits its schema" {

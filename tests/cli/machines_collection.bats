@@ -60,6 +60,74 @@ nccl-disabled: sudoedit /root/.nccl.conf | This machine has RDMA NICs for data.
 END
 }
 
+@test "libraries for expert parallelism: complete, in part, of another version" {
+    collection stacks
+}
+
+# stacks MACHINE ARGUMENT...: the rows of --stacks, live and from the snapshot, as "name state: text | fix"
+stacks() {
+    local machine=$1 from
+    shift
+    rm -rf machine
+    python3 "$MACHINES/machines.py" "$machine" machine
+    epkit topo --from machine --save saved >/dev/null
+    for from in machine saved; do
+        epkit doctor --from $from --json --stacks "$@" >$from.json || [ $? -eq 3 ]
+        jq -r '.stacks[] | .name + " " + .state + ": " + .text + " | " + (.fix // "" | gsub("\n"; "; "))' $from.json >$from.rows
+    done
+    diff machine.rows saved.rows >&2
+    cat machine.rows
+}
+
+@test "--stacks names the first thing missing, with the command that mends it" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    {
+        for machine in deepep-v2 deepep-v2-part deepep-v2-nccl deepep-v2-cuda-home deepep-v25-nvcc sgl-gone sgl-owners sgl-v25 \
+            nixl-torch flashinfer egg; do
+            stacks "dgx-b200/$machine"
+        done
+    } >told
+    cat told
+    diff - told <<'END'
+deepep-v2 runs: runs here | 
+deepep-v2 missing: DeepEP 2 is installed in part: there is no deep_ep/_C.*.so | pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca
+deepep-v2 missing: DeepEP 2 needs NCCL 2.30.4 or later, and 2.28.9 is loaded | pip install --no-deps 'nvidia-nccl-cu12>=2.30.4'
+deepep-v2 missing: DeepEP 2 compiles its kernels when it runs, and there is no nvcc: /opt/cuda/bin/nvcc | export CUDA_HOME=/usr/local/cuda
+deepep-v2.5 missing: DeepEP 2.5 needs nvcc 13.1 or later, and /usr/local/cuda/bin/nvcc is 13.0.1 | sudo apt-get install cuda-nvcc-13-1
+sgl-deep-ep missing: sgl-deep-ep 0.1.2.post1 is registered, and its package deep_ep is not there | pip install --force-reinstall --no-deps sgl-deep-ep==0.1.2.post1
+sgl-deep-ep missing: 2 distributions contain the package deep_ep: deep_ep-2.1.0 and sgl_deep_ep-0.1.2.post1 | pip uninstall -y deep_ep sgl_deep_ep; pip install --force-reinstall --no-deps sgl-deep-ep==0.1.2.post1
+sgl-deep-ep runs: runs here | 
+sgl-deep-ep-v25 runs: runs here | 
+nixl-ep missing: NIXL EP has extensions for PyTorch 2.14, and none for 2.15.0+cu130 | pip install --upgrade nixl
+flashinfer-moe-ep missing: FlashInfer moe_ep needs NCCL EP | pip install nccl-extensions
+deepep-v1 missing: deep_ep cannot be imported: it was built for another version of PyTorch: no library has _Z14THPStream_WrapRKN3c106StreamEi | 
+END
+}
+
+@test "--stacks of known, absent and unknown libraries" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 "$MACHINES/machines.py" dgx-b200/deepep-v2 machine
+    run -0 epkit doctor --from machine --stacks
+    [ "${lines[0]}" = "DeepEP 2 2.1.0 runs here." ]
+    run -0 epkit doctor --from machine --stacks deep_ep
+    [ "${lines[0]}" = "DeepEP 2 2.1.0 runs here." ]
+    run -0 epkit doctor --from machine --stacks all
+    [[ "$output" == *"nccl-ep"*"flashinfer-moe-ep"* ]]
+    run -3 epkit doctor --from machine --stacks nccl-ep
+    [[ "$output" == *"not installed; what it needs is here"*"pip install nccl-extensions"* ]]
+    for name in uccl nonesuch; do
+        run -4 epkit doctor --from machine --stacks "$name"
+        [[ "$output" == *"not known: $name"* ]]
+        run -4 --separate-stderr epkit doctor --from machine --stacks "$name" --json
+        [ "$(jq -c .stacks <<<"$output")" = "[]" ]
+    done
+    run -2 epkit doctor --from machine nccl-ep
+    run -2 epkit doctor --from machine --stacks --fix
+    python3 "$MACHINES/machines.py" empty nothing
+    run -0 epkit doctor --from nothing --stacks
+    [[ "$output" == "No known library for expert parallelism is on Python's path." ]]
+}
+
 @test "healthy says what nobody looked at, also from a snapshot" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" dgx-b200/unknown-stack stack
@@ -67,7 +135,7 @@ END
     local from
     for from in stack saved; do
         run -0 epkit doctor --from "$from"
-        [[ "$output" == *"nothing found; not known: nixl_ep." ]]
+        [[ "$output" == *": no fault found; not known: uccl." ]]
     done
 }
 

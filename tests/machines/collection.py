@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|variants|all [--live] [--every N] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|stacks|variants|all [--live] [--every N] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; commands of findings
 may be pasted and are classified; a snapshot says the very same (of variants all that is printed, in the long tier of
@@ -34,10 +34,12 @@ import platforms  # noqa: E402
 import reports  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
+import stacks  # noqa: E402
 import variants  # noqa: E402
 
 COLLECTIONS = {"field": field, "rules": rules, "sites": sites, "nodes": nodes, "details": details,
-               "platforms": platforms, "reports": reports, "variants": variants}
+               "platforms": platforms, "reports": reports, "stacks": stacks,
+               "variants": variants}
 GOLDEN_VARIANTS = {variant.name for variant in variants.faults}
 MAPS = {**nodes.maps, **platforms.maps}
 
@@ -99,7 +101,7 @@ WORD = r"(?:[A-Za-z0-9_./+,:=@%*-]|'[^'\n]*'|\\')+"
 OWN = r'(?:"\$\(epkit env\)"|linux-headers-\$\(uname -r\)|\||[A-Z_]+=' + WORD + r"\$\{([A-Z_]+):\+:\$\1\})"
 # Groups inside a repetition would be counted: one pattern for each word instead.
 TOKEN = re.compile(f"(?:{OWN}|{WORD})(?: |$)")
-COMMANDS = {"unset", "export", "eval", "sudo", "sudoedit", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi",
+COMMANDS = {"pip", "unset", "export", "eval", "sudo", "sudoedit", "ldd", "echo", "epkit", "taskset", "ulimit", "nvidia-smi",
             "scontrol", "NVSHMEM_USE_GDRCOPY=0"}
 STOPS = re.compile("reboot|gpu-reset|systemctl restart|mlxconfig|cos-extensions install")
 

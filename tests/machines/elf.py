@@ -14,6 +14,8 @@ SHT_PROGBITS, SHT_STRTAB, SHT_DYNAMIC, SHT_DYNSYM = 1, 3, 6, 11
 SHT_VERDEF, SHT_VERNEED, SHT_VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_RPATH, DT_RUNPATH = (
     0, 1, 5, 6, 10, 11, 14, 15, 29)
+DT_GNU_HASH = 0x6FFFFEF5
+SHT_GNU_HASH = 0x6FFFFFF6
 DT_VERSYM, DT_VERDEF, DT_VERDEFNUM, DT_VERNEED, DT_VERNEEDNUM = (
     0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF)
 
@@ -78,8 +80,37 @@ def fatbin(archs):
     return data
 
 
-def shared_object(soname="", needed=(), rpath="", runpath="", defines=(), needs=None, archs=(), machine=X86_64):
-    """Bytes of a library. defines: versions; needs: {library: [versions]}; archs: of the GPU code in it."""
+def gnu_hash(name):
+    value = 5381
+    for byte in name.encode():
+        value = (value * 33 + byte) & 0xFFFFFFFF
+    return value
+
+
+def symbols(undefined, exports, strings):
+    """.dynsym, .gnu.version and .gnu.hash as GNU ld writes them: undefined symbols first, the others by bucket."""
+    n_buckets = max(1, len(exports) // 2)
+    exports = sorted(exports, key=lambda name: gnu_hash(name) % n_buckets)
+    table = bytes(24)
+    for name in undefined:
+        table += struct.pack("<IBBHQQ", strings.add(name), 0x12, 0, 0, 0, 0)
+    for name in exports:
+        table += struct.pack("<IBBHQQ", strings.add(name), 0x12, 0, 1, 0x1000, 16)
+    first, bloom, buckets, chains = 1 + len(undefined), 0, [0] * n_buckets, b""
+    for i, name in enumerate(exports):
+        value = gnu_hash(name)
+        bloom |= 1 << (value % 64) | 1 << ((value >> 6) % 64)
+        buckets[value % n_buckets] = buckets[value % n_buckets] or first + i
+        last = i + 1 == len(exports) or gnu_hash(exports[i + 1]) % n_buckets != value % n_buckets
+        chains += struct.pack("<I", value & ~1 | last)
+    table_hash = struct.pack("<IIIIQ", n_buckets, first, 1, 6, bloom) + struct.pack(f"<{n_buckets}I", *buckets) + chains
+    return table, struct.pack("<H", 0) + struct.pack("<H", 1) * (len(undefined) + len(exports)), table_hash
+
+
+def shared_object(soname="", needed=(), rpath="", runpath="", defines=(), needs=None, archs=(), machine=X86_64,
+                  undefined=(), exports=()):
+    """Bytes of a library. defines: versions; needs: {library: [versions]}; archs: of the GPU code in it; undefined and
+    exports: names of symbols."""
     strings = Strings()
     needs = needs or {}
     dynamic = [(DT_NEEDED, strings.add(name)) for name in needed]
@@ -89,10 +120,14 @@ def shared_object(soname="", needed=(), rpath="", runpath="", defines=(), needs=
     verdef, n_verdef = version_definitions(soname, defines, strings) if defines else (b"", 0)
     verneed, n_verneed = version_needs(needs, n_verdef + 1 if n_verdef else 2, strings)
 
+    table, versions, table_hash = symbols(undefined, exports, strings)
+
     # name, type, data, address of what its link field names, info, entry size
-    sections = [(".dynsym", SHT_DYNSYM, bytes(24), ".dynstr", 1, 24),
+    sections = [(".dynsym", SHT_DYNSYM, table, ".dynstr", 1, 24),
                 (".dynstr", SHT_STRTAB, strings.data, "", 0, 0),
-                (".gnu.version", SHT_VERSYM, bytes(2), ".dynsym", 0, 2)]
+                (".gnu.version", SHT_VERSYM, versions, ".dynsym", 0, 2)]
+    if undefined or exports:
+        sections.append((".gnu.hash", SHT_GNU_HASH, table_hash, ".dynsym", 0, 0))
     if verdef:
         sections.append((".gnu.version_d", SHT_VERDEF, verdef, ".dynstr", n_verdef, 0))
     if verneed:
@@ -108,6 +143,8 @@ def shared_object(soname="", needed=(), rpath="", runpath="", defines=(), needs=
 
     dynamic += [(DT_STRTAB, places[".dynstr"]), (DT_SYMTAB, places[".dynsym"]), (DT_STRSZ, len(strings.data)),
                 (DT_SYMENT, 24), (DT_VERSYM, places[".gnu.version"])]
+    if undefined or exports:
+        dynamic.append((DT_GNU_HASH, places[".gnu.hash"]))
     if verdef:
         dynamic += [(DT_VERDEF, places[".gnu.version_d"]), (DT_VERDEFNUM, n_verdef)]
     if verneed:

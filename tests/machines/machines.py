@@ -25,6 +25,7 @@ import kinds  # noqa: E402,F401
 import nodes  # noqa: E402
 import platforms  # noqa: E402
 import reports  # noqa: E402
+import stacks  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
 import variants  # noqa: E402
@@ -57,7 +58,7 @@ def main(arguments):
     elif arguments == ["--field"]:
         print("\n".join(field.machines))
     elif arguments == ["--rules"]:
-        for variant in rules.changes + reports.changes:
+        for variant in rules.changes + reports.changes + stacks.changes:
             print(variant.name, *variant.findings)
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
         wanted = hostile.hostile if arguments[0] == "--hostile" else variants.faults

@@ -250,7 +250,7 @@ set_up(change, (
 
 set_up(change, (
     ("dgx-b200/unknown-stack", "", "What is right: no fault, and the verdict says what nobody looked at.",
-     put(f"{software.PYTHON}/nixl_ep/__init__.py", "")),
+     put(f"{software.PYTHON}/uccl/__init__.py", "")),
 ))
 
 

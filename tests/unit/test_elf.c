@@ -8,6 +8,7 @@
 #include "tree.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sys/mman.h>
 
@@ -383,4 +384,24 @@ TEST(random_bytes)
     close(fd);
     free(bytes);
     free(image.bytes);
+}
+
+/* In the hash table that the linker made. */
+TEST(symbols)
+{
+    json_t *names = json_pack("[s, s, s]", "sample_one", "sample_none", "sample_two");
+    int fd = open(SAMPLE("versions"), O_RDONLY | O_CLOEXEC);
+
+    assert_true(fd >= 0);
+    elf_remove_defined(fd, names);
+    assert_int_equal(json_array_size(names), 1);
+    assert_string_equal(json_string_value(json_array_get(names, 0)), "sample_none");
+    json_decref(names);
+    close(fd);
+    /* Its only undefined symbol has a version, which elf_describe() gives. */
+    fd = open(SAMPLE("user"), O_RDONLY | O_CLOEXEC);
+    names = elf_undefined(fd);
+    assert_int_equal(json_array_size(names), 0);
+    json_decref(names);
+    close(fd);
 }

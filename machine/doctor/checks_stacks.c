@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checks_stacks.c - what libraries for expert parallelism need, row by row of the table in machine/software/stacks.c,
+ * compared with what the machine has. The first need that is not met is the one that its user sees first.
+ */
+#include "checks.h"
+#include "common/text.h"
+#include "machine/software/libs.h"
+#include "machine/software/read_software.h"
+#include "queries.h"
+#include "shell.h"
+#include "stacks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- shared --- */
+
+/* The CUDA of PyTorch, for the names of packages; without PyTorch the current one. */
+static int cuda_major(const struct doctor_machine *machine)
+{
+    const char *tag = strstr(machine->software->torch_version, "+cu");
+    int version = tag ? atoi(tag + 3) : 0;
+
+    return version >= 100 ? version / 10 : 13;
+}
+
+const char *stack_install(const struct doctor_machine *machine, const struct stack *stack)
+{
+    const char *cuda = strstr(stack->install, "-cu13");
+
+    return cuda ? source_printf(machine->source, "%.*s-cu%d", (int)(cuda - stack->install), stack->install,
+                                cuda_major(machine))
+                : stack->install;
+}
+
+/* "pip install --force-reinstall --no-deps sgl-deep-ep==0.1.2" where the index has it, otherwise how it is built. */
+static const char *reinstall(const struct doctor_machine *machine, const struct stack_installed *installed)
+{
+    const struct stack *stack = installed->stack;
+
+    if (strcmp(stack->dist, "deep_ep") == 0 || !*installed->version)
+        return stack_install(machine, stack);
+    return source_printf(
+        machine->source, "pip install --force-reinstall --no-deps %s",
+        shell_word(machine->source, source_printf(machine->source, "%s==%s", stack->dist, installed->version)));
+}
+
+static void fix_nccl(const struct doctor_machine *machine, const struct stack *stack, struct doctor_result *result)
+{
+    doctor_fix(result, false, "pip install --no-deps 'nvidia-nccl-cu%d>=%s'", cuda_major(machine), stack->nccl);
+}
+
+/* The NCCL that is in the process before the library is imported: PyTorch's, unless LD_PRELOAD replaces it. */
+static struct lib_location loaded_nccl(const struct doctor_machine *machine)
+{
+    const struct software_nccl *nccl = &machine->software->nccl;
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location location = nccl->lib;
+    const char *torch = source_printf(machine->source, "%s/lib/libtorch_cuda.so", machine->software->torch);
+    struct libs_closure *closure;
+    int index;
+
+    if ((location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0) || !*machine->software->torch ||
+        libs_load(machine->source, &env, torch, &closure) != EP_OK)
+        return location;
+    index = libs_closure_find(closure, "libnccl.so.2");
+    if (index > 0 && closure->libs[index].location.state == SOURCE_OK)
+        location = closure->libs[index].location;
+    else if (location.state != SOURCE_OK && *nccl->bundled)
+        location = (struct lib_location){
+            .state = SOURCE_OK, .path = nccl->bundled, .real = nccl->bundled, .found_by = "PyTorch"};
+    libs_closure_free(closure);
+    return location;
+}
+
+/* --- the package --- */
+
+static void needs_files(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+
+    if (installed->is_gone) {
+        doctor_found(result, DOCTOR_ERROR, "%s %s is registered, and its package %s is not there", stack->title,
+                     installed->version, stack->package);
+        doctor_evidence(result, installed->folder, "%s-%s, and no %s", stack->dist, installed->version, stack->package);
+        doctor_advise(result, "Another distribution with the same package was removed, and its files with it.");
+    } else if (*installed->other_torch) {
+        doctor_found(result, DOCTOR_ERROR, "%s has extensions for PyTorch %s, and none for %s", stack->title,
+                     installed->other_torch, machine->software->torch_version);
+        doctor_evidence(result, installed->folder, "extensions for PyTorch %s", installed->other_torch);
+        doctor_evidence(result, machine->software->torch, "version %s", machine->software->torch_version);
+        doctor_fix(result, false, "pip install --upgrade %s", stack->dist);
+        doctor_advise(result, "Or use a PyTorch that it was built for.");
+        return;
+    } else if (stack->needs & STACK_EXTENSION && *installed->folder && !*installed->extension) {
+        doctor_found(result, DOCTOR_ERROR, "%s is installed in part: there is no %s*.so", stack->title, stack->module);
+        doctor_evidence(result, installed->folder, "no %s*.so", stack->module);
+    } else {
+        return;
+    }
+    doctor_fix(result, false, "%s", reinstall(machine, installed));
+}
+
+static void needs_one_owner(const struct doctor_machine *machine, const struct stack_installed *installed,
+                            struct doctor_result *result)
+{
+    const char *names = "", *title = "";
+
+    if (installed->n_owners < 2)
+        return;
+    for (int i = 0; i < installed->n_owners; i++) {
+        const char *owner = installed->owners[i];
+
+        title = source_printf(machine->source, "%s%s%s", title, *title ? " and " : "", owner);
+        names = source_printf(machine->source, "%s %.*s", names, (int)strcspn(owner, "-"), owner);
+    }
+    doctor_found(result, DOCTOR_ERROR, "%d distributions contain the package %s: %s", installed->n_owners,
+                 installed->stack->package, title);
+    for (int i = 0; i < installed->n_owners; i++)
+        doctor_evidence(result,
+                        source_printf(machine->source, "%s/%s.dist-info", installed->folder, installed->owners[i]),
+                        "%s/__init__.py in its RECORD", installed->stack->package);
+    doctor_fix(result, false, "pip uninstall -y%s\n%s", names, reinstall(machine, installed));
+    doctor_advise(result, "Uninstall all of them, since each removes files of the others; then install one.");
+}
+
+/* --- PyTorch, NCCL --- */
+
+static void needs_torch(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+    const struct software *software = machine->software;
+
+    if (!stack->torch ||
+        (*software->torch && (!*software->torch_version || strverscmp(software->torch_version, stack->torch) >= 0)))
+        return;
+    if (*software->torch) {
+        doctor_found(result, DOCTOR_ERROR, "%s needs PyTorch %s or later, and %s is installed", stack->title,
+                     stack->torch, software->torch_version);
+        doctor_evidence(result, software->torch, "version %s", software->torch_version);
+    } else {
+        doctor_found(result, DOCTOR_ERROR, "%s needs PyTorch, and Python finds none", stack->title);
+        doctor_evidence(result, "Python's path", "%s", software->python_paths);
+    }
+    doctor_fix(result, false, *stack->torch ? "pip install 'torch>=%s'" : "pip install torch", stack->torch);
+    doctor_advise(result, "Or activate the environment that has it.");
+}
+
+static void needs_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
+                       struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+    struct lib_location nccl;
+    const char *version;
+
+    if (!stack->nccl)
+        return;
+    nccl = loaded_nccl(machine);
+    version = nccl.state == SOURCE_OK ? software_nccl_version(machine->source, nccl.path) : "";
+    if (nccl.state == SOURCE_ABSENT) {
+        doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and there is none", stack->title, stack->nccl);
+        doctor_evidence(result, "libnccl.so.2", "not found by the linker, nor in Python's path");
+    } else if (*version && strverscmp(version, stack->nccl) < 0) {
+        doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and %s is loaded", stack->title, stack->nccl,
+                     version);
+        doctor_evidence(result, nccl.path, "version %s, found by %s", version, nccl.found_by);
+        doctor_advise(result, "PyTorch asks for one version of NCCL exactly, so each installation of PyTorch or vLLM "
+                              "replaces it: repeat the command afterwards.");
+    } else {
+        return;
+    }
+    fix_nccl(machine, stack, result);
+}
+
+/* Its import asks Python's metadata for NCCL, and compares that file with the one that is loaded. */
+static void needs_one_nccl(const struct doctor_machine *machine, const struct stack_installed *installed,
+                           struct doctor_result *result)
+{
+    const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
+               *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path;
+    struct lib_location nccl;
+
+    if (!(installed->stack->needs & STACK_NCCL_WHEEL))
+        return;
+    root = root ? root : source_env(machine->source, "NCCL_DIR");
+    path = root ? source_printf(machine->source, "%s/lib/libnccl.so.2", root) : machine->software->nccl.bundled;
+    if (!*path || source_stat(machine->source, "%s", path).state == SOURCE_ABSENT) {
+        doctor_found(result, DOCTOR_ERROR, "%s finds no NCCL for its import: neither the package nor EP_NCCL_ROOT_DIR",
+                     installed->stack->title);
+        doctor_evidence_env(result, "EP_NCCL_ROOT_DIR");
+        doctor_evidence(result, *path ? path : "nvidia/nccl/lib/libnccl.so.2", "not there");
+        fix_nccl(machine, installed->stack, result);
+        return;
+    }
+    nccl = loaded_nccl(machine);
+    /* The one in LD_LIBRARY_PATH is a finding of two-nccl. */
+    if (nccl.state != SOURCE_OK || (quiet && strcmp(quiet, "0") != 0) || strcmp(nccl.path, path) == 0 ||
+        strcmp(nccl.found_by, "LD_LIBRARY_PATH") == 0 ||
+        source_stat(machine->source, "%s", nccl.path).bytes == source_stat(machine->source, "%s", path).bytes)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s was to use %s, and another NCCL is loaded: its import stops",
+                 installed->stack->title, path);
+    doctor_evidence(result, nccl.path, "found by %s", nccl.found_by);
+    if (root)
+        doctor_fix(result, false, "unset %s",
+                   source_env(machine->source, "EP_NCCL_ROOT_DIR") ? "EP_NCCL_ROOT_DIR" : "NCCL_DIR");
+    doctor_advise(result,
+                  "Its kernels are compiled with the headers of one NCCL and run with the other. Use one for "
+                  "both: %s.",
+                  path);
+}
+
+static void needs_nccl_ep(const struct doctor_machine *machine, const struct stack_installed *installed,
+                          struct doctor_result *result)
+{
+    const struct stack *needed = stack_find("nccl-ep");
+    const struct stacks_installed *all = &machine->software->stacks;
+
+    for (int i = 0; i < all->n; i++)
+        if (all->stacks[i].stack == needed)
+            return;
+    if (!(installed->stack->needs & STACK_NCCL_EP))
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s needs %s", installed->stack->title, needed->title);
+    doctor_evidence(result, installed->folder, "no %s", needed->package);
+    doctor_fix(result, false, "%s", stack_install(machine, needed));
+}
+
+/* --- nvcc --- */
+
+static const char *find_nvcc(const struct doctor_machine *machine)
+{
+    const char *own = source_env(machine->source, "EP_JIT_NVCC_COMPILER"), *path = source_env(machine->source, "PATH");
+    const char *homes[] = {source_env(machine->source, "CUDA_HOME"), source_env(machine->source, "CUDA_PATH")};
+
+    if (own && *own == '/')
+        return own;
+    for (size_t i = 0; i < COUNT(homes); i++)
+        /* One that does not exist is a finding of home. */
+        if (homes[i] && *homes[i] == '/' && source_is_folder(source_stat(machine->source, "%s", homes[i])))
+            return source_printf(machine->source, "%s/bin/nvcc", homes[i]);
+    while (path && *path) {
+        struct piece folder = text_take(&path, ":");
+        const char *file = source_printf(machine->source, "%.*s/nvcc", (int)folder.n, folder.text);
+
+        if (*file == '/' && source_stat(machine->source, "%s", file).state == SOURCE_OK)
+            return file;
+    }
+    return "/usr/local/cuda/bin/nvcc";
+}
+
+/* "12.9.1" in {"cuda_nvcc": {"name": "CUDA NVCC", "version": "12.9.86"}}, or that of the whole toolkit. */
+static json_t *read_toolkit(const char *text, size_t bytes)
+{
+    const char *at = strstr(text, "\"cuda_nvcc\""), *version;
+
+    (void)bytes;
+    at = at ? at : strstr(text, "\"cuda\"");
+    version = at ? strstr(at, "\"version\"") : NULL;
+    version = version ? strpbrk(version + strlen("\"version\""), "0123456789") : NULL;
+    return version ? json_stringn(version, strspn(version, "0123456789.")) : json_string("");
+}
+
+static void needs_nvcc(const struct doctor_machine *machine, const struct stack_installed *installed,
+                       struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+    const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
+
+    if (!stack->nvcc)
+        return;
+    nvcc = find_nvcc(machine);
+    major = *stack->nvcc ? "13-1" : cuda_major(machine) == 12 ? "12-9" : "13-1";
+    if (source_stat(machine->source, "%s", nvcc).state == SOURCE_ABSENT) {
+        doctor_found(result, DOCTOR_ERROR, "%s compiles its kernels when it runs, and there is no nvcc: %s",
+                     stack->title, nvcc);
+        doctor_evidence(result, nvcc, "not there");
+        doctor_evidence_env(result, "CUDA_HOME");
+        if (home && source_stat(machine->source, "/usr/local/cuda/bin/nvcc").state == SOURCE_OK) {
+            doctor_fix(result, false, "export CUDA_HOME=/usr/local/cuda");
+            return;
+        }
+    } else {
+        version = source_fact_text(source_fact(machine->source, "version", read_toolkit, "%.*s/version.json",
+                                               (int)(strlen(nvcc) - strlen("/bin/nvcc")), nvcc));
+        if (!text_ends(nvcc, "/bin/nvcc") || !*version || strverscmp(version, stack->nvcc) >= 0)
+            return;
+        doctor_found(result, DOCTOR_ERROR, "%s needs nvcc %s or later, and %s is %s", stack->title, stack->nvcc, nvcc,
+                     version);
+        doctor_evidence(result, nvcc, "version %s", version);
+    }
+    doctor_fix(result, false, "%s",
+               os_install(machine->source, &machine->software->os,
+                          source_printf(machine->source, "cuda-nvcc-%s", major),
+                          source_printf(machine->source, "cuda-nvcc-%s", major)));
+    doctor_advise(result, "In a container take an image with the toolkit (\"-devel\"), and let CUDA_HOME name it.");
+}
+
+/* --- between GPUs and nodes --- */
+
+static void needs_gin(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
+{
+    const char *off = source_env(machine->source, "EP_DISABLE_GIN");
+    bool is_off = off && strcmp(off, "0") != 0;
+
+    if (!(installed->stack->needs & STACK_GIN) || machine->topo->n_gpus < 2)
+        return;
+    if (machine_n_data_nics(machine->topo) == 0 && !is_off) {
+        doctor_found(result, DOCTOR_WARNING, "%s starts transfers on RDMA NICs from the GPUs (GIN), and there is none",
+                     installed->stack->title);
+        doctor_evidence_env(result, "EP_DISABLE_GIN");
+        doctor_fix(result, false, "export EP_DISABLE_GIN=1");
+        doctor_advise(result, "With it, one node works over NVLink. Without it, the first buffer stops with "
+                              "\"... != NCCL_GIN_TYPE_NONE\".");
+    } else if (is_off && machine_job_nodes(machine) > 1) {
+        doctor_found(result, DOCTOR_WARNING, "EP_DISABLE_GIN=%s, and %s needs GIN between the %ld nodes of the job",
+                     off, installed->stack->title, machine_job_nodes(machine));
+        doctor_evidence_env(result, "EP_DISABLE_GIN");
+        doctor_fix(result, false, "unset EP_DISABLE_GIN");
+    }
+}
+
+static void needs_ucx_device(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
+{
+    struct libs_env env = libs_env_of(machine->source);
+    const char *ucp = "", *folder;
+    struct libs_closure *closure;
+
+    if (!(installed->stack->needs & STACK_UCX_DEVICE) || !*installed->extension ||
+        machine_n_data_nics(machine->topo) == 0 ||
+        libs_load(machine->source, &env, installed->extension, &closure) != EP_OK)
+        return;
+    for (int i = 0; i < closure->n && !*ucp; i++)
+        if (closure->libs[i].location.state == SOURCE_OK && text_begins(closure->libs[i].name, "libucp"))
+            ucp = closure->libs[i].location.path;
+    libs_closure_free(closure);
+    folder = source_printf(machine->source, "%s/ucx", libs_folder_of(machine->source, ucp));
+    if (!*ucp || *software_first_with(machine->source, folder, "libuct_ib_mlx5_gda"))
+        return;
+    doctor_found(result, DOCTOR_WARNING, "%s needs a UCX with operations from GPUs, and %s has no libuct_ib_mlx5_gda",
+                 installed->stack->title, folder);
+    doctor_evidence(result, ucp, "the UCX that it loads");
+    doctor_fix(result, false, "%s", stack_install(machine, installed->stack));
+    doctor_advise(result, "The wheel brings such a UCX. Between nodes nothing works without it.");
+}
+
+static void needs_nvlink(const struct doctor_machine *machine, const struct stack_installed *installed,
+                         struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+
+    if (!(installed->stack->needs & STACK_NVLINK) || topo->n_gpus < 2)
+        return;
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (!topo->gpus[i].answered || topo->gpus[i].nvlinks_up > 0)
+            return;
+    doctor_found(result, DOCTOR_WARNING, "%s needs NVLinks between the GPUs, and none is up", installed->stack->title);
+    doctor_evidence(result, "NVML", "%d GPUs without NVLink", topo->n_gpus);
+    doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
+}
+
+static void needs_gpudirect(const struct doctor_machine *machine, const struct stack_installed *installed,
+                            struct doctor_result *result)
+{
+    const struct software_driver *driver = &machine->software->driver;
+
+    if (!(installed->stack->needs & STACK_GPUDIRECT) || machine_n_data_nics(machine->topo) == 0 ||
+        driver->peermem != SOURCE_ABSENT || driver->dmabuf != SOURCE_ABSENT)
+        return;
+    doctor_found(result, DOCTOR_WARNING,
+                 "between nodes %s needs GPU memory that NICs can reach: no nvidia_peermem, and no dma-buf",
+                 installed->stack->title);
+    doctor_evidence(result, "dma-buf", "%s", driver->dmabuf_why);
+    doctor_fix(result, true, "sudo modprobe nvidia-peermem");
+}
+
+/* What other checks find in the deep_ep that is imported. */
+static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
+{
+    static const struct doctor_check *const checks[] = {&check_other_nvshmem, &check_deepep_too_old, &check_gpu_arch};
+
+    for (size_t i = 0; *installed->folder && i < COUNT(checks) && result->outcome != DOCTOR_FOUND; i++) {
+        struct doctor_result one;
+
+        if (strcmp(installed->stack->package, "deep_ep") != 0)
+            return;
+        doctor_run(machine, checks[i], &one);
+        if (one.outcome == DOCTOR_FOUND)
+            *result = one;
+    }
+}
+
+static void needs_gpu(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
+{
+    if (machine->topo->n_gpus > 0 || strcmp(installed->stack->name, "epkit") == 0)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s needs an NVIDIA GPU, and this process sees none", installed->stack->title);
+    doctor_advise(result, "Everything else that it needs is here. Run the command where the GPUs are.");
+}
+
+/* --- evaluation --- */
+
+/* In the order in which they show. `is_own`: reported by the check stack-needs. */
+static const struct {
+    stack_need *compare;
+    bool is_own;
+} needs[] = {
+    {needs_files, true},          {needs_one_owner, false}, {stack_needs_python, false}, {stack_needs_cuda, false},
+    {needs_torch, true},          {needs_nccl, true},       {needs_one_nccl, true},      {stack_needs_libraries, false},
+    {stack_needs_symbols, false}, {needs_nvcc, true},       {needs_gin, true},           {needs_nccl_ep, true},
+    {needs_ucx_device, true},     {needs_nvlink, true},     {needs_gpudirect, false},    {needs_no_finding, false},
+    {needs_gpu, false},
+};
+
+static struct stack_result evaluate(const struct doctor_machine *machine, const struct stack_installed *installed)
+{
+    struct stack_result first = {.is_known = true, .need = -1}, one;
+    const struct doctor_result none = {
+        .machine = machine, .outcome = DOCTOR_FINE, .text = "", .fix = "", .advice = "", .fix_cost = ""};
+
+    first.result = none;
+    for (size_t i = 0; i < COUNT(needs); i++) {
+        one = (struct stack_result){.is_known = true, .need = (int)i, .result = none};
+        needs[i].compare(machine, installed, &one.result);
+        if (one.result.outcome == DOCTOR_FOUND)
+            return one;
+        if (one.result.outcome == DOCTOR_UNKNOWN && first.need < 0)
+            first = one;
+    }
+    return first;
+}
+
+const struct stack_result *stack_evaluate(const struct doctor_machine *machine, int index)
+{
+    struct stack_result *result = &machine->stacks[index];
+
+    if (!result->is_known)
+        *result = evaluate(machine, &machine->software->stacks.stacks[index]);
+    return result;
+}
+
+struct stack_result stack_would_need(const struct doctor_machine *machine, const struct stack *stack)
+{
+    const struct stack_installed absent = {
+        .stack = stack, .folder = "", .version = "", .extension = "", .other_torch = ""};
+
+    return evaluate(machine, &absent);
+}
+
+void stacks_report(const struct doctor_machine *machine, stack_need *need, struct doctor_result *result)
+{
+    const struct stacks_installed *all = &machine->software->stacks;
+    const struct doctor_check *check;
+    int n = 0;
+
+    for (int i = 0; machine->stacks && i < all->n; i++) {
+        /* Of parts too: what is read for it belongs into a snapshot. */
+        const struct stack_result *first = stack_evaluate(machine, i);
+
+        if (all->stacks[i].stack->needs & STACK_IS_PART)
+            continue;
+        n++;
+        if (first->need < 0 || (need ? needs[first->need].compare != need : !needs[first->need].is_own))
+            continue;
+        check = result->check;
+        *result = first->result;
+        result->check = check;
+        return;
+    }
+    doctor_not_applicable_if(result, n == 0, "no library for expert parallelism with known needs is on Python's path");
+}
+
+/* --- checks --- */
+
+static void run_stack_needs(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    stacks_report(machine, NULL, result);
+}
+
+const struct doctor_check check_stack_needs = {
+    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_needs),
+    .title = "installed libraries for expert parallelism have what they need",
+    .symptom = "\"undefined symbol: ncclGetLsaDevicePointer\", \"Cannot find package: nccl\", \"Invalid NCCL "
+               "versions\", a failed assertion with NCCL_GIN_TYPE_NONE, or nvcc that is not found at the first call.",
+    .cause =
+        "DeepEP 2 and its kin need a version of NCCL that PyTorch does not bring, a compiler when they run, and NICs "
+        "for transfers that GPUs start. Another installation has replaced one of these, or the image lacks it.",
+    .remedy = "Install what is named; epkit doctor --stacks lists each library.",
+    .links =
+        TEXTS("EP_DISABLE_GIN", "EP_NCCL_ROOT_DIR", "CUDA_HOME", "https://github.com/deepseek-ai/DeepEP/issues/710",
+              "https://github.com/deepseek-ai/DeepEP/issues/629"),
+};
+
+static void run_stack_owners(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    stacks_report(machine, needs_one_owner, result);
+}
+
+const struct doctor_check check_stack_owners = {
+    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_owners),
+    .title = "one distribution contains the package deep_ep",
+    .symptom = "deep_ep lacks a class, has that of another version, or is gone after one of them was uninstalled.",
+    .cause =
+        "DeepEP, sgl-deep-ep and others install the same package. pip writes the files of the second over those of "
+        "the first, and keeps what only the first one has.",
+    .remedy = "Uninstall all of them, and install one.",
+    .links = TEXTS("deep_ep/__init__.py", "https://github.com/sgl-project/sglang/pull/40671"),
+};

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stacks.h - what a library for expert parallelism needs, compared with what this machine has, in the order in which
+ * the library itself would fail. Each need belongs to one check, which reports it if it is the first that is not met.
+ */
+#ifndef EP_MACHINE_DOCTOR_STACKS_H
+#define EP_MACHINE_DOCTOR_STACKS_H
+
+#include "doctor.h"
+
+/* Compares a need of `installed` with the machine. The result is DOCTOR_FINE before. */
+typedef void stack_need(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result);
+
+/* The needs of the extension, from its ELF headers (checks_import.c). */
+stack_need stack_needs_python, stack_needs_cuda, stack_needs_libraries, stack_needs_symbols;
+
+/* The command that installs it, for the CUDA of PyTorch. */
+const char *stack_install(const struct doctor_machine *machine, const struct stack *stack);
+
+/* Of a stack: found, with the first need that is not met; not known; fine. */
+struct stack_result {
+    bool is_known;
+    int need; /* index in the list of needs; -1 if all are met */
+    struct doctor_result result;
+};
+
+/* Of `software->stacks.stacks[index]`. */
+const struct stack_result *stack_evaluate(const struct doctor_machine *machine, int index);
+
+/* What a stack that is not installed would lack here, apart from its package. */
+struct stack_result stack_would_need(const struct doctor_machine *machine, const struct stack *stack);
+
+/* Reports for a check the first stack of which the first need that is not met is `need`; NULL: those of stack-needs. */
+void stacks_report(const struct doctor_machine *machine, stack_need *need, struct doctor_result *result);
+
+#endif

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stacks.c - the table of libraries for expert parallelism, and which of them Python finds. */
+#include "stacks.h"
+#include "common/text.h"
+#include "read_software.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/*
+ * Rows of one package are tried in their order, so those with a marker of their own come first. Sources: names of
+ * repositories with the file, issue or release that says it; "wheel": the list of files, the METADATA and the Python of
+ * the released wheel.
+ */
+const struct stack stacks[] = {
+    {.name = "epkit",
+     .title = "epkit",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/_rows.py"),
+     .module = "epkit/_C.",
+     .dist = "epkit",
+     .install = "pip install epkit",
+     .needs = STACK_EXTENSION,
+     .source = "pyproject.toml of epkit"},
+    {.name = "hybrid-ep",
+     .title = "HybridEP",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/hybrid_ep_buffer.py"),
+     .module = "hybrid_ep_cpp.",
+     .dist = "deep_ep",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@hybrid-ep",
+     .nvcc = "",
+     .needs = STACK_NVLINK | STACK_EXTENSION,
+     .source = "deepseek-ai/DeepEP branch hybrid-ep, setup.py"},
+    {.name = "sgl-deep-ep",
+     .title = "sgl-deep-ep",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/prerequisites.py"),
+     .module = "deep_ep/_C.",
+     .dist = "sgl-deep-ep",
+     .install = "pip install sgl-deep-ep",
+     .torch = "2.10",
+     .nccl = "2.30.4",
+     .nvcc = "",
+     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+     .source = "wheel sgl-deep-ep 0.1.2.post1; sgl-project/sglang#40671; deepseek-ai/DeepEP#710"},
+    {.name = "deepep-v2.5",
+     .title = "DeepEP 2.5",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffers/ep.py", "deep_ep/ep.py"),
+     .module = "deep_ep/_C.",
+     .dist = "deep_ep",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP",
+     .torch = "2.10",
+     .nccl = "2.32.3",
+     .nvcc = "13.1",
+     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+     .source = "wheel sgl-deep-ep-v25 0.1.0rc0, prerequisites.py"},
+    {.name = "deepep-v2",
+     .title = "DeepEP 2",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffers", "deep_ep/_C.*"),
+     .module = "deep_ep/_C.",
+     .dist = "deep_ep",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca",
+     .torch = "2.10",
+     .nccl = "2.30.4",
+     .nvcc = "",
+     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+     .source = "deepseek-ai/DeepEP#605, #629, #710"},
+    {.name = "deepep-v1",
+     .title = "DeepEP",
+     .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"),
+     .module = "deep_ep_cpp.",
+     .dist = "deep_ep",
+     .install = "NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation "
+                "git+https://github.com/deepseek-ai/DeepEP@29d31c0",
+     .needs = STACK_GPUDIRECT,
+     .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #309"},
+    {.name = "sgl-deep-ep-v25",
+     .title = "sgl-deep-ep-v25",
+     .package = "deep_ep_v25",
+     .markers = TEXTS("deep_ep_v25"),
+     .module = "deep_ep_v25/_C.",
+     .dist = "sgl-deep-ep-v25",
+     .install = "pip install --pre sgl-deep-ep-v25",
+     .torch = "2.10",
+     .nccl = "2.32.3",
+     .nvcc = "13.1",
+     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+     .source = "wheel sgl-deep-ep-v25 0.1.0rc0, prerequisites.py"},
+    {.name = "nccl-ep",
+     .title = "NCCL EP",
+     .package = "nccl.ep",
+     .markers = TEXTS("nccl/ep", "nccl_extensions"),
+     .module = "nccl/_extensions/bindings/nccl_ep.",
+     .dist = "nccl-extensions",
+     .install = "pip install nccl-extensions",
+     .nccl = "2.30",
+     .nvcc = "",
+     .needs = STACK_IS_PART,
+     .source = "wheel nccl-extensions 0.1.0; NVIDIA/nccl release nccl4py-v0.3.1"},
+    {.name = "nixl-ep",
+     .title = "NIXL EP",
+     .package = "nixl_ep",
+     .markers = TEXTS("nixl_ep_cu13", "nixl_ep_cu12", "nixl_ep"),
+     .module = "nixl_ep*/nixl_ep_cpp",
+     .dist = "nixl",
+     .install = "pip install nixl-cu13",
+     .torch = "",
+     .needs = STACK_UCX_DEVICE | STACK_GPUDIRECT | STACK_IS_PART,
+     .source = "wheel nixl-cu13 1.5.1"},
+    {.name = "flashinfer-moe-ep",
+     .title = "FlashInfer moe_ep",
+     .package = "flashinfer.moe_ep",
+     .markers = TEXTS("flashinfer/moe_ep"),
+     .dist = "flashinfer-python",
+     .install = "pip install flashinfer-python",
+     .torch = "",
+     .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
+     .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt"},
+    {.name = "uccl", .title = "uccl", .package = "uccl", .markers = TEXTS("uccl"), .dist = "uccl"},
+    {.name = "mooncake",
+     .title = "mooncake",
+     .package = "mooncake",
+     .markers = TEXTS("mooncake"),
+     .dist = "mooncake-transfer-engine"},
+    {.name = "mori", .title = "mori", .package = "mori", .markers = TEXTS("mori"), .dist = "mori"},
+    {.name = "pplx_kernels",
+     .title = "pplx_kernels",
+     .package = "pplx_kernels",
+     .markers = TEXTS("pplx_kernels"),
+     .dist = "pplx-kernels"},
+    {.name = NULL}};
+
+const struct stack *stack_find(const char *name)
+{
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (strcasecmp(stack->name, name) == 0)
+            return stack;
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (strcmp(stack->package, name) == 0 || strcmp(stack->dist, name) == 0)
+            return stack;
+    return NULL;
+}
+
+/* --- distributions --- */
+
+/* "sgl_deep_ep-0.1.2.dist-info" is of "sgl-deep-ep"; nixl-cu13 and nixl are one. */
+static bool is_dist(const char *file, const char *dist)
+{
+    for (; *dist; file++, dist++)
+        if (*file != (*dist == '-' ? '_' : *dist))
+            return false;
+    if (strncmp(file, "_cu", 3) == 0)
+        file += 3 + strspn(file + 3, "0123456789");
+    return *file == '-' && text_ends(file, ".dist-info");
+}
+
+/* The packages with rows that a distribution contains, by its list of files: an object of true. */
+static json_t *read_record(const char *text, size_t bytes)
+{
+    json_t *packages = json_object();
+
+    (void)bytes;
+    for (const struct stack *stack = stacks; stack->name; stack++) {
+        char line[64];
+
+        snprintf(line, sizeof(line), "\n%s/__init__.py,", stack->package);
+        if (text_begins(text, line + 1) || strstr(text, line))
+            json_object_set_new(packages, stack->package, json_true());
+    }
+    return packages;
+}
+
+/* Installed over each other, they leave a mixture, and the removal of one removes files of the other. */
+static void find_owners(struct source *source, struct stack_installed *installed)
+{
+    struct source_names names = source_list(source, "%s", installed->folder);
+
+    for (size_t i = 0; i < names.n && installed->n_owners < STACK_OWNERS_MAX; i++) {
+        const char *name = names.names[i];
+        struct source_answer record;
+
+        if (!text_ends(name, ".dist-info") || !strcasestr(name, "ep"))
+            continue;
+        record = source_fact(source, "packages-of-record", read_record, "%s/%s/RECORD", installed->folder, name);
+        if (json_is_true(json_object_get(record.value, installed->stack->package)))
+            installed->owners[installed->n_owners++] =
+                source_printf(source, "%.*s", (int)(strlen(name) - strlen(".dist-info")), name);
+    }
+    if (installed->n_owners == 1)
+        installed->n_owners = 0;
+}
+
+static const char *dist_version(struct source *source, const char *folder, const struct stack *stack)
+{
+    struct source_names names = source_list(source, "%s", folder);
+
+    for (size_t i = 0; i < names.n; i++)
+        if (is_dist(names.names[i], stack->dist)) {
+            const char *version = strchr(names.names[i], '-') + 1;
+
+            return source_printf(source, "%.*s", (int)(strlen(version) - strlen(".dist-info")), version);
+        }
+    return "";
+}
+
+/* --- extensions --- */
+
+/* The number after "_torch" in the name of an extension for one version of PyTorch: 214 for 2.14; "" for any. */
+static const char *torch_tag(const char *name)
+{
+    const char *tag = strstr(name, "_torch");
+
+    return tag ? tag + strlen("_torch") : "";
+}
+
+static void find_extension(struct source *source, struct stack_installed *installed, const char *package,
+                           const char *torch)
+{
+    const char *module = installed->stack->module, *base = text_base(module), *folder = installed->folder;
+    size_t above = (size_t)(base - module), n = strcspn(torch, ".");
+    struct source_names names;
+
+    /* "nixl_ep*" is the folder that was found. */
+    if (above)
+        folder = strchr(module, '*') ? source_printf(source, "%s/%s", folder, package)
+                                     : source_printf(source, "%s/%.*s", folder, (int)above - 1, module);
+    names = source_list(source, "%s", folder);
+    for (size_t i = 0; i < names.n && !*installed->extension; i++) {
+        const char *tag = torch_tag(names.names[i]);
+
+        if (!text_begins(names.names[i], base) || !text_ends(names.names[i], ".so"))
+            continue;
+        /* PyTorch 2.14.1 imports "..._torch214". */
+        if (*tag && *torch && (strncmp(tag, torch, n) != 0 || atoi(tag + n) != atoi(torch + n + (torch[n] == '.'))))
+            installed->other_torch = source_printf(source, "%.*s.%d", (int)n, tag, atoi(tag + n));
+        else
+            installed->extension = source_printf(source, "%s/%s", folder, names.names[i]);
+    }
+    if (*installed->extension)
+        installed->other_torch = "";
+}
+
+/* --- search --- */
+
+/* The first file that begins as `path`, which ends with '*'. */
+static const char *first_of(struct source *source, const char *path)
+{
+    const char *base = text_base(path);
+
+    return software_first_with(source, source_printf(source, "%.*s", (int)(base - path), path),
+                               source_printf(source, "%.*s", (int)strlen(base) - 1, base));
+}
+
+static const char *find_marker(struct source *source, const struct stack *stack, const char *folder)
+{
+    for (int i = 0; stack->markers[i]; i++) {
+        const char *path = source_printf(source, "%s/%s", folder, stack->markers[i]);
+
+        if (text_ends(path, "*") ? *first_of(source, path) : source_stat(source, "%s", path).state == SOURCE_OK)
+            return stack->markers[i];
+    }
+    return NULL;
+}
+
+static bool has_package(const struct stacks_installed *found, const char *package)
+{
+    for (int i = 0; i < found->n; i++)
+        if (strcmp(found->stacks[i].stack->package, package) == 0)
+            return true;
+    return false;
+}
+
+static void add_stack(const struct software *software, struct stacks_installed *found, const struct stack *stack,
+                      const char *folder, const char *marker)
+{
+    const struct software_deepep *deepep = &software->deepep;
+    struct stack_installed *installed = &found->stacks[found->n];
+    struct source *source = software->source;
+
+    if (!stack->source) {
+        found->unknown = source_printf(source, "%s%s%s", found->unknown, *found->unknown ? ", " : "", stack->title);
+        return;
+    }
+    *installed = (struct stack_installed){.stack = stack,
+                                          .folder = folder,
+                                          .version = dist_version(source, folder, stack),
+                                          .extension = "",
+                                          .other_torch = "",
+                                          .is_gone = !marker};
+    if (marker && stack->module)
+        find_extension(source, installed, marker, software->torch_version);
+    if (marker && strcmp(stack->package, "deep_ep") == 0 && deepep->imported >= 0) {
+        if (!*installed->version)
+            installed->version = deepep->copies[deepep->imported].version;
+        if (!*installed->extension && text_begins(stack->module, "deep_ep"))
+            installed->extension = deepep->copies[deepep->imported].extension;
+    }
+    find_owners(source, installed);
+    found->n++;
+}
+
+/* Where Python would find the stack; a package that another row has taken belongs to that one. */
+static void search(const struct software *software, const struct python *python, struct stacks_installed *found,
+                   const struct stack *stack)
+{
+    const struct software_deepep *deepep = &software->deepep;
+    bool is_deepep = strcmp(stack->package, "deep_ep") == 0;
+    const char *imported = deepep->imported >= 0 ? deepep->copies[deepep->imported].folder : "", *marker;
+
+    for (size_t i = 0; i < python->n && found->n < STACKS_MAX; i++) {
+        const char *folder = python->folders[i].path;
+
+        if (!python->folders[i].on_path ||
+            (is_deepep && strcmp(imported, source_printf(software->source, "%s/deep_ep", folder)) != 0))
+            continue;
+        marker = find_marker(software->source, stack, folder);
+        if (marker) {
+            add_stack(software, found, stack, folder, marker);
+            return;
+        }
+    }
+}
+
+/* A distribution whose package another one has taken away. */
+static void search_gone(const struct software *software, const struct python *python, struct stacks_installed *found,
+                        const struct stack *stack)
+{
+    for (size_t i = 0; stack->source && i < python->n && found->n < STACKS_MAX; i++)
+        if (python->folders[i].on_path && *dist_version(software->source, python->folders[i].path, stack)) {
+            add_stack(software, found, stack, python->folders[i].path, NULL);
+            return;
+        }
+}
+
+void software_read_stacks(const struct python *python, struct software *software)
+{
+    struct stacks_installed *found = &software->stacks;
+
+    found->unknown = "";
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (!has_package(found, stack->package))
+            search(software, python, found, stack);
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (stack->needs & STACK_EXTENSION && !has_package(found, stack->package))
+            search_gone(software, python, found, stack);
+}
