@@ -15,7 +15,7 @@ documented() {
     documented README.md README.zh-CN.md HACKING.md docs/*.md deploy/helm/epkit/templates/NOTES.txt
 }
 
-@test "links of the documents lead to files and headings, and both quickstarts have the same commands" {
+@test "links of the documents lead to files and headings, and both languages have the same commands and checks" {
     cd "$EPKIT_SOURCE"
     python3 - <<'END'
 import glob, os, re, sys
@@ -36,6 +36,10 @@ for page in pages:
         bad = 1
 if blocks("docs/quickstart.md") != blocks("docs/quickstart.zh-CN.md"):
     print("the commands of the quickstarts differ")
+    bad = 1
+ends = lambda page: re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", open(page, encoding="utf-8").read(), re.M)
+if ends("docs/failure-modes.md") != ends("docs/failure-modes.zh-CN.md"):
+    print("the failure modes differ in numbers or checks")
     bad = 1
 sys.exit(bad)
 END
