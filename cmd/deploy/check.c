@@ -18,6 +18,7 @@ const struct deploy_resource deploy_resources[] = {
     {"DaemonSet", "daemonsets.apps", DEPLOY_CHECK | DEPLOY_CHECK_ALL | DEPLOY_NAMES},
     {"DeviceClass", "deviceclasses.resource.k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
     {"Network", "networks.networking.gke.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
+    {"GKENetworkParamSet", "gkenetworkparamsets.networking.gke.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
     {"LocalQueue", "localqueues.kueue.x-k8s.io", DEPLOY_CHECK},
     {"ClusterQueue", "clusterqueues.kueue.x-k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
     {"ResourceFlavor", "resourceflavors.kueue.x-k8s.io", DEPLOY_CHECK | DEPLOY_GLOBAL},
@@ -77,7 +78,7 @@ static json_t *install_fix(const struct check *check, const char *version, const
     }
     if (text_begins(version, "resource.k8s.io/"))
         return json_string("DRA needs Kubernetes 1.34: upgrade the cluster, or set network.mode=multi");
-    return json_sprintf("install what defines %s: docs/deploy-gke-ubuntu.md", shell_quote(kind, word, sizeof(word)));
+    return json_sprintf("install what defines %s: docs/quickstart.md", shell_quote(kind, word, sizeof(word)));
 }
 
 /* A kind that is not served: its project is not installed, or the cluster is too old. */
@@ -178,6 +179,8 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
     if (applied && check.findings && check.gpus_used) {
         check_count_gpus(&check);
         check_api(&check);
+        if (job->prerequisites)
+            check_prerequisites(&check);
         check_pods(&check);
         if (job->queue)
             check_queue(&check);

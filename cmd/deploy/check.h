@@ -38,10 +38,11 @@ void check_count_gpus(struct check *check);
 long long check_node_room(const struct check *check, const json_t *node, const struct deploy_set *set,
                           const json_t *labels);
 
-void check_pods(struct check *check);    /* refusals by controllers and the kubelet */
-void check_queue(struct check *check);   /* messages of Kueue */
-void check_nodes(struct check *check);   /* messages of the scheduler */
-void check_site(struct check *check);    /* requirements on GKE, missing features that affect performance */
-void check_answers(struct check *check); /* answers of the API server to dry runs */
+void check_pods(struct check *check);          /* refusals by controllers and the kubelet */
+void check_queue(struct check *check);         /* messages of Kueue */
+void check_nodes(struct check *check);         /* messages of the scheduler */
+void check_prerequisites(struct check *check); /* what any job needs on GKE: pool, driver, NICs */
+void check_site(struct check *check);          /* requirements on GKE, missing features that affect performance */
+void check_answers(struct check *check);       /* answers of the API server to dry runs */
 
 #endif

@@ -17,7 +17,7 @@
 struct deploy_options {
     const char *file, *space, *queue, *topology, *from, *save, *kubectl, *context;
     int64_t gpus, timeout;
-    bool required, json;
+    bool required, prerequisites, json;
 };
 
 /* clang-format off */
@@ -33,6 +33,9 @@ static const struct opt deploy_table[] = {
      .help = "without a manifest: node label of the topology level that all pods should share"},
     {"required", 0, NULL, OPT_FLAG, offsetof(struct deploy_options, required),
      .help = "with --topology: they must share it"},
+    {"prerequisites", 0, NULL, OPT_FLAG, offsetof(struct deploy_options, prerequisites),
+     .help = "also what any job needs on GKE: pool, driver, NICs, networks, storage; by kubectl and, if it is there, "
+             "gcloud. Without a manifest: for 16 GPUs and the queue a4, or those given"},
     {"namespace", 'n', "NAME", OPT_STRING, offsetof(struct deploy_options, space), .value = "default",
      .help = "namespace of the job, if the manifest names none", .heading = "Job to check or explain"},
     {"from", 0, "FILE", OPT_FILE, offsetof(struct deploy_options, from),
@@ -49,6 +52,18 @@ static const struct opt deploy_table[] = {
     {0},
 };
 /* clang-format on */
+
+#define BLOCK "cloud.google.com/gce-topology-block"
+
+/* The job of the quickstart, for --prerequisites alone. */
+static void set_prerequisites(struct deploy_options *options)
+{
+    if (!options->prerequisites || options->file)
+        return;
+    options->gpus = options->gpus ? options->gpus : 16;
+    options->queue = options->queue ? options->queue : "a4";
+    options->topology = options->topology ? options->topology : BLOCK;
+}
 
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct deploy_options *options)
 {
@@ -69,7 +84,7 @@ static int check_options(const struct cmd *cmd, const struct cmd_call *call, con
 
 static int why_options(const struct cmd *cmd, const struct cmd_call *call)
 {
-    static const char *const others[] = {"file", "gpus", "queue", "topology", "required"};
+    static const char *const others[] = {"file", "gpus", "queue", "topology", "required", "prerequisites"};
 
     for (size_t i = 0; i < COUNT(others); i++)
         if (cmd_given(cmd, call, others[i]))
@@ -132,8 +147,8 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
     if (options->file && read_manifest(options->file, ret_documents) != CMD_FINE)
         return CMD_USAGE;
     if (!options->file)
-        *ret_documents =
-            deploy_job_make(options->space, options->queue, options->gpus, options->topology, options->required);
+        *ret_documents = deploy_job_make(options->space, options->queue, options->gpus, options->topology,
+                                         options->required, options->prerequisites);
     if (!*ret_documents) {
         out_error("the names given are not valid UTF-8");
         return CMD_USAGE;
@@ -143,6 +158,7 @@ static int read_job(const struct deploy_options *options, json_t **ret_documents
         out_error("%s: %s", options->file ? options->file : "the job", why);
         return CMD_USAGE;
     }
+    ret_job->prerequisites = options->prerequisites;
     return CMD_FINE;
 }
 
@@ -255,12 +271,13 @@ static int run_why(const struct cmd *cmd, const struct deploy_options *options, 
 
 static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
 {
-    const struct deploy_options *options = call->options;
+    struct deploy_options given = *(const struct deploy_options *)call->options, *options = &given;
     bool is_why = strcmp(call->args[0], "why") == 0;
     int code;
 
     if (!is_why && strcmp(call->args[0], "check") != 0)
         return cmd_usage(cmd, "unknown action '%.32s'; it is one of check, why", call->args[0]);
+    set_prerequisites(options);
     code = is_why ? why_options(cmd, call) : check_options(cmd, call, options);
     if (code == CMD_FINE)
         code = common_options(cmd, call, options);
@@ -288,6 +305,8 @@ const struct cmd command_deploy = {
         "The job is a manifest ('helm template NAME deploy/helm/epkit ... | epkit deploy check -f -'), or --gpus with "
         "--queue for one that requests only GPUs. kubectl reads the cluster with the rights of its user. Resources that "
         "the user may not read are listed and not checked. Messages of Kueue are those of version 0.15.\n\n"
+        "With --prerequisites it also names what the cluster lacks for any job: --prerequisites alone can be called from "
+        "the first command of docs/quickstart.md on, and again after each of its steps.\n\n"
         "'epkit deploy why JOB', after it was submitted: reads conditions and events of the JobSet, LeaderWorkerSet or "
         "Job, of its Workload, its pods and their nodes, and quotes what holds it up, first what explains most. It may "
         "be called at any time, and again until the job runs.",
@@ -297,6 +316,7 @@ const struct cmd command_deploy = {
         (const struct cmd_example[]){
             {"epkit deploy check --gpus 16 --queue a4", "Would 16 GPUs be admitted by queue a4?"},
             {"epkit deploy check -f job.yaml", "Check a rendered chart, or any JobSet, LeaderWorkerSet or Job."},
+            {"epkit deploy check --prerequisites", "What does this cluster lack for 16 GPUs by queue a4?"},
             {"epkit deploy check -g 32 -q a4 --topology example.com/rack --required",
              "Is there a rack with room for four nodes?"},
             {"epkit deploy check --gpus 16 --save cluster.json", "Save the data read from the cluster."},

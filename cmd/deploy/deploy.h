@@ -9,6 +9,7 @@
  *      "groups": ["v1", "apps/v1", ...],      what the API server serves
  *      "items": {"nodes": [...], ...},        objects by resource, as the API server gives them
  *      "answers": {"<digest>": "why it is refused, or \"\"", ...},   of the API server to deploy_dry_runs()
+ *      "gke": {"cluster": {...}, "networks": [...]},   what gcloud says, if it was asked
  *      "unread": {"networks": "why", ...},    what could not be read, with the reason
  *      "time": "2026-01-31T23:59:59Z"}        when it was read
  *
@@ -49,7 +50,8 @@ struct deploy_job {
     const char *kind, *name, *queue; /* queue: NULL without one */
     const char *space;               /* namespace */
     int n_sets;
-    bool too_large; /* there are more sets or pods than these */
+    bool prerequisites; /* also check what any job needs; set by the caller */
+    bool too_large;     /* there are more sets or pods than these */
     long long pods;
     long long groups; /* replicas of a LeaderWorkerSet; Kueue admits each by itself. Otherwise 1 */
     struct deploy_set sets[DEPLOY_SETS_MAX];
@@ -61,8 +63,10 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
 /* The value of an environment variable of the job's first container that has it; "" without. */
 const char *deploy_variable(const struct deploy_job *job, const char *name);
 
-/* A manifest for `gpus` GPUs, 8 on each node, as the chart renders it, for a check without a manifest. */
-json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required);
+/* A manifest for `gpus` GPUs, 8 on each node, as the chart renders it, for a check without a manifest. `bucket`: its
+ * pods mount one. */
+json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required,
+                        bool bucket);
 
 /*
  * An array of findings, errors first: {"id", "severity": "error" or "warning", "by": the component that reports it,

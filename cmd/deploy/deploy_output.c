@@ -142,15 +142,21 @@ int check_report(const struct cmd *cmd, const struct deploy_job *job, const json
     const json_t *first = json_array_get(findings, 0);
     const char *unknown = first_unknown(job, snapshot);
     bool is_refused = get_is(first, "severity", "error"), is_open = !is_refused && unknown;
+    size_t n_errors = 0;
     char verdict[512];
     struct text text = text_in(verdict, sizeof(verdict));
 
+    while (get_is(json_array_get(findings, n_errors), "severity", "error"))
+        n_errors++;
     if (!findings) {
         out_error("no memory for the findings");
         return CMD_FAILED;
     }
     text_add(&text, is_open ? "No verdict on %s %.100s" : "%s %.100s", job->kind, job->name);
-    if (is_refused)
+    if (is_refused && job->prerequisites)
+        text_add(&text, " will not run: %zu prerequisite%s missing, the first: %.300s.", n_errors,
+                 n_errors == 1 ? " is" : "s are", get_text(first, "why"));
+    else if (is_refused)
         text_add(&text, " will not run: %s will say '%.300s'.", get_text(first, "by"), get_text(first, "says"));
     else if (is_open)
         text_add(&text, ": %s were not read.", unknown);

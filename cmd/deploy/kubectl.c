@@ -77,7 +77,7 @@ static void on_end(const struct capture *capture, void *context)
     struct calls *calls = context;
 
     calls->n_done++;
-    progress_update(calls->n_done, calls->n, "kubectl %s", capture->argv[calls->n_words]);
+    progress_update(calls->n_done, calls->n, "%s %s", calls->words[0], capture->argv[calls->n_words]);
 }
 
 /* CMD_FAILED: out of memory. */
@@ -111,7 +111,7 @@ static json_t *failure(const struct capture *capture)
     if (capture->output.cut)
         return json_sprintf("the answer is larger than %zu MiB", ANSWER_BYTES_MAX >> 20);
     if (!*text || *text == '\n')
-        return json_string(succeeded(capture) ? "the answer is not valid" : "kubectl failed without a message");
+        return json_string(succeeded(capture) ? "the answer is not valid" : "it failed without a message");
     return json_sprintf("%.*s", (int)strcspn(text, "\n"), text) ?: json_string("kubectl's message is not UTF-8");
 }
 
@@ -340,6 +340,78 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
     calls_clear(calls);
 }
 
+/* --- fourth round: what gcloud says of a cluster on GKE --- */
+
+/* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. NULL with the reason: what `kubectl` uses is none. */
+static char *read_context(struct calls *calls, json_t **ret_why)
+{
+    char *context = calls->kubectl->context ? strdup(calls->kubectl->context) : NULL;
+
+    *ret_why = NULL;
+    if (!context) {
+        add_call(calls, TEXTS("config", "current-context"));
+        if (run_calls(calls) == CMD_FINE && succeeded(&calls->captures[0]))
+            context = strdup(output_of(&calls->captures[0]));
+        calls_clear(calls);
+    }
+    if (context)
+        context[strcspn(context, "\n")] = '\0';
+    if (context && text_begins(context, "gke_"))
+        return context;
+    *ret_why = json_sprintf("the context of kubectl, '%.100s', is not of the form gke_PROJECT_LOCATION_CLUSTER",
+                            context ? context : "");
+    free(context);
+    return NULL;
+}
+
+static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t **ret_why)
+{
+    static const char *const keys[] = {"cluster", "networks"};
+    const struct kubectl program = {.program = "gcloud", .timeout_ms = kubectl->timeout_ms};
+    struct calls *calls = calloc(1, sizeof(*calls));
+    char *state = NULL, *project, *location, *name;
+    json_t *answers = json_object();
+
+    strtok_r(context, "_", &state);
+    project = strtok_r(NULL, "_", &state);
+    location = strtok_r(NULL, "_", &state);
+    name = strtok_r(NULL, "_", &state);
+    if (calls && name && calls_begin(calls, &program)) {
+        add_call(calls, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
+                              "--format=json", "--quiet"));
+        add_call(calls, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
+        run_calls(calls);
+    }
+    for (int i = 0; calls && i < calls->n; i++) {
+        const struct capture *capture = &calls->captures[i];
+        json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
+
+        if (answer) {
+            strip(answer);
+            json_object_set_new(answers, keys[i], answer);
+        } else if (!*ret_why) {
+            *ret_why = failure(capture);
+        }
+    }
+    if (calls)
+        calls_clear(calls);
+    free(calls ? calls->program : NULL);
+    free(calls);
+    return answers;
+}
+
+static void read_gke(struct calls *calls, json_t *snapshot)
+{
+    json_t *why;
+    char *context = read_context(calls, &why);
+
+    if (context)
+        json_object_set_new(snapshot, "gke", ask_gcloud(calls->kubectl, context, &why));
+    if (why)
+        put(snapshot, "unread", "answers of gcloud", why);
+    free(context);
+}
+
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot)
 {
     struct calls *calls = calloc(1, sizeof(*calls));
@@ -357,6 +429,8 @@ int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job
         code = read_objects(calls, job != NULL, snapshot);
     if (code == CMD_FINE && job)
         dry_run(calls, job, snapshot);
+    if (code == CMD_FINE && job && job->prerequisites && strstr(get_text(snapshot, "version"), "-gke."))
+        read_gke(calls, snapshot);
     progress_stop();
     if (code == CMD_FINE)
         *ret_snapshot = json_incref(snapshot);

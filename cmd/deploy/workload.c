@@ -115,19 +115,24 @@ ep_status deploy_job_find(const json_t *documents, const char *space, struct dep
     return EP_OK;
 }
 
-json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required)
+json_t *deploy_job_make(const char *space, const char *queue, long long gpus, const char *topology, bool required,
+                        bool bucket)
 {
     static const char chart[] =
-        "{s:s, s:s, s:{s:s, s:s, s:{s:s*}}, s:{s:[{s:s, s:{s:{s:I, s:I, s:{s:{s:{s:s*}}, s:{s:[{s:s, s:s}], s:[{s:s, "
+        "{s:s, s:s, s:{s:s, s:s, s:{s:s*}}, s:{s:[{s:s, s:{s:{s:I, s:I, s:{s:{s:{s:s*}}, s:{s:[{s:s, s:s}], s:o*, s:[{s:s, "
         "s:{s:{s:I}}}]}}}}}]}}";
+    json_t *volumes = bucket ? json_pack("[{s:s, s:{s:s, s:{s:s}}}]", "name", "gcs-0", "csi", "driver",
+                                         "gcsfuse.csi.storage.gke.io", "volumeAttributes", "bucketName", "bucket")
+                             : NULL;
     json_int_t nodes = gpus > 8 ? gpus / 8 : 1, each = gpus < 8 ? gpus : 8;
     const char *level =
         required ? "kueue.x-k8s.io/podset-required-topology" : "kueue.x-k8s.io/podset-preferred-topology";
 
-    return json_pack("[o]", json_pack(chart, "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata",
-                                      "name", "epkit", "namespace", space, "labels", QUEUE_LABEL, queue, "spec",
-                                      "replicatedJobs", "name", "workload", "template", "spec", "parallelism", nodes,
-                                      "completions", nodes, "template", "metadata", "annotations", level, topology,
-                                      "spec", "tolerations", "key", GPU_RESOURCE, "operator", "Exists", "containers",
-                                      "name", "workload", "resources", "limits", GPU_RESOURCE, each));
+    return json_pack("[o]",
+                     json_pack(chart, "apiVersion", "jobset.x-k8s.io/v1alpha2", "kind", "JobSet", "metadata", "name",
+                               "epkit", "namespace", space, "labels", QUEUE_LABEL, queue, "spec", "replicatedJobs",
+                               "name", "workload", "template", "spec", "parallelism", nodes, "completions", nodes,
+                               "template", "metadata", "annotations", level, topology, "spec", "tolerations", "key",
+                               GPU_RESOURCE, "operator", "Exists", "volumes", volumes, "containers", "name", "workload",
+                               "resources", "limits", GPU_RESOURCE, each));
 }

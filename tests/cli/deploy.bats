@@ -300,3 +300,103 @@ refused() {
     run -3 --separate-stderr epkit deploy check -f hostile.yaml --from changed.json
     [[ "$output" != *$'\e[31m'* ]]
 }
+
+# recorded: a kubectl that answers from files RESOURCE.json and groups, and a gcloud that does from cluster and networks
+recorded() {
+    mkdir bin
+    cat >bin/kubectl <<'END'
+#!/bin/bash
+case "$*" in
+*version*) echo '{"serverVersion": {"gitVersion": "v1.34.1-gke.1829001"}}' ;;
+*/apis*) jq -Rn '{groups: [inputs | {versions: [{groupVersion: .}]}]}' groups ;;
+"config current-context") cat context ;;
+*create*) ;;
+*"-o name") cat "${2%%.*}.names" 2>/dev/null || true ;;
+*) cat "${2%%.*}.json" 2>/dev/null | jq -s '{items: .}' ;;
+esac
+END
+    cat >bin/gcloud <<'END'
+#!/bin/bash
+echo "$*" >>gcloud.calls
+case "$*" in *describe*) cat cluster ;; *) cat networks ;; esac
+END
+    chmod +x bin/*
+    PATH=$PWD/bin:$PATH
+    echo gke_my-project_us-central1_my-cluster >context
+    printf '%s\n' networking.k8s.io/v1 storage.k8s.io/v1 >groups
+    echo '{"metadata": {"name": "default"}}' >namespaces.json
+    echo '{"name": "my-cluster", "networkConfig": {"datapathProvider": "ADVANCED_DATAPATH"}}' >cluster
+    echo '[]' >networks
+}
+
+# lacks [ARGUMENT...]: IDs of the prerequisites that are missing
+lacks() {
+    epkit deploy check --prerequisites "$@" --json >json || [ $? -eq 3 ]
+    valid deploy json >/dev/null
+    jq -r '[.findings[] | select(.severity == "error").id] | join(" ")' json
+}
+
+@test "prerequisites: each step of the quickstart takes its rows away, until the job can run" {
+    recorded
+    [ "$(lacks)" = "api-missing gpu-nodes rdma-vpc csi-missing kueue-missing" ]
+    grep -x 'container clusters describe my-cluster --location us-central1 --project my-project --format=json --quiet' gcloud.calls
+    run -3 --separate-stderr epkit deploy check --prerequisites
+    [ "${lines[0]}" = "JobSet epkit will not run: 5 prerequisites are missing, the first: the cluster (v1.34.1-gke.1829001) does not serve jobset.x-k8s.io/v1alpha2." ]
+    # What a cluster is made with.
+    jq '.networkConfig = {}' cluster >cluster.old
+    mv cluster.old cluster
+    [ "$(lacks)" = "api-missing gpu-nodes dataplane rdma-vpc csi-missing kueue-missing" ]
+    jq '.networkConfig.datapathProvider = "ADVANCED_DATAPATH"' cluster >new && mv new cluster
+    # VPCs.
+    jq -n '[{name: "a4-rdma-net", networkProfile: "https://x/us-central1-b-vpc-roce", subnetworks: [range(7) | "s"]}]' >networks
+    [ "$(lacks)" = "api-missing gpu-nodes rdma-subnets csi-missing kueue-missing" ]
+    jq -n '[{name: "a4-rdma-net", networkProfile: "https://x/us-central1-b-vpc-roce", subnetworks: [range(8) | "s"]}]' >networks
+    [ "$(lacks)" = "api-missing gpu-nodes csi-missing kueue-missing" ]
+    # A pool, first without its networks.
+    jq '.nodePools = [{name: "cpu"}, {name: "a4-pool", config: {accelerators: [{}]}, networkConfig: {additionalNodeNetworkConfigs: [{}]}}]' cluster >new && mv new cluster
+    jq -n 'range(2) | {metadata: {name: "n\(.)", labels: {"kubernetes.io/hostname": "n\(.)", "cloud.google.com/gke-accelerator": "nvidia-b200", "cloud.google.com/gce-topology-block": "b", "iam.gke.io/gke-metadata-server-enabled": "true"}},
+        status: {conditions: [{type: "Ready", status: "True"}], nodeInfo: {osImage: "Container-Optimized OS from Google"}}}' >nodes.json
+    [ "$(lacks)" = "api-missing gpu-driver multi-network node-networks csi-missing kueue-missing" ]
+    jq '.nodePools[1].networkConfig.additionalNodeNetworkConfigs = [range(9) | {}]' cluster >new && mv new cluster
+    jq '.status += {allocatable: {"nvidia.com/gpu": "8"}, capacity: {"nvidia.com/gpu": "8"}}' nodes.json >new && mv new nodes.json
+    printf '%s\n' jobset.x-k8s.io/v1alpha2 kueue.x-k8s.io/v1beta2 networking.gke.io/v1 >>groups
+    echo csidriver.storage.k8s.io/gcsfuse.csi.storage.gke.io >csidrivers.names
+    [ "$(lacks)" = "network-missing queue-missing" ]
+    jq -e '.findings[0].why | test("^9 of the 9 networks of the chart are missing: gvnic-1, rdma-0, .*rdma-7$")' json
+    # deploy/gke, of which one subnet has another name than the pool's; an Ubuntu pool and DRANET need none of it.
+    for name in gvnic-1 rdma-{0..7}; do
+        echo "{\"metadata\": {\"name\": \"$name\"}, \"spec\": {\"parametersRef\": {\"name\": \"$name\"}}}" >>networks.json
+        [ "$name" = rdma-7 ] || echo "{\"metadata\": {\"name\": \"$name\"}, \"status\": {\"conditions\": [{\"type\": \"Ready\", \"status\": \"True\"}]}}" >>gkenetworkparamsets.json
+    done
+    [ "$(lacks)" = "network-parameters queue-missing" ]
+    sed -i 's/Container-Optimized OS from Google/Ubuntu 24.04/' nodes.json
+    [ "$(lacks)" = "queue-missing" ]
+    sed -i 's/Ubuntu 24.04/Container-Optimized OS/' nodes.json
+    echo '{"metadata": {"name": "rdma-7"}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": "subnet s not found"}]}}' >>gkenetworkparamsets.json
+    [ "$(lacks)" = "network-parameters queue-missing" ]
+    [ "$(jq -r '.findings[0].says' json)" = "subnet s not found" ]
+    sed -i '$d' gkenetworkparamsets.json
+    echo '{"metadata": {"name": "rdma-7"}}' >>gkenetworkparamsets.json
+    echo '{"metadata": {"name": "a4", "namespace": "default"}, "spec": {"clusterQueue": "a4"}}' >localqueues.json
+    echo '{"metadata": {"name": "a4"}, "spec": {"namespaceSelector": {}, "resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "a4", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "16"}]}]}]}}' >clusterqueues.json
+    echo '{"metadata": {"name": "a4"}, "spec": {"topologyName": "gke-default"}}' >resourceflavors.json
+    echo '{"metadata": {"name": "gke-default"}, "spec": {"levels": [{"nodeLabel": "cloud.google.com/gce-topology-block"}, {"nodeLabel": "kubernetes.io/hostname"}]}}' >topologies.json
+    [ -z "$(lacks)" ]
+    run -0 --separate-stderr epkit deploy check --prerequisites --save saved.json
+    [ "$output" = "JobSet epkit can run on this cluster (v1.34.1-gke.1829001): 2 pods by queue a4." ]
+    run -0 --separate-stderr epkit deploy check --prerequisites --from saved.json
+    # More than there is, and another queue.
+    [ "$(lacks --gpus 24)" = quota ]
+    [ "$(lacks --queue a4-high)" = queue-missing ]
+}
+
+@test "prerequisites without an answer of gcloud: said, and the rest is checked" {
+    recorded
+    printf '#!/bin/sh\necho "ERROR: (gcloud) You do not have an active account" >&2\nexit 1\n' >bin/gcloud
+    run -3 --separate-stderr epkit deploy check --prerequisites
+    [[ "$stderr" == *"answers of gcloud could not be read and were not checked: ERROR: (gcloud) You do not have an active account"* ]]
+    echo kind-kind >context
+    run -3 --separate-stderr epkit deploy check --prerequisites
+    [[ "$stderr" == *"the context of kubectl, 'kind-kind', is not of the form gke_PROJECT_LOCATION_CLUSTER"* ]]
+    run -2 --separate-stderr epkit deploy why j --prerequisites
+}

@@ -15,6 +15,36 @@ documented() {
     documented README.md README.zh-CN.md HACKING.md docs/*.md deploy/helm/epkit/templates/NOTES.txt
 }
 
+@test "links of the documents lead to files and headings, and both languages have the same commands and checks" {
+    cd "$EPKIT_SOURCE"
+    python3 - <<'END'
+import glob, os, re, sys
+bad = 0
+def headings(path):
+    text = re.sub(r"^```.*?^```", "", open(path, encoding="utf-8").read(), flags=re.S | re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)", text, re.M)}
+def blocks(path):
+    return re.findall(r"^```sh$.*?^```$", open(path, encoding="utf-8").read(), re.S | re.M)
+pages = glob.glob("*.md") + glob.glob("*/*.md") + glob.glob("tests/*/*.md")
+for page in pages:
+    for link in re.findall(r"\]\(([^)\s]+)\)", open(page, encoding="utf-8").read()):
+        path, _, anchor = link.partition("#")
+        target = os.path.join(os.path.dirname(page), path) if path else page
+        if "://" in link or (os.path.exists(target) and (not anchor or anchor in headings(target))):
+            continue
+        print(f"{page}: {link} leads nowhere")
+        bad = 1
+if blocks("docs/quickstart.md") != blocks("docs/quickstart.zh-CN.md"):
+    print("the commands of the quickstarts differ")
+    bad = 1
+ends = lambda page: re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", open(page, encoding="utf-8").read(), re.M)
+if ends("docs/failure-modes.md") != ends("docs/failure-modes.zh-CN.md"):
+    print("the failure modes differ in numbers or checks")
+    bad = 1
+sys.exit(bad)
+END
+}
+
 # noticed WHY LINE
 noticed() {
     printf '```sh\n%s\n```\n' "$2" >"$BATS_TEST_TMPDIR/page.md"

@@ -262,14 +262,53 @@ refused() {
     helm lint --strict "$CHART" --set workload.image="$IMAGE"
 }
 
-# Each page's blocks, run from its first line to its last: helm renders what it would install, kubectl stops where it asks
-# for a cluster, and what only a cloud or a node has does nothing. Flags, paths, values and patches are real.
-@test "the commands of the deployment pages are taken by helm and kubectl, one after the other" {
-    command -v jq >/dev/null || skip "jq is not installed"
-    need kubectl
-    local page
-    cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
-    cat >"$BATS_TEST_TMPDIR/head" <<'END'
+@test "the prerequisites: objects by name, and what is empty is refused" {
+    local gke="$EPKIT_SOURCE/deploy/gke"
+    helm lint --strict "$gke" --set prefix=a4,accelerator=nvidia-b200,gpus=16
+    helm template p "$gke" --set prefix=a4,accelerator=nvidia-b200,gpus=16 --set 'namespaces={default,team}' | yaml_to_json >"$BATS_TEST_TMPDIR/json"
+    jq -se '
+        def names(k): [.[] | select(.kind == k).metadata.name] | sort;
+        def one(k; n): .[] | select(.kind == k and .metadata.name == n).spec;
+        names("Network") == ["gvnic-1"] + [range(8) | "rdma-\(.)"] and names("GKENetworkParamSet") == names("Network") and
+        one("GKENetworkParamSet"; "gvnic-1") == {vpc: "a4-gvnic-net", vpcSubnet: "a4-gvnic-sub", deviceMode: "NetDevice"} and
+        one("GKENetworkParamSet"; "rdma-7") == {vpc: "a4-rdma-net", vpcSubnet: "a4-rdma-sub-7", deviceMode: "RDMA"} and
+        one("ResourceFlavor"; "a4").nodeLabels == {"cloud.google.com/gke-accelerator": "nvidia-b200"} and
+        one("ResourceFlavor"; "a4").topologyName == names("Topology")[0] and
+        one("ClusterQueue"; "a4").resourceGroups[0].flavors[0].resources == [{name: "nvidia.com/gpu", nominalQuota: 16}] and
+        [.[] | select(.kind == "LocalQueue") | [.metadata.namespace, .spec.clusterQueue]] == [["default", "a4"], ["team", "a4"]]
+        ' "$BATS_TEST_TMPDIR/json"
+    # The networks of the chart's pods are these.
+    [ "$(template | yaml_to_json | jq -r 'select(.kind == "JobSet").spec.replicatedJobs[0].template.spec.template.metadata.annotations["networking.gke.io/interfaces"] | fromjson | .[1:][].network')" = \
+        "$(jq -r 'select(.kind == "Network").metadata.name' "$BATS_TEST_TMPDIR/json" | sort)" ]
+    [ "$(helm template p "$gke" --set accelerator=nvidia-b200,gpus=16,networks=false | grep -c '^kind: .*Network')" -eq 0 ]
+    local missing
+    for missing in prefix accelerator gpus; do
+        run ! helm template p "$gke" --set prefix=a4,accelerator=nvidia-b200,gpus=16 --set "$missing="
+        [[ "$output" == *"$missing"* ]]
+    done
+}
+
+@test "an upgrade of a JobSet is refused in a line; a bucket gets the runs; without gIB the notes say so" {
+    refused "the pods of a JobSet cannot be changed: helm -n default uninstall r, then helm install" --is-upgrade
+    template --is-upgrade --set orchestrator=leaderworkerset >/dev/null
+    logs() { template --set 'volumes.gcsMounts[0].bucketName=logs' "$@" | yaml_to_json | jq -r 'select(.kind == "JobSet") | .. | objects | select(.name? == "EPKIT_LOGS").value'; }
+    [ "$(logs)" = /gcs/testbed-logs ]
+    [ "$(logs --set 'volumes.gcsMounts[0].mountPath=/data')" = /data/testbed-logs ]
+    [ -z "$(logs --set 'volumes.gcsMounts[0].readOnly=true')" ]
+    # helm shows notes only of a release: here they are a template as the others.
+    cp -r "$CHART" "$BATS_TEST_TMPDIR/chart"
+    { echo '{{- define "notes" -}}'; cat "$CHART/templates/NOTES.txt"; printf '{{- end }}\nnotes: {{ include "notes" . | quote }}\n'; } \
+        >"$BATS_TEST_TMPDIR/chart/templates/notes.yaml"
+    notes() { helm template r "$BATS_TEST_TMPDIR/chart" --set workload.image="$IMAGE" --show-only templates/notes.yaml "$@"; }
+    notes | grep -q 'network.gibImage is empty: unless the image contains gIB, NCCL uses TCP'
+    run ! grep -q 'gibImage is empty' <(notes -f "$EPKIT_SOURCE/deploy/gke-runtime/values.yaml")
+}
+
+# The blocks of the page for GKE, run from the first to the last: helm renders what it would install, kubectl and gcloud stop
+# where they ask for a cluster or an account, and what only a node has does nothing. Flags, paths, values and patches are
+# real. gcloud runs without a network and without the user's configuration.
+write_page() { # PAGE
+    cat >"$BATS_TEST_TMPDIR/page.sh" <<'END'
 set -eu
 helm() {
     local verb=$1
@@ -297,22 +336,62 @@ kubectl() {
         echo "kubectl $*: $said" >>"$ASKED.refused" # the command may be in a pipe
         ;;
     esac
+    [[ "$*" != *jsonpath* ]] || echo pod-0
 }
-for program in epkit gcloud srun sbatch sudo; do eval "$program() { cat >/dev/null <&0 || true; }"; done
+gcloud() {
+    local said form=${*//[0-9]/}
+    grep -qxF "gcloud $form" "$ASKED" && return
+    echo "gcloud $form" >>"$ASKED"
+    [ -n "${GCLOUD:-}" ] || return 0
+    said=$(unshare --net "$GCLOUD" "$@" 2>&1 </dev/null) || true
+    case $said in
+    *'active account'* | 'Updated property'*) ;;
+    *) echo "gcloud $*: $said" >>"$ASKED.refused" ;;
+    esac
+}
+for program in epkit srun sbatch sudo; do eval "$program() { cat >/dev/null <&0 || true; }"; done
 exec </dev/null
 END
-    for page in "$EPKIT_SOURCE"/docs/deploy-gke-*.md; do
-        export ASKED="$BATS_TEST_TMPDIR/asked" USER=somebody WORKLOAD_IMAGE=$IMAGE ARTIFACT_REGISTRY=registry.example \
-            GCS_BUCKET=logs-bucket COORD_POD=pod-0 CLUSTER=c REGION=r RESERVATION=v
-        : >"$ASKED"
-        : >"$ASKED.refused"
-        { cat "$BATS_TEST_TMPDIR/head"; awk '/^```/ { block = /^```sh$/; next } block' "$page"; } >"$BATS_TEST_TMPDIR/page.sh"
-        echo "$page"
-        (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
-        cat "$ASKED.refused"
-        [ ! -s "$ASKED.refused" ]
-        grep -q '^helm' "$ASKED"
-        grep -q '^kubectl' "$ASKED"
+    awk '/^```/ { block = /^```sh$/ && gke; next } /^#/ && !block { gke = /GKE/ || /^## 7/; next } block' "$1" >>"$BATS_TEST_TMPDIR/page.sh"
+}
+
+@test "the commands of the quickstart are taken by helm, kubectl and gcloud, one after the other" {
+    command -v jq >/dev/null || skip "jq is not installed"
+    need kubectl
+    cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
+    if unshare --net true 2>/dev/null; then
+        GCLOUD=$(command -v gcloud || true)
+        export GCLOUD CLOUDSDK_CONFIG="$BATS_TEST_TMPDIR/gcloud"
+    fi
+    export ASKED="$BATS_TEST_TMPDIR/asked" USER=somebody
+    : >"$ASKED"
+    : >"$ASKED.refused"
+    write_page "$EPKIT_SOURCE/docs/quickstart.md"
+    sed -i -E 's/^export ZONE=""/export ZONE=us-central1-b/; s/^export ([A-Z_]+)=""/export \1=my-name/' "$BATS_TEST_TMPDIR/page.sh"
+    (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
+    cat "$ASKED.refused"
+    [ ! -s "$ASKED.refused" ]
+    [ "$(grep -c '^helm' "$ASKED")" -ge 4 ]
+    grep -q '^kubectl' "$ASKED"
+    grep -q '^gcloud container node-pools create my-name .*--additional-node-network=network=my-name-rdma-net,subnetwork=my-name-rdma-sub- ' "$ASKED"
+}
+
+@test "each variable of the quickstart is set before it is used, and refused when it is empty" {
+    local name
+    write_page "$EPKIT_SOURCE/docs/quickstart.md"
+    sed -i 's/^helm() {$/helm() { return; }\nkubectl() { return; }\ngcloud() { return; }\nunused() {/; /^kubectl() {$/,/^for program/{/^for program/!d}' "$BATS_TEST_TMPDIR/page.sh"
+    cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
+    mapfile -t names < <(sed -n 's/^export \([A-Z_]*\)="".*/\1/p' "$BATS_TEST_TMPDIR/page.sh")
+    [ "${#names[@]}" -eq 7 ]
+    for name in "${names[@]}" none; do
+        sed -E "/^export $name=/! s/^export ([A-Z_]+)=\"\"/export \1=us-x/" "$BATS_TEST_TMPDIR/page.sh" >"$BATS_TEST_TMPDIR/one.sh"
+        cd "$BATS_TEST_TMPDIR"
+        if [ "$name" = none ]; then
+            USER=somebody bash one.sh
+        else
+            run ! env USER=somebody bash one.sh
+            [[ "$output" == *"$name"* || ("$name" = ZONE && "$output" == *REGION*) ]]
+        fi
     done
 }
 

@@ -61,3 +61,33 @@ pod() {
     run -3 timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'; pod :"
     [[ "$output" == *saved* ]]
 }
+
+@test "shells that mpirun starts get the launcher's environment from /tmp/export_init_env.sh, without secrets" {
+    echo 'env -i bash -c "source /tmp/export_init_env.sh; echo \"[\$ODD] [\${HF_TOKEN-none}] [\$NNODES] [\$LD_LIBRARY_PATH]\""' >"$BATS_TEST_TMPDIR/launcher"
+    run -0 pod 'mkdir -p usr/local/gib/lib64' "ODD=a 'b\" \$c" HF_TOKEN=hf_x LD_LIBRARY_PATH=/opt/lib
+    [[ "$output" == *"[a 'b\" \$c] [none] [1] [/opt/lib:/usr/local/gib/lib64]"* ]]
+}
+
+@test "a pod with RUN_DEEPEP_TEST ends with the test, also with SLEEP_INFINITY" {
+    echo 'exit 5' >"$BATS_TEST_TMPDIR/launcher"
+    run -5 timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'; pod : SLEEP_INFINITY=true RUN_DEEPEP_TEST=true"
+    [[ "$output" != *"the pod stays"* ]]
+}
+
+@test "the default launcher: hostname by MPI, then all_reduce, with their folders in the bucket; or the job that was asked for" {
+    mkdir "$BATS_TEST_TMPDIR/bin"
+    printf '#!/bin/sh\necho "$@"\ncase "$*" in *$FAIL) exit 3 ;; esac\n' >"$BATS_TEST_TMPDIR/bin/epkit"
+    chmod +x "$BATS_TEST_TMPDIR/bin/epkit"
+    launch() { env PATH="$BATS_TEST_TMPDIR/bin:$PATH" FAIL=none "$@"; }
+    run -0 launch EPKIT_LOGS=/gcs/testbed-logs JOB_IDENTIFIER=r JOB_TIMESTAMP=t GPUS_PER_NODE=8 bash "$CHART/files/launch.sh" -- -b 1M
+    [ "$output" = "launch --out /gcs/testbed-logs/r-t-hostname --with mpirun --per-node 8 hostname
+launch --out /gcs/testbed-logs/r-t-nccl nccl all_reduce -- -b 1M" ]
+    run -3 launch FAIL=hostname bash "$CHART/files/launch.sh"
+    [ "$output" = "launch --with mpirun --per-node 8 hostname" ]
+    run -0 launch EPKIT_JOB=nccl-init bash "$CHART/files/launch.sh"
+    [ "$output" = "launch nccl-init" ]
+    run -0 launch RUN_DEEPEP_TEST=true bash "$CHART/files/launch.sh"
+    [ "$output" = "launch deepep-internode" ]
+    # The users' commands name this copy.
+    cmp "$CHART/files/launch.sh" "$EPKIT_SOURCE/deploy/gke-runtime/launchers/torchrun-stratup.sh"
+}

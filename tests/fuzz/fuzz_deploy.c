@@ -46,6 +46,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         json_decref(answer);
     }
     if (snapshot && deploy_snapshot_check(snapshot) == EP_OK && deploy_job_find(documents, "default", &job) == EP_OK) {
+        job.prerequisites = true;
         findings = deploy_check(snapshot, &job);
         check_findings(findings);
         json_decref(findings);

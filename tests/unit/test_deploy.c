@@ -408,7 +408,7 @@ TEST(test_jobs)
         assert_fails(deploy_job_find(documents, "ns", &job), EP_E_ARG, cases[i].error);
         json_decref(documents);
     }
-    documents = deploy_job_make("ns", "a4", 24, "rack", true);
+    documents = deploy_job_make("ns", "a4", 24, "rack", true, false);
     assert_non_null(documents);
     assert_int_equal(deploy_job_find(documents, "other", &job), EP_OK);
     assert_string_equal(job.space, "ns");

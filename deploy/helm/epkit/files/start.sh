@@ -89,6 +89,17 @@ start_sshd() {
     say "sshd listens on port $port"
 }
 
+# What the launcher has, for shells that mpirun starts by ssh; but no secrets, and nothing of this shell's own.
+write_environment() {
+    local name
+    for name in $(compgen -e); do
+        case $name in
+        HF_TOKEN | *_KEY | HOME | PWD | OLDPWD | SHLVL | _) ;;
+        *) printf 'export %s=%q\n' "$name" "${!name}" ;;
+        esac
+    done >/tmp/export_init_env.sh
+}
+
 # Runs as a child, so that this process can forward signals: process 1 gets only signals that it handles.
 run_launcher() {
     local code=0
@@ -137,11 +148,18 @@ if [ -r /usr/local/gib/scripts/set_nccl_env.sh ]; then
     set -eu
     [ -z "$interfaces" ] || export NCCL_SOCKET_IFNAME=$interfaces
 fi
+# NCCL loads the plug-in by its name alone.
+case ":${LD_LIBRARY_PATH:-}:" in
+*:/usr/local/gib/lib64:*) ;;
+*) [ ! -d /usr/local/gib/lib64 ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/gib/lib64" ;;
+esac
+write_environment
 
 code=0
 run_launcher "$@" || code=$?
 say "the launcher ended with exit code $code"
-if [ "${SLEEP_INFINITY:-false}" = true ]; then
+# A test that was asked for frees the GPUs when it has ended.
+if [ "${SLEEP_INFINITY:-false}" = true ] && [ "${RUN_DEEPEP_TEST:-false}" != true ]; then
     keep_pod "SLEEP_INFINITY is true"
 elif [ "${JOB_ORCHESTRATOR:-}" = leaderworkerset ] && [ "$code" = 0 ]; then
     keep_pod "a LeaderWorkerSet would start it again"

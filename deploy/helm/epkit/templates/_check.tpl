@@ -2,6 +2,9 @@
 {{- define "epkit.check" -}}
 {{- $v := .Values -}}
 {{- $nodes := include "epkit.nodes" . | int -}}
+{{- if and .Release.IsUpgrade (eq $v.orchestrator "jobset") -}}
+  {{- fail (printf "the pods of a JobSet cannot be changed: helm -n %s uninstall %s, then helm install" .Release.Namespace .Release.Name) -}}
+{{- end -}}
 {{- if not $v.workload.image -}}
   {{- fail "workload.image is empty: name the image to run, --set workload.image=REGISTRY/nemo-deepep:25.11" -}}
 {{- end -}}

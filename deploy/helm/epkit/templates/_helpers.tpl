@@ -172,6 +172,11 @@ after it: a list with a name twice is refused where objects are applied by the s
 - {name: MASTER_PORT, value: {{ $v.network.masterPort | int | quote }}}
 - {name: EPKIT_STACK, value: {{ $v.stack | quote }}}
 - {name: EPKIT_JOB, value: {{ $v.workload.job | quote }}}
+{{- with first (default (list) $v.volumes.gcsMounts) }}
+{{- if not .readOnly }}
+- {name: EPKIT_LOGS, value: {{ printf "%s/testbed-logs" (.mountPath | default "/gcs") | quote }}}
+{{- end }}
+{{- end }}
 {{- if $v.ssh.enabled }}
 - {name: EPKIT_SSH_PORT, value: {{ $v.ssh.port | int | quote }}}
 {{- end }}
