@@ -135,7 +135,7 @@ static int name_opened(const struct temporary *folder, int from, const char *des
         *ret_path = NULL;
         return ENOMEM;
     }
-    return symlinkat(target, folder->fd, text_base(*ret_path)) == 0 ? 0 : errno;
+    return dir_link_in(folder->fd, target, text_base(*ret_path));
 }
 
 /* A signal may end epkit while the client writes: the next upload removes the remains. */
