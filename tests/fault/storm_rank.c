@@ -112,19 +112,22 @@ static int host_of(const struct weather *w, int rank)
 static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, ep_status status, const char *text)
 {
     struct outcome *outcome = &w->context->outcomes[w->context->n_outcomes];
+    char copy[sizeof(outcome->text)];
 
     if (w->context->n_outcomes == STORM_OUTCOMES)
         return;
+    /* First: ep_comm_async_error() writes ep_last_error() when it detects another failure. */
+    snprintf(copy, sizeof(copy), "%s", text);
     *outcome = (struct outcome){.call = call,
                                 .generation = w->generation,
                                 .status = status,
                                 .async = w->comm ? ep_comm_async_error(w->comm) : status,
-                                .named = first_rank_in(w, text),
+                                .named = first_rank_in(w, copy),
                                 .host = host_of(w, w->rank),
-                                .far = rank_in(text) >= 0 && host_of(w, rank_in(text)) != host_of(w, w->rank),
+                                .far = rank_in(copy) >= 0 && host_of(w, rank_in(copy)) != host_of(w, w->rank),
                                 .begin_ns = begin_ns,
                                 .end_ns = now_ns()};
-    snprintf(outcome->text, sizeof(outcome->text), "%s", text);
+    memcpy(outcome->text, copy, sizeof(copy));
     w->context->n_outcomes++;
 }
 

@@ -367,6 +367,7 @@ def dies(rank, size, how):
     topk_idx, x, _ = setting(size)
     plan = comm.plan(topk_idx, 2 * size)
     rows = complete(comm, plan.dispatch, x).x
+    dist.barrier()  # a rank that is still in its dispatch would find the end of rank 1 there
     if rank == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -391,6 +392,7 @@ def test_a_rank_is_killed_in_decode(rank, size):
     topk_idx, x, weights = setting(size)
     recv, _, handle, _, hook = buffer.low_latency_dispatch(x, topk_idx, 8, 2 * size, use_fp8=False, return_recv_hook=True)
     complete(buffer._comm, hook)
+    dist.barrier()  # as in dies()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
