@@ -199,11 +199,11 @@ TEST(test_signals)
     assert_int_equal(mkdir("signals", 0700), 0);
     for (int i = 0; i < ROUNDS; i++) {
         int number = signals[(size_t)i % (sizeof(signals) / sizeof(signals[0]))], how;
-        pid_t pid = fork();
+        pid_t pid;
 
+        signal(number, SIG_DFL); /* nohup, or a shell in the background, has it ignored */
+        pid = fork();
         assert_true(pid >= 0);
-        if (pid == 0)
-            signal(number, SIG_DFL); /* nohup has it ignored */
         while (pid == 0)
             if (temporary_save("signals/saved", text, sizeof(text), 0600) != 0)
                 _exit(1);
