@@ -155,7 +155,7 @@ static int find_descriptor(const struct map_line *file)
     while (folder && found < 0 && (entry = readdir(folder))) {
         /* By name: other threads may close theirs at any time, which ThreadSanitizer reports as a race with fstat(). */
         if (fstatat(dirfd(folder), entry->d_name, &info, 0) == 0 && is_file(&info, file))
-            found = fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+            found = ep_fd_above_stdio(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
         /* Another thread may have closed it meanwhile, and its number may belong to another file. */
         if (found >= 0 &&
             (fstat(found, &info) != 0 || !is_file(&info, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {

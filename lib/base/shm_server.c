@@ -119,8 +119,11 @@ static void *server_main(void *context)
         struct sockaddr_un from;
         socklen_t from_bytes = sizeof(from);
         struct request request;
-        ssize_t got = recvfrom(server->socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
+        ssize_t got;
 
+        if (!ep_fd_is_ours(server->socket))
+            return NULL;
+        got = recvfrom(server->socket, &request, sizeof(request), 0, (struct sockaddr *)&from, &from_bytes);
         if (atomic_load(&server->is_ending) || (got < 0 && !is_passing(errno)))
             return NULL;
         /* Any process in the network namespace may send other data, or an empty datagram. */
@@ -167,8 +170,7 @@ static ep_status open_socket(struct server *server)
 
 static void stop(struct server *server)
 {
-    if (server->socket >= 0)
-        close(server->socket);
+    ep_fd_close(server->socket);
     memset(&server->address, 0, sizeof(server->address));
 }
 
@@ -206,7 +208,9 @@ void ep_shm_serve_end(void)
     pthread_mutex_lock(&server->own.lock);
     if (server->users && --server->users == 0) {
         atomic_store(&server->is_ending, true);
-        shutdown(server->socket, SHUT_RDWR);
+        /* Otherwise the thread ends after RECEIVE_SECONDS. */
+        if (ep_fd_is_ours(server->socket))
+            shutdown(server->socket, SHUT_RDWR);
         pthread_join(server->thread, NULL);
         stop(server);
     }

@@ -334,6 +334,39 @@ static int windows(const ep_boot *boot, void *argument)
 
 TEST_CALL(memory_of_the_caller_is_used_in_place, run_both(windows))
 
+static int count_descriptors(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* Also with numbers that other files of the library had before. */
+static int register_often(const ep_boot *boot, void *argument)
+{
+    int fd = open_memfd(4096), before;
+    void *memory = map(fd, 4096, MAP_SHARED, 0), *own[3];
+    ep_comm *comm = NULL;
+
+    (void)argument;
+    SURE(fd >= 0 && memory && new_comm(boot, &comm) == EP_OK);
+    for (int i = 0; i < 3; i++)
+        SURE(ep_alloc(comm, 4096, &own[i]) == EP_OK);
+    for (int i = 0; i < 3; i++)
+        SURE(ep_free(comm, own[i]) == EP_OK);
+    before = count_descriptors();
+    for (int i = 0; i < 4; i++)
+        SURE(ep_register(comm, memory, 4096) == EP_OK && ep_unregister(comm, memory) == EP_OK);
+    SURE(count_descriptors() == before);
+    ep_comm_free(comm);
+    SURE(munmap(memory, 4096) == 0 && close(fd) == 0);
+    return 0;
+}
+
+TEST_CALL(registering_keeps_no_descriptor, unit_run_ranks(EP_LAUNCH_FORK, 2, register_often, NULL))
+
 static int refused(ep_comm *comm, void *memory, size_t bytes, ep_status status, const char *why)
 {
     char text[600];

@@ -12,6 +12,7 @@
  * device, and no operation frees deferred memory.
  */
 #include "backend/cuda/cuda.h"
+#include "base/fd.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -135,7 +136,7 @@ static void copy_processes(const struct cuda_comm *cuda, struct deferred *d)
 
         d->process[rank] = peer ? peer->process : (struct ep_process){.pidfd = -1};
         if (peer && peer->process.pidfd >= 0)
-            d->process[rank].pidfd = fcntl(peer->process.pidfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+            d->process[rank].pidfd = ep_fd_above_stdio(fcntl(peer->process.pidfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
     }
 }
 
