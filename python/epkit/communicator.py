@@ -103,7 +103,7 @@ def _gather_of_group(group: Optional[dist.ProcessGroup], size: int) -> _Gather:
                 end = time.monotonic() + timeout_ms / 1000
                 while not work.is_completed() and time.monotonic() < end:
                     time.sleep(0.0005)  # in which Ctrl-C is handled
-                work.wait(datetime.timedelta(milliseconds=timeout_ms))
+                work.wait(datetime.timedelta(seconds=max(end - time.monotonic(), 0.001)))
                 # gloo's thread still releases the tensors, which needs the GIL: in an interpreter that ends it would abort the process.
                 del work
                 time.sleep(0.001)
@@ -123,7 +123,9 @@ def nodes_of(group: Any, size: int, per_node: int) -> int:
     nodes have different numbers of the group's ranks, or these are not together."""
     try:
         of_group = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    except Exception:  # noqa: BLE001 - a group that torch.distributed does not know
+    except Exception:  # noqa: BLE001 - a group that torch.distributed does not know: of all ranks, or of nobody knows which
+        if dist.is_initialized() and dist.get_world_size() != size:
+            return 0
         of_group = list(range(size))
     nodes = [rank // per_node for rank in of_group]
     each = size // len(set(nodes))

@@ -40,10 +40,9 @@ static void handle(int number, siginfo_t *info, void *context)
     static const struct itimerspec grace = {.it_value.tv_nsec = GRACE_NS};
     unsigned now = atomic_load(&calls);
 
-    if (now & 1 && watching) {
-        atomic_store(&interrupted_at, now);
+    /* Only the first signal of a call: those that follow would put the end off. */
+    if (now & 1 && watching && atomic_exchange(&interrupted_at, now) != now)
         timer_settime(timer, 0, &grace, NULL);
-    }
     if (before.sa_flags & SA_SIGINFO)
         before.sa_sigaction(number, info, context);
     else if (before.sa_handler != SIG_IGN && before.sa_handler != SIG_DFL)

@@ -110,9 +110,11 @@ def permuted(rank, size, fp8, by_map, with_probs, pad, non_blocking):
     equal("scales", None if got_scales is None else got_scales[:n][filled], want_scales[filled] if fp8 else None)
     _, _, _, received, chosen, *_ = handle
     assert len(handle) == 9 and received.item() == len(want_map) and handle[6] == tokens
+    assert not (handle[-1] != 0), "no row was too many"  # as Megatron asks
     equal("map", chosen, want_map, len(want_map))
     hidden = (rows.float() if not fp8 else torch.randn(rows.shape)).to(torch.bfloat16)
     hidden = torch.ones_like(hidden) if fp8 else hidden
+    idx.zero_()  # the program's tensor
     out, out_probs = buffer.combine_with_unpermute(hidden=hidden, probs=got_probs, handle=handle, pad_multiple=pad)
     equal("combined", out, back(torch.ones_like(x).to(torch.bfloat16) if fp8 else x, routing))
     equal("combined probs", out_probs, probs if with_probs else None)

@@ -200,22 +200,33 @@ def interrupted(rank, size, call):
     buffer, late = deep_ep.Buffer(dist.group.WORLD), deep_ep.Buffer(dist.group.WORLD)
     comm = buffer._comm
     calls = {"plan": lambda: comm.plan(topk_idx, 2 * size), "barrier": comm.barrier, "gather": lambda: comm.allgather_bytes(b"")}
-    for _ in range(3):  # within calls that end the group stays usable
-        comm.barrier()
-        with contextlib.suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+    store = dist.distributed_c10d._get_default_store()
+
+    def while_interrupted(wait):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        wait()
+
+    for number in range(3):  # within calls that end the group stays usable
+        if rank == 0:
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+                calls[call]()
+                time.sleep(10)  # where the call has ended before
+        else:
+            time.sleep(0.2)
             calls[call]()
+        store.set(f"{call} {number} {rank}", "")
+        store.wait([f"{call} {number} {1 - rank}"])
         comm.barrier()
     if rank == 0:
         begin = time.monotonic()
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        raises(KeyboardInterrupt, "", calls[call])
+        raises(KeyboardInterrupt, "", while_interrupted, calls[call])
         assert time.monotonic() - begin < 50  # the deadline is 100 s
         raises(epkit.GroupError, "rank 0 ep_comm_abort", comm.check)
         # A handler of the program's own is not taken for the end of the wait.
         handled = []
         signal.signal(signal.SIGINT, lambda *_: handled.append(1))
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.1, lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(1), store.set("handled", ""))).start()
         late._comm.barrier()
         assert handled
         dist.barrier()
@@ -227,9 +238,35 @@ def interrupted(rank, size, call):
                 assert "rank 0" in str(error)
                 break
             time.sleep(0.01)
-        time.sleep(1.5)
+        store.wait(["handled"])
         late._comm.barrier()
         dist.barrier()
+
+
+@on_ranks(2)
+def test_ctrl_c_again_and_again(rank, size):
+    """It ends the wait as soon as once does: the later ones put nothing off."""
+    comm = epkit.Communicator(timeout=100)
+
+    def interrupt():
+        for _ in range(300):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    if rank == 0:
+        begin = time.monotonic()
+        try:
+            threading.Thread(target=interrupt, daemon=True).start()
+            comm.barrier()
+        except KeyboardInterrupt:
+            os._exit(0 if time.monotonic() - begin < 40 else 3)
+        os._exit(4)
+    while True:
+        try:
+            comm.check()
+        except epkit.GroupError:
+            break
+        time.sleep(0.01)
 
 
 def test_ctrl_c_ends_a_wait():
@@ -241,8 +278,11 @@ def test_ctrl_c_ends_a_wait():
 def test_ctrl_c_while_a_communicator_is_made(rank, size):
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        raises(KeyboardInterrupt, "", epkit.Communicator)
+        def interrupted_communicator():
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            epkit.Communicator()
+
+        raises(KeyboardInterrupt, "", interrupted_communicator)
         store.set("interrupted", "1")
     store.wait(["interrupted"])
 

@@ -336,8 +336,10 @@ static int call_until_it_is_over(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL;
     bool late;
 
-    if (unit_comm_new(boot, "tcp", PER_NODE, 0, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK)
+    if (unit_comm_new(boot, "tcp", PER_NODE, 0, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK) {
+        atomic_store(&stop->over, true);
         return 1;
+    }
     comm->config.timeout_ms = DEADLINE_MS;
     atomic_store(&stop->pids[boot->rank], getpid());
     while (status == EP_OK && !atomic_load(&stop->over))
@@ -354,8 +356,10 @@ static int call_until_it_is_over(const ep_boot *boot, void *argument)
 static void stop_all(struct stop *stop)
 {
     for (int rank = 0; rank < MADE_RANKS; rank++)
-        while (!atomic_load(&stop->pids[rank]))
+        while (!atomic_load(&stop->pids[rank]) && !atomic_load(&stop->over))
             unit_sleep_ms(1);
+    if (atomic_load(&stop->over))
+        _exit(1);
     for (int rank = 0; rank < MADE_RANKS; rank++)
         kill(atomic_load(&stop->pids[rank]), SIGSTOP);
     nanosleep(&(struct timespec){.tv_sec = 3 * DEADLINE_MS / 1000, .tv_nsec = 3 * DEADLINE_MS % 1000 * 1000000L}, NULL);

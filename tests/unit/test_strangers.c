@@ -132,10 +132,18 @@ static void be_a_stranger(struct scene *scene)
 /* Runs the ranks while the stranger connects. */
 static void run_among_strangers(struct scene *scene, ep_rank_fn live, int killed)
 {
+    const rlim_t need = NRANKS * SILENT + ROLLING + 64;
     ep_rank_exit exits[NRANKS];
-    pid_t stranger = fork();
+    struct rlimit files;
+    pid_t stranger;
     int status;
 
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_max < need) {
+        print_message("SKIP: the stranger needs %llu descriptors, RLIMIT_NOFILE is %llu\n", (unsigned long long)need,
+                      (unsigned long long)files.rlim_max);
+        skip();
+    }
+    stranger = fork();
     assert_true(stranger >= 0);
     if (stranger == 0)
         be_a_stranger(scene);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The low-latency calls of DeepEP V1's Buffer."""
 import struct
+import warnings
 import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -68,8 +69,9 @@ class LowLatencyCalls(OfThisProcess):
             return
         try:
             self._low_latency.append(self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True))
-        except (epkit.ArgumentError, epkit.ResourceError):  # on all ranks: the first call raises it where it needs such sizes
-            pass
+        except (epkit.ArgumentError, epkit.ResourceError) as error:  # on all ranks
+            warnings.warn(f"Buffer: no low-latency object of {most} tokens, hidden size {hidden}, {num_experts} experts and "
+                          f"top-{_MOST_TOPK} can be made, so the first low-latency call needs all ranks: {error}", stacklevel=3)
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
         """The first low-latency object that these sizes fit: the same on all ranks, because nothing but the sizes decides.

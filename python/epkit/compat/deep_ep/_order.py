@@ -8,8 +8,10 @@ queued after the event. After the call the current stream waits for it, or, if t
 event records its completion; it keeps the call's tensors until a stream has waited for it.
 
 Any other call would keep the current stream waiting from its beginning to its end, so it runs there: two waits and two
-events less. A program that has asked for the communication stream may order other streams by it: from then on all
-calls run on that.
+events less. All calls of a buffer are in order nevertheless, also where a program drops an event: the first call in the
+current stream behind an asynchronous one runs on the communication stream, and before a call there that stream waits for
+those in the current one. A program that has asked for the communication stream may order other streams by it: from
+then on all calls run on that.
 
 On the CPU a call is complete when it returns, and all events are complete.
 """
@@ -185,7 +187,9 @@ class CommStream:
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self.own = torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
+        self._device = comm.device
         self._is_known = False
+        self._is_ahead = self._is_behind = False  # own: of the current stream, by the calls since it was joined
 
     def get(self) -> Optional[torch.cuda.Stream]:
         """For the program, which may order its streams by it."""
@@ -194,4 +198,12 @@ class CommStream:
 
     def of_call(self, asynchronous: bool, *events: Event) -> Optional[torch.cuda.Stream]:
         """Where a call runs; None: in the current stream."""
-        return self.own if asynchronous or self._is_known or any(event is not None for event in events) else None
+        if self.own is None:
+            return None
+        if not (asynchronous or self._is_known or self._is_ahead or any(event is not None for event in events)):
+            self._is_behind = True
+            return None
+        if self._is_behind:
+            wait_stream(self.own, current_stream(self._device))
+        self._is_behind, self._is_ahead = False, asynchronous
+        return self.own

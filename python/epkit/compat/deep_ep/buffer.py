@@ -17,12 +17,15 @@ from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins,
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
-# Seconds: the deadline of DeepEP. It has to be long: in their first step programs compile kernels, each rank for itself.
-_TIMEOUT = 100.0
-
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
 _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
+
+
+def deadline() -> Optional[float]:
+    """In seconds, that of DeepEP; None: $EPKIT_TIMEOUT_MS. It has to be long: in their first step programs compile kernels,
+    each rank for itself."""
+    return None if os.environ.get("EPKIT_TIMEOUT_MS") else 100.0
 
 
 _naming_worst = naming("max_recv_tokens is num_worst_tokens of Buffer.dispatch() on that rank", "max_recv_tokens")
@@ -197,8 +200,7 @@ class Buffer(LowLatencyCalls):
                  use_fabric: bool = False) -> None:
         if group is None and comm is None:
             raise ValueError("Buffer: give a process group, or a communicator of mpi4py as comm")
-        timeout = None if os.environ.get("EPKIT_TIMEOUT_MS") else _TIMEOUT
-        self._comm = epkit.Communicator(group if group is not None else comm, timeout=timeout)
+        self._comm = epkit.Communicator(group if group is not None else comm, timeout=deadline())
         if (allow_mnnvl or use_fabric) and self._comm.is_cuda and self._comm.nodes > 1:
             warnings.warn(f"Buffer: {'allow_mnnvl' if allow_mnnvl else 'use_fabric'} has no effect: between hosts rows travel over "
                           "the network, also where NVLink connects them", RuntimeWarning, stacklevel=2)

@@ -13,6 +13,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 
 from ._order import run_untraced
 from ._rows import _as_given, _check_group, _with_columns
+from .buffer import deadline
 
 _MOST_TOPK = 64  # EP_MAX_TOPK of the library
 _STRIDE = 1 << 21  # of source ids, which nothing here reads: more tokens than a rank has
@@ -46,7 +47,8 @@ class HybridEPHandle(OfThisProcess, Tuple[Any, ...]):
     """What a dispatch returns, for the combines that answer it and further dispatches of the same routing.
 
     As in DeepEP a tuple: [3] is the number of tokens received, an int32 tensor, and [4] bool [n, L], which local experts
-    each of them is for. Both are computed when one of them is read first, which is collective: all ranks read it. The other
+    each of them is for. Both are computed when one of them is read first, which is collective: all ranks read it. With
+    permutation the last entry is an int32 tensor of one element: 1 where more rows came than num_permuted_tokens. The other
     entries are of no use to a program: the number of tokens sent, the configuration, or None.
     """
     plan: epkit.Plan
@@ -115,7 +117,7 @@ class HybridEPBuffer(OfThisProcess):
                  use_mnnvl: Optional[bool] = None) -> None:
         if group is None:
             raise ValueError("HybridEPBuffer: group is None, must be a process group")
-        self._comm = epkit.Communicator(group)
+        self._comm = epkit.Communicator(group, timeout=deadline())
         self.group, self.rank, self.group_size = group, self._comm.rank, self._comm.size
         self.num_of_nodes = self._comm.nodes
         self.num_of_hybrid_ep_ranks_per_nvlink_domain = self.group_size // self.num_of_nodes
@@ -224,9 +226,11 @@ class HybridEPBuffer(OfThisProcess):
         with torch.no_grad():
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
-            handle = self._handle(_PERMUTED, plan, idx, len(hidden))
             counts = plan._metadata(_STRIDE, None, ("count_exact",))[5] if plan.fixed else torch.tensor(plan.recv_per_expert)
-            handle.tokens_per_expert = _aligned(counts, alignment)
+            counts = _aligned(counts, alignment)
+            over = (counts.sum() > most if non_blocking else torch.zeros((), device=hidden.device)).to(torch.int32).view(1)
+            handle = self._handle(_PERMUTED, plan, idx, len(hidden), over)
+            handle.tokens_per_expert = counts
         return _given_type(hidden, rows), rows.topk_weights, rows.scales, handle.tokens_per_expert, handle
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
@@ -258,10 +262,9 @@ class HybridEPBuffer(OfThisProcess):
             self._comm.set_num_sms(sms)
             self._sms = sms
 
-    def _handle(self, entries: int, plan: epkit.Plan, idx: torch.Tensor, tokens: int) -> HybridEPHandle:
-        values: List[Any] = [None] * entries
-        values[entries - 2 if entries == _PLAIN else entries - 3] = tokens
-        values[entries - 1 if entries == _PLAIN else entries - 2] = self.config
+    def _handle(self, entries: int, plan: epkit.Plan, idx: torch.Tensor, tokens: int, *last: torch.Tensor) -> HybridEPHandle:
+        behind = (tokens, self.config, *last)
+        values: List[Any] = [None] * (entries - len(behind)) + list(behind)
         handle = HybridEPHandle(values)
         handle.plan, handle.topk_idx = plan, idx
         return handle
@@ -294,7 +297,8 @@ class HybridEPBuffer(OfThisProcess):
             idx, experts = self._choices(routing_map, non_blocking), routing_map.shape[1]
         elif topk_idx is not None and num_experts is not None:
             want_tensor(topk_idx, call, "topk_idx", "[N, K]")
-            idx, experts = topk_idx.contiguous(), want_integer(num_experts, call, "num_of_experts")
+            # The handle keeps it, and the program may reuse its tensor.
+            idx, experts = topk_idx.clone(memory_format=torch.contiguous_format), want_integer(num_experts, call, "num_of_experts")
         else:
             raise AssertionError(f"{call}: give routing_map, topk_idx and num_of_experts, or a handle")
         weights = topk_weights
