@@ -138,15 +138,15 @@ linters() {
     fi
 }
 
-# Compiles every kernel for both architectures, and the rest of the module; nothing of it runs here.
+# Every kernel is compiled for both architectures with the tree in "dist": here the tests on GPUs. Nothing of it runs.
 kernels() {
     local nvcc
     if ! nvcc=$(scripts/cuda_toolkit.sh 2>"$results/cuda-toolkit.log"); then
         skip cuda-compile "$(tail -n 1 "$results/cuda-toolkit.log")"
         return
     fi
-    CUDACXX=$nvcc check cuda-compile scripts/build.sh cuda -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DEPKIT_EXAMPLES=OFF \
-        -DBUILD_TESTING=ON || true
+    CUDACXX=$nvcc EPKIT_BUILD_FOLDER=build-dist check cuda-compile scripts/build.sh dist -DEPKIT_CUDA=ON \
+        -DEPKIT_WERROR=ON -DEPKIT_COMMAND=OFF -DBUILD_TESTING=ON || true
 }
 
 # What only compiles runs beside the tests of the release build, many of which wait, and gives way to them.
