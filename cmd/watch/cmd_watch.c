@@ -21,6 +21,7 @@
 #define CHANGE_NS S           /* between two plain lines, if something changed */
 #define HEARTBEAT_NS (30 * S) /* if nothing did */
 #define COMPLETE_NS (5 * S)   /* without a byte after a run that is complete: another one may follow */
+#define UNSURE_NS (30 * S)    /* after one that may have had only its first case */
 #define FAILED_NS (30 * S)    /* after a failure: the other ranks may report the cause */
 #define LAST_LINE 200
 
@@ -153,6 +154,8 @@ static enum ending check(const struct watch *watch, uint64_t now)
         return SIGNAL;
     if (!watch->tail.is_pipe && !options->until_end && watch->standing.is_over && silent_ns >= COMPLETE_NS)
         return RUN_COMPLETE;
+    if (!watch->tail.is_pipe && !options->until_end && watch->standing.may_be_over && silent_ns >= UNSURE_NS)
+        return RUN_COMPLETE;
     if (!watch->tail.is_pipe && !options->until_end && watch->standing.has_failed && silent_ns >= FAILED_NS)
         return RUN_FAILED;
     if (options->idle > 0 && silent_ns >= (uint64_t)options->idle * S)
@@ -193,10 +196,10 @@ static enum ending follow(struct watch *watch)
 static const char *judge(const struct watch *watch, enum ending ending, const json_t *parsed, uint64_t now,
                          char *ret_lead, size_t bytes)
 {
-    bool is_going_on = !watch->standing.is_over && !watch->standing.has_failed;
+    bool is_going_on = !watch->standing.may_be_over && !watch->standing.has_failed;
 
     *ret_lead = '\0';
-    if (!is_going_on || ending < IDLE)
+    if (!is_going_on || ending < IDLE || parser_count(watch->parser) == 0)
         return json_text(parsed, "result");
     if (ending == IDLE)
         snprintf(ret_lead, bytes, "Hung: nothing was written for %llu s%s%s. ", seconds(watch->written_ns, now),
@@ -215,7 +218,7 @@ static int conclude(struct watch *watch, enum ending ending, const struct refere
     enum verdict_result verdict;
     char lead[400];
     const char *result;
-    json_t *parsed, *document;
+    json_t *parsed, *document, *shown;
     int code;
 
     parser_end(watch->parser);
@@ -228,13 +231,15 @@ static int conclude(struct watch *watch, enum ending ending, const struct refere
            : strcmp(result, "unfinished") == 0 ? CMD_NOT_KNOWN
                                                : input_exit_code(verdict);
     progress_stop();
+    shown = out_text(lead); /* with the name of a stream, as long as there is room for it */
     document = out_document("watch");
     json_object_update_new(
         document, json_pack("{s:o, s:s, s:s, s:f, s:f, s:o, s:o}", "verdict",
-                            json_sprintf("%s%s", lead, json_string_value(json_object_get(parsed, "verdict"))), "result",
+                            json_sprintf("%s%s", json_string_value(shown), json_text(parsed, "verdict")), "result",
                             result, "ended_by", endings[ending], "seconds", (double)(now - watch->begin_ns) / (double)S,
                             "silent_seconds", (double)(now - watch->written_ns) / (double)S, "last_line",
                             out_text_or_null(watch->last_line), "parsed", parsed));
+    json_decref(shown);
     if (watch->options->json)
         return out_json(document) == 0 ? code : CMD_FAILED;
     out_verdict(code == CMD_FINE       ? OUT_GOOD

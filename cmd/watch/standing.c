@@ -60,9 +60,9 @@ static void add_phase(struct text *text, const struct parse_run *run)
         text_add(text, "all %d cases passed, tuning %zu of 3", run->expected, finals(run) + (finals(run) < 3));
     else if (run->expected > 0)
         text_add(text, "%d of %d cases passed%s", run->passed, run->expected, run->failed ? ", some failed" : "");
-    else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY)
+    else if (run->dialect == PARSE_DEEPEP_LOW_LATENCY && run->ranks > 0)
         text_add(text, "%llu of %lld ranks have printed results", last ? (unsigned long long)run->measures[0].n : 0ull,
-                 run->ranks > 0 ? (long long)run->ranks : 0ll);
+                 (long long)run->ranks);
     else if (last && last->n_points > 0 && last->points[last->n_points - 1].x >= 1048576)
         text_add(text, "%zu rows, up to %.4g MiB", last->n_points, last->points[last->n_points - 1].x / 1048576);
     else if (last && last->n_points > 0)
@@ -94,7 +94,8 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
 
     if (!parser_refresh(parser))
         return false;
-    for (size_t i = n > STANDING_RUNS ? n - STANDING_RUNS : 0; i < n; i++) {
+    standing->may_be_over = true;
+    for (size_t i = 0; i < n; i++) {
         const struct parse_run *run = parser_run(parser, i);
         uint64_t moved;
 
@@ -102,6 +103,7 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
         if (!run->is_open || (run->dialect == PARSE_DEEPEP_V2 && run->started == 0 && run->n_measures > 0))
             continue;
         n_open++;
+        standing->may_be_over &= run->is_complete;
         moved = moved_at(standing, run, now_ns);
         newest = moved > newest ? moved : newest;
         if (!slowest || progress_of(run) < progress_of(slowest))
@@ -112,6 +114,7 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
         }
     }
     standing->is_over = slowest && is_over(slowest);
+    standing->may_be_over &= n_open > 0;
     if (slowest) {
         if (n > n_open)
             text_add(&where, "%zu before; ", n - n_open);

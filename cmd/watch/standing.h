@@ -5,18 +5,19 @@
 
 #include "cmd/parse/parse.h"
 
-#define STANDING_RUNS 64 /* at once whose times are known */
-#define LATE_S 10        /* without a line, before it is mentioned */
+#define STANDING_RUNS 512 /* at once whose times are known */
+#define LATE_S 10         /* without a line, before it is mentioned */
 
 struct standing {
     struct {
         const struct parse_run *run;
         uint64_t last_line, moved_ns;
     } moves[STANDING_RUNS];
-    bool is_over;    /* a run has begun, and all are complete */
-    bool has_failed; /* a line reports a failure */
-    char where[200]; /* "test_internode: case 12 of 32" */
-    char late[200];  /* "node-1 silent for 40 s"; "": none is */
+    bool is_over;     /* a run has begun, and all are complete */
+    bool may_be_over; /* the same, but another case may follow */
+    bool has_failed;  /* a line reports a failure */
+    char where[200];  /* "test_internode: case 12 of 32" */
+    char late[200];   /* "node-1 silent for 40 s"; "": none is */
 };
 
 /* Brings it up to date with the parser. false: out of memory. */

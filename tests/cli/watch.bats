@@ -150,6 +150,41 @@ ends() {
     ends 130
 }
 
+@test "a run of one case of DeepEP 2 is complete and does not hang" {
+    local call rank mark name after
+    {
+        printf 'Config:\n > Ranks: 1 x 2\n > Experts: 6/256\n > Tokens: 4096 (max: 4096), hidden: 7168\n > #SM: 64\n'
+        printf '\nRunning all test cases:\n > Testing with %s%s\n' \
+            'do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, ' \
+            'with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ...'
+        for call in '* dispatch copy' '- expanded_dispatch copy' '# cached_dispatch copy' '@ combine reduce' '+ reduced_combine reduce'; do
+            for rank in 0 1; do
+                read -r mark name after <<<"$call"
+                echo "   $mark EP:   $rank/2 | ${name/_/ }: 0 GB/s (SO), 567 GB/s (SU), 106.025 us, 60137448 bytes | $after: 4002 GB/s, 30.051 us"
+            done
+        done
+        echo
+    } >run.log
+    run -0 --separate-stderr epkit watch --idle 1 run.log
+    [[ "${lines[0]}" == "test_ep, 1 node: 1/1 cases passed; "* ]]
+}
+
+@test "more runs at once than are timed, and names that are cut within a character" {
+    local pod name
+    for pod in {1..600}; do
+        printf '[pod/p-%d/w] %s\n' "$pod" "$config"
+        [ "$pod" -lt 40 ] || whole | sed "s|^|[pod/p-$pod/w] |" | tail -n +2
+    done >run.log
+    begin --idle 4 run.log
+    ends 1
+    grep -q '^Hung: .*600 runs' out
+    name=$(printf '中%.0s' {1..90})
+    { echo "[pod/$name/w] $config"; echo "[pod/b/w] $config"; } >run.log
+    run -1 --separate-stderr epkit watch --json --idle 1 run.log
+    valid watch <<<"$output"
+    jq -e '.verdict | startswith("Hung: ")' <<<"$output"
+}
+
 @test "several nodes: the slowest one counts, and the silent one is named" {
     local i
     mkfifo pipe
