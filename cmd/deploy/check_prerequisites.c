@@ -51,7 +51,7 @@ static void check_pool(struct check *check, const struct pool *pool)
             check, CHECK_ERROR, "gpu-driver", "the scheduler", GPU_RESOURCE, json_string("Insufficient " GPU_RESOURCE),
             json_sprintf("%d of %d nodes with GPUs offer none: no driver is installed, or it does not load",
                          pool->without_driver, pool->n),
-            json_string(pool->ubuntu ? "kubectl apply -k deploy/daemonset/overlays/b200 (or h200): " GUIDE ", step 2"
+            json_string(pool->ubuntu ? "kubectl apply -k deploy/daemonset/overlays/b200 (or h200): " GUIDE ", step 1"
                                      : "make the pool with gpu-driver-version=latest"));
 }
 

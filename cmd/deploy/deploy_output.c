@@ -124,12 +124,21 @@ static const char *first_unknown(const struct deploy_job *job, const json_t *sna
 {
     static const char *const needed[] = {"namespaces",    "nodes",           "pods",      "localqueues",
                                          "clusterqueues", "resourceflavors", "topologies"};
+    static const char *const of_networks[] = {"networks", "gkenetworkparamsets"};
 
     if (!get(snapshot, "groups"))
         return "groups";
     for (size_t i = 0; i < (job->queue ? COUNT(needed) : 3); i++)
         if (!get_items(snapshot, needed[i]))
             return needed[i];
+    /* On GKE: which networks the pool has is known to gcloud alone. */
+    if (job->prerequisites && strstr(get_text(snapshot, "version"), "-gke.")) {
+        for (size_t i = 0; i < COUNT(of_networks); i++)
+            if (!get_items(snapshot, of_networks[i]))
+                return of_networks[i];
+        if (!get(snapshot, "gke/cluster") || !get(snapshot, "gke/networks"))
+            return "answers of gcloud";
+    }
     return NULL;
 }
 

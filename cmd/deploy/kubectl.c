@@ -376,6 +376,8 @@ static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t *
     project = strtok_r(NULL, "_", &state);
     location = strtok_r(NULL, "_", &state);
     name = strtok_r(NULL, "_", &state);
+    if (!name)
+        *ret_why = json_string("the context of kubectl is not of the form gke_PROJECT_LOCATION_CLUSTER");
     if (calls && name && calls_begin(calls, &program)) {
         add_call(calls, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
                               "--format=json", "--quiet"));

@@ -388,6 +388,10 @@ lacks() {
     # More than there is, and another queue.
     [ "$(lacks --gpus 24)" = quota ]
     [ "$(lacks --queue a4-high)" = queue-missing ]
+    # Only gcloud knows which networks the pool has.
+    printf '#!/bin/sh\nexit 1\n' >bin/gcloud
+    run -1 --separate-stderr epkit deploy check --prerequisites
+    [ "$output" = "No verdict on JobSet epkit: answers of gcloud were not read." ]
 }
 
 @test "prerequisites without an answer of gcloud: said, and the rest is checked" {
