@@ -230,7 +230,7 @@ nobody_lives() {
     ends 1 launch --json --no-logs --hosts a --ssh ./slow --connect-timeout 1 hostname
     ends 1 deploy --json check --gpus 8 --kubectl ./slow --timeout 1
     ends 3 triangulate --json --hosts a,b --run 'sleep 600; echo {hosts}' --timeout 1
-    ends 1 watch --json --idle 1 file
+    ends 4 watch --json --idle 1 file
     for words in "test intranode" bench; do
         # shellcheck disable=SC2086 # words
         RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 10000)) EPKIT_SECRET=x EPKIT_TIMEOUT_MS=1000 \
