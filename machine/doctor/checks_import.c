@@ -24,17 +24,18 @@ static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft
                                      "cusparse",     "nccl",   "nvshmem", "nvjitlink", "nvtx",   "cuda_nvrtc",
                                      "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
 
-/* Does PyTorch or one of its wheels contain this library? */
-static bool comes_with_torch(struct source *source, const char *torch, const char *name)
+/* Does PyTorch or one of its wheels contain this library? Not known: SOURCE_NOT_RECORDED. */
+static enum source_state comes_with_torch(struct source *source, const char *torch, const char *name)
 {
+    enum source_state state;
+
     if (!*torch || strchr(name, '/'))
-        return false;
-    if (source_stat(source, "%s/lib/%s", torch, name).state == SOURCE_OK)
-        return true;
-    for (size_t i = 0; i < COUNT(wheels); i++)
-        if (source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == SOURCE_OK)
-            return true;
-    return false;
+        return SOURCE_ABSENT;
+    state = source_stat(source, "%s/lib/%s", torch, name).state;
+    for (size_t i = 0; i < COUNT(wheels) && state == SOURCE_ABSENT; i++)
+        state = source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state;
+    /* Conda's Python has this folder in its RPATH. */
+    return state == SOURCE_ABSENT ? source_stat(source, "%s/../../../%s", torch, name).state : state;
 }
 
 /* --- import-libraries --- */
@@ -45,10 +46,15 @@ static bool has_own_check(const char *name)
     return text_begins_any(name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"));
 }
 
-/* The extension or its NVSHMEM; the dependencies of PyTorch are not checked. */
+/* The file that is loaded, or its NVSHMEM. */
 static bool is_relevant(const struct libs_closure *closure, int user)
 {
     return user == 0 || (user > 0 && text_begins(closure->libs[user].name, NVSHMEM));
+}
+
+static bool is_of_torch(const char *name)
+{
+    return text_begins(name, "libtorch") || text_begins(name, "libc10");
 }
 
 static void report_missing(struct doctor_result *result, const char *package, const struct lib *lib, const char *user,
@@ -57,7 +63,12 @@ static void report_missing(struct doctor_result *result, const char *package, co
     doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s needs %s, which is not found", package, user,
                  lib->name);
     doctor_evidence(result, user, "NEEDED %s", lib->name);
-    if (text_begins(lib->name, NVSHMEM))
+    if (is_of_torch(text_base(user)))
+        doctor_advise(result,
+                      "PyTorch requires a wheel or a package with %s: install that again, or add its folder to "
+                      "LD_LIBRARY_PATH.",
+                      lib->name);
+    else if (text_begins(lib->name, NVSHMEM))
         doctor_advise(result,
                       "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder "
                       "with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
@@ -87,11 +98,15 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
 
     for (int i = 1; i < closure->n; i++) {
         const struct lib *lib = &closure->libs[i];
+        enum source_state in_torch;
 
-        if (lib->location.state == SOURCE_OK || !is_relevant(closure, lib->needed_by) || has_own_check(lib->name) ||
-            comes_with_torch(machine->source, torch, lib->name))
+        if (lib->location.state == SOURCE_OK || has_own_check(lib->name) ||
+            !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
-        if (lib->location.state == SOURCE_NOT_RECORDED) {
+        in_torch = lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT : comes_with_torch(machine->source, torch, lib->name);
+        if (in_torch == SOURCE_OK)
+            continue;
+        if (lib->location.state == SOURCE_NOT_RECORDED || in_torch == SOURCE_NOT_RECORDED) {
             unasked = lib->name;
             continue;
         }
@@ -166,13 +181,34 @@ static const char *extension_of(const struct doctor_machine *machine, const stru
                : installed->extension;
 }
 
+/* "import torch" comes first. */
+static void find_missing_of_torch(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[] = {"libtorch_python.so", "libtorch_cuda.so"};
+    struct libs_env env = libs_env_of(machine->source);
+    struct libs_closure *closure;
+
+    for (size_t i = 0; *machine->software->torch && i < COUNT(names) && result->outcome == DOCTOR_FINE; i++) {
+        const char *path = source_printf(machine->source, "%s/lib/%s", machine->software->torch, names[i]);
+
+        if (source_elf(machine->source, "%s", path).state != SOURCE_OK ||
+            libs_load(machine->source, &env, path, &closure) != EP_OK)
+            continue;
+        find_missing(machine, result, "torch", closure);
+        libs_closure_free(closure);
+    }
+}
+
 void stack_needs_libraries(const struct doctor_machine *machine, const struct stack_installed *installed,
                            struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
-    const char *path = extension_of(machine, installed, result), *package = installed->stack->package;
+    const char *path, *package = installed->stack->package;
     struct libs_closure *closure;
 
+    if (installed->stack->torch)
+        find_missing_of_torch(machine, result);
+    path = result->outcome == DOCTOR_FOUND ? "" : extension_of(machine, installed, result);
     if (!*path)
         return;
     if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,

@@ -38,13 +38,13 @@ const char *stack_install(const struct doctor_machine *machine, const struct sta
 /* "pip install --force-reinstall --no-deps sgl-deep-ep==0.1.2" where the index has it, otherwise how it is built. */
 static const char *reinstall(const struct doctor_machine *machine, const struct stack_installed *installed)
 {
-    const struct stack *stack = installed->stack;
+    const char *install = stack_install(machine, installed->stack), *name = strrchr(install, ' ') + 1;
 
-    if (strcmp(stack->dist, "deep_ep") == 0 || !*installed->version)
-        return stack_install(machine, stack);
+    if (strchr(name, '/') || !*installed->version)
+        return install;
     return source_printf(
         machine->source, "pip install --force-reinstall --no-deps %s",
-        shell_word(machine->source, source_printf(machine->source, "%s==%s", stack->dist, installed->version)));
+        shell_word(machine->source, source_printf(machine->source, "%s==%s", name, installed->version)));
 }
 
 static void fix_nccl(const struct doctor_machine *machine, const struct stack *stack, struct doctor_result *result)
@@ -95,7 +95,11 @@ static void needs_files(const struct doctor_machine *machine, const struct stack
         doctor_fix(result, false, "pip install --upgrade %s", stack->dist);
         doctor_advise(result, "Or use a PyTorch that it was built for.");
         return;
-    } else if (stack->needs & STACK_EXTENSION && *installed->folder && !*installed->extension) {
+    } else if (stack->module && *installed->folder && !*installed->extension) {
+        if (doctor_unknown_if(result, installed->listed != SOURCE_OK && installed->listed != SOURCE_ABSENT,
+                              "whether %s has its extension %s*.so: %s", stack->title, stack->module,
+                              machine_reason(installed->listed, "")))
+            return;
         doctor_found(result, DOCTOR_ERROR, "%s is installed in part: there is no %s*.so", stack->title, stack->module);
         doctor_evidence(result, installed->folder, "no %s*.so", stack->module);
     } else {
@@ -136,7 +140,10 @@ static void needs_torch(const struct doctor_machine *machine, const struct stack
     const struct software *software = machine->software;
 
     if (!stack->torch ||
-        (*software->torch && (!*software->torch_version || strverscmp(software->torch_version, stack->torch) >= 0)))
+        doctor_unknown_if(result, *software->torch && *stack->torch && !*software->torch_version,
+                          "the version of PyTorch, of which %s needs %s or later: %s has no metadata", stack->title,
+                          stack->torch, software->torch) ||
+        (*software->torch && strverscmp(software->torch_version, stack->torch) >= 0))
         return;
     if (*software->torch) {
         doctor_found(result, DOCTOR_ERROR, "%s needs PyTorch %s or later, and %s is installed", stack->title,
@@ -164,7 +171,10 @@ static void needs_nccl(const struct doctor_machine *machine, const struct stack_
     if (nccl.state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and there is none", stack->title, stack->nccl);
         doctor_evidence(result, "libnccl.so.2", "not found by the linker, nor in Python's path");
-    } else if (*version && strverscmp(version, stack->nccl) < 0) {
+    } else if (!doctor_unknown_if(result, !*version, "the version of NCCL, of which %s needs %s or later: %s: %s",
+                                  stack->title, stack->nccl, *nccl.path ? nccl.path : "libnccl.so.2",
+                                  nccl.state == SOURCE_OK ? "no metadata" : machine_reason(nccl.state, "")) &&
+               strverscmp(version, stack->nccl) < 0) {
         doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and %s is loaded", stack->title, stack->nccl,
                      version);
         doctor_evidence(result, nccl.path, "version %s, found by %s", version, nccl.found_by);
@@ -181,18 +191,22 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
                            struct doctor_result *result)
 {
     const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
-               *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path;
+               *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path, *missing = "";
     struct lib_location nccl;
 
     if (!(installed->stack->needs & STACK_NCCL_WHEEL))
         return;
     root = root ? root : source_env(machine->source, "NCCL_DIR");
     path = root ? source_printf(machine->source, "%s/lib/libnccl.so.2", root) : machine->software->nccl.bundled;
-    if (!*path || source_stat(machine->source, "%s", path).state == SOURCE_ABSENT) {
+    if (!*path || source_stat(machine->source, "%s", path).state == SOURCE_ABSENT)
+        missing = "not there";
+    else if (!root && !*machine->software->nccl.bundled_version)
+        missing = "of no distribution: there is no nvidia_nccl_cu*.dist-info";
+    if (*missing) {
         doctor_found(result, DOCTOR_ERROR, "%s finds no NCCL for its import: neither the package nor EP_NCCL_ROOT_DIR",
                      installed->stack->title);
         doctor_evidence_env(result, "EP_NCCL_ROOT_DIR");
-        doctor_evidence(result, *path ? path : "nvidia/nccl/lib/libnccl.so.2", "not there");
+        doctor_evidence(result, *path ? path : "nvidia/nccl/lib/libnccl.so.2", "%s", missing);
         fix_nccl(machine, installed->stack, result);
         return;
     }
@@ -265,17 +279,37 @@ static json_t *read_toolkit(const char *text, size_t bytes)
     return version ? json_stringn(version, strspn(version, "0123456789.")) : json_string("");
 }
 
+/* Of its toolkit, by a file beside it or by the name of the folder, /usr/local/cuda-13.1; "" not known. */
+static const char *nvcc_version(const struct doctor_machine *machine, const char *nvcc)
+{
+    const char *home = software_without(machine->source, nvcc, "/bin/nvcc"),
+               *version = *home ? source_fact_text(source_fact(machine->source, "version", read_toolkit,
+                                                               "%s/version.json", home))
+                                : "";
+
+    if (*version)
+        return version;
+    version = strstr(source_resolve(machine->source, "%s", nvcc).text, "/cuda-");
+    version = version ? version + strlen("/cuda-") : "";
+    return source_printf(machine->source, "%.*s", (int)strspn(version, "0123456789."), version);
+}
+
 static void needs_nvcc(const struct doctor_machine *machine, const struct stack_installed *installed,
                        struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
+    enum source_state state;
 
     if (!stack->nvcc)
         return;
     nvcc = find_nvcc(machine);
     major = *stack->nvcc ? "13-1" : cuda_major(machine) == 12 ? "12-9" : "13-1";
-    if (source_stat(machine->source, "%s", nvcc).state == SOURCE_ABSENT) {
+    state = source_stat(machine->source, "%s", nvcc).state;
+    if (doctor_unknown_if(result, state != SOURCE_OK && state != SOURCE_ABSENT, "whether there is an nvcc: %s: %s",
+                          nvcc, machine_reason(state, "")))
+        return;
+    if (state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "%s compiles its kernels when it runs, and there is no nvcc: %s",
                      stack->title, nvcc);
         doctor_evidence(result, nvcc, "not there");
@@ -285,9 +319,11 @@ static void needs_nvcc(const struct doctor_machine *machine, const struct stack_
             return;
         }
     } else {
-        version = source_fact_text(source_fact(machine->source, "version", read_toolkit, "%.*s/version.json",
-                                               (int)(strlen(nvcc) - strlen("/bin/nvcc")), nvcc));
-        if (!text_ends(nvcc, "/bin/nvcc") || !*version || strverscmp(version, stack->nvcc) >= 0)
+        version = nvcc_version(machine, nvcc);
+        if (doctor_unknown_if(result, *stack->nvcc && !*version,
+                              "the version of nvcc, of which %s needs %s or later: there is no version.json beside %s",
+                              stack->title, stack->nvcc, nvcc) ||
+            strverscmp(version, stack->nvcc) >= 0)
             return;
         doctor_found(result, DOCTOR_ERROR, "%s needs nvcc %s or later, and %s is %s", stack->title, stack->nvcc, nvcc,
                      version);
@@ -380,19 +416,28 @@ static void needs_gpudirect(const struct doctor_machine *machine, const struct s
     doctor_fix(result, true, "sudo modprobe nvidia-peermem");
 }
 
-/* What other checks find in the deep_ep that is imported. */
+/*
+ * The first serious finding of any check, without which nothing runs as it should. Of the group deepep these are what
+ * others find in the deep_ep that is imported: the rest of it reports the needs above, of all stacks.
+ */
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
-    static const struct doctor_check *const checks[] = {&check_other_nvshmem, &check_deepep_too_old, &check_gpu_arch};
+    static const struct doctor_check *const of_deepep[] = {&check_mapping_inactive, &check_stale_copy,
+                                                           &check_deepep_too_old, &check_other_nvshmem,
+                                                           &check_gpu_arch};
+    bool is_deepep = *installed->folder && strcmp(installed->stack->package, "deep_ep") == 0;
 
-    for (size_t i = 0; *installed->folder && i < COUNT(checks) && result->outcome != DOCTOR_FOUND; i++) {
+    for (size_t i = 0; doctor_checks[i] && result->outcome != DOCTOR_FOUND; i++) {
+        bool counts = strcmp(doctor_checks[i]->group, "deepep") != 0;
         struct doctor_result one;
 
-        if (strcmp(installed->stack->package, "deep_ep") != 0)
-            return;
-        doctor_run(machine, checks[i], &one);
-        if (one.outcome == DOCTOR_FOUND)
+        for (size_t k = 0; is_deepep && k < COUNT(of_deepep); k++)
+            counts = counts || doctor_checks[i] == of_deepep[k];
+        if (!counts)
+            continue;
+        doctor_run(machine, doctor_checks[i], &one);
+        if (one.outcome == DOCTOR_FOUND && one.severity == DOCTOR_ERROR)
             *result = one;
     }
 }
@@ -403,7 +448,7 @@ static void needs_gpu(const struct doctor_machine *machine, const struct stack_i
     if (machine->topo->n_gpus > 0 || strcmp(installed->stack->name, "epkit") == 0)
         return;
     doctor_found(result, DOCTOR_ERROR, "%s needs an NVIDIA GPU, and this process sees none", installed->stack->title);
-    doctor_advise(result, "Everything else that it needs is here. Run the command where the GPUs are.");
+    doctor_advise(result, "Run the command where the GPUs are.");
 }
 
 /* --- evaluation --- */

@@ -64,6 +64,9 @@ static void add_site(struct source *source, struct python *python, const char *f
     size_t before = python->n, n_files = 0;
     struct source_names names;
 
+    /* The distribution epkit-deep-ep puts this folder before its own (python/wheels.py). */
+    if (source_stat(source, "%s/epkit_deep_ep.pth", folder).state == SOURCE_OK)
+        add_folder(source, python, source_printf(source, "%s/epkit_deep_ep", folder), on_path);
     add_folder(source, python, folder, on_path);
     if (python->n == before)
         return;
