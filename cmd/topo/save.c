@@ -4,6 +4,7 @@
 #include "common/output.h"
 #include "common/shell.h"
 #include "machine/doctor/network.h"
+#include "machine/doctor/stacks.h"
 #include "machine/hardware/counters.h"
 
 #include <errno.h>
@@ -80,6 +81,12 @@ void topo_save_read(const struct doctor_machine *machine)
     struct doctor_result result;
     struct network network;
 
+    /* Also where the checks need a GPU, and there is none. */
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (stack->source)
+            stack_would_need(machine, stack);
+    for (int i = 0; i < machine->software->stacks.n; i++)
+        stack_evaluate(machine, i);
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
     network_read(machine, &network);

@@ -103,7 +103,8 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
         if (lib->location.state == SOURCE_OK || has_own_check(lib->name) ||
             !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
-        in_torch = lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT : comes_with_torch(machine->source, torch, lib->name);
+        in_torch =
+            lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT : comes_with_torch(machine->source, torch, lib->name);
         if (in_torch == SOURCE_OK)
             continue;
         if (lib->location.state == SOURCE_NOT_RECORDED || in_torch == SOURCE_NOT_RECORDED) {

@@ -283,8 +283,8 @@ static json_t *read_toolkit(const char *text, size_t bytes)
 static const char *nvcc_version(const struct doctor_machine *machine, const char *nvcc)
 {
     const char *home = software_without(machine->source, nvcc, "/bin/nvcc"),
-               *version = *home ? source_fact_text(source_fact(machine->source, "version", read_toolkit,
-                                                               "%s/version.json", home))
+               *version = *home ? source_fact_text(
+                                      source_fact(machine->source, "version", read_toolkit, "%s/version.json", home))
                                 : "";
 
     if (*version)
@@ -401,21 +401,6 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
     doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
 }
 
-static void needs_gpudirect(const struct doctor_machine *machine, const struct stack_installed *installed,
-                            struct doctor_result *result)
-{
-    const struct software_driver *driver = &machine->software->driver;
-
-    if (!(installed->stack->needs & STACK_GPUDIRECT) || machine_n_data_nics(machine->topo) == 0 ||
-        driver->peermem != SOURCE_ABSENT || driver->dmabuf != SOURCE_ABSENT)
-        return;
-    doctor_found(result, DOCTOR_WARNING,
-                 "between nodes %s needs GPU memory that NICs can reach: no nvidia_peermem, and no dma-buf",
-                 installed->stack->title);
-    doctor_evidence(result, "dma-buf", "%s", driver->dmabuf_why);
-    doctor_fix(result, true, "sudo modprobe nvidia-peermem");
-}
-
 /*
  * The first serious finding of any check, without which nothing runs as it should. Of the group deepep these are what
  * others find in the deep_ep that is imported: the rest of it reports the needs above, of all stacks.
@@ -423,9 +408,8 @@ static void needs_gpudirect(const struct doctor_machine *machine, const struct s
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
-    static const struct doctor_check *const of_deepep[] = {&check_mapping_inactive, &check_stale_copy,
-                                                           &check_deepep_too_old, &check_other_nvshmem,
-                                                           &check_gpu_arch};
+    static const struct doctor_check *const of_deepep[] = {
+        &check_mapping_inactive, &check_stale_copy, &check_deepep_too_old, &check_other_nvshmem, &check_gpu_arch};
     bool is_deepep = *installed->folder && strcmp(installed->stack->package, "deep_ep") == 0;
 
     for (size_t i = 0; doctor_checks[i] && result->outcome != DOCTOR_FOUND; i++) {
@@ -461,24 +445,28 @@ static const struct {
     {needs_files, true},          {needs_one_owner, false}, {stack_needs_python, false}, {stack_needs_cuda, false},
     {needs_torch, true},          {needs_nccl, true},       {needs_one_nccl, true},      {stack_needs_libraries, false},
     {stack_needs_symbols, false}, {needs_nvcc, true},       {needs_gin, true},           {needs_nccl_ep, true},
-    {needs_ucx_device, true},     {needs_nvlink, true},     {needs_gpudirect, false},    {needs_no_finding, false},
-    {needs_gpu, false},
+    {needs_ucx_device, true},     {needs_nvlink, true},     {needs_no_finding, false},   {needs_gpu, false},
 };
 
 static struct stack_result evaluate(const struct doctor_machine *machine, const struct stack_installed *installed)
 {
-    struct stack_result first = {.is_known = true, .need = -1}, one;
+    struct stack_result first = {.is_known = true, .need = -1, .own_need = -1};
     const struct doctor_result none = {
         .machine = machine, .outcome = DOCTOR_FINE, .text = "", .fix = "", .advice = "", .fix_cost = ""};
 
-    first.result = none;
-    for (size_t i = 0; i < COUNT(needs); i++) {
-        one = (struct stack_result){.is_known = true, .need = (int)i, .result = none};
-        needs[i].compare(machine, installed, &one.result);
-        if (one.result.outcome == DOCTOR_FOUND)
-            return one;
-        if (one.result.outcome == DOCTOR_UNKNOWN && first.need < 0)
-            first = one;
+    first.result = first.own = none;
+    for (size_t i = 0; i < COUNT(needs) && first.result.outcome != DOCTOR_FOUND; i++) {
+        struct doctor_result one = none;
+
+        needs[i].compare(machine, installed, &one);
+        if (one.outcome != DOCTOR_FOUND && (one.outcome != DOCTOR_UNKNOWN || first.need >= 0))
+            continue;
+        first.need = (int)i;
+        first.result = one;
+        if (needs[i].compare != needs_no_finding && needs[i].compare != needs_gpu) {
+            first.own_need = first.need;
+            first.own = one;
+        }
     }
     return first;
 }
@@ -513,10 +501,10 @@ void stacks_report(const struct doctor_machine *machine, stack_need *need, struc
         if (all->stacks[i].stack->needs & STACK_IS_PART)
             continue;
         n++;
-        if (first->need < 0 || (need ? needs[first->need].compare != need : !needs[first->need].is_own))
+        if (first->own_need < 0 || (need ? needs[first->own_need].compare != need : !needs[first->own_need].is_own))
             continue;
         check = result->check;
-        *result = first->result;
+        *result = first->own;
         result->check = check;
         return;
     }

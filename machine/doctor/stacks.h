@@ -23,6 +23,8 @@ struct stack_result {
     bool is_known;
     int need; /* index in the list of needs; -1 if all are met */
     struct doctor_result result;
+    int own_need; /* the same of those needs that checks report, whatever other checks find */
+    struct doctor_result own;
 };
 
 /* Of `software->stacks.stacks[index]`. */

@@ -106,8 +106,8 @@ void software_read_deepep(struct source *source, const struct python *python, st
         struct source_text real;
 
         if (source_stat(source, "%s/deep_ep/__init__.py", path).state != SOURCE_OK) {
-            is_module = is_module || (python->folders[i].on_path &&
-                                      source_stat(source, "%s/deep_ep.py", path).state == SOURCE_OK);
+            is_module = is_module ||
+                        (python->folders[i].on_path && source_stat(source, "%s/deep_ep.py", path).state == SOURCE_OK);
             continue;
         }
         real = source_resolve(source, "%s/deep_ep", path);

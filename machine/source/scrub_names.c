@@ -74,11 +74,12 @@ static const char *const common_names[] = {
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link", "buffers", "elastic.py",
-    "ep.py", "hybrid_ep_buffer.py", "hybrid_ep_cpp*.so", "prerequisites.py", "deep_ep.py", "epkit_deep_ep", "epkit_deep_ep.pth", "_C.*.so", "RECORD",
-    "deep_ep_v25", "nixl_ep", "nixl_ep_cu#", "nixl_ep_cpp*.so", "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions",
-    "bindings", "nccl_ep*.so", "flashinfer", "moe_ep", "uccl", "mooncake", "mori", "pplx_kernels",
-    "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info", "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info",
-    "nccl_extensions-*.dist-info", "flashinfer_python-*.dist-info", "epkit-*.dist-info"};
+    "ep.py", "hybrid_ep_buffer.py", "hybrid_ep_cpp*.so", "prerequisites.py", "deep_ep.py", "epkit_deep_ep",
+    "epkit_deep_ep.pth", "_C.*.so", "RECORD", "deep_ep_v25", "nixl_ep", "nixl_ep_cu#", "nixl_ep_cpp*.so",
+    "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions", "bindings", "nccl_ep*.so", "flashinfer", "moe_ep", "uccl",
+    "mooncake", "mori", "pplx_kernels", "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info",
+    "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info", "nccl_extensions-*.dist-info",
+    "flashinfer_python-*.dist-info", "epkit-*.dist-info"};
 
 /* --- libraries --- */
 

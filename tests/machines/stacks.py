@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 
+import reports
 import software
 import variants
 from software import PYTHON, X86_64
@@ -100,6 +101,11 @@ def epkit_extension(tree):
     tree.library(f"{PYTHON}/epkit/_C.abi3.so", machine=X86_64.machine, needed=["libc.so.6"])
 
 
+def v1_extension(tree):
+    tree.library(f"{PYTHON}/deep_ep_cpp.{TAG}", machine=X86_64.machine, archs=[90, 100],
+                 needed=[name for name in NEEDED if "nccl" not in name])
+
+
 V2 = files("deep_ep/__init__.py", "deep_ep/envs.py", "deep_ep/buffers/elastic.py", "deep_ep/buffers/legacy.py")
 V2_DIST = dist("deep_ep", "2.1.0", "deep_ep")
 SGL = (V2, files("deep_ep/prerequisites.py"), dist("sgl-deep-ep", "0.1.2.post1", "deep_ep"))
@@ -107,7 +113,6 @@ V25 = files("deep_ep/__init__.py", "deep_ep/buffers/ep.py", "deep_ep/buffers/all
 SGL_V25 = (files("deep_ep_v25/__init__.py", "deep_ep_v25/buffers/ep.py"), dist("sgl-deep-ep-v25", "0.1.0rc0", "deep_ep_v25"))
 V1 = files("deep_ep/__init__.py", "deep_ep/buffer.py", "deep_ep/utils.py")
 V1_DIST = dist("deep_ep", "1.2.1+9af0e0d", "deep_ep")
-V1_EXTENSION = extension("deep_ep_cpp.", undefined=())
 NCCL = f"{PYTHON}/nvidia/nccl/lib/libnccl.so.2"
 NCCL_DIST = f"{PYTHON}/nvidia_nccl_cu12-2.32.3.dist-info"
 TORCH_DIST = f"{PYTHON}/torch-2.10.0+cu129.dist-info"
@@ -151,13 +156,15 @@ variants.set_up(change, (
     ("dgx-b200/deepep-v2-torch-not-told", "?stack-needs", "PyTorch without metadata.", versions(), V2, V2_DIST,
      extension("deep_ep/_C."), gone(TORCH_DIST)),
     # DeepEP 1
-    ("dgx-b200/deepep-v1", "", "What is right: complete.", versions(nccl="2.27.5"), V1, V1_DIST, V1_EXTENSION),
+    ("dgx-b200/deepep-v1", "", "What is right: complete.", versions(nccl="2.27.5"), V1, V1_DIST, v1_extension),
     ("dgx-b200/deepep-v1-part", "stack-needs", "Built without its extension.", versions(), V1, V1_DIST),
     ("dgx-b200/deepep-v1-gone", "stack-needs", "Its package was removed by hand.", versions(), V1_DIST),
     ("dgx-b200/deepep-v1-no-torch", "stack-needs", "Of an environment that had PyTorch.", V1, V1_DIST,
-     V1_EXTENSION),
+     v1_extension),
     ("dgx-b200/deepep-v1-no-nccl", "import-libraries", "The wheel of NCCL was removed: PyTorch cannot be imported.", versions(),
-     V1, V1_DIST, V1_EXTENSION, gone(NCCL, NCCL_DIST)),
+     V1, V1_DIST, v1_extension, gone(NCCL, NCCL_DIST)),
+    ("docker-host-network/lost-gpus-deepep", "gpu-access", "A container whose GPUs are gone, and DeepEP, which is complete.",
+     versions(), V1, V1_DIST, v1_extension, reports.lose_gpus),
     # sgl-deep-ep
     ("dgx-b200/sgl", "", "What is right: complete.", CUDA_13, *SGL, extension("deep_ep/_C.", 13)),
     ("dgx-b200/sgl-part", "stack-needs", "Without its extension.", CUDA_13, *SGL),
