@@ -227,7 +227,7 @@ static void run_import_libraries(const struct doctor_machine *machine, struct do
 
 const struct doctor_check check_import_libraries = {
     DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_libraries),
-    .title = "all libraries that DeepEP's extension needs are found, in suitable versions",
+    .title = "all libraries that DeepEP's extension and PyTorch need are found, in suitable versions",
     .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
                "found\".",
     .cause = "The extension was built on another system or in another environment, or a library has been removed "
@@ -422,21 +422,6 @@ static struct cuda_user cuda_of_torch(const struct doctor_machine *machine)
                      *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "");
 }
 
-void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
-                      struct doctor_result *result)
-{
-    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
-                                cuda_of_torch(machine)};
-
-    if (result->outcome != DOCTOR_FINE || !users[0].cuda || !users[1].cuda || users[0].cuda == users[1].cuda)
-        return;
-    doctor_found(result, DOCTOR_ERROR, "%s's extension is for CUDA %d, and PyTorch for CUDA %d", users[0].what,
-                 users[0].cuda, users[1].cuda);
-    for (size_t i = 0; i < COUNT(users); i++)
-        doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
-    doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
-}
-
 /* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
 static int driver_for_programs(const struct doctor_machine *machine)
 {
@@ -464,6 +449,23 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
                       "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
                       user->cuda, user->cuda - 1);
     }
+}
+
+void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
+{
+    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
+                                cuda_of_torch(machine)};
+
+    for (size_t i = 0; result->outcome == DOCTOR_FINE && *machine->software->driver.version && i < COUNT(users); i++)
+        need_driver(machine, result, &users[i]);
+    if (result->outcome != DOCTOR_FINE || !users[0].cuda || !users[1].cuda || users[0].cuda == users[1].cuda)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s's extension is for CUDA %d, and PyTorch for CUDA %d", users[0].what,
+                 users[0].cuda, users[1].cuda);
+    for (size_t i = 0; i < COUNT(users); i++)
+        doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
+    doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
 }
 
 static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)

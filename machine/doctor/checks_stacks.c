@@ -402,8 +402,9 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
 }
 
 /*
- * The first serious finding of any check, without which nothing runs as it should. Of the group deepep these are what
- * others find in the deep_ep that is imported: the rest of it reports the needs above, of all stacks.
+ * The first serious finding of any check, with which nothing runs as it should, or else what leaves the verdict open.
+ * Of the group deepep these are what others find in the deep_ep that is imported: the rest of it reports the needs
+ * above, of all stacks.
  */
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
@@ -421,7 +422,8 @@ static void needs_no_finding(const struct doctor_machine *machine, const struct 
         if (!counts)
             continue;
         doctor_run(machine, doctor_checks[i], &one);
-        if (one.outcome == DOCTOR_FOUND && one.severity == DOCTOR_ERROR)
+        if ((one.outcome == DOCTOR_FOUND && one.severity == DOCTOR_ERROR) ||
+            (doctor_is_inconclusive(&one) && result->outcome == DOCTOR_FINE))
             *result = one;
     }
 }
