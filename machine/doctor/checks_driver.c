@@ -371,6 +371,8 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
+        if (machine_lacks_window(machine, i))
+            doctor_evidence(result, topo->pci[i].address, "resource: no address for the GPU's memory (BAR1)");
         first = first < 0 ? i : first;
         n++;
         n_nouveau += is_nouveau;
@@ -380,10 +382,15 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
     else if (n > 0) {
         doctor_found(result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
-        doctor_advise(result,
-                      "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e "
-                      "NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
-                      topo->pci[first].address, topo->pci[first].address);
+        if (machine_lacks_window(machine, first))
+            doctor_advise(result, "It got no addresses for its memory, so the driver cannot start it. %s",
+                          machine_window_advice(machine));
+        else
+            doctor_advise(
+                result,
+                "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e "
+                "NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+                topo->pci[first].address, topo->pci[first].address);
     }
 }
 

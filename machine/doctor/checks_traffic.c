@@ -4,10 +4,13 @@
  * loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "checks.h"
+#include "common/text.h"
+#include "kernel_log.h"
 #include "machine/hardware/counters.h"
 #include "queries.h"
 #include "shell.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* --- shared --- */
@@ -65,6 +68,62 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
+#define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
+
+/* Interfaces whose driver says "Link down" or "Link is Down": [{"interface": "ens1np0", "n": 12}]. */
+static json_t *read_flaps(const char *text, size_t bytes)
+{
+    json_t *all = json_object(), *flaps = json_array(), *n;
+    const char *name;
+
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *link = memmem(line.text, line.n, ": Link down", 11), *start;
+        char interface[64];
+
+        link = link ? link : memmem(line.text, line.n, ": NIC Link is Down", 18);
+        for (start = link; start && start > line.text && !strchr(" \t", start[-1]); start--)
+            continue;
+        if (!link || link - start >= (ptrdiff_t)sizeof(interface))
+            continue;
+        snprintf(interface, sizeof(interface), "%.*s", (int)(link - start), start);
+        json_object_set_new(all, interface, json_integer(json_integer_value(json_object_get(all, interface)) + 1));
+    }
+    json_object_foreach (all, name, n)
+        json_array_append_new(flaps, json_pack("{s:s, s:O}", "interface", name, "n", n));
+    json_decref(all);
+    return flaps;
+}
+
+/* A link that goes down again and again, also where all do: there is no other to compare it with. */
+static void find_flaps(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const needles[] = {"Link down", "Link is Down"}, *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
+    json_t *row;
+    size_t i;
+
+    for (size_t k = 0; k < 4 && result->outcome != DOCTOR_FOUND; k++) {
+        struct source_answer flaps =
+            source_log_fact(machine->source, "link-flaps", read_flaps, needles[k % 2], "%s", logs[k / 2]);
+
+        json_array_foreach ((json_t *)flaps.value, i, row) {
+            long n = (long)json_integer_value(json_object_get(row, "n"));
+            const char *interface = json_string_value(json_object_get(row, "interface"));
+
+            if (!interface || n < FLAPS_MANY)
+                continue;
+            if (result->outcome != DOCTOR_FOUND)
+                doctor_found(result, DOCTOR_WARNING, "the link of %s goes down again and again: %ld times", interface,
+                             n);
+            doctor_evidence(result, logs[k / 2], "%s: link down, %ld times", interface, n);
+        }
+    }
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(result, "Check cable, transceiver and switch port (mlxlink -m -c on NVIDIA's NICs); if all links "
+                              "of the node do so, the switch, or what restarts the driver.");
+}
+
 static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
@@ -91,7 +150,9 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
                             (long long)value);
         }
     }
-    if (first >= 0)
+    if (first < 0)
+        find_flaps(machine, result);
+    else
         doctor_advise(result,
                       "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), "
                       "then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A "

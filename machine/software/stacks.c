@@ -136,6 +136,8 @@ const struct stack stacks[] = {
      .dist = "pplx-kernels"},
     {.name = NULL}};
 
+_Static_assert(COUNT(stacks) <= STACKS_MAX, "machine/doctor has room for a result of each row");
+
 const struct stack *stack_find(const char *name)
 {
     for (const struct stack *stack = stacks; stack->name; stack++)

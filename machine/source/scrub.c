@@ -94,7 +94,7 @@ static const struct scrub_row file_rows[] = {
     {"/proc/driver/nvidia/gpus/*/information", scrub_fields, GPUS, "Model:,GPU UUID:,Device Minor:,GPU Excluded:"},
     {"/proc/self/limits", scrub_numbers,
      "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", NULL},
-    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff:", NULL},
+    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff: Seccomp:", NULL},
     {"/proc/self/maps", scrub_maps, NULL, NULL},
     {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS, NULL},
     {"/proc/meminfo", scrub_numbers, MEMORY, NULL},
@@ -105,6 +105,7 @@ static const struct scrub_row file_rows[] = {
     {"/proc/net/ipv6_route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
     {"/proc/sys/net/ipv4/conf/*/arp_*", scrub_lines, "", NULL},
     {"/proc/sys/kernel/numa_balancing", scrub_lines, "", NULL},
+    {"/proc/sys/kernel/yama/ptrace_scope", scrub_lines, "", NULL},
     {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
     {"/etc/ld.so.conf", scrub_fields, "include ld so conf d", "/,include "},
     {"**/ld.so.conf.d/*.conf", scrub_fields, "include ld so conf d", "/,include "},
@@ -141,8 +142,11 @@ static const struct scrub_row fact_rows[] = {
     {"host-name", scrub_words, "", NULL},
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"dropped-connections", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"link-flaps", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
     {"pth", scrub_path_list, NULL, NULL},
+    {"editable", scrub_path_list, NULL, NULL},
     {"missing-symbols", scrub_symbol, SYMBOLS, NULL},
     {"fabric-manager*", scrub_version, VERSION, NULL},
     {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES, NULL},
@@ -298,7 +302,8 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     size_t i;
 
     json_array_foreach (names, i, name) {
-        if ((all || scrub_is_common(scrub, folder, json_string_value(name))) &&
+        if ((all || scrub_is_common(scrub, folder, json_string_value(name)) ||
+             scrub_is_dist(json_string_value(name))) &&
             json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
             scrub->failed = true;
     }
