@@ -105,7 +105,7 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
 
     for (size_t k = 0; k < 4 && result->outcome != DOCTOR_FOUND; k++) {
         struct source_answer flaps =
-            source_log_fact(machine->source, "link-flaps", read_flaps, needles[k % 2], "%s", logs[k / 2]);
+            source_log_fact(machine->source, needles[k % 2], read_flaps, needles[k % 2], "%s", logs[k / 2]);
 
         json_array_foreach ((json_t *)flaps.value, i, row) {
             long n = (long)json_integer_value(json_object_get(row, "n"));

@@ -119,9 +119,10 @@ static const struct scrub_row line_rows[] = {
 };
 
 /* Words in values of variables; others have the values that common/variables_table.c lists. */
-#define VALUES                                                                                                         \
-    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                    \
-    "utf en us nodevfiles " SCRUB_LIBRARY_WORDS
+#define VALUES                                                                                                           \
+    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                      \
+    "utf en us nodevfiles expandable segments rc ud dc sm sysv posix copy ipc gdr cma knem xpmem flashinfer nvlink one " \
+    "two sided " SCRUB_LIBRARY_WORDS
 
 /* Symbols of the C++ library, PyTorch, NCCL, NVSHMEM, CUDA and rdma-core. */
 #define SYMBOLS                                                                                                           \
@@ -143,7 +144,7 @@ static const struct scrub_row fact_rows[] = {
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"dropped-connections", scrub_words, SCRUB_DEVICE_WORDS, NULL},
-    {"link-flaps", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"Link*own", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
     {"pth", scrub_path_list, NULL, NULL},
     {"editable", scrub_path_list, NULL, NULL},
