@@ -128,6 +128,19 @@ END
     [[ "$output" == "No known library for expert parallelism is on Python's path." ]]
 }
 
+@test "a second owner of deep_ep is found from a snapshot, which does not name it" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local from
+    python3 "$MACHINES/machines.py" dgx-b200/sgl-owner-of-a-site site
+    epkit topo --from site --save saved >/dev/null
+    for from in site saved; do
+        run -3 --separate-stderr epkit doctor --from $from --json
+        [ "$(jq -r '[.checks[] | select(.outcome == "found").id] | join(" ")' <<<"$output")" = stack-owners ]
+    done
+    [[ "$(epkit doctor --from site)" == *acme_deep_ep-1.0* ]]
+    run ! grep -i acme saved
+}
+
 @test "healthy says what nobody looked at, also from a snapshot" {
     cd "$BATS_TEST_TMPDIR" || return 1
     python3 "$MACHINES/machines.py" dgx-b200/unknown-stack stack
