@@ -525,10 +525,16 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
         doctor_fix(result, true, "sudo modprobe ib_uverbs");
     else if (count.n_denied)
         doctor_fix(result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
-    doctor_advise(result, count.n_absent
-                              ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
-                                "Kubernetes the device plugin or a privileged pod)."
-                              : "On a host the rules of rdma-core make these devices accessible for all.");
+    doctor_advise(result, "%s",
+                  !count.n_absent ? "On a host the rules of rdma-core make these devices accessible for all."
+                                  : machine_by_place(machine, (struct by_place){
+                                                                  .pod = "Ask for them from the RDMA device plugin, in "
+                                                                         "the limits of the container.",
+                                                                  .container = "Start the container with --device "
+                                                                               "/dev/infiniband.",
+                                                                  .job = "Have the container of the job mount "
+                                                                         "/dev/infiniband.",
+                                                                  .host = "sudo modprobe ib_uverbs creates them."}));
 }
 
 const struct doctor_check check_nic_access = {

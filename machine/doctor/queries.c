@@ -377,6 +377,18 @@ const char *machine_port_name(const struct doctor_machine *machine, int nic, int
                          machine->topo->nics[nic].ports[port].number);
 }
 
+const char *machine_by_place(const struct doctor_machine *machine, struct by_place words)
+{
+    const struct os *os = &machine->software->os;
+
+    /* An enroot or Apptainer container of Slurm has the limits and devices of its job. */
+    if (source_env(machine->source, "SLURM_JOB_NUM_NODES") || source_env(machine->source, "SLURM_NTASKS"))
+        return words.job;
+    if (source_env(machine->source, "KUBERNETES_SERVICE_HOST") || (os->family == OS_COS && !os->in_container))
+        return words.pod;
+    return os->in_container ? words.container : words.host;
+}
+
 /* By name or, if the driver does not report it, by PCI device ID (pci.ids: GB100, GB110, GH100, GB10). */
 static bool has_gpu_like(const struct topo *topo, const char *const *names, const unsigned *devices)
 {

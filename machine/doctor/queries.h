@@ -89,6 +89,13 @@ const char *machine_port_name(const struct doctor_machine *machine, int nic, int
 /* The shortest path from a NIC to any GPU. */
 enum topo_path machine_gpu_distance(const struct topo *topo, int nic);
 
+/* What to do, by what decides about the process: Kubernetes, another container, a job of Slurm, or the host alone. */
+struct by_place {
+    const char *pod, *container, *job, *host;
+};
+
+const char *machine_by_place(const struct doctor_machine *machine, struct by_place words);
+
 /* A board with Grace processors, whose GPUs and CPUs share an address space: GH200, GB200, GB300. */
 bool machine_is_grace(const struct topo *topo);
 
