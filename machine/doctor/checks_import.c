@@ -24,17 +24,17 @@ static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft
                                      "cusparse",     "nccl",   "nvshmem", "nvjitlink", "nvtx",   "cuda_nvrtc",
                                      "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
 
-/* Does PyTorch or one of its wheels contain this library? */
-static bool comes_with_torch(struct source *source, const char *torch, const char *name)
+/* Does PyTorch or one of its wheels contain this library? Not known: SOURCE_NOT_RECORDED. */
+static enum source_state comes_with_torch(struct source *source, const char *torch, const char *name)
 {
+    enum source_state state;
+
     if (!*torch || strchr(name, '/'))
-        return false;
-    if (source_stat(source, "%s/lib/%s", torch, name).state == SOURCE_OK)
-        return true;
-    for (size_t i = 0; i < COUNT(wheels); i++)
-        if (source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == SOURCE_OK)
-            return true;
-    return false;
+        return SOURCE_ABSENT;
+    state = source_stat(source, "%s/lib/%s", torch, name).state;
+    for (size_t i = 0; i < COUNT(wheels) && state == SOURCE_ABSENT; i++)
+        state = source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state;
+    return state;
 }
 
 /* --- import-libraries --- */
@@ -87,11 +87,14 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
 
     for (int i = 1; i < closure->n; i++) {
         const struct lib *lib = &closure->libs[i];
+        enum source_state in_torch;
 
-        if (lib->location.state == SOURCE_OK || !is_relevant(closure, lib->needed_by) || has_own_check(lib->name) ||
-            comes_with_torch(machine->source, torch, lib->name))
+        if (lib->location.state == SOURCE_OK || !is_relevant(closure, lib->needed_by) || has_own_check(lib->name))
             continue;
-        if (lib->location.state == SOURCE_NOT_RECORDED) {
+        in_torch = comes_with_torch(machine->source, torch, lib->name);
+        if (in_torch == SOURCE_OK)
+            continue;
+        if (lib->location.state == SOURCE_NOT_RECORDED || in_torch == SOURCE_NOT_RECORDED) {
             unasked = lib->name;
             continue;
         }
