@@ -131,7 +131,8 @@ static json_t *domain_fact(const struct topo *topo)
 {
     const struct topo_gpu *gpu = topo->n_gpus && machine_has_multinode_nvlink(topo) ? &topo->gpus[0] : NULL;
 
-    return gpu && *gpu->cluster ? json_sprintf("%s.%lld", gpu->cluster, (long long)gpu->clique) : json_null();
+    return gpu && gpu->cluster && *gpu->cluster ? json_sprintf("%s.%lld", gpu->cluster, (long long)gpu->clique)
+                                                : json_null();
 }
 
 json_t *diagnosis_facts(const struct doctor_machine *machine)

@@ -47,9 +47,9 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
 
     for (int i = 0; i < machine->topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &machine->topo->gpus[i];
-        bool is_without = !*gpu->cluster || gpu->clique == 0;
+        bool is_without = gpu->cluster && (!*gpu->cluster || gpu->clique == 0);
 
-        if (gpu->clique < 0)
+        if (!gpu->cluster)
             continue;
         first = first ? first : gpu;
         n_without += is_without;
