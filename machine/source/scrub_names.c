@@ -186,8 +186,10 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
 
     if (holds_releases(folder))
         scrub_text(scrub, name, n, SCRUB_NAME, SCRUB_RELEASE_WORDS, out);
-    else if (strcmp(folder, "/sys/class/net") == 0 || strcmp(folder, "/sys/class/infiniband") == 0)
-        scrub_text(scrub, name, n, SCRUB_NAME, "bonding masters " SCRUB_DEVICE_WORDS, out); /* and devices here */
+    else if (strcmp(folder, "/sys/class/net") == 0 || strcmp(folder, "/sys/class/infiniband") == 0 ||
+             strcmp(folder, "/proc/sys/net/ipv4/conf") == 0)
+        scrub_text(scrub, name, n, SCRUB_NAME, "bonding masters all default " SCRUB_DEVICE_WORDS,
+                   out);                  /* devices here */
     else if (conf && holds_confs(folder)) /* of the plain name that it begins with */
         scrub_text(scrub, conf, strlen(conf), SCRUB_NAME, NULL, out);
     else if (n && scrub_library_bytes(name, n) == n)
