@@ -52,13 +52,10 @@ static json_t *read_refused(const char *text, size_t bytes)
 
 static bool is_refused(struct source *source)
 {
-    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
-    struct source_answer fact = {.state = SOURCE_ABSENT};
+    const char *where;
 
-    for (size_t i = 0; i < COUNT(logs) && fact.state != SOURCE_OK; i++)
-        fact = source_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", "%s",
-                               logs[i]);
-    return source_fact_bool(fact);
+    return source_fact_bool(
+        kernel_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", &where));
 }
 
 /* nvidia_peermem registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not.

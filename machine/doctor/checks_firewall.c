@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_firewall.c - what keeps processes apart: firewalls between nodes, the rules of ptrace within one. */
 #include "checks.h"
+#include "common/json.h"
 #include "common/text.h"
 #include "kernel_log.h"
 #include "nccl_variables.h"
@@ -53,30 +54,21 @@ static json_t *read_dropped(const char *text, size_t bytes)
 
 static bool find_dropped(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
     long master = machine_job_number(machine, "MASTER_PORT", 0);
+    const char *where;
+    struct source_answer fact =
+        kernel_log_fact(machine->source, "dropped-connections", read_dropped, "PROTO=TCP", &where);
+    json_t *row;
+    size_t i;
     int n = 0;
 
-    for (size_t k = 0; k < COUNT(logs) && n == 0; k++) {
-        struct source_answer fact =
-            source_log_fact(machine->source, "dropped-connections", read_dropped, "PROTO=TCP", "%s", logs[k]);
-        const char *interface = "";
-        long last = 0;
-        json_t *row;
-        size_t i;
+    json_array_foreach ((json_t *)fact.value, i, row) {
+        long port = (long)json_integer_value(json_object_get(row, "port"));
 
-        json_array_foreach ((json_t *)fact.value, i, row) {
-            long port = (long)json_integer_value(json_object_get(row, "port"));
-            const char *in = json_string_value(json_object_get(row, "interface"));
-
-            if (!in || (port != master && port < EPHEMERAL))
-                continue;
-            interface = in;
-            last = port;
-            n++;
-        }
-        if (n)
-            doctor_evidence(result, logs[k], "%d on %s, the last to port %ld", n, interface, last);
+        if (port != master && port < EPHEMERAL)
+            continue;
+        doctor_evidence(result, where, "on %s, to port %ld", json_text(row, "interface"), port);
+        n++;
     }
     if (n)
         doctor_found(result, DOCTOR_ERROR, "the firewall has dropped %d connection%s from the network of the nodes", n,

@@ -4,6 +4,7 @@
  * loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "checks.h"
+#include "common/json.h"
 #include "common/text.h"
 #include "kernel_log.h"
 #include "machine/hardware/counters.h"
@@ -99,24 +100,23 @@ static json_t *read_flaps(const char *text, size_t bytes)
 /* A link that goes down again and again, also where all do: there is no other to compare it with. */
 static void find_flaps(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const needles[] = {"Link down", "Link is Down"}, *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
+    static const char *const needles[] = {"Link down", "Link is Down"};
+    const char *where;
     json_t *row;
     size_t i;
 
-    for (size_t k = 0; k < 4 && result->outcome != DOCTOR_FOUND; k++) {
-        struct source_answer flaps =
-            source_log_fact(machine->source, needles[k % 2], read_flaps, needles[k % 2], "%s", logs[k / 2]);
+    for (size_t k = 0; k < COUNT(needles) && result->outcome != DOCTOR_FOUND; k++) {
+        struct source_answer flaps = kernel_log_fact(machine->source, needles[k], read_flaps, needles[k], &where);
 
         json_array_foreach ((json_t *)flaps.value, i, row) {
             long n = (long)json_integer_value(json_object_get(row, "n"));
-            const char *interface = json_string_value(json_object_get(row, "interface"));
 
-            if (!interface || n < FLAPS_MANY)
+            if (n < FLAPS_MANY)
                 continue;
             if (result->outcome != DOCTOR_FOUND)
-                doctor_found(result, DOCTOR_WARNING, "the link of %s goes down again and again: %ld times", interface,
-                             n);
-            doctor_evidence(result, logs[k / 2], "%s: link down, %ld times", interface, n);
+                doctor_found(result, DOCTOR_WARNING, "the link of %s goes down again and again: %ld times",
+                             json_text(row, "interface"), n);
+            doctor_evidence(result, where, "%s: link down, %ld times", json_text(row, "interface"), n);
         }
     }
     if (result->outcome == DOCTOR_FOUND)

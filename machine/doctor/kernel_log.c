@@ -278,18 +278,25 @@ void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
     *ret_log = log;
 }
 
-void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char **ret_where)
 {
     static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
     struct source_answer fact = {.state = SOURCE_ABSENT};
+
+    for (size_t i = 0; i < COUNT(logs) && fact.state != SOURCE_OK; i++)
+        fact = source_log_fact(source, name, read, needle, "%s", *ret_where = logs[i]);
+    return fact;
+}
+
+void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+{
+    struct kernel_inits inits = {.n = 0};
+    struct source_answer fact = kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", &inits.where);
     const json_t *device;
     size_t i;
 
-    *ret_inits = (struct kernel_inits){.where = ""};
-    for (size_t k = 0; k < COUNT(logs) && fact.state != SOURCE_OK; k++) {
-        fact = source_log_fact(source, "gpu-inits", read_inits, "NVRM: ", "%s", logs[k]);
-        ret_inits->where = logs[k];
-    }
+    *ret_inits = inits;
     ret_inits->no_firmware = json_is_true(json_object_get(fact.value, "no_firmware"));
     json_array_foreach (json_object_get(fact.value, "devices"), i, device) {
         const char *address = json_string_value(device);

@@ -43,6 +43,10 @@ struct kernel_log {
     struct kernel_error errors[KERNEL_LOG_KINDS];
 };
 
+/* source_log_fact() of the first of the kernel's logs that can be read, and which that is. */
+struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char **ret_where);
+
 #define KERNEL_INITS_MAX 16
 
 /* GPUs that the driver could not initialise since it was loaded. */

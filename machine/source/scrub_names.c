@@ -72,6 +72,7 @@ static const char *const common_names[] = {
     "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
     "torch-*.dist-info", "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*",
     "METADATA", "PKG-INFO", "EGG-INFO", "pyvenv.cfg", ".local", "CMakeLists.txt", "cuda_runtime", "cublas", "cudnn",
+    "cufft", "curand", "cusolver", "cusparse", "cusparselt", "nvjitlink", "nvtx", "cuda_nvrtc", "cuda_cupti", "cufile",
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link", "buffers", "elastic.py",
