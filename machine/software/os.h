@@ -24,7 +24,8 @@ enum os_family {
 struct os {
     enum os_family family;
     bool in_container;
-    bool is_netbooted; /* kernel, initramfs and perhaps the system come from a server at each boot */
+    bool is_netbooted;  /* kernel, initramfs and perhaps the system come from a server at each boot */
+    const char *loader; /* where a boot loader other than GRUB has the kernel's arguments; "" GRUB, or not known */
 };
 
 /* Reads os-release(5) and the markers of container runtimes. software_read() calls it for software->os. */

@@ -32,8 +32,8 @@
 #define VERSION                                                                                                        \
     "cuda# cu# ubuntu# deb# deb#u# el# rc# post# dev# mlnx# gke cos git a# b# x86 aarch64 amd64 arm64 noarch fips"
 /* Products whose number of GPUs is known, and names that hypervisors use. */
-#define PRODUCTS                                                                                                       \
-    "NVIDIA DGX DGXA# DGXH# DGXB# A# H# p# p#d p#de p#e p#en b# #xlarge Google Compute Engine KVM Virtual Machine "    \
+#define PRODUCTS                                                                                                          \
+    "NVIDIA DGX Spark DGXA# DGXH# DGXB# A# H# p# p#d p#de p#e p#en b# #xlarge Google Compute Engine KVM Virtual Machine " \
     "VMware VMware# HVM domU Standard PC BHYVE OpenStack"
 #define GPUS                                                                                                           \
     "Model GPU UUID Device Minor Excluded Yes No NVIDIA Tesla GeForce Quadro TITAN RTX Grace Hopper Blackwell "        \

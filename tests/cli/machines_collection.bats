@@ -48,7 +48,7 @@ unless_sanitized() {
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
-    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root gke-a3-ultra-cos-pod/lost-gpus \
+    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
         python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
@@ -58,6 +58,7 @@ unless_sanitized() {
     diff told - <<'END'
 iommu:  | This node boots over the network, so no file on it decides: 
 nic-handler:  | The driver needs the line options nvidia NVreg_EnableStreamM
+iommu:  | Add iommu=pt to /etc/kernel/cmdline, then sudo kernel-instal
 gpu-access:  | Restart the pod. It was given them, and its device cgroup ha
 gpu-access:  | Restart the container. It was given them, and its device cgr
 socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho

@@ -239,6 +239,9 @@ def translates(tree):
 
 set_up(change, (
     ("dgx-h200-deepep/pxe-iommu", "iommu", "No grub decides here.", translates, put("/proc/cmdline", PXE)),
+    ("dgx-h200-deepep/systemd-boot", "iommu", "No grub either: systemd-boot.", translates, put("/etc/kernel/cmdline", "ro quiet\n")),
+    ("dgx-spark/iommu", "", "What is right: NVIDIA/NV-Kernels#226, translation for the GPU of a Spark is the kernel's own choice.",
+     put("/sys/kernel/iommu_groups/3/type", "DMA-FQ\n"), put("/sys/kernel/iommu_groups/3/devices/000f:01:00.0", "")),
     ("dgx-h200-deepep/nfs-root", "nic-handler", "No modprobe.d of this node lasts.",
      put("/proc/cmdline", "root=/dev/nfs nfsroot=192.0.2.5:/image ip=dhcp rw iommu=pt\n"),
      lambda tree: handler_falls_back(tree)),
