@@ -365,33 +365,19 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
     doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
 }
 
-static void needs_gpudirect(const struct doctor_machine *machine, const struct stack_installed *installed,
-                            struct doctor_result *result)
-{
-    const struct software_driver *driver = &machine->software->driver;
-
-    if (!(installed->stack->needs & STACK_GPUDIRECT) || machine_n_data_nics(machine->topo) == 0 ||
-        driver->peermem != SOURCE_ABSENT || driver->dmabuf != SOURCE_ABSENT)
-        return;
-    doctor_found(result, DOCTOR_WARNING,
-                 "between nodes %s needs GPU memory that NICs can reach: no nvidia_peermem, and no dma-buf",
-                 installed->stack->title);
-    doctor_evidence(result, "dma-buf", "%s", driver->dmabuf_why);
-    doctor_fix(result, true, "sudo modprobe nvidia-peermem");
-}
-
-/* What other checks find in the deep_ep that is imported. */
+/* What other checks find in the deep_ep that is imported, and of a way for NICs into GPU memory. */
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
-    static const struct doctor_check *const checks[] = {&check_other_nvshmem, &check_deepep_too_old, &check_gpu_arch};
+    static const struct doctor_check *const checks[] = {&check_peermem, &check_other_nvshmem, &check_deepep_too_old,
+                                                        &check_gpu_arch};
+    bool is_deepep = *installed->folder && strcmp(installed->stack->package, "deep_ep") == 0;
 
-    for (size_t i = 0; *installed->folder && i < COUNT(checks) && result->outcome != DOCTOR_FOUND; i++) {
-        struct doctor_result one;
+    for (size_t i = 0; i < COUNT(checks) && result->outcome != DOCTOR_FOUND; i++) {
+        struct doctor_result one = {.outcome = DOCTOR_FINE};
 
-        if (strcmp(installed->stack->package, "deep_ep") != 0)
-            return;
-        doctor_run(machine, checks[i], &one);
+        if (i == 0 ? installed->stack->needs & STACK_GPUDIRECT && machine_n_data_nics(machine->topo) > 0 : is_deepep)
+            doctor_run(machine, checks[i], &one);
         if (one.outcome == DOCTOR_FOUND)
             *result = one;
     }
@@ -427,7 +413,6 @@ static const struct {
     {needs_nccl_ep, "stack-needs"},
     {needs_ucx_device, "stack-needs"},
     {needs_nvlink, "stack-needs"},
-    {needs_gpudirect, ""},
     {needs_no_finding, ""},
     {needs_gpu, ""},
 };
