@@ -3,8 +3,7 @@
  * elf_symbols.c - which symbols a library needs, and whether others define them, by their tables for ld.so.
  *
  * A library of PyTorch has hundreds of thousands of names. As in ld.so, its hash table leads to the few bytes that
- * answer for one name, and only these are read. One
- * with the older table alone may have every name.
+ * answer for one name, and only these are read.
  */
 #include "machine/source/elf.h"
 
@@ -20,8 +19,7 @@
 struct symbols {
     int fd, n_segments;
     Elf64_Phdr segments[SEGMENTS_MAX];
-    uint64_t names, table, versions, gnu_hash; /* addresses, 0 without one */
-    bool has_hash;                             /* the older table, DT_HASH */
+    uint64_t names, table, versions, gnu_hash, hash; /* addresses, 0 without one */
 };
 
 static bool read_at(int fd, uint64_t offset, void *to, size_t n)
@@ -74,7 +72,7 @@ static void read_tags(struct symbols *symbols, const Elf64_Phdr *dynamic)
             symbols->gnu_hash = tag.d_un.d_ptr;
             break;
         case DT_HASH:
-            symbols->has_hash = true;
+            symbols->hash = tag.d_un.d_ptr;
             break;
         default:
             break;
@@ -111,7 +109,8 @@ static uint32_t count_candidates(const struct symbols *symbols)
 {
     uint32_t words[2] = {0};
 
-    if (!symbols->gnu_hash || !read_whole(symbols, symbols->gnu_hash, words, sizeof(words)))
+    if (symbols->gnu_hash ? !read_whole(symbols, symbols->gnu_hash, words, sizeof(words))
+                          : !symbols->hash || !read_whole(symbols, symbols->hash, words, sizeof(words)))
         return 0;
     return words[1] < UNDEFINED_MAX ? words[1] : UNDEFINED_MAX;
 }
@@ -187,6 +186,27 @@ static bool find_gnu(const struct symbols *symbols, const char *name, size_t byt
     return false;
 }
 
+/* The older table: numbers of buckets and of chains; buckets, chains. */
+static bool find_sysv(const struct symbols *symbols, const char *name, size_t bytes)
+{
+    uint32_t hash = 0, head[2], index;
+
+    for (size_t i = 0; i + 1 < bytes; i++) {
+        hash = (hash << 4) + (unsigned char)name[i];
+        hash = (hash ^ (hash & 0xf0000000) >> 24) & 0x0fffffff;
+    }
+    if (!read_whole(symbols, symbols->hash, head, sizeof(head)) || head[0] == 0 ||
+        !read_whole(symbols, symbols->hash + 8 + 4ULL * (hash % head[0]), &index, sizeof(index)))
+        return false;
+    for (int n = 0; n < CHAIN_MAX && index != STN_UNDEF; n++) {
+        if (is_definition(symbols, index, name, bytes))
+            return true;
+        if (!read_whole(symbols, symbols->hash + 8 + 4ULL * head[0] + 4ULL * index, &index, sizeof(index)))
+            return false;
+    }
+    return false;
+}
+
 void elf_remove_defined(int fd, json_t *names)
 {
     struct symbols symbols;
@@ -197,7 +217,7 @@ void elf_remove_defined(int fd, json_t *names)
         const char *name = json_string_value(json_array_get(names, i));
         size_t bytes = strlen(name) + 1;
 
-        if (symbols.gnu_hash ? find_gnu(&symbols, name, bytes) : symbols.has_hash)
+        if (symbols.gnu_hash ? find_gnu(&symbols, name, bytes) : symbols.hash && find_sysv(&symbols, name, bytes))
             json_array_remove(names, i);
     }
 }
