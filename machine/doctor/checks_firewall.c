@@ -13,7 +13,11 @@
 
 /* --- firewall --- */
 
-#define EPHEMERAL 32768 /* ports that the kernel chooses for listeners of NCCL, Gloo and others begin here */
+/* Ports of launchers and engines, and those that the kernel chooses for NCCL, Gloo and MPI; not services of a node. */
+#define PORTS_OF_JOBS 20000
+#define NODE_PORTS 30000 /* Kubernetes: what they lead to is on other nodes as well */
+#define NODE_PORTS_END 32768
+#define DROPS_MANY 3 /* without a job with other nodes they are a scan, or a job to come */
 
 /* The length of what two addresses of one network share: two numbers of IPv4, three groups of IPv6. */
 static size_t network_bytes(const char *address)
@@ -43,8 +47,8 @@ static json_t *read_dropped(const char *text, size_t bytes)
 
         if (!in || !from || !to || !port || in[4] == ' ' || json_array_size(dropped) == 64 ||
             memmem(line.text, (size_t)(in - line.text), "ALLOW", 5) ||
-            memmem(line.text, (size_t)(in - line.text), "AUDIT", 5) ||
-            strncmp(from + 5, to + 5, network_bytes(to + 5)) != 0)
+            memmem(line.text, (size_t)(in - line.text), "AUDIT", 5) || !memmem(line.text, line.n, " SYN", 4) ||
+            memmem(line.text, line.n, " ACK", 4) || strncmp(from + 5, to + 5, network_bytes(to + 5)) != 0)
             continue;
         json_array_append_new(dropped, json_pack("{s:o, s:i}", "interface", json_stringn(in + 4, strcspn(in + 4, " ")),
                                                  "port", atoi(port + 5)));
@@ -52,7 +56,7 @@ static json_t *read_dropped(const char *text, size_t bytes)
     return dropped;
 }
 
-static bool find_dropped(const struct doctor_machine *machine, struct doctor_result *result)
+static bool find_dropped(const struct doctor_machine *machine, bool is_job, struct doctor_result *result)
 {
     long master = machine_job_number(machine, "MASTER_PORT", 0);
     const char *where;
@@ -65,15 +69,17 @@ static bool find_dropped(const struct doctor_machine *machine, struct doctor_res
     json_array_foreach ((json_t *)fact.value, i, row) {
         long port = (long)json_integer_value(json_object_get(row, "port"));
 
-        if (port != master && port < EPHEMERAL)
+        if (port != master && (port < PORTS_OF_JOBS || (port >= NODE_PORTS && port < NODE_PORTS_END)))
             continue;
         doctor_evidence(result, where, "on %s, to port %ld", json_text(row, "interface"), port);
         n++;
     }
-    if (n)
-        doctor_found(result, DOCTOR_ERROR, "the firewall has dropped %d connection%s from the network of the nodes", n,
-                     n == 1 ? "" : "s");
-    return n > 0;
+    if (n >= (is_job ? 1 : DROPS_MANY))
+        doctor_found(result, is_job ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "the firewall has dropped %d connection%s from the network of the nodes", n, n == 1 ? "" : "s");
+    else
+        result->n_evidence = result->n_evidence_left_out = 0;
+    return result->outcome == DOCTOR_FOUND;
 }
 
 /* ufw.conf and its defaults: it is enabled, and drops what no rule allows. */
@@ -137,12 +143,11 @@ static const struct {
 static void run_firewall(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
-    bool is_found = false;
+    bool is_job = machine_has_other_nodes(machine), is_found = find_dropped(machine, is_job, result);
 
-    if (doctor_not_applicable_if(result, !machine_has_other_nodes(machine), "the job has no other nodes"))
-        return;
-    is_found = find_dropped(machine, result);
     doctor_advise(result, "Let the nodes of the job reach each other on all ports: NCCL, Gloo and MPI choose them.");
+    if (!is_found && doctor_not_applicable_if(result, !is_job, "the job has no other nodes"))
+        return;
     for (size_t i = 0; i < COUNT(firewalls) && !machine->software->os.in_container; i++) {
         bool is_ufw = firewalls[i].read_closed == read_ufw;
         struct source_answer closed = source_fact(source, firewalls[i].name, firewalls[i].read_closed, "%s",

@@ -182,10 +182,12 @@ static void check_inits(const struct doctor_machine *machine, struct doctor_resu
         if (topo_find_pci(machine->topo, inits.addresses[k]) < 0 ||
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
-        errors->no_init = errors->in_log = errors->reboot = true;
+        errors->no_init = errors->in_log = true;
+        errors->reboot = errors->reboot || !inits.no_power;
         record_error(errors, true, gpu, inits.addresses[k],
-                     inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
-                                       : "the driver could not initialise it (RmInitAdapter failed)");
+                     inits.no_power      ? "the driver could not initialise it: its power cables are not connected"
+                     : inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
+                                         : "the driver could not initialise it (RmInitAdapter failed)");
         doctor_evidence(result, inits.where, "NVRM: GPU %s: RmInitAdapter failed", inits.addresses[k]);
     }
 }

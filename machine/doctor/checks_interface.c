@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define GLOO "GLOO_SOCKET_IFNAME"
@@ -303,9 +304,11 @@ static json_t *read_shared_subnets(const char *text, size_t bytes)
     return groups;
 }
 
-/* Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
+/*
+ * Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
+ * Whoever sets one of them has routing rules as well.
  */
-static bool answers_for_others(struct source *source, const char *interface)
+static bool answers_for_others(struct source *source, const char *interface, bool is_rail)
 {
     static const char *const names[] = {"arp_ignore", "arp_filter"};
 
@@ -313,7 +316,8 @@ static bool answers_for_others(struct source *source, const char *interface)
         int64_t all = 0, own = 0;
 
         /* The larger of the two counts (Linux, ip-sysctl). */
-        if (source_number(source, &own, "/proc/sys/net/ipv4/conf/%s/%s", interface, names[i]) != SOURCE_OK && i == 0)
+        if (source_number(source, &own, "/proc/sys/net/ipv4/conf/%s/%s", interface, names[i]) != SOURCE_OK && i == 0 &&
+            is_rail)
             return false;
         source_number(source, &all, "/proc/sys/net/ipv4/conf/all/%s", names[i]);
         if (own > 0 || all > 0)
@@ -345,13 +349,29 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
         const char *interface = json_string_value(name);
 
         if (!interface || is_rail(machine->topo, interface) != of_rails || !is_up(machine, interface) ||
-            !answers_for_others(machine->source, interface))
+            !answers_for_others(machine->source, interface, of_rails))
             continue;
         names = source_printf(machine->source, "%s%s%s", names, n ? ", " : "", interface);
         n++;
     }
     *ret_names = n > 1 ? names : *ret_names;
     return n;
+}
+
+#define RT_TABLES "/etc/iproute2/rt_tables"
+
+/* Does the site have routing tables of its own, "100 rail0", which only rules lead to? */
+static json_t *read_own_tables(const char *text, size_t bytes)
+{
+    bool any = false;
+
+    (void)bytes;
+    while (*text) {
+        long number = strtol(text_take(&text, "\n").text, NULL, 10);
+
+        any = any || (number > 0 && number < 253);
+    }
+    return json_boolean(any);
 }
 
 static void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
@@ -381,7 +401,8 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
                       "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
                       "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
                       "rule for its own address. Or give each rail a subnet of its own.");
-    } else if (*others && machine_has_other_nodes(machine)) {
+    } else if (*others && !source_fact_bool(source_fact(machine->source, "own-tables", read_own_tables, RT_TABLES)) &&
+               (machine_has_other_nodes(machine) || *machine_nccl_value(machine, "NCCL_SOCKET_IFNAME", NULL))) {
         doctor_found(result, DOCTOR_WARNING,
                      "two routes lead to one network, so connections leave by another interface than the named one: %s",
                      others);

@@ -71,7 +71,10 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 #define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
 
-/* Interfaces whose driver says "Link down" or "Link is Down": [{"interface": "ens1np0", "n": 12}]. */
+/*
+ * Devices whose driver says "Link down", "Link is Down" or "Port: 1 Link DOWN" after their name and ':':
+ * [{"interface": "ens1np0", "n": 12}].
+ */
 static json_t *read_flaps(const char *text, size_t bytes)
 {
     json_t *all = json_object(), *flaps = json_array(), *n;
@@ -80,16 +83,19 @@ static json_t *read_flaps(const char *text, size_t bytes)
     (void)bytes;
     while (*text) {
         struct piece line = text_take(&text, "\n");
-        const char *link = memmem(line.text, line.n, ": Link down", 11), *start;
-        char interface[64];
+        char copy[512], last[64] = "", *end, *rest = copy, *word;
 
-        link = link ? link : memmem(line.text, line.n, ": NIC Link is Down", 18);
-        for (start = link; start && start > line.text && !strchr(" \t", start[-1]); start--)
+        snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 511 ? line.n : 511), line.text);
+        end = strcasestr(copy, "link down");
+        end = end ? end : strcasestr(copy, "link is down");
+        if (!end)
             continue;
-        if (!link || link - start >= (ptrdiff_t)sizeof(interface))
-            continue;
-        snprintf(interface, sizeof(interface), "%.*s", (int)(link - start), start);
-        json_object_set_new(all, interface, json_integer(json_integer_value(json_object_get(all, interface)) + 1));
+        *end = '\0';
+        while ((word = strsep(&rest, " \t")))
+            if (text_ends(word, ":") && strcmp(word, "Port:") != 0)
+                snprintf(last, sizeof(last), "%.*s", (int)strlen(word) - 1, word);
+        if (*last)
+            json_object_set_new(all, last, json_integer(json_integer_value(json_object_get(all, last)) + 1));
     }
     json_object_foreach (all, name, n)
         json_array_append_new(flaps, json_pack("{s:s, s:O}", "interface", name, "n", n));
@@ -100,7 +106,7 @@ static json_t *read_flaps(const char *text, size_t bytes)
 /* A link that goes down again and again, also where all do: there is no other to compare it with. */
 static void find_flaps(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const needles[] = {"Link down", "Link is Down"};
+    static const char *const needles[] = {"Link down", "Link is Down", "Link DOWN"};
     const char *where;
     json_t *row;
     size_t i;

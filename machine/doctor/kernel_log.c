@@ -163,7 +163,8 @@ static json_t *read_xids(const char *text, size_t bytes)
  */
 static json_t *read_inits(const char *text, size_t bytes)
 {
-    json_t *devices = json_array(), *value = json_pack("{s:o, s:b}", "devices", devices, "no_firmware", 0);
+    json_t *devices = json_array(),
+           *value = json_pack("{s:o, s:b, s:b}", "devices", devices, "no_firmware", 0, "no_power", 0);
     const char *end = text + bytes;
 
     for (size_t n; value && text < end; text += n + 1) {
@@ -175,6 +176,8 @@ static json_t *read_inits(const char *text, size_t bytes)
         if (memmem(text, n, START, strlen(START))) {
             json_array_clear(devices);
             json_object_set_new(value, "no_firmware", json_false());
+        } else if (memmem(text, n, "power cables", 12)) {
+            json_object_set_new(value, "no_power", json_true());
         } else if (memmem(text, n, "GFW", 3) && (memmem(text, n, "fail", 4) || memmem(text, n, "timed out", 9))) {
             json_object_set_new(value, "no_firmware", json_true());
         } else if (failed && gpu && failed > gpu && json_array_size(devices) < KERNEL_INITS_MAX) {
@@ -297,6 +300,7 @@ void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits
     size_t i;
 
     *ret_inits = inits;
+    ret_inits->no_power = json_is_true(json_object_get(fact.value, "no_power"));
     ret_inits->no_firmware = json_is_true(json_object_get(fact.value, "no_firmware"));
     json_array_foreach (json_object_get(fact.value, "devices"), i, device) {
         const char *address = json_string_value(device);

@@ -52,6 +52,7 @@ struct source_answer kernel_log_fact(struct source *source, const char *name, so
 /* GPUs that the driver could not initialise since it was loaded. */
 struct kernel_inits {
     const char *where;
+    bool no_power;    /* "GPU does not have the necessary power cables connected" */
     bool no_firmware; /* it has waited in vain for the GPU's own firmware (GFW_BOOT) */
     int n;
     const char *addresses[KERNEL_INITS_MAX]; /* "0000:0f:00.0" */

@@ -2,6 +2,7 @@
 #include "queries.h"
 #include "common/text.h"
 
+#include "kernel_log.h"
 #include "machine_nvshmem.h"
 
 #include <ctype.h>
@@ -493,8 +494,31 @@ static json_t *read_no_window(const char *text, size_t bytes)
     return json_boolean(!has_window);
 }
 
+/* "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)": the addresses of devices. */
+static json_t *read_lost_windows(const char *text, size_t bytes)
+{
+    json_t *devices = json_array();
+
+    (void)bytes;
+    while ((text = strstr(text, " is 0M @ 0x0 (PCI:"))) {
+        text += strlen(" is 0M @ 0x0 (PCI:");
+        json_array_append_new(devices, json_stringn_nocheck(text, strcspn(text, ")\n")));
+    }
+    return devices;
+}
+
 bool machine_lacks_window(const struct doctor_machine *machine, int pci)
 {
+    const char *where;
+    struct source_answer lost =
+        kernel_log_fact(machine->source, "gpus-without-window", read_lost_windows, "NVRM: BAR", &where);
+    json_t *device;
+    size_t i;
+
+    json_array_foreach ((json_t *)lost.value, i, device)
+        if (pci >= 0 && json_is_string(device) &&
+            strcmp(json_string_value(device), machine->topo->pci[pci].address) == 0)
+            return true;
     return pci >= 0 && !machine_is_grace(machine->topo) && !machine_is_spark(machine->topo) &&
            source_fact_bool(source_fact(machine->source, "no-window", read_no_window,
                                         "/sys/bus/pci/devices/%s/resource", machine->topo->pci[pci].address));

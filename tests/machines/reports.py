@@ -514,6 +514,11 @@ set_up(change, (
      "Internet.", blocked("203.0.113.5", 43210),
      lambda tree: log(tree, "[UFW BLOCK] IN=eno1np0 OUT= SRC=192.0.2.8 DST=224.0.0.251 LEN=32 TTL=1 PROTO=2"),
      blocked("192.0.2.8", 45000, "[UFW ALLOW]"), blocked("192.0.2.8", 9100)),
+    ("dgx-b200/ufw-blocks", "firewall", "The same before a job is set up: several attempts.",
+     *[blocked("192.0.2.8", port) for port in (29500, 29500, 41000)]),
+    ("dgx-b200/ufw-late", "", "What is right: one attempt, and packets of connections that are closed.",
+     blocked("192.0.2.8", 41000), *[lambda tree: log(
+         tree, "[UFW BLOCK] IN=eno1np0 OUT= SRC=192.0.2.8 DST=192.0.2.7 PROTO=TCP SPT=1 DPT=45000 ACK FIN URGP=0")] * 5),
     ("dgx-b200/ufw-alone", "", "What is right: the job has no other nodes.", ufw("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in")),
     ("torchrun-two-nodes/ufw", "firewall", "NVIDIA/nccl#352: nothing but ssh is allowed.",
      ufw("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in")),
@@ -530,6 +535,12 @@ set_up(change, (
      second_interface, same_network("eno1np0", "eno2")),
     ("torchrun-two-nodes/two-routes-named", "rails-subnet", "NVIDIA/nccl#1580: NCCL_SOCKET_IFNAME does not help.",
      second_interface, same_network("eno1np0", "eno2"), env(NCCL_SOCKET_IFNAME="eno2")),
+    ("torchrun-two-nodes/two-routes-alone", "rails-subnet", "NVIDIA/nccl#1581 as its report has it: routes, and nothing else.",
+     second_interface, lambda tree: [tree.append(
+         "/proc/net/route", f"{name}\t000200C0\t00000000\t0001\t0\t0\t0\t00F0FFFF\t0\t0\t0\n") for name in ("eno1np0", "eno2")]),
+    ("torchrun-two-nodes/two-routes-tables", "", "What is right: routing tables of the site.",
+     second_interface, same_network("eno1np0", "eno2"),
+     put("/etc/iproute2/rt_tables", "255\tlocal\n254\tmain\n253\tdefault\n0\tunspec\n100\teno1\n101\teno2\n")),
     ("torchrun-two-nodes/two-routes-rules", "", "What is right: NVIDIA/nccl#1269, a rule for each address.",
      second_interface, same_network("eno1np0", "eno2", arp_filter=1)),
     ("gke-a4x/domain", "", "What is right: one domain.", domain(*[(1, 32766)] * 4)),
@@ -576,6 +587,11 @@ def node_devices(tree):
         tree.device_node(f"/dev/infiniband/uverbs{i}")
 
 
+def last_gpu(tree):
+    """The address of the GPU to which regions() gave some."""
+    return next(path for path in tree.entries if path.endswith("/resource")).split("/")[-2]
+
+
 def regions(*sizes):
     """Of the last GPU, which the driver does not have; 0: without an address."""
     def step(tree):
@@ -609,6 +625,8 @@ set_up(change, (
      flaps(12, "mlx5_core 0000:18:00.0 ens0np0: Link down", "mlx5_core 0000:18:00.0 ens0np0: Link up")),
     ("hgx-h100-broadcom/flapping", "link-errors", "nebius/soperator#481, NVIDIA/NVSentinel#1236: all of them.",
      flaps(15, *[f"bnxt_en 0000:{i:02x}:00.0 ens{i}np0: NIC Link is Down" for i in range(8)])),
+    ("dgx-h100-superpod/flapping", "link-errors", "InfiniBand: the driver names the RDMA device.",
+     flaps(11, "infiniband mlx5_3: Port: 1 Link DOWN", "infiniband mlx5_3: Port: 1 Link ACTIVE")),
     ("hgx-h100-deepep-roce/switch-restarts", "", "What is right: each link has seen its switch restart twice.",
      flaps(2, *[f"mlx5_core 0000:{i:02x}:00.0 ens{i}np0: Link down" for i in range(8)])),
     ("sriov-pod/devices-of-node", "nic-access", "smg-project/smg#1762, Mellanox/k8s-rdma-shared-dev-plugin#93: all of "
@@ -619,5 +637,11 @@ set_up(change, (
      regions(16, 0, 0, 32)),
     ("kvm-passthrough/no-window", "driver-skew", "NVIDIA/gpu-operator#492: the virtual machine's window is too small.",
      regions(16, 0, 0, 32)),
+    ("dgx-b200/no-window-logged", "driver-skew", "NVIDIA/gpu-operator#492: the driver says so.", regions(16, 262144, 0, 32),
+     lambda tree: log(tree, "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
+                      "NVRM: BAR1 is 0M @ 0x0 (PCI:{})".format(last_gpu(tree)))),
+    ("dgx-b200/no-power", "gpu-errors", "The other cause that the driver names.",
+     lambda tree: no_answer(tree, "0000:61:00.0"),
+     lambda tree: log(tree, "NVRM: GPU 0000:61:00.0: GPU does not have the necessary power cables connected.", INIT)),
     ("dgx-b200/unbound", "driver-skew", "The same GPU with its addresses: unbound by hand.", regions(16, 262144, 0, 32)),
 ))
