@@ -67,13 +67,10 @@ static void report_missing(struct doctor_result *result, const char *package, co
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
-    else if (text_begins(lib->name, "libcudart.so.12"))
-        doctor_advise(result, "The extension was built with CUDA 12. Install that runtime (the wheel "
-                              "nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.");
-    else if (text_begins(lib->name, "libcudart"))
+    else if (text_begins(lib->name, "libcudart.so."))
         doctor_advise(result,
-                      "The extension was built with CUDA %.2s. Install that runtime (since CUDA 13 the wheel "
-                      "nvidia-cuda-runtime), or build it again with the CUDA of PyTorch.",
+                      "The extension was built with CUDA %.2s. Install that runtime (the wheel nvidia-cuda-runtime, up "
+                      "to CUDA 12 nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.",
                       lib->name + strlen("libcudart.so."));
     else
         doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);

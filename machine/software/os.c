@@ -141,11 +141,6 @@ void os_read(struct source *source, struct os *ret_os)
     ret_os->is_netbooted = source_fact_bool(source_fact(source, "network-boot", read_network_boot, "/proc/cmdline"));
 }
 
-bool os_is_for_containers(const struct os *os)
-{
-    return os->in_container || os->family == OS_COS;
-}
-
 const char *os_driver_program(struct source *source, const struct os *os, const char *name)
 {
     /* GKE's installer uses this path; the installer of COS itself uses /var/lib/nvidia/bin. */

@@ -31,9 +31,6 @@ struct os {
 /* Reads os-release(5) and the markers of container runtimes. software_read() calls it for software->os. */
 void os_read(struct source *source, struct os *ret_os);
 
-/* Do user programs run only in containers: this process does, or the node is made for them? */
-bool os_is_for_containers(const struct os *os);
-
 /* The command for a program of the driver such as "nvidia-smi", with its path where needed. */
 const char *os_driver_program(struct source *source, const struct os *os, const char *name);
 
