@@ -78,13 +78,10 @@ static void report_missing(struct doctor_result *result, const char *package, co
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
-    else if (text_begins(lib->name, "libcudart.so.12"))
-        doctor_advise(result, "The extension was built with CUDA 12. Install that runtime (the wheel "
-                              "nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.");
-    else if (text_begins(lib->name, "libcudart"))
+    else if (text_begins(lib->name, "libcudart.so."))
         doctor_advise(result,
-                      "The extension was built with CUDA %.2s. Install that runtime (since CUDA 13 the wheel "
-                      "nvidia-cuda-runtime), or build it again with the CUDA of PyTorch.",
+                      "The extension was built with CUDA %.2s. Install that runtime (the wheel nvidia-cuda-runtime, up "
+                      "to CUDA 12 nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.",
                       lib->name + strlen("libcudart.so."));
     else
         doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
@@ -220,13 +217,8 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
     libs_closure_free(closure);
 }
 
-static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_libraries, result);
-}
-
 const struct doctor_check check_import_libraries = {
-    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_libraries),
+    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "all libraries that DeepEP's extension and PyTorch need are found, in suitable versions",
     .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
                "found\".",
@@ -278,13 +270,8 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
                   tag - 300, python - 300);
 }
 
-static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_python, result);
-}
-
 const struct doctor_check check_import_python = {
-    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_python),
+    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "DeepEP's extension is for the Python that has PyTorch",
     .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\" or 'deep_ep._C', although the file is there.",
     .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
@@ -361,13 +348,8 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
         report_symbol(result, installed->stack->package, path, missing);
 }
 
-static void run_import_symbols(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_symbols, result);
-}
-
 const struct doctor_check check_import_symbols = {
-    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_symbols),
+    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "the loaded libraries have all symbols that the extension needs",
     .symptom =
         "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\" or \"ncclGetLsaDevicePointer\".",
@@ -475,7 +457,7 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
     bool any = false;
     int n = 0;
 
-    stacks_report(machine, stack_needs_cuda, result);
+    stacks_run(machine, result);
     if (result->outcome == DOCTOR_FOUND || result->outcome == DOCTOR_UNKNOWN)
         return;
     result->outcome = DOCTOR_FINE;

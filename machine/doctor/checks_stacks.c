@@ -439,73 +439,75 @@ static void needs_gpu(const struct doctor_machine *machine, const struct stack_i
 
 /* --- evaluation --- */
 
-/* In the order in which they show. `is_own`: reported by the check stack-needs. */
+/* In the order in which they show, and the check that reports each; "": another check finds it by itself. */
 static const struct {
     stack_need *compare;
-    bool is_own;
+    const char *check;
 } needs[] = {
-    {needs_files, true},          {needs_one_owner, false}, {stack_needs_python, false}, {stack_needs_cuda, false},
-    {needs_torch, true},          {needs_nccl, true},       {needs_one_nccl, true},      {stack_needs_libraries, false},
-    {stack_needs_symbols, false}, {needs_nvcc, true},       {needs_gin, true},           {needs_nccl_ep, true},
-    {needs_ucx_device, true},     {needs_nvlink, true},     {needs_no_finding, false},   {needs_gpu, false},
+    {needs_files, "stack-needs"},
+    {needs_one_owner, "stack-owners"},
+    {stack_needs_python, "import-python"},
+    {stack_needs_cuda, "cuda-major"},
+    {needs_torch, "stack-needs"},
+    {needs_nccl, "stack-needs"},
+    {needs_one_nccl, "stack-needs"},
+    {stack_needs_libraries, "import-libraries"},
+    {stack_needs_symbols, "import-symbols"},
+    {needs_nvcc, "stack-needs"},
+    {needs_gin, "stack-needs"},
+    {needs_nccl_ep, "stack-needs"},
+    {needs_ucx_device, "stack-needs"},
+    {needs_nvlink, "stack-needs"},
+    {needs_no_finding, ""},
+    {needs_gpu, ""},
 };
 
-static struct stack_result evaluate(const struct doctor_machine *machine, const struct stack_installed *installed)
+const struct stack_result *stack_evaluate(const struct doctor_machine *machine, const struct stack *stack)
 {
-    struct stack_result first = {.is_known = true, .need = -1, .own_need = -1};
-    const struct doctor_result none = {
-        .machine = machine, .outcome = DOCTOR_FINE, .text = "", .fix = "", .advice = "", .fix_cost = ""};
+    const struct stacks_installed *all = &machine->software->stacks;
+    struct stack_installed installed = {
+        .stack = stack, .folder = "", .version = "", .extension = "", .other_torch = ""};
+    struct stack_result *first = &machine->stacks[stack - stacks], one = {.is_known = true, .need = -1, .own_need = -1};
 
-    first.result = first.own = none;
-    for (size_t i = 0; i < COUNT(needs) && first.result.outcome != DOCTOR_FOUND; i++) {
-        struct doctor_result one = none;
-
-        needs[i].compare(machine, installed, &one);
-        if (one.outcome != DOCTOR_FOUND && (one.outcome != DOCTOR_UNKNOWN || first.need >= 0))
+    if (first->is_known)
+        return first;
+    for (int i = 0; i < all->n; i++)
+        if (all->stacks[i].stack == stack)
+            one.installed = &all->stacks[i];
+    installed = one.installed ? *one.installed : installed;
+    doctor_result_init(machine, NULL, &one.result);
+    one.own = one.result;
+    *first = one;
+    for (one.need = 0; one.need < (int)COUNT(needs) && first->result.outcome != DOCTOR_FOUND; one.need++) {
+        doctor_result_init(machine, NULL, &one.result);
+        needs[one.need].compare(machine, &installed, &one.result);
+        if (one.result.outcome != DOCTOR_FOUND && (one.result.outcome != DOCTOR_UNKNOWN || first->need >= 0))
             continue;
-        first.need = (int)i;
-        first.result = one;
-        if (needs[i].compare != needs_no_finding && needs[i].compare != needs_gpu) {
-            first.own_need = first.need;
-            first.own = one;
+        first->need = one.need;
+        first->result = one.result;
+        if (*needs[one.need].check) {
+            first->own_need = one.need;
+            first->own = one.result;
         }
     }
     return first;
 }
 
-const struct stack_result *stack_evaluate(const struct doctor_machine *machine, int index)
-{
-    struct stack_result *result = &machine->stacks[index];
-
-    if (!result->is_known)
-        *result = evaluate(machine, &machine->software->stacks.stacks[index]);
-    return result;
-}
-
-struct stack_result stack_would_need(const struct doctor_machine *machine, const struct stack *stack)
-{
-    const struct stack_installed absent = {
-        .stack = stack, .folder = "", .version = "", .extension = "", .other_torch = ""};
-
-    return evaluate(machine, &absent);
-}
-
-void stacks_report(const struct doctor_machine *machine, stack_need *need, struct doctor_result *result)
+void stacks_run(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stacks_installed *all = &machine->software->stacks;
-    const struct doctor_check *check;
+    const struct doctor_check *check = result->check;
     int n = 0;
 
-    for (int i = 0; machine->stacks && i < all->n; i++) {
+    for (int i = 0; i < all->n; i++) {
         /* Of parts too: what is read for it belongs into a snapshot. */
-        const struct stack_result *first = stack_evaluate(machine, i);
+        const struct stack_result *first = stack_evaluate(machine, all->stacks[i].stack);
 
         if (all->stacks[i].stack->needs & STACK_IS_PART)
             continue;
         n++;
-        if (first->own_need < 0 || (need ? needs[first->own_need].compare != need : !needs[first->own_need].is_own))
+        if (first->own_need < 0 || strcmp(needs[first->own_need].check, check->id) != 0)
             continue;
-        check = result->check;
         *result = first->own;
         result->check = check;
         return;
@@ -515,13 +517,8 @@ void stacks_report(const struct doctor_machine *machine, stack_need *need, struc
 
 /* --- checks --- */
 
-static void run_stack_needs(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, NULL, result);
-}
-
 const struct doctor_check check_stack_needs = {
-    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_needs),
+    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "installed libraries for expert parallelism have what they need",
     .symptom = "\"undefined symbol: ncclGetLsaDevicePointer\", \"Cannot find package: nccl\", \"Invalid NCCL "
                "versions\", a failed assertion with NCCL_GIN_TYPE_NONE, or nvcc that is not found at the first call.",
@@ -534,13 +531,8 @@ const struct doctor_check check_stack_needs = {
               "https://github.com/deepseek-ai/DeepEP/issues/629"),
 };
 
-static void run_stack_owners(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, needs_one_owner, result);
-}
-
 const struct doctor_check check_stack_owners = {
-    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_owners),
+    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "one distribution contains the package deep_ep",
     .symptom = "deep_ep lacks a class, has that of another version, or is gone after one of them was uninstalled.",
     .cause =

@@ -7,6 +7,11 @@
 load common
 load machines
 
+# A copy of a virtual environment is on the disk of the original.
+teardown() {
+    [ ! -L "$BATS_TEST_TMPDIR/venv" ] || rm -rf "$(readlink "$BATS_TEST_TMPDIR/venv")"
+}
+
 # collection WHICH [--live]
 collection() {
     python3 "$MACHINES/collection.py" "$EPKIT" "$@"
@@ -43,7 +48,7 @@ unless_sanitized() {
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
-    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root gke-a3-ultra-cos-pod/lost-gpus \
+    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
         python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
@@ -53,6 +58,7 @@ unless_sanitized() {
     diff told - <<'END'
 iommu:  | This node boots over the network, so no file on it decides: 
 nic-handler:  | The driver needs the line options nvidia NVreg_EnableStreamM
+iommu:  | Add iommu=pt to /etc/kernel/cmdline, then sudo kernel-instal
 gpu-access:  | Restart the pod. It was given them, and its device cgroup ha
 gpu-access:  | Restart the container. It was given them, and its device cgr
 socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho
@@ -167,6 +173,52 @@ END
     python3 "$MACHINES/machines.py" empty nothing
     run -0 epkit doctor --from nothing --stacks
     [[ "$output" == "No known library for expert parallelism is on Python's path." ]]
+}
+
+@test "a second owner of deep_ep is found from a snapshot, which does not name it" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local from
+    python3 "$MACHINES/machines.py" dgx-b200/sgl-owner-of-a-site site
+    epkit topo --from site --save saved >/dev/null
+    for from in site saved; do
+        run -3 --separate-stderr epkit doctor --from $from --json
+        [ "$(jq -r '[.checks[] | select(.outcome == "found").id] | join(" ")' <<<"$output")" = stack-owners ]
+    done
+    [[ "$(epkit doctor --from site)" == *acme_deep_ep-1.0* ]]
+    run ! grep -i acme saved
+}
+
+# PyTorch is that of the Python tests; its folder is copied by links beside it, and other wheels are installed there.
+@test "--stacks on a virtual environment with the wheels of the package index" {
+    [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier: downloads about 0.5 GB"
+    local python venv site from
+    python=$("$EPKIT_SOURCE/scripts/torch_venv.sh" 2>&1) || skip "$python"
+    cd "$BATS_TEST_TMPDIR" || return 1
+    venv=$(mktemp -d "${python%/bin/*}-stacks-XXXXXX")
+    ln -s "$venv" venv
+    cp -al "${python%/bin/*}/." "$venv"
+    site=$(echo "$venv"/lib/python3*/site-packages)
+    wheels() { "$venv/bin/python" -m pip install --quiet --no-deps --no-compile "$@" || skip "pip cannot install $*"; }
+    # first EXPECTED: of the live machine, and of its snapshot
+    first() {
+        VIRTUAL_ENV=$venv PYTHONPATH='' epkit topo --save saved >/dev/null 2>&1 || [ $? -eq 4 ]
+        for from in / saved; do
+            VIRTUAL_ENV=$venv PYTHONPATH='' epkit doctor --stacks --from $from --json >row.json || [ $? -eq 3 ]
+            jq -r '.stacks[] | .name + " " + .state + ": " + .text' row.json >row
+            grep --extended-regexp --line-regexp "$1" row || { cat row && return 1; }
+        done
+    }
+    VIRTUAL_ENV=$venv run -0 epkit doctor --stacks
+    [[ "$output" == "No known library for expert parallelism"* ]]
+    # PyTorch brings an older NCCL than the wheel was built with.
+    wheels sgl-deep-ep==0.1.2.post1 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13
+    first "sgl-deep-ep missing: sgl-deep-ep needs NCCL 2.30.4 or later, and 2.28.9 is loaded"
+    # The command that it gives, until nothing but the machine is missing.
+    eval "set -- $(jq -r '.stacks[0].fix' row.json)"
+    wheels "${@:3}"
+    first "sgl-deep-ep missing: sgl-deep-ep (compiles its kernels when it runs, and there is no nvcc|needs an NVIDIA GPU).*"
+    rm "$site"/deep_ep/_C*.so
+    first "sgl-deep-ep missing: sgl-deep-ep is installed in part: there is no deep_ep/_C.\*.so"
 }
 
 @test "healthy says what nobody looked at, also from a snapshot" {

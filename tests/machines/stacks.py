@@ -225,4 +225,15 @@ variants.set_up(change, (
      lambda tree: tree.put("/workspace/DeepEP/deep_ep/__init__.py", ""),
      lambda tree: tree.library(f"/workspace/DeepEP/deep_ep_cpp.{TAG}", machine=X86_64.machine, archs=[90, 100],
                                needed=[*NEEDED, "libcudart.so.12"], undefined=[OTHER_STREAM])),
+    ("dgx-b200/editable-finder", "import-symbols", "The same with the finder that setuptools writes for a flat layout.",
+     versions(), lambda tree: tree.put(f"{PYTHON}/__editable__.deep_ep-1.2.1.pth", "import __editable___deep_ep_1_2_1_finder\n"),
+     lambda tree: tree.put(f"{PYTHON}/__editable___deep_ep_1_2_1_finder.py", "from __future__ import annotations\n"
+                           "MAPPING: dict[str, str] = {'deep_ep': '/workspace/DeepEP/deep_ep'}\nNAMESPACES: dict = {}\n"),
+     lambda tree: tree.put("/workspace/DeepEP/deep_ep/__init__.py", ""),
+     lambda tree: tree.library(f"/workspace/DeepEP/deep_ep_cpp.{TAG}", machine=X86_64.machine, archs=[90, 100],
+                               needed=[*NEEDED, "libcudart.so.12"], undefined=[OTHER_STREAM])),
 ))
+
+# Of a name that a snapshot may not hold: what is said of it differs in this name alone, so it is in no list.
+variants.register("dgx-b200/sgl-owner-of-a-site", lambda tree: [step(tree) for step in (
+    CUDA_13, *SGL, dist("acme-deep-ep", "1.0", "deep_ep"), extension("deep_ep/_C.", 13))])
