@@ -20,8 +20,13 @@
 #define NO_VARIABLE "not set at all"
 
 static const char *const versions[][2] = {
-    {"kernel", "kernel"}, {"driver", "NVIDIA driver"}, {"doca", "DOCA-OFED"}, {"nvshmem", "NVSHMEM"},
-    {"nccl", "NCCL"},     {"deepep", "DeepEP"},
+    {"kernel", "kernel"},
+    {"driver", "NVIDIA driver"},
+    {"doca", "DOCA-OFED"},
+    {"nvshmem", "NVSHMEM"},
+    {"nccl", "NCCL"},
+    {"deepep", "DeepEP"},
+    {"nvlink_domain", "NVLink domain"},
 };
 
 /* A string of a document, safe to print; "" if it is not a string. */

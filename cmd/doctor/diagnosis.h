@@ -57,25 +57,20 @@ void diagnosis_print_command(const char *label, const char *command);
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
 const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 
+/* Executes --stacks with `n` names: none, "all", or names of stacks. Returns an exit code. */
+int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,
+                         int n);
+
 /* --- doctor_json.c; new references --- */
 
 json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
 json_t *diagnosis_row(const struct doctor_result *result);
 json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they check: rows */
+/* A row for each installed stack, for each of `n` names, or with "all" for each that is known. NULL: one is not known,
+ * which was reported. */
+json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *names, int n);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
-
-/* --- doctor_stacks.c --- */
-
-/* A row for each installed stack; a new reference. */
-json_t *diagnosis_stacks(const struct doctor_machine *machine);
-
-/* Appends "; runs here: DeepEP 1.2.1" for those that do. */
-void diagnosis_add_running(const struct doctor_machine *machine, char *text, size_t bytes);
-
-/* Executes --stacks with `n` names: none, "all", or names of stacks. Returns an exit code. */
-int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,
-                         int n);
 
 /* --- fix.c --- */
 

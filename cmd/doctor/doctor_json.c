@@ -6,12 +6,15 @@
 #include "common/output.h"
 #include "common/variables.h"
 #include "machine/doctor/network.h"
+#include "machine/doctor/queries.h"
+#include "machine/doctor/stacks.h"
 
 #include "common/clean.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *outcome_name(enum doctor_outcome outcome)
 {
@@ -123,17 +126,26 @@ static json_t *environment_facts(struct source *source)
     return facts;
 }
 
+/* "CLUSTER.CLIQUE": nodes with the same one reach each other by NVLink. */
+static json_t *domain_fact(const struct topo *topo)
+{
+    const struct topo_gpu *gpu = topo->n_gpus && machine_has_multinode_nvlink(topo) ? &topo->gpus[0] : NULL;
+
+    return gpu && gpu->cluster && *gpu->cluster ? json_sprintf("%s.%lld", gpu->cluster, (long long)gpu->clique)
+                                                : json_null();
+}
+
 json_t *diagnosis_facts(const struct doctor_machine *machine)
 {
     const struct software *software = machine->software;
     const struct software_deepep *deepep = &software->deepep;
     const char *version = deepep->imported >= 0 ? deepep->copies[deepep->imported].version : "";
 
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "kernel", or_null(software->driver.kernel),
-                     "driver", or_null(software->driver.version), "doca", or_null(software->driver.doca), "nvshmem",
-                     or_null(software->nvshmem.version), "nccl", or_null(software->nccl.version), "deepep",
-                     or_null(version), "gpus", gpu_facts(machine->topo), "nics", nic_facts(machine->topo),
-                     "environment", environment_facts(machine->source));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvlink_domain", domain_fact(machine->topo),
+                     "kernel", or_null(software->driver.kernel), "driver", or_null(software->driver.version), "doca",
+                     or_null(software->driver.doca), "nvshmem", or_null(software->nvshmem.version), "nccl",
+                     or_null(software->nccl.version), "deepep", or_null(version), "gpus", gpu_facts(machine->topo),
+                     "nics", nic_facts(machine->topo), "environment", environment_facts(machine->source));
 }
 
 /* --- between nodes --- */
@@ -150,6 +162,58 @@ json_t *diagnosis_network(const struct doctor_machine *machine)
         json_array_append_new(ports, out_text(network.ports[i]));
     return json_pack("{s:s?, s:s, s:o, s:o, s:o}", "used", network.used, "verbs", states[network.verbs], "why",
                      or_null(network.why), "ports", ports, "text", or_null(network.text));
+}
+
+/* --- stacks --- */
+
+static json_t *stack_row(const struct doctor_machine *machine, const struct stack *stack)
+{
+    const struct stack_result *first = stack_evaluate(machine, stack);
+    const struct stack_installed *installed = first->installed;
+    const char *state = "runs", *text = "runs here", *fix = first->result.fix;
+
+    if (first->result.outcome != DOCTOR_FINE) {
+        state = first->result.outcome == DOCTOR_FOUND ? "missing" : "not-known";
+        text = first->result.text;
+    } else if (!installed) {
+        state = "not-installed";
+        text = "not installed; what it needs is here";
+        fix = stack_install(machine, stack);
+    }
+    return json_pack("{s:s, s:s, s:s, s:o, s:o, s:s, s:o, s:s?, s:o}", "name", stack->name, "title", stack->title,
+                     "package", stack->package, "version", or_null(installed ? installed->version : ""), "folder",
+                     or_null(installed ? installed->folder : ""), "state", state, "text", out_text(text), "fix",
+                     *fix ? fix : NULL, "advice", or_null(first->result.advice));
+}
+
+json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *names, int n)
+{
+    const struct stacks_installed *found = &machine->software->stacks;
+    bool all = n == 1 && strcmp(names[0], "all") == 0;
+    json_t *rows = json_array();
+
+    for (int i = 0; i < n && !all; i++) {
+        const struct stack *stack = stack_find(names[i]);
+
+        /* Of the rows with this package the one that is installed. */
+        for (int k = 0; stack && k < found->n; k++)
+            if (strcasecmp(stack->name, names[i]) != 0 && strcmp(found->stacks[k].stack->package, stack->package) == 0)
+                stack = found->stacks[k].stack;
+        if (!stack || !stack->source) {
+            char clean[128];
+
+            text_clean(names[i], clean, sizeof(clean));
+            out_error("--stacks: not known: %s", clean);
+            out_hint("epkit doctor --stacks all lists the libraries whose needs are known.");
+            json_decref(rows);
+            return NULL;
+        }
+        json_array_append_new(rows, stack_row(machine, stack));
+    }
+    for (const struct stack *stack = stacks; stack->name && (all || n == 0); stack++)
+        if (stack->source && (all || stack_evaluate(machine, stack)->installed))
+            json_array_append_new(rows, stack_row(machine, stack));
+    return rows;
 }
 
 /* --- documents --- */
@@ -173,8 +237,8 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
                   "healthy", diagnosis_exit(diagnosis) == CMD_FINE, "state", state_name(diagnosis_exit(diagnosis)),
                   "counts", "fine", diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
                   "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "stacks",
-                  diagnosis_stacks(diagnosis->machine), "network", diagnosis_network(diagnosis->machine), "facts",
-                  diagnosis_facts(diagnosis->machine)));
+                  diagnosis_stacks(diagnosis->machine, NULL, 0), "network", diagnosis_network(diagnosis->machine),
+                  "facts", diagnosis_facts(diagnosis->machine)));
     return document;
 }
 

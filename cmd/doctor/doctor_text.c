@@ -2,6 +2,7 @@
 /* doctor_text.c - a diagnosis as text. */
 #include "diagnosis.h"
 
+#include "common/json.h"
 #include "common/output.h"
 #include "common/text.h"
 #include "machine/doctor/network.h"
@@ -57,13 +58,39 @@ static const struct doctor_result *first_unknown(const struct diagnosis *diagnos
     return first;
 }
 
-/* "3 could not be completed without root" */
-static void add_unknown(const struct diagnosis *diagnosis, char *text, size_t bytes)
+#define NAMED_MAX 4 /* checks in a sentence */
+
+/* "3 could not be completed without root"; with `is_named` "3 could not be completed (acs, gpu-errors, sxid)" */
+static void add_unknown(const struct diagnosis *diagnosis, bool is_named, char *text, size_t bytes)
 {
     bool for_root =
         source_is_live(diagnosis->machine->source) && geteuid() != 0 && diagnosis->n_denied == diagnosis->n_unknown;
+    int n = 0;
 
     text_append(text, bytes, "%d could not be completed%s", diagnosis->n_unknown, for_root ? " without root" : "");
+    for (int i = 0; i < diagnosis->n && is_named; i++)
+        if (diagnosis->results[i].outcome == DOCTOR_UNKNOWN && ++n <= NAMED_MAX)
+            text_append(text, bytes, "%s%s", n == 1 ? " (" : ", ", diagnosis->results[i].check->id);
+    if (n)
+        text_append(text, bytes, "%s)", n > NAMED_MAX ? ", ..." : "");
+}
+
+/* Appends the libraries that run here, "; runs here: DeepEP 2 2.1.0"; or says that there is none to look at. */
+static void add_stacks(const struct doctor_machine *machine, char *text, size_t bytes)
+{
+    json_t *rows = diagnosis_stacks(machine, NULL, 0), *row;
+    const char *before = "; runs here: ";
+    size_t i;
+
+    json_array_foreach (rows, i, row)
+        if (strcmp(json_text(row, "state"), "runs") == 0) {
+            text_append(text, bytes, "%s%s %s", before, json_text(row, "title"), json_text(row, "version"));
+            text[strlen(text) - text_ends(text, " ")] = '\0';
+            before = ", ";
+        }
+    if (json_array_size(rows) == 0 && !*machine->software->stacks.unknown)
+        text_append(text, bytes, "; no library for expert parallelism found");
+    json_decref(rows);
 }
 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
@@ -89,7 +116,7 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
         first = first_unknown(diagnosis);
         text_append(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name,
                     diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
-        add_unknown(diagnosis, ret_text, bytes);
+        add_unknown(diagnosis, false, ret_text, bytes);
         text_append(ret_text, bytes, "; %s: %s.", first->check->id, first->text);
     } else {
         /* Where something is installed that nobody looked at, "healthy" would say too much. */
@@ -97,9 +124,9 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
                     inventory, diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
         if (diagnosis->n_unknown) {
             text_append(ret_text, bytes, "; ");
-            add_unknown(diagnosis, ret_text, bytes);
+            add_unknown(diagnosis, true, ret_text, bytes);
         }
-        diagnosis_add_running(diagnosis->machine, ret_text, bytes);
+        add_stacks(diagnosis->machine, ret_text, bytes);
         if (*unknown)
             text_append(ret_text, bytes, "; not known: %s", unknown);
         text_append(ret_text, bytes, ".");
@@ -261,4 +288,95 @@ void diagnosis_explain(const struct doctor_check *check)
     diagnosis_print_block("remedy", check->remedy);
     for (int i = 0; check->links[i]; i++)
         out_line("  %-10s%s", i == 0 ? "see" : "", check->links[i]);
+}
+
+/* --- stacks --- */
+
+static int count_stacks(const json_t *rows, const char *state)
+{
+    int n = 0;
+
+    for (size_t i = 0; i < json_array_size(rows); i++)
+        n += strcmp(json_text(json_array_get(rows, i), "state"), state) == 0;
+    return n;
+}
+
+static void make_verdict(const struct doctor_machine *machine, const json_t *rows, char *text, size_t bytes)
+{
+    int n = (int)json_array_size(rows), n_run = count_stacks(rows, "runs");
+    const json_t *row = json_array_get(rows, 0);
+    const char *unknown = machine->software->stacks.unknown;
+
+    *text = '\0';
+    if (n == 0)
+        text_append(text, bytes, "No known library for expert parallelism is on Python's path");
+    else if (n == 1)
+        text_append(text, bytes, "%s%s%s%s%s", json_text(row, "title"), *json_text(row, "version") ? " " : "",
+                    json_text(row, "version"), n_run ? " " : ": ", json_text(row, "text"));
+    else
+        text_append(text, bytes, "%d of %d libraries for expert parallelism run%s here", n_run, n,
+                    n_run == 1 ? "s" : "");
+    text_append(text, bytes, "%s%s.", *unknown ? "; not known: " : "", unknown);
+}
+
+static void print_stacks(json_t *rows)
+{
+    static const struct out_column columns[] = {{"STACK", "name", 0, 0},
+                                                {"VERSION", "version", 0, OUT_NONZERO},
+                                                {"STATE", "state", 0, 0},
+                                                {"WHAT", "text", 0, OUT_TRUNC}};
+    json_t *row;
+    size_t i;
+
+    out_line("%s", "");
+    OUT_PRINT(columns, json_incref(rows));
+    json_array_foreach (rows, i, row) {
+        if (strcmp(json_text(row, "state"), "runs") == 0)
+            continue;
+        out_line("\n%s", json_text(row, "name"));
+        diagnosis_print_block("what", json_text(row, "text"));
+        diagnosis_print_command("run", json_text(row, "fix"));
+        diagnosis_print_block("do", json_text(row, "advice"));
+    }
+}
+
+int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,
+                         int n)
+{
+    struct doctor_machine *machine = NULL;
+    int code = diagnosis_read(cmd, inspect, NULL, &machine);
+    bool is_named = n > 0 && strcmp(names[0], "all") != 0;
+    json_t *rows, *asked, *document;
+    char verdict[4096];
+
+    if (code != CMD_FINE)
+        return code;
+    rows = diagnosis_stacks(machine, names, n);
+    /* What is wrong with one that nobody has installed or asked for is no finding. */
+    asked = is_named ? json_incref(rows) : diagnosis_stacks(machine, NULL, 0);
+    inspect_reading_done();
+    if (rows) {
+        make_verdict(machine, rows, verdict, sizeof(verdict));
+        code = count_stacks(asked, "missing") + count_stacks(asked, "not-installed") ? CMD_FINDINGS
+               : count_stacks(asked, "not-known")                                    ? CMD_NOT_KNOWN
+                                                                                     : CMD_FINE;
+    } else {
+        code = CMD_UNSUPPORTED;
+        snprintf(verdict, sizeof(verdict), "Not known.");
+    }
+    doctor_machine_free(machine);
+    json_decref(asked);
+    if (json) {
+        document = out_document(cmd->name);
+        json_object_update_new(
+            document, json_pack("{s:o, s:o}", "verdict", out_text(verdict), "stacks", rows ? rows : json_array()));
+        return out_json(document) == 0 ? code : CMD_FAILED;
+    }
+    if (!rows)
+        return code;
+    out_verdict(code == CMD_FINE ? OUT_GOOD : OUT_WARN, "%s", verdict);
+    if (json_array_size(rows))
+        print_stacks(rows);
+    json_decref(rows);
+    return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }

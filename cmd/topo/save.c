@@ -4,6 +4,7 @@
 #include "common/output.h"
 #include "common/shell.h"
 #include "machine/doctor/network.h"
+#include "machine/doctor/stacks.h"
 #include "machine/hardware/counters.h"
 
 #include <errno.h>
@@ -78,6 +79,11 @@ static void read_counters(const struct doctor_machine *machine)
 void topo_save_read(const struct doctor_machine *machine)
 {
     struct doctor_result result;
+
+    /* Also where the checks need a GPU, and there is none. */
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (stack->source)
+            stack_evaluate(machine, stack);
     struct network network;
 
     for (size_t i = 0; doctor_checks[i]; i++)

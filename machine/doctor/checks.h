@@ -37,11 +37,11 @@
     X(stack_needs) X(stack_owners) X(import_libraries) X(import_python) X(import_symbols) X(cuda_major) \
     /* limits */ \
     X(memlock) X(shm) \
-    X(nofile) X(processes) X(processors) \
+    X(nofile) X(processes) X(processors) X(ptrace) \
     /* topology */ \
     X(imex) X(visible_devices) X(acs) X(iommu) X(numa_balancing) X(numa_memory) X(affinity) \
     /* job */ \
-    X(rendezvous) X(host_name) X(single_ranks) X(environ_sourced) X(install_stuck)
+    X(rendezvous) X(host_name) X(firewall) X(single_ranks) X(environ_sourced) X(install_stuck)
 /* clang-format on */
 
 #define DOCTOR_DECLARE(name) extern const struct doctor_check check_##name;

@@ -23,22 +23,25 @@ static bool expects_gpus(const struct doctor_machine *machine)
            machine_sets_nvshmem(machine) || machine->software->deepep.imported >= 0;
 }
 
-/* What to do where device files are there and may not be opened: it depends on who keeps the process from them. */
-static const char *denied_words(const struct doctor_machine *machine)
-{
-    struct source *source = machine->source;
+/* What took the devices of a container: the runtime had added them behind systemd's back. */
+#define CGROUP_LOST                                                                                                    \
+    " It was given them, and its device cgroup has lost them since: systemctl daemon-reload on the node rewrites the " \
+    "cgroups of containers to which the NVIDIA runtime has added devices. With CDI (nvidia-ctk, mode cdi) systemd "    \
+    "knows them."
 
-    if (machine->software->os.in_container && !source_env(source, "SLURM_JOB_NUM_NODES") &&
-        !source_env(source, "SLURM_NTASKS"))
-        return source_printf(source,
-                             "Restart the %s. It was given them, and its device cgroup has lost them since: systemctl "
-                             "daemon-reload on the node rewrites the cgroups of containers to which the NVIDIA runtime "
-                             "has added devices behind systemd's back. With CDI (nvidia-ctk, mode cdi) systemd knows "
-                             "them.",
-                             source_env(source, "KUBERNETES_SERVICE_HOST") ? "pod" : "container");
-    return "A job has only the GPUs that it asks for: with Slurm, srun --gres=gpu:8 or --gpus-per-task=1 (a device "
-           "cgroup blocks the others). Outside of a job, /dev/nvidia* has to be readable and writable.";
-}
+/* What to do where device files are there and may not be opened: it depends on who keeps the process from them. */
+static const struct by_place denied = {
+    .pod = "Restart the pod." CGROUP_LOST,
+    .container = "Restart the container." CGROUP_LOST,
+    .job = "A job has only the GPUs that it asks for, a device cgroup blocks the others: srun --gres=gpu:8 or "
+           "--gpus-per-task=1.",
+    .host = "/dev/nvidia* has to be readable and writable (NVreg_DeviceFileMode of the driver)."};
+
+/* What to do where there are no device files. */
+static const struct by_place not_given = {.pod = "Give the container a limit of nvidia.com/gpu.",
+                                          .container = "Start the container with --gpus all.",
+                                          .job = "Ask for GPUs: srun --gres=gpu:8.",
+                                          .host = ""};
 
 static void report_denied(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -52,10 +55,9 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
                             ? "its device file may not be opened"
                             : "its device file does not exist here, or cannot be opened");
     if (topo->n_denied_gpus > 0)
-        doctor_advise(result, "%s", denied_words(machine));
+        doctor_advise(result, "%s", machine_by_place(machine, denied));
     else if (machine->software->os.in_container)
-        doctor_advise(result, "Give the container GPUs: docker run --gpus all, in Kubernetes a limit of "
-                              "nvidia.com/gpu.");
+        doctor_advise(result, "%s", machine_by_place(machine, not_given));
     else {
         doctor_fix(result, true, "sudo %s -u -c 0",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-modprobe"));
@@ -108,9 +110,7 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);
-    doctor_advise(result, "Their device files have to be readable and writable. With Slurm, ask for GPUs (--gres); in "
-                          "a container, mount them; on a host, the driver makes them accessible to all users unless it "
-                          "is configured otherwise (NVreg_DeviceFileMode).");
+    doctor_advise(result, "%s", machine_by_place(machine, denied));
 }
 
 /* Reports when this process has no GPU; the other checks then say that there is none. */

@@ -52,13 +52,10 @@ static json_t *read_refused(const char *text, size_t bytes)
 
 static bool is_refused(struct source *source)
 {
-    static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
-    struct source_answer fact = {.state = SOURCE_ABSENT};
+    const char *where;
 
-    for (size_t i = 0; i < COUNT(logs) && fact.state != SOURCE_OK; i++)
-        fact = source_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", "%s",
-                               logs[i]);
-    return source_fact_bool(fact);
+    return source_fact_bool(
+        kernel_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", &where));
 }
 
 /* nvidia_peermem registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not.
@@ -371,6 +368,8 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
+        if (machine_lacks_window(machine, i))
+            doctor_evidence(result, topo->pci[i].address, "resource: no address for the GPU's memory (BAR1)");
         first = first < 0 ? i : first;
         n++;
         n_nouveau += is_nouveau;
@@ -380,10 +379,15 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
     else if (n > 0) {
         doctor_found(result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
-        doctor_advise(result,
-                      "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e "
-                      "NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
-                      topo->pci[first].address, topo->pci[first].address);
+        if (machine_lacks_window(machine, first))
+            doctor_advise(result, "It got no addresses for its memory, so the driver cannot start it. %s",
+                          machine_window_advice(machine));
+        else
+            doctor_advise(
+                result,
+                "The driver could not start it, or it was unbound: the kernel log says why (sudo dmesg | grep -e "
+                "NVRM -e %s). If it says nothing: echo %s | sudo tee /sys/bus/pci/drivers/nvidia/bind.",
+                topo->pci[first].address, topo->pci[first].address);
     }
 }
 

@@ -151,11 +151,12 @@ struct gpu_errors {
     int first_gpu;        /* of the first severe error, otherwise of the first error; -1: not a GPU of this process */
     const char *first_at; /* its PCI address, as far as the log contains it */
     const char *first;
-    bool in_log;  /* one of them is from the kernel log */
-    bool reboot;  /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
-    bool is_lost; /* the first severe error is a GPU that has fallen off the bus */
-    bool is_link; /* the fault is an NVLink */
-    bool no_init; /* the driver could not initialise a GPU */
+    bool in_log;    /* one of them is from the kernel log */
+    bool reboot;    /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
+    bool is_lost;   /* the first severe error is a GPU that has fallen off the bus */
+    bool is_link;   /* the fault is an NVLink */
+    bool no_init;   /* the driver could not initialise a GPU */
+    bool no_window; /* a GPU has no addresses: machine_lacks_window() */
 };
 
 static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, const char *at, const char *what)
@@ -181,10 +182,12 @@ static void check_inits(const struct doctor_machine *machine, struct doctor_resu
         if (topo_find_pci(machine->topo, inits.addresses[k]) < 0 ||
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
-        errors->no_init = errors->in_log = errors->reboot = true;
+        errors->no_init = errors->in_log = true;
+        errors->reboot = errors->reboot || !inits.no_power;
         record_error(errors, true, gpu, inits.addresses[k],
-                     inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
-                                       : "the driver could not initialise it (RmInitAdapter failed)");
+                     inits.no_power      ? "the driver could not initialise it: its power cables are not connected"
+                     : inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
+                                         : "the driver could not initialise it (RmInitAdapter failed)");
         doctor_evidence(result, inits.where, "NVRM: GPU %s: RmInitAdapter failed", inits.addresses[k]);
     }
 }
@@ -197,7 +200,11 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 
         if (!gpu->answered) {
             if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == i)) {
-                record_error(errors, true, i, "", "it has a device file, and the driver does not answer for it");
+                errors->no_window = machine_lacks_window(machine, gpu->pci);
+                record_error(errors, true, i, "",
+                             errors->no_window
+                                 ? "it got no addresses for its memory (BAR1), so the driver cannot open it"
+                                 : "it has a device file, and the driver does not answer for it");
                 doctor_evidence(result, where, "NVML does not list it, as of a GPU off the bus");
             }
             continue;
@@ -252,7 +259,7 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
     const struct topo_gpu *gpu = errors->first_gpu >= 0 ? &topo->gpus[errors->first_gpu] : NULL;
     bool is_lost = errors->is_lost || (gpu && topo->nvml && !gpu->answered);
 
-    if (machine->software->os.in_container)
+    if (machine->software->os.in_container || errors->no_window)
         return;
     if (errors->reboot || is_lost) {
         doctor_fix(result, false, "sudo reboot");
@@ -284,15 +291,19 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
         doctor_found(result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
         fix_errors(machine, result, &errors);
-        doctor_advise(
-            result, "%s If the error comes back after it, take the node out of service and have the board replaced.%s",
-            xid_action_text(errors.reboot || errors.is_lost ? XID_RESTART
-                            : errors.is_link                ? XID_LINK
-                                                            : XID_RESET),
-            errors.in_log
-                ? " Lines of the kernel log, and so this finding, stay until the next reboot: after a reset look for "
-                  "newer ones (sudo dmesg --ctime | grep Xid)."
-                : "");
+        if (errors.no_window)
+            doctor_advise(result, "%s", machine_window_advice(machine));
+        else
+            doctor_advise(
+                result,
+                "%s If the error comes back after it, take the node out of service and have the board replaced.%s",
+                xid_action_text(errors.reboot || errors.is_lost ? XID_RESTART
+                                : errors.is_link                ? XID_LINK
+                                                                : XID_RESET),
+                errors.in_log
+                    ? " Lines of the kernel log, and so this finding, stay until the next reboot: after a reset look for "
+                      "newer ones (sudo dmesg --ctime | grep Xid)."
+                    : "");
         return;
     }
     if (!machine->topo->nvml) {

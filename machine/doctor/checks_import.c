@@ -24,17 +24,18 @@ static const char *const wheels[] = {"cuda_runtime", "cublas", "cudnn",   "cufft
                                      "cusparse",     "nccl",   "nvshmem", "nvjitlink", "nvtx",   "cuda_nvrtc",
                                      "cuda_cupti",   "cufile", "cu13",    "cusparselt"};
 
-/* Does PyTorch or one of its wheels contain this library? */
-static bool comes_with_torch(struct source *source, const char *torch, const char *name)
+/* Does PyTorch or one of its wheels contain this library? Not known: SOURCE_NOT_RECORDED. */
+static enum source_state comes_with_torch(struct source *source, const char *torch, const char *name)
 {
+    enum source_state state;
+
     if (!*torch || strchr(name, '/'))
-        return false;
-    if (source_stat(source, "%s/lib/%s", torch, name).state == SOURCE_OK)
-        return true;
-    for (size_t i = 0; i < COUNT(wheels); i++)
-        if (source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state == SOURCE_OK)
-            return true;
-    return false;
+        return SOURCE_ABSENT;
+    state = source_stat(source, "%s/lib/%s", torch, name).state;
+    for (size_t i = 0; i < COUNT(wheels) && state == SOURCE_ABSENT; i++)
+        state = source_stat(source, "%s/../nvidia/%s/lib/%s", torch, wheels[i], name).state;
+    /* Conda's Python has this folder in its RPATH. */
+    return state == SOURCE_ABSENT ? source_stat(source, "%s/../../../%s", torch, name).state : state;
 }
 
 /* --- import-libraries --- */
@@ -45,10 +46,15 @@ static bool has_own_check(const char *name)
     return text_begins_any(name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"));
 }
 
-/* The extension or its NVSHMEM; the dependencies of PyTorch are not checked. */
+/* The file that is loaded, or its NVSHMEM. */
 static bool is_relevant(const struct libs_closure *closure, int user)
 {
     return user == 0 || (user > 0 && text_begins(closure->libs[user].name, NVSHMEM));
+}
+
+static bool is_of_torch(const char *name)
+{
+    return text_begins(name, "libtorch") || text_begins(name, "libc10");
 }
 
 static void report_missing(struct doctor_result *result, const char *package, const struct lib *lib, const char *user,
@@ -57,7 +63,12 @@ static void report_missing(struct doctor_result *result, const char *package, co
     doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s needs %s, which is not found", package, user,
                  lib->name);
     doctor_evidence(result, user, "NEEDED %s", lib->name);
-    if (text_begins(lib->name, NVSHMEM))
+    if (is_of_torch(text_base(user)))
+        doctor_advise(result,
+                      "PyTorch requires a wheel or a package with %s: install that again, or add its folder to "
+                      "LD_LIBRARY_PATH.",
+                      lib->name);
+    else if (text_begins(lib->name, NVSHMEM))
         doctor_advise(result,
                       "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder "
                       "with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
@@ -67,13 +78,10 @@ static void report_missing(struct doctor_result *result, const char *package, co
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
                              : "Python finds no PyTorch here: activate the environment that has it.");
-    else if (text_begins(lib->name, "libcudart.so.12"))
-        doctor_advise(result, "The extension was built with CUDA 12. Install that runtime (the wheel "
-                              "nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.");
-    else if (text_begins(lib->name, "libcudart"))
+    else if (text_begins(lib->name, "libcudart.so."))
         doctor_advise(result,
-                      "The extension was built with CUDA %.2s. Install that runtime (since CUDA 13 the wheel "
-                      "nvidia-cuda-runtime), or build it again with the CUDA of PyTorch.",
+                      "The extension was built with CUDA %.2s. Install that runtime (the wheel nvidia-cuda-runtime, up "
+                      "to CUDA 12 nvidia-cuda-runtime-cu12), or build it again with the CUDA of PyTorch.",
                       lib->name + strlen("libcudart.so."));
     else
         doctor_advise(result, "Install the package with %s, or add its folder to LD_LIBRARY_PATH.", lib->name);
@@ -87,11 +95,16 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
 
     for (int i = 1; i < closure->n; i++) {
         const struct lib *lib = &closure->libs[i];
+        enum source_state in_torch;
 
-        if (lib->location.state == SOURCE_OK || !is_relevant(closure, lib->needed_by) || has_own_check(lib->name) ||
-            comes_with_torch(machine->source, torch, lib->name))
+        if (lib->location.state == SOURCE_OK || has_own_check(lib->name) ||
+            !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
-        if (lib->location.state == SOURCE_NOT_RECORDED) {
+        in_torch =
+            lib->location.state == SOURCE_FAILED ? SOURCE_ABSENT : comes_with_torch(machine->source, torch, lib->name);
+        if (in_torch == SOURCE_OK)
+            continue;
+        if (lib->location.state == SOURCE_NOT_RECORDED || in_torch == SOURCE_NOT_RECORDED) {
             unasked = lib->name;
             continue;
         }
@@ -166,13 +179,34 @@ static const char *extension_of(const struct doctor_machine *machine, const stru
                : installed->extension;
 }
 
+/* "import torch" comes first. */
+static void find_missing_of_torch(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[] = {"libtorch_python.so", "libtorch_cuda.so"};
+    struct libs_env env = libs_env_of(machine->source);
+    struct libs_closure *closure;
+
+    for (size_t i = 0; *machine->software->torch && i < COUNT(names) && result->outcome == DOCTOR_FINE; i++) {
+        const char *path = source_printf(machine->source, "%s/lib/%s", machine->software->torch, names[i]);
+
+        if (source_elf(machine->source, "%s", path).state != SOURCE_OK ||
+            libs_load(machine->source, &env, path, &closure) != EP_OK)
+            continue;
+        find_missing(machine, result, "torch", closure);
+        libs_closure_free(closure);
+    }
+}
+
 void stack_needs_libraries(const struct doctor_machine *machine, const struct stack_installed *installed,
                            struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
-    const char *path = extension_of(machine, installed, result), *package = installed->stack->package;
+    const char *path, *package = installed->stack->package;
     struct libs_closure *closure;
 
+    if (installed->stack->torch)
+        find_missing_of_torch(machine, result);
+    path = result->outcome == DOCTOR_FOUND ? "" : extension_of(machine, installed, result);
     if (!*path)
         return;
     if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
@@ -183,14 +217,9 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
     libs_closure_free(closure);
 }
 
-static void run_import_libraries(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_libraries, result);
-}
-
 const struct doctor_check check_import_libraries = {
-    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_libraries),
-    .title = "all libraries that DeepEP's extension needs are found, in suitable versions",
+    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
+    .title = "all libraries that DeepEP's extension and PyTorch need are found, in suitable versions",
     .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
                "found\".",
     .cause = "The extension was built on another system or in another environment, or a library has been removed "
@@ -241,13 +270,8 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
                   tag - 300, python - 300);
 }
 
-static void run_import_python(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_python, result);
-}
-
 const struct doctor_check check_import_python = {
-    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_python),
+    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "DeepEP's extension is for the Python that has PyTorch",
     .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\" or 'deep_ep._C', although the file is there.",
     .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
@@ -324,13 +348,8 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
         report_symbol(result, installed->stack->package, path, missing);
 }
 
-static void run_import_symbols(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, stack_needs_symbols, result);
-}
-
 const struct doctor_check check_import_symbols = {
-    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_import_symbols),
+    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "the loaded libraries have all symbols that the extension needs",
     .symptom =
         "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\" or \"ncclGetLsaDevicePointer\".",
@@ -385,21 +404,6 @@ static struct cuda_user cuda_of_torch(const struct doctor_machine *machine)
                      *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "");
 }
 
-void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
-                      struct doctor_result *result)
-{
-    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
-                                cuda_of_torch(machine)};
-
-    if (result->outcome != DOCTOR_FINE || !users[0].cuda || !users[1].cuda || users[0].cuda == users[1].cuda)
-        return;
-    doctor_found(result, DOCTOR_ERROR, "%s's extension is for CUDA %d, and PyTorch for CUDA %d", users[0].what,
-                 users[0].cuda, users[1].cuda);
-    for (size_t i = 0; i < COUNT(users); i++)
-        doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
-    doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
-}
-
 /* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
 static int driver_for_programs(const struct doctor_machine *machine)
 {
@@ -429,6 +433,23 @@ static void need_driver(const struct doctor_machine *machine, struct doctor_resu
     }
 }
 
+void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
+                      struct doctor_result *result)
+{
+    struct cuda_user users[] = {cuda_user(machine, installed->stack->title, extension_of(machine, installed, result)),
+                                cuda_of_torch(machine)};
+
+    for (size_t i = 0; result->outcome == DOCTOR_FINE && *machine->software->driver.version && i < COUNT(users); i++)
+        need_driver(machine, result, &users[i]);
+    if (result->outcome != DOCTOR_FINE || !users[0].cuda || !users[1].cuda || users[0].cuda == users[1].cuda)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s's extension is for CUDA %d, and PyTorch for CUDA %d", users[0].what,
+                 users[0].cuda, users[1].cuda);
+    for (size_t i = 0; i < COUNT(users); i++)
+        doctor_evidence(result, users[i].path, "NEEDED libcudart.so.%d", users[i].cuda);
+    doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
+}
+
 static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stacks_installed *all = &machine->software->stacks;
@@ -436,7 +457,7 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
     bool any = false;
     int n = 0;
 
-    stacks_report(machine, stack_needs_cuda, result);
+    stacks_run(machine, result);
     if (result->outcome == DOCTOR_FOUND || result->outcome == DOCTOR_UNKNOWN)
         return;
     result->outcome = DOCTOR_FINE;

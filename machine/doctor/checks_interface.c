@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define GLOO "GLOO_SOCKET_IFNAME"
@@ -303,9 +304,11 @@ static json_t *read_shared_subnets(const char *text, size_t bytes)
     return groups;
 }
 
-/* Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
+/*
+ * Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
+ * Whoever sets one of them has routing rules as well.
  */
-static bool answers_for_others(struct source *source, const char *interface)
+static bool answers_for_others(struct source *source, const char *interface, bool is_rail)
 {
     static const char *const names[] = {"arp_ignore", "arp_filter"};
 
@@ -313,7 +316,8 @@ static bool answers_for_others(struct source *source, const char *interface)
         int64_t all = 0, own = 0;
 
         /* The larger of the two counts (Linux, ip-sysctl). */
-        if (source_number(source, &own, "/proc/sys/net/ipv4/conf/%s/%s", interface, names[i]) != SOURCE_OK && i == 0)
+        if (source_number(source, &own, "/proc/sys/net/ipv4/conf/%s/%s", interface, names[i]) != SOURCE_OK && i == 0 &&
+            is_rail)
             return false;
         source_number(source, &all, "/proc/sys/net/ipv4/conf/all/%s", names[i]);
         if (own > 0 || all > 0)
@@ -332,51 +336,95 @@ static bool is_rail(const struct topo *topo, const char *interface)
     return false;
 }
 
+/* Of a group, the interfaces of one kind that the kernel answers for on any other: the rails, or the others that are
+ * up. */
+static int count_mixed(const struct doctor_machine *machine, const json_t *group, bool of_rails, const char **ret_names)
+{
+    const char *names = "";
+    json_t *name;
+    size_t i;
+    int n = 0;
+
+    json_array_foreach ((json_t *)group, i, name) {
+        const char *interface = json_string_value(name);
+
+        if (!interface || is_rail(machine->topo, interface) != of_rails || !is_up(machine, interface) ||
+            !answers_for_others(machine->source, interface, of_rails))
+            continue;
+        names = source_printf(machine->source, "%s%s%s", names, n ? ", " : "", interface);
+        n++;
+    }
+    *ret_names = n > 1 ? names : *ret_names;
+    return n;
+}
+
+#define RT_TABLES "/etc/iproute2/rt_tables"
+
+/* Does the site have routing tables of its own, "100 rail0", which only rules lead to? */
+static json_t *read_own_tables(const char *text, size_t bytes)
+{
+    bool any = false;
+
+    (void)bytes;
+    while (*text) {
+        long number = strtol(text_take(&text, "\n").text, NULL, 10);
+
+        any = any || (number > 0 && number < 253);
+    }
+    return json_boolean(any);
+}
+
 static void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_answer subnets =
         source_fact(machine->source, "shared-subnets", read_shared_subnets, "/proc/net/route");
-    int n_most = 0;
-    json_t *group, *name;
-    size_t g, i;
+    const char *rails = "", *others = "";
+    int n_rails = 0;
+    json_t *group;
+    size_t g;
 
     json_array_foreach ((json_t *)subnets.value, g, group) {
-        int n = 0;
+        int n = count_mixed(machine, group, true, &rails);
 
-        json_array_foreach (group, i, name) {
-            const char *interface = json_string_value(name);
-
-            if (!interface || !is_rail(machine->topo, interface) || !answers_for_others(machine->source, interface))
-                continue;
-            doctor_evidence(result, interface, "arp_ignore 0");
-            n++;
-        }
-        n_most = n > n_most ? n : n_most;
+        n_rails = n > n_rails ? n : n_rails;
+        count_mixed(machine, group, false, &others);
     }
-    if (n_most < 2) {
-        result->n_evidence = result->n_evidence_left_out = 0;
-        return;
+    if (*rails) {
+        doctor_found(result, DOCTOR_WARNING,
+                     "%d RoCE interfaces are in one subnet, and the kernel answers for each of them on any other",
+                     n_rails);
+        doctor_evidence(result, "arp_ignore 0", "%s", rails);
+        doctor_fix(result, false,
+                   "sudo sysctl -w net.ipv4.conf.all.arp_ignore=1\n"
+                   "sudo sysctl -w net.ipv4.conf.all.arp_announce=2");
+        doctor_advise(result,
+                      "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
+                      "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
+                      "rule for its own address. Or give each rail a subnet of its own.");
+    } else if (*others && !source_fact_bool(source_fact(machine->source, "own-tables", read_own_tables, RT_TABLES)) &&
+               (machine_has_other_nodes(machine) || *machine_nccl_value(machine, "NCCL_SOCKET_IFNAME", NULL))) {
+        doctor_found(result, DOCTOR_WARNING,
+                     "two routes lead to one network, so connections leave by another interface than the named one: %s",
+                     others);
+        doctor_evidence(result, "/proc/net/route", "%s", others);
+        doctor_advise(result, "The kernel takes the route with the lower metric, of equal ones the first, whatever "
+                              "interface NCCL_SOCKET_IFNAME names, and the order differs from node to node. Give the "
+                              "interfaces different networks (a longer prefix), or one of them a larger metric on all "
+                              "nodes, or a routing rule for each address.");
     }
-    doctor_found(result, DOCTOR_WARNING,
-                 "%d RoCE interfaces are in one subnet, and the kernel answers for each of them on any other", n_most);
-    doctor_fix(result, false,
-               "sudo sysctl -w net.ipv4.conf.all.arp_ignore=1\n"
-               "sudo sysctl -w net.ipv4.conf.all.arp_announce=2");
-    doctor_advise(result,
-                  "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
-                  "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
-                  "rule for its own address. Or give each rail a subnet of its own.");
 }
 
 const struct doctor_check check_rails_subnet = {
-    DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS | NEEDS_DATA_NICS, run_rails_subnet),
-    .title = "rails in one subnet keep their addresses apart",
+    DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS, run_rails_subnet),
+    .title = "interfaces in one subnet keep their addresses apart",
     .symptom =
-        "One NIC carries the traffic of several; \"transport retry counter exceeded\" that moves from rail to rail.",
+        "One NIC carries the traffic of several; \"transport retry counter exceeded\" that moves from rail to rail; NCCL "
+        "connects from an address that nobody named, and hangs.",
     .cause = "Linux answers an ARP request for any of its addresses on the interface that receives it. With several "
              "interfaces in one subnet the answer comes from any of them, unless arp_ignore or arp_filter prevents it.",
     .remedy = "Set arp_ignore=1 and arp_announce=2, or use a subnet for each rail.",
-    .links = TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore"),
+    .links =
+        TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore", "https://github.com/NVIDIA/nccl/issues/1581"),
 };
 
 /* --- fastrak-interfaces --- */

@@ -76,20 +76,20 @@ static bool lacks_limit(const struct doctor_machine *machine, struct doctor_resu
 /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
 static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
 {
-    const char *where = "\"* - memlock unlimited\" in /etc/security/limits.d and a new login; for jobs of Slurm, "
-                        "LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf";
+    static const struct by_place where = {
+        .pod = "give the container the capability IPC_LOCK (securityContext.capabilities.add)",
+        .container = "start the container with --ulimit memlock=-1",
+        .job = "LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
+        .host = "\"* - memlock unlimited\" in /etc/security/limits.d, and a new login"};
 
     if (hard == UNLIMITED)
         doctor_fix(result, false, "ulimit -l unlimited");
     else if (hard >= MEMLOCK_LITTLE)
         doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
-    if (os_is_for_containers(&machine->software->os))
-        doctor_advise(result, "Start the container with more: docker run --ulimit memlock=-1, in Kubernetes the "
-                              "capability IPC_LOCK.");
-    else if (hard >= MEMLOCK_LITTLE)
-        doctor_advise(result, "That holds for this shell. For all: %s.", where);
-    else
-        doctor_advise(result, "The hard limit is as low, so ulimit cannot raise it: %s.", where);
+    doctor_advise(result,
+                  hard >= MEMLOCK_LITTLE ? "That holds for this shell. For all: %s."
+                                         : "The hard limit is as low, so ulimit cannot raise it: %s.",
+                  machine_by_place(machine, where));
 }
 
 static bool has_capability(struct source *source, unsigned long long bits)
@@ -225,8 +225,12 @@ static void found_small_shm(const struct doctor_machine *machine, struct doctor_
      */
     if (strcmp(mount->point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
         doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
-    doctor_advise(result, "In a container: docker run --shm-size=16g or --ipc=host, in Kubernetes an emptyDir with "
-                          "medium: Memory at /dev/shm.");
+    doctor_advise(result, "%s",
+                  machine_by_place(
+                      machine, (struct by_place){.pod = "Mount an emptyDir with medium: Memory at /dev/shm.",
+                                                 .container = "Start the container with --shm-size=16g or --ipc=host.",
+                                                 .job = "Ask for more where the node mounts it: size= in /etc/fstab.",
+                                                 .host = "For later boots: size= of /dev/shm in /etc/fstab."}));
 }
 
 /* Of the live machine: {"bytes": of the file system, "free": of them}. */
@@ -365,12 +369,13 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
     doctor_evidence(result, "/proc/self/limits", "Max open files %lld %lld", soft, hard);
     if (hard > soft)
         doctor_fix(result, false, "ulimit -n %lld", hard < 1048576 ? hard : 1048576LL);
-    doctor_advise(result,
-                  "The hard limit is set where the job is started: docker run --ulimit nofile=1048576, "
-                  "LimitNOFILE=1048576 for %s",
-                  os_is_for_containers(&machine->software->os)
-                      ? "containerd."
-                      : "slurmd, containerd and sshd, \"* - nofile 1048576\" in /etc/security/limits.d.");
+    doctor_advise(
+        result, "The hard limit is set where the process is started: %s.",
+        machine_by_place(machine, (struct by_place){.pod = "LimitNOFILE=1048576 for containerd on the node",
+                                                    .container = "--ulimit nofile=1048576 for the container",
+                                                    .job = "LimitNOFILE=1048576 for slurmd",
+                                                    .host = "\"* - nofile 1048576\" in /etc/security/limits.d, and "
+                                                            "LimitNOFILE=1048576 for services"}));
 }
 
 const struct doctor_check check_nofile = {
@@ -440,8 +445,11 @@ static void run_processes(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     doctor_evidence(result, where, "%lld left", (long long)left);
-    doctor_advise(result, "The limit is set where the container or the service is started: docker and podman run "
-                          "--pids-limit=-1, podPidsLimit of the kubelet, TasksMax of a systemd unit.");
+    doctor_advise(result, "The limit is set where the process is started: %s.",
+                  machine_by_place(machine, (struct by_place){.pod = "podPidsLimit of the kubelet",
+                                                              .container = "--pids-limit=-1 for the container",
+                                                              .job = "TasksMax=infinity for slurmd",
+                                                              .host = "TasksMax of the systemd unit or slice"}));
 }
 
 const struct doctor_check check_processes = {
@@ -519,9 +527,14 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
         doctor_evidence(result, where, "%s", text);
     else
         doctor_evidence(result, "/proc/self/status", "Cpus_allowed_list %s", list);
-    doctor_advise(result, "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better "
-                          "four: srun --cpus-per-task=8, mpirun --bind-to none or --map-by numa:PE=8, in Kubernetes a "
-                          "larger limit for cpu (or none).");
+    doctor_advise(
+        result,
+        "Each rank needs a processor for itself and one for the threads of NCCL and NVSHMEM, better four: %s. Under "
+        "mpirun: --bind-to none or --map-by numa:PE=8.",
+        machine_by_place(machine, (struct by_place){.pod = "a larger limit for cpu, or none",
+                                                    .container = "the container with a larger --cpus, or none",
+                                                    .job = "srun --cpus-per-task=8",
+                                                    .host = "no taskset or CPUQuota below that"}));
 }
 
 const struct doctor_check check_processors = {

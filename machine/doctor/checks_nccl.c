@@ -27,6 +27,8 @@ static bool is_on(const struct doctor_machine *machine, const char *name)
 /* Variables that disable InfiniBand and RoCE in NCCL; those that disable direct access between GPUs. */
 static const char *const without_ib[] = {"NCCL_IB_DISABLE", "NCCL_NET", NULL};
 static const char *const without_p2p[] = {"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", NULL};
+/* Those that disable NVLink between the nodes of a rack, which needs memory of the driver's API (cuMem). */
+static const char *const without_mnnvl[] = {"NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", NULL};
 
 static bool disables(const struct doctor_machine *machine, const char *name)
 {
@@ -34,6 +36,8 @@ static bool disables(const struct doctor_machine *machine, const char *name)
 
     if (text_ends(name, "_DISABLE"))
         return is_on(machine, name);
+    if (text_ends(name, "_ENABLE"))
+        return strcmp(value, "0") == 0;
     return strcmp(name, "NCCL_NET") == 0 ? strcasecmp(value, "Socket") == 0
                                          : strcasecmp(value, "LOC") == 0 || strcmp(value, "0") == 0;
 }
@@ -341,10 +345,19 @@ static void found_disabled(const struct doctor_machine *machine, struct doctor_r
 static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *no_p2p = first_that_disables(machine, without_p2p), *no_ib = first_that_disables(machine, without_ib);
+    const char *no_mnnvl =
+        machine_has_multinode_nvlink(machine->topo) ? first_that_disables(machine, without_mnnvl) : NULL;
     struct doctor_result unused = {.machine = machine};
 
-    if (doctor_not_applicable_if(result, !no_p2p && !no_ib, "nothing is disabled"))
+    if (doctor_not_applicable_if(result, !no_p2p && !no_ib && !no_mnnvl, "nothing is disabled"))
         return;
+    if (no_mnnvl) {
+        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "%s=0 keeps NCCL from using the NVLinks between the nodes of the rack", no_mnnvl);
+        found_disabled(machine, result, without_mnnvl);
+        doctor_advise(result, "Without it, NCCL uses them where the nodes are in one NVLink domain and have an IMEX "
+                              "channel.");
+    }
     if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
         doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
                      "%s=%s sends everything between nodes over sockets", no_ib,
@@ -368,7 +381,7 @@ const struct doctor_check check_nccl_disabled = {
     .symptom = "Collectives run at a small part of what NVLink or the NICs carry.",
     .cause = "A variable that helps on other machines, or was used to debug a problem, is still set.",
     .remedy = "Unset it.",
-    .links = TEXTS("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET"),
+    .links = TEXTS("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_MNNVL_ENABLE"),
 };
 
 /* --- nccl-gdr --- */

@@ -2,6 +2,7 @@
 /* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
 #include "machine/hardware/counters.h"
+#include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -460,6 +461,39 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
                           "without the host's network their interfaces.");
 }
 
+/*
+ * RDMA devices of the node that a container may open beside its own, and whose interfaces it does not have: a pod with
+ * functions or networks of its own, and all of /dev/infiniband. NCCL takes every device that opens.
+ */
+static void find_too_many(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct advice_row *advised = advice_find(machine->advice, "NCCL_IB_HCA");
+    const char *list = machine_nccl_value(machine, "NCCL_IB_HCA", NULL);
+    struct list_names names = list_names_of(list);
+    int n = 0, n_own = machine_n_data_nics(machine->topo);
+
+    for (int i = 0; i < machine->topo->n_nics && n_own > 0; i++) {
+        const struct topo_nic *nic = &machine->topo->nics[i];
+        struct source_stat device = source_stat(machine->source, "%s", nic->uverbs);
+
+        if (nic->role != TOPO_ROLE_NO_ACCESS || !*nic->uverbs || device.state != SOURCE_OK || !device.may_read ||
+            !device.may_write || (*list && !list_names_it(&names, nic->name, -1)))
+            continue;
+        doctor_evidence(result, nic->uverbs, "%s: %s", nic->name, nic->access_why);
+        n++;
+    }
+    if (n == 0)
+        return;
+    doctor_found(result, DOCTOR_ERROR,
+                 "%d RDMA device%s of the node can be opened beside the %d of this container, without their interfaces",
+                 n, n == 1 ? "" : "s", n_own);
+    if (advised && !advised->unset)
+        doctor_fix(result, false, "export NCCL_IB_HCA=%s", shell_word(machine->source, advised->value));
+    doctor_advise(result, "NCCL takes every device that opens, and queue pairs on one without an interface here fail. "
+                          "Give the container its own devices only, by the device plugin and not by a mount of "
+                          "/dev/infiniband or privileged.");
+}
+
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct access_count count = {.first = "", .why = ""};
@@ -474,6 +508,8 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
             doctor_unknown(result, "%d uverbs devices: %s", count.n_unknown, count.why);
         else
             check_share(machine, result);
+        if (result->outcome == DOCTOR_FINE)
+            find_too_many(machine, result);
         return;
     }
     /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
@@ -489,10 +525,16 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
         doctor_fix(result, true, "sudo modprobe ib_uverbs");
     else if (count.n_denied)
         doctor_fix(result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
-    doctor_advise(result, count.n_absent
-                              ? "A container must be given /dev/infiniband (docker run --device /dev/infiniband, in "
-                                "Kubernetes the device plugin or a privileged pod)."
-                              : "On a host the rules of rdma-core make these devices accessible for all.");
+    doctor_advise(result, "%s",
+                  !count.n_absent ? "On a host the rules of rdma-core make these devices accessible for all."
+                                  : machine_by_place(machine, (struct by_place){
+                                                                  .pod = "Ask for them from the RDMA device plugin, in "
+                                                                         "the limits of the container.",
+                                                                  .container = "Start the container with --device "
+                                                                               "/dev/infiniband.",
+                                                                  .job = "Have the container of the job mount "
+                                                                         "/dev/infiniband.",
+                                                                  .host = "sudo modprobe ib_uverbs creates them."}));
 }
 
 const struct doctor_check check_nic_access = {

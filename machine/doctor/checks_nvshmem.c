@@ -64,7 +64,11 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
         doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
                         "read by %s, which makes a list of one NIC for each process",
                         machine->software->deepep.copies[machine->software->deepep.imported].folder);
-    fix_ranks(machine, result, "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\n");
+    /* Without the switch, the list by PE is a variable that does nothing. */
+    fix_ranks(machine, result,
+              source_env(machine->source, "NVSHMEM_HCA_PE_MAPPING")
+                  ? "unset NVSHMEM_ENABLE_NIC_PE_MAPPING NVSHMEM_HCA_PE_MAPPING\n"
+                  : "unset NVSHMEM_ENABLE_NIC_PE_MAPPING\n");
     map_free(deepep);
     map_free(map);
 }

@@ -38,13 +38,13 @@ const char *stack_install(const struct doctor_machine *machine, const struct sta
 /* "pip install --force-reinstall --no-deps sgl-deep-ep==0.1.2" where the index has it, otherwise how it is built. */
 static const char *reinstall(const struct doctor_machine *machine, const struct stack_installed *installed)
 {
-    const struct stack *stack = installed->stack;
+    const char *install = stack_install(machine, installed->stack), *name = strrchr(install, ' ') + 1;
 
-    if (strcmp(stack->dist, "deep_ep") == 0 || !*installed->version)
-        return stack_install(machine, stack);
+    if (strchr(name, '/') || !*installed->version)
+        return install;
     return source_printf(
         machine->source, "pip install --force-reinstall --no-deps %s",
-        shell_word(machine->source, source_printf(machine->source, "%s==%s", stack->dist, installed->version)));
+        shell_word(machine->source, source_printf(machine->source, "%s==%s", name, installed->version)));
 }
 
 static void fix_nccl(const struct doctor_machine *machine, const struct stack *stack, struct doctor_result *result)
@@ -95,7 +95,11 @@ static void needs_files(const struct doctor_machine *machine, const struct stack
         doctor_fix(result, false, "pip install --upgrade %s", stack->dist);
         doctor_advise(result, "Or use a PyTorch that it was built for.");
         return;
-    } else if (stack->needs & STACK_EXTENSION && *installed->folder && !*installed->extension) {
+    } else if (stack->module && *installed->folder && !*installed->extension) {
+        if (doctor_unknown_if(result, installed->listed != SOURCE_OK && installed->listed != SOURCE_ABSENT,
+                              "whether %s has its extension %s*.so: %s", stack->title, stack->module,
+                              machine_reason(installed->listed, "")))
+            return;
         doctor_found(result, DOCTOR_ERROR, "%s is installed in part: there is no %s*.so", stack->title, stack->module);
         doctor_evidence(result, installed->folder, "no %s*.so", stack->module);
     } else {
@@ -136,7 +140,10 @@ static void needs_torch(const struct doctor_machine *machine, const struct stack
     const struct software *software = machine->software;
 
     if (!stack->torch ||
-        (*software->torch && (!*software->torch_version || strverscmp(software->torch_version, stack->torch) >= 0)))
+        doctor_unknown_if(result, *software->torch && *stack->torch && !*software->torch_version,
+                          "the version of PyTorch, of which %s needs %s or later: %s has no metadata", stack->title,
+                          stack->torch, software->torch) ||
+        (*software->torch && strverscmp(software->torch_version, stack->torch) >= 0))
         return;
     if (*software->torch) {
         doctor_found(result, DOCTOR_ERROR, "%s needs PyTorch %s or later, and %s is installed", stack->title,
@@ -164,7 +171,10 @@ static void needs_nccl(const struct doctor_machine *machine, const struct stack_
     if (nccl.state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and there is none", stack->title, stack->nccl);
         doctor_evidence(result, "libnccl.so.2", "not found by the linker, nor in Python's path");
-    } else if (*version && strverscmp(version, stack->nccl) < 0) {
+    } else if (!doctor_unknown_if(result, !*version, "the version of NCCL, of which %s needs %s or later: %s: %s",
+                                  stack->title, stack->nccl, *nccl.path ? nccl.path : "libnccl.so.2",
+                                  nccl.state == SOURCE_OK ? "no metadata" : machine_reason(nccl.state, "")) &&
+               strverscmp(version, stack->nccl) < 0) {
         doctor_found(result, DOCTOR_ERROR, "%s needs NCCL %s or later, and %s is loaded", stack->title, stack->nccl,
                      version);
         doctor_evidence(result, nccl.path, "version %s, found by %s", version, nccl.found_by);
@@ -181,18 +191,22 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
                            struct doctor_result *result)
 {
     const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
-               *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path;
+               *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path, *missing = "";
     struct lib_location nccl;
 
     if (!(installed->stack->needs & STACK_NCCL_WHEEL))
         return;
     root = root ? root : source_env(machine->source, "NCCL_DIR");
     path = root ? source_printf(machine->source, "%s/lib/libnccl.so.2", root) : machine->software->nccl.bundled;
-    if (!*path || source_stat(machine->source, "%s", path).state == SOURCE_ABSENT) {
+    if (!*path || source_stat(machine->source, "%s", path).state == SOURCE_ABSENT)
+        missing = "not there";
+    else if (!root && !*machine->software->nccl.bundled_version)
+        missing = "of no distribution: there is no nvidia_nccl_cu*.dist-info";
+    if (*missing) {
         doctor_found(result, DOCTOR_ERROR, "%s finds no NCCL for its import: neither the package nor EP_NCCL_ROOT_DIR",
                      installed->stack->title);
         doctor_evidence_env(result, "EP_NCCL_ROOT_DIR");
-        doctor_evidence(result, *path ? path : "nvidia/nccl/lib/libnccl.so.2", "not there");
+        doctor_evidence(result, *path ? path : "nvidia/nccl/lib/libnccl.so.2", "%s", missing);
         fix_nccl(machine, installed->stack, result);
         return;
     }
@@ -265,17 +279,37 @@ static json_t *read_toolkit(const char *text, size_t bytes)
     return version ? json_stringn(version, strspn(version, "0123456789.")) : json_string("");
 }
 
+/* Of its toolkit, by a file beside it or by the name of the folder, /usr/local/cuda-13.1; "" not known. */
+static const char *nvcc_version(const struct doctor_machine *machine, const char *nvcc)
+{
+    const char *home = software_without(machine->source, nvcc, "/bin/nvcc"),
+               *version = *home ? source_fact_text(
+                                      source_fact(machine->source, "version", read_toolkit, "%s/version.json", home))
+                                : "";
+
+    if (*version)
+        return version;
+    version = strstr(source_resolve(machine->source, "%s", nvcc).text, "/cuda-");
+    version = version ? version + strlen("/cuda-") : "";
+    return source_printf(machine->source, "%.*s", (int)strspn(version, "0123456789."), version);
+}
+
 static void needs_nvcc(const struct doctor_machine *machine, const struct stack_installed *installed,
                        struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
+    enum source_state state;
 
     if (!stack->nvcc)
         return;
     nvcc = find_nvcc(machine);
     major = *stack->nvcc ? "13-1" : cuda_major(machine) == 12 ? "12-9" : "13-1";
-    if (source_stat(machine->source, "%s", nvcc).state == SOURCE_ABSENT) {
+    state = source_stat(machine->source, "%s", nvcc).state;
+    if (doctor_unknown_if(result, state != SOURCE_OK && state != SOURCE_ABSENT, "whether there is an nvcc: %s: %s",
+                          nvcc, machine_reason(state, "")))
+        return;
+    if (state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "%s compiles its kernels when it runs, and there is no nvcc: %s",
                      stack->title, nvcc);
         doctor_evidence(result, nvcc, "not there");
@@ -285,9 +319,11 @@ static void needs_nvcc(const struct doctor_machine *machine, const struct stack_
             return;
         }
     } else {
-        version = source_fact_text(source_fact(machine->source, "version", read_toolkit, "%.*s/version.json",
-                                               (int)(strlen(nvcc) - strlen("/bin/nvcc")), nvcc));
-        if (!text_ends(nvcc, "/bin/nvcc") || !*version || strverscmp(version, stack->nvcc) >= 0)
+        version = nvcc_version(machine, nvcc);
+        if (doctor_unknown_if(result, *stack->nvcc && !*version,
+                              "the version of nvcc, of which %s needs %s or later: there is no version.json beside %s",
+                              stack->title, stack->nvcc, nvcc) ||
+            strverscmp(version, stack->nvcc) >= 0)
             return;
         doctor_found(result, DOCTOR_ERROR, "%s needs nvcc %s or later, and %s is %s", stack->title, stack->nvcc, nvcc,
                      version);
@@ -365,34 +401,29 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
     doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
 }
 
-static void needs_gpudirect(const struct doctor_machine *machine, const struct stack_installed *installed,
-                            struct doctor_result *result)
-{
-    const struct software_driver *driver = &machine->software->driver;
-
-    if (!(installed->stack->needs & STACK_GPUDIRECT) || machine_n_data_nics(machine->topo) == 0 ||
-        driver->peermem != SOURCE_ABSENT || driver->dmabuf != SOURCE_ABSENT)
-        return;
-    doctor_found(result, DOCTOR_WARNING,
-                 "between nodes %s needs GPU memory that NICs can reach: no nvidia_peermem, and no dma-buf",
-                 installed->stack->title);
-    doctor_evidence(result, "dma-buf", "%s", driver->dmabuf_why);
-    doctor_fix(result, true, "sudo modprobe nvidia-peermem");
-}
-
-/* What other checks find in the deep_ep that is imported. */
+/*
+ * The first serious finding of any check, with which nothing runs as it should, or else what leaves the verdict open.
+ * Of the group deepep these are what others find in the deep_ep that is imported: the rest of it reports the needs
+ * above, of all stacks.
+ */
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
-    static const struct doctor_check *const checks[] = {&check_other_nvshmem, &check_deepep_too_old, &check_gpu_arch};
+    static const struct doctor_check *const of_deepep[] = {
+        &check_mapping_inactive, &check_stale_copy, &check_deepep_too_old, &check_other_nvshmem, &check_gpu_arch};
+    bool is_deepep = *installed->folder && strcmp(installed->stack->package, "deep_ep") == 0;
 
-    for (size_t i = 0; *installed->folder && i < COUNT(checks) && result->outcome != DOCTOR_FOUND; i++) {
+    for (size_t i = 0; doctor_checks[i] && result->outcome != DOCTOR_FOUND; i++) {
+        bool counts = strcmp(doctor_checks[i]->group, "deepep") != 0;
         struct doctor_result one;
 
-        if (strcmp(installed->stack->package, "deep_ep") != 0)
-            return;
-        doctor_run(machine, checks[i], &one);
-        if (one.outcome == DOCTOR_FOUND)
+        for (size_t k = 0; is_deepep && k < COUNT(of_deepep); k++)
+            counts = counts || doctor_checks[i] == of_deepep[k];
+        if (!counts)
+            continue;
+        doctor_run(machine, doctor_checks[i], &one);
+        if ((one.outcome == DOCTOR_FOUND && one.severity == DOCTOR_ERROR) ||
+            (doctor_is_inconclusive(&one) && result->outcome == DOCTOR_FINE))
             *result = one;
     }
 }
@@ -403,75 +434,81 @@ static void needs_gpu(const struct doctor_machine *machine, const struct stack_i
     if (machine->topo->n_gpus > 0 || strcmp(installed->stack->name, "epkit") == 0)
         return;
     doctor_found(result, DOCTOR_ERROR, "%s needs an NVIDIA GPU, and this process sees none", installed->stack->title);
-    doctor_advise(result, "Everything else that it needs is here. Run the command where the GPUs are.");
+    doctor_advise(result, "Run the command where the GPUs are.");
 }
 
 /* --- evaluation --- */
 
-/* In the order in which they show. `is_own`: reported by the check stack-needs. */
+/* In the order in which they show, and the check that reports each; "": another check finds it by itself. */
 static const struct {
     stack_need *compare;
-    bool is_own;
+    const char *check;
 } needs[] = {
-    {needs_files, true},          {needs_one_owner, false}, {stack_needs_python, false}, {stack_needs_cuda, false},
-    {needs_torch, true},          {needs_nccl, true},       {needs_one_nccl, true},      {stack_needs_libraries, false},
-    {stack_needs_symbols, false}, {needs_nvcc, true},       {needs_gin, true},           {needs_nccl_ep, true},
-    {needs_ucx_device, true},     {needs_nvlink, true},     {needs_gpudirect, false},    {needs_no_finding, false},
-    {needs_gpu, false},
+    {needs_files, "stack-needs"},
+    {needs_one_owner, "stack-owners"},
+    {stack_needs_python, "import-python"},
+    {stack_needs_cuda, "cuda-major"},
+    {needs_torch, "stack-needs"},
+    {needs_nccl, "stack-needs"},
+    {needs_one_nccl, "stack-needs"},
+    {stack_needs_libraries, "import-libraries"},
+    {stack_needs_symbols, "import-symbols"},
+    {needs_nvcc, "stack-needs"},
+    {needs_gin, "stack-needs"},
+    {needs_nccl_ep, "stack-needs"},
+    {needs_ucx_device, "stack-needs"},
+    {needs_nvlink, "stack-needs"},
+    {needs_no_finding, ""},
+    {needs_gpu, ""},
 };
 
-static struct stack_result evaluate(const struct doctor_machine *machine, const struct stack_installed *installed)
+const struct stack_result *stack_evaluate(const struct doctor_machine *machine, const struct stack *stack)
 {
-    struct stack_result first = {.is_known = true, .need = -1}, one;
-    const struct doctor_result none = {
-        .machine = machine, .outcome = DOCTOR_FINE, .text = "", .fix = "", .advice = "", .fix_cost = ""};
+    const struct stacks_installed *all = &machine->software->stacks;
+    struct stack_installed installed = {
+        .stack = stack, .folder = "", .version = "", .extension = "", .other_torch = ""};
+    struct stack_result *first = &machine->stacks[stack - stacks], one = {.is_known = true, .need = -1, .own_need = -1};
 
-    first.result = none;
-    for (size_t i = 0; i < COUNT(needs); i++) {
-        one = (struct stack_result){.is_known = true, .need = (int)i, .result = none};
-        needs[i].compare(machine, installed, &one.result);
-        if (one.result.outcome == DOCTOR_FOUND)
-            return one;
-        if (one.result.outcome == DOCTOR_UNKNOWN && first.need < 0)
-            first = one;
+    if (first->is_known)
+        return first;
+    for (int i = 0; i < all->n; i++)
+        if (all->stacks[i].stack == stack)
+            one.installed = &all->stacks[i];
+    installed = one.installed ? *one.installed : installed;
+    doctor_result_init(machine, NULL, &one.result);
+    one.own = one.result;
+    *first = one;
+    for (one.need = 0; one.need < (int)COUNT(needs) && first->result.outcome != DOCTOR_FOUND; one.need++) {
+        doctor_result_init(machine, NULL, &one.result);
+        needs[one.need].compare(machine, &installed, &one.result);
+        if (one.result.outcome != DOCTOR_FOUND && (one.result.outcome != DOCTOR_UNKNOWN || first->need >= 0))
+            continue;
+        first->need = one.need;
+        first->result = one.result;
+        if (*needs[one.need].check) {
+            first->own_need = one.need;
+            first->own = one.result;
+        }
     }
     return first;
 }
 
-const struct stack_result *stack_evaluate(const struct doctor_machine *machine, int index)
-{
-    struct stack_result *result = &machine->stacks[index];
-
-    if (!result->is_known)
-        *result = evaluate(machine, &machine->software->stacks.stacks[index]);
-    return result;
-}
-
-struct stack_result stack_would_need(const struct doctor_machine *machine, const struct stack *stack)
-{
-    const struct stack_installed absent = {
-        .stack = stack, .folder = "", .version = "", .extension = "", .other_torch = ""};
-
-    return evaluate(machine, &absent);
-}
-
-void stacks_report(const struct doctor_machine *machine, stack_need *need, struct doctor_result *result)
+void stacks_run(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stacks_installed *all = &machine->software->stacks;
-    const struct doctor_check *check;
+    const struct doctor_check *check = result->check;
     int n = 0;
 
-    for (int i = 0; machine->stacks && i < all->n; i++) {
+    for (int i = 0; i < all->n; i++) {
         /* Of parts too: what is read for it belongs into a snapshot. */
-        const struct stack_result *first = stack_evaluate(machine, i);
+        const struct stack_result *first = stack_evaluate(machine, all->stacks[i].stack);
 
         if (all->stacks[i].stack->needs & STACK_IS_PART)
             continue;
         n++;
-        if (first->need < 0 || (need ? needs[first->need].compare != need : !needs[first->need].is_own))
+        if (first->own_need < 0 || strcmp(needs[first->own_need].check, check->id) != 0)
             continue;
-        check = result->check;
-        *result = first->result;
+        *result = first->own;
         result->check = check;
         return;
     }
@@ -480,13 +517,8 @@ void stacks_report(const struct doctor_machine *machine, stack_need *need, struc
 
 /* --- checks --- */
 
-static void run_stack_needs(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, NULL, result);
-}
-
 const struct doctor_check check_stack_needs = {
-    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_needs),
+    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "installed libraries for expert parallelism have what they need",
     .symptom = "\"undefined symbol: ncclGetLsaDevicePointer\", \"Cannot find package: nccl\", \"Invalid NCCL "
                "versions\", a failed assertion with NCCL_GIN_TYPE_NONE, or nvcc that is not found at the first call.",
@@ -499,13 +531,8 @@ const struct doctor_check check_stack_needs = {
               "https://github.com/deepseek-ai/DeepEP/issues/629"),
 };
 
-static void run_stack_owners(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    stacks_report(machine, needs_one_owner, result);
-}
-
 const struct doctor_check check_stack_owners = {
-    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stack_owners),
+    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "one distribution contains the package deep_ep",
     .symptom = "deep_ep lacks a class, has that of another version, or is gone after one of them was uninstalled.",
     .cause =

@@ -36,6 +36,40 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
+/*
+ * Reports GPUs that belong to no NVLink domain, or to different ones: those of equal cluster and clique, both not zero,
+ * reach each other (NVML, nvmlGpuFabricInfo).
+ */
+static bool has_domain(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo_gpu *first = NULL;
+    int n_without = 0, n_other = 0;
+
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        const struct topo_gpu *gpu = &machine->topo->gpus[i];
+        bool is_without = gpu->cluster && (!*gpu->cluster || gpu->clique == 0);
+
+        if (!gpu->cluster)
+            continue;
+        first = first ? first : gpu;
+        n_without += is_without;
+        n_other += strcmp(gpu->cluster, first->cluster) != 0 || gpu->clique != first->clique;
+        doctor_evidence(result, machine_gpu_name(machine, i), "ClusterUUID %s, CliqueId %lld",
+                        *gpu->cluster ? gpu->cluster : "zero", (long long)gpu->clique);
+    }
+    if (n_without == 0 && n_other == 0) {
+        result->n_evidence = 0;
+        return true;
+    }
+    doctor_found(result, DOCTOR_ERROR,
+                 n_without ? "%d of %d GPUs belong to no NVLink domain"
+                           : "%d of %d GPUs belong to another NVLink domain than the first",
+                 n_without ? n_without : n_other, machine->topo->n_gpus);
+    doctor_advise(result, "The fabric manager of the rack's switches assigns GPUs to partitions: check them there "
+                          "(nvidia-smi -q, section Fabric; NMX), and reset the GPUs so that they register again.");
+    return false;
+}
+
 /* GPUs for racks may have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
 static bool has_no_fabric(const struct topo *topo)
 {
@@ -54,7 +88,7 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
     if (doctor_not_applicable_if(result, !machine_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo),
                                  "no GPUs whose NVLinks lead to other nodes"))
         return;
-    if (!has_joined(machine, result))
+    if (!has_joined(machine, result) || !has_domain(machine, result))
         return;
     channels = source_list(machine->source, IMEX);
     if (doctor_unknown_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX ": %s",
@@ -364,7 +398,7 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
 
     if (!has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (doctor_not_applicable_if(result, machine_is_grace(topo),
+    if (doctor_not_applicable_if(result, machine_is_grace(topo) || machine_is_spark(topo),
                                  "boards with Grace processors translate addresses in the device"))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
@@ -464,7 +498,8 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
 
     if (!has_peers(machine, result) || !is_bare_metal(machine, result))
         return;
-    if (doctor_not_applicable_if(result, machine_is_grace(topo), "boards with Grace processors need translation"))
+    if (doctor_not_applicable_if(result, machine_is_grace(topo) || machine_is_spark(topo),
+                                 "boards with Grace processors need translation"))
         return;
     groups = source_list(machine->source, "/sys/kernel/iommu_groups");
     if (doctor_not_applicable_if(result, groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0),

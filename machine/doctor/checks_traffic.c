@@ -4,10 +4,14 @@
  * loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "checks.h"
+#include "common/json.h"
+#include "common/text.h"
+#include "kernel_log.h"
 #include "machine/hardware/counters.h"
 #include "queries.h"
 #include "shell.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* --- shared --- */
@@ -65,6 +69,67 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
+#define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
+
+/*
+ * Devices whose driver says "Link down", "Link is Down" or "Port: 1 Link DOWN" after their name and ':':
+ * [{"interface": "ens1np0", "n": 12}].
+ */
+static json_t *read_flaps(const char *text, size_t bytes)
+{
+    json_t *all = json_object(), *flaps = json_array(), *n;
+    const char *name;
+
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        char copy[512], last[64] = "", *end, *rest = copy, *word;
+
+        snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 511 ? line.n : 511), line.text);
+        end = strcasestr(copy, "link down");
+        end = end ? end : strcasestr(copy, "link is down");
+        if (!end)
+            continue;
+        *end = '\0';
+        while ((word = strsep(&rest, " \t")))
+            if (text_ends(word, ":") && strcmp(word, "Port:") != 0)
+                snprintf(last, sizeof(last), "%.*s", (int)strlen(word) - 1, word);
+        if (*last)
+            json_object_set_new(all, last, json_integer(json_integer_value(json_object_get(all, last)) + 1));
+    }
+    json_object_foreach (all, name, n)
+        json_array_append_new(flaps, json_pack("{s:s, s:O}", "interface", name, "n", n));
+    json_decref(all);
+    return flaps;
+}
+
+/* A link that goes down again and again, also where all do: there is no other to compare it with. */
+static void find_flaps(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const needles[] = {"Link down", "Link is Down", "Link DOWN"};
+    const char *where;
+    json_t *row;
+    size_t i;
+
+    for (size_t k = 0; k < COUNT(needles) && result->outcome != DOCTOR_FOUND; k++) {
+        struct source_answer flaps = kernel_log_fact(machine->source, needles[k], read_flaps, needles[k], &where);
+
+        json_array_foreach ((json_t *)flaps.value, i, row) {
+            long n = (long)json_integer_value(json_object_get(row, "n"));
+
+            if (n < FLAPS_MANY)
+                continue;
+            if (result->outcome != DOCTOR_FOUND)
+                doctor_found(result, DOCTOR_WARNING, "the link of %s goes down again and again: %ld times",
+                             json_text(row, "interface"), n);
+            doctor_evidence(result, where, "%s: link down, %ld times", json_text(row, "interface"), n);
+        }
+    }
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(result, "Check cable, transceiver and switch port (mlxlink -m -c on NVIDIA's NICs); if all links "
+                              "of the node do so, the switch, or what restarts the driver.");
+}
+
 static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
@@ -91,7 +156,9 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
                             (long long)value);
         }
     }
-    if (first >= 0)
+    if (first < 0)
+        find_flaps(machine, result);
+    else
         doctor_advise(result,
                       "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), "
                       "then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A "

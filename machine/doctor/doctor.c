@@ -86,19 +86,17 @@ static bool has_needs(const struct doctor_machine *machine, unsigned needs, stru
            (!(needs & NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
 }
 
+void doctor_result_init(const struct doctor_machine *machine, const struct doctor_check *check,
+                        struct doctor_result *ret_result)
+{
+    *ret_result =
+        (struct doctor_result){.machine = machine, .check = check, .text = "", .fix = "", .advice = "", .fix_cost = ""};
+}
+
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
                 struct doctor_result *ret_result)
 {
-    struct doctor_result result = {.machine = machine,
-                                   .check = check,
-                                   .outcome = DOCTOR_FINE,
-                                   .severity = DOCTOR_WARNING,
-                                   .text = "",
-                                   .fix = "",
-                                   .advice = "",
-                                   .fix_cost = ""};
-
-    if (has_needs(machine, check->needs, &result))
-        check->run(machine, &result);
-    *ret_result = result;
+    doctor_result_init(machine, check, ret_result);
+    if (has_needs(machine, check->needs, ret_result))
+        check->run(machine, ret_result);
 }

@@ -25,7 +25,7 @@ struct doctor_machine {
     struct advice *advice;
     struct audit *audit;               /* of the inspected environment */
     struct doctor_inventory *expected; /* from --expect; NULL if not given */
-    struct stack_result *stacks;       /* of software->stacks, filled when a check first asks; NULL: none are checked */
+    struct stack_result *stacks;       /* by row of the table of stacks; filled when first asked */
 };
 
 /*
@@ -135,6 +135,10 @@ struct doctor_check {
 extern const struct doctor_check *const doctor_checks[];
 
 const struct doctor_check *doctor_find(const char *id);
+
+/* A result that is DOCTOR_FINE. */
+void doctor_result_init(const struct doctor_machine *machine, const struct doctor_check *check,
+                        struct doctor_result *ret_result);
 
 /* Runs one check and fills *ret_result; the outcome is DOCTOR_FINE unless the check sets another one. */
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,

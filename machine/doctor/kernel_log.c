@@ -163,7 +163,8 @@ static json_t *read_xids(const char *text, size_t bytes)
  */
 static json_t *read_inits(const char *text, size_t bytes)
 {
-    json_t *devices = json_array(), *value = json_pack("{s:o, s:b}", "devices", devices, "no_firmware", 0);
+    json_t *devices = json_array(),
+           *value = json_pack("{s:o, s:b, s:b}", "devices", devices, "no_firmware", 0, "no_power", 0);
     const char *end = text + bytes;
 
     for (size_t n; value && text < end; text += n + 1) {
@@ -175,6 +176,8 @@ static json_t *read_inits(const char *text, size_t bytes)
         if (memmem(text, n, START, strlen(START))) {
             json_array_clear(devices);
             json_object_set_new(value, "no_firmware", json_false());
+        } else if (memmem(text, n, "power cables", 12)) {
+            json_object_set_new(value, "no_power", json_true());
         } else if (memmem(text, n, "GFW", 3) && (memmem(text, n, "fail", 4) || memmem(text, n, "timed out", 9))) {
             json_object_set_new(value, "no_firmware", json_true());
         } else if (failed && gpu && failed > gpu && json_array_size(devices) < KERNEL_INITS_MAX) {
@@ -278,18 +281,26 @@ void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
     *ret_log = log;
 }
 
-void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char **ret_where)
 {
     static const char *const logs[] = {"/dev/kmsg", KERNEL_LOG_FILE};
     struct source_answer fact = {.state = SOURCE_ABSENT};
+
+    for (size_t i = 0; i < COUNT(logs) && fact.state != SOURCE_OK; i++)
+        fact = source_log_fact(source, name, read, needle, "%s", *ret_where = logs[i]);
+    return fact;
+}
+
+void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+{
+    struct kernel_inits inits = {.n = 0};
+    struct source_answer fact = kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", &inits.where);
     const json_t *device;
     size_t i;
 
-    *ret_inits = (struct kernel_inits){.where = ""};
-    for (size_t k = 0; k < COUNT(logs) && fact.state != SOURCE_OK; k++) {
-        fact = source_log_fact(source, "gpu-inits", read_inits, "NVRM: ", "%s", logs[k]);
-        ret_inits->where = logs[k];
-    }
+    *ret_inits = inits;
+    ret_inits->no_power = json_is_true(json_object_get(fact.value, "no_power"));
     ret_inits->no_firmware = json_is_true(json_object_get(fact.value, "no_firmware"));
     json_array_foreach (json_object_get(fact.value, "devices"), i, device) {
         const char *address = json_string_value(device);

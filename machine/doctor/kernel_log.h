@@ -43,11 +43,16 @@ struct kernel_log {
     struct kernel_error errors[KERNEL_LOG_KINDS];
 };
 
+/* source_log_fact() of the first of the kernel's logs that can be read, and which that is. */
+struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char **ret_where);
+
 #define KERNEL_INITS_MAX 16
 
 /* GPUs that the driver could not initialise since it was loaded. */
 struct kernel_inits {
     const char *where;
+    bool no_power;    /* "GPU does not have the necessary power cables connected" */
     bool no_firmware; /* it has waited in vain for the GPU's own firmware (GFW_BOOT) */
     int n;
     const char *addresses[KERNEL_INITS_MAX]; /* "0000:0f:00.0" */

@@ -89,8 +89,23 @@ const char *machine_port_name(const struct doctor_machine *machine, int nic, int
 /* The shortest path from a NIC to any GPU. */
 enum topo_path machine_gpu_distance(const struct topo *topo, int nic);
 
+/* What to do, by what decides about the process: Kubernetes, another container, a job of Slurm, or the host alone. */
+struct by_place {
+    const char *pod, *container, *job, *host;
+};
+
+const char *machine_by_place(const struct doctor_machine *machine, struct by_place words);
+
 /* A board with Grace processors, whose GPUs and CPUs share an address space: GH200, GB200, GB300. */
 bool machine_is_grace(const struct topo *topo);
+
+/* A DGX Spark and its kin: one GB10, which shares the memory of the processors, and no way for NICs into a GPU. */
+bool machine_is_spark(const struct topo *topo);
+
+/* Has the firmware, or the host of a virtual machine, given the GPU no addresses for its memory (BAR1)? What to do
+ * then. */
+bool machine_lacks_window(const struct doctor_machine *machine, int pci);
+const char *machine_window_advice(const struct doctor_machine *machine);
 
 /* GB200 and GB300: GPUs whose NVLinks connect several nodes. */
 bool machine_has_multinode_nvlink(const struct topo *topo);

@@ -21,17 +21,16 @@ const char *stack_install(const struct doctor_machine *machine, const struct sta
 /* Of a stack: found, with the first need that is not met; not known; fine. */
 struct stack_result {
     bool is_known;
-    int need; /* index in the list of needs; -1 if all are met */
+    int need;                                /* index in the list of needs; -1 if all are met */
+    const struct stack_installed *installed; /* NULL: what it would lack here, apart from its package */
     struct doctor_result result;
+    int own_need; /* the same of those needs that checks report, whatever other checks find */
+    struct doctor_result own;
 };
 
-/* Of `software->stacks.stacks[index]`. */
-const struct stack_result *stack_evaluate(const struct doctor_machine *machine, int index);
+const struct stack_result *stack_evaluate(const struct doctor_machine *machine, const struct stack *stack);
 
-/* What a stack that is not installed would lack here, apart from its package. */
-struct stack_result stack_would_need(const struct doctor_machine *machine, const struct stack *stack);
-
-/* Reports for a check the first stack of which the first need that is not met is `need`; NULL: those of stack-needs. */
-void stacks_report(const struct doctor_machine *machine, stack_need *need, struct doctor_result *result);
+/* The run() of a check that owns needs: reports the first stack of which one of these is the first that is not met. */
+void stacks_run(const struct doctor_machine *machine, struct doctor_result *result);
 
 #endif

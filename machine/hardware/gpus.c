@@ -127,6 +127,9 @@ static void read_gpu(struct topo *topo, struct topo_gpu *gpu, const json_t *answ
     gpu->memory_bytes = get_number(json_object_get(answer, "memory_bytes"), 0, INT64_MAX, -1);
     gpu->slowdown = read_slowdown(json_object_get(answer, "slowdown"));
     gpu->fabric = number_of(json_text(answer, "fabric"), fabric_names);
+    if (json_object_get(answer, "domain"))
+        gpu->cluster = topo_copy_line(topo, json_text(json_object_get(answer, "domain"), "cluster"));
+    gpu->clique = get_number(json_object_get(json_object_get(answer, "domain"), "clique"), 0, UINT32_MAX, 0);
     read_links(topo, gpu, json_object_get(answer, "nvlinks"));
 }
 

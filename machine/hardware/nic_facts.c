@@ -94,10 +94,25 @@ void nics_find_uplinks(struct topo *topo)
 
 /* --- access --- */
 
-/* Are all GIDs of all active ports in another network namespace? RoCE needs a GID; InfiniBand does not. */
-static bool is_in_other_network(const struct topo_nic *nic)
+static bool has_gids(const struct topo_nic *nic)
+{
+    for (int p = 0; p < nic->n_ports; p++)
+        if (nic->ports[p].active && nic->ports[p].link_layer == TOPO_LINK_ETHERNET && nic->ports[p].n_gids > 0)
+            return true;
+    return false;
+}
+
+/*
+ * Are all GIDs of all active ports in another network namespace? RoCE needs a GID; InfiniBand does not. Without an
+ * interface here the kernel may show them as empty: then others that have some tell.
+ */
+static bool is_in_other_network(const struct topo *topo, const struct topo_nic *nic)
 {
     int n_active = 0;
+    bool has_other = false;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        has_other = has_other || has_gids(&topo->nics[i]);
 
     for (int p = 0; p < nic->n_ports; p++) {
         const struct topo_port *port = &nic->ports[p];
@@ -105,7 +120,9 @@ static bool is_in_other_network(const struct topo_nic *nic)
         if (!port->active)
             continue;
         n_active++;
-        if (port->link_layer != TOPO_LINK_ETHERNET || port->n_gids > 0 || port->n_foreign_gids == 0)
+        if (port->link_layer != TOPO_LINK_ETHERNET || port->n_gids > 0 ||
+            (port->n_foreign_gids == 0 &&
+             (!has_other || *port->netdev || nic->is_iwarp || port->gids_state != SOURCE_OK)))
             return false;
     }
     return n_active > 0;
@@ -124,7 +141,7 @@ static void find_access(struct topo *topo, struct topo_nic *nic)
                (device.state == SOURCE_OK && (!device.may_read || !device.may_write))) {
         nic->access = TOPO_ACCESS_NO;
         nic->access_why = source_printf(topo->source, "%s may not be opened", nic->uverbs);
-    } else if (is_in_other_network(nic)) {
+    } else if (is_in_other_network(topo, nic)) {
         nic->access = TOPO_ACCESS_NO;
         nic->access_why = "its interface is in another network namespace";
     } else if (device.state == SOURCE_OK) {

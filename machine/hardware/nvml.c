@@ -180,6 +180,18 @@ static bool print_address(struct nvml_pci *pci, char ret_text[20])
     return true;
 }
 
+/* The NVLink domain that the GPU has joined: the UUID of its cluster, "" if that is zero, and the number of its clique.
+ */
+static json_t *domain_of(const struct nvml_fabric *fabric)
+{
+    static const unsigned char zero[sizeof(fabric->cluster_uuid)];
+    char uuid[2 * sizeof(zero) + 5] = "";
+
+    for (size_t i = 0; i < sizeof(zero) && memcmp(fabric->cluster_uuid, zero, sizeof(zero)) != 0; i++)
+        sprintf(uuid + strlen(uuid), i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", fabric->cluster_uuid[i]);
+    return json_pack("{s:s, s:I}", "cluster", uuid, "clique", (json_int_t)fabric->clique);
+}
+
 static json_t *query_link(const struct nvml *nvml, nvml_device device, unsigned link)
 {
     struct nvml_pci pci = {0};
@@ -266,6 +278,8 @@ static void query_health(const struct nvml *nvml, nvml_device device, json_t *gp
     json_object_set_new(gpu, "nvlinks", query_links(nvml, device));
     if (nvml->fabric && nvml->fabric(device, &fabric) == NVML_SUCCESS && fabric_name(&fabric))
         json_object_set_new(gpu, "fabric", json_string(fabric_name(&fabric)));
+    if (fabric.state == NVML_FABRIC_COMPLETED)
+        json_object_set_new(gpu, "domain", domain_of(&fabric));
 }
 
 /* A GPU lost after initialisation may still have a handle. */

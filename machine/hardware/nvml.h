@@ -23,7 +23,8 @@
  *           "memory_bytes": 192265846784,
  *           "slowdown": {"hardware": false, "hw_thermal": false, "power_brake": false, "sw_thermal": false},
  *           "nvlinks": ["switch", "switch", "down", "0000:10:00.0", "up"],
- *           "fabric": "ready"
+ *           "fabric": "ready",
+ *           "domain": {"cluster": "00000000-0000-0000-0000-000000000001", "clique": 32766}
  *         }
  *       ]
  *     }
@@ -43,6 +44,7 @@
  *     nvlinks           the links of the board in order: "down"; up and connected to an NVSwitch ("switch"), to the GPU
  *                       at this PCI address, or to an unknown device ("up")
  *     fabric            "none" (the board needs no fabric), "starting", "ready", "failed"
+ *     domain            of a fabric that is up: the UUID of its cluster, "" if it is zero, and the number of the clique
  *
  * If NVML is missing or does not start, the answer is {"error": "libnvidia-ml.so.1: cannot open ..."}.
  */

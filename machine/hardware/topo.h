@@ -71,6 +71,8 @@ struct topo_gpu {
     int nvlinks_switch;              /* links up to an NVSwitch */
     int nvlinks_gpu[TOPO_MAX_GPUS];  /* links up to the GPU of this index */
     int fabric;                      /* enum topo_fabric */
+    const char *cluster;             /* UUID of the NVLink domain that it has joined; "" none; NULL not known */
+    int64_t clique;                  /* number of its part of the domain */
 };
 
 /* Why the clocks of a GPU are lowered, by the driver. */

@@ -326,7 +326,9 @@ static const char *gib_reason(struct advice_work *work, const char *name)
 static void advise_gib_settings(struct advice_work *work)
 {
     const struct software_nccl *nccl = &work->software->nccl;
-    size_t n_known = COUNT(gib_settings);
+    const char *gpu = work->topo->n_gpus ? work->topo->gpus[0].name : "";
+    /* The known ones are those of A3 Ultra and A4. Without a switch between GPUs and NICs, as in A4X, they do harm. */
+    size_t n_known = strstr(gpu, "GB200") || strstr(gpu, "GB300") ? 1 : COUNT(gib_settings);
 
     for (int i = 0; i < nccl->n_settings; i++) {
         const struct software_setting *setting = &nccl->settings[i];

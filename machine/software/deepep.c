@@ -98,18 +98,22 @@ bool software_maps_devices(const struct software_copy *copy)
 void software_read_deepep(struct source *source, const struct python *python, struct software_deepep *deepep)
 {
     struct software_copy *imported;
+    bool is_module = false; /* deep_ep.py comes first: epkit's */
 
     deepep->imported = -1;
     for (size_t i = 0; i < python->n && deepep->n < SOFTWARE_MAX_COPIES; i++) {
         const char *path = python->folders[i].path;
         struct source_text real;
 
-        if (source_stat(source, "%s/deep_ep/__init__.py", path).state != SOURCE_OK)
+        if (source_stat(source, "%s/deep_ep/__init__.py", path).state != SOURCE_OK) {
+            is_module = is_module ||
+                        (python->folders[i].on_path && source_stat(source, "%s/deep_ep.py", path).state == SOURCE_OK);
             continue;
+        }
         real = source_resolve(source, "%s/deep_ep", path);
         if (real.state == SOURCE_OK && is_known(source, deepep, real.text))
             continue;
-        if (deepep->imported < 0 && python->folders[i].on_path)
+        if (deepep->imported < 0 && !is_module && python->folders[i].on_path)
             deepep->imported = deepep->n;
         add_copy(source, deepep, &python->folders[i]);
     }

@@ -106,6 +106,26 @@ static json_t *read_network_boot(const char *text, size_t bytes)
     return json_boolean(is_netbooted);
 }
 
+/*
+ * Boot loaders of Debian and Ubuntu other than GRUB, by what they have on the disk: U-Boot of boards, systemd-boot. A
+ * DGX Spark without GRUB's settings has those of its firmware.
+ */
+static const char *loader_of(struct source *source)
+{
+    static const char *const loaders[][2] = {
+        {"/boot/extlinux/extlinux.conf", "the lines APPEND of /boot/extlinux/extlinux.conf"},
+        {"/etc/kernel/cmdline", "/etc/kernel/cmdline, then sudo kernel-install add-all"}};
+
+    for (size_t i = 0; i < COUNT(loaders); i++)
+        if (source_stat(source, "%s", loaders[i][0]).state == SOURCE_OK &&
+            source_stat(source, "/etc/default/grub").state == SOURCE_ABSENT)
+            return loaders[i][1];
+    return strstr(source_line(source, "/sys/class/dmi/id/product_name").text, "Spark") &&
+                   source_stat(source, "/etc/default/grub").state == SOURCE_ABSENT
+               ? "the kernel command line in the settings of the boot loader"
+               : "";
+}
+
 void os_read(struct source *source, struct os *ret_os)
 {
     struct source_answer release = source_fact(source, "os-family", read_family, "/etc/os-release");
@@ -117,12 +137,8 @@ void os_read(struct source *source, struct os *ret_os)
         if (json_object_get(release.value, family_names[family]))
             ret_os->family = (enum os_family)family;
     ret_os->in_container = is_in_container(source);
+    ret_os->loader = ret_os->family == OS_DEBIAN ? loader_of(source) : "";
     ret_os->is_netbooted = source_fact_bool(source_fact(source, "network-boot", read_network_boot, "/proc/cmdline"));
-}
-
-bool os_is_for_containers(const struct os *os)
-{
-    return os->in_container || os->family == OS_COS;
 }
 
 const char *os_driver_program(struct source *source, const struct os *os, const char *name)
@@ -179,6 +195,8 @@ const char *os_kernel_argument(struct source *source, const struct os *os, bool 
             "This node boots over the network, so no file on it decides: %s %s %s the kernel arguments "
             "where they are served (PXE or iPXE configuration, Warewulf, xCAT, MAAS), and reboot.",
             add ? "add" : "take", argument, place);
+    if (os->loader && *os->loader)
+        return source_printf(source, "%s %s %s %s, and reboot.", verb, argument, place, os->loader);
     switch (family) {
     case OS_DEBIAN: /* grub-mkconfig reads /etc/default/grub */
         return source_printf(source,

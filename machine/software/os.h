@@ -24,14 +24,12 @@ enum os_family {
 struct os {
     enum os_family family;
     bool in_container;
-    bool is_netbooted; /* kernel, initramfs and perhaps the system come from a server at each boot */
+    bool is_netbooted;  /* kernel, initramfs and perhaps the system come from a server at each boot */
+    const char *loader; /* where a boot loader other than GRUB has the kernel's arguments; "" GRUB, or not known */
 };
 
 /* Reads os-release(5) and the markers of container runtimes. software_read() calls it for software->os. */
 void os_read(struct source *source, struct os *ret_os);
-
-/* Do user programs run only in containers: this process does, or the node is made for them? */
-bool os_is_for_containers(const struct os *os);
 
 /* The command for a program of the driver such as "nvidia-smi", with its path where needed. */
 const char *os_driver_program(struct source *source, const struct os *os, const char *name);

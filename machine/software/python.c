@@ -2,7 +2,7 @@
 /*
  * python.c - Python's search path as far as it can be determined from files: PYTHONPATH, then the site folders of the
  * virtual environment or of the system, each followed by the folders in its .pth files (module site in Python's
- * documentation).
+ * documentation) and of packages installed with pip install -e.
  */
 #include "common/text.h"
 #include "read_software.h"
@@ -45,9 +45,29 @@ static json_t *read_pth(const char *text, size_t bytes)
     return folders;
 }
 
+/* MAPPING = {'deep_ep': '/workspace/DeepEP/deep_ep'} in the finder that setuptools writes for pip install -e. */
+static json_t *read_finder(const char *text, size_t bytes)
+{
+    json_t *folders = json_array();
+    const char *at = strstr(text, "\nMAPPING"), *end = at ? strchr(at, '}') : NULL;
+
+    (void)bytes;
+    while (end && (at = strstr(at, "': '/")) && at < end) {
+        const char *path = at + strlen("': '"), *last;
+        size_t n = strcspn(path, "'");
+
+        at = path + n;
+        last = memrchr(path, '/', n);
+        json_array_append_new(folders, json_stringn_nocheck(path, (size_t)(last - path)));
+    }
+    return folders;
+}
+
 static void add_pth(struct source *source, struct python *python, const char *folder, const char *file, bool on_path)
 {
-    struct source_answer folders = source_fact(source, "pth", read_pth, "%s/%s", folder, file);
+    struct source_answer folders = text_ends(file, ".pth")
+                                       ? source_fact(source, "pth", read_pth, "%s/%s", folder, file)
+                                       : source_fact(source, "editable", read_finder, "%s/%s", folder, file);
 
     for (size_t i = 0; i < json_array_size(folders.value); i++) {
         const char *line = json_string_value(json_array_get(folders.value, i)), *name = line ? line : "";
@@ -64,12 +84,16 @@ static void add_site(struct source *source, struct python *python, const char *f
     size_t before = python->n, n_files = 0;
     struct source_names names;
 
+    /* The distribution epkit-deep-ep puts this folder before its own (python/wheels.py). */
+    if (source_stat(source, "%s/epkit_deep_ep.pth", folder).state == SOURCE_OK)
+        add_folder(source, python, source_printf(source, "%s/epkit_deep_ep", folder), on_path);
     add_folder(source, python, folder, on_path);
     if (python->n == before)
         return;
     names = source_list(source, "%s", folder);
     for (size_t i = 0; i < names.n && n_files < MAX_PTH; i++)
-        if (text_ends(names.names[i], ".pth") && strlen(names.names[i]) > 4) {
+        if ((text_ends(names.names[i], ".pth") && strlen(names.names[i]) > 4) ||
+            (text_begins(names.names[i], "__editable___") && text_ends(names.names[i], "_finder.py"))) {
             add_pth(source, python, folder, names.names[i], on_path);
             n_files++;
         }

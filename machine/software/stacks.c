@@ -14,132 +14,74 @@
  * repositories with the file, issue or release that says it; "wheel": the list of files, the METADATA and the Python of
  * the released wheel.
  */
+/* clang-format off */
 const struct stack stacks[] = {
-    {.name = "epkit",
-     .title = "epkit",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/_rows.py"),
-     .module = "epkit/_C.",
-     .dist = "epkit",
-     .install = "pip install epkit",
-     .needs = STACK_EXTENSION,
+    {.name = "epkit", .title = "epkit", .package = "epkit", .markers = TEXTS("epkit/compat/deep_ep"),
+     .module = "epkit/_C.", .dist = "epkit", .install = "pip install ./epkit" /* the source tree: no index has it */,
+     .torch = "2.3",
      .source = "pyproject.toml of epkit"},
-    {.name = "hybrid-ep",
-     .title = "HybridEP",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/hybrid_ep_buffer.py"),
-     .module = "hybrid_ep_cpp.",
-     .dist = "deep_ep",
-     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@hybrid-ep",
-     .nvcc = "",
-     .needs = STACK_NVLINK | STACK_EXTENSION,
-     .source = "deepseek-ai/DeepEP branch hybrid-ep, setup.py"},
-    {.name = "sgl-deep-ep",
-     .title = "sgl-deep-ep",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/prerequisites.py"),
-     .module = "deep_ep/_C.",
-     .dist = "sgl-deep-ep",
-     .install = "pip install sgl-deep-ep",
-     .torch = "2.10",
-     .nccl = "2.30.4",
-     .nvcc = "",
-     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+    {.name = "hybrid-ep", .title = "HybridEP", .package = "deep_ep", .markers = TEXTS("deep_ep/hybrid_ep_buffer.py"),
+     .module = "hybrid_ep_cpp.", .dist = "deep_ep",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@hybrid-ep", .torch = "",
+     .nvcc = "", .needs = STACK_NVLINK, .source = "deepseek-ai/DeepEP branch hybrid-ep, setup.py"},
+    {.name = "sgl-deep-ep", .title = "sgl-deep-ep", .package = "deep_ep", .markers = TEXTS("deep_ep/prerequisites.py"),
+     .module = "deep_ep/_C.", .dist = "sgl-deep-ep", .since = "", .install = "pip install sgl-deep-ep", .torch = "2.10",
+     .nccl = "2.30.4", .nvcc = "", .needs = STACK_NCCL_WHEEL | STACK_GIN,
      .source = "wheel sgl-deep-ep 0.1.2.post1; sgl-project/sglang#40671; deepseek-ai/DeepEP#710"},
-    {.name = "deepep-v2.5",
-     .title = "DeepEP 2.5",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/buffers/ep.py", "deep_ep/ep.py"),
-     .module = "deep_ep/_C.",
-     .dist = "deep_ep",
-     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP",
-     .torch = "2.10",
-     .nccl = "2.32.3",
-     .nvcc = "13.1",
-     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+    {.name = "deepep-v2.5", .title = "DeepEP 2.5", .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffers/ep.py", "deep_ep/ep.py"), .module = "deep_ep/_C.", .dist = "deep_ep",
+     .since = "2.5",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP", .torch = "2.10",
+     .nccl = "2.32.3", .nvcc = "13.1", .needs = STACK_NCCL_WHEEL | STACK_GIN,
      .source = "wheel sgl-deep-ep-v25 0.1.0rc0, prerequisites.py"},
-    {.name = "deepep-v2",
-     .title = "DeepEP 2",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/buffers", "deep_ep/_C.*"),
-     .module = "deep_ep/_C.",
-     .dist = "deep_ep",
-     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca",
-     .torch = "2.10",
-     .nccl = "2.30.4",
-     .nvcc = "",
-     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+    {.name = "deepep-v2", .title = "DeepEP 2", .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffers", "deep_ep/_C.*"), .module = "deep_ep/_C.", .dist = "deep_ep", .since = "2",
+     .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca", .torch = "2.10",
+     .nccl = "2.30.4", .nvcc = "", .needs = STACK_NCCL_WHEEL | STACK_GIN,
      .source = "deepseek-ai/DeepEP#605, #629, #710"},
-    {.name = "deepep-v1",
-     .title = "DeepEP",
-     .package = "deep_ep",
-     .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"),
-     .module = "deep_ep_cpp.",
-     .dist = "deep_ep",
+    {.name = "deepep-v1", .title = "DeepEP", .package = "deep_ep",
+     .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"), .module = "deep_ep_cpp.", .dist = "deep_ep",
+     .since = "",
      .install = "NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation "
                 "git+https://github.com/deepseek-ai/DeepEP@29d31c0",
-     .needs = STACK_GPUDIRECT,
-     .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #309"},
-    {.name = "sgl-deep-ep-v25",
-     .title = "sgl-deep-ep-v25",
-     .package = "deep_ep_v25",
-     .markers = TEXTS("deep_ep_v25"),
-     .module = "deep_ep_v25/_C.",
-     .dist = "sgl-deep-ep-v25",
+     .torch = "", .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #309"},
+    {.name = "sgl-deep-ep-v25", .title = "sgl-deep-ep-v25", .package = "deep_ep_v25", .markers = TEXTS("deep_ep_v25"),
+     .module = "deep_ep_v25/_C.", .dist = "sgl-deep-ep-v25", .since = "",
      .install = "pip install --pre sgl-deep-ep-v25",
-     .torch = "2.10",
-     .nccl = "2.32.3",
-     .nvcc = "13.1",
-     .needs = STACK_NCCL_WHEEL | STACK_GIN | STACK_GPUDIRECT | STACK_EXTENSION,
+     .torch = "2.10", .nccl = "2.32.3", .nvcc = "13.1",
+     .needs = STACK_NCCL_WHEEL | STACK_GIN,
      .source = "wheel sgl-deep-ep-v25 0.1.0rc0, prerequisites.py"},
-    {.name = "nccl-ep",
-     .title = "NCCL EP",
-     .package = "nccl.ep",
-     .markers = TEXTS("nccl/ep", "nccl_extensions"),
-     .module = "nccl/_extensions/bindings/nccl_ep.",
-     .dist = "nccl-extensions",
-     .install = "pip install nccl-extensions",
-     .nccl = "2.30",
-     .nvcc = "",
+    {.name = "nccl-ep", .title = "NCCL EP", .package = "nccl.ep", .markers = TEXTS("nccl/ep", "nccl_extensions"),
+     .module = "nccl/_extensions/bindings/nccl_ep.", .dist = "nccl-extensions",
+     .install = "pip install nccl-extensions", .nccl = "2.30" /* tensors need not be PyTorch's */, .nvcc = "",
      .needs = STACK_IS_PART,
      .source = "wheel nccl-extensions 0.1.0; NVIDIA/nccl release nccl4py-v0.3.1"},
-    {.name = "nixl-ep",
-     .title = "NIXL EP",
-     .package = "nixl_ep",
-     .markers = TEXTS("nixl_ep_cu13", "nixl_ep_cu12", "nixl_ep"),
-     .module = "nixl_ep*/nixl_ep_cpp",
-     .dist = "nixl",
-     .install = "pip install nixl-cu13",
-     .torch = "",
-     .needs = STACK_UCX_DEVICE | STACK_GPUDIRECT | STACK_IS_PART,
+    {.name = "nixl-ep", .title = "NIXL EP", .package = "nixl_ep",
+     .markers = TEXTS("nixl_ep_cu13", "nixl_ep_cu12", "nixl_ep"), .module = "nixl_ep*/nixl_ep_cpp", .dist = "nixl",
+     .install = "pip install nixl-cu13", .torch = "", .needs = STACK_UCX_DEVICE | STACK_IS_PART,
      .source = "wheel nixl-cu13 1.5.1"},
-    {.name = "flashinfer-moe-ep",
-     .title = "FlashInfer moe_ep",
-     .package = "flashinfer.moe_ep",
-     .markers = TEXTS("flashinfer/moe_ep"),
-     .dist = "flashinfer-python",
-     .install = "pip install flashinfer-python",
-     .torch = "",
-     .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
+    {.name = "flashinfer-moe-ep", .title = "FlashInfer moe_ep", .package = "flashinfer.moe_ep",
+     .markers = TEXTS("flashinfer/moe_ep"), .dist = "flashinfer-python", .install = "pip install flashinfer-python",
+     .torch = "", .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
      .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt"},
     {.name = "uccl", .title = "uccl", .package = "uccl", .markers = TEXTS("uccl"), .dist = "uccl"},
-    {.name = "mooncake",
-     .title = "mooncake",
-     .package = "mooncake",
-     .markers = TEXTS("mooncake"),
+    {.name = "mooncake", .title = "mooncake", .package = "mooncake", .markers = TEXTS("mooncake"),
      .dist = "mooncake-transfer-engine"},
     {.name = "mori", .title = "mori", .package = "mori", .markers = TEXTS("mori"), .dist = "mori"},
-    {.name = "pplx_kernels",
-     .title = "pplx_kernels",
-     .package = "pplx_kernels",
-     .markers = TEXTS("pplx_kernels"),
+    {.name = "pplx_kernels", .title = "pplx_kernels", .package = "pplx_kernels", .markers = TEXTS("pplx_kernels"),
      .dist = "pplx-kernels"},
     {.name = NULL}};
+/* clang-format on */
+
+_Static_assert(COUNT(stacks) <= STACKS_MAX, "machine/doctor has room for a result of each row");
 
 const struct stack *stack_find(const char *name)
 {
     for (const struct stack *stack = stacks; stack->name; stack++)
         if (strcasecmp(stack->name, name) == 0)
+            return stack;
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (stack->since && strcmp(stack->dist, name) == 0)
             return stack;
     for (const struct stack *stack = stacks; stack->name; stack++)
         if (strcmp(stack->package, name) == 0 || strcmp(stack->dist, name) == 0)
@@ -231,6 +173,7 @@ static void find_extension(struct source *source, struct stack_installed *instal
         folder = strchr(module, '*') ? source_printf(source, "%s/%s", folder, package)
                                      : source_printf(source, "%s/%.*s", folder, (int)above - 1, module);
     names = source_list(source, "%s", folder);
+    installed->listed = names.state;
     for (size_t i = 0; i < names.n && !*installed->extension; i++) {
         const char *tag = torch_tag(names.names[i]);
 
@@ -327,15 +270,23 @@ static void search(const struct software *software, const struct python *python,
     }
 }
 
-/* A distribution whose package another one has taken away. */
+/* A distribution whose package another one has taken away, and no module of this name is in its place. */
 static void search_gone(const struct software *software, const struct python *python, struct stacks_installed *found,
                         const struct stack *stack)
 {
-    for (size_t i = 0; stack->source && i < python->n && found->n < STACKS_MAX; i++)
-        if (python->folders[i].on_path && *dist_version(software->source, python->folders[i].path, stack)) {
+    struct source *source = software->source;
+
+    if (!stack->since || has_package(found, stack->package) ||
+        *python_find(source, python, source_printf(source, "%s.py", stack->package)))
+        return;
+    for (size_t i = 0; i < python->n && found->n < STACKS_MAX; i++) {
+        const char *version = python->folders[i].on_path ? dist_version(source, python->folders[i].path, stack) : "";
+
+        if (*version && strverscmp(version, stack->since) >= 0) {
             add_stack(software, found, stack, python->folders[i].path, NULL);
             return;
         }
+    }
 }
 
 void software_read_stacks(const struct python *python, struct software *software)
@@ -347,6 +298,5 @@ void software_read_stacks(const struct python *python, struct software *software
         if (!has_package(found, stack->package))
             search(software, python, found, stack);
     for (const struct stack *stack = stacks; stack->name; stack++)
-        if (stack->needs & STACK_EXTENSION && !has_package(found, stack->package))
-            search_gone(software, python, found, stack);
+        search_gone(software, python, found, stack);
 }

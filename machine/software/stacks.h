@@ -14,10 +14,8 @@ enum stack_needs {
     STACK_GIN = 2,        /* GPU-initiated networking of NCCL, unless EP_DISABLE_GIN=1 */
     STACK_UCX_DEVICE = 4, /* between nodes, UCX's module for operations that GPUs start */
     STACK_NVLINK = 8,     /* NVLinks between the GPUs of a node or of an NVLink domain */
-    STACK_GPUDIRECT = 16, /* between nodes, GPU memory that NICs can reach */
-    STACK_NCCL_EP = 32,   /* the package nccl.ep */
-    STACK_EXTENSION = 64, /* its extension, without which nothing of that name works */
-    STACK_IS_PART = 128   /* it comes with a package that is installed for other reasons: what it lacks is no fault */
+    STACK_NCCL_EP = 16,   /* the package nccl.ep */
+    STACK_IS_PART = 32    /* it comes with a package that is installed for other reasons: what it lacks is no fault */
 };
 
 /* A row of the table. Versions are the oldest that suffice, "" if it does not matter which one, NULL without a need. */
@@ -28,6 +26,8 @@ struct stack {
                                   '*' at the end: any file that begins so */
     const char *module;         /* the beginning of the path of its extension there; NULL without one */
     const char *dist;           /* its distribution; pip's name of it */
+    const char *since;          /* the oldest version of the distribution that is of this row, of rows with the same one
+                                   the first that fits; NULL: it may be without the package, or not of this row */
     const char *install;        /* how it is installed */
     const char *torch, *nccl, *nvcc;
     unsigned needs;     /* of enum stack_needs */
@@ -46,12 +46,13 @@ const struct stack *stack_find(const char *name);
 /* A stack that Python finds. */
 struct stack_installed {
     const struct stack *stack;
-    const char *folder;      /* of Python's path, which contains it */
-    const char *version;     /* "" not known */
-    const char *extension;   /* path of its compiled module; "" if there is none */
-    const char *other_torch; /* if its extensions are for other versions of PyTorch: one of them; otherwise "" */
-    bool is_gone;            /* its distribution is registered, and the package is not there */
-    int n_owners;            /* distributions in `folder` that contain this package, if there are several */
+    const char *folder;       /* of Python's path, which contains it */
+    const char *version;      /* "" not known */
+    const char *extension;    /* path of its compiled module; "" if there is none */
+    enum source_state listed; /* of the folder in which there is none */
+    const char *other_torch;  /* if its extensions are for other versions of PyTorch: one of them; otherwise "" */
+    bool is_gone;             /* its distribution is registered, and the package is not there */
+    int n_owners;             /* distributions in `folder` that contain this package, if there are several */
     const char *owners[STACK_OWNERS_MAX];
 };
 

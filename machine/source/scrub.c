@@ -32,8 +32,8 @@
 #define VERSION                                                                                                        \
     "cuda# cu# ubuntu# deb# deb#u# el# rc# post# dev# mlnx# gke cos git a# b# x86 aarch64 amd64 arm64 noarch fips"
 /* Products whose number of GPUs is known, and names that hypervisors use. */
-#define PRODUCTS                                                                                                       \
-    "NVIDIA DGX DGXA# DGXH# DGXB# A# H# p# p#d p#de p#e p#en b# #xlarge Google Compute Engine KVM Virtual Machine "    \
+#define PRODUCTS                                                                                                          \
+    "NVIDIA DGX Spark DGXA# DGXH# DGXB# A# H# p# p#d p#de p#e p#en b# #xlarge Google Compute Engine KVM Virtual Machine " \
     "VMware VMware# HVM domU Standard PC BHYVE OpenStack"
 #define GPUS                                                                                                           \
     "Model GPU UUID Device Minor Excluded Yes No NVIDIA Tesla GeForce Quadro TITAN RTX Grace Hopper Blackwell "        \
@@ -94,7 +94,7 @@ static const struct scrub_row file_rows[] = {
     {"/proc/driver/nvidia/gpus/*/information", scrub_fields, GPUS, "Model:,GPU UUID:,Device Minor:,GPU Excluded:"},
     {"/proc/self/limits", scrub_numbers,
      "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", NULL},
-    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff:", NULL},
+    {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff: Seccomp:", NULL},
     {"/proc/self/maps", scrub_maps, NULL, NULL},
     {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS, NULL},
     {"/proc/meminfo", scrub_numbers, MEMORY, NULL},
@@ -105,6 +105,7 @@ static const struct scrub_row file_rows[] = {
     {"/proc/net/ipv6_route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
     {"/proc/sys/net/ipv4/conf/*/arp_*", scrub_lines, "", NULL},
     {"/proc/sys/kernel/numa_balancing", scrub_lines, "", NULL},
+    {"/proc/sys/kernel/yama/ptrace_scope", scrub_lines, "", NULL},
     {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
     {"/etc/ld.so.conf", scrub_fields, "include ld so conf d", "/,include "},
     {"**/ld.so.conf.d/*.conf", scrub_fields, "include ld so conf d", "/,include "},
@@ -118,9 +119,10 @@ static const struct scrub_row line_rows[] = {
 };
 
 /* Words in values of variables; others have the values that common/variables_table.c lists. */
-#define VALUES                                                                                                         \
-    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                    \
-    "utf en us nodevfiles " SCRUB_LIBRARY_WORDS
+#define VALUES                                                                                                           \
+    "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                      \
+    "utf en us nodevfiles expandable segments rc ud dc sm sysv posix copy ipc gdr cma knem xpmem flashinfer nvlink one " \
+    "two sided " SCRUB_LIBRARY_WORDS
 
 /* Symbols of the C++ library, PyTorch, NCCL, NVSHMEM, CUDA and rdma-core. */
 #define SYMBOLS                                                                                                           \
@@ -135,14 +137,18 @@ static const struct scrub_row fact_rows[] = {
     {"xids", scrub_event, NULL, NULL},
     {"sxids", scrub_event, NULL, NULL},
     {"gpu-inits", scrub_event, NULL, NULL},
+    {"gpus-without-window", scrub_event, NULL, NULL},
     {"topology-gpus", scrub_event, NULL, NULL},
     {"gib-settings", scrub_variable, VALUES, NULL},
     {"nccl-conf", scrub_variable, VALUES, NULL},
     {"host-name", scrub_words, "", NULL},
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"dropped-connections", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"Link *", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
     {"pth", scrub_path_list, NULL, NULL},
+    {"editable", scrub_path_list, NULL, NULL},
     {"missing-symbols", scrub_symbol, SYMBOLS, NULL},
     {"fabric-manager*", scrub_version, VERSION, NULL},
     {CACHE_ENVIRONMENT_FACT, scrub_variable, VALUES, NULL},
@@ -298,7 +304,8 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     size_t i;
 
     json_array_foreach (names, i, name) {
-        if ((all || scrub_is_common(scrub, folder, json_string_value(name))) &&
+        if ((all || scrub_is_common(scrub, folder, json_string_value(name)) ||
+             scrub_is_dist(json_string_value(name))) &&
             json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
             scrub->failed = true;
     }

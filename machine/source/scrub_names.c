@@ -45,11 +45,13 @@ static const char *const common_names[] = {
     "scratch", "work", "workspace", "build", "install", "tools", "software", "apps", "modules", "updates", "dkms",
     "kernel", "drivers", "extra", "firmware", "targets", "stubs", "compat", "modprobe.d", "profile.d", "modules-load.d",
     "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
-    "status", "kern.log", "dmesg", "hostname", "hosts", "nccl.conf", ".nccl.conf", "syslog", "messages", "pts",
-    "mqueue", "hugepages", "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras",
-    "modules.dep", "modules.builtin", "libibverbs.d", "memory_peers", ".dockerenv", ".containerenv", ".bashrc",
-    ".profile", ".bash_profile", "bash.bashrc", "bashrc", "profile", "environment", "ssh", ".ssh", "sshrc", "cgroup",
-    "cpu", "cpu.max", "driver", "fabricmanager.log", "dnf.rpm.log", "epkit", "journal.jsonl", "debian-tools",
+    "status", "kern.log", "dmesg", "hostname", "hosts", "iproute2", "rt_tables", "ufw", "ufw.conf", "firewalld.conf",
+    "user.rules", "nftables.conf", "firewalld", "zones", "trusted.xml", "systemd", "system", "*.target.wants",
+    "nftables.service", "firewalld.service", "sysconfig", "extlinux", "cmdline", "nccl.conf", ".nccl.conf", "syslog",
+    "messages", "pts", "mqueue", "hugepages", "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux",
+    "extras", "modules.dep", "modules.builtin", "libibverbs.d", "memory_peers", ".dockerenv", ".containerenv",
+    ".bashrc", ".profile", ".bash_profile", "bash.bashrc", "bashrc", "profile", "environment", "ssh", ".ssh", "sshrc",
+    "cgroup", "cpu", "cpu.max", "driver", "fabricmanager.log", "dnf.rpm.log", "epkit", "journal.jsonl", "debian-tools",
     "epkit-only", "gcp-b200-ubuntu2404", "gcp-h200-ubuntu2404", "gke-driver-copy", ".singularity.d",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
@@ -70,14 +72,16 @@ static const char *const common_names[] = {
     "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
     "torch-*.dist-info", "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*",
     "METADATA", "PKG-INFO", "EGG-INFO", "pyvenv.cfg", ".local", "CMakeLists.txt", "cuda_runtime", "cublas", "cudnn",
+    "cufft", "curand", "cusolver", "cusparse", "cusparselt", "nvjitlink", "nvtx", "cuda_nvrtc", "cuda_cupti", "cufile",
     /* Python. */
     "site-packages", "dist-packages", "torch", "__init__.py", "buffer.py", "utils.py", "venv", ".venv", "env", "envs",
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link", "buffers", "elastic.py",
-    "ep.py", "hybrid_ep_buffer.py", "hybrid_ep_cpp*.so", "prerequisites.py", "_rows.py", "_C.*.so", "RECORD",
-    "deep_ep_v25", "nixl_ep", "nixl_ep_cu#", "nixl_ep_cpp*.so", "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions",
-    "bindings", "nccl_ep*.so", "flashinfer", "moe_ep", "uccl", "mooncake", "mori", "pplx_kernels",
-    "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info", "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info",
-    "nccl_extensions-*.dist-info", "flashinfer_python-*.dist-info", "epkit-*.dist-info"};
+    "ep.py", "hybrid_ep_buffer.py", "hybrid_ep_cpp*.so", "prerequisites.py", "deep_ep.py", "epkit_deep_ep",
+    "epkit_deep_ep.pth", "_C.*.so", "RECORD", "deep_ep_v25", "nixl_ep", "nixl_ep_cu#", "nixl_ep_cpp*.so",
+    "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions", "bindings", "nccl_ep*.so", "flashinfer", "moe_ep", "uccl",
+    "mooncake", "mori", "pplx_kernels", "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info",
+    "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info", "nccl_extensions-*.dist-info",
+    "flashinfer_python-*.dist-info", "epkit-*.dist-info"};
 
 /* --- libraries --- */
 
@@ -157,6 +161,11 @@ static bool is_plain_conf(const struct scrub *scrub, const char *name)
     return is_conf(name);
 }
 
+bool scrub_is_dist(const char *name)
+{
+    return text_ends(name, ".dist-info") && strcasestr(name, "ep");
+}
+
 bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *name)
 {
     if (is_of_kernel(folder) || holds_releases(folder) || is_driver_version(folder, name))
@@ -179,8 +188,10 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
 
     if (holds_releases(folder))
         scrub_text(scrub, name, n, SCRUB_NAME, SCRUB_RELEASE_WORDS, out);
-    else if (strcmp(folder, "/sys/class/net") == 0 || strcmp(folder, "/sys/class/infiniband") == 0)
-        scrub_text(scrub, name, n, SCRUB_NAME, "bonding masters " SCRUB_DEVICE_WORDS, out); /* and devices here */
+    else if (strcmp(folder, "/sys/class/net") == 0 || strcmp(folder, "/sys/class/infiniband") == 0 ||
+             strcmp(folder, "/proc/sys/net/ipv4/conf") == 0)
+        scrub_text(scrub, name, n, SCRUB_NAME, "bonding masters all default " SCRUB_DEVICE_WORDS,
+                   out);                  /* devices here */
     else if (conf && holds_confs(folder)) /* of the plain name that it begins with */
         scrub_text(scrub, conf, strlen(conf), SCRUB_NAME, NULL, out);
     else if (n && scrub_library_bytes(name, n) == n)
@@ -188,7 +199,7 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
     else if (scrub_is_common(scrub, folder, name))
         scrub_text(scrub, name, n, is_conf(name) ? SCRUB_NAME : SCRUB_NAME | SCRUB_VERSIONS, NULL, out);
     else
-        fprintf(out, "dir%d", scrub_number(scrub, SCRUB_FOLDER, name));
+        fprintf(out, scrub_is_dist(name) ? "ep%d-0.dist-info" : "dir%d", scrub_number(scrub, SCRUB_FOLDER, name));
 }
 
 void scrub_path(struct scrub *scrub, const char *path, size_t bytes, FILE *out)

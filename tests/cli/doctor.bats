@@ -11,7 +11,7 @@ load common
 load machines
 
 setup_file() {
-    make_trees a4 h100 empty laptop a4/shm a4/driver-skew a4/testbed-env h100/peermem
+    make_trees a4 h100 gb200 empty laptop a4/shm a4/driver-skew a4/testbed-env h100/peermem
     cd "$BATS_FILE_TMPDIR" || return 1
     made_up_ssh >ssh
     chmod +x ssh
@@ -99,7 +99,7 @@ refused() {
     cp -r a4 user
     rm user/var/log/kern.log
     run -0 --separate-stderr epkit doctor --from user
-    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed; runs here: DeepEP 1.2.1+29d31c0."$ ]]
+    [[ "$output" =~ ^"Healthy: 8 x B200, 8 x 400 Gb/s RoCE, "[0-9]+" checks, nothing found; 1 could not be completed (gpu-errors); runs here: DeepEP 1.2.1+29d31c0."$ ]]
     epkit doctor --from user --json |
         jq --exit-status '[.checks[] | select(.outcome == "unknown")] | length == 1
             and (.[0] | .id == "gpu-errors" and (.open | not) and .would_tell == "Run epkit doctor as root.")'
@@ -127,7 +127,7 @@ refused() {
 }
 
 @test "--only takes ids and groups" {
-    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processes","processors","acs"]' ]
+    [ "$(epkit doctor --only limits,acs --list --json | jq -c '[.list[].id]')" = '["memlock","shm","nofile","processes","processors","ptrace","acs"]' ]
     [ "$(epkit doctor --only nic --from a4 --json | jq -c '[.checks[].group] | unique')" = '["nic"]' ]
     run -0 --separate-stderr epkit doctor --only gid --from a4.shm
     [ "$output" = "Healthy: 8 x B200, 8 x 400 Gb/s RoCE, 1 check, nothing found; runs here: DeepEP 1.2.1+29d31c0." ]
@@ -319,6 +319,8 @@ escape) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/a4" | jq '.facts.kernel
 silent) exit 0 ;;
 hanging) sleep 1000 ;;
 together*) until [ "\$(wc -l <"$BATS_FILE_TMPDIR/ssh.log")" -ge 21 ]; do sleep 0.05; done; doctor a4 ;;
+rack*) "$EPKIT" doctor --json --from "$BATS_FILE_TMPDIR/gb200" |
+    jq --arg host "\$host" '.facts.nvlink_domain = (if \$host == "rack3" then "b" else "a" end) + ".32766"' ;;
 dying) kill -9 \$\$ ;;
 esac
 SCRIPT
@@ -439,6 +441,16 @@ CALLS
     compare 600 good1 good2 empty1
     [ "$status" -eq 3 ]
     [[ "$output" == *"GPUs"*"8 x NVIDIA B200"*"empty1"*"none"* ]]
+}
+
+@test "--hosts: nodes of different NVLink domains" {
+    compare 600 rack1 rack2
+    [ "$status" -eq 0 ]
+    compare 600 rack1 rack2 rack3
+    [ "$status" -eq 3 ]
+    run ! epkit doctor --hosts hosts --ssh ./ssh --timeout 600 --json
+    [ "$(jq -c '.differences' <<<"$output")" = \
+        '[{"fact":"NVLink domain","value":"a.32766","nodes":2,"others":[{"value":"b.32766","nodes":["rack3"]}]}]' ]
 }
 
 @test "--hosts: a node of another kind is one difference, and so are an environment and NICs that are not there" {

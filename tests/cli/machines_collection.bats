@@ -7,6 +7,11 @@
 load common
 load machines
 
+# A copy of a virtual environment is on the disk of the original.
+teardown() {
+    [ ! -L "$BATS_TEST_TMPDIR/venv" ] || rm -rf "$(readlink "$BATS_TEST_TMPDIR/venv")"
+}
+
 # collection WHICH [--live]
 collection() {
     python3 "$MACHINES/collection.py" "$EPKIT" "$@"
@@ -43,7 +48,7 @@ unless_sanitized() {
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
-    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root gke-a3-ultra-cos-pod/lost-gpus \
+    for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
         python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
@@ -53,6 +58,7 @@ unless_sanitized() {
     diff told - <<'END'
 iommu:  | This node boots over the network, so no file on it decides: 
 nic-handler:  | The driver needs the line options nvidia NVreg_EnableStreamM
+iommu:  | Add iommu=pt to /etc/kernel/cmdline, then sudo kernel-instal
 gpu-access:  | Restart the pod. It was given them, and its device cgroup ha
 gpu-access:  | Restart the container. It was given them, and its device cgr
 socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho
@@ -72,7 +78,7 @@ stacks() {
     python3 "$MACHINES/machines.py" "$machine" machine
     epkit topo --from machine --save saved >/dev/null
     for from in machine saved; do
-        epkit doctor --from $from --json --stacks "$@" >$from.json || [ $? -eq 3 ]
+        epkit doctor --from $from --json --stacks "$@" >$from.json || [[ $? == [35] ]]
         jq -r '.stacks[] | .name + " " + .state + ": " + .text + " | " + (.fix // "" | gsub("\n"; "; "))' $from.json >$from.rows
     done
     diff machine.rows saved.rows >&2
@@ -83,9 +89,13 @@ stacks() {
     cd "$BATS_TEST_TMPDIR" || return 1
     {
         for machine in deepep-v2 deepep-v2-part deepep-v2-nccl deepep-v2-cuda-home deepep-v25-nvcc sgl-gone sgl-owners sgl-v25 \
-            nixl-torch flashinfer egg; do
+            nixl-torch flashinfer egg deepep-v1-part deepep-v1-gone deepep-v2-gone deepep-v25-gone deepep-v1-no-torch \
+            deepep-v1-no-nccl deepep-v2-empty-nccl deepep-v2-no-nccl-dist deepep-v2-nccl-not-told deepep-v2-torch-not-told \
+            deepep-v25-nvcc-not-told nixl-part nccl-ep-part epkit epkit-sgl epkit-part; do
             stacks "dgx-b200/$machine"
         done
+        stacks a4/shm
+        stacks docker-host-network/lost-gpus-deepep
     } >told
     cat told
     diff - told <<'END'
@@ -101,7 +111,44 @@ sgl-deep-ep-v25 runs: runs here |
 nixl-ep missing: NIXL EP has extensions for PyTorch 2.14, and none for 2.15.0+cu130 | pip install --upgrade nixl
 flashinfer-moe-ep missing: FlashInfer moe_ep needs NCCL EP | pip install nccl-extensions
 deepep-v1 missing: deep_ep cannot be imported: it was built for another version of PyTorch: no library has _Z14THPStream_WrapRKN3c106StreamEi | 
+deepep-v1 missing: DeepEP is installed in part: there is no deep_ep_cpp.*.so | NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@29d31c0
+deepep-v1 missing: DeepEP 1.2.1+9af0e0d is registered, and its package deep_ep is not there | NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@29d31c0
+deepep-v2 missing: DeepEP 2 2.1.0 is registered, and its package deep_ep is not there | pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca
+deepep-v2.5 missing: DeepEP 2.5 2.5.0 is registered, and its package deep_ep is not there | pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP
+deepep-v1 missing: DeepEP needs PyTorch, and Python finds none | pip install torch
+deepep-v1 missing: torch cannot be imported: /usr/local/lib/python3.12/dist-packages/torch/lib/libtorch_cuda.so needs libnccl.so.2, which is not found | 
+deepep-v2 missing: torch cannot be imported: /usr/local/lib/python3.12/dist-packages/torch/lib/../../nvidia/nccl/lib/libnccl.so.2 is damaged | 
+deepep-v2 missing: DeepEP 2 finds no NCCL for its import: neither the package nor EP_NCCL_ROOT_DIR | pip install --no-deps 'nvidia-nccl-cu12>=2.30.4'
+deepep-v2 not-known: the version of NCCL, of which DeepEP 2 needs 2.30.4 or later: /usr/local/lib/python3.12/dist-packages/torch/lib/../../nvidia/nccl/lib/libnccl.so.2: no metadata | 
+deepep-v2 not-known: the version of PyTorch, of which DeepEP 2 needs 2.10 or later: /usr/local/lib/python3.12/dist-packages/torch has no metadata | 
+deepep-v2.5 not-known: the version of nvcc, of which DeepEP 2.5 needs 13.1 or later: there is no version.json beside /opt/cuda/bin/nvcc | 
+nixl-ep missing: NIXL EP is installed in part: there is no nixl_ep*/nixl_ep_cpp*.so | pip install --force-reinstall --no-deps nixl-cu13==1.5.1
+nccl-ep missing: NCCL EP is installed in part: there is no nccl/_extensions/bindings/nccl_ep.*.so | pip install --force-reinstall --no-deps nccl-extensions==0.1.0
+epkit runs: runs here | 
+epkit runs: runs here | 
+epkit missing: epkit is installed in part: there is no epkit/_C.*.so | pip install ./epkit
+deepep-v1 missing: /dev/shm has only 64 MiB, and ranks share memory through it | sudo mount -o remount,size=1900544M /dev/shm
+deepep-v1 missing: none of the 8 GPUs of this machine may be used by this process | 
 END
+}
+
+@test "--stacks all of a machine without GPUs says the same from its snapshot" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    stacks docker-host-network/lost-gpus-deepep all >told
+    cat told
+    [ "$(wc --lines <told)" -ge 10 ]
+    # None of them, with what each needs.
+    stacks laptop all >told
+    cat told
+    [ "$(grep --count ' missing: .* needs PyTorch, and Python finds none | pip install' told)" -ge 9 ]
+}
+
+@test "--stacks: what a snapshot does not say is not absent" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    stacks dgx-b200/deepep-v1
+    jq 'map_values(if type == "object" then with_entries(select(.key | test("/torch/(lib/|[.][.])") | not)) else . end)' saved >cut
+    run -5 --separate-stderr epkit doctor --from cut --stacks
+    [ "${lines[0]}" = "DeepEP 1.2.1+9af0e0d: where libtorch_cuda.so is: the snapshot does not say." ]
 }
 
 @test "--stacks of known, absent and unknown libraries" {
@@ -126,6 +173,52 @@ END
     python3 "$MACHINES/machines.py" empty nothing
     run -0 epkit doctor --from nothing --stacks
     [[ "$output" == "No known library for expert parallelism is on Python's path." ]]
+}
+
+@test "a second owner of deep_ep is found from a snapshot, which does not name it" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    local from
+    python3 "$MACHINES/machines.py" dgx-b200/sgl-owner-of-a-site site
+    epkit topo --from site --save saved >/dev/null
+    for from in site saved; do
+        run -3 --separate-stderr epkit doctor --from $from --json
+        [ "$(jq -r '[.checks[] | select(.outcome == "found").id] | join(" ")' <<<"$output")" = stack-owners ]
+    done
+    [[ "$(epkit doctor --from site)" == *acme_deep_ep-1.0* ]]
+    run ! grep -i acme saved
+}
+
+# PyTorch is that of the Python tests; its folder is copied by links beside it, and other wheels are installed there.
+@test "--stacks on a virtual environment with the wheels of the package index" {
+    [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier: downloads about 0.5 GB"
+    local python venv site from
+    python=$("$EPKIT_SOURCE/scripts/torch_venv.sh" 2>&1) || skip "$python"
+    cd "$BATS_TEST_TMPDIR" || return 1
+    venv=$(mktemp -d "${python%/bin/*}-stacks-XXXXXX")
+    ln -s "$venv" venv
+    cp -al "${python%/bin/*}/." "$venv"
+    site=$(echo "$venv"/lib/python3*/site-packages)
+    wheels() { "$venv/bin/python" -m pip install --quiet --no-deps --no-compile "$@" || skip "pip cannot install $*"; }
+    # first EXPECTED: of the live machine, and of its snapshot
+    first() {
+        VIRTUAL_ENV=$venv PYTHONPATH='' epkit topo --save saved >/dev/null 2>&1 || [ $? -eq 4 ]
+        for from in / saved; do
+            VIRTUAL_ENV=$venv PYTHONPATH='' epkit doctor --stacks --from $from --json >row.json || [ $? -eq 3 ]
+            jq -r '.stacks[] | .name + " " + .state + ": " + .text' row.json >row
+            grep --extended-regexp --line-regexp "$1" row || { cat row && return 1; }
+        done
+    }
+    VIRTUAL_ENV=$venv run -0 epkit doctor --stacks
+    [[ "$output" == "No known library for expert parallelism"* ]]
+    # PyTorch brings an older NCCL than the wheel was built with.
+    wheels sgl-deep-ep==0.1.2.post1 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13
+    first "sgl-deep-ep missing: sgl-deep-ep needs NCCL 2.30.4 or later, and 2.28.9 is loaded"
+    # The command that it gives, until nothing but the machine is missing.
+    eval "set -- $(jq -r '.stacks[0].fix' row.json)"
+    wheels "${@:3}"
+    first "sgl-deep-ep missing: sgl-deep-ep (compiles its kernels when it runs, and there is no nvcc|needs an NVIDIA GPU).*"
+    rm "$site"/deep_ep/_C*.so
+    first "sgl-deep-ep missing: sgl-deep-ep is installed in part: there is no deep_ep/_C.\*.so"
 }
 
 @test "healthy says what nobody looked at, also from a snapshot" {
@@ -240,18 +333,17 @@ remedy() {
 @test "a snapshot that an older epkit has saved says what its machine says" {
     unless_sanitized
     cd "$BATS_TEST_TMPDIR" || return 1
-    local file machine
+    local file machine told='.checks[] | select(.id | IN("clocks", "import-libraries") | not) | .id + " " + .outcome + " " + .text'
     mkdir saved
     for file in "$MACHINES"/older/*.json.gz; do
         machine=$(basename "$file" .json.gz)
         gzip --decompress --stdout "$file" >"saved/$machine"
         python3 "$MACHINES/machines.py" "${machine/.//}" "$machine"
         epkit doctor --from "$machine" --json >live || [ $? -eq 3 ]
-        (cd saved && epkit doctor --from "$machine" --json >../old) || [ $? -eq 3 ]
-        # Of why clocks are lowered it has saved nothing, and says so.
-        diff <(jq -r '.checks[] | select(.id != "clocks") | .id + " " + .outcome + " " + .text' live) \
-            <(jq -r '.checks[] | select(.id != "clocks") | .id + " " + .outcome + " " + .text' old)
-        [ "$(jq -r '.checks[] | select(.id == "clocks" and .outcome == "fine") | .id' old)" = "" ]
+        (cd saved && epkit doctor --from "$machine" --json >../old) || [[ $? == [35] ]]
+        # Of why clocks are lowered, and of PyTorch's own libraries, it has saved nothing, and says so.
+        diff <(jq -r "$told" live) <(jq -r "$told" old)
+        [ "$(jq -r '.checks[] | select(.id | IN("clocks", "import-libraries")) | select(.outcome == "fine") | .id' old)" = "" ]
         # Comments name folders, of which a snapshot has pseudonyms.
         epkit env --from "$machine" | sed '/^#/d' >live
         (cd saved && epkit env --from "$machine") | sed '/^#/d' >old

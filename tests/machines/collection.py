@@ -92,6 +92,9 @@ def differences(live, saved):
     for one, other in zip(live["checks"], saved["checks"]):
         if without_names(one) != without_names(other):
             yield f"{one['id']}: {one['outcome']} ({one['text']}), and {other['outcome']} ({other['text']}) when saved"
+    states, saved_states = ([f"{row['name']} {row['state']}" for row in document["stacks"]] for document in (live, saved))
+    if states != saved_states:
+        yield f"stacks: {states}, and {saved_states} when saved"
     if live["verdict"] != saved["verdict"]:
         yield f"verdict: '{live['verdict']}' and '{saved['verdict']}'"
 
@@ -186,6 +189,10 @@ def judge(epkit, name, expected, folder, plants, live_only):
         yield f"left open by {sorted(unknown)}, not by {sorted(left_open)}"
     if code != (3 if found else 5 if left_open else 0):
         yield f"exit code {code}"
+    if live["counts"]["serious"]:
+        for row in live["stacks"]:
+            if row["state"] == "runs":
+                yield f"{row['name']} runs here, where a finding is serious"
     yield from judge_commands(live)
     yield from judge_fixes(live)
     if name in MAPS:

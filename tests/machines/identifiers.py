@@ -98,6 +98,20 @@ def mark(tree):
                 f"1970-01-01T00:10:00+00:00 {HOST} kernel: NVRM: Xid (PCI:0000:c4:00): 79, pid=77, "
                 f"name=/home/{MARKS['user name']}/train, GPU {MARKS['UUID']} serial {MARKS['serial number']} lost\n"
                 f"1970-01-01T00:10:01+00:00 {HOST} kernel: NVRM: node GUID {MARKS['GUID without colons']}\n")
+    tree.append("/var/log/kern.log", "".join(
+        f"1970-01-01T00:10:02+00:00 {HOST} kernel: {line}\n" for line in (
+            f"[UFW BLOCK] IN={MARKS['company']}0 OUT= MAC={MARKS['MAC address']} SRC={MARKS['IPv4 address']} "
+            f"DST={MARKS['IPv4 address']} PROTO=TCP SPT=1 DPT=43210",
+            *[f"mlx5_core 0000:0f:00.0 {MARKS['company']}0: Link down"] * 12)))
+    tree.put("/etc/ufw/ufw.conf", f"# {MARKS['company']}\nENABLED=yes\n")
+    tree.put("/etc/default/ufw", f'# {HOST}\nDEFAULT_INPUT_POLICY="DROP"\n')
+    tree.put("/etc/ufw/user.rules", f"### tuple ### allow any any 0.0.0.0/0 any {MARKS['IPv4 address']} in\n")
+    tree.put("/etc/nftables.conf", f"# {HOST}\nip saddr {MARKS['IPv4 address']} accept\n")
+    for gpu in tree.answers["nvml"]["gpus"]:
+        gpu["domain"] = {"cluster": MARKS["UUID"], "clique": 32766}
+    tree.put(f"{software.PYTHON}/__editable___deep_ep_1_finder.py",
+             f"\nMAPPING = {{'deep_ep': '/home/{MARKS['user name']}/{MARKS['company']}/deep_ep'}}\n")
+    software.wheel(tree, f"{MARKS['company']}-deep-ep", "1.0")
     tree.append("/var/lib/dpkg/status", f"Package: x\nMaintainer: E. M. <{MARKS['mail address']}>\nVersion: 1\n\n")
     tree.append("/opt/deepep/python/deep_ep/buffer.py",
                 f"# {MARKS['mail address']}: KEY = '{MARKS['token']}', https://{HOST}.{DOMAIN}/\n")

@@ -239,6 +239,9 @@ def translates(tree):
 
 set_up(change, (
     ("dgx-h200-deepep/pxe-iommu", "iommu", "No grub decides here.", translates, put("/proc/cmdline", PXE)),
+    ("dgx-h200-deepep/systemd-boot", "iommu", "No grub either: systemd-boot.", translates, put("/etc/kernel/cmdline", "ro quiet\n")),
+    ("dgx-spark/iommu", "", "What is right: NVIDIA/NV-Kernels#226, translation for the GPU of a Spark is the kernel's own choice.",
+     put("/sys/kernel/iommu_groups/3/type", "DMA-FQ\n"), put("/sys/kernel/iommu_groups/3/devices/000f:01:00.0", "")),
     ("dgx-h200-deepep/nfs-root", "nic-handler", "No modprobe.d of this node lasts.",
      put("/proc/cmdline", "root=/dev/nfs nfsroot=192.0.2.5:/image ip=dhcp rw iommu=pt\n"),
      lambda tree: handler_falls_back(tree)),
@@ -447,4 +450,198 @@ set_up(change, (
     ("aws-p5/efa-installer-both-old", "", "What is right: an NCCL that does without cuMem calls.",
      efa_installer("1.28.0", "2.18.6")),
     ("aws-p5/efa-installer-new", "", "What is right: a newer installer.", efa_installer("1.43.2")),
+))
+
+
+# --- between nodes: firewalls, routes, the domain of NVLink ---
+
+
+def blocked(source, port, prefix="[UFW BLOCK]", interface="eno1np0"):
+    """A line of the kernel as netfilter writes it, for a connection to 192.0.2.7."""
+    return lambda tree: log(tree, f"{prefix} IN={interface} OUT= MAC=00:00:5e:00:53:01:00:00:5e:00:53:02:08:00 SRC={source} "
+                            f"DST=192.0.2.7 LEN=60 TOS=0x00 PREC=0x00 TTL=64 ID=54321 DF PROTO=TCP SPT=40000 DPT={port} "
+                            "WINDOW=64240 RES=0x00 SYN URGP=0")
+
+
+def ufw(*rules):
+    return lambda tree: tree.put_all("/etc", {
+        "ufw/ufw.conf": "# made up\nENABLED=yes\nLOGLEVEL=low\n", "default/ufw": 'IPV6=yes\nDEFAULT_INPUT_POLICY="DROP"\n',
+        "ufw/user.rules": "*filter\n" + "".join(f"### tuple ### {rule}\n" for rule in rules) + "COMMIT\n"})
+
+
+def nft(*rules, policy="drop"):
+    def step(tree):
+        tree.link("/etc/systemd/system/sysinit.target.wants/nftables.service", "/usr/lib/systemd/system/nftables.service")
+        tree.put("/usr/lib/systemd/system/nftables.service", "")
+        tree.put("/etc/nftables.conf", "table inet filter {\n chain input {\n  type filter hook input priority 0; policy "
+                 f"{policy};\n  ct state established,related accept\n  iif lo accept\n  tcp dport 22 accept\n"
+                 + "".join(f"  {rule}\n" for rule in rules) + " }\n}\n")
+    return step
+
+
+def firewalld(zone, trusted=False):
+    def step(tree):
+        tree.put("/etc/systemd/system/multi-user.target.wants/firewalld.service", "")
+        tree.put("/etc/firewalld/firewalld.conf", f"# made up\nDefaultZone={zone}\n")
+        if trusted:
+            tree.put("/etc/firewalld/zones/trusted.xml", '<zone target="ACCEPT"><source address="192.0.2.0/24"/></zone>\n')
+    return step
+
+
+def same_network(*names, **settings):
+    return lambda tree: (subnet(names, **settings)(tree), [tree.put(f"{tree.real(f'/sys/class/net/{name}')}/operstate", "up\n")
+                                                           for name in names if tree.has(f"/sys/class/net/{name}")])
+
+
+def second_interface(tree):
+    tree.interface("eno2", "0000:02:00.1", "/sys/devices/pci0000:00", 0x8086, 0x1563, speed=10000, driver="ixgbe")
+
+
+def domain(*cliques, cluster="00000000-0000-0000-0000-0000000000{:02x}"):
+    """Of each GPU, the number of its cluster and that of its clique."""
+    def step(tree):
+        for gpu, (number, clique) in zip(tree.answers["nvml"]["gpus"], cliques):
+            gpu["domain"] = {"cluster": cluster.format(number) if number else "", "clique": clique}
+    return step
+
+
+set_up(change, (
+    ("torchrun-two-nodes/ufw-blocks", "firewall", "NVIDIA/nccl-tests#162, sgl-project/sglang#3794: the kernel's log has them.",
+     blocked("192.0.2.8", 29500), blocked("192.0.2.9", 43210)),
+    ("torchrun-two-nodes/nft-blocks", "firewall", "NVIDIA/nccl#352: a rule of the site, with a prefix of its own.",
+     blocked("192.0.2.8", 50655, "input-drop:")),
+    ("torchrun-two-nodes/ufw-noise", "", "What is right: NVIDIA/nvidia-docker#876, what ufw is for: multicast, and the "
+     "Internet.", blocked("203.0.113.5", 43210),
+     lambda tree: log(tree, "[UFW BLOCK] IN=eno1np0 OUT= SRC=192.0.2.8 DST=224.0.0.251 LEN=32 TTL=1 PROTO=2"),
+     blocked("192.0.2.8", 45000, "[UFW ALLOW]"), blocked("192.0.2.8", 9100)),
+    ("dgx-b200/ufw-blocks", "firewall", "The same before a job is set up: several attempts.",
+     *[blocked("192.0.2.8", port) for port in (29500, 29500, 41000)]),
+    ("dgx-b200/ufw-late", "", "What is right: one attempt, and packets of connections that are closed.",
+     blocked("192.0.2.8", 41000), *[lambda tree: log(
+         tree, "[UFW BLOCK] IN=eno1np0 OUT= SRC=192.0.2.8 DST=192.0.2.7 PROTO=TCP SPT=1 DPT=45000 ACK FIN URGP=0")] * 5),
+    ("dgx-b200/ufw-alone", "", "What is right: the job has no other nodes.", ufw("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in")),
+    ("torchrun-two-nodes/ufw", "firewall", "NVIDIA/nccl#352: nothing but ssh is allowed.",
+     ufw("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in")),
+    ("torchrun-two-nodes/ufw-open", "", "What is right: the network of the nodes is allowed.",
+     ufw("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in", "allow any any 0.0.0.0/0 any 192.0.2.0/24 in")),
+    ("torchrun-two-nodes/nft", "firewall", "mulgadc/spinifex#769: policy drop, and single ports.", nft()),
+    ("torchrun-two-nodes/nft-open", "", "What is right: the peers are accepted.", nft("ip saddr 192.0.2.0/24 accept")),
+    ("torchrun-two-nodes/nft-accepts", "", "What is right: its policy is to accept.", nft(policy="accept")),
+    ("torchrun-two-nodes/firewalld", "firewall", "dell/omnia#4071, firewalld/firewalld#1452: the zone of the installation.",
+     firewalld("public")),
+    ("torchrun-two-nodes/firewalld-trusted", "", "What is right: the nodes are in the zone that accepts all.",
+     firewalld("public", trusted=True)),
+    ("torchrun-two-nodes/two-routes", "rails-subnet", "NVIDIA/nccl#1581: two interfaces in 192.0.2.0/20.",
+     second_interface, same_network("eno1np0", "eno2")),
+    ("torchrun-two-nodes/two-routes-named", "rails-subnet", "NVIDIA/nccl#1580: NCCL_SOCKET_IFNAME does not help.",
+     second_interface, same_network("eno1np0", "eno2"), env(NCCL_SOCKET_IFNAME="eno2")),
+    ("torchrun-two-nodes/two-routes-alone", "rails-subnet", "NVIDIA/nccl#1581 as its report has it: routes, and nothing else.",
+     second_interface, lambda tree: [tree.append(
+         "/proc/net/route", f"{name}\t000200C0\t00000000\t0001\t0\t0\t0\t00F0FFFF\t0\t0\t0\n") for name in ("eno1np0", "eno2")]),
+    ("torchrun-two-nodes/two-routes-tables", "", "What is right: routing tables of the site.",
+     second_interface, same_network("eno1np0", "eno2"),
+     put("/etc/iproute2/rt_tables", "255\tlocal\n254\tmain\n253\tdefault\n0\tunspec\n100\teno1\n101\teno2\n")),
+    ("torchrun-two-nodes/two-routes-rules", "", "What is right: NVIDIA/nccl#1269, a rule for each address.",
+     second_interface, same_network("eno1np0", "eno2", arp_filter=1)),
+    ("gke-a4x/domain", "", "What is right: one domain.", domain(*[(1, 32766)] * 4)),
+    ("gke-a4x/no-domain", "imex", "meta-pytorch/torchcomms#1385: a fabric that is up, and no cluster.",
+     domain(*[(0, 0)] * 4)),
+    ("gb200/two-domains", "imex", "meta-pytorch/torchcomms#3612, NVIDIA/nccl#1301: the clique alone does not tell.",
+     domain((1, 32766), (1, 32766), (2, 32766), (2, 32766))),
+    ("gb200/two-cliques", "imex", "The same cluster, in two partitions.", domain((1, 1), (1, 1), (1, 2), (1, 2))),
+    ("gke-a4x/mnnvl-off", "nccl-disabled", "GoogleCloudPlatform/cluster-toolkit#6116: left over from a measurement.",
+     two_nodes, env(NCCL_MNNVL_ENABLE="0")),
+    ("gke-a4x/cumem-off", "nccl-disabled", "awslabs/awsome-distributed-ai#876: it needs cuMem.",
+     two_nodes, env(NCCL_CUMEM_ENABLE="0")),
+    ("gke-a4x/mnnvl-on", "", "What is right: it may use them.", two_nodes, env(NCCL_MNNVL_ENABLE="1")),
+    ("dgx-b200/mnnvl-off", "", "What is right: a board has none between nodes.", two_nodes, env(NCCL_MNNVL_ENABLE="0")),
+    ("gke-a4x/gib", "", "What is right: llm-d/llm-d#2043, gIB's plugin without its script, and no level of A4.",
+     lambda tree: (software.gib(tree, software.AARCH64, "a4x"), tree.remove("/usr/local/gib/scripts/set_nccl_env.sh"),
+                   tree.environment.update(NCCL_NET="gIB", NCCL_TUNER_CONFIG_PATH="/usr/local/gib/configs/tuner_config_a4x.txtpb",
+                                           LD_LIBRARY_PATH="/usr/lib/aarch64-linux-gnu:/usr/local/gib/lib64"))),
+    ("dgx-b200/no-cluster", "", "What is right: meta-pytorch/torchcomms#1385, boards without a rack have none.",
+     domain(*[(0, 0)] * 8)),
+))
+
+
+# --- one process and another; links; devices; addresses ---
+
+
+def ptrace_scope(value, capabilities="", seccomp=0):
+    def step(tree):
+        tree.put("/proc/sys/kernel/yama/ptrace_scope", f"{value}\n")
+        tree.append("/proc/self/status", f"CapEff:\t{capabilities or '0000000000000000'}\nSeccomp:\t{seccomp}\n")
+    return step
+
+
+RAY = env(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", RAY_JOB_ID="01000000")
+
+
+def flaps(times, *lines):
+    return lambda tree: log(tree, *[line for _ in range(times) for line in lines])
+
+
+def node_devices(tree):
+    """/dev/infiniband of the node, in a pod with functions of its own."""
+    for i in range(0, 16, 2):
+        tree.device_node(f"/dev/infiniband/uverbs{i}")
+
+
+def last_gpu(tree):
+    """The address of the GPU to which regions() gave some."""
+    return next(path for path in tree.entries if path.endswith("/resource")).split("/")[-2]
+
+
+def regions(*sizes):
+    """Of the last GPU, which the driver does not have; 0: without an address."""
+    def step(tree):
+        address = tree.answers["nvml"]["gpus"].pop()["pci"]
+        folder = variants.pci_folder(tree, address)
+        tree.remove(f"{folder}/driver")
+        tree.put(f"{folder}/resource", "".join(
+            f"0x{base:016x} 0x{base + (size << 20) - 1 if base else 0:016x} 0x{0x14220c if base else 0:016x}\n"
+            for base, size in ((0x38_0000_0000 * bool(size), size) for size in sizes)))
+        for path in (f"/dev/nvidia{len(tree.answers['nvml']['gpus'])}", f"/proc/driver/nvidia/gpus/{address}/information"):
+            tree.entries.pop(path, None)
+            tree.stats.pop(path, None)
+    return step
+
+
+set_up(change, (
+    ("docker-host-network/expandable", "ptrace", "pytorch/pytorch#165685: tensors between Ray's processes, in a container.",
+     RAY, ptrace_scope(0, seccomp=2)),
+    ("dgx-b200/expandable", "ptrace", "verl-project/verl#3377: Ubuntu's default, in no container.", RAY, ptrace_scope(1)),
+    ("gke-a3-ultra-cos-pod/flashinfer-shares", "ptrace", "flashinfer-ai/flashinfer#4089: one-sided all-to-all of vLLM.",
+     env(VLLM_ALL2ALL_BACKEND="flashinfer_nvlink_one_sided"), ptrace_scope(1)),
+    ("dgx-b200/cma", "ptrace", "openucx/ucx#3545: UCX is told to use it.", env(UCX_TLS="rc,cuda_copy,cma"), ptrace_scope(1)),
+    ("docker-host-network/vader", "ptrace", "open-mpi/ompi#4948: Open MPI in docker.",
+     env(OMPI_MCA_btl_vader_single_copy_mechanism="cma"), ptrace_scope(2)),
+    ("dgx-b200/expandable-alone", "", "What is right: each process keeps its tensors.",
+     env(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"), ptrace_scope(1)),
+    ("docker-host-network/expandable-right", "", "What is right: --cap-add=SYS_PTRACE.", RAY,
+     ptrace_scope(1, "00000000a80c25fb", 2)),
+    ("dgx-b200/scope-default", "", "What is right: nothing needs it.", ptrace_scope(1)),
+    ("hgx-h100-deepep-roce/flapping", "link-errors", "NVIDIA/nccl#905: one link, from minute to minute.",
+     flaps(12, "mlx5_core 0000:18:00.0 ens0np0: Link down", "mlx5_core 0000:18:00.0 ens0np0: Link up")),
+    ("hgx-h100-broadcom/flapping", "link-errors", "nebius/soperator#481, NVIDIA/NVSentinel#1236: all of them.",
+     flaps(15, *[f"bnxt_en 0000:{i:02x}:00.0 ens{i}np0: NIC Link is Down" for i in range(8)])),
+    ("dgx-h100-superpod/flapping", "link-errors", "InfiniBand: the driver names the RDMA device.",
+     flaps(11, "infiniband mlx5_3: Port: 1 Link DOWN", "infiniband mlx5_3: Port: 1 Link ACTIVE")),
+    ("hgx-h100-deepep-roce/switch-restarts", "", "What is right: each link has seen its switch restart twice.",
+     flaps(2, *[f"mlx5_core 0000:{i:02x}:00.0 ens{i}np0: Link down" for i in range(8)])),
+    ("sriov-pod/devices-of-node", "nic-access", "smg-project/smg#1762, Mellanox/k8s-rdma-shared-dev-plugin#93: all of "
+     "/dev/infiniband is mounted.", node_devices),
+    ("sriov-pod/devices-of-node-unlisted", "", "What is right: NCCL is told which are its own.", node_devices,
+     env(NCCL_IB_HCA="=" + ",".join(f"mlx5_{i}" for i in range(1, 16, 2)))),
+    ("dgx-b200/no-window", "driver-skew", "NVIDIA/open-gpu-kernel-modules#862: Above 4G Decoding is off.",
+     regions(16, 0, 0, 32)),
+    ("kvm-passthrough/no-window", "driver-skew", "NVIDIA/gpu-operator#492: the virtual machine's window is too small.",
+     regions(16, 0, 0, 32)),
+    ("dgx-b200/no-window-logged", "driver-skew", "NVIDIA/gpu-operator#492: the driver says so.", regions(16, 262144, 0, 32),
+     lambda tree: log(tree, "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
+                      "NVRM: BAR1 is 0M @ 0x0 (PCI:{})".format(last_gpu(tree)))),
+    ("dgx-b200/no-power", "gpu-errors", "The other cause that the driver names.",
+     lambda tree: no_answer(tree, "0000:61:00.0"),
+     lambda tree: log(tree, "NVRM: GPU 0000:61:00.0: GPU does not have the necessary power cables connected.", INIT)),
+    ("dgx-b200/unbound", "driver-skew", "The same GPU with its addresses: unbound by hand.", regions(16, 262144, 0, 32)),
 ))

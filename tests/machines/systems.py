@@ -5,7 +5,8 @@
 usage: systems.py EPKIT
 
 A fault for each check whose remedy differs between systems, on each system: nothing that epkit says there may name a
-command or a file of another one. Prints what does; fails if there is any.
+command or a file of another one. The same for what runs the process: a pod, docker, a job of Slurm, nothing. Prints what
+does; fails if there is any.
 """
 import json
 import os
@@ -35,14 +36,26 @@ FAULTS = ["h100/peermem", "a4/driver-option", "a4/driver-option-overruled", "h10
           "gb200/iommu-gb200", "h100/iommu", "a4/gpu-errors-ecc", "h100/device-files", "h100/mlx5-ib",
           "a4/provider-missing", "a4/nic-handler-fallback", "a4/home", "a4/build-files", "a4/build-files-cccl",
           "a4/memlock", "dgx-b200/nofile", "gcp-a4-mig-off/mig", "a4/closed-driver", "sles-hpc/fabric-manager-old"]
+# Who runs the process, by its variables, and words of others.
+POD, DOCKER, SLURM, HOST = r"Kubernetes|kubelet|\bpod\b|securityContext|emptyDir|nvidia\.com/", \
+    r"docker|--ulimit|--shm-size|--gpus all|--pids-limit|--cpus,", "[Ss]lurm|srun|--gres", r"limits\.d|new login"
+PLACES = {
+    "pod": ({"KUBERNETES_SERVICE_HOST": "192.0.2.1"}, f"{DOCKER}|{SLURM}|{HOST}"),
+    "docker": ({"container": "docker"}, f"{POD}|{SLURM}|{HOST}"),
+    "slurm": ({"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "8"}, f"{POD}|{DOCKER}|{HOST}"),
+    "host": ({}, f"{POD}|{DOCKER}|{SLURM}"),
+}
+PLACED = ["a4/memlock", "a4/memlock-hard", "dgx-b200/nofile", "a4/shm", "docker-host-network/lost-gpus", "docker-two-gpus/pids-podman",
+          "docker-host-network/quota"]
 # Where the file is another one's: what a user wrote into it is quoted.
 QUOTED = {"a4/driver-option-overruled": "/etc/modprobe.d/zz-power.conf"}
 
 
 def sayings(epkit, release, folder):
     """What it says to do about the machine in `folder` with that os-release: (check, text)."""
-    with open(f"{folder}/machine/etc/os-release", "w", encoding="utf-8") as file:
-        file.write(release)
+    if release:
+        with open(f"{folder}/machine/etc/os-release", "w", encoding="utf-8") as file:
+            file.write(release)
     run = subprocess.run([epkit, "doctor", "--json", "--from", "machine"], cwd=folder, stdout=subprocess.PIPE,
                          check=False, timeout=120)
     for check in json.loads(run.stdout)["checks"]:
@@ -57,6 +70,25 @@ def main(arguments):
     folder = tempfile.mkdtemp(prefix="epkit-systems-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
     n = n_wrong = 0
     try:
+        for name in PLACED:
+            for place, (variables, foreign) in PLACES.items():
+                tree = machines.build(name)
+                for variable in [one for other, _ in PLACES.values() for one in other]:
+                    tree.environment.pop(variable, None)
+                tree.environment.update(variables)
+                for mark in ("/.dockerenv", "/run/.containerenv"):
+                    tree.entries.pop(mark, None)
+                tree.put("/proc/self/mounts", "".join(
+                    line if " / " not in line else "/dev/sda1 / ext4 rw 0 0\n"
+                    for line in tree.text("/proc/self/mounts").splitlines(keepends=True)))
+                tree.write(f"{folder}/machine")
+                for check, text in sayings(epkit, None, folder):
+                    n += 1
+                    found = re.search(foreign, text)
+                    if found:
+                        n_wrong += 1
+                        print(f"{name} in {place}: {check} says '{found.group()}': {text}", flush=True)
+                shutil.rmtree(f"{folder}/machine")
         for name in FAULTS:
             machines.build(name).write(f"{folder}/machine")
             for system, (release, foreign) in SYSTEMS.items():
@@ -70,7 +102,7 @@ def main(arguments):
     finally:
         shutil.rmtree(folder)
     print(f"{n} remedies, {n_wrong} of another system")
-    return 1 if n_wrong or n < len(FAULTS) * 4 else 0
+    return 1 if n_wrong or n < (len(FAULTS) + len(PLACED)) * 4 else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 #include <ctype.h>
 
-#define MODES 69 /* rows of docs/failure-modes.md */
+#define MODES 71 /* rows of docs/failure-modes.md */
 
 static const char *const groups[] = {"driver", "nic",    "verbs",    "nvshmem", "nccl",
                                      "deepep", "limits", "topology", "job"};

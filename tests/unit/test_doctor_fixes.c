@@ -181,7 +181,7 @@ TEST(shm_is_remounted_on_hosts_only)
     result = result_of("shm", small_shm);
     assert_string_equal(result.fix, "");
     assert_false(result.fix_is_safe);
-    assert_has(result.advice, "emptyDir");
+    assert_has(result.advice, "--shm-size=16g");
     made_done(&made);
 }
 

@@ -240,6 +240,10 @@ static void ask_about(struct source *source, const char *path)
     source_fact(source, "host-name", read_all, "%s", path);
     source_fact(source, "loopback-names", read_all, "%s", path);
     source_fact(source, "shared-subnets", read_all, "%s", path);
+    source_fact(source, "editable", read_all, "%s", path);
+    source_log_fact(source, "dropped-connections", read_all, "", "%s", path);
+    source_log_fact(source, "Link down", read_all, "", "%s", path);
+    source_log_fact(source, "Link is Down", read_all, "", "%s", path);
     source_fact(source, "gpu-inits", read_all, "%s", path);
     source_fact(source, "packages", read_all, "%s", path);
     source_fact(source, "nvidia-dwords", read_all, "%s", path);

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checks_firewall.c - what keeps processes apart: firewalls between nodes, the rules of ptrace within one. */
+#include "checks.h"
+#include "common/json.h"
+#include "common/text.h"
+#include "kernel_log.h"
+#include "nccl_variables.h"
+#include "queries.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* --- firewall --- */
+
+/* Ports of launchers and engines, and those that the kernel chooses for NCCL, Gloo and MPI; not services of a node. */
+#define PORTS_OF_JOBS 20000
+#define NODE_PORTS 30000 /* Kubernetes: what they lead to is on other nodes as well */
+#define NODE_PORTS_END 32768
+#define DROPS_MANY 3 /* without a job with other nodes they are a scan, or a job to come */
+
+/* The length of what two addresses of one network share: two numbers of IPv4, three groups of IPv6. */
+static size_t network_bytes(const char *address)
+{
+    const char *divider = memchr(address, '.', strcspn(address, " :")) ? "." : ":";
+    size_t n = 0;
+
+    for (int i = 0; i < (*divider == '.' ? 2 : 3); i++)
+        n += strcspn(address + n, divider) + 1;
+    return n;
+}
+
+/*
+ * Connections that a rule dropped and logged: "... BLOCK] IN=eth0 OUT= ... SRC=A DST=B ... PROTO=TCP SPT=1 DPT=2 ...".
+ * Of those from the machine's own network, which addresses tell, the last interface, by port. What comes from elsewhere
+ * is the noise that a firewall is for.
+ */
+static json_t *read_dropped(const char *text, size_t bytes)
+{
+    json_t *dropped = json_array();
+
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *in = memmem(line.text, line.n, " IN=", 4), *from = memmem(line.text, line.n, " SRC=", 5),
+                   *to = memmem(line.text, line.n, " DST=", 5), *port = memmem(line.text, line.n, " DPT=", 5);
+
+        if (!in || !from || !to || !port || in[4] == ' ' || json_array_size(dropped) == 64 ||
+            memmem(line.text, (size_t)(in - line.text), "ALLOW", 5) ||
+            memmem(line.text, (size_t)(in - line.text), "AUDIT", 5) || !memmem(line.text, line.n, " SYN", 4) ||
+            memmem(line.text, line.n, " ACK", 4) || strncmp(from + 5, to + 5, network_bytes(to + 5)) != 0)
+            continue;
+        json_array_append_new(dropped, json_pack("{s:o, s:i}", "interface", json_stringn(in + 4, strcspn(in + 4, " ")),
+                                                 "port", atoi(port + 5)));
+    }
+    return dropped;
+}
+
+static bool find_dropped(const struct doctor_machine *machine, bool is_job, struct doctor_result *result)
+{
+    long master = machine_job_number(machine, "MASTER_PORT", 0);
+    const char *where;
+    struct source_answer fact =
+        kernel_log_fact(machine->source, "dropped-connections", read_dropped, "PROTO=TCP", &where);
+    json_t *row;
+    size_t i;
+    int n = 0;
+
+    json_array_foreach ((json_t *)fact.value, i, row) {
+        long port = (long)json_integer_value(json_object_get(row, "port"));
+
+        if (port != master && (port < PORTS_OF_JOBS || (port >= NODE_PORTS && port < NODE_PORTS_END)))
+            continue;
+        doctor_evidence(result, where, "on %s, to port %ld", json_text(row, "interface"), port);
+        n++;
+    }
+    if (n >= (is_job ? 1 : DROPS_MANY))
+        doctor_found(result, is_job ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "the firewall has dropped %d connection%s from the network of the nodes", n, n == 1 ? "" : "s");
+    else
+        result->n_evidence = result->n_evidence_left_out = 0;
+    return result->outcome == DOCTOR_FOUND;
+}
+
+/* ufw.conf and its defaults: it is enabled, and drops what no rule allows. */
+static json_t *read_ufw(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(strstr(text, "\nENABLED=yes") || text_begins(text, "ENABLED=yes") ||
+                        strstr(text, "\nDEFAULT_INPUT_POLICY=\"DROP\"") ||
+                        strstr(text, "\nDEFAULT_INPUT_POLICY=\"REJECT\""));
+}
+
+/* Does a rule of ufw allow all ports of somebody? "### tuple ### allow any any 0.0.0.0/0 any 192.0.2.0/24 in" */
+static json_t *read_ufw_rules(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(strstr(text, "### tuple ### allow any any ") || strstr(text, "### tuple ### allow tcp any "));
+}
+
+/* Rules of nft: a chain for input drops by its policy, and accepts nobody by address or interface but the loopback. */
+static json_t *read_nft(const char *text, size_t bytes)
+{
+    bool is_open = false, drops = strstr(text, "hook input") && strstr(text, "policy drop");
+
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *accept = memmem(line.text, line.n, " accept", 7);
+
+        is_open =
+            is_open || (accept && !memmem(line.text, line.n, "lo\"", 3) && !memmem(line.text, line.n, "iif lo", 6) &&
+                        !memmem(line.text, line.n, "iifname lo", 10) && !memmem(line.text, line.n, "dport", 5) &&
+                        (memmem(line.text, line.n, "saddr", 5) || memmem(line.text, line.n, "iif", 3)));
+    }
+    return json_boolean(drops && !is_open);
+}
+
+/* Is the default zone of firewalld another one than that which accepts everything? */
+static json_t *read_firewalld(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(!strstr(text, "\nDefaultZone=trusted"));
+}
+
+/* In the order in which they are looked for: what enables it, what it does by default, what opens it. */
+static const struct {
+    const char *name, *unit, *closed, *open;
+    source_reader *read_closed, *read_open;
+    const char *advice;
+} firewalls[] = {
+    {"ufw", "/etc/ufw/ufw.conf", "/etc/default/ufw", "/etc/ufw/user.rules", read_ufw, read_ufw_rules,
+     "sudo ufw allow from NETWORK, with the network of the nodes"},
+    {"nftables", "/etc/systemd/system/sysinit.target.wants/nftables.service", "/etc/nftables.conf", NULL, read_nft,
+     NULL, "a rule in /etc/nftables.conf: ip saddr NETWORK accept, with the network of the nodes"},
+    {"nftables", "/etc/systemd/system/multi-user.target.wants/nftables.service", "/etc/sysconfig/nftables.conf", NULL,
+     read_nft, NULL, "a rule in /etc/sysconfig/nftables.conf: ip saddr NETWORK accept, with the network of the nodes"},
+    {"firewalld", "/etc/systemd/system/multi-user.target.wants/firewalld.service", "/etc/firewalld/firewalld.conf",
+     "/etc/firewalld/zones/trusted.xml", read_firewalld, NULL,
+     "sudo firewall-cmd --permanent --zone=trusted --add-source=NETWORK, with the network of the nodes, and --reload"},
+};
+
+static void run_firewall(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source *source = machine->source;
+    bool is_job = machine_has_other_nodes(machine), is_found = find_dropped(machine, is_job, result);
+
+    doctor_advise(result, "Let the nodes of the job reach each other on all ports: NCCL, Gloo and MPI choose them.");
+    if (!is_found && doctor_not_applicable_if(result, !is_job, "the job has no other nodes"))
+        return;
+    for (size_t i = 0; i < COUNT(firewalls) && !machine->software->os.in_container; i++) {
+        bool is_ufw = firewalls[i].read_closed == read_ufw;
+        struct source_answer closed = source_fact(source, firewalls[i].name, firewalls[i].read_closed, "%s",
+                                                  firewalls[i].closed),
+                             open = {.state = SOURCE_ABSENT};
+
+        if (is_ufw ? !source_fact_bool(source_fact(source, "ufw", read_ufw, "%s", firewalls[i].unit))
+                   : source_stat(source, "%s", firewalls[i].unit).state != SOURCE_OK)
+            continue;
+        if (firewalls[i].read_open)
+            open = source_fact(source, "ufw-rules", firewalls[i].read_open, "%s", firewalls[i].open);
+        else if (firewalls[i].open)
+            open.state = source_stat(source, "%s", firewalls[i].open).state;
+        result->missing = DOCTOR_MISSING_ROOT;
+        if ((!is_found && doctor_unknown_if(result, closed.state == SOURCE_DENIED || open.state == SOURCE_DENIED,
+                                            "the rules of %s: only root can read them", firewalls[i].name)) ||
+            !source_fact_bool(closed) || (firewalls[i].read_open ? source_fact_bool(open) : open.state == SOURCE_OK))
+            continue;
+        if (!is_found)
+            doctor_found(result, DOCTOR_WARNING,
+                         "the firewall (%s) lets no connection of the job's other nodes through but to single ports",
+                         firewalls[i].name);
+        doctor_evidence(result, firewalls[i].closed, "it drops what no rule allows");
+        doctor_advise(result,
+                      "Let the nodes of the job reach each other on all ports, which NCCL, Gloo and MPI choose "
+                      "as they like: %s.",
+                      firewalls[i].advice);
+        return;
+    }
+}
+
+const struct doctor_check check_firewall = {
+    DOCTOR_CHECK("firewall", "job", 70, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_firewall),
+    .title = "no firewall is between the nodes of the job",
+    .symptom =
+        "Processes on other nodes get \"No route to host\", or wait until a timeout, although ping and ssh work.",
+    .cause = "A firewall of the host drops connections to ports that no rule opens. NCCL, Gloo, NVSHMEM and MPI listen "
+             "on ports that the kernel chooses.",
+    .remedy = "Allow all ports between the nodes.",
+    .links = TEXTS("/dev/kmsg", "/etc/ufw/ufw.conf", "/etc/nftables.conf", "/etc/firewalld/firewalld.conf",
+                   "https://github.com/NVIDIA/nccl/issues/352"),
+};
+
+/* --- ptrace --- */
+
+#define PTRACE_SCOPE "/proc/sys/kernel/yama/ptrace_scope"
+#define CAP_SYS_PTRACE (1ULL << 19)
+
+/*
+ * What makes a program read memory, or take file descriptors (pidfd_getfd), of processes beside it: a variable, and
+ * what its value contains. PyTorch does it only where tensors go to other processes, as those of Ray do.
+ */
+static const struct {
+    const char *name, *word, *with, *what;
+    bool needs_files; /* which docker's filter of system calls (seccomp) refuses in any case */
+} ptrace_users[] = {
+    {"PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "RAY_JOB_ID", "PyTorch cannot hand over tensors", true},
+    {"PYTORCH_ALLOC_CONF", "expandable_segments:True", "RAY_JOB_ID", "PyTorch cannot hand over tensors", true},
+    {"VLLM_ALL2ALL_BACKEND", "flashinfer", NULL, "FlashInfer cannot share memory of GPUs", true},
+    {"UCX_TLS", "cma", NULL, "UCX cannot copy from process to process (CMA)", false},
+    {"OMPI_MCA_btl_vader_single_copy_mechanism", "cma", NULL, "Open MPI cannot copy from process to process (CMA)",
+     false},
+    {"OMPI_MCA_smsc", "cma", NULL, "Open MPI cannot copy from process to process (CMA)", false},
+};
+
+static void run_ptrace(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct source *source = machine->source;
+    struct source_text scope = source_line(source, PTRACE_SCOPE);
+    const char *status = source_read(source, "/proc/self/status").text;
+    bool in_container = machine->software->os.in_container, any = false,
+         may_all = strtoull(source_field(source, status, "CapEff"), NULL, 16) & CAP_SYS_PTRACE,
+         is_filtered = strcmp(source_field(source, status, "Seccomp"), "2") == 0;
+
+    for (size_t i = 0; i < COUNT(ptrace_users); i++) {
+        const char *value = source_env(source, ptrace_users[i].name);
+
+        if (!value || !strcasestr(value, ptrace_users[i].word) ||
+            (ptrace_users[i].with && !source_env(source, ptrace_users[i].with)))
+            continue;
+        any = true;
+        if (may_all || (strtol(scope.text, NULL, 10) == 0 && !(is_filtered && ptrace_users[i].needs_files)))
+            continue;
+        if (result->outcome != DOCTOR_FOUND)
+            doctor_found(result, ptrace_users[i].needs_files ? DOCTOR_ERROR : DOCTOR_WARNING,
+                         "%s: this process may not access those beside it", ptrace_users[i].what);
+        doctor_evidence(result, ptrace_users[i].name, "%s", value);
+    }
+    if (doctor_not_applicable_if(result, !any, "no variable makes processes access each other") ||
+        result->outcome != DOCTOR_FOUND)
+        return;
+    if (scope.state == SOURCE_OK)
+        doctor_evidence(result, PTRACE_SCOPE, "%s", scope.text);
+    if (!in_container && strtol(scope.text, NULL, 10) < 3)
+        doctor_fix(result, true, "sudo sysctl -w kernel.yama.ptrace_scope=0");
+    doctor_advise(result, "%s",
+                  in_container && source_env(source, "KUBERNETES_SERVICE_HOST")
+                      ? "Give the container the capability SYS_PTRACE (securityContext.capabilities.add)."
+                  : in_container ? "Start the container with --cap-add=SYS_PTRACE."
+                                 : "It lasts until a reboot: for later ones write it to /etc/sysctl.d/10-ptrace.conf.");
+}
+
+const struct doctor_check check_ptrace = {
+    DOCTOR_CHECK("ptrace", "limits", 71, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_ptrace),
+    .title = "processes may access each other where a library needs it",
+    .symptom = "\"pidfd_getfd: Operation not permitted\"; \"process_vm_readv ... Operation not permitted\"; \"Read -1, "
+               "expected N, errno = 1\".",
+    .cause =
+        "Linux lets a process access the memory and the files of another one by the rules of ptrace: with "
+        "kernel.yama.ptrace_scope=1, Ubuntu's default, only those that it started; in a container by default none.",
+    .remedy = "Set ptrace_scope to 0, or give the container the capability SYS_PTRACE.",
+    .links = TEXTS(PTRACE_SCOPE, "/proc/self/status", "https://github.com/pytorch/pytorch/issues/165685"),
+};
