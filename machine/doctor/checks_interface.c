@@ -278,21 +278,20 @@ const struct doctor_check check_host_name = {
 /* --- rails-subnet --- */
 
 /* Interfaces that have a route to the same network without a gateway, in groups of two or more: [["a", "b"]]. */
-static json_t *read_shared_subnets(const char *text, size_t bytes)
+static json_t *group_routes(const char *text, bool by_metric)
 {
     json_t *by_network = json_object(), *groups = json_array(), *group;
     const char *network;
 
-    (void)bytes;
     while (*text && by_network && groups) {
         struct piece line = text_take(&text, "\n");
-        char copy[256], interface[32], destination[16], gateway[16], mask[16], key[40];
+        char copy[256], interface[32], destination[16], gateway[16], metric[16], mask[16], key[60];
 
         snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 255 ? line.n : 255), line.text);
-        if (sscanf(copy, "%31s %15s %15s %*s %*s %*s %*s %15s", interface, destination, gateway, mask) != 4 ||
+        if (sscanf(copy, "%31s %15s %15s %*s %*s %*s %15s %15s", interface, destination, gateway, metric, mask) != 5 ||
             strcmp(gateway, "00000000") != 0 || strcmp(mask, "00000000") == 0 || strcmp(mask, "FFFFFFFF") == 0)
             continue;
-        snprintf(key, sizeof(key), "%s/%s", destination, mask);
+        snprintf(key, sizeof(key), "%s/%s %s", destination, mask, by_metric ? metric : "");
         if (!json_object_get(by_network, key))
             json_object_set_new(by_network, key, json_array());
         json_array_append_new(json_object_get(by_network, key), json_string(interface));
@@ -302,6 +301,19 @@ static json_t *read_shared_subnets(const char *text, size_t bytes)
             json_array_append(groups, group);
     json_decref(by_network);
     return groups;
+}
+
+static json_t *read_shared_subnets(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return group_routes(text, false);
+}
+
+/* Of equal metric, so that the order in which the interfaces came up decides. */
+static json_t *read_equal_routes(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return group_routes(text, true);
 }
 
 /*
@@ -336,6 +348,18 @@ static bool is_rail(const struct topo *topo, const char *interface)
     return false;
 }
 
+/* Is it on the card of a rail: IPoIB, which only starts connections, or another port? */
+static bool is_of_data_nic(const struct doctor_machine *machine, const char *interface)
+{
+    struct source_text device = source_resolve(machine->source, NET "/%s/device", interface);
+    int pci = device.state == SOURCE_OK ? topo_find_pci(machine->topo, text_base(device.text)) : -1;
+
+    for (int i = 0; i < machine->topo->n_nics && pci >= 0; i++)
+        if (machine_is_data_nic(machine->topo, i) && topo_is_same_card(machine->topo, machine->topo->nics[i].pci, pci))
+            return true;
+    return false;
+}
+
 /* Of a group, the interfaces of one kind that the kernel answers for on any other: the rails, or the others that are
  * up. */
 static int count_mixed(const struct doctor_machine *machine, const json_t *group, bool of_rails, const char **ret_names)
@@ -349,6 +373,7 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
         const char *interface = json_string_value(name);
 
         if (!interface || is_rail(machine->topo, interface) != of_rails || !is_up(machine, interface) ||
+            (!of_rails && is_of_data_nic(machine, interface)) ||
             !answers_for_others(machine->source, interface, of_rails))
             continue;
         names = source_printf(machine->source, "%s%s%s", names, n ? ", " : "", interface);
@@ -378,6 +403,7 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
 {
     struct source_answer subnets =
         source_fact(machine->source, "shared-subnets", read_shared_subnets, "/proc/net/route");
+    struct source_answer equal = source_fact(machine->source, "equal-routes", read_equal_routes, "/proc/net/route");
     const char *rails = "", *others = "";
     int n_rails = 0;
     json_t *group;
@@ -387,8 +413,9 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
         int n = count_mixed(machine, group, true, &rails);
 
         n_rails = n > n_rails ? n : n_rails;
-        count_mixed(machine, group, false, &others);
     }
+    json_array_foreach ((json_t *)equal.value, g, group)
+        count_mixed(machine, group, false, &others);
     if (*rails) {
         doctor_found(result, DOCTOR_WARNING,
                      "%d RoCE interfaces are in one subnet, and the kernel answers for each of them on any other",
@@ -407,7 +434,7 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
                      "two routes lead to one network, so connections leave by another interface than the named one: %s",
                      others);
         doctor_evidence(result, "/proc/net/route", "%s", others);
-        doctor_advise(result, "The kernel takes the route with the lower metric, of equal ones the first, whatever "
+        doctor_advise(result, "Of routes with equal metrics the kernel takes the first, whatever "
                               "interface NCCL_SOCKET_IFNAME names, and the order differs from node to node. Give the "
                               "interfaces different networks (a longer prefix), or one of them a larger metric on all "
                               "nodes, or a routing rule for each address.");

@@ -5,6 +5,7 @@
 #include "kernel_log.h"
 #include "queries.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define VERSION "/proc/driver/nvidia/version"
@@ -57,6 +58,65 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
         *initramfs || machine->software->os.in_container
             ? "Install it first; its packages disable nouveau."
             : os_kernel_argument(machine->source, &machine->software->os, true, "modprobe.blacklist=nouveau"));
+}
+
+/* --- addresses for the memory of a GPU --- */
+
+#define WINDOW_LEAST (64ULL << 20) /* BAR1 of a GPU has 256 MiB and more, its other regions 16 and 32 MiB */
+
+/* Does no region of the device ("START END FLAGS" a line) have an address and the size of a window into GPU memory? */
+static json_t *read_no_window(const char *text, size_t bytes)
+{
+    bool has_window = false;
+
+    (void)bytes;
+    for (int i = 0; i < 6 && *text; i++) {
+        struct piece line = text_take(&text, "\n");
+        char *end;
+        unsigned long long first = strtoull(line.text, &end, 16), last = strtoull(end, NULL, 16);
+
+        has_window = has_window || (first > 0 && last - first >= WINDOW_LEAST - 1);
+    }
+    return json_boolean(!has_window);
+}
+
+/* "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)": the addresses of devices. */
+static json_t *read_lost_windows(const char *text, size_t bytes)
+{
+    json_t *devices = json_array();
+
+    (void)bytes;
+    while ((text = strstr(text, " is 0M @ 0x0 (PCI:"))) {
+        text += strlen(" is 0M @ 0x0 (PCI:");
+        json_array_append_new(devices, json_stringn_nocheck(text, strcspn(text, ")\n")));
+    }
+    return devices;
+}
+
+bool machine_lacks_window(const struct doctor_machine *machine, int pci)
+{
+    const char *where;
+    struct source_answer lost =
+        kernel_log_fact(machine->source, "gpus-without-window", read_lost_windows, "NVRM: BAR", &where);
+    json_t *device;
+    size_t i;
+
+    json_array_foreach ((json_t *)lost.value, i, device)
+        if (pci >= 0 && json_is_string(device) &&
+            strcmp(json_string_value(device), machine->topo->pci[pci].address) == 0)
+            return true;
+    return pci >= 0 && !machine_is_grace(machine->topo) && !machine_is_spark(machine->topo) &&
+           source_fact_bool(source_fact(machine->source, "no-window", read_no_window,
+                                        "/sys/bus/pci/devices/%s/resource", machine->topo->pci[pci].address));
+}
+
+const char *machine_window_advice(const struct doctor_machine *machine)
+{
+    return machine_virtual(machine->source) == MACHINE_VIRTUAL
+               ? "Give the virtual machine a larger window of 64-bit addresses for devices (VMware: "
+                 "pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB of twice the memory of all GPUs; OVMF: "
+                 "opt/ovmf/X-PciMmio64Mb), and start it again."
+               : "Switch on Above 4G Decoding and Resizable BAR in the BIOS, and see whether an update of it is due.";
 }
 
 /* --- why it is not loaded --- */

@@ -102,11 +102,6 @@ bool machine_is_grace(const struct topo *topo);
 /* A DGX Spark and its kin: one GB10, which shares the memory of the processors, and no way for NICs into a GPU. */
 bool machine_is_spark(const struct topo *topo);
 
-/* Has the firmware, or the host of a virtual machine, given the GPU no addresses for its memory (BAR1)? What to do
- * then. */
-bool machine_lacks_window(const struct doctor_machine *machine, int pci);
-const char *machine_window_advice(const struct doctor_machine *machine);
-
 /* GB200 and GB300: GPUs whose NVLinks connect several nodes. */
 bool machine_has_multinode_nvlink(const struct topo *topo);
 

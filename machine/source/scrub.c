@@ -144,6 +144,7 @@ static const struct scrub_row fact_rows[] = {
     {"host-name", scrub_words, "", NULL},
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"equal-routes", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"dropped-connections", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"Link *", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},

@@ -538,6 +538,10 @@ set_up(change, (
     ("torchrun-two-nodes/two-routes-alone", "rails-subnet", "NVIDIA/nccl#1581 as its report has it: routes, and nothing else.",
      second_interface, lambda tree: [tree.append(
          "/proc/net/route", f"{name}\t000200C0\t00000000\t0001\t0\t0\t0\t00F0FFFF\t0\t0\t0\n") for name in ("eno1np0", "eno2")]),
+    ("torchrun-two-nodes/two-routes-metrics", "", "What is right: the metrics decide, as Amazon's and cloud-init's settings have it.",
+     second_interface, lambda tree: [tree.append(
+         "/proc/net/route", f"{name}\t000200C0\t00000000\t0001\t0\t0\t{metric}\t00F0FFFF\t0\t0\t0\n")
+         for name, metric in (("eno1np0", 100), ("eno2", 200))]),
     ("torchrun-two-nodes/two-routes-tables", "", "What is right: routing tables of the site.",
      second_interface, same_network("eno1np0", "eno2"),
      put("/etc/iproute2/rt_tables", "255\tlocal\n254\tmain\n253\tdefault\n0\tunspec\n100\teno1\n101\teno2\n")),

@@ -240,6 +240,7 @@ static void ask_about(struct source *source, const char *path)
     source_fact(source, "host-name", read_all, "%s", path);
     source_fact(source, "loopback-names", read_all, "%s", path);
     source_fact(source, "shared-subnets", read_all, "%s", path);
+    source_fact(source, "equal-routes", read_all, "%s", path);
     source_fact(source, "editable", read_all, "%s", path);
     source_log_fact(source, "dropped-connections", read_all, "", "%s", path);
     source_log_fact(source, "Link down", read_all, "", "%s", path);
