@@ -391,8 +391,10 @@ int dir_overwrite(const char *path)
         return -1;
     /* The file that was found, whatever its name leads to now. */
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
+    result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     close_quietly(fd);
+    if (result >= 0)
+        (void)!fcntl(result, F_SETFL, 0); /* O_NONBLOCK is for the open() of a pipe that nobody reads */
     return result;
 }
 
