@@ -262,7 +262,7 @@ bool secret_is_value(const char *name, const char *value, size_t n)
 
 bool secret_is_password(const char *name)
 {
-    static const char *const words[] = {"password", "passwd", "passphrase", "pwd"};
+    static const char *const words[] = {"password", "passwd", "passphrase", "pwd", "epkit_secret"};
 
     for (size_t i = 0; i < COUNT(words); i++)
         if (strcasecmp(name, words[i]) == 0)
