@@ -57,7 +57,7 @@ ran() {
         [ $((i % 8)) -eq 0 ] || [ -n "${EPKIT_TEST_LONG-}" ] || continue
         word=${words[$i]}
         # The last line of the program is the program's, in its log and as it comes.
-        epkit launch --hosts localhost --ssh "$PWD/ssh" --checks skip --out run -- sh -c 'echo "$1"; exit 1' x "$word" >said 2>&1 ||
+        epkit launch --hosts localhost --ssh "$PWD/ssh" --checks skip --out run -- sh -c 'printf "%s\n" "$1"; exit 1' x "$word" >said 2>&1 ||
             [ $? -eq 1 ]
         grep -v '^localhost: ' said >>all
         cat run/testbed-logs/coordinator.log >>all
@@ -65,7 +65,7 @@ ran() {
             epkit triangulate --hosts a,b --run "true {hosts} # $word" || [ $? -eq 3 ]
             EPKIT_BACKEND=$word epkit env --check || [ $? -ge 3 ]
             EPKIT_BACKEND=$word epkit test intranode || [ $? -eq 2 ]
-            epkit parse "./$word" || [ $? -eq 2 ]
+            epkit parse -- "$word" || [ $? -eq 2 ]
             NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit doctor --json || [ $? -ge 3 ]
             NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit topo --save machine || [ $? -eq 4 ]
         } >>all 2>&1
