@@ -3,7 +3,7 @@
 # Every command that epkit prints about hostile input is pasted into a shell. Only the command itself may run: here it
 # is a stand-in that records its arguments.
 #
-# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # $stderr is set by run; programs of inner shells
 
 load common
 

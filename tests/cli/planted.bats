@@ -227,6 +227,21 @@ END
     [[ "$output" == *'leads nowhere'* ]]
 }
 
+@test "install --root: a link of another user to the root is not followed" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    plant empty hers/m
+    for action in plan apply status; do
+        run -1 epkit install $action ./one.yaml --root hers/m
+        [[ "$output" == *'hers/m: a link in its path belongs to another user'* ]]
+    done
+    [ -z "$(ls victim/empty)" ]
+    mkdir m
+    ln -s m own
+    run -0 epkit install apply ./one.yaml --root own
+    [ -e m/etc/one ]
+}
+
 @test "install --root: the state has no links" {
     cat >one.yaml <<'END'
 recipe: one
@@ -331,13 +346,14 @@ END
 @test "install --root: who owns a folder above the state may not replace it while scripts run" {
     printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
         >one.yaml
-    for folder in m m/var m/var/lib m/var/lib/epkit m/var/lib/epkit/install; do
+    for folder in . m m/var m/var/lib m/var/lib/epkit m/var/lib/epkit/install; do
         rm -rf m
         mkdir m
         run -0 epkit install apply ./one.yaml --root m
         chown $MALLORY $folder
         run -1 epkit install uninstall ./one.yaml --root m
-        [[ "$output" == *"$PWD/$folder: another user owns it"*'scripts run outside of m'* ]]
+        chown 0 .
+        [[ "$output" == *"$(realpath $folder): another user owns it"*'scripts run outside of m'* ]]
         [ -e m/etc/one ]
         run -0 epkit install status one --root m
     done

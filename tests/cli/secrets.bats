@@ -59,17 +59,17 @@ ran() {
         # The last line of the program is the program's, in its log and as it comes.
         epkit launch --hosts localhost --ssh "$PWD/ssh" --checks skip --out run -- sh -c 'printf "%s\n" "$1"; exit 1' x "$word" >said 2>&1 ||
             [ $? -eq 1 ]
-        grep -v '^localhost: ' said >>all
-        cat run/testbed-logs/coordinator.log >>all
         {
+            grep -v '^localhost: ' said
+            cat run/testbed-logs/coordinator.log
             epkit triangulate --hosts a,b --run "true {hosts} # $word" || [ $? -eq 3 ]
             EPKIT_BACKEND=$word epkit env --check || [ $? -ge 3 ]
             EPKIT_BACKEND=$word epkit test intranode || [ $? -eq 2 ]
             epkit parse -- "$word" || [ $? -eq 2 ]
             NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit doctor --json || [ $? -ge 3 ]
             NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit topo --save machine || [ $? -eq 4 ]
+            cat machine
         } >>all 2>&1
-        cat machine >>all
     done
     [ "$(grep -c 'left out' all)" -gt 50 ]
     secrets find all
