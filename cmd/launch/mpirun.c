@@ -59,8 +59,8 @@ static struct host name_for_mpirun(const struct node *node, const char *own)
 
 /*
  * Writes a line for each rank, for the sequential mapper. The other mappers begin with the host that mpirun runs on,
- * wherever it is in the list; rank 0 would then not be at MASTER_ADDR. In a folder of its own: who owns that of the logs
- * could choose other hosts.
+ * wherever it is in the list; rank 0 would then not be at MASTER_ADDR. In a folder of its own: who owns that of the
+ * logs could choose other hosts.
  */
 static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
 {

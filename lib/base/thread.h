@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <time.h>
 
-/* What the deepest call of the library may use of the stack, with a margin (include/epkit/comm.h); of its own threads. */
+/* The stack that calls need, with a margin (include/epkit/comm.h), and that of the library's threads. */
 #define EP_STACK_LEAST ((size_t)128 << 10)
 #define EP_STACK_OWN ((size_t)1 << 20)
 

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A token by its form, and a password by its name; put together here, so that nothing in this tree looks like one. */
+/* Of a token, which its form shows, and a password, which its name does. */
 #define TOKEN_BODY "Zy9Xw7Vu5Ts3Rq1Po2Nm4Lk6Ji8Hg0FeDc"
-#define PASSWORD "Pq9" "zY8xW7vU6t"
+#define PASSWORD "Pq9zY8xW7vU6t"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
