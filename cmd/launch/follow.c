@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "common/dir.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -52,7 +53,7 @@ bool follow_send(enum follow_event word, int code)
     (void)make_address("", &named);
     while (sockets && fgets(line, sizeof(line), sockets)) {
         at = strstr(line, "@" PREFIX);
-        if (!at || strncmp(at + 1, named.sun_path + 1, strlen(named.sun_path + 1)) != 0 ||
+        if (!at || !text_begins(at + 1, named.sun_path + 1) ||
             sscanf(at + 1 + strlen(named.sun_path + 1), "%6[a-zA-Z0-9]", random) != 1)
             continue;
         length = make_address(random, &address);
