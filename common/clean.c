@@ -111,7 +111,7 @@ void text_clean(const char *text, char *ret_text, size_t bytes)
         if (is_shown)
             memmove(ret_text + used, text, n);
         else
-            ret_text[used] = '?';
+            ret_text[used] = *text == '\t' ? ' ' : '?';
         used += is_shown ? n : 1;
         text += n;
         left -= n;

@@ -262,7 +262,7 @@ static int make_below(int parent, const char *name, bool make)
     return fd < 0 ? errno : 0;
 }
 
-static int path_of(int fd, char ret_path[PATH_MAX])
+int dir_path(int fd, char ret_path[PATH_MAX])
 {
     char link[40];
     ssize_t n;
@@ -277,7 +277,7 @@ static int path_of(int fd, char ret_path[PATH_MAX])
 
 int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX])
 {
-    int base = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = base, number = base < 0 ? errno : 0, unnamed = 0;
+    int base = dir_open(root, false), at = base, number = base < 0 ? errno : 0, unnamed = 0;
     const char *left = path, *rest = path;
     char prefix[PATH_MAX];
 
@@ -302,7 +302,7 @@ int dir_open_below(const char *root, const char *path, bool make, char ret_path[
         rest = left;
     }
     rest += strspn(rest, "/");
-    if ((number == 0 || (number == ENOENT && !make)) && (unnamed = path_of(at, prefix)) == 0 &&
+    if ((number == 0 || (number == ENOENT && !make)) && (unnamed = dir_path(at, prefix)) == 0 &&
         snprintf(ret_path, PATH_MAX, "%s%s%s", strcmp(prefix, "/") == 0 ? "" : prefix, *rest ? "/" : "", rest) >=
             PATH_MAX)
         unnamed = ENAMETOOLONG;
@@ -391,8 +391,10 @@ int dir_overwrite(const char *path)
         return -1;
     /* The file that was found, whatever its name leads to now. */
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_CLOEXEC);
+    result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     close_quietly(fd);
+    if (result >= 0)
+        (void)!fcntl(result, F_SETFL, 0); /* O_NONBLOCK is for the open() of a pipe that nobody reads */
     return result;
 }
 

@@ -29,6 +29,9 @@ int dir_open(const char *path, bool make);
 /* The folder of a file, and the file's name within `path`. */
 int dir_open_parent(const char *path, bool make, const char **ret_name);
 
+/* The absolute path of what was opened, without links. */
+int dir_path(int fd, char ret_path[PATH_MAX]);
+
 /* A folder in one (O_PATH), which is no link; with `make` it is made. */
 int dir_open_in(int dir, const char *name, bool make);
 

@@ -400,12 +400,15 @@ static const char *value_of(const struct opt *opt, const void *field, char *buff
     return buffer;
 }
 
-/* Appends a space and a word, quoted for a shell where necessary. */
+/* Appends a space and a word, quoted for a shell where necessary; never a part of one, whose quote would stay open. */
 static void print_word(const char *word, char *ret_text, size_t bytes)
 {
+    size_t left = bytes - strlen(ret_text);
     char quoted[4096];
 
-    text_append(ret_text, bytes, " %s", shell_quote(word, quoted, sizeof(quoted)));
+    if (left > sizeof(" '...'"))
+        text_append(ret_text, bytes, " %s",
+                    shell_quote(word, quoted, left - 1 < sizeof(quoted) ? left - 1 : sizeof(quoted)));
 }
 
 /* Whether an argument would be parsed as an option. */

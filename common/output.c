@@ -50,15 +50,30 @@ void out_tone(FILE *stream, enum out_tone tone)
     stream_control(stream, sequences[tone]);
 }
 
+/* A text without secrets, for free(); NULL without memory. */
+static char *__attribute__((format(printf, 1, 0))) make_text(const char *format, va_list args)
+{
+    char *text, *shown;
+
+    if (vasprintf(&text, format, args) < 0)
+        return NULL;
+    shown = redact_text(text);
+    free(text);
+    return shown;
+}
+
 static void __attribute__((format(printf, 2, 0))) print_result(enum out_tone tone, const char *format, va_list args)
 {
+    char *text = make_text(format, args);
+
     progress_hide();
     ending_dismiss();
     out_tone(stdout, tone);
-    vprintf(format, args);
+    fputs(text ? text : "out of memory", stdout);
     out_tone(stdout, OUT_PLAIN);
     putchar('\n');
     fflush(stdout);
+    free(text);
 }
 
 void out_verdict(enum out_tone tone, const char *format, ...)
@@ -82,10 +97,8 @@ void out_line(const char *format, ...)
 /* Formats a message as one line: newlines in names become spaces. To be freed. */
 static char *__attribute__((format(printf, 1, 0))) make_line(const char *format, va_list args)
 {
-    char *text = NULL;
+    char *text = make_text(format, args);
 
-    if (vasprintf(&text, format, args) < 0)
-        text = NULL;
     for (char *at = text; at && *at; at++)
         if (*at == '\n')
             *at = ' ';
@@ -304,15 +317,14 @@ static bool is_shown(const struct out_column *column, const json_t *rows)
 /* libsmartcols aligns by the width of characters: replace invisible characters first. */
 static int set_cell(struct libscols_line *line, size_t cell, const char *text)
 {
-    size_t bytes = strlen(text) + 1;
-    char *clean = malloc(bytes);
+    char *shown = redact_text(text);
     int result;
 
-    if (!clean)
+    if (!shown)
         return -1;
-    text_clean(text, clean, bytes);
-    result = scols_line_set_data(line, cell, clean);
-    free(clean);
+    text_clean(shown, shown, strlen(shown) + 1);
+    result = scols_line_set_data(line, cell, shown);
+    free(shown);
     return result;
 }
 

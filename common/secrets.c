@@ -262,7 +262,7 @@ bool secret_is_value(const char *name, const char *value, size_t n)
 
 bool secret_is_password(const char *name)
 {
-    static const char *const words[] = {"password", "passwd", "passphrase", "pwd"};
+    static const char *const words[] = {"password", "passwd", "passphrase", "pwd", "epkit_secret"};
 
     for (size_t i = 0; i < COUNT(words); i++)
         if (strcasecmp(name, words[i]) == 0)
@@ -486,7 +486,8 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     start = skip(scan, start, " \t");
     while (byte_at(scan, start + backslashes) == '\\')
         backslashes++;
-    if (is_one_of(byte_at(scan, start + backslashes), "\"'") && byte_at(scan, start + backslashes) != quote) {
+    if (is_one_of(byte_at(scan, start + backslashes), "\"'") &&
+        (byte_at(scan, start + backslashes) != quote || is_alnum(byte_at(scan, start + backslashes + 1)))) {
         start += backslashes;
         quote = scan->text[start++];
         is_in_quotes = true;

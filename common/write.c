@@ -33,6 +33,8 @@ const char *write_reason(int error_number)
         return "a link in its path belongs to another user, or leads in a circle";
     case EMLINK:
         return "it has a second name, by which another file would be changed";
+    case ENXIO:
+        return "it is a pipe that nobody reads, or a device that is not there";
     case ENOSYS:
         return "the system call openat2() is missing: Linux before 5.6, or a filter (seccomp)";
     default:

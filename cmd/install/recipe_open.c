@@ -191,7 +191,8 @@ static enum install_result acquire_lock(struct install *install)
 
 static enum install_result set_root(struct install *install, const char *root)
 {
-    char shell[PATH_MAX];
+    char path[PATH_MAX], shell[PATH_MAX];
+    int fd, number;
 
     if (!root) {
         install->is_live = true;
@@ -199,11 +200,15 @@ static enum install_result set_root(struct install *install, const char *root)
         first_line("/proc/sys/kernel/random/boot_id", install->boot, sizeof(install->boot));
         return INSTALL_FINE;
     }
-    if (!realpath(root, install->root))
-        return install_fail_errno(install, errno, root);
-    if (strlen(install->root) > INSTALL_ROOT_MAX)
-        return install_fail(install, "%.300s...: its path is longer than %d characters", install->root,
-                            INSTALL_ROOT_MAX);
+    fd = dir_open(root, false);
+    number = fd < 0 ? errno : dir_path(fd, path);
+    if (fd >= 0)
+        close(fd);
+    if (number)
+        return install_fail(install, "%.300s: %s", root, write_reason(number));
+    if (strlen(path) > INSTALL_ROOT_MAX)
+        return install_fail(install, "%.300s...: its path is longer than %d characters", path, INSTALL_ROOT_MAX);
+    snprintf(install->root, sizeof(install->root), "%s", path);
     snprintf(shell, sizeof(shell), "%.380s/bin/sh", install->root);
     install->can_chroot = access(shell, X_OK) == 0 && geteuid() == 0;
     snprintf(install->boot, sizeof(install->boot), "folder");
@@ -388,34 +393,30 @@ static enum install_result check_file(struct install *install, int dir, const ch
     return result;
 }
 
-/* The folders above the state, up to the root: who may write in one can replace the state, also later. */
+/* The folders above the state, also those of the root: who may write in one can replace the state, also later. */
 static enum install_result check_above(struct install *install)
 {
-    int root = open(install->root, O_PATH | O_DIRECTORY | O_CLOEXEC), at = dup(install->state_fd);
+    int at = dup(install->state_fd);
     enum install_result result = INSTALL_FINE;
-    struct stat top, info;
+    struct stat info;
     char path[1024];
 
     install_path(install, NULL, NULL, path);
-    if (root < 0 || at < 0 || fstat(root, &top) != 0)
-        result = install_fail_errno(install, errno, install->root);
-    for (bool is_root = false; result == INSTALL_FINE && !is_root;) {
+    while (result == INSTALL_FINE && *path) {
         int above = openat(at, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
-        close(at);
-        at = above;
-        if (at < 0 || fstat(at, &info) != 0)
+        if (above < 0 || fstat(above, &info) != 0)
             result = install_fail_errno(install, errno, path);
+        if (at >= 0)
+            close(at);
+        at = above;
         *strrchr(path, '/') = '\0';
         /* In a sticky folder others cannot rename what is there. */
         if (result == INSTALL_FINE && (info.st_mode & S_ISVTX))
             info.st_mode &= ~(mode_t)(S_IWGRP | S_IWOTH);
-        is_root = result != INSTALL_FINE || (info.st_dev == top.st_dev && info.st_ino == top.st_ino) || !*path;
         if (result == INSTALL_FINE)
-            result = check_trust(install, &info, path);
+            result = check_trust(install, &info, *path ? path : "/");
     }
-    if (root >= 0)
-        close(root);
     if (at >= 0)
         close(at);
     return result;

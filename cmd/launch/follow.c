@@ -2,6 +2,8 @@
 #include "follow.h"
 
 #include "base/clock.h"
+#include "common/dir.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -14,30 +16,53 @@
 
 #define LOST_S 120 /* an agent sends a heartbeat every five seconds; another agent may take over */
 #define POLL_MS 1000
+#define PREFIX "epkit-follow-"
+#define RANDOM_BYTES 7
 
 struct message {
     int word, code;
 };
 
-static socklen_t make_address(struct sockaddr_un *ret_address)
+/*
+ * Pods may share the network, and so these addresses, with each other and with users of the host: the name contains the
+ * pod's mount namespace, and random characters, so that others cannot take it before.
+ */
+static socklen_t make_address(const char *random, struct sockaddr_un *ret_address)
 {
+    char pod[40] = "";
+
+    if (readlink("/proc/self/ns/mnt", pod, sizeof(pod) - 1) < 0)
+        pod[0] = '\0';
     *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    snprintf(ret_address->sun_path + 1, sizeof(ret_address->sun_path) - 1, "epkit-follow-%u", (unsigned)geteuid());
+    snprintf(ret_address->sun_path + 1, sizeof(ret_address->sun_path) - 1, PREFIX "%u-%s-%s", (unsigned)geteuid(), pod,
+             random);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ret_address->sun_path + 1));
 }
 
+/* To all addresses of this form that there are: others can only add to them. */
 bool follow_send(enum follow_event word, int code)
 {
     struct message message = {.word = (int)word, .code = code};
-    struct sockaddr_un address;
-    socklen_t length = make_address(&address);
+    struct sockaddr_un address, named; /* named: what comes before the random part */
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool is_told;
+    FILE *sockets = fd < 0 ? NULL : fopen("/proc/net/unix", "re");
+    char line[512], random[RANDOM_BYTES], *at;
+    bool is_told = false;
+    socklen_t length;
 
-    if (fd < 0)
-        return false;
-    is_told = sendto(fd, &message, sizeof(message), MSG_NOSIGNAL, (struct sockaddr *)&address, length) > 0;
-    close(fd);
+    (void)make_address("", &named);
+    while (sockets && fgets(line, sizeof(line), sockets)) {
+        at = strstr(line, "@" PREFIX);
+        if (!at || !text_begins(at + 1, named.sun_path + 1) ||
+            sscanf(at + 1 + strlen(named.sun_path + 1), "%6[a-zA-Z0-9]", random) != 1)
+            continue;
+        length = make_address(random, &address);
+        is_told |= sendto(fd, &message, sizeof(message), MSG_NOSIGNAL, (struct sockaddr *)&address, length) > 0;
+    }
+    if (sockets)
+        fclose(sockets);
+    if (fd >= 0)
+        close(fd);
     return is_told;
 }
 
@@ -61,10 +86,13 @@ static bool receive(int fd, struct message *ret_message)
 
 static int listen_here(void)
 {
+    char random[RANDOM_BYTES] = "XXXXXX";
     struct sockaddr_un address;
-    socklen_t length = make_address(&address);
+    socklen_t length;
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1;
 
+    dir_random(random);
+    length = make_address(random, &address);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
         bind(fd, (struct sockaddr *)&address, length) != 0) {
         int number = errno;

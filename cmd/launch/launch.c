@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/clean.h"
+#include "common/output.h"
 #include "common/progress.h"
-#include "common/redact.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -29,18 +29,15 @@
 
 void launch_note(struct launch *launch, const char *format, ...)
 {
-    char text[1024], *shown;
+    char text[1024];
     va_list args;
 
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     text_clean(text, text, sizeof(text)); /* names and dates in it may be a stranger's */
-    shown = redact_text(text);
-    launch_log(launch, shown ? shown : "");
-    progress_hide();
-    fprintf(stderr, "epkit: %s\n", shown ? shown : "");
-    free(shown);
+    launch_log(launch, text);
+    out_note("%s", text);
 }
 
 void node_send(struct node *node, json_t *request)

@@ -9,6 +9,8 @@
 #include "location.h"
 #include "remote.h"
 
+#include "common/temporary.h"
+
 #include <stdio.h>
 
 #define LINE_MAX_BYTES 16384         /* of a rank's output; longer lines are cut in pieces */
@@ -90,6 +92,7 @@ struct launch {
     bool is_ending, is_urgent;
 
     struct process mpirun;
+    struct temporary mpirun_folder; /* with its hostfile */
     int mpirun_status;
     bool mpirun_ended;
     struct line_buffer mpirun_lines[2];

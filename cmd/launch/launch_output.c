@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "common/clean.h"
+#include "common/redact.h"
 #include "common/write.h"
 
 #include <errno.h>
@@ -112,10 +113,11 @@ static void log_failed(struct launch *launch, const char *name, bool *has_failed
 
 void launch_log(struct launch *launch, const char *text)
 {
-    if (!launch->log || launch->has_log_failed)
-        return;
-    if (fprintf(launch->log, "%s\n", text) < 0 || fflush(launch->log) != 0)
+    char *shown = !launch->log || launch->has_log_failed ? NULL : redact_text(text);
+
+    if (shown && (fprintf(launch->log, "%s\n", shown) < 0 || fflush(launch->log) != 0))
         log_failed(launch, "the launcher", &launch->has_log_failed);
+    free(shown);
 }
 
 static void log_line(struct node *node, const char *text, size_t bytes)

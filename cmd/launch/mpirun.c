@@ -10,8 +10,10 @@
 #include "base/error.h"
 #include "common/clean.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -42,16 +44,6 @@ static void become_mpirun(const void *context)
         process_execute_bare(start->argv);
 }
 
-static void name_hostfile(const struct launch *launch, char *ret_path, size_t bytes)
-{
-    const char *base = getenv("TMPDIR");
-
-    if (*launch->folder)
-        snprintf(ret_path, bytes, "%s/hostfile-mpirun", launch->folder);
-    else
-        snprintf(ret_path, bytes, "%s/epkit-hostfile-%s", base && *base ? base : "/tmp", launch->id);
-}
-
 /*
  * The name of a node for mpirun: the machine that mpirun runs on needs its own hostname, because pods resolve no other
  * name for themselves.
@@ -67,16 +59,23 @@ static struct host name_for_mpirun(const struct node *node, const char *own)
 
 /*
  * Writes a line for each rank, for the sequential mapper. The other mappers begin with the host that mpirun runs on,
- * wherever it is in the list; rank 0 would then not be at MASTER_ADDR.
+ * wherever it is in the list; rank 0 would then not be at MASTER_ADDR. In a folder of its own: who owns that of the
+ * logs could choose other hosts.
  */
 static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t bytes)
 {
     struct hosts ranks = {.n = 0};
+    const char *base = getenv("TMPDIR");
     char own[256] = "";
     ep_status status;
+    int number;
 
+    base = base && *base ? base : "/tmp";
     gethostname(own, sizeof(own) - 1);
-    name_hostfile(launch, ret_path, bytes);
+    number = temporary_folder_in(base, "epkit-mpirun", &launch->mpirun_folder);
+    if (number)
+        return ep_fail(EP_E_SYSTEM, "making the folder %s/epkit-mpirun-...: %s", base, write_reason(number));
+    snprintf(ret_path, bytes, "%s/hostfile", launch->mpirun_folder.path);
     ranks.list = calloc((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
     if (!ranks.list)
         return ep_fail(EP_E_MEMORY, "no memory for a hostfile");
@@ -95,7 +94,7 @@ static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t by
  */
 ep_status mpirun_start(struct launch *launch, const json_t *spec)
 {
-    char ssh[1400], daemon[100], count[16], hostfile[sizeof(launch->folder) + 64];
+    char ssh[1400], daemon[100], count[16], hostfile[PATH_MAX];
     const char *const words[] = {"mpirun",
                                  "--hostfile",
                                  hostfile,
@@ -204,7 +203,6 @@ void mpirun_poll(struct launch *launch, const struct pollfd *polls)
 void mpirun_end(struct launch *launch)
 {
     uint64_t until_ns = ep_deadline_ns(TERM_MS);
-    char path[sizeof(launch->folder) + 64];
 
     if (launch->mpirun.pid > 0) {
         kill(launch->mpirun.pid, SIGTERM);
@@ -216,6 +214,5 @@ void mpirun_end(struct launch *launch)
     }
     for (int which = 0; which < 2; which++)
         line_end(&launch->mpirun_lines[which], handle_line, launch);
-    name_hostfile(launch, path, sizeof(path));
-    unlink(path);
+    temporary_remove(&launch->mpirun_folder);
 }

@@ -125,7 +125,7 @@ static int close_output(struct output *output, bool is_whole)
         reason = write_all(output->fd, output->text, output->bytes);
     else if (is_whole && output->bytes > 0)
         reason = temporary_save(output->file, output->text, output->bytes,
-                                stat(output->file, &info) == 0 ? info.st_mode & 0777 : dir_usual_mode());
+                                stat(output->file, &info) == 0 ? info.st_mode & 0755 : dir_usual_mode());
     if (output->fd >= 0 && close(output->fd) != 0 && reason == 0)
         reason = errno;
     free(output->text);

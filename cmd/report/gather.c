@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather.c - builds the document of a run folder. */
-#include "cmd/bench/bench.h"
 #include "cmd/topo/topo_view.h"
 #include "common/text.h"
 #include "machine/source/source.h"
 #include "report.h"
 
 #include <epkit/epkit.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -158,10 +158,12 @@ static bool describe_machine(const struct folder_file *file, char *ret_text, siz
     bool good;
 
     snprintf(opened, sizeof(opened), "/proc/self/fd/%d", fd);
-    good = source_open(fd < 0 ? file->path : opened, &source) == EP_OK && topo_read(source, &topo) == EP_OK &&
+    good = fd >= 0 && source_open(opened, &source) == EP_OK && topo_read(source, &topo) == EP_OK &&
            map_best(topo, &best) == EP_OK;
 
-    if (good)
+    if (fd < 0)
+        snprintf(ret_text, bytes, "%s", strerror(errno));
+    else if (good)
         topo_sentence(&(struct topo_view){.topo = topo, .best = best}, ret_text, bytes);
     else
         snprintf(ret_text, bytes, "%s", ep_last_error());
@@ -298,24 +300,4 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     json_object_set_new(document, "previous", json_null());
     json_object_set_new(document, "history", json_array());
     return document;
-}
-
-bool report_write_results(const char *folder, json_t *results, int code, double seconds)
-{
-    time_t now = time(NULL);
-    json_t *build = bench_provenance();
-    json_t *run =
-        json_pack("{s:i, s:O, s:O, s:s, s:O, s:o, s:o, s:i, s:s, s:i, s:O}", "schema_version", 1, "epkit",
-                  json_object_get(results, "epkit"), "commit", json_object_get(build, "commit"), "job", "epkit-run",
-                  "command", json_object_get(results, "command"), "began", out_time(now - (time_t)seconds), "ended",
-                  out_time(now), "nodes", 1, "launcher", "local", "exit_code", code, "results", results);
-    json_t *document = out_document("report");
-    bool good;
-
-    json_object_update_new(document, report_gather(&(struct folder){.path = (char *)folder, .run = run}, NULL));
-    good = report_write(folder, run, document, report_page);
-    json_decref(document);
-    json_decref(run);
-    json_decref(build);
-    return good;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
+#include "cmd/bench/bench.h"
 #include "common/dir.h"
 #include "common/redact.h"
 #include "common/temporary.h"
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static bool refuse(const char *folder, const char *why)
@@ -131,4 +133,24 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
     for (size_t i = 0; i < n; i++)
         free(files[i].text);
     return number == 0;
+}
+
+bool report_write_results(const char *folder, json_t *results, int code, double seconds)
+{
+    time_t now = time(NULL);
+    json_t *build = bench_provenance();
+    json_t *run =
+        json_pack("{s:i, s:O, s:O, s:s, s:O, s:o, s:o, s:i, s:s, s:i, s:O}", "schema_version", 1, "epkit",
+                  json_object_get(results, "epkit"), "commit", json_object_get(build, "commit"), "job", "epkit-run",
+                  "command", json_object_get(results, "command"), "began", out_time(now - (time_t)seconds), "ended",
+                  out_time(now), "nodes", 1, "launcher", "local", "exit_code", code, "results", results);
+    json_t *document = out_document("report");
+    bool good;
+
+    json_object_update_new(document, report_gather(&(struct folder){.path = (char *)folder, .run = run}, NULL));
+    good = report_write(folder, run, document, report_page);
+    json_decref(document);
+    json_decref(run);
+    json_decref(build);
+    return good;
 }

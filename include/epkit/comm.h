@@ -25,6 +25,9 @@
  * of the program with the number of one may be used, and files that have no inode of their own (eventfd, epoll,
  * timerfd) cannot be told apart. Free the communicator before descriptors are closed.
  *
+ * Stacks. Threads that call the library need 128 KiB of stack for it, which ep_comm_new() checks for the thread that
+ * calls it.
+ *
  * Peers. A peer is dead (EP_E_PEER_DEAD) when the kernel reports the end of its process: by a pidfd or, without one, by
  * its process ID and /proc. A peer has left (EP_E_PEER_LEFT) when it has freed its communicator or an object that the
  * call needs. If its state cannot be read - no pidfd, and a /proc that hides it (hidepid, another user, another PID

@@ -22,7 +22,6 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
-#define STACK_BYTES ((size_t)256 << 10)
 #define SLICE_MS 20
 /* A program may close all descriptors, including the socket: the thread checks this often whether it must end. */
 #define RECEIVE_SECONDS 1
@@ -132,18 +131,6 @@ static void *server_main(void *context)
     }
 }
 
-static int start_thread(struct server *server)
-{
-    pthread_attr_t attributes;
-    int error;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    error = ep_thread_start(&server->thread, &attributes, server_main, server);
-    pthread_attr_destroy(&attributes);
-    return error;
-}
-
 static ep_status open_socket(struct server *server)
 {
     static const struct timeval limit = {.tv_sec = RECEIVE_SECONDS};
@@ -186,7 +173,7 @@ ep_status ep_shm_serve(struct ep_shm_address *ret_address)
     if (!server->users) {
         atomic_store(&server->is_ending, false);
         status = open_socket(server);
-        if (status == EP_OK && (error = start_thread(server)) != 0)
+        if (status == EP_OK && (error = ep_thread_start(&server->thread, server_main, server)) != 0)
             status = ep_fail_errno(EP_E_SYSTEM, error, "shared memory: a thread to send segments");
         if (status != EP_OK)
             stop(server);

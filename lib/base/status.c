@@ -68,6 +68,9 @@ ep_status ep_fail(ep_status status, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
+    /* Values of variables, names of files and hosts may have sequences for terminals. */
+    for (char *c = text; *c; c++)
+        *c = ((unsigned char)*c < ' ' && *c != '\n') || *c == 0x7f ? '?' : *c;
     memcpy(last_error, text, sizeof(text));
     return status;
 }

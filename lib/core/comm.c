@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/log.h"
+#include "base/thread.h"
 #include "core/check.h"
 #include "core/config.h"
 #include "net/net.h"
@@ -43,11 +44,31 @@ static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
     return ep_check_reserved("ep_comm_new", (uint32_t)ret_boot->reserved);
 }
 
+/* Coroutines have stacks of their own, which the thread does not know. */
+static ep_status check_stack(void)
+{
+    const char *here = __builtin_frame_address(0);
+    pthread_attr_t attributes;
+    void *stack = NULL;
+    size_t bytes = 0;
+
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return EP_OK;
+    if (pthread_attr_getstack(&attributes, &stack, &bytes) != 0)
+        bytes = 0;
+    pthread_attr_destroy(&attributes);
+    if (here < (char *)stack || here >= (char *)stack + bytes || (size_t)(here - (char *)stack) >= EP_STACK_LEAST)
+        return EP_OK;
+    return ep_fail(EP_E_SYSTEM, "ep_comm_new: the stack of this thread has %zu KiB left, and calls need %zu KiB",
+                   (size_t)(here - (char *)stack) >> 10, EP_STACK_LEAST >> 10);
+}
+
 static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_config *config)
 {
     if (!comm)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory");
     comm->nranks = boot->nranks;
+    EP_TRY(check_stack());
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
     if (!comm->config.ranks_per_node && boot->ranks_per_node) {
         comm->config.ranks_per_node = boot->ranks_per_node;

@@ -140,7 +140,7 @@ ep_status shrink_refuse_prepare(const struct linked *l, struct ep_group_refusal 
     for (int i = 0; i < MAX_REPLIES; i++)
         refusal->replies[i] = -1;
     refusal->event = ep_fd_above_stdio(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    error = refusal->event < 0 ? errno : ep_thread_start(&refusal->thread, NULL, run, refusal);
+    error = refusal->event < 0 ? errno : ep_thread_start(&refusal->thread, run, refusal);
     if (!error) {
         *ret_refusal = refusal;
         return EP_OK;

@@ -191,7 +191,7 @@ static ep_status await_query(struct query *query, uint64_t deadline_ns)
     int error;
 
     atomic_fetch_add(&query->users, 1);
-    error = ep_thread_start(&thread, NULL, run_query, query);
+    error = ep_thread_start(&thread, run_query, query);
     if (error) {
         atomic_fetch_sub(&query->users, 1);
         return ep_fail_errno(EP_E_SYSTEM, error, "host name \"%.64s\": a thread for the query", query->host);

@@ -3,7 +3,7 @@
 # Every command that epkit prints about hostile input is pasted into a shell. Only the command itself may run: here it
 # is a stand-in that records its arguments.
 #
-# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # $stderr is set by run; programs of inner shells
 
 load common
 
@@ -121,4 +121,84 @@ checked() {
     epkit launch --hosts a,b --ssh "$PWD/nossh" --out run -x "NAME=$EVIL" --location-cmd "$EVIL" -- "$EVIL" "$DASH" >text 2>&1 || true
     jq -r .command run/testbed-logs/run.json >text
     harmless text
+}
+
+# pasted CODES ARGUMENT...: commands in what is printed, as text and as a document, are harmless. The command line of a run
+# is its own, and the document of another node that node's: who runs what is in them trusts their writer.
+pasted() {
+    local codes=$1 form
+    shift
+    for form in "" --json; do
+        run --separate-stderr epkit "$1" ${form:+"$form"} "${@:2}"
+        echo "$* $form -> $status: $stderr" | cat -v
+        [[ "$codes" == *"$status"* ]]
+        printf '%s\n%s\n' "$output" "$stderr" >text
+        [ -z "$form" ] || jq 'del(.command, .hosts[]?.document)' <<<"$output" >text
+        [ -z "$(commands text)" ] || harmless text
+    done
+}
+
+@test "doctor --hosts, triangulate, nics, launch: names and answers of nodes" {
+    evil=${EVIL//[$'\n/']/}
+    jq -n --arg e "$EVIL" '{schema_version: 1, epkit: $e, subcommand: "doctor", facts: {kernel: $e, gpus: [$e], nics: [{name: $e, state: $e}], environment: {($e): $e}},
+        checks: [{id: $e, outcome: "found", severity: "serious", text: $e, fix: $e}, {id: "memlock", outcome: "found", severity: "serious", text: $e, fix: $e}]}' >answer
+    printf '#!/bin/sh\ncat %q\n' "$PWD/answer" >answers
+    printf '#!/bin/sh\ncat %q >&2\nexit 255\n' "$PWD/answer" >refuses
+    chmod +x answers refuses
+    for ssh in answers refuses; do
+        pasted '1 3 5' doctor --hosts a,b --ssh "$PWD/$ssh"
+        pasted '1 2 3 4 7' launch --hosts a,b --ssh "$PWD/$ssh" --connect-timeout 60 --out run -- "$EVIL"
+    done
+    jq -n --arg e "$EVIL" '{runs: [["a", $e, 0.5], ["b", "c", 0.99], ["a", "b", 0.98], ["c", $e, 0.4]] | map({hosts: .[:2], ratio: .[2]})}' >recorded
+    pasted '1 3' triangulate --from recorded
+    pasted '1 3' triangulate --hosts a,b --run "printf '%s\n' {hosts} \"\$(cat answer)\""
+    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$evil"
+    mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$evil"
+    pasted '0 3 4' nics --from a4
+    pasted '0 3 4' nics --from a4 --devices "$EVIL" || [ "$status" -eq 2 ]
+    pasted '0 3' doctor --from a4 --verbose
+    # A script that is evaluated as a whole.
+    for format in sh slurm; do
+        epkit env --from a4 --format $format >text
+        (cd box && PATH="$BATS_TEST_TMPDIR/bin" "$shell" <../text >/dev/null 2>&1) || true
+        [ -z "$(ls -A box)" ]
+    done
+}
+
+@test "report: the page and the documents of a foreign folder" {
+    jq -n --arg e "$EVIL" '{schema_version: 1, epkit: $e, job: $e, command: ("epkit launch " + $e), argv: [$e], reason: $e, exit_code: 1, failed_host: $e, environment: {A: $e},
+        hosts: [{name: $e, why: $e, gpu: $e}], findings: [{id: $e, severity: $e, text: $e, nodes: [$e]}]}' >run.json
+    mkdir run
+    mv run.json run
+    printf '%s\n' "$EVIL" "a: NCCL WARN $EVIL" >run/worker-a.log
+    pasted 1 report run
+    pasted '1 4' parse run
+    # Of the page, what is marked as a command.
+    python3 -c 'import html, re, sys; print("\n".join(html.unescape(c) for c in re.findall("<code>(epkit doctor.*?)</code>", sys.stdin.read())))' \
+        <run/report.html >text
+    [ -z "$(commands text)" ] || harmless text
+}
+
+@test "install, test, bench, run: recipes, files and variables" {
+    mkdir m
+    for name in "$EVIL" "one$EVIL"; do
+        jq -n --arg e "$EVIL" --arg name "$name" '{recipe: $name, title: $e, steps: [{id: "one", type: "file", title: $e, why: $e, budget: "5s", path: "/etc/one", content: "x"}]}' >one.yaml
+        pasted 2 install plan ./one.yaml --root m
+    done
+    jq -n --arg e "$EVIL" '{recipe: "one", title: "t", steps: [{id: "one", type: "command", title: "t", why: "w", budget: "5s", run: "echo \"$0\"; exit 1", check: "false"}]}' >one.yaml
+    pasted '1 2 3' install apply ./one.yaml --root m
+    for command in test\ intranode bench run; do
+        # shellcheck disable=SC2086 # words
+        EPKIT_BACKEND=$EVIL pasted 2 $command
+    done
+    # A command that does not fit ends with a whole word.
+    long=$(head -c 1000 /dev/zero | tr '\0' x)
+    printf '#!/bin/sh\nexit 255\n' >nossh
+    chmod +x nossh
+    epkit launch --hosts a,b --ssh "$PWD/nossh" --out long --checks skip -- "$long "{1..6} >text 2>&1 || true
+    command=$(jq -r .command long/testbed-logs/run.json)
+    printf '%s\n' "$command" "epkit parse '\$(touch PWNED)'" "$command" >list
+    (cd box && PATH="$BATS_TEST_TMPDIR/bin" "$shell" <../list >/dev/null 2>&1) || true
+    [ -z "$(ls -A box)" ]
 }

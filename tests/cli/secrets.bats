@@ -26,12 +26,12 @@ ran() {
 @test "launch and report: run.json, coordinator.log, report.json, report.html, history, documents" {
     env=()
     for i in "${!words[@]}"; do env+=(-x "VALUE_$i=${words[$i]}"); done
-    ran "${env[@]:0:60}" -- true "${words[@]}" --password 'pw split' -p "${words[0]}" /usr/bin/mysql -u root -ppw-split db \
+    ran "${env[@]:0:60}" -x EPKIT_SECRET=/pw/split -- true "${words[@]}" --password 'pw split' -p "${words[0]}" /usr/bin/mysql -u root -ppw-split db \
         sshpass -p 'pw split' ssh h docker login -p pw-split h curl -ume:pw-split x --hf-token pw-split1 -passin pass:pw-split
     epkit report run --history history --json >report.json || [ $? -eq 4 ]
     epkit report run --upload "$PWD/copy" >/dev/null || [ $? -eq 4 ]
     secrets find launch.json said run/testbed-logs/* run/report.* history report.json copy/*.* copy/testbed-logs/*
-    run ! grep -rE 'pw[ -]split' launch.json run report.json
+    run ! grep -rE 'pw[ -/]split' launch.json run report.json
     # The forms stay recognisable.
     jq -e '.argv | index("--password=(left out)") and index("DB_PASSWORD=(left out)")' run/testbed-logs/run.json
     valid launch launch.json
@@ -48,6 +48,31 @@ ran() {
     [[ "$(jq -r .command run/testbed-logs/run.json)" == *"--env HF_TOKEN=$word --env OTHER_TOKEN "* ]]
     jq -e '.argv | index("(left out)")' run/testbed-logs/run.json
     valid report report.json
+}
+
+@test "what is printed: verdicts, tables, errors and hints; snapshots and documents with variables of the machine" {
+    printf '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n' >ssh
+    chmod +x ssh
+    for i in "${!words[@]}"; do
+        [ $((i % 12)) -eq 0 ] || [ -n "${EPKIT_TEST_LONG-}" ] || continue
+        word=${words[$i]}
+        # The last line of the program is the program's, in its log and as it comes.
+        epkit launch --hosts localhost --ssh "$PWD/ssh" --checks skip --out run -- sh -c 'printf "%s\n" "$1"; exit 1' x "$word" >said 2>&1 ||
+            [ $? -eq 1 ]
+        {
+            grep -v '^localhost: ' said
+            cat run/testbed-logs/coordinator.log
+            epkit triangulate --hosts a,b --run "true {hosts} # $word" || [ $? -eq 3 ]
+            EPKIT_BACKEND=$word epkit env --check || [ $? -ge 3 ]
+            EPKIT_BACKEND=$word epkit test intranode || [ $? -eq 2 ]
+            epkit parse -- "$word" || [ $? -eq 2 ]
+            NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit doctor --json || [ $? -ge 3 ]
+            NCCL_X=$word NVSHMEM_HCA_LIST=$word epkit topo --save machine || [ $? -eq 4 ]
+            cat machine
+        } >>all 2>&1
+    done
+    [ "$(grep -c 'left out' all)" -gt 50 ]
+    secrets find all
 }
 
 @test "a foreign run folder, a saved cluster, documents about logs" {
@@ -70,7 +95,7 @@ ran() {
 
 @test "no false alarms: variables of NCCL, NVSHMEM and epkit, paths, names, commits, digests" {
     plain=(NCCL_IB_HCA=mlx5_0:1 NCCL_SOCKET_IFNAME=^lo,docker0 NCCL_IB_PKEY=0x8001 NVSHMEM_HCA_PE_MAPPING=mlx5_0:1:1 EPKIT_TOKENS=4096
-        NUM_TOKENS=4096 MAX_TOKEN=4096 TOKENIZERS_PARALLELISM=false USE_AUTH_TOKEN=true DEEP_EP_BYTES_PER_TOKEN=7168
+        NUM_TOKENS=4096 MAX_TOKEN=4096 TOKENIZERS_PARALLELISM=false EPKIT_PRELOAD=/usr/lib/libnccl.so EPKIT_SSH=/usr/bin/ssh USE_AUTH_TOKEN=true DEEP_EP_BYTES_PER_TOKEN=7168
         LD_LIBRARY_PATH=/usr/local/cuda-12.8/lib64:/opt/nvshmem/lib "IMAGE=nvcr.io/nvidia/nemo:25.11@sha256:$(printf x | sha256sum | cut -d' ' -f1)"
         "COMMIT=$(printf x | sha1sum | cut -d' ' -f1)" JOB=0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11 "URL=https://me@host.example:8080/a/b?c=d"
         NODE=sk-pool-a-worker AUTHOR=someone TOKEN_DISPATCHER=alltoall DATA_KEY=text AUTHORITY_MODE=strict)

@@ -15,6 +15,12 @@ parse)
     python3 "$root/tests/parse/samples.py" write "$samples"
     folders=("$samples")
     ;;
+redact)
+    samples=$(mktemp -d)
+    trap 'rm -rf "$samples"' EXIT
+    python3 "$root/tests/cli/secrets.py" words | split -l 1 - "$samples/"
+    folders+=("$samples")
+    ;;
 recipe) folders+=("$root/recipes" "$root/tests/install/recipes") ;;
 esac
 "$@" "${folders[@]}"

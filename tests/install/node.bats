@@ -132,6 +132,41 @@ uninstall() {
     same "$BATS_FILE_TMPDIR/bare"
 }
 
+# As another user of the node: in each folder that all may write to, a link to a file of root for every name that root
+# has used there, as soon as it is free.
+plant() {
+    on setpriv --reuid 54321 --regid 54321 --clear-groups perl -e '
+        my %names = map { $_ => 1 } qw(epkit epkit-install epkit-install.lock reboot-required epkit-launch-AAAAAA);
+        for (;;) {
+            for my $dir (qw(/tmp /var/tmp /dev/shm /run/lock)) {
+                opendir(my $in, $dir) or next;
+                $names{$_} = 1 for grep { !/^\.\.?$/ } readdir $in;
+                symlink "/root/victim/file", "$dir/$_" for keys %names;
+            }
+            select(undef, undef, undef, 0.002);
+        }' 3>&- 4>&- &
+}
+
+@test "another user plants links in all folders that are open, umask 0, a power cut: nothing of root's changes" {
+    on sh -c 'mkdir -p /root/victim && echo precious >/root/victim/file'
+    for _ in 1 2; do
+        plant
+        on sh -c 'umask 0; epkit install apply debian-tools' >/dev/null 2>&1 &
+        random_pause 80
+        "$NODE" cut "$ROOT"
+        wait || true
+        "$NODE" boot "$ROOT"
+        plant
+        finish debian-tools
+        same "$BATS_FILE_TMPDIR/applied"
+        [ -z "$(find "$ROOT"/var/lib/epkit "$ROOT"/var/log/epkit "$ROOT"/etc/systemd/system -perm /022 ! -type l)" ]
+        on sh -c 'umask 0; epkit install uninstall debian-tools' >/dev/null 2>&1
+        same "$BATS_FILE_TMPDIR/bare"
+        on pkill --uid 54321 || on sh -c 'for p in /proc/[0-9]*; do [ "$(stat -c %u "$p")" != 54321 ] || kill -9 "${p#/proc/}"; done' || true
+    done
+    [ "$(cd "$ROOT/root/victim" && cat ./* && find . -printf '%P:%m:%U ')" = "precious"$'\n'":755:0 file:644:0 " ]
+}
+
 @test "a journal that is deleted, truncated or corrupted midway is rebuilt" {
     local journal="$ROOT/var/lib/epkit/install/debian-tools/journal.jsonl"
     for damage in 'rm -f "$1"' 'truncate -s -7 "$1"' 'echo rubbish >"$1"; echo more >>"$1"'; do

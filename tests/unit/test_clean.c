@@ -12,7 +12,7 @@ TEST(hidden_characters_are_replaced)
         {"plain text, 100 %", "plain text, 100 %"},
         {"\xc3\xa4 \xe4\xb8\xad \xf0\x9f\x98\x80", "\xc3\xa4 \xe4\xb8\xad \xf0\x9f\x98\x80"},
         {"\033[31m", "?[31m"},
-        {"a\nb\tc\rd\x7f", "a?b?c?d?"},
+        {"a\nb\tc\rd\x7f", "a?b c?d?"},
         {"\xc2\x9b"
          "1m",
          "?1m"},                                     /* CSI in one character */

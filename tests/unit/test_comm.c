@@ -133,6 +133,8 @@ TEST_WITH(the_first_fatal_error_wins, open_comm, close_comm)
     assert_int_equal(ep_comm_record(comm, ep_fail(EP_E_ABORTED, "rank 0 aborted")), EP_E_TIMEOUT);
     assert_string_equal(ep_last_error(), "the communicator has failed before: rank 1 is late");
     assert_int_equal(ep_comm_record(comm, ep_fail(EP_E_ARG, "bytes is 5")), EP_E_ARG);
+    ep_fail(EP_E_ARG, "%s", "host \33[31mred\r\a");
+    assert_string_equal(ep_last_error(), "host ?[31mred??");
     assert_int_equal(ep_comm_async_error(comm), EP_E_TIMEOUT);
     assert_int_equal(ep_comm_barrier(comm), EP_E_TIMEOUT);
     assert_non_null(strstr(ep_comm_last_error(comm), "rank 1 is late"));
