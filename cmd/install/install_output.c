@@ -25,7 +25,7 @@ static json_t *step_row(const struct install *install, size_t index)
     json_t *row = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:s,s:i}", "id", step->id, "type", step->type->name,
                             "title", step->title, "why", step->why, "state", install_state_name(state->now), "text",
                             state->text, "budget_s", step->budget_s, "deadline_s", step->deadline_s, "reboot",
-                            reboot_name(step->reboot), "attempts", journal_count(&install->journal, "start", step->id));
+                            reboot_name(step->reboot), "attempts", journal_attempts(&install->journal, step->id));
     json_t *needs = json_array();
     char digest[24];
 

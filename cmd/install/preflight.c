@@ -11,8 +11,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
-static const char *const target_keys[] = {"os",         "release",      "arch",       "disk_gb", "signing",
-                                          "managed",    "node",         NULL};
+static const char *const target_keys[] = {"os", "release", "arch", "disk_gb", "signing", "managed", "node", NULL};
 
 static void row(struct install *install, const char *name, int result, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -149,8 +148,8 @@ static bool lists_kernel(const char *list, const char *kernel)
 }
 
 /*
- * Modules are built for the kernel that runs. Only kernels for which a source says that this works are accepted: a build
- * that fails leaves a node without its network.
+ * Modules are built for the kernel that runs. Only kernels for which a source says that this works are accepted: a
+ * build that fails leaves a node without its network.
  */
 static void check_kernel(struct install *install)
 {

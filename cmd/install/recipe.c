@@ -125,10 +125,9 @@ static ep_status read_head(struct recipe *recipe)
 
     if (recipe->tree->kind != YAML_MAP)
         return recipe_refuse(recipe, recipe->tree->line, "a recipe is a map that begins with 'recipe: NAME'");
-    EP_TRY(recipe_check_keys(
-        recipe, recipe->tree, "a recipe",
-        TEXTS("recipe", "title", "description", "variants", "target", "kernels", "reboots", "versions", "variables",
-              "steps")));
+    EP_TRY(recipe_check_keys(recipe, recipe->tree, "a recipe",
+                             TEXTS("recipe", "title", "description", "variants", "target", "kernels", "reboots",
+                                   "versions", "variables", "steps")));
     EP_TRY(recipe_texts(recipe, recipe->tree, texts, recipe));
     EP_TRY(read_variant(recipe));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &text, &line));

@@ -53,8 +53,8 @@ enum value_shape {
     VALUE_SHA256,
     VALUE_VERSION,
     VALUE_FINGERPRINT, /* of a key: 40 hexadecimal digits; the last one that a variable may have */
-    VALUE_COMMIT,  /* 7 to 40 hexadecimal digits */
-    VALUE_MODE,    /* "0644" */
+    VALUE_COMMIT,      /* 7 to 40 hexadecimal digits */
+    VALUE_MODE,        /* "0644" */
     VALUE_BOOL,
     VALUE_TEXT,
     VALUE_SHELL,    /* text for a shell: without @{} */

@@ -65,8 +65,8 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
             return EP_OK;
         }
     }
-    return recipe_refuse(recipe, line, "unknown kind '%.64s'; it is one of word, path, flag, url, sha256, version, fingerprint",
-                         text);
+    return recipe_refuse(
+        recipe, line, "unknown kind '%.64s'; it is one of word, path, flag, url, sha256, version, fingerprint", text);
 }
 
 /* A value of the user is wrong, and not the recipe. */
@@ -206,8 +206,9 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
         const struct recipe_variable *variable = recipe_variable_find(recipe, input->settings[i].name);
 
         if (!variable || variable->source == FROM_MACHINE)
-            return refuse_value(input, "--set %.64s: recipe '%s' has no such version or variable; 'epkit install show' lists them",
-                                input->settings[i].name, recipe->name);
+            return refuse_value(
+                input, "--set %.64s: recipe '%s' has no such version or variable; 'epkit install show' lists them",
+                input->settings[i].name, recipe->name);
     }
     return EP_OK;
 }

@@ -172,8 +172,8 @@ static ep_status read_duration(const struct recipe *recipe, const struct yaml_no
 static ep_status read_type(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
     /* Of every type, and then those of this one. */
-    const char *allowed[64] = {"id",    "type",   "title",  "why",  "budget", "deadline",
-                               "needs", "verify", "reboot", "when", "says",   "says_when", "keep_driver"};
+    const char *allowed[64] = {"id",     "type",   "title", "why",  "budget",    "deadline",   "needs",
+                               "verify", "reboot", "when",  "says", "says_when", "keep_driver"};
     const char *text;
     size_t n = 0;
     int line;
@@ -234,8 +234,8 @@ static ep_status read_flags(const struct recipe *recipe, const struct yaml_node 
         EP_TRY(recipe_keep(recipe, name, &word));
         variable = recipe_variable_find(recipe, word + (*word == '!'));
         if (!variable || variable->kind != VALUE_FLAG || !variable->value)
-            return recipe_refuse(
-                recipe, line, "'%s' must be variables of kind flag with a default, or '!' and such a variable", key);
+            return recipe_refuse(recipe, line,
+                                 "'%s' must be variables of kind flag with a default, or '!' and such a variable", key);
         if ((strcmp(variable->value, "1") == 0) == (*word == '!'))
             *ret_text = word;
     }

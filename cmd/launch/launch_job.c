@@ -250,8 +250,8 @@ static bool is_built_with_mpi(const char *path)
 
     while (file && !is_found && (n = fread(bytes + kept, 1, sizeof(bytes) - kept, file)) > 0) {
         n += kept;
-        is_found = (is_first && (n < 4 || memcmp(bytes, "\177ELF", 4) != 0)) ||
-                   memmem(bytes, n, word, strlen(word)) != NULL;
+        is_found =
+            (is_first && (n < 4 || memcmp(bytes, "\177ELF", 4) != 0)) || memmem(bytes, n, word, strlen(word)) != NULL;
         is_first = false;
         kept = n < sizeof(word) ? n : sizeof(word);
         memmove(bytes, bytes + n - kept, kept);
@@ -286,8 +286,8 @@ static ep_status find_file(const json_t *spec, struct job_rank *rank)
     }
     if (*without)
         return ep_fail(EP_E_UNSUPPORTED,
-                       "%.200s was built without MPI, so each process would measure itself alone: build %s with %s", without,
-                       product, option);
+                       "%.200s was built without MPI, so each process would measure itself alone: build %s with %s",
+                       without, product, option);
     if (json_array_size(needs) == 0)
         return EP_OK;
     *path = '\0';

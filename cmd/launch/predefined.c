@@ -50,16 +50,19 @@ static json_t *make_epkit_test(const struct canned_job *job, int n_args, char **
 }
 
 /*
- * The tests of DeepEP, which use whatever deep_ep Python imports, also that of epkit. Checkouts of DeepEP 2 have those of
- * DeepEP 1 in tests/legacy. The arguments are those of the testbed's published results: 2048 tokens, or the default of the
- * test for decoding.
+ * The tests of DeepEP, which use whatever deep_ep Python imports, also that of epkit. Checkouts of DeepEP 2 have those
+ * of DeepEP 1 in tests/legacy. The arguments are those of the testbed's published results: 2048 tokens, or the default
+ * of the test for decoding.
  */
 static const struct deepep_test {
     const char *job, *tokens, *files[2], *product;
 } deepep_tests[] = {
     {"deepep-intranode", "2048", {"tests/test_intranode.py", "tests/legacy/test_intranode.py"}, "DeepEP (its tests)"},
     {"deepep-internode", "2048", {"tests/test_internode.py", "tests/legacy/test_internode.py"}, "DeepEP (its tests)"},
-    {"deepep-lowlatency", "128", {"tests/test_low_latency.py", "tests/legacy/test_low_latency.py"}, "DeepEP (its tests)"},
+    {"deepep-lowlatency",
+     "128",
+     {"tests/test_low_latency.py", "tests/legacy/test_low_latency.py"},
+     "DeepEP (its tests)"},
     {"deepep-v2", "4096", {"tests/elastic/test_ep.py", "tests/ep/test_ep.py"}, "DeepEP 2 (its tests)"},
 };
 

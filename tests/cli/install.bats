@@ -373,7 +373,7 @@ END
     grep -qx 'options some a="1;b=2"' m/etc/modprobe.d/zz-epkit-some.conf
     run -0 --separate-stderr epkit install apply ./files.yaml --root m --json
     [ "$(jq -r '.result + " " + (.changes | tostring)' <<<"$output")" = 'fine 0' ]
-    [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 0 ]
+    [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 1 ]
     valid install <<<"$output"
     # Wrong content is mended; what the user had is still known.
     echo wrong >m/etc/deep/er/one
