@@ -45,7 +45,7 @@ static const char source_program[] =
     "trap 'echo \"epkit: $script ended the shell with status $?; if it calls exit, use return\" >&2' EXIT;"
     " for script in \"$@\"; do case $script in"
     " '" JOB_ENV "') old=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD EPKIT_PRELOAD; eval \"$(\"$self\" env)\";"
-    " case :${EPKIT_PRELOAD-}: in *:\"$old\":*) ;; *) EPKIT_PRELOAD=${EPKIT_PRELOAD:+$EPKIT_PRELOAD:}$old;; esac; continue;;"
+    " case :${EPKIT_PRELOAD-}: in *:\"${old:-${EPKIT_PRELOAD-}}\":*) ;; *) EPKIT_PRELOAD=${EPKIT_PRELOAD:+$EPKIT_PRELOAD:}$old;; esac; continue;;"
     " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"
     " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; trap - EXIT; exit 1; }; done; trap - EXIT;"
     " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; PATH=${PATH%:\"${self%/*}\"}; exec env -0";
