@@ -13,7 +13,7 @@ VARIANTS=(gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gcp-a4x-ubuntu2404 gdrcopy dee
 RECIPES=(debian-tools epkit-only gke-driver-copy "${VARIANTS[@]}")
 SUM=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 # What no source tells, and the users of two recipes have to give.
-declare -A GIVEN=([gcp-a4x-ubuntu2404]=cuda_keyring_sha256=$SUM [deepep-v25]=torch=9.9.9,deepep_commit=abcdef0)
+declare -A GIVEN=([gcp-a4x-ubuntu2404]="cuda_keyring_sha256=$SUM" [deepep-v25]="torch=9.9.9,deepep_commit=abcdef0")
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1

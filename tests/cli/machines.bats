@@ -165,8 +165,8 @@ END
         chmod +x bin/epkit
         printf 'HOME=/root\0' >begin
         PATH="$PWD/bin:$PATH" sourced begin ./unified-env.sh >got
-        tr '\0' '\n' <got | sed -n 's/^EPKIT_PRELOAD=/LD_PRELOAD=/p' | tr '\n' '\0' >>got
-        cp got "$tree.script/proc/self/environ"
+        tr '\0' '\n' <got | sed -n 's/^EPKIT_PRELOAD=/LD_PRELOAD=/p' | tr '\n' '\0' >preload
+        cat got preload >"$tree.script/proc/self/environ"
         code=0
         epkit env --check --from "$tree.script" >said || code=$?
         echo "$tree: $(cat said)"
