@@ -67,7 +67,7 @@ static void print_missing(const struct install *install)
     for (size_t i = 0; i < install->recipe->n_variables; i++) {
         const struct recipe_variable *variable = &install->recipe->variables[i];
 
-        if (!variable->value && variable->is_used)
+        if (recipe_variable_is_missing(variable))
             out_line("  missing  variable %s: %s (--set %s=VALUE)", variable->name, variable->help, variable->name);
         else if (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE)
             out_line("  set      %s=%s (%s)", variable->name, variable->value, variable_source_name(variable->source));

@@ -74,7 +74,7 @@ struct recipe_variable {
     enum value_shape kind;
     enum variable_source source;
     int line;
-    bool is_used; /* by a step that is not skipped */
+    bool is_used, is_skipped; /* by a step that is not skipped; by one that is */
 };
 
 enum step_reboot {
@@ -148,6 +148,9 @@ void recipe_free(struct recipe *recipe);
 /* --- recipe_variables.c --- */
 
 ep_status variables_read(struct recipe *recipe, const struct recipe_input *input);
+/* Has it no value, although not all steps that use it are skipped? */
+bool recipe_variable_is_missing(const struct recipe_variable *variable);
+
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name);
 
 const char *variable_source_name(enum variable_source source);

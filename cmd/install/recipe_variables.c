@@ -19,6 +19,11 @@ const char *variable_source_name(enum variable_source source)
     return names[source];
 }
 
+bool recipe_variable_is_missing(const struct recipe_variable *variable)
+{
+    return !variable->value && variable->line && (variable->is_used || !variable->is_skipped);
+}
+
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name)
 {
     for (size_t i = 0; i < recipe->n_variables; i++)
@@ -241,8 +246,8 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
             break;
         snprintf(name, sizeof(name), "%.*s", end ? (int)(end - at - 2) : 16, at + 2);
         variable = end ? (struct recipe_variable *)recipe_variable_find(recipe, name) : NULL;
-        if (variable && recipe->is_marking)
-            variable->is_used = true;
+        if (variable)
+            *(recipe->is_marking ? &variable->is_used : &variable->is_skipped) = true;
         /* A missing value stays visible in a plan; apply refuses it. */
         if (!variable)
             status = recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);

@@ -106,9 +106,8 @@ static void note_values(const struct recipe *recipe, struct recipe_step *step)
     for (size_t i = 0; i < recipe->n_variables; i++) {
         struct recipe_variable *variable = &recipe->variables[i];
 
-        if (!step->skipped &&
-            (uses_variable(script, variable->name) || uses_variable(arg_text(step, "run"), variable->name)))
-            variable->is_used = true;
+        if (uses_variable(script, variable->name) || uses_variable(arg_text(step, "run"), variable->name))
+            *(step->skipped ? &variable->is_skipped : &variable->is_used) = true;
         if (variable->value && variable->source != FROM_MACHINE && uses_variable(script, variable->name))
             json_object_set_new(values, variable->name, json_string(variable->value));
     }

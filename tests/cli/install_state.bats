@@ -59,7 +59,7 @@ recipe() {
     mkdir m
     printf 'ID=plan9\nVERSION_ID=4\n' >os-release
     recipe files 'target: {os: unix, release: "7"}' >unix.yaml
-    recipe files 'variables: {word: {kind: word, help: h}}' | sed 's/content: x/content: "@{word}"/' >word.yaml
+    recipe files 'variables: {word: {kind: word, help: h}}' >word.yaml
     mkdir -p m/etc
     cp os-release m/etc/
     run -4 epkit install apply unix.yaml --root m
