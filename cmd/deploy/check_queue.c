@@ -71,8 +71,11 @@ static bool quota_fits(struct assign *assign, const json_t *flavor)
                          "current podset request (%lld) > maximum capacity (%lld)",
                          GPU_RESOURCE, name, assign->before, request, most),
             json_sprintf("ClusterQueue %s can never provide %lld of %s", queue, all, GPU_RESOURCE),
-            json_sprintf("raise nominalQuota of %s in clusterqueue/%s to at least %lld, or ask for at most %lld",
-                         GPU_RESOURCE, shell_quote(queue, word, sizeof(word)), all, most));
+            most > 0
+                ? json_sprintf("raise nominalQuota of %s in clusterqueue/%s to at least %lld, or ask for at most %lld",
+                               GPU_RESOURCE, shell_quote(queue, word, sizeof(word)), all, most)
+                : json_sprintf("raise nominalQuota of %s in clusterqueue/%s to at least %lld", GPU_RESOURCE,
+                               shell_quote(queue, word, sizeof(word)), all));
     /* Kueue admits each group of a LeaderWorkerSet by itself. */
     if (fit >= groups)
         return true;
@@ -164,8 +167,9 @@ static bool topology_fits(struct assign *assign, const json_t *flavor, const jso
                                         get_name(flavor), all),
         all >= count ? json_sprintf("prefer the level instead of requiring it: tasSettings.topologyRequest.%s=%s",
                                     PREFERRED, shell_quote(assign->level, word, sizeof(word)))
-                     : json_sprintf("ask for at most %lld GPUs, add nodes, or wait for other jobs",
-                                    room * get_pod_gpus(assign->set->spec)));
+        : room > 0   ? json_sprintf("ask for at most %lld GPUs, add nodes, or wait for other jobs",
+                                    room * get_pod_gpus(assign->set->spec))
+                     : json_string("add nodes, or wait for other jobs"));
 }
 
 /* --- one pod set --- */

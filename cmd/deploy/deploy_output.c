@@ -16,12 +16,20 @@ struct report {
     size_t n_columns;
 };
 
-/* Names and messages of manifests and clusters are untrusted: print no control characters. */
+/* Names and messages of manifests and clusters are untrusted: no control characters. Those of webhooks have lines. */
+static void clean_line(const char *text, char *ret_clean, size_t bytes)
+{
+    snprintf(ret_clean, bytes, "%s", text);
+    for (char *at = ret_clean; (at = strpbrk(at, "\n\r\t")); at++)
+        *at = ' ';
+    text_clean(ret_clean, ret_clean, bytes);
+}
+
 static void print_text(const char *label, const char *text)
 {
     char clean[2048];
 
-    text_clean(text, clean, sizeof(clean));
+    clean_line(text, clean, sizeof(clean));
     out_line("%s%s", label, clean);
 }
 
@@ -32,7 +40,7 @@ static void print_unread(const json_t *snapshot)
     json_t *value;
 
     json_object_foreach (json_object_get(snapshot, "unread"), key, value) {
-        text_clean(get_string(value), text, sizeof(text));
+        clean_line(get_string(value), text, sizeof(text));
         text_clean(key, name, sizeof(name));
         out_warning("%s could not be read and were not checked: %s", name, text);
     }
@@ -99,7 +107,7 @@ static int print_answer(const struct cmd *cmd, const struct report *report, enum
         return out_json(document) == 0 ? code : CMD_FAILED;
     }
     json_decref(document);
-    text_clean(verdict, text, sizeof(text));
+    clean_line(verdict, text, sizeof(text));
     out_verdict(tone, "%s", text);
     json_array_foreach (rows, i, row) {
         if (!get(row, "since"))

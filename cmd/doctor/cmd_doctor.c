@@ -48,7 +48,8 @@ static const struct opt doctor_table[] = {
      .heading = "Several nodes"},
     {"ssh", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, ssh),
      .help = "program for --hosts, with its options; default: EPKIT_SSH, else ssh"},
-    {"port", 'p', "N", OPT_INT, offsetof(struct doctor_options, port), .min = 0, .max = 65535, .value = "0",
+    {"port", 'p', "N", OPT_INT, offsetof(struct doctor_options, port), .min = 0, .max = 65535,
+     .value = PORT_OF_SSH_TEXT,
      .help = "port of sshd for nodes without one; 0: that of ssh's configuration; " PORT_OF_SSH " changes the default"},
     {"remote-command", 0, "COMMAND", OPT_STRING, offsetof(struct doctor_options, remote_command),
      .help = "what --hosts runs on each node; default: epkit doctor, for JSON, with the same --only"},
@@ -268,7 +269,7 @@ static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, con
     if (cmd_given(cmd, call, "port"))
         hosts.port = (int)options->port;
     else if (port_check_env(cmd, PORT_OF_SSH, 0) == CMD_FINE)
-        hosts.port = port_from_env(PORT_OF_SSH, 0);
+        hosts.port = port_from_env(PORT_OF_SSH, PORT_OF_SSH_DEFAULT);
     else
         return CMD_USAGE;
     if (options->only) {

@@ -50,8 +50,13 @@ static FILE *open_file(const struct saved *saved, const char *name, const char *
     return file_open_within(saved->fd, within);
 }
 
-/* How many recipes have a state, and the name of one. */
-static int count_saved(const struct saved *saved, char ret_name[64])
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+/* How many recipes have a state, and their names, at most `max`. */
+static int list_saved(const struct saved *saved, int max, char ret_names[][64])
 {
     int fd = dir_open_within(saved->fd, ".", O_RDONLY | O_DIRECTORY), n = 0;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -65,12 +70,24 @@ static int count_saved(const struct saved *saved, char ret_name[64])
         snprintf(file, sizeof(file), "%s/recipe.yaml", entry->d_name);
         if (entry->d_name[0] == '.' || strlen(entry->d_name) > 40 || !dir_has(saved->fd, file))
             continue;
-        snprintf(ret_name, 64, "%.40s", entry->d_name);
+        if (n < max)
+            snprintf(ret_names[n], 64, "%.40s", entry->d_name);
         n++;
     }
     if (dir)
         closedir(dir);
+    qsort(ret_names, (size_t)(n < max ? n : max), sizeof(ret_names[0]), compare_names);
     return n;
+}
+
+int recipe_saved(const struct install_cmd_options *options, int max, char ret_names[][64])
+{
+    struct saved saved = open_saved(options);
+    int n = list_saved(&saved, max, ret_names);
+
+    if (saved.fd >= 0)
+        close(saved.fd);
+    return n < max ? n : max;
 }
 
 /* Splits "NAME=VALUE,NAME=VALUE"; a comma that is not followed by NAME= belongs to the value. */
@@ -233,18 +250,21 @@ static int choose(const struct cmd *cmd, const struct install_cmd_options *optio
                   const struct saved *saved, struct chosen_recipe *ret_chosen)
 {
     bool prefer_saved = saved != NULL;
-    char path[PATH_MAX], only[64];
-    int code, n_saved = !name && prefer_saved ? count_saved(saved, only) : 0;
+    char path[PATH_MAX], names[SAVED_MAX][64], list[400] = "";
+    int code, n_saved = !name && prefer_saved ? list_saved(saved, SAVED_MAX, names) : 0;
     FILE *file;
 
     if (n_saved == 1)
-        name = only;
+        name = names[0];
     /* Not a usage error: the same command line is right on another machine. */
     if (!name && prefer_saved && n_saved == 0)
         return cmd_refuse(cmd, NULL,
                           "which recipe? None was applied here; 'epkit install list' names those that are built in");
-    if (!name && prefer_saved)
-        return cmd_refuse(cmd, NULL, "which recipe? %d were applied here, '%s' for one", n_saved, only);
+    if (!name && prefer_saved) {
+        for (int i = 0; i < n_saved && i < SAVED_MAX; i++)
+            text_append(list, sizeof(list), "%s%s", i ? ", " : "", names[i]);
+        return cmd_refuse(cmd, NULL, "which recipe? %d were applied here: %s", n_saved, list);
+    }
     if (!name)
         return cmd_usage(cmd, "which recipe? 'epkit install list' names them");
     if (prefer_saved && !is_path(name)) {

@@ -308,6 +308,27 @@ static int run(struct act *act, const struct action *action, const char *name)
     return code;
 }
 
+/* The state of all recipes that were applied. The exit code is the worst. */
+static int run_status(const struct cmd *cmd, struct act *act, const struct action *action)
+{
+    char names[SAVED_MAX][64];
+    int n = act->options.json || act->options.set ? 0 : recipe_saved(&act->options, SAVED_MAX, names), worst = CMD_FINE;
+    struct install_cmd_options options = act->options;
+
+    if (n < 2)
+        return run(act, action, NULL);
+    for (int i = 0; i < n; i++) {
+        int code;
+
+        if (i > 0)
+            out_line("%s", "");
+        *act = (struct act){.cmd = cmd, .options = options, .action = action->name};
+        code = run(act, action, names[i]);
+        worst = code > worst ? code : worst;
+    }
+    return worst;
+}
+
 static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
 {
     static struct act act;
@@ -343,7 +364,9 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     observe(options.json);
     act = (struct act){.cmd = cmd, .options = options, .action = action};
     for (size_t i = 0; i + 1 < COUNT(machine_actions); i++)
-        if (strcmp(action, machine_actions[i].name) == 0)
+        if (strcmp(action, machine_actions[i].name) == 0 && strcmp(action, "status") == 0 && !first)
+            return run_status(cmd, &act, &machine_actions[i]);
+        else if (strcmp(action, machine_actions[i].name) == 0)
             return run(&act, &machine_actions[i], first);
     return run(&act, &machine_actions[COUNT(machine_actions) - 1], first);
 }

@@ -294,7 +294,7 @@ static enum install_result check_values(struct install *install)
     for (size_t i = 0; i < install->recipe->n_variables; i++) {
         const struct recipe_variable *variable = &install->recipe->variables[i];
 
-        if (variable->value || variable->line == 0)
+        if (!recipe_variable_is_missing(variable))
             continue;
         install_fail(install, "variable '%s' has no value: %.300s", variable->name, variable->help);
         snprintf(install->hint, sizeof(install->hint), "give it by --set %s=VALUE%s%s", variable->name,

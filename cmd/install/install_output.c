@@ -6,6 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#define REBOOT_S 120 /* what a reboot of a node takes */
+
 /* --- rows --- */
 
 static const char *reboot_name(enum step_reboot reboot)
@@ -23,7 +25,7 @@ static json_t *step_row(const struct install *install, size_t index)
     json_t *row = json_pack("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:s,s:i}", "id", step->id, "type", step->type->name,
                             "title", step->title, "why", step->why, "state", install_state_name(state->now), "text",
                             state->text, "budget_s", step->budget_s, "deadline_s", step->deadline_s, "reboot",
-                            reboot_name(step->reboot), "attempts", journal_count(&install->journal, "start", step->id));
+                            reboot_name(step->reboot), "attempts", journal_attempts(&install->journal, step->id));
     json_t *needs = json_array();
     char digest[24];
 
@@ -65,7 +67,7 @@ static void print_missing(const struct install *install)
     for (size_t i = 0; i < install->recipe->n_variables; i++) {
         const struct recipe_variable *variable = &install->recipe->variables[i];
 
-        if (!variable->value && variable->line)
+        if (recipe_variable_is_missing(variable))
             out_line("  missing  variable %s: %s (--set %s=VALUE)", variable->name, variable->help, variable->name);
         else if (variable->source == FROM_ENVIRONMENT || variable->source == FROM_COMMAND_LINE)
             out_line("  set      %s=%s (%s)", variable->name, variable->value, variable_source_name(variable->source));
@@ -82,18 +84,23 @@ void report_plan(const struct install *install, const char *action, bool verbose
     size_t n = install_changes(install);
     json_t *rows = step_rows(install);
     int seconds = 0;
+    bool reboots = false;
 
-    for (size_t i = 0; i < install->recipe->n_steps; i++)
-        if (install->states[i].now != STEP_DONE && install->states[i].now != STEP_SKIPPED)
-            seconds += install->recipe->steps[i].budget_s;
+    for (size_t i = 0; i < install->recipe->n_steps; i++) {
+        if (install->states[i].now == STEP_DONE || install->states[i].now == STEP_SKIPPED)
+            continue;
+        seconds += install->recipe->steps[i].budget_s;
+        reboots = reboots || install->recipe->steps[i].reboot != REBOOT_NEVER;
+    }
+    seconds += reboots ? REBOOT_S : 0;
     if (preflight_refuses(install) && n > 0)
         out_verdict(OUT_BAD, "Recipe %s is not for this machine; nothing will be changed.", install->recipe->name);
     else if (n == 0)
         out_verdict(OUT_GOOD, "Nothing to do: all steps of recipe %s are done.", install->recipe->name);
     else
-        out_verdict(OUT_WARN, "%zu of %zu steps of recipe %s %s, about %d min.", n, install->recipe->n_steps,
+        out_verdict(OUT_WARN, "%zu of %zu steps of recipe %s %s, about %d min%s.", n, install->recipe->n_steps,
                     install->recipe->name, strcmp(action, "apply") == 0 ? "will be applied" : "are to be applied",
-                    (seconds + 59) / 60);
+                    (seconds + 59) / 60, reboots ? " with a reboot" : "");
     out_table(stdout, plan_columns, 5, rows, OUT_TABLE);
     json_decref(rows);
     print_preflight(install, verbose);

@@ -24,6 +24,10 @@ struct chosen_recipe {
     size_t n_settings;
 };
 
+/* The recipes that have a state, at most `max` of them: how many. */
+#define SAVED_MAX 8
+int recipe_saved(const struct install_cmd_options *options, int max, char ret_names[][64]);
+
 /*
  * Finds and reads a recipe: a file (the name contains a / or ends in .yaml), or a recipe of the tree. With
  * `prefer_saved` the one that an earlier apply saved with its state comes first, with its settings; then `name` may be

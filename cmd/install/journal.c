@@ -198,6 +198,20 @@ int journal_count(const struct journal *journal, const char *event, const char *
     return n;
 }
 
+int journal_attempts(const struct journal *journal, const char *step)
+{
+    int n = 0;
+
+    for (size_t i = json_array_size(journal->events); i-- > 0;) {
+        const json_t *line = json_array_get(journal->events, i);
+
+        if (is_named(line, "event", "uninstalled"))
+            break;
+        n += is_named(line, "event", "start") && is_named(line, "step", step);
+    }
+    return n;
+}
+
 const json_t *journal_last(const struct journal *journal, const char *event, const char *step)
 {
     for (size_t i = json_array_size(journal->events); i-- > 0;) {

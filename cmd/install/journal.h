@@ -46,6 +46,8 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
 
 /* Number of `event` entries since the last "finished", "uninstalled" or "again"; step NULL: of any step. */
 int journal_count(const struct journal *journal, const char *event, const char *step);
+/* How often the step was begun since the recipe was uninstalled last. */
+int journal_attempts(const struct journal *journal, const char *step);
 
 /* The last event of a step with this name, or NULL. Borrowed. */
 const json_t *journal_last(const struct journal *journal, const char *event, const char *step);

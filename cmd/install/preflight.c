@@ -11,8 +11,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
-static const char *const target_keys[] = {"os",         "release",      "arch",       "disk_gb", "signing",
-                                          "kernel_min", "kernel_below", "kernel_why", "managed", NULL};
+static const char *const target_keys[] = {"os", "release", "arch", "disk_gb", "signing", "managed", "node", NULL};
 
 static void row(struct install *install, const char *name, int result, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -34,34 +33,51 @@ static void row(struct install *install, const char *name, int result, const cha
 
 static const char *wanted(const struct install *install, const char *key)
 {
-    const struct yaml_node *node = install->recipe->target ? tree_get(install->recipe->target, key) : NULL;
+    const struct yaml_node *node = recipe_entry(install->recipe, "target", key);
 
     return node && node->kind == YAML_SCALAR ? node->text : NULL;
 }
 
-ep_status preflight_check_target(const struct recipe *recipe)
+/* In an image there is no kernel to be built for, and no driver. */
+static bool is_node(const struct install *install)
 {
-    const struct yaml_node *target = recipe->target;
+    const char *flag = wanted(install, "node");
+    const struct recipe_variable *variable = flag ? recipe_variable_find(install->recipe, flag) : NULL;
+
+    return !variable || !variable->value || strcmp(variable->value, "0") != 0;
+}
+
+static ep_status check_scalars(const struct recipe *recipe, const struct yaml_node *parent, const char *name,
+                               const char *const *allowed)
+{
+    const struct yaml_node *map = parent ? tree_get(parent, name) : NULL;
     const char *text;
     int line;
 
-    if (!target)
+    if (!map)
         return EP_OK;
-    if (target->kind != YAML_MAP)
-        return recipe_refuse(recipe, target->line, "'target' must be a map");
-    EP_TRY(recipe_check_keys(recipe, target, "'target'", target_keys));
-    for (size_t i = 0; i < target->n; i++)
-        EP_TRY(recipe_scalar(recipe, target, target->keys[i], false, &text, &line));
-    EP_TRY(recipe_scalar(recipe, target, "disk_gb", false, &text, &line));
-    if (text && (strspn(text, "0123456789") != strlen(text) || strlen(text) > 5 || !*text))
-        return recipe_refuse(recipe, line, "'disk_gb' must be a number");
-    for (size_t i = 0; i < 2; i++) {
-        const char *key = i ? "kernel_below" : "kernel_min";
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "'%s' must be a map", name);
+    if (allowed)
+        EP_TRY(recipe_check_keys(recipe, map, "'target'", allowed));
+    for (size_t i = 0; i < map->n; i++)
+        EP_TRY(recipe_scalar(recipe, map, map->keys[i], false, &text, &line));
+    return EP_OK;
+}
 
-        EP_TRY(recipe_scalar(recipe, target, key, false, &text, &line));
-        if (text && (!isdigit((unsigned char)*text) || strspn(text, "0123456789.") != strlen(text)))
-            return recipe_refuse(recipe, line, "'%s' must be a release like 6.14", key);
-    }
+ep_status preflight_check_target(const struct recipe *recipe)
+{
+    const struct yaml_node *disk = recipe_entry(recipe, "target", "disk_gb"), *of;
+
+    EP_TRY(check_scalars(recipe, recipe->tree, "target", target_keys));
+    EP_TRY(check_scalars(recipe, recipe->variant, "target", target_keys));
+    EP_TRY(check_scalars(recipe, recipe->tree, "kernels", NULL));
+    EP_TRY(check_scalars(recipe, recipe->variant, "kernels", NULL));
+    if (disk && (strspn(disk->text, "0123456789") != strlen(disk->text) || strlen(disk->text) > 5 || !*disk->text))
+        return recipe_refuse(recipe, disk->line, "'disk_gb' must be a number");
+    of = recipe_entry(recipe, "kernels", "of");
+    if (of && !recipe_variable_find(recipe, of->text))
+        return recipe_refuse(recipe, of->line, "there is no version or variable '%.64s'", of->text);
     return EP_OK;
 }
 
@@ -110,23 +126,56 @@ static void check_arch(struct install *install, struct source *source)
         row(install, "processor", PREFLIGHT_OK, "%s", found);
 }
 
+/* The value of the variable that an entry of `kernels` names; "" if none. */
+static const char *named_value(const struct install *install, const char *key)
+{
+    const struct yaml_node *entry = recipe_entry(install->recipe, "kernels", key);
+    const struct recipe_variable *variable = entry ? recipe_variable_find(install->recipe, entry->text) : NULL;
+
+    return variable && variable->value ? variable->value : "";
+}
+
+/* Does a list of kernels like "6.8 6.14" have this one? */
+static bool lists_kernel(const char *list, const char *kernel)
+{
+    while (*list) {
+        struct piece word = text_take(&list, " ");
+
+        if (word.n && strncmp(kernel, word.text, word.n) == 0 && !isdigit((unsigned char)kernel[word.n]))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Modules are built for the kernel that runs. Only kernels for which a source says that this works are accepted: a
+ * build that fails leaves a node without its network.
+ */
 static void check_kernel(struct install *install)
 {
-    const char *min = wanted(install, "kernel_min"), *below = wanted(install, "kernel_below");
-    const char *why = wanted(install, "kernel_why");
+    const struct yaml_node *of = recipe_entry(install->recipe, "kernels", "of");
+    const struct yaml_node *all = install->recipe->variant ? tree_get(install->recipe->variant, "kernels") : NULL;
+    const char *version = named_value(install, "of"), *known = "";
+    char other[80] = "";
 
-    if (!min && !below)
+    if (!of || !is_node(install))
         return;
+    all = all ? all : tree_get(install->recipe->tree, "kernels");
+    for (size_t i = 0; i < all->n; i++) {
+        if (strcmp(all->keys[i], version) == 0)
+            known = all->items[i].text;
+        else if (isdigit((unsigned char)all->keys[i][0]) && lists_kernel(all->items[i].text, install->kernel))
+            snprintf(other, sizeof(other), "--set %.20s=%.20s, which builds for it, or ", of->text, all->keys[i]);
+    }
     if (!*install->kernel)
         row(install, "kernel", PREFLIGHT_UNKNOWN, "its release is unknown");
-    else if (min && strverscmp(install->kernel, min) < 0)
-        row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is older than %.20s: %.120s", install->kernel, min,
-            why ? why : "");
-    else if (below && strverscmp(install->kernel, below) >= 0)
-        row(install, "kernel", PREFLIGHT_REFUSE, "%.60s is not below %.20s: %.120s", install->kernel, below,
-            why ? why : "");
-    else
+    else if (lists_kernel(known, install->kernel) || lists_kernel(named_value(install, "also"), install->kernel))
         row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
+    else
+        row(install, "kernel", PREFLIGHT_REFUSE,
+            "%.60s is not known: no source says that %.20s %.20s builds for it, only for %.40s; take %sone of these%s",
+            install->kernel, of->text, version, *known ? known : "none", other,
+            lists_kernel(known, "6.8") ? ": apt install linux-image-gcp-lts-24.04 is 6.8" : "");
 }
 
 /* DKMS signs with a key that is not enrolled: with Secure Boot the kernel would refuse its modules. */
@@ -135,7 +184,7 @@ static void check_secure_boot(struct install *install, struct source *source)
     struct source_text text =
         source_read(source, "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c");
 
-    if (!wanted(install, "signing"))
+    if (!wanted(install, "signing") || !is_node(install))
         return;
     if (text.state == SOURCE_ABSENT)
         row(install, "secure boot", PREFLIGHT_OK, "not supported by the machine");
@@ -157,7 +206,7 @@ static void check_managed(struct install *install, struct source *source)
                                         NULL};
     static const char label[] = "cloud.google.com/gke-gpu-driver-version=";
 
-    if (!wanted(install, "managed"))
+    if (!wanted(install, "managed") || !is_node(install))
         return;
     for (size_t i = 0; files[i]; i++) {
         struct source_text text = source_read(source, "%s", files[i]);

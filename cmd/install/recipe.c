@@ -84,6 +84,38 @@ ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map,
     return EP_OK;
 }
 
+const struct yaml_node *recipe_entry(const struct recipe *recipe, const char *map, const char *key)
+{
+    const struct yaml_node *of_variant = recipe->variant ? tree_get(recipe->variant, map) : NULL;
+    const struct yaml_node *of_recipe = tree_get(recipe->tree, map);
+    const struct yaml_node *entry = of_variant ? tree_get(of_variant, key) : NULL;
+
+    return entry || !of_recipe ? entry : tree_get(of_recipe, key);
+}
+
+/* Of a recipe with variants the one that its name chooses. */
+static ep_status read_variant(struct recipe *recipe)
+{
+    const struct yaml_node *variants = tree_get(recipe->tree, "variants"), *values;
+    const char *text;
+    int line;
+
+    if (!variants)
+        return EP_OK;
+    recipe->variant = tree_get(variants, recipe->name);
+    if (!recipe->variant || recipe->variant->kind != YAML_MAP)
+        return recipe_refuse(recipe, variants->line, "'variants' has no map '%s'", recipe->name);
+    EP_TRY(recipe_check_keys(recipe, recipe->variant, "a variant", TEXTS("title", "target", "kernels", "values")));
+    values = tree_get(recipe->variant, "values");
+    for (size_t i = 0; values && i < values->n; i++)
+        EP_TRY(recipe_scalar(recipe, values, values->keys[i], false, &text, &line));
+    EP_TRY(recipe_scalar(recipe, recipe->variant, "title", false, &text, &line));
+    if (text && !recipe_is_line(text))
+        return recipe_refuse(recipe, line, "'title' must be one line of printable text");
+    recipe->title = text ? text : recipe->title;
+    return EP_OK;
+}
+
 static ep_status read_head(struct recipe *recipe)
 {
     static const struct recipe_text texts[] = {
@@ -93,10 +125,11 @@ static ep_status read_head(struct recipe *recipe)
 
     if (recipe->tree->kind != YAML_MAP)
         return recipe_refuse(recipe, recipe->tree->line, "a recipe is a map that begins with 'recipe: NAME'");
-    EP_TRY(recipe_check_keys(
-        recipe, recipe->tree, "a recipe",
-        TEXTS("recipe", "title", "description", "target", "reboots", "versions", "variables", "steps")));
+    EP_TRY(recipe_check_keys(recipe, recipe->tree, "a recipe",
+                             TEXTS("recipe", "title", "description", "variants", "target", "kernels", "reboots",
+                                   "versions", "variables", "steps")));
     EP_TRY(recipe_texts(recipe, recipe->tree, texts, recipe));
+    EP_TRY(read_variant(recipe));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "description", false, &text, &line));
     EP_TRY(recipe_scalar(recipe, recipe->tree, "reboots", false, &text, &line));
     if (text) {
@@ -104,7 +137,6 @@ static ep_status read_head(struct recipe *recipe)
         if (recipe->max_reboots < 0 || recipe->max_reboots > RECIPE_REBOOTS_MAX)
             return recipe_refuse(recipe, line, "'reboots' must be a number from 0 to %d", RECIPE_REBOOTS_MAX);
     }
-    recipe->target = tree_get(recipe->tree, "target");
     return EP_OK;
 }
 

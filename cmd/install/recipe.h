@@ -5,9 +5,12 @@
  *     recipe: debian-tools              a name: lower case, digits, hyphens
  *     title: RDMA tools of Debian 12
  *     target: {os: debian, release: "12", arch: amd64}       its target (preflight.c)
+ *     kernels: {of: doca, 3.2.1: "6.8"} a version, and the kernels that each value of it is known to build for
  *     reboots: 2                        reboots that apply may make, 0 to 10
- *     versions:                         every version, in one place
+ *     versions:                         every version, in one place; --set changes them
  *       perftest: 4.5+0.17-1
+ *     variants:                         recipes that differ in this alone; 'recipe' chooses one
+ *       NAME: {title: ..., target: {...}, kernels: {...}, values: {perftest: 4.6, prefix: ""}}   "": the user gives it
  *     variables:                        what a user may change, by --set or by an environment variable
  *       prefix: {kind: path, default: /opt/deepep, env: EPKIT_PREFIX, help: where it is installed}
  *     steps:
@@ -17,6 +20,8 @@
  *         why: ib_write_bw measures a link
  *         budget: 1m                    expected time; the step is stopped after `deadline`, four budgets if not given
  *         needs: [other-step]
+ *         when: flag !other             only where these flags hold
+ *         keep_driver: "580"            done where a driver of this version or a later one is loaded, and works
  *         packages: {perftest: "@{perftest}"}
  *         verify: [{name: runs, run: ib_write_bw --version, expect: "^Version"}]
  *
@@ -46,9 +51,10 @@ enum value_shape {
     VALUE_FLAG, /* "0" or "1" */
     VALUE_URL,
     VALUE_SHA256,
-    VALUE_VERSION, /* the last one that a variable may have */
-    VALUE_COMMIT,  /* 7 to 40 hexadecimal digits */
-    VALUE_MODE,    /* "0644" */
+    VALUE_VERSION,
+    VALUE_FINGERPRINT, /* of a key: 40 hexadecimal digits; the last one that a variable may have */
+    VALUE_COMMIT,      /* 7 to 40 hexadecimal digits */
+    VALUE_MODE,        /* "0644" */
     VALUE_BOOL,
     VALUE_TEXT,
     VALUE_SHELL,    /* text for a shell: without @{} */
@@ -68,6 +74,7 @@ struct recipe_variable {
     enum value_shape kind;
     enum variable_source source;
     int line;
+    bool is_used, is_skipped; /* by a step that is not skipped; by one that is */
 };
 
 enum step_reboot {
@@ -89,8 +96,9 @@ struct recipe_step {
     const char *path; /* that it writes, or in which; "" if none */
     int line, budget_s, deadline_s;
     enum step_reboot reboot;
-    bool skipped; /* its `when` does not hold */
+    bool skipped; /* its `when` does not hold: the flag that does not, or "!" and the flag */
     const char *when;
+    const char *keep_driver; /* "" if none */
     size_t n_needs;
     size_t needs[RECIPE_STEPS_MAX]; /* indices of steps */
     json_t *args;                   /* keys of the type, variables replaced; "values" that a build's script uses */
@@ -104,11 +112,12 @@ struct recipe {
     size_t bytes;
     const char *name, *title;
     int max_reboots;
-    const struct yaml_node *target; /* NULL if none */
+    const struct yaml_node *variant; /* NULL if none */
     struct yaml_node *tree;
     json_t *strings; /* storage of the strings */
     struct recipe_variable *variables;
     size_t n_variables;
+    bool is_marking; /* a step that is not skipped is being read: its variables are used */
     struct recipe_step *steps;
     size_t n_steps;
     size_t order[RECIPE_STEPS_MAX]; /* each step after those that it needs, else as in the file */
@@ -139,6 +148,9 @@ void recipe_free(struct recipe *recipe);
 /* --- recipe_variables.c --- */
 
 ep_status variables_read(struct recipe *recipe, const struct recipe_input *input);
+/* Has it no value, although not all steps that use it are skipped? */
+bool recipe_variable_is_missing(const struct recipe_variable *variable);
+
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name);
 
 const char *variable_source_name(enum variable_source source);
@@ -179,6 +191,9 @@ struct recipe_text {
 
 ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map, const struct recipe_text *texts,
                        void *ret_struct);
+
+/* An entry of `target`, `kernels` or `values`: that of the variant, else that of the recipe. NULL if there is none. */
+const struct yaml_node *recipe_entry(const struct recipe *recipe, const char *map, const char *key);
 
 /* A copy that lives as long as the recipe. */
 ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text);

@@ -495,6 +495,25 @@ static void check_after(const struct install *install, const struct recipe_step 
         state_set(state, STEP_REBOOT, "applied; it takes effect with a reboot");
 }
 
+/*
+ * A driver that somebody else has installed, of this version or a later one, is kept if it works: then the library of
+ * its version is there. What this recipe has installed has to be of its own version.
+ */
+static void check_kept(const struct install *install, struct source *source, const struct recipe_step *step,
+                       struct step_state *state)
+{
+    static const char *const folders[] = {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64",
+                                          "/home/kubernetes/bin/nvidia/lib64"};
+    const char *version = *step->keep_driver ? source_line(source, "/sys/module/nvidia/version").text : "";
+
+    if (state->now == STEP_DONE || !*version || strverscmp(version, step->keep_driver) < 0 ||
+        journal_last(&install->journal, "start", step->id))
+        return;
+    for (size_t i = 0; i < COUNT(folders); i++)
+        if (source_stat(source, "%s/libnvidia-ml.so.%s", folders[i], version).state == SOURCE_OK)
+            state_set(state, STEP_DONE, "driver %.40s is loaded, with its libraries: it is kept", version);
+}
+
 /* The files of a step may exist although the step was killed just before its end. */
 static void check_complete(const struct install *install, const struct recipe_step *step, struct step_state *state)
 {
@@ -531,6 +550,7 @@ enum install_result install_probe(struct install *install)
             continue;
         }
         step->type->check(&context, step, state);
+        check_kept(install, source, step, state);
         check_complete(install, step, state);
         check_after(install, step, state);
     }

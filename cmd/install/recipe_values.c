@@ -98,6 +98,10 @@ const char *value_fault(enum value_shape shape, const char *value)
         return url_fault(value);
     case VALUE_SHA256:
         return is_hex(value, 64, 64) ? NULL : "it must be 64 hexadecimal digits";
+    case VALUE_FINGERPRINT:
+        return strlen(value) == 40 && strspn(value, "0123456789ABCDEF") == 40
+                   ? NULL
+                   : "it must be 40 hexadecimal digits, without spaces, in upper case";
     case VALUE_COMMIT:
         return is_hex(value, 7, 40) ? NULL : "a commit is 7 to 40 hexadecimal digits";
     case VALUE_MODE:

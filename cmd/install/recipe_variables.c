@@ -10,13 +10,18 @@
 
 #define NAME_BYTES_MAX 48
 
-static const char *const kind_names[] = {"word", "path", "flag", "url", "sha256", "version", NULL};
+static const char *const kind_names[] = {"word", "path", "flag", "url", "sha256", "version", "fingerprint", NULL};
 
 const char *variable_source_name(enum variable_source source)
 {
     static const char *const names[] = {"recipe", "default", "environment", "command line", "machine", "not set"};
 
     return names[source];
+}
+
+bool recipe_variable_is_missing(const struct recipe_variable *variable)
+{
+    return !variable->value && variable->line && (variable->is_used || !variable->is_skipped);
 }
 
 const struct recipe_variable *recipe_variable_find(const struct recipe *recipe, const char *name)
@@ -53,30 +58,6 @@ static void set(struct recipe_variable *variable, const char *value, enum variab
     variable->source = source;
 }
 
-static ep_status read_versions(struct recipe *recipe)
-{
-    const struct yaml_node *map = tree_get(recipe->tree, "versions");
-
-    if (!map)
-        return EP_OK;
-    if (map->kind != YAML_MAP)
-        return recipe_refuse(recipe, map->line, "'versions' must be a map of names to versions");
-    for (size_t i = 0; i < map->n; i++) {
-        struct recipe_variable *variable;
-        const char *fault;
-
-        if (map->items[i].kind != YAML_SCALAR)
-            return recipe_refuse(recipe, map->items[i].line, "version '%.64s' must be a text", map->keys[i]);
-        EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
-        fault = value_fault(VALUE_VERSION, map->items[i].text);
-        if (fault)
-            return recipe_refuse(recipe, map->items[i].line, "version '%s': %s", map->keys[i], fault);
-        variable->kind = VALUE_VERSION;
-        set(variable, map->items[i].text, FROM_VERSIONS);
-    }
-    return EP_OK;
-}
-
 static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, enum value_shape *ret_kind)
 {
     const char *text;
@@ -89,8 +70,8 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
             return EP_OK;
         }
     }
-    return recipe_refuse(recipe, line, "unknown kind '%.64s'; it is one of word, path, flag, url, sha256, version",
-                         text);
+    return recipe_refuse(
+        recipe, line, "unknown kind '%.64s'; it is one of word, path, flag, url, sha256, version, fingerprint", text);
 }
 
 /* A value of the user is wrong, and not the recipe. */
@@ -115,10 +96,16 @@ static ep_status choose_value(const struct recipe *recipe, struct recipe_variabl
                               int line, const struct recipe_input *input)
 {
     const char *env = input->env && *variable->env ? input->env(variable->env) : NULL, *fault;
+    const struct yaml_node *of_variant = recipe_entry(recipe, "values", variable->name);
 
+    if (of_variant) {
+        value = *of_variant->text ? of_variant->text : NULL;
+        line = of_variant->line;
+    }
     fault = value ? value_fault(variable->kind, value) : NULL;
     if (fault)
-        return recipe_refuse(recipe, line, "the default of '%s' is refused: %s", variable->name, fault);
+        return recipe_refuse(recipe, line, "%s '%s' is refused: %s",
+                             variable->kind == VALUE_VERSION ? "version" : "the default of", variable->name, fault);
     if (value)
         set(variable, value, FROM_DEFAULT);
     fault = env && *env ? value_fault(variable->kind, env) : NULL;
@@ -134,6 +121,29 @@ static ep_status choose_value(const struct recipe *recipe, struct recipe_variabl
         if (fault)
             return refuse_value(input, "--set %s (%s:%d): %s", variable->name, recipe->file, variable->line, fault);
         set(variable, input->settings[i].value, FROM_COMMAND_LINE);
+    }
+    return EP_OK;
+}
+
+static ep_status read_versions(struct recipe *recipe, const struct recipe_input *input)
+{
+    const struct yaml_node *map = tree_get(recipe->tree, "versions");
+
+    if (!map)
+        return EP_OK;
+    if (map->kind != YAML_MAP)
+        return recipe_refuse(recipe, map->line, "'versions' must be a map of names to versions");
+    for (size_t i = 0; i < map->n; i++) {
+        struct recipe_variable *variable;
+
+        if (map->items[i].kind != YAML_SCALAR)
+            return recipe_refuse(recipe, map->items[i].line, "version '%.64s' must be a text", map->keys[i]);
+        EP_TRY(add(recipe, map->keys[i], map->key_lines[i], &variable));
+        variable->kind = VALUE_VERSION;
+        variable->help = "its version";
+        EP_TRY(choose_value(recipe, variable, map->items[i].text, map->items[i].line, input));
+        if (variable->source == FROM_DEFAULT)
+            variable->source = FROM_VERSIONS;
     }
     return EP_OK;
 }
@@ -188,17 +198,22 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
     if (!recipe->variables)
         return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
     EP_TRY(read_machine(recipe, input));
-    EP_TRY(read_versions(recipe));
+    EP_TRY(read_versions(recipe, input));
     if (map && map->kind != YAML_MAP)
         return recipe_refuse(recipe, map->line, "'variables' must be a map");
     for (size_t i = 0; map && i < map->n; i++)
         EP_TRY(read_variable(recipe, map->keys[i], map->key_lines[i], &map->items[i], input));
+    map = recipe->variant ? tree_get(recipe->variant, "values") : NULL;
+    for (size_t i = 0; map && i < map->n; i++)
+        if (!recipe_variable_find(recipe, map->keys[i]))
+            return recipe_refuse(recipe, map->key_lines[i], "there is no version or variable '%.64s'", map->keys[i]);
     for (size_t i = 0; i < input->n_settings; i++) {
         const struct recipe_variable *variable = recipe_variable_find(recipe, input->settings[i].name);
 
-        if (!variable || variable->source == FROM_VERSIONS || variable->source == FROM_MACHINE)
-            return refuse_value(input, "--set %.64s: recipe '%s' has no such variable; 'epkit install show' lists them",
-                                input->settings[i].name, recipe->name);
+        if (!variable || variable->source == FROM_MACHINE)
+            return refuse_value(
+                input, "--set %.64s: recipe '%s' has no such version or variable; 'epkit install show' lists them",
+                input->settings[i].name, recipe->name);
     }
     return EP_OK;
 }
@@ -223,14 +238,16 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
 
     while (status == EP_OK && *text) {
         const char *at = strstr(text, "@{"), *end = at ? strchr(at, '}') : NULL;
-        const struct recipe_variable *variable;
+        struct recipe_variable *variable;
         char name[NAME_BYTES_MAX + 2];
 
         fwrite(text, 1, at ? (size_t)(at - text) : strlen(text), out);
         if (!at)
             break;
         snprintf(name, sizeof(name), "%.*s", end ? (int)(end - at - 2) : 16, at + 2);
-        variable = end ? recipe_variable_find(recipe, name) : NULL;
+        variable = end ? (struct recipe_variable *)recipe_variable_find(recipe, name) : NULL;
+        if (variable)
+            *(recipe->is_marking ? &variable->is_used : &variable->is_skipped) = true;
         /* A missing value stays visible in a plan; apply refuses it. */
         if (!variable)
             status = recipe_refuse(recipe, line, "there is no version or variable '%s' for @{%s}", name, name);

@@ -104,8 +104,10 @@ static void note_values(const struct recipe *recipe, struct recipe_step *step)
     json_t *values = json_object();
 
     for (size_t i = 0; i < recipe->n_variables; i++) {
-        const struct recipe_variable *variable = &recipe->variables[i];
+        struct recipe_variable *variable = &recipe->variables[i];
 
+        if (uses_variable(script, variable->name) || uses_variable(arg_text(step, "run"), variable->name))
+            *(step->skipped ? &variable->is_skipped : &variable->is_used) = true;
         if (variable->value && variable->source != FROM_MACHINE && uses_variable(script, variable->name))
             json_object_set_new(values, variable->name, json_string(variable->value));
     }
@@ -169,8 +171,8 @@ static ep_status read_duration(const struct recipe *recipe, const struct yaml_no
 static ep_status read_type(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
 {
     /* Of every type, and then those of this one. */
-    const char *allowed[64] = {"id",    "type",   "title",  "why",  "budget", "deadline",
-                               "needs", "verify", "reboot", "when", "says",   "says_when"};
+    const char *allowed[64] = {"id",     "type",   "title", "why",  "budget",    "deadline",   "needs",
+                               "verify", "reboot", "when",  "says", "says_when", "keep_driver"};
     const char *text;
     size_t n = 0;
     int line;
@@ -210,22 +212,32 @@ static ep_status read_reboot(const struct recipe *recipe, const struct yaml_node
     return EP_OK;
 }
 
-/* A key whose value is the name of a flag, or "!name". *ret_text: NULL if the key is not there; then it holds. */
-static ep_status read_flag(const struct recipe *recipe, const struct yaml_node *map, const char *key,
-                           const char **ret_text, bool *ret_holds)
+/*
+ * A key whose value is names of flags, or "!name", separated by spaces: all must hold. *ret_text: the first that does
+ * not, NULL if all do.
+ */
+static ep_status read_flags(const struct recipe *recipe, const struct yaml_node *map, const char *key,
+                            const char **ret_text)
 {
-    const struct recipe_variable *variable;
+    const char *text, *word;
     int line;
 
-    *ret_holds = true;
-    EP_TRY(recipe_scalar(recipe, map, key, false, ret_text, &line));
-    if (!*ret_text)
-        return EP_OK;
-    variable = recipe_variable_find(recipe, *ret_text + (**ret_text == '!'));
-    if (!variable || variable->kind != VALUE_FLAG || !variable->value)
-        return recipe_refuse(recipe, line,
-                             "'%s' must be a variable of kind flag with a default, or '!' and such a variable", key);
-    *ret_holds = (strcmp(variable->value, "1") == 0) != (**ret_text == '!');
+    *ret_text = NULL;
+    EP_TRY(recipe_scalar(recipe, map, key, false, &text, &line));
+    while (text && *text && !*ret_text) {
+        struct piece piece = text_take(&text, " ");
+        const struct recipe_variable *variable;
+        char name[64];
+
+        snprintf(name, sizeof(name), "%.*s", (int)piece.n, piece.text);
+        EP_TRY(recipe_keep(recipe, name, &word));
+        variable = recipe_variable_find(recipe, word + (*word == '!'));
+        if (!variable || variable->kind != VALUE_FLAG || !variable->value)
+            return recipe_refuse(recipe, line,
+                                 "'%s' must be variables of kind flag with a default, or '!' and such a variable", key);
+        if ((strcmp(variable->value, "1") == 0) == (*word == '!'))
+            *ret_text = word;
+    }
     return EP_OK;
 }
 
@@ -276,8 +288,8 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
                                                {"says", offsetof(struct recipe_step, says), TEXT_OPTIONAL},
                                                {0}};
     struct recipe_step *step = &recipe->steps[recipe->n_steps];
-    const char *unused;
-    bool holds;
+    const char *fails;
+    int line;
 
     if (map->kind != YAML_MAP)
         return recipe_refuse(recipe, map->line, "a step must be a map");
@@ -304,10 +316,14 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
         return recipe_refuse(recipe, tree_get(map, "deadline")->line,
                              "'deadline' is shorter than 'budget', the time that the step is expected to take");
     EP_TRY(read_reboot(recipe, map, step));
-    EP_TRY(read_flag(recipe, map, "when", &step->when, &holds));
-    step->skipped = !holds;
-    EP_TRY(read_flag(recipe, map, "says_when", &unused, &holds));
-    step->says = holds ? step->says : "";
+    EP_TRY(read_flags(recipe, map, "when", &step->when));
+    step->skipped = step->when != NULL;
+    recipe->is_marking = !step->skipped;
+    EP_TRY(read_flags(recipe, map, "says_when", &fails));
+    step->says = fails ? "" : step->says;
+    EP_TRY(recipe_scalar(recipe, map, "keep_driver", false, &step->keep_driver, &line));
+    step->keep_driver = step->keep_driver ? step->keep_driver : "";
+    EP_TRY(variables_replace(recipe, step->keep_driver, line, false, &step->keep_driver));
     EP_TRY(read_args(recipe, map, step));
     EP_TRY(read_verify(recipe, map, step));
     return step->type->validate ? step->type->validate(recipe, step) : EP_OK;

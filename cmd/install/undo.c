@@ -162,10 +162,42 @@ static enum install_result remove_state(struct install *install)
     return INSTALL_FINE;
 }
 
+/*
+ * Packages that were installed later may need what the steps have installed. This is found out for all steps together
+ * before the first one is undone; each undo checks it again.
+ */
+static enum install_result check_packages(struct install *install)
+{
+    static const char text[] =
+        "added=$(cat \"$EPKIT_STATE\"/before/*/added 2>/dev/null | sort -u)\n"
+        "[ -n \"$added\" ] || exit 0\n"
+        "there=$(dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package}\\n' $added 2>/dev/null |\n"
+        "    sed -n \"s/:$(dpkg --print-architecture)\\$//; s/^.i. *//p\")\n"
+        "[ -n \"$there\" ] || exit 0\n"
+        "gone=$(apt-get remove -qy -s $there 2>/dev/null) || exit 0\n"
+        "printf '%s\\n' \"$added\" >\"$EPKIT_STATE/added\"\n"
+        "printf '%s\\n' \"$gone\" | sed -n 's/^Remv \\([^ ]*\\).*/\\1/p' | sort | comm -23 - \"$EPKIT_STATE/added\" | xargs\n"
+        "rm -f \"$EPKIT_STATE/added\"\n";
+    char others[400];
+
+    if (!install->is_live ||
+        run_probe(install, &install->recipe->steps[0], text, REMOVE_SECONDS, others, sizeof(others)) != 0)
+        return observe_is_interrupted() ? INSTALL_INTERRUPTED : INSTALL_FINE;
+    others[strcspn(others, "\n")] = '\0';
+    if (!*others)
+        return INSTALL_FINE;
+    text_clean(others, others, sizeof(others));
+    snprintf(install->hint, sizeof(install->hint), "remove it first: apt-get remove %.200s", others);
+    return install_fail(install, "nothing was undone: %.300s was installed later and needs what this recipe installed",
+                        others);
+}
+
 enum install_result install_undo(struct install *install)
 {
-    enum install_result result;
+    enum install_result result = check_packages(install);
 
+    if (result != INSTALL_FINE)
+        return result;
     unit_remove(install);
     result = undo_dropped(install);
     for (size_t i = install->recipe->n_steps; result == INSTALL_FINE && i-- > 0;) {

@@ -105,14 +105,18 @@ static void do_locate(const json_t *request)
 
 static void do_doctor(const json_t *request)
 {
-    const char *const argv[] = {"/proc/self/exe", "doctor", "--json", NULL};
-    struct capture capture = {.argv = (char *const *)argv};
+    struct job_rank rank;
+    struct capture capture = {.execute = job_doctor_execute, .context = &rank};
 
+    /* A script that fails is reported when the job starts. */
+    if (job_environment_make(request, &rank) != EP_OK)
+        rank = (struct job_rank){.spec = request};
     capture_run(&capture, 1, 1, job_number(request, "timeout_s", 20) * INT64_C(1000), NULL, NULL);
     agent_event("doctor",
                 json_pack("{s:o?}", "output",
                           json_stringn(capture.output.text ? capture.output.text : "", capture.output.bytes)));
     capture_done(&capture);
+    free(rank.sourced);
 }
 
 static void do_run(struct agent *agent, json_t *request)

@@ -463,7 +463,7 @@ static void fill(const struct cmd *cmd, const struct cmd_call *call, const struc
 
     print_command(cmd, call, command, sizeof(command));
     snprintf(port, sizeof(port), "%d",
-             cmd_given(cmd, call, "port") ? (int)args->port : port_from_env(PORT_OF_SSH, 222));
+             cmd_given(cmd, call, "port") ? (int)args->port : port_from_env(PORT_OF_SSH, PORT_OF_SSH_DEFAULT));
     options->command = command;
     options->kept = json_array();
     for (size_t i = 0; i < args->keep.n; i++)

@@ -8,7 +8,7 @@
     "failed and why. Nothing waits for ever, and nothing is left running: not when a node is lost, not when epkit "                      \
     "is interrupted or killed.\n"                                                                                                        \
     "\n"                                                                                                                                 \
-    "Jobs: hostname; epkit-test MATRIX; deepep-intranode, deepep-internode, deepep-lowlatency (DeepEP's own tests "                      \
+    "Jobs: hostname; epkit-test MATRIX; deepep-intranode, deepep-internode, deepep-lowlatency, deepep-v2 (DeepEP's own tests "           \
     "where they are installed, 2048 tokens, hidden 7168, 256 experts, top-8; 128 tokens for lowlatency); nccl "                          \
     "TEST (nccl-tests, -b 2M -e 16G -f 2 -n 1 -g 1 -w 10); nccl-init; ib-write-bw [DEVICE...] (-F, on RoCE -x 3, neighbours "            \
     "in pairs: the NICs that 'epkit topo' assigns to GPUs, or those named). "                                                            \

@@ -305,13 +305,19 @@ static void add_diagnosis(struct launch *launch, const struct node *node)
 
 bool launch_check(struct launch *launch)
 {
+    const json_t *spec = launch->options->job.spec;
     int seconds = check_seconds(launch);
     json_t *finding;
     size_t i, n_serious = 0;
 
     if (!launch->options->has_checks)
         return true;
-    launch_ask(launch, json_pack("{s:s, s:i}", "do", "doctor", "timeout_s", seconds), seconds + 5);
+    /* In the environment that the job will have there. */
+    launch_ask(launch,
+               json_pack("{s:s, s:i, s:O?, s:O?, s:O?}", "do", "doctor", "timeout_s", seconds, "source",
+                         json_object_get(spec, "source"), "env", json_object_get(spec, "env"), "preload",
+                         json_object_get(spec, "preload")),
+               seconds + SOURCE_SECONDS + 5);
     for (int n = 0; n < launch->n; n++)
         add_diagnosis(launch, launch->order[n]);
     json_array_foreach (launch->findings, i, finding) {

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SOURCE_SECONDS 60
 #define SCRIPT_TAIL 300 /* bytes of the output of a script that a message shows: its end */
 
 extern char **environ;
@@ -36,15 +35,20 @@ int job_number(const json_t *spec, const char *key, int other)
 /* --- scripts --- */
 
 /*
+ * The first argument is this executable, whose `env` is the script JOB_ENV, and which other scripts find in PATH.
+ *
  * The shell sources the scripts and prints the resulting environment, separated by NUL. LD_PRELOAD is passed on under
  * another name, because env(1) is not the program either.
  */
 static const char source_program[] =
+    "self=$1; shift; PATH=$PATH:${self%/*}; "
     "trap 'echo \"epkit: $script ended the shell with status $?; if it calls exit, use return\" >&2' EXIT;"
     " for script in \"$@\"; do case $script in"
+    " '" JOB_ENV "') old=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD EPKIT_PRELOAD; eval \"$(\"$self\" env)\";"
+    " case :${EPKIT_PRELOAD-}: in *:\"${old:-${EPKIT_PRELOAD-}}\":*) ;; *) EPKIT_PRELOAD=${EPKIT_PRELOAD:+$EPKIT_PRELOAD:}$old;; esac; continue;;"
     " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"
     " . \"$script\" >&2 || { echo \"epkit: $script ended with status $?\" >&2; trap - EXIT; exit 1; }; done; trap - EXIT;"
-    " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; exec env -0";
+    " EPKIT_PRELOAD=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD; export EPKIT_PRELOAD; PATH=${PATH%:\"${self%/*}\"}; exec env -0";
 
 /* Takes the environment that the shell printed over into `rank`. */
 static ep_status take_environment(struct capture *capture, struct job_rank *rank)
@@ -75,9 +79,10 @@ static ep_status take_environment(struct capture *capture, struct job_rank *rank
     return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
 }
 
-static ep_status source_scripts(const json_t *scripts, struct job_rank *rank)
+static ep_status source_scripts(json_t *scripts, struct job_rank *rank)
 {
-    const char **argv = calloc(json_array_size(scripts) + 5, sizeof(*argv));
+    const char **argv = calloc(json_array_size(scripts) + 6, sizeof(*argv));
+    char self[4096] = "epkit";
     struct capture capture = {.argv = (char *const *)argv};
     json_t *script;
     ep_status status;
@@ -85,9 +90,15 @@ static ep_status source_scripts(const json_t *scripts, struct job_rank *rank)
 
     if (!argv)
         return ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
-    memcpy(argv, TEXTS("bash", "-c", source_program, "bash"), 4 * sizeof(*argv));
+    if (json_array_size(scripts) == 0) {
+        free(argv);
+        return EP_OK;
+    }
+    if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
+        snprintf(self, sizeof(self), "epkit");
+    memcpy(argv, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*argv));
     json_array_foreach (scripts, i, script) {
-        argv[4 + i] = json_string_value(script);
+        argv[5 + i] = json_string_value(script);
     }
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
         status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
@@ -198,15 +209,21 @@ void job_leave_rank(void)
     }
 }
 
+/* What the scripts leave becomes the environment of this process. */
+static void set_sourced(const struct job_rank *rank)
+{
+    if (rank->sourced)
+        clearenv();
+    for (size_t at = 0; rank->sourced && at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
+        putenv(rank->sourced + at);
+}
+
 /* Makes the environment of this process that of the rank. */
 static void set_environment(const struct job_rank *rank)
 {
     const char *own = getenv("LC_ALL"), *locale;
 
-    if (rank->sourced)
-        clearenv();
-    for (size_t at = 0; rank->sourced && at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
-        putenv(rank->sourced + at);
+    set_sourced(rank);
     if (!json_is_true(json_object_get(rank->spec, "mpi")))
         job_leave_rank();
     /*
@@ -222,45 +239,102 @@ static void set_environment(const struct job_rank *rank)
     set_given(rank->spec);
 }
 
-/* Finds the folder of "dirs" that holds "needs". */
-static ep_status find_dir(const json_t *spec, const char **ret_dir)
+/* A program of MPI names its library; what is no ELF file, a script, may start one. */
+static bool is_built_with_mpi(const char *path)
 {
-    const char *needs = job_text(spec, "needs", NULL);
-    json_t *dirs = json_object_get(spec, "dirs"), *dir;
-    char path[4096], searched[256] = "";
-    size_t i;
+    static const char word[] = "libmpi";
+    FILE *file = fopen(path, "re");
+    char bytes[65536 + sizeof(word)];
+    size_t kept = 0, n;
+    bool is_found = false, is_first = true;
 
-    *ret_dir = NULL;
-    json_array_foreach (dirs, i, dir) {
-        size_t used = strlen(searched);
+    while (file && !is_found && (n = fread(bytes + kept, 1, sizeof(bytes) - kept, file)) > 0) {
+        n += kept;
+        is_found =
+            (is_first && (n < 4 || memcmp(bytes, "\177ELF", 4) != 0)) || memmem(bytes, n, word, strlen(word)) != NULL;
+        is_first = false;
+        kept = n < sizeof(word) ? n : sizeof(word);
+        memmove(bytes, bytes + n - kept, kept);
+    }
+    if (file)
+        fclose(file);
+    return is_found;
+}
 
-        if (!needs || (snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), needs) < (int)sizeof(path) &&
-                       access(path, R_OK) == 0)) {
-            *ret_dir = json_string_value(dir);
+/* Finds the folder of "dirs" that holds a file of "needs". */
+static ep_status find_file(const json_t *spec, struct job_rank *rank)
+{
+    const char *option = job_text(spec, "mpi_build", NULL), *product = job_text(spec, "product", "it");
+    json_t *needs = json_object_get(spec, "needs"), *need, *dir;
+    char path[4096], without[4096] = "", searched[256] = "";
+    size_t i, k;
+
+    json_array_foreach (json_object_get(spec, "dirs"), i, dir) {
+        json_array_foreach (needs, k, need) {
+            snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), json_string_value(need));
+            if (access(path, R_OK) != 0)
+                continue;
+            if (option && !is_built_with_mpi(path)) {
+                snprintf(without, sizeof(without), "%s", path);
+                continue;
+            }
+            rank->dir = json_string_value(dir);
+            rank->file = json_string_value(need);
             return EP_OK;
         }
-        snprintf(searched + used, sizeof(searched) - used, "%s%s", i ? ", " : "", json_string_value(dir));
+        text_append(searched, sizeof(searched), "%s%s", i ? ", " : "", json_string_value(dir));
     }
-    if (!needs || !json_is_array(dirs))
+    if (*without)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%.200s was built without MPI, so each process would measure itself alone: build %s with %s",
+                       without, product, option);
+    if (json_array_size(needs) == 0)
         return EP_OK;
-    return ep_fail(EP_E_UNSUPPORTED, "%s is not installed: there is no %s below %s", job_text(spec, "product", "it"),
-                   needs, searched);
+    *path = '\0';
+    json_array_foreach (needs, k, need) {
+        text_append(path, sizeof(path), "%s%s", k ? " or " : "", json_string_value(need));
+    }
+    return ep_fail(EP_E_UNSUPPORTED, "%s is not installed: there is no %.200s below %s", product, path, searched);
 }
 
 ep_status job_check(const json_t *spec)
 {
-    const char *dir;
+    struct job_rank rank = {0};
 
-    return find_dir(spec, &dir);
+    return find_file(spec, &rank);
+}
+
+ep_status job_environment_make(const json_t *spec, struct job_rank *ret_rank)
+{
+    *ret_rank = (struct job_rank){.spec = spec};
+    return source_scripts(json_object_get(spec, "source"), ret_rank);
+}
+
+void job_doctor_execute(const void *context)
+{
+    const struct job_rank *rank = context;
+    const char *preload;
+
+    set_sourced(rank);
+    job_leave_rank();
+    set_given(rank->spec);
+    /* Named, not loaded: the doctor is not the program. */
+    preload = getenv("LD_PRELOAD");
+    if (preload && *preload)
+        set("EPKIT_PRELOAD", preload);
+    else
+        unsetenv("EPKIT_PRELOAD");
+    unsetenv("LD_PRELOAD");
+    set("LC_ALL", "C");
+    execl("/proc/self/exe", "epkit", "doctor", "--json", (char *)NULL);
+    _exit(127);
 }
 
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank)
 {
-    json_t *scripts = json_object_get(spec, "source");
-
     *ret_rank = (struct job_rank){.spec = spec, .node = node, .local = local};
-    EP_TRY(find_dir(spec, &ret_rank->dir));
-    return json_array_size(scripts) ? source_scripts(scripts, ret_rank) : EP_OK;
+    EP_TRY(find_file(spec, ret_rank));
+    return source_scripts(json_object_get(spec, "source"), ret_rank);
 }
 
 void job_rank_execute(const void *context)
@@ -268,13 +342,15 @@ void job_rank_execute(const void *context)
     const struct job_rank *rank = context;
     json_t *words = json_object_get(rank->spec, "argv"), *word;
     char **argv = calloc(json_array_size(words) + 1, sizeof(*argv));
-    const char *file;
+    const char *file, *first = json_string_value(json_array_get(json_object_get(rank->spec, "needs"), 0));
     int number;
     size_t i;
 
     json_array_foreach (words, i, word) {
         if (argv)
             argv[i] = (char *)json_string_value(word);
+        if (argv && rank->file && strcmp(argv[i], first) == 0)
+            argv[i] = (char *)rank->file;
     }
     if (!argv || (rank->dir && chdir(rank->dir) != 0)) {
         fprintf(stderr, "epkit: %s: %s\n", rank->dir ? rank->dir : "the program", strerror(errno));

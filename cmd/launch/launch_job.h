@@ -27,13 +27,18 @@
  *   "master"    string, "port" integer: MASTER_ADDR, MASTER_PORT
  *   "argv"      strings; the program is searched in PATH unless there are "dirs"
  *   "is_epkit"  true: the program is the epkit executable, whatever argv[0] is
- *   "dirs"      strings: folders, the first that holds the file "needs" becomes the working directory
- *   "needs"     string: file that must exist, relative to one of "dirs"
+ *   "dirs"      strings: folders, the first that holds a file of "needs" becomes the working directory
+ *   "needs"     strings: files relative to "dirs" of which one must exist; it replaces the first of them in "argv"
+ *   "mpi_build" the option that the product is built with for MPI: a program without it is refused
  *   "product"   string: name of the product that is missing where "needs" is not found
  *   "env"       object of strings
- *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing
+ *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing;
+ *               JOB_ENV: what `epkit env` advises in the environment that those before it leave
  *   "preload"   string: LD_PRELOAD of the program alone
  */
+
+#define JOB_ENV "epkit env"
+#define SOURCE_SECONDS 60 /* for all scripts */
 
 /* Checks that "needs" exists. EP_E_UNSUPPORTED if it does not. */
 ep_status job_check(const json_t *spec);
@@ -43,12 +48,20 @@ struct job_rank {
     const json_t *spec; /* borrowed */
     int node, local;    /* its node, and its number there */
     const char *dir;    /* working directory, of the spec; NULL: unchanged */
+    const char *file;   /* that of "needs" which is there, of the spec; NULL: none was asked for */
     char *sourced;      /* the environment that "source" leaves, strings of `sourced_bytes` in all; for free() */
     size_t sourced_bytes;
 };
 
 /* Runs the scripts of "source". EP_E_UNSUPPORTED when "needs" does not exist, EP_E_SYSTEM when a script fails. */
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank);
+
+/*
+ * For `epkit doctor` before the job: "source" alone, "env" and "preload". job_doctor_execute() is called in a child
+ * process with the struct job_rank, and executes it in that environment.
+ */
+ep_status job_environment_make(const json_t *spec, struct job_rank *ret_rank);
+void job_doctor_execute(const void *rank);
 
 /*
  * Called in a child process with a struct job_rank: executes the program. On failure writes to standard error and exits

@@ -51,7 +51,10 @@ static bool from_command(const char *command, char *ret_location, char *ret_why,
     } else if (capture.late) {
         snprintf(ret_why, bytes, "the command for the location did not end within %d s", LOCATION_SECONDS);
     } else if (!WIFEXITED(capture.status) || WEXITSTATUS(capture.status) != 0) {
-        text_clean(capture.error.text ? capture.error.text : "", clean, sizeof(clean));
+        const char *said = capture.error.text ? capture.error.text : "";
+
+        snprintf(clean, sizeof(clean), "%.*s", (int)strcspn(said, "\r\n"), said);
+        text_clean(clean, clean, sizeof(clean));
         snprintf(ret_why, bytes, "the command for the location ended with status %d%s%s",
                  WIFEXITED(capture.status) ? WEXITSTATUS(capture.status) : 128 + WTERMSIG(capture.status),
                  *clean ? ": " : "", clean);

@@ -5,6 +5,7 @@
 #include "agent.h"
 #include "base/error.h"
 #include "common/text.h"
+#include "launch_job.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -48,19 +49,36 @@ static json_t *make_epkit_test(const struct canned_job *job, int n_args, char **
     return json_pack("{s:o, s:b}", "argv", words(TEXTS("epkit", "test"), n_args, args), "is_epkit", true);
 }
 
-/* The arguments of the testbed's published results: 2048 tokens, or the default of the test for decoding. */
+/*
+ * The tests of DeepEP, which use whatever deep_ep Python imports, also that of epkit. Checkouts of DeepEP 2 have those
+ * of DeepEP 1 in tests/legacy. The arguments are those of the testbed's published results: 2048 tokens, or the default
+ * of the test for decoding.
+ */
+static const struct deepep_test {
+    const char *job, *tokens, *files[2], *product;
+} deepep_tests[] = {
+    {"deepep-intranode", "2048", {"tests/test_intranode.py", "tests/legacy/test_intranode.py"}, "DeepEP (its tests)"},
+    {"deepep-internode", "2048", {"tests/test_internode.py", "tests/legacy/test_internode.py"}, "DeepEP (its tests)"},
+    {"deepep-lowlatency",
+     "128",
+     {"tests/test_low_latency.py", "tests/legacy/test_low_latency.py"},
+     "DeepEP (its tests)"},
+    {"deepep-v2", "4096", {"tests/elastic/test_ep.py", "tests/ep/test_ep.py"}, "DeepEP 2 (its tests)"},
+};
+
 static json_t *make_deepep(const struct canned_job *job, int n_args, char **args)
 {
-    bool is_low = strcmp(job->name, "deepep-lowlatency") == 0;
-    char file[64];
+    const struct deepep_test *test = deepep_tests;
 
-    snprintf(file, sizeof(file), "tests/test_%s.py", is_low ? "low_latency" : job->name + strlen("deepep-"));
-    return json_pack("{s:o, s:[ssss], s:s, s:s, s:[ss]}", "argv",
-                     words(TEXTS("python3", file, "--num-tokens", is_low ? "128" : "2048", "--hidden", "7168",
+    while (strcmp(test->job, job->name) != 0)
+        test++;
+    return json_pack("{s:o, s:[ssss], s:[ss], s:s, s:[sss]}", "argv",
+                     words(TEXTS("python3", test->files[0], "--num-tokens", test->tokens, "--hidden", "7168",
                                  "--num-experts", "256", "--num-topk", "8"),
                            n_args, args),
                      "dirs", "/opt/deepep/DeepEP", "/opt/deepep/source", "/opt/DeepEP", "/usr/local/nvidia/deepep",
-                     "needs", file, "product", "DeepEP 1 (its tests)", "source", DEEPEP_SCRIPT, GIB_SCRIPT);
+                     "needs", test->files[0], test->files[1], "product", test->product, "source", DEEPEP_SCRIPT,
+                     GIB_SCRIPT, JOB_ENV);
 }
 
 /*
@@ -85,10 +103,10 @@ static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
     snprintf(program, sizeof(program), "%.*s%s", (int)n, args[0], suffix);
     snprintf(path, sizeof(path), "./%s", program);
     return json_pack(
-        "{s:o, s:[ssss], s:s, s:s, s:[s]}", "argv",
+        "{s:o, s:[ssss], s:[s], s:s, s:s, s:[s]}", "argv",
         words(TEXTS(path, "-b", "2M", "-e", "16G", "-f", "2", "-n", "1", "-g", "1", "-w", "10"), n_args - 1, args + 1),
         "dirs", "/third_party/nccl-tests/build", "/opt/nccl-tests/build", "/usr/local/bin", "/usr/bin", "needs",
-        program, "product", "nccl-tests", "source", GIB_SCRIPT);
+        path + 2, "product", "nccl-tests", "mpi_build", "MPI=1 MPI_HOME=...", "source", GIB_SCRIPT);
 }
 
 /* A group of one process on each node: tests whether NCCL finds its network plugin. */
@@ -181,6 +199,7 @@ const struct canned_job canned_jobs[] = {
     {"deepep-intranode", .per_node = 1, .is_measured = true, .deadline_s = HOUR_S, .make = make_deepep},
     {"deepep-internode", .per_node = 1, .is_measured = true, .deadline_s = HOUR_S, .make = make_deepep},
     {"deepep-lowlatency", .per_node = 1, .is_measured = true, .deadline_s = HOUR_S, .make = make_deepep},
+    {"deepep-v2", .per_node = 1, .is_measured = true, .deadline_s = HOUR_S, .make = make_deepep},
     {"nccl", "TEST", .starter = LAUNCH_MPIRUN, .by_rank = true, .is_measured = true, .deadline_s = HOUR_S,
      .make = make_nccl},
     {"nccl-init", .per_node = 1, .deadline_s = 600, .make = make_nccl_init},

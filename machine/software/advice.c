@@ -254,6 +254,15 @@ static ep_status advise_ibgda(struct advice_work *work)
     return EP_OK;
 }
 
+/* Has the environment switched off the heap that grows, and not said how large it is? */
+static bool has_fixed_heap(struct source *source)
+{
+    const char *off = source_env(source, "NVSHMEM_DISABLE_CUDA_VMM");
+
+    return off && !text_is_any(off, TEXTS("", "0", "false", "no", "n", "f")) &&
+           !source_env(source, "NVSHMEM_SYMMETRIC_SIZE");
+}
+
 static ep_status advise_nvshmem(struct advice_work *work)
 {
     const struct software_driver *driver = &work->software->driver;
@@ -269,11 +278,12 @@ static ep_status advise_nvshmem(struct advice_work *work)
             work, "NVSHMEM_DISABLE_CUDA_VMM", "1",
             "GPU memory is registered through nvidia_peermem here, not by dma-buf: with a heap from cudaMalloc that "
             "is one registration, not one for each piece that a growing heap adds.");
+    }
+    if (advice_find(work->advice, "NVSHMEM_DISABLE_CUDA_VMM") || has_fixed_heap(work->source))
         advice_set(
             work, "NVSHMEM_SYMMETRIC_SIZE", "4G",
-            "The heap cannot grow then, and the default of 1 GiB is less than what DeepEP's buffers between nodes "
-            "take.");
-    }
+            "The heap cannot grow without CUDA's virtual memory, and the default of 1 GiB is less than the 1.9 GB that "
+            "DeepEP's low-latency test takes.");
     return EP_OK;
 }
 

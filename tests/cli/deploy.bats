@@ -200,6 +200,11 @@ asks() {
     brings 8 >with
     run --separate-stderr epkit deploy check -f with --from changed.json --json
     [ "$(jq -r '.findings[].id' <<<"$output")" = quota ]
+    [[ "$output" == *"or ask for at most 8"* ]]
+    # Nobody can ask for 0 GPUs.
+    brings 0 >with
+    run --separate-stderr epkit deploy check -f with --from changed.json --json
+    [[ "$output" == *"raise nominalQuota"* && "$output" != *"at most 0"* ]]
 }
 
 @test "the quota is for all groups of pods of a JobSet together" {

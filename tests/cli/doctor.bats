@@ -413,23 +413,23 @@ compare() {
     EPKIT_SSH="./ssh -i key" run --separate-stderr epkit doctor --hosts hosts --timeout 600 --only nic,acs
     LC_ALL=C sort ssh.log >calls
     cat >expected <<'CALLS'
+-i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 222 good1 epkit doctor --json --only nic,acs
 -i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 222 root@good2 epkit doctor --json --only nic,acs
 -i key -o BatchMode=yes -o LogLevel=DEBUG1 -p 23 2001:db8::1 epkit doctor --json --only nic,acs
--i key -o BatchMode=yes -o LogLevel=DEBUG1 good1 epkit doctor --json --only nic,acs
 CALLS
     diff expected calls
     : >ssh.log
     echo good1 >hosts
     epkit doctor --hosts hosts --ssh ./ssh --remote-command "/opt/epkit/bin/epkit doctor --json"
-    [ "$(cat ssh.log)" = "-o BatchMode=yes -o LogLevel=DEBUG1 good1 /opt/epkit/bin/epkit doctor --json" ]
-    # The port as for epkit launch: where pods have their sshd, EPKIT_SSH_PORT is set.
+    [ "$(cat ssh.log)" = "-o BatchMode=yes -o LogLevel=DEBUG1 -p 222 good1 /opt/epkit/bin/epkit doctor --json" ]
+    # The port as for epkit launch: 222, or EPKIT_SSH_PORT.
     printf '%s\n' good1 good2:23 >hosts
-    for port in "--port 222" "-p 222" "" "--port 0"; do
+    for port in "--port 24" "-p 24" "" "--port 0"; do
         : >ssh.log
         # shellcheck disable=SC2086 # words
-        EPKIT_SSH_PORT=222 epkit doctor --hosts hosts --ssh ./ssh $port
+        EPKIT_SSH_PORT=24 epkit doctor --hosts hosts --ssh ./ssh $port
         [ "$(sed 's/ epkit.*//; s/.*DEBUG1 //' ssh.log | LC_ALL=C sort | xargs)" = \
-            "$([ "$port" = "--port 0" ] || echo "-p 222 good1 ")-p 23 good2$([ "$port" != "--port 0" ] || echo " good1")" ]
+            "-p 23 good2$([ "$port" = "--port 0" ] || echo " -p 24 good1")$([ "$port" != "--port 0" ] || echo " good1")" ]
     done
     EPKIT_SSH_PORT=ssh run -2 --separate-stderr epkit doctor --hosts hosts --ssh ./ssh
     [[ "$stderr" == *"the variable EPKIT_SSH_PORT is 'ssh', not a port from 0 to 65535"* ]]

@@ -9,21 +9,25 @@
 load common
 load install
 
-RECIPES=(debian-tools epkit-only gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy gke-driver-copy)
+VARIANTS=(gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gcp-a4x-ubuntu2404 gdrcopy deepep-v2 deepep-v25)
+RECIPES=(debian-tools epkit-only gke-driver-copy "${VARIANTS[@]}")
 SUM=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+# What no source tells, and the users of two recipes have to give.
+declare -A GIVEN=([gcp-a4x-ubuntu2404]="cuda_keyring_sha256=$SUM" [deepep-v25]="torch=9.9.9,deepep_commit=abcdef0")
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || exit 1
-    # Values that two recipes require from their users.
-    export EPKIT_DOCA_SHA256=$SUM EPKIT_GDRCOPY_COMMIT=1234567
+    # Values that recipes require from their users.
+    export EPKIT_DOCA_KEY=0123456789ABCDEF0123456789ABCDEF01234567 EPKIT_GDRCOPY_COMMIT=1234567
     unset CUDA_HOME NVSHMEM_HOME GDRCOPY_HOME
 }
 
 # Makes the disk of a machine in a given state: disk RECIPE KIND FOLDER
 disk() {
     mkdir -p blank/proc/sys/kernel "$3"
-    echo 6.8.0-1021-gcp >blank/proc/sys/kernel/osrelease
-    epkit install plan "$1" --root blank --json >plan.json || [ $? -ge 3 ]
+    # A4X has another kernel, which its DOCA-OFED is known to build for.
+    case $1 in *a4x*) echo 7.0.0-1011-gcp ;; *) echo 6.8.0-1021-gcp ;; esac >blank/proc/sys/kernel/osrelease
+    epkit install plan "$1" --root blank --json ${GIVEN[$1]:+--set "${GIVEN[$1]}"} >plan.json || [ $? -ge 3 ]
     python3 "$EPKIT_SOURCE/tests/install/roots.py" plan.json "$2" "$3"
 }
 
@@ -65,16 +69,21 @@ END
     run -0 --separate-stderr epkit install list
     for recipe in "${RECIPES[@]}"; do
         [[ "$output" == *"$recipe "* ]]
-        epkit install show "$recipe" | cmp - "$EPKIT_SOURCE/recipes/$recipe.yaml"
+        # A variant: the text of all of them, after its own name.
+        file=$EPKIT_SOURCE/recipes/$recipe.yaml
+        [ -e "$file" ] || file=$EPKIT_SOURCE/recipes/deepep.yaml
+        sed "1s/.*/recipe: $recipe/" "$file" >text
+        epkit install show "$recipe" | cmp - text
     done
-    [ "$(epkit install list --json | jq '.recipes | length')" -eq "$(find "$EPKIT_SOURCE/recipes" -name '*.yaml' | wc -l)" ]
+    [ "$(epkit install list --json | jq '.recipes | length')" -eq ${#RECIPES[@]} ]
+    [ "$(sed -n '/^variants:/,/^target:/s/^  \([a-z].*\):$/\1/p' "$EPKIT_SOURCE/recipes/deepep.yaml" | wc -l)" -eq ${#VARIANTS[@]} ]
     epkit install list --json | valid install
 }
 
 @test "a bare machine: every step is to be done" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" bare "$recipe"
-        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
         [ "$(states <<<"$output")" = todo ]
         valid install <<<"$output"
     done
@@ -83,17 +92,17 @@ END
 @test "a machine where all is done: nothing to do" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" "done" "$recipe"
-        run -0 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        run -0 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
         [ "$(states <<<"$output")" = "done" ]
         [ "$(jq .changes <<<"$output")" -eq 0 ]
-        run -0 epkit install status "$recipe" --root "$recipe"
+        run -0 epkit install status "$recipe" --root "$recipe" ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
     done
 }
 
 @test "a machine where an installation was interrupted: what is half there is not taken for done" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" half "$recipe"
-        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
         jq -e '[.steps[] | select(.state != "skipped")] as $s | ($s | length / 2 | floor) as $half |
             ($s[:$half] | all(.state == "done")) and ($s[$half:] | all(.state != "done"))' <<<"$output" >/dev/null
     done
@@ -102,13 +111,13 @@ END
 @test "a machine with other versions: each step that has a version says so" {
     for recipe in "${RECIPES[@]}"; do
         disk "$recipe" wrong "$recipe"
-        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json
+        run -3 --separate-stderr epkit install plan "$recipe" --root "$recipe" --json ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
         jq -e '.steps[] | select(.state == "wrong") | .text' <<<"$output" >/dev/null
         jq -e '[.steps[] | select(.type == "file" or .type == "build" or .type == "copyset" or .type == "pip") |
             select(.state != "skipped")] | all(.state == "wrong")' <<<"$output" >/dev/null
     done
     epkit install plan gcp-b200-ubuntu2404 --root gcp-b200-ubuntu2404 >out || true
-    grep -q 'cuda-toolkit-12-9 0.0.1 is installed, expected 12.9' out
+    grep -q 'nvidia-open-580 0.0.1 is installed, expected 580.126.09' out
     grep -q 'nvidia 0.1 is loaded, expected 580.126.09: takes effect after a reboot' out
 }
 
@@ -132,11 +141,7 @@ END
 }
 
 @test "machines that a recipe is not for are refused, with the reason" {
-    disk gdrcopy bare m
-    echo 6.14.0-1021-gcp >m/proc/sys/kernel/osrelease
-    run -4 epkit install plan gdrcopy --root m
-    [[ "$output" == *"DOCA 3.0.0 does not compile for it"* ]]
-    run -3 epkit install plan gcp-b200-ubuntu2404 --root m
+    disk gcp-b200-ubuntu2404 bare m
     mkdir -p m/etc/default
     echo 'KUBELET_OPTS="--node-labels=cloud.google.com/gke-gpu-driver-version=default,a=b"' >m/etc/default/kubelet
     run -4 epkit install plan gcp-b200-ubuntu2404 --root m
@@ -152,6 +157,59 @@ END
     [[ "$output" == *"this is cos"* ]]
 }
 
+# kernel RELEASE: the disk m has this kernel
+kernel() {
+    echo "$1" >m/proc/sys/kernel/osrelease
+}
+
+@test "a kernel is accepted where a source says that DOCA-OFED builds for it; else what to take is said" {
+    local recipe release
+    # recipe: what is said of 6.8, 6.14, 6.17, 7.0
+    while read -r recipe codes; do
+        disk "$recipe" bare m
+        for release in 6.8.0-1021-gcp 6.14.0-1021-gcp 6.17.0-1003-gcp 7.0.0-1011-gcp; do
+            kernel $release
+            run "-${codes%% *}" epkit install plan "$recipe" --root m ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
+            [ "${codes%% *}" -eq 3 ] || [[ "$output" == *"$release is not known"*"take "* ]]
+            codes=${codes#* }
+        done
+    done <<'END'
+gcp-b200-ubuntu2404 3 3 4 4
+gcp-h200-ubuntu2404 3 3 4 4
+gdrcopy 3 4 4 4
+deepep-v2 3 4 4 3
+deepep-v25 3 4 4 3
+gcp-a4x-ubuntu2404 4 4 4 3
+END
+    kernel 7.0.0-1011-gcp
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
+    [[ "$output" == *"--set doca=3.4.0, which builds for it"* ]]
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m --set doca=3.4.0
+    kernel 6.17.0-1003-gcp
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
+    [[ "$output" == *"linux-image-gcp-lts-24.04"* ]]
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m --set kernel_also=6.17
+    kernel 6.80.0-1
+    run -4 epkit install plan gcp-b200-ubuntu2404 --root m
+}
+
+@test "a driver that is loaded and has its libraries is kept, if it is not older" {
+    disk gcp-b200-ubuntu2404 bare m
+    drivers() { epkit install plan gcp-b200-ubuntu2404 --root m --json | jq -r '[.steps[] | select(.id | test("^driver")).state] | join(" ")'; }
+    mkdir -p m/sys/module/nvidia m/usr/lib/x86_64-linux-gnu
+    echo 580.159.04 >m/sys/module/nvidia/version
+    echo 'nvidia 1 0 - Live 0x0' >m/proc/modules
+    # Its libraries are another driver's: it does not work.
+    : >m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.126.09
+    [[ "$(drivers)" != *done* ]]
+    : >m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04
+    [ "$(drivers)" = "done done done" ]
+    [[ "$(epkit install plan gcp-b200-ubuntu2404 --root m)" == *"driver 580.159.04 is loaded, with its libraries: it is kept"* ]]
+    echo 570.1 >m/sys/module/nvidia/version
+    : >m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.570.1
+    [[ "$(drivers)" != *done* ]]
+}
+
 @test "this machine: too little disk is refused before anything changes" {
     files_recipe | sed 's/^variables:/target: {disk_gb: "99999"}\n&/' >disk.yaml
     run -4 epkit install plan ./disk.yaml
@@ -163,7 +221,7 @@ END
     NVSHMEM_IBGDA_SUPPORT=0 NVSHMEM_USE_GDRCOPY=0 GDRCOPY_HOME=/g NVSHMEM_HOME=/n USE_NVPEERMEM=1 CUDA_HOME=/c \
         TORCH_CUDA_ARCH_LIST_B200=10.0a TORCH_CUDA_ARCH_LIST_H200=9.0a \
         epkit install plan gdrcopy --root m --json >out || [ $? -eq 3 ]
-    [ "$(jq -c '[.variables[] | select(.from == "environment" and (.name | test("sha256|commit") | not)) | .value] | sort' out)" = \
+    [ "$(jq -c '[.variables[] | select(.from == "environment" and (.name | test("key|commit") | not)) | .value] | sort' out)" = \
         '["/c","/g","/n","0","0","1","10.0a","9.0a"]' ]
     # What they switch.
     [ "$(jq -r '.steps[] | select(.id == "gdrdrv").state' out)" = skipped ]
@@ -177,12 +235,13 @@ END
     disk gcp-b200-ubuntu2404 "done" m
     wrong() { jq -r '[.steps[] | select(.state == "wrong").id] | join(" ")'; }
     [ -z "$(epkit install plan gcp-b200-ubuntu2404 --root m --json | wrong)" ]
-    [ "$(TORCH_CUDA_ARCH_LIST_B200=10.3 epkit install plan gcp-b200-ubuntu2404 --root m --json | wrong)" = deepep ]
+    [ "$(TORCH_CUDA_ARCH_LIST_B200=10.3 epkit install plan gcp-b200-ubuntu2404 --root m --json | wrong)" = "nvshmem deepep" ]
     NVSHMEM_IBGDA_SUPPORT=0 epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
     [ "$(wrong <out)" = nvshmem ]
-    # gdrcopy from elsewhere: asked for first, before anything is downloaded.
-    NVSHMEM_USE_GDRCOPY=1 epkit install plan gcp-b200-ubuntu2404 --root m --json >out || [ $? -eq 3 ]
-    [ "$(jq -r '.steps[0] | .id + " " + .state' out)" = "gdrcopy-there todo" ]
+    # Versions too, each in its one place.
+    epkit install plan gcp-b200-ubuntu2404 --root m --set nvshmem=v3.6.0-1,torch=2.10.1 --json >out || [ $? -eq 3 ]
+    [ "$(wrong <out)" = "nvshmem pytorch" ]
+    [ "$(jq -r '.steps[] | select(.id == "nvshmem").args.ref' out)" = refs/tags/v3.6.0-1 ]
 }
 
 @test "the pinned driver can be installed when newer ones are published, and all of it is of that version" {
@@ -207,7 +266,7 @@ END
             -o APT::Sandbox::User=root -q "$@"
     }
     apt update >log 2>&1 || { cat log; false; }
-    for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
+    for recipe in gcp-b200-ubuntu2404 gdrcopy; do
         disk $recipe "done" $recipe
         rm -f apt/etc/apt/preferences.d/*
         run ! apt install -s 'nvidia-open-580=580.126.09-*'
@@ -232,13 +291,25 @@ END
 }
 
 @test "a value that only the user can know is asked for before anything changes" {
-    unset EPKIT_DOCA_SHA256
+    missing() { # missing RECIPE VARIABLE...: these alone
+        run -3 epkit install plan "$1" --root m
+        [ "$(sed -n 's/^  missing  variable \([a-z0-9_]*\):.*/\1/p' <<<"$output" | xargs)" = "${*:2}" ]
+        run -2 epkit install apply "$1" --root m
+        [[ "$output" == *"variable '$2' has no value"* ]]
+        [ ! -e m/etc/modprobe.d ]
+    }
+    unset EPKIT_DOCA_KEY EPKIT_GDRCOPY_COMMIT
     disk gcp-b200-ubuntu2404 bare m
-    run -3 epkit install plan gcp-b200-ubuntu2404 --root m
-    [[ "$output" == *"missing"*"doca_sha256"* ]]
-    run -2 epkit install apply gcp-b200-ubuntu2404 --root m
-    [[ "$output" == *"variable 'doca_sha256' has no value"* ]]
-    [ ! -e m/etc/modprobe.d ]
+    missing gcp-b200-ubuntu2404 doca_key
+    missing gdrcopy doca_key gdrcopy_commit
+    run -2 epkit install plan gdrcopy --root m --set doca_key=short
+    [[ "$output" == *"40 hexadecimal digits"* ]]
+    # In an image no driver is installed, and no key is needed.
+    run -3 epkit install plan gcp-b200-ubuntu2404 --root m --set node=0
+    [[ "$output" != *missing* ]]
+    sed -i 's/$/ /; s/^6.8.0-1021-gcp /7.0.0-1011-gcp/' m/proc/sys/kernel/osrelease
+    missing deepep-v25 torch doca_key deepep_commit
+    missing deepep-v2 doca_key
 }
 
 @test "ibv_devices that is not installed fails its test, also on a machine without RDMA devices" {
@@ -265,21 +336,19 @@ END
         git -C fetch/deepep -c user.name=t -c user.email=t@example.com commit -q --allow-empty -m $n
         git -C fetch/deepep tag $n
     done
-    for recipe in gcp-b200-ubuntu2404 gcp-h200-ubuntu2404 gdrcopy; do
-        python3 - "$EPKIT_SOURCE/recipes/$recipe.yaml" >check.sh <<'END'
+    python3 - "$EPKIT_SOURCE/recipes/deepep.yaml" >check.sh <<'END'
 import sys
 import yaml
 steps = yaml.safe_load(open(sys.argv[1]))["steps"]
 (check,) = [v["run"] for s in steps for v in s.get("verify", []) if "is-ancestor" in v["run"]]
 print("set -eu\n" + check)
 END
-        check() { EPKIT_STATE=$PWD deepep_base=base deepep_commit=$1 sh check.sh; }
-        check new
-        check base
-        check 8a07e7e
-        check 8a07e7e0123456789
-        run ! check old
-    done
+    check() { EPKIT_STATE=$PWD deepep_v2=0 deepep_base=base deepep_commit=$1 sh check.sh; }
+    check new
+    check base
+    check 8a07e7e
+    check 8a07e7e0123456789
+    run ! check old
 }
 
 @test "lines that users of the older scripts look for are there word for word" {
@@ -304,7 +373,7 @@ END
     grep -qx 'options some a="1;b=2"' m/etc/modprobe.d/zz-epkit-some.conf
     run -0 --separate-stderr epkit install apply ./files.yaml --root m --json
     [ "$(jq -r '.result + " " + (.changes | tostring)' <<<"$output")" = 'fine 0' ]
-    [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 0 ]
+    [ "$(jq '.steps[0].attempts' <<<"$output")" -eq 1 ]
     valid install <<<"$output"
     # Wrong content is mended; what the user had is still known.
     echo wrong >m/etc/deep/er/one
@@ -660,7 +729,7 @@ archived" ]
     [[ "$output" == *"did you mean 'debian-tools'"* ]]
     run -2 epkit install plan
     run -2 epkit install plan debian-tools --set nothing=1
-    [[ "$output" == *"no such variable"* ]]
+    [[ "$output" == *"no such version or variable"* ]]
     run -2 epkit install plan /does/not/exist.yaml
     run -2 epkit install plan /dev/zero
     : >file

@@ -35,6 +35,26 @@ recipe() {
     [ "$(find n -type f)" = n/bin/sh ]
 }
 
+@test "status without a name: all recipes that were applied, with the attempts of their steps; other actions name them" {
+    mkdir m
+    recipe files >files.yaml
+    recipe other | sed 's,/etc/one,/etc/two,' >other.yaml
+    epkit install apply files.yaml --root m
+    run -0 --separate-stderr epkit install status --root m
+    [ "${lines[0]}" = "Recipe files is installed." ]
+    epkit install apply other.yaml --root m
+    echo changed >m/etc/two
+    epkit install apply other.yaml --root m
+    run -0 --separate-stderr epkit install status --root m
+    [[ "$output" == *"Recipe files is installed."*"Recipe other is installed."* ]]
+    [ "$(awk '$1 == "one" { print $3 }' <<<"$output" | xargs)" = "1 2" ]
+    rm m/etc/one
+    run -3 --separate-stderr epkit install status --root m
+    [[ "$output" == *"Recipe files is not complete"*"Recipe other is installed."* ]]
+    run -2 epkit install uninstall --root m
+    [[ "$output" == *"2 were applied here: "*files* && "$output" == *other* ]]
+}
+
 @test "an apply that is refused writes nothing, and changes nothing of an earlier one's" {
     mkdir m
     printf 'ID=plan9\nVERSION_ID=4\n' >os-release

@@ -140,6 +140,47 @@ sourced() {
     diff <(tr '\0' '\n' <once | sort) <(tr '\0' '\n' <twice | sort)
 }
 
+@test "the environment script of recipe and image gives a clean shell what is right, and the preload to the program" {
+    local tree code
+    epkit install show gcp-b200-ubuntu2404 >recipe.yaml
+    python3 - recipe.yaml >unified-env.sh <<'END'
+import sys
+import yaml
+recipe = yaml.safe_load(open(sys.argv[1]))
+(step,) = [step for step in recipe["steps"] if step["id"] == "environment"]
+content = step["content"]
+for name, variable in recipe["variables"].items():
+    content = content.replace("@{" + name + "}", str(variable.get("default", "")))
+# The folders are those of the machine.
+print(content.replace("[ -d /opt/deepep/nvshmem ]", "true"))
+END
+    grep -q 'export NVSHMEM_HOME=/opt/deepep/nvshmem' unified-env.sh
+    mkdir -p bin
+    for tree in a4 a3u gke-a4x; do
+        rm -rf "$tree.script"
+        python3 "$MACHINES/machines.py" "$tree" "$tree.script"
+        # What the script calls sees the machine, with the environment that the script has by then.
+        printf '#!/bin/sh\nenv -0 >"%s/proc/self/environ"\nexec "%s" "$@" --from "%s"\n' \
+            "$PWD/$tree.script" "$EPKIT" "$PWD/$tree.script" >bin/epkit
+        chmod +x bin/epkit
+        printf 'HOME=/root\0' >begin
+        PATH="$PWD/bin:$PATH" sourced begin ./unified-env.sh >got
+        tr '\0' '\n' <got | sed -n 's/^EPKIT_PRELOAD=/LD_PRELOAD=/p' | tr '\n' '\0' >preload
+        cat got preload >"$tree.script/proc/self/environ"
+        code=0
+        epkit env --check --from "$tree.script" >said || code=$?
+        echo "$tree: $(cat said)"
+        [ "$code" -eq 0 ]
+        epkit doctor --from "$tree.script"
+        # A second reading, as in a shell below, changes nothing.
+        PATH="$PWD/bin:$PATH" sourced got ./unified-env.sh | tr '\0' '\n' | grep -v ^EPKIT_PRELOAD= | sort >twice
+        diff twice <(tr '\0' '\n' <got | grep -v ^EPKIT_PRELOAD= | sort)
+    done
+    # Without epkit it sets nothing of NVSHMEM, and says so.
+    run -1 env -i PATH=/usr/bin:/bin sh -c '. ./unified-env.sh'
+    [[ "$output" == *"epkit is not in PATH"* ]]
+}
+
 @test "A4: each rank gets its NIC from the same script, and reading it twice changes nothing" {
     local i
     epkit env --from a4 >env.sh

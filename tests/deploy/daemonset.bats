@@ -57,7 +57,7 @@ teardown_file() {
                 CUDA_HOME: "/usr/local/cuda", TORCH_CUDA_ARCH_LIST_B200: "10.0", TORCH_CUDA_ARCH_LIST_H200: "9.0",
                 REBOOT_BY: "epkit"} and
             # What only the user can know has a place, which the installer reads.
-            (map(select(.kind == "ConfigMap" and (.data | has("EPKIT_DOCA_SHA256"))))[0].metadata.name) ==
+            (map(select(.kind == "ConfigMap" and (.data | has("EPKIT_DOCA_KEY"))))[0].metadata.name) ==
                 $installer.envFrom[0].configMapRef.name and
             ($pod.spec.affinity | tostring | contains($accelerator)) and
             ($pod.spec.initContainers[0] | .name == "agent" and .restartPolicy == "Always" and

@@ -23,6 +23,67 @@ images() {
     images cloudbuild "$EPKIT_SOURCE/deploy/cloudbuild.yaml"
 }
 
+# stand_in FOLDER: a repository of what is there; its commit
+stand_in() {
+    git -C "$1" init -q
+    git -C "$1" add .
+    git -C "$1" -c user.name=t -c user.email=t@example.org commit -qm first
+    git -C "$1" rev-parse HEAD
+}
+
+@test "an image gets NVSHMEM and DeepEP by the steps of a recipe, and has no version or flag of its own" {
+    local docker=$EPKIT_SOURCE/deploy/docker/deepep.Dockerfile work=$BATS_TEST_TMPDIR nvshmem deepep recipe
+    run ! grep -nE '^[^#]*(-DNVSHMEM|NVSHMEM_(TAG|COMMIT)|DEEPEP_COMMIT|DeepEP[.]git|nvshmem[.]git)' "$docker"
+    grep -q 'epkit install apply "${RECIPE}" --set "node=0' "$docker"
+    [ "$(id -u)" -eq 0 ] || skip "applying a recipe needs root"
+    command -v ninja >/dev/null || skip "ninja is not installed"
+    mkdir -p "$work/nvshmem" "$work/DeepEP/deep_ep" "$work/DeepEP/tests" "$work/cuda"
+    # Stand-ins that show what they are built with.
+    cat >"$work/nvshmem/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.20)
+project(nvshmem NONE)
+file(WRITE ${CMAKE_BINARY_DIR}/nvshmem-info "#!/bin/sh\necho NVSHMEM_IBGDA_SUPPORT=ON NVSHMEM_USE_GDRCOPY=OFF\n")
+file(WRITE ${CMAKE_BINARY_DIR}/built "${CMAKE_CUDA_ARCHITECTURES} ${NVSHMEM_IBGDA_SUPPORT} ${NVSHMEM_USE_GDRCOPY} ${NVSHMEM_BUILD_PYTHON_LIB} $ENV{CPLUS_INCLUDE_PATH} $ENV{CMAKE_LIBRARY_PATH}\n")
+install(PROGRAMS ${CMAKE_BINARY_DIR}/nvshmem-info DESTINATION bin)
+install(FILES ${CMAKE_BINARY_DIR}/built DESTINATION .)
+install(FILES ${CMAKE_BINARY_DIR}/built DESTINATION lib RENAME libnvshmem_host.so.3)
+install(FILES ${CMAKE_BINARY_DIR}/built DESTINATION lib RENAME nvshmem_transport_ibgda.so.3)
+END
+    cat >"$work/DeepEP/setup.py" <<'END'
+import os, shutil, sys
+out = sys.argv[sys.argv.index("--build-lib") + 1]
+shutil.copytree("deep_ep", out + "/deep_ep")
+with open(out + "/deep_ep/built", "w") as built:
+    print(os.environ["TORCH_CUDA_ARCH_LIST"], os.environ.get("NVSHMEM_DIR", "none"), file=built)
+END
+    printf 'def _setup_device_hca_mapping(self):\n    self._setup_device_hca_mapping()\n' >"$work/DeepEP/deep_ep/buffer.py"
+    mkdir "$work/DeepEP/deep_ep/buffers" "$work/DeepEP/tests/elastic"
+    touch "$work/DeepEP/deep_ep/buffers/elastic.py" "$work/DeepEP/tests/test_internode.py" "$work/DeepEP/tests/elastic/test_ep.py"
+    nvshmem=$(stand_in "$work/nvshmem")
+    git -C "$work/nvshmem" tag v3.5.19-1
+    deepep=$(stand_in "$work/DeepEP")
+    apply() { # apply RECIPE SETTING: below the folder of the test, from the stand-ins, without packages of Ubuntu
+        rm -rf "$work/opt"
+        "$EPKIT_BUILD/epkit" install show "$1" |
+            sed "s|/opt/deepep|$work/opt|g; s|https://github.com/NVIDIA/nvshmem.git|file://$work/nvshmem|;
+                s|https://github.com/deepseek-ai/DeepEP.git|file://$work/DeepEP|; /^  os:/d; /^  release:/d; /^  arch:/d;
+                s|packages: {git: .*|packages: {git: \"*\"}|" >"$work/$1.yaml"
+        "$EPKIT_BUILD/epkit" install apply "$work/$1.yaml" --state "$work/state" --reboot never \
+            --set "node=0,use_nvpeermem=0,cuda_home=$work/cuda,$2"
+    }
+    run -0 apply gcp-h200-ubuntu2404 "nvshmem_commit=$nvshmem,deepep_commit=$deepep,deepep_base=$deepep,deepep_ref=HEAD"
+    [[ "$output" == *"NVSHMEM_IBGDA_SUPPORT is enabled correctly."*"DeepEP installation complete"* ]]
+    [[ "$(cat "$work/opt/nvshmem/built")" == "90 1 0 OFF $work/cuda/include/cccl "*/links ]]
+    [ "$(cat "$work/opt/python/deep_ep/built")" = "9.0 $work/opt/nvshmem" ]
+    [ -e "$work/opt/DeepEP/tests/test_internode.py" ] && [ -e "$work/opt/unified-env.sh" ]
+    # DeepEP 2: without NVSHMEM of its own.
+    run -0 apply deepep-v2 "deepep_commit=$deepep"
+    [ "$(cat "$work/opt/python/deep_ep/built")" = "9.0;10.0 none" ]
+    [ ! -e "$work/opt/nvshmem" ]
+    for recipe in gcp-h200-ubuntu2404 deepep-v2; do rm -rf "/var/log/epkit/install/$recipe"; done
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
 # noticed ACTION TEXT LINE...: a Dockerfile of these lines is refused with this text
 noticed() {
     local action=$1 text=$2

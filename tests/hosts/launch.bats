@@ -228,7 +228,7 @@ END
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
     long
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
-    [[ "$output" == *"DeepEP 1 (its tests) is not installed: there is no tests/test_internode.py below /opt/deepep/DeepEP"* ]]
+    [[ "$output" == *"DeepEP (its tests) is not installed: there is no tests/test_internode.py or tests/legacy/test_internode.py below /opt/deepep/DeepEP"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
     [[ "$output" == *"nccl-tests is not installed"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
@@ -295,7 +295,72 @@ perftest() {
     [ "$status" -eq 1 ]
     [[ "$output$stderr" == *"Nothing was recognised"* ]]
     [[ "$output" == *"h2: "*"/deepep 1 2 tests/test_internode.py --num-tokens 2048 --hidden 7168 --num-experts 256 --num-topk 8 --num-tokens 64"* ]]
+    # A checkout of DeepEP 2 has them elsewhere, and one of its own, in two places.
+    mkdir "$HOSTS_DIR/deepep/tests/legacy" "$HOSTS_DIR/deepep/tests/ep"
+    mv "$HOSTS_DIR/deepep/tests/test_internode.py" "$HOSTS_DIR/deepep/tests/legacy/"
+    cp "$HOSTS_DIR/deepep/tests/legacy/test_internode.py" "$HOSTS_DIR/deepep/tests/ep/test_ep.py"
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
+    [[ "$output" == *"h2: "*"/deepep 1 2 tests/legacy/test_internode.py --num-tokens 2048 "* ]]
+    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-v2
+    [[ "$output" == *"h2: "*"/deepep 1 2 tests/ep/test_ep.py --num-tokens 4096 --hidden 7168 --num-experts 256 --num-topk 8"* ]]
+    rm -r "$HOSTS_DIR/deepep/tests"
     for host in h1 h2; do on "$host" umount /opt; done
+}
+
+@test "a DeepEP job starts in the environment that epkit env calls right, by ssh and mpirun, also on a node with an older script" {
+    local host part starter tree=$HOSTS_DIR/a4
+    "$EPKIT_SOURCE/tests/machines/machines.py" a4 "$tree"
+    mkdir -p "$tree/opt/deepep/DeepEP/tests"
+    # Its NVSHMEM is made up, and the linker would not load it.
+    command -v cc >/dev/null || skip "there is no C compiler"
+    rm "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3.5.19"
+    echo 'int nothing;' >"$HOSTS_DIR/nothing.c"
+    cc -shared -fPIC -Wl,-soname,libnvshmem_host.so.3 -o "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3.5.19" "$HOSTS_DIR/nothing.c"
+    # A stand-in that judges its own environment.
+    cat >"$tree/opt/deepep/DeepEP/tests/test_internode.py" <<END
+import os, subprocess
+preload = os.environ.pop("LD_PRELOAD", "none")
+print("started", os.environ["RANK"], preload, os.environ.get("NVSHMEM_SYMMETRIC_SIZE"), flush=True)
+os.environ["EPKIT_PRELOAD"] = preload
+subprocess.run(["$EPKIT", "env", "--check"])
+END
+    for host in h1 h2; do
+        for part in sys proc/driver opt usr/local; do on "$host" mount --bind "$tree/$part" "/$part"; done
+    done
+    for starter in ssh mpirun script; do
+        [ "$starter" != script ] || printf '%s\n' 'export NVSHMEM_HOME=/opt/deepep/nvshmem NVSHMEM_DISABLE_CUDA_VMM=1' \
+            >"$tree/opt/deepep/unified-env.sh"
+        run --separate-stderr launch --no-logs --checks report --with "${starter/script/ssh}" --hosts h1,h2 deepep-internode
+        echo "$starter: $output$stderr"
+        for host in h1:0 h2:1; do
+            [[ "$output" == *"${host%:*}: started ${host#*:} /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 "* ]] || break 2
+        done
+        [ "$(grep -c ': The environment is right for this machine' <<<"$output")" -eq 2 ] || break
+        [[ "$stderr" != *two-nvshmem* ]] || break
+    done
+    for host in h1 h2; do
+        for part in sys proc/driver opt usr/local; do on "$host" umount "/$part"; done
+    done
+    # The last one was reached, and its heap is large enough.
+    [ "$starter" = script ]
+    [ "$(grep -c ': The environment is right for this machine' <<<"$output")" -eq 2 ]
+    [[ "$output" == *"h2: started 1 /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 4G"* && "$stderr" != *two-nvshmem* ]]
+}
+
+@test "nccl-tests that were built without MPI are refused, with what to build them with" {
+    command -v cc >/dev/null || skip "there is no C compiler"
+    mkdir -p "$HOSTS_DIR/nccl"
+    # A program of MPI has the name of its library in it.
+    printf 'const char *library = "%s";\nint main(void) { return !library; }\n' libc.so.6 >"$HOSTS_DIR/program.c"
+    cc -o "$HOSTS_DIR/nccl/all_reduce_perf" "$HOSTS_DIR/program.c"
+    mpi_too() { sed s/libc.so.6/libmpi.so.40/ "$HOSTS_DIR/program.c" >"$HOSTS_DIR/mpi.c" && cc -o "$HOSTS_DIR/nccl/all_reduce_perf" "$HOSTS_DIR/mpi.c"; }
+    on h1 sh -c "mount -t tmpfs tmpfs /opt && mkdir -p /opt/nccl-tests && ln -s $HOSTS_DIR/nccl /opt/nccl-tests/build"
+    run -4 --separate-stderr launch --no-logs --checks skip --hosts h1 nccl all_reduce
+    [[ "$output" == *"/opt/nccl-tests/build/all_reduce_perf was built without MPI"*"build nccl-tests with MPI=1 MPI_HOME="* ]]
+    mpi_too
+    run --separate-stderr launch --no-logs --checks skip --hosts h1 nccl all_reduce
+    on h1 umount /opt
+    [[ "$output" != *"without MPI"* && "$output" == *"all ended with status 0"* ]]
 }
 
 # deepep_that HOST FIGURE: a test of DeepEP on all hosts that reaches 70 GB/s, on HOST so much
@@ -331,8 +396,15 @@ END
     run --separate-stderr launch --out run2 --checks report --hosts h1,h2 -- sh -c '
         file=/sys/class/infiniband/mlx5_3/ports/1/counters/port_xmit_data
         [ $(hostname) = h2 ] || echo $(($(cat $file) + 1000)) >$file'
-    on h1 umount /sys
     [ "$status" -eq 0 ]
+    # The doctor judges the environment that the job will have: of -x, and of scripts there.
+    echo 'export NVSHMEM_IBGDA_NIC_HANDLER=neither' >"$HOSTS_DIR/script"
+    run --separate-stderr launch --no-logs --checks report --hosts h1 true
+    [[ "$stderr" != *void-variables* ]]
+    run --separate-stderr launch --no-logs --checks report --hosts h1 --source "$HOSTS_DIR/script" -x NVSHMEM_REMOTE_TRANSPORT=ibgda true
+    on h1 umount /sys
+    echo "$stderr"
+    [[ "$stderr" == *"doctor: void-variables on h1: 2 variables"* ]]
     cd "$HOSTS_DIR/work/run2/testbed-logs"
     [ "$(jq -c '.hosts[0].nics[] | select(.tx_bytes > 0)' run.json)" = '{"device":"mlx5_3","port":1,"tx_bytes":4000,"rx_bytes":0}' ]
     [ "$(jq -c '.hosts[1].nics' run.json)" = '[]' ]

@@ -69,6 +69,19 @@ uninstall() {
     [ -s "$ROOT/var/log/epkit/install/debian-tools/perftest.log" ]
 }
 
+@test "what was installed later and needs the recipe's packages: an uninstall refuses before it undoes anything" {
+    on epkit install apply debian-tools
+    on sh -c 'mkdir -p /tmp/late/DEBIAN && printf "Package: late\nVersion: 1\nArchitecture: all\nMaintainer: t\nDepends: perftest\nDescription: t\n" \
+        >/tmp/late/DEBIAN/control && dpkg-deb --build /tmp/late /tmp/late.deb && dpkg -i /tmp/late.deb' >/dev/null 2>&1
+    snapshot >"$BATS_TEST_TMPDIR/before"
+    run -1 on epkit install uninstall debian-tools
+    [[ "$output" == *"nothing was undone: late was installed later"*"apt-get remove late"* ]]
+    same "$BATS_TEST_TMPDIR/before"
+    on dpkg --purge late >/dev/null
+    uninstall
+    same "$BATS_FILE_TMPDIR/bare"
+}
+
 @test "another process holds dpkg's lock while steps run: they wait for it, and name it" {
     on perl -MFcntl -e 'open(F, "+<", "/var/lib/dpkg/lock-frontend") or die;
         my $lock = pack("s s x4 q q l x4", F_WRLCK, 0, 0, 0, 0);

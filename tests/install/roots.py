@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-KERNEL = "6.8.0-1021-gcp"
+KERNEL = ""  # of the plan
 
 
 class Disk:
@@ -71,7 +71,7 @@ def file(disk, step, kind):
 def modprobe(disk, step, kind):
     args = step["args"]
     options = "".join(f'options {args["module"]} {key}="{value}"\n' for key, value in args["options"].items())
-    if kind == "wrong":
+    if kind in ("wrong", "partial"):
         options = f"options {args['module']} other=1\n"
     disk.write(f"/etc/modprobe.d/zz-epkit-{args['module']}.conf", "# Written by epkit install.\n" + options)
     if "effect_file" in args and kind == "done":
@@ -129,7 +129,9 @@ WRITERS = {"apt": apt, "deb": apt, "file": file, "modprobe": modprobe, "module":
 
 
 def main():
+    global KERNEL
     plan, kind, folder = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2], sys.argv[3]
+    KERNEL = plan["kernel"]
     disk = Disk(folder, plan["recipe"])
     system = "debian" if plan["recipe"] == "debian-tools" else "ubuntu"
     release = "12" if system == "debian" else "24.04"
