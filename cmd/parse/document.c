@@ -262,7 +262,7 @@ static json_t *headline(const char *lead, const struct parse_fault *fault)
     json_t *sentence;
 
     n -= n > 0 && json_string_value(line)[n - 1] == '.';
-    sentence = fault->is_effect ? json_sprintf("%s%s", lead, fault->cause)
+    sentence = strncmp(fault->line, "Traceback ", 10) == 0 ? json_sprintf("%s%s", lead, fault->cause)
                                 : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
 
     json_decref(line);

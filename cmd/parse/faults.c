@@ -76,7 +76,7 @@ static bool is_word(const char *line, const char *word)
     n -= length;
     while (n > 0 && line[n - 1] == ' ')
         n--;
-    return n == 0 || strchr(":]|>", line[n - 1]);
+    return n == 0 || strchr(":])|>", line[n - 1]);
 }
 
 /*
@@ -238,7 +238,6 @@ void fault_line(struct parser *parser, const char *line)
         .is_fatal = is_fatal,
         .is_fatal_alone = fault->kind == STEP,
         .may_pass = fault->may_pass,
-        .is_effect = fault->kind == EFFECT || fault->kind == WORD,
         .is_loose = is_loose,
         .line_number = parser->line_number,
         .last_line = parser->line_number,

@@ -124,6 +124,7 @@ static void logical_line(struct parser *parser, char *text)
         return;
     }
     /* The line may have a host of an unknown launcher in front, or the prefix of a logger. */
+    at += strspn(at, " ");
     snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
     for (int round = 0; round < MAX_GUESSES; round++) {
         struct prefix prefix;
@@ -214,6 +215,19 @@ static size_t mark_length(const char *line)
     return text_begins(line, "\xff\xfe") || text_begins(line, "\xfe\xff") ? 2 : 0;
 }
 
+/* What a page puts in front of a line: "> " of a quotation, which DeepEP 2 prints too; spaces before a prefix. */
+static size_t paste_length(const char *line)
+{
+    size_t n = 0;
+    struct prefix prefix;
+
+    while (line[n] == '>' && line[n + 1] == ' ' &&
+           !text_begins_any(line + n, TEXTS("> Ranks:", "> Experts:", "> Tokens:", "> #SM:", "> Mode:", "> Testing ")))
+        n += 2;
+    prefix_read(line + n + strspn(line + n, " "), &prefix);
+    return prefix.bytes ? n + strspn(line + n, " ") : n;
+}
+
 void stream_line(struct parser *parser, char *line, size_t n)
 {
     struct prefix head, prefix;
@@ -225,6 +239,7 @@ void stream_line(struct parser *parser, char *line, size_t n)
     parser->line_number++;
     if (parser->line_number == 1)
         line += mark_length(line);
+    line += paste_length(line);
     prefix_read(line, &head);
     prefix = head;
     at = line + head.bytes;

@@ -141,7 +141,6 @@ struct parse_fault {
     bool is_fatal_alone; /* so only if no test began */
     bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
     bool may_pass;       /* a notice if a run follows that is complete */
-    bool is_effect;      /* of a failure that another line may name better */
     int rank;            /* of two faults the one with the higher rank says more */
     char line[PARSE_TEXT];
     char source[256], stream[96];

@@ -121,16 +121,22 @@ def glued(lines, rng):
 
 
 def merge(parts, rng):
-    """The lines of all writers as (writer, line): each in its order, a few lines of one at a time."""
-    at, left = [0] * len(parts), list(range(len(parts)))
-    result = []
-    while left:
+    """The lines of all writers as (writer, line): each in its order, a few lines of one at a time, up to each barrier."""
+    at, result = [0] * len(parts), []
+
+    def may_go(w):
+        return at[w] < len(parts[w]) and parts[w][at[w]] is not None
+
+    while any(at[w] < len(part) for w, part in enumerate(parts)):
+        left = [w for w in range(len(parts)) if may_go(w)]
+        if not left:
+            at = [n + 1 for n in at]
+            continue
         w = rng.choice(left)
         for _ in range(rng.randrange(1, 5)):
-            if at[w] < len(parts[w]):
+            if may_go(w):
                 result.append((w, parts[w][at[w]]))
                 at[w] += 1
-        left = [w for w in left if at[w] < len(parts[w])]
     return result
 
 
@@ -179,7 +185,7 @@ def one(seed):
         name, prefix = LAUNCHERS[0]
     names.append(name)
     if len(parts) > 1 and rng.random() < 0.3 and not tail:
-        files = [[(w, line) for line in part] for w, part in enumerate(parts)]
+        files = [[(w, line) for line in part if line is not None] for w, part in enumerate(parts)]
         names.append("a file of each node")
     else:
         files = [merge(parts, rng)]

@@ -12,7 +12,7 @@ class Program:
     """begin..end: lines before which a cut leaves a run that is seen to be incomplete; end is that of a failure too."""
     source: str
     kinds: frozenset
-    parts: list                 # of each writer
+    parts: list                 # of each writer; None: a barrier, which all pass before any goes on
     figures: dict = field(default_factory=dict)
     result: str = "passed"
     begin: int = 1
@@ -64,7 +64,7 @@ def v1_internode(rng):
     parts = []
     for _ in range(rng.choice([1, 1, 2])):
         lines = config(rng, min(nodes, 4)) if not parts else parts[0][:3]
-        lines = lines + cases(["BF16", "BF16", "FP8"], passed) + [""]
+        lines = lines + [None] + cases(["BF16", "BF16", "FP8"], passed) + ["", None]
         for i in range(3):
             rdma = base[i] * rng.uniform(.99, 1.01)
             rates = [f"{rdma * f:.2f} GB/s (RDMA), {rdma * f * {2: 3.27, 4: 2.01}[nodes]:.2f} GB/s (NVL)" for f in (.5, .8, .9, 1)]
@@ -76,8 +76,8 @@ def v1_internode(rng):
             sweep = forms[2 if style == 2 else 0]
             lines += [f"[tuning] {sweep(r)} " for r in rates[:3]]
             head = "Best combine" if i == 2 else f"Best dispatch ({('FP8', 'BF16')[i]})"
-            lines += [f"[tuning] {head}: {forms[style](rates[3])[0:]}", ""]
-        parts.append(lines[:-1])
+            lines += [f"[tuning] {head}: {forms[style](rates[3])}", "", None]
+        parts.append(lines[:-2])
     return Program(DEEPEP + "issues/60, /223, https://github.com/uccl-project/uccl/pull/441", PYTHON | {"v1"}, parts,
                    result="slow" if one_nic else "passed", begin=3, end=len(parts[0]) - 2)
 
@@ -95,8 +95,9 @@ def low_latency(rng):
     parts = []
     slowest = 0
     for first in range(0, len(shown), 8):
-        lines = ["Allocating buffer size: 2116.291072 MB ..."] if rng.random() < 0.7 and 1 not in kinds[:1] else []
+        lines = ["Allocating buffer size: 2116.291072 MB ..."] if kinds == (0, 1, 2) else []  # else a similar program
         for kind in kinds:
+            lines.append(None)
             ranks = list(shown[first:first + 8])
             rng.shuffle(ranks)
             for r in ranks:
@@ -178,6 +179,7 @@ def collective(rng):
               f"{header}{per}" + (" " * 12 + "timestamp" if stamps else ""),
               "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       "]
     best, size = 0, 1024
+    op = name.removesuffix("_perf") if version in ("2.17", "2.20", "rccl") else "collective"  # not printed before
     factor = 2 * (ranks - 1) / ranks if name.startswith("all_reduce") else (ranks - 1) / ranks
     while size <= top:
         row = f"{size:12d}  {size // 4:12d}  {'float':>8}  {'sum' if name.startswith('all_reduce') else 'none':>6}  {-1:6d}"
@@ -197,7 +199,7 @@ def collective(rng):
     average = next(i for i, line in enumerate(lines) if line.startswith("# Avg"))
     return Program("https://github.com/NVIDIA/nccl-tests src/util.cu; https://github.com/ROCm/container-toolkit/pull/77; "
                    "https://github.com/coreweave/nccl-tests/pull/43", frozenset(["nccl", "mpi"]), [lines],
-                   {(name.removesuffix("_perf"), "busbw_gbps"): best}, "failed" if bad else "passed", begin=4, end=average)
+                   {(op, "busbw_gbps"): best}, "failed" if bad else "passed", begin=4, end=average)
 
 
 def collective_json(rng):
@@ -261,11 +263,10 @@ def perftest_bandwidth(rng):
     for size in rng.choice([[65536], [1 << n for n in range(1, 24)]]):
         gb = rate * size / (size + (0 if size == 65536 else 4000))
         value = gb * 8 if unit == "Gb/sec" else gb * 1e9 / 1048576
-        best = max(lines and gb, 0)
         lines.append(f" {size:<10} {5000:<16} {0 if duration else value:<19.2f}{value:.2f}  \t\t   {gb * 1e9 / size / 1e6:.6f}")
     lines.append("-" * 87)
-    return Program("https://github.com/linux-rdma/perftest/pull/342, /issues/132", frozenset(["perftest"]), [lines], {},
-                   begin=3, end=len(lines) - 1) if best else None
+    return Program("https://github.com/linux-rdma/perftest/pull/342, /issues/132", frozenset(["perftest"]), [lines],
+                   begin=next(i for i, line in enumerate(lines) if line.endswith(" Test")) + 1, end=len(lines) - 1)
 
 
 def perftest_latency(rng):
@@ -278,13 +279,15 @@ def perftest_latency(rng):
 
 
 def perftest_json(rng):
-    rate = rng.choice([390.2, 195.1, 97.4])
+    rate, factor = rng.choice([390.2, 195.1, 97.4]), rng.choice([1, 1e9 / 8 / 1048576])   # Gb/s or MiB/s
     document = {"test_info": {"test": "RDMA_Write_BW_Test", "Dual_port": "OFF", "Device": "mlx5_3", "Number_of_qps": 1,
                               "Transport_type": "IB", "Connection_type": "RC", "Mtu": 4096, "Link_type": "Ethernet"},
-                "results": {"MsgSize": 65536, "n_iterations": 5000, "BW_peak": rate + .1, "BW_average": rate, "MsgRate": .744}}
+                "results": {"MsgSize": 65536, "n_iterations": 5000, "BW_peak": round(rate * factor, 2), "BW_average": round(rate * factor, 2),
+                            "MsgRate": round(rate * 1e3 / 8 / 65536, 6)}}
     text = "\n".join(["{", '"test_info": ' + json.dumps(document["test_info"], indent=0) + ",",
                       '"results": ' + json.dumps(document["results"], indent=0), "}"])
-    return Program("https://github.com/linux-rdma/perftest/pull/322", frozenset(), [text.splitlines()], cut=False, whole=True)
+    return Program("https://github.com/linux-rdma/perftest/pull/322", frozenset(), [text.splitlines()],
+                   {("write", "rdma"): rate / 8}, cut=False, whole=True)
 
 
 # --- other programs for expert parallelism, and others ---
