@@ -131,8 +131,10 @@ static void check_tables(const struct context *context, struct run_verdict *verd
             json_array_append_new(verdict->notes,
                                   json_string("One rank alone sends nothing: its bus bandwidth of 0 has no meaning."));
     }
-    if (run->dialect == PARSE_PERFTEST && run->n_measures == 0)
+    if ((run->dialect == PARSE_PERFTEST || run->dialect == PARSE_PROGRAM) && run->n_measures == 0)
         fail_with(verdict, ": nothing was measured");
+    else if (run->dialect == PARSE_PROGRAM && !run->is_complete)
+        fail_with(verdict, ": the log ends before the last figures");
     /* Table lines without a header are an excerpt of a log. */
     if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0)
         fail_with(verdict, ": the log ends within the table");

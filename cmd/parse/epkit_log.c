@@ -134,6 +134,14 @@ static bool has_subcommand(const char *text, const char *subcommand)
     return false;
 }
 
+/* Does a document of another program have this key, near its beginning? */
+static bool has_key(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+
+    return at && at > text && at[-1] == '"' && text_begins(at + strlen(key), "\":") && strchr(key, '_');
+}
+
 /* A document that is invalid or incomplete has no verdict: its run counts as failed. */
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
@@ -142,13 +150,15 @@ static void lose_document(struct parser *parser, const char *text, const char *w
         enum parse_dialect dialect;
     } documents[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
                      {"run", "epkit run", PARSE_EPKIT_TEST},
-                     {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
+                     {"bench", "epkit bench", PARSE_EPKIT_BENCH},
+                     {"nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
+                     {"test_info", "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
     for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
         struct parse_run *run;
 
-        if (!has_subcommand(text, documents[i].subcommand))
+        if (!has_subcommand(text, documents[i].subcommand) && !has_key(text, documents[i].subcommand))
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
@@ -188,6 +198,8 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
         }
         if (json_is_object(bench))
             read_bench(parser, bench);
+    } else {
+        (void)json_results(parser, document);
     }
     json_decref(document);
 }
@@ -236,6 +248,13 @@ static bool continues(const char *line)
     return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
 }
 
+/* Of epkit, nccl-tests, perftest and rccl-tests. */
+static bool is_first_key(const char *text)
+{
+    return text_begins_any(text + strspn(text, " "),
+                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "\"#wrong\":"));
+}
+
 bool epkit_document_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
@@ -243,10 +262,9 @@ bool epkit_document_line(struct parser *parser, const char *line)
     if (!stream)
         return false;
     if (!stream->document) {
-        if (strcmp(line, "{") != 0 && !text_begins(line, "{\"schema_version\"") &&
-            !text_begins(line, "{ \"schema_version\""))
+        if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
             return false;
-    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"")) {
+    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"") && !is_first_key(line)) {
         forget(stream); /* from another program */
         return false;
     } else if (!continues(line) && !stream->in_string) {

@@ -61,8 +61,8 @@ static struct stream *find_stream(struct parser *parser, const char *key)
 static bool recognise(struct parser *parser, const char *text)
 {
     return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
-           deepep_v2_line(parser, text) || nccl_line(parser, text) || perftest_line(parser, text) ||
-           epkit_line(parser, text);
+           deepep_v2_line(parser, text) || program_line(parser, text) || nccl_line(parser, text) ||
+           perftest_line(parser, text) || epkit_line(parser, text);
 }
 
 /* Stores names such as "all_reduce_perf": some programs do not print their own name. */
@@ -94,12 +94,12 @@ static void note_nodes(struct parser *parser, const char *text)
 }
 
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
-static bool begins_run(const char *text)
+static bool begins_run(const struct parser *parser, const char *text)
 {
     return text_begins_any(text,
                            TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ", "#       size",
                                  "Running all test cases:", "ON ", "{\"schema_version\"", "[ 1/", "[1/", "[  1/")) ||
-           text_is_any(text, TEXTS("Config:", "{")) || perftest_is_title(text);
+           text_is_any(text, TEXTS("Config:", "{")) || perftest_is_title(text) || program_begins(parser, text);
 }
 
 /* Processes a complete line of one writer. */
@@ -140,7 +140,7 @@ static void logical_line(struct parser *parser, char *text)
         at += skip;
         prefix_read(at, &prefix); /* "host: 2026-02-03T10:00:00Z text" */
         at += prefix.bytes;
-        if (has_words && look_up(parser, key) < 0 && !begins_run(at))
+        if (has_words && look_up(parser, key) < 0 && !begins_run(parser, at))
             continue;
         if (!find_stream(parser, key))
             break;

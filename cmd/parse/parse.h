@@ -3,7 +3,7 @@
  * parse.h - reads the output of test programs.
  *
  * A parser reads any number of log files block by block, in bounded memory. It recognises the dialects of DeepEP
- * (intranode, internode, low latency, V2), nccl-tests, perftest and epkit itself. It handles the prefixes of kubectl,
+ * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and recipes/programs.json. It handles the prefixes of kubectl,
  * mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines. docs/log-dialects.md lists the
  * lines.
  *
@@ -24,6 +24,7 @@ enum parse_dialect {
     PARSE_DEEPEP_V2,
     PARSE_NCCL_TESTS,
     PARSE_PERFTEST,
+    PARSE_PROGRAM, /* of recipes/programs.json */
     PARSE_EPKIT_TEST,
     PARSE_EPKIT_BENCH,
     PARSE_N_DIALECTS
