@@ -337,8 +337,11 @@ static void append_figures(struct run_verdict *verdict)
         if (isnan(value) || strncmp(measure->op, "plan", 4) == 0 || strstr(measure->op, "recv") ||
             strstr(measure->op, "expanded") || strstr(measure->op, "cached") || strstr(measure->op, "reduced"))
             continue;
-        append(verdict, "%s %s%s%s %.1f %s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"),
-               measure->op, *measure->type ? " " : "", measure->type, value, metric_unit(metric));
+        append(verdict, "%s %s%s%s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"), measure->op,
+               *measure->type ? " " : "", measure->type);
+        if (run->dialect == PARSE_NCCL_TESTS)
+            append(verdict, " %s", measure->config); /* in-place or not */
+        append(verdict, " %.1f %s", value, metric_unit(metric));
         n_appended++;
     }
 }

@@ -282,7 +282,7 @@ END
     run -1 epkit parse <<<'OCI runtime exec failed: exec failed'$'\n''command terminated with exit code 126'$'\n'"$log"
     # The first fault that is fatal is why, not a warning in front of it.
     run -1 epkit parse <<<"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': no such file"$'\n''Segmentation fault'
-    [[ "${lines[0]}" == "No test began: a process crashed." ]]
+    [[ "${lines[0]}" == "No test began: a process crashed: Segmentation fault." ]]
     # And why, by the check of the doctor.
     while read -r id fault; do
         run epkit parse --json - <<<"$log"$'\n'"$fault"
@@ -478,6 +478,13 @@ shows() {
         'ibgda.cpp:3025: non-zero status: 7' 'nvshmem initialization failed, exiting' >log
     shows 'Unable to create ah'
     jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and .faults[0].id == "gid"' document
+}
+
+@test "logs as people post them get the right verdict: 500, and 10,000 in the long tier" {
+    local count=500
+
+    [ -z "${EPKIT_TEST_LONG:-}" ] || count=10000
+    python3 "$EPKIT_SOURCE/tests/parse/forms.py" "$EPKIT" "$count"
 }
 
 @test "each known failure has a sample that no other row takes, a source, and a check that exists" {

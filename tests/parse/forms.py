@@ -142,12 +142,13 @@ def merge(parts, rng):
 
 def chatter(lines, rng, names):
     """Lines that mean nothing put before, between and behind; only whole lines, so that no line is torn."""
+    blocks = [[line] for line in lines]
     for _ in range(rng.randrange(0, 4)):
         row = rng.choice(forms_failures.CHATTER)
-        at = {"before": 0, "after": len(lines), "any": rng.randrange(len(lines) + 1)}[row.where]
+        at = {"before": 0, "after": len(blocks), "any": rng.randrange(len(blocks) + 1)}[row.where]
         names.append(row.source)
-        lines = lines[:at] + [forms_failures.fill(line, rng) for line in row.lines] + lines[at:]
-    return lines
+        blocks.insert(at, [forms_failures.fill(line, rng) for line in row.lines])
+    return [line for block in blocks for line in block]
 
 
 # --- one log ---

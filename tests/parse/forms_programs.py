@@ -373,9 +373,13 @@ def mori(rng):
 
 def osu(rng):
     """OSU micro-benchmarks: a title and a table; there is no last line."""
-    title, column, key, op = rng.choice([
-        ("OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7.5", "Avg Latency(us)", "time_us", "osu_alltoall"),
-        ("OSU MPI-CUDA Bandwidth Test v7.4", "Bandwidth (MB/s)", "busbw_gbps", "osu_bw")])
+    title, op = rng.choice([
+        ("All-to-All Personalized Exchange Latency", "osu_alltoall"), ("All-to-Allv Personalized Exchange Latency", "osu_alltoallv"),
+        ("Allreduce Latency", "osu_allreduce"), ("Allgather Latency", "osu_allgather"), ("Broadcast Latency", "osu_bcast"),
+        ("Reduce_scatter Latency", "osu_reduce_scatter"), ("Latency", "osu_latency"), ("Bandwidth", "osu_bw"),
+        ("Bi-Directional Bandwidth", "osu_bibw")])
+    title = f"OSU MPI{rng.choice(['', '-CUDA'])} {title} Test v7.5"
+    key, column = ("busbw_gbps", "Bandwidth (MB/s)") if "Bandwidth" in title else ("time_us", "Avg Latency(us)")
     valid = rng.random() < 0.3
     bad = valid and rng.random() < 0.3
     lines = [f"# {title}", "# Datatype: MPI_CHAR.", f"# Size       {column}" + ("        Validation" if valid else "")]
