@@ -176,14 +176,21 @@ static const struct known *find(struct parser *parser, const char *line)
     return found;
 }
 
-bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole)
+/* Otherwise than at its start a host name may precede it, which identifies the run that failed. */
+bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
+    struct parse_run *run;
+
     for (size_t i = 0; i < parser->n_known; i++) {
         const struct known *row = &parser->known[i];
         const char *at = row->kind == PERFTEST ? strstr(line, row->text) : NULL;
 
-        if (at && (!is_whole || at <= line + strspn(line, " ")) && (!row->also || strstr(line, row->also)))
-            return true;
+        if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
+            continue;
+        run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
+        if (run)
+            run_problem(run, line + strspn(line, " "), 0);
+        return true;
     }
     return false;
 }

@@ -109,12 +109,12 @@ static void perftest_row(struct parser *parser, const json_t *row)
     const char *unit = fabs(bytes * 8 / 1e9 - rate) < fabs(bytes / 1048576 - rate) ? "Gb/sec" : "MiB/sec";
 
     if (json_object_get(row, "t_avg")) {
-        feed(parser, perftest_line, "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec]");
-        feed(parser, perftest_line, "%.0f %.0f %f %f %f %f", size, number(row, "n_iterations"), number(row, "t_min"),
+        feed(parser, program_line, "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec]");
+        feed(parser, program_line, "%.0f %.0f %f %f %f %f", size, number(row, "n_iterations"), number(row, "t_min"),
              number(row, "t_max"), number(row, "t_typical"), number(row, "t_avg"));
     } else {
-        feed(parser, perftest_line, "#bytes #iterations BW peak[%s] BW average[%s] MsgRate[Mpps]", unit, unit);
-        feed(parser, perftest_line, "%.0f %.0f %f %f %f", size, number(row, "n_iterations"), number(row, "BW_peak"),
+        feed(parser, program_line, "#bytes #iterations BW peak[%s] BW average[%s] MsgRate[Mpps]", unit, unit);
+        feed(parser, program_line, "%.0f %.0f %f %f %f", size, number(row, "n_iterations"), number(row, "BW_peak"),
              rate, number(row, "MsgRate"));
     }
 }
@@ -133,13 +133,13 @@ static void read_perftest(struct parser *parser, const json_t *document)
         for (size_t n = at ? strlen(*part) : 0; n > 0; n--, at++)
             *at = *at == '_' ? ' ' : *at;
     }
-    feed(parser, perftest_line, "%s", title);
-    feed(parser, perftest_line, " Device         : %.*s", WORD, json_text(info, "Device"));
+    feed(parser, program_line, "%s", title);
+    feed(parser, program_line, " Device         : %.*s", WORD, json_text(info, "Device"));
     if (json_is_object(results))
         perftest_row(parser, results);
     json_array_foreach (results, i, row)
         perftest_row(parser, row);
-    feed(parser, perftest_line, "---------------------------------------");
+    feed(parser, program_line, "---------------------------------------");
 }
 
 bool json_results(struct parser *parser, const json_t *document)

@@ -62,7 +62,7 @@ static bool recognise(struct parser *parser, const char *text)
 {
     return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
            deepep_v2_line(parser, text) || program_line(parser, text) || nccl_line(parser, text) ||
-           perftest_line(parser, text) || epkit_line(parser, text);
+           perftest_failure(parser, text, true) || epkit_line(parser, text);
 }
 
 /* Stores names such as "all_reduce_perf": some programs do not print their own name. */
@@ -99,7 +99,7 @@ static bool begins_run(const struct parser *parser, const char *text)
     return text_begins_any(text,
                            TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ", "#       size",
                                  "Running all test cases:", "ON ", "{\"schema_version\"", "[ 1/", "[1/", "[  1/")) ||
-           text_is_any(text, TEXTS("Config:", "{")) || perftest_is_title(text) || program_begins(parser, text);
+           text_is_any(text, TEXTS("Config:", "{")) || program_begins(parser, text);
 }
 
 /* Processes a complete line of one writer. */
@@ -151,7 +151,7 @@ static void logical_line(struct parser *parser, char *text)
         }
         parser->current_stream = before;
     }
-    parser->totals.recognised += perftest_failure(parser, text);
+    parser->totals.recognised += perftest_failure(parser, text, false);
     fault_line(parser, text);
 }
 

@@ -33,8 +33,8 @@ struct stream {
     bool nccl_rows_seen, nccl_has_error_column, nccl_has_iterations;
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
-    int perftest_unit;                        /* 0: no table yet */
-    const char *program_op, *program_config; /* of the lines that follow, in a run of recipes/programs.json */
+    const char *program_op, *program_config, *program_table; /* in a run of recipes/programs.json: of what follows */
+    size_t program_begin;                                    /* the form of its first line */
     char *document;    /* JSON document collected so far */
     size_t n_document;
     int depth;
@@ -183,11 +183,7 @@ bool deepep_line(struct parser *parser, const char *line);
 bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
-bool perftest_line(struct parser *parser, const char *line);
 
-/* Does the line report a failure of perftest, after any prefix? For lines that no dialect recognised. */
-bool perftest_failure(struct parser *parser, const char *line);
-bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
 
 /* --- programs.c --- */
@@ -215,8 +211,9 @@ void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 bool faults_load(struct parser *parser);
 void faults_free(struct parser *parser);
 
-/* Does perftest print this when it fails? `is_whole`: only at the start of the line. */
-bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole);
 void fault_line(struct parser *parser, const char *line);
+
+/* Does the line report a failure of perftest? `is_whole`: at its start; else after any prefix. */
+bool perftest_failure(struct parser *parser, const char *line, bool is_whole);
 
 #endif

@@ -12,80 +12,67 @@
 
 extern const struct embedded programs_builtin[];
 
-enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, MB, RANKS, N_FIELDS };
+enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, N_FIELDS };
 
-static const char *const fields[N_FIELDS] = {
-    [NONE] = "-",  [SIZE] = "size", [TIME] = "time", [NVL] = "nvl",     [RDMA] = "rdma",
-    [BUS] = "bus", [ALG] = "alg",   [MB] = "mb",     [RANKS] = "ranks",
-};
+static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks"};
 
-enum role { BEGIN, ALSO, LINE };
+enum role { BEGIN, ALSO, LINE, N_ROLES };
 
 struct program_form {
     enum role role;
-    const char *program, *ends; /* title of the program; the operation whose figures come last */
-    const char *form, *op, *type, *config, *fails;
-    bool opens;
+    const json_t *program;
+    enum parse_dialect dialect;
+    const char *title, *form;
+    const json_t *row; /* of LINE; others: NULL */
     enum field fields[LEX_NUMBERS];
     size_t n_fields;
 };
 
-static struct program_form *add_form(struct parser *parser, const json_t *program, const char *form, enum role role)
+static const char *option(const json_t *row, const char *key)
 {
-    struct program_form *grown = realloc(parser->forms, (parser->n_forms + 1) * sizeof(*grown));
-
-    if (!grown)
-        return NULL;
-    parser->forms = grown;
-    grown += parser->n_forms++;
-    *grown = (struct program_form){
-        .role = role,
-        .program = json_text(program, "title"),
-        .ends = json_string_value(json_object_get(program, "ends")),
-        .form = form,
-    };
-    return grown;
+    return json_string_value(json_object_get(row, key));
 }
 
-static bool add_program(struct parser *parser, const json_t *program)
+static void add_forms(struct parser *parser, const json_t *program, const json_t *rows, enum role role)
 {
     const json_t *row, *name;
     size_t i, j;
 
-    json_array_foreach (json_object_get(program, "begin"), i, row)
-        if (!add_form(parser, program, json_string_value(row), BEGIN))
-            return false;
-    json_array_foreach (json_object_get(program, "also"), i, row)
-        if (!add_form(parser, program, json_string_value(row), ALSO))
-            return false;
-    json_array_foreach (json_object_get(program, "lines"), i, row) {
-        struct program_form *form = add_form(parser, program, json_text(row, "form"), LINE);
+    json_array_foreach (rows, i, row) {
+        struct program_form *grown = realloc(parser->forms, (parser->n_forms + 1) * sizeof(*grown)), *form;
 
-        if (!form)
-            return false;
-        form->op = json_string_value(json_object_get(row, "op"));
-        form->type = json_text(row, "type");
-        form->config = json_string_value(json_object_get(row, "config"));
-        form->fails = json_string_value(json_object_get(row, "fails"));
-        form->opens = json_is_true(json_object_get(row, "opens"));
-        json_array_foreach (json_object_get(row, "is"), j, name)
+        if (!grown) {
+            parser->has_failed_alloc = true;
+            return;
+        }
+        parser->forms = grown;
+        form = &grown[parser->n_forms++];
+        *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
+        form->form = role == LINE ? json_text(row, "form") : json_string_value(row);
+        form->row = role == LINE ? row : NULL;
+        form->dialect = strcmp(json_text(program, "dialect"), "perftest") == 0 ? PARSE_PERFTEST : PARSE_PROGRAM;
+        json_array_foreach (json_object_get(form->row, "is"), j, name)
             for (enum field field = NONE; field < N_FIELDS && j < LEX_NUMBERS; field++)
                 if (strcmp(fields[field], json_string_value(name)) == 0)
                     form->fields[form->n_fields++] = field;
     }
-    return true;
 }
 
 bool programs_load(struct parser *parser)
 {
-    const json_t *program;
+    const json_t *program, *lines;
     size_t i;
 
     parser->programs = json_loadb(programs_builtin[0].text, programs_builtin[0].bytes, 0, NULL);
-    json_array_foreach (json_object_get(parser->programs, "programs"), i, program)
-        if (!add_program(parser, program))
-            return false;
-    return parser->n_forms > 0;
+    json_array_foreach (json_object_get(parser->programs, "programs"), i, program) {
+        lines = json_object_get(program, "lines");
+        if (json_is_string(lines))
+            lines = json_object_get(json_object_get(parser->programs, "tables"), json_string_value(lines));
+        add_forms(parser, program, json_object_get(program, "begin"), BEGIN);
+        add_forms(parser, program, json_object_get(program, "also"), ALSO);
+        add_forms(parser, program, lines, LINE);
+    }
+    return parser->n_forms > 0 && !parser->has_failed_alloc;
 }
 
 void programs_free(struct parser *parser)
@@ -113,57 +100,101 @@ static bool squeeze(const char *line, char *ret_text, size_t bytes)
     return n > 0;
 }
 
-/* What the numbers of a line say of a measure. */
-static void keep(struct parse_measure *measure, const struct program_form *form, const double *numbers)
+/* Is the figure the one to keep: of the largest size, of the slowest rank, or the best? */
+static bool is_kept(const struct parse_measure *measure, const double *values, double rate, bool is_best)
 {
-    double values[N_FIELDS], rate;
-    bool is_later = isnan(measure->bytes) && isnan(measure->time_us);
+    if (isnan(measure->bytes) && isnan(measure->time_us))
+        return true;
+    if (is_best)
+        return isnan(rate) ? values[TIME] < measure->time_us : rate > measure->rdma_gbps;
+    return isnan(values[SIZE]) ? values[TIME] > measure->time_us : values[SIZE] >= measure->bytes;
+}
 
-    for (int i = 0; i < N_FIELDS; i++)
-        values[i] = NAN;
-    for (size_t i = 0; i < form->n_fields; i++)
-        values[form->fields[i]] = numbers[i];
-    if (!isnan(values[MB]))
-        values[BUS] = values[MB] / 1000;
-    is_later = is_later || values[SIZE] >= measure->bytes || (isnan(values[SIZE]) && values[TIME] > measure->time_us);
-    rate = !isnan(values[RDMA]) ? values[RDMA] : !isnan(values[NVL]) ? values[NVL] : values[BUS];
+static void keep(struct parse_measure *measure, const struct program_form *form, const double *values)
+{
+    double rate = !isnan(values[RDMA]) ? values[RDMA] : !isnan(values[NVL]) ? values[NVL] : values[BUS];
+    bool is_new = is_kept(measure, values, rate, json_is_true(json_object_get(form->program, "best")));
+    double *const figures[N_FIELDS] = {NULL,
+                                       &measure->bytes,
+                                       &measure->time_us,
+                                       &measure->nvl_gbps,
+                                       &measure->rdma_gbps,
+                                       &measure->bus_gbps,
+                                       &measure->alg_gbps};
+
     if (!isnan(values[SIZE]))
         measure_point(measure, values[SIZE], rate, values[TIME]);
-    const struct {
-        double *to;
-        enum field from;
-    } all[] = {{&measure->bytes, SIZE},    {&measure->time_us, TIME}, {&measure->nvl_gbps, NVL},
-               {&measure->rdma_gbps, RDMA}, {&measure->bus_gbps, BUS}, {&measure->alg_gbps, ALG}};
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (!isnan(values[all[i].from]) && (is_later || isnan(*all[i].to)))
-            *all[i].to = values[all[i].from];
-    measure->is_final = true;
+    for (enum field field = SIZE; field <= ALG; field++)
+        if (!isnan(values[field]) && (is_new || isnan(*figures[field])))
+            *figures[field] = values[field];
+    measure->is_final = form->dialect == PARSE_PROGRAM;
     if (isnan(rate))
         measure->n++;
     else
         measure_sample(measure, rate);
 }
 
-static void apply(struct stream *stream, struct parse_run *run, const struct program_form *form, const char *text,
-                  const double *numbers)
+/* The figures of a line, for the operation that it or an earlier line names. */
+static void read_figures(struct stream *stream, struct parse_run *run, const struct program_form *form,
+                         const double *numbers)
 {
+    const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
+    const char *ends = option(form->program, "ends"), *type = json_text(form->row, "type");
+    const json_t *unit = json_object_get(form->row, "unit");
     struct parse_measure *measure;
-    const char *op;
+    double values[N_FIELDS];
 
-    stream->program_op = form->op ? form->op : stream->program_op;
-    stream->program_config = form->config ? form->config : stream->program_config;
-    op = stream->program_op;
-    run->is_complete = run->is_complete && !form->opens;
-    if (form->fails && strstr(text, form->fails))
+    for (int i = 0; i < N_FIELDS; i++)
+        values[i] = NAN;
+    for (size_t i = 0; i < form->n_fields; i++)
+        values[form->fields[i]] =
+            numbers[i] * (form->fields[i] >= NVL && form->fields[i] <= ALG && unit ? json_number_value(unit) : 1);
+    if (!isnan(values[RANKS]))
+        run->ranks = (int64_t)values[RANKS];
+    if (!isnan(values[RANKS]) || form->n_fields == 0 || !op)
+        return;
+    measure = run_measure(run, op, type, stream->program_config ? stream->program_config : "");
+    if (!measure)
+        return;
+    snprintf(measure->device, sizeof(measure->device), "%.31s", form->dialect == PARSE_PERFTEST ? run->device : "");
+    keep(measure, form, values);
+    run->is_complete = run->is_complete || !ends || strcmp(ends, op) == 0;
+}
+
+static void apply(struct parser *parser, struct stream *stream, struct parse_run *run, const struct program_form *form,
+                  const char *text, const char *rest, const double *numbers)
+{
+    const json_t *row = form->row;
+
+    run->last_line = parser->line_number;
+    if (option(row, "op"))
+        stream->program_op = option(row, "op");
+    if (option(row, "config"))
+        stream->program_config = option(row, "config");
+    if (option(row, "table"))
+        stream->program_table = option(row, "table");
+    if (option(row, "fails") && strstr(text, option(row, "fails")))
         run_problem(run, text, 0);
-    if (form->n_fields > 0 && form->fields[0] == RANKS)
-        run->ranks = (int64_t)numbers[0];
-    else if (form->n_fields > 0 && op) {
-        measure = run_measure(run, op, form->type, stream->program_config ? stream->program_config : "");
-        if (measure)
-            keep(measure, form, numbers);
-        run->is_complete = run->is_complete || !form->ends || strcmp(form->ends, op) == 0;
+    if (json_is_true(json_object_get(row, "opens")))
+        run->is_complete = false;
+    if (json_is_true(json_object_get(row, "device")))
+        snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(rest, " "), rest);
+    parser->totals.unreadable += json_is_true(json_object_get(row, "torn"));
+    read_figures(stream, run, form, numbers);
+    if (json_is_true(json_object_get(row, "ends")) && stream->program_table && run->n_measures > 0) {
+        run->is_complete = true;
+        stream->program_table = "";
     }
+}
+
+/* Can the line be one of this form, at this place? */
+static bool is_possible(const struct stream *stream, const struct program_form *form)
+{
+    const struct parse_run *run = stream->open[form->dialect];
+    const char *table = option(form->row, "in");
+
+    return form->role != LINE || (run && strcmp(run->title, form->title) == 0 &&
+                                  (!table || (stream->program_table && strcmp(table, stream->program_table) == 0)));
 }
 
 bool program_begins(const struct parser *parser, const char *line)
@@ -180,7 +211,6 @@ bool program_begins(const struct parser *parser, const char *line)
 bool program_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
-    struct parse_run *run = stream ? stream->open[PARSE_PROGRAM] : NULL;
     double numbers[LEX_NUMBERS];
     bool is_known = false;
     char text[512];
@@ -189,22 +219,27 @@ bool program_line(struct parser *parser, const char *line)
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         const struct program_form *form = &parser->forms[i];
-        bool is_open = run && strcmp(run->title, form->program) == 0;
+        struct parse_run *run = stream->open[form->dialect];
+        const char *rest =
+            !is_possible(stream, form) || (form->role != LINE && is_known) ? NULL : lex_match(text, form->form, numbers);
 
-        if ((form->role == LINE ? !is_open : is_known) || !lex_match(text, form->form, numbers))
+        if (!rest)
             continue;
         if (form->role == LINE) {
-            run->last_line = parser->line_number;
-            apply(stream, run, form, text, numbers);
+            apply(parser, stream, run, form, text, rest, numbers);
             return true;
-        }
-        if (!is_open || (form->role == BEGIN && run->n_measures > 0)) {
-            run = run_begin(parser, PARSE_PROGRAM, form->program);
-            stream->program_op = stream->program_config = NULL;
         }
         is_known = true; /* of several titles that fit, the first */
+        if (form->role == ALSO && run && (form->dialect != PARSE_PROGRAM || strcmp(run->title, form->title) == 0))
+            continue;
+        if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 || stream->program_begin == i) {
+            run = run_begin(parser, form->dialect, form->title);
+            stream->program_op = stream->program_config = stream->program_table = NULL;
+        }
+        stream->program_begin = i;
         if (!run)
             return true;
+        run->started = form->role == BEGIN; /* the start of the log was seen */
     }
     return is_known;
 }
