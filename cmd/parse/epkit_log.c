@@ -336,53 +336,7 @@ static bool sentence_line(struct parser *parser, const char *line)
     return true;
 }
 
-static bool bench_row(struct parser *parser, const char *line)
-{
-    struct lex_words split;
-    char **words = split.words;
-    size_t n, op = 0, at;
-    struct parse_run *run = run_open(parser, PARSE_EPKIT_BENCH);
-    struct parse_measure *measure;
-    double values[7];
-    const char *type = "";
-
-    if (!run || !lex_words(line, &split))
-        return false;
-    n = split.n;
-    while (op < n &&
-           !text_is_any(words[op], TEXTS("dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine")))
-        op++;
-    if (op == n || op == 0)
-        return false;
-    at = op + 1;
-    if (at < n && (strcmp(words[at], "bf16") == 0 || strcmp(words[at], "fp8") == 0))
-        type = words[at++];
-    for (size_t i = 0; i < 7; i++) {
-        values[i] = NAN;
-        if (at + i < n && !lex_is_number(words[at + i], &values[i])) {
-            parser->totals.unreadable++;
-            return true;
-        }
-    }
-    if (isnan(values[4]))
-        return false;
-    measure = run_measure(run, words[op], type, NULL);
-    if (!measure)
-        return true;
-    run->ranks = (int64_t)values[0];
-    keep_row(measure, values[1], values[5], values[2]);
-    run->is_complete = true;
-    snprintf(run->device, sizeof(run->device), "%.*s",
-             (int)(words[op] - split.text > 60 ? 60 : words[op] - split.text - 1), line);
-    run->device[strcspn(run->device, " ")] = '\0';
-    return true;
-}
-
 bool epkit_line(struct parser *parser, const char *line)
 {
-    if (text_begins(line, "ON ") && strstr(line, "LOGICAL GB/s") && strstr(line, "WIRE GB/s")) {
-        (void)run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
-        return true;
-    }
-    return case_line(parser, line) || sentence_line(parser, line) || bench_row(parser, line);
+    return case_line(parser, line) || sentence_line(parser, line);
 }

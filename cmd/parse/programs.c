@@ -12,9 +12,9 @@
 
 extern const struct embedded programs_builtin[];
 
-enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, N_FIELDS };
+enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, N_FIELDS };
 
-static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks"};
+static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks", "x"};
 
 enum role { BEGIN, ALSO, LINE, N_ROLES };
 
@@ -50,7 +50,10 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
         *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
         form->form = role == LINE ? json_text(row, "form") : json_string_value(row);
         form->row = role == LINE ? row : NULL;
-        form->dialect = strcmp(json_text(program, "dialect"), "perftest") == 0 ? PARSE_PERFTEST : PARSE_PROGRAM;
+        form->dialect = PARSE_PROGRAM;
+        for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
+            if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
+                form->dialect = (enum parse_dialect)dialect;
         json_array_foreach (json_object_get(form->row, "is"), j, name)
             for (enum field field = NONE; field < N_FIELDS && j < LEX_NUMBERS; field++)
                 if (strcmp(fields[field], json_string_value(name)) == 0)
@@ -106,7 +109,7 @@ static bool is_kept(const struct parse_measure *measure, const double *values, d
     if (isnan(measure->bytes) && isnan(measure->time_us))
         return true;
     if (is_best)
-        return isnan(rate) ? values[TIME] < measure->time_us : rate > measure->rdma_gbps;
+        return isnan(rate) ? values[TIME] < measure->time_us : rate > measure->max;
     return isnan(values[SIZE]) ? values[TIME] > measure->time_us : values[SIZE] >= measure->bytes;
 }
 
@@ -122,12 +125,12 @@ static void keep(struct parse_measure *measure, const struct program_form *form,
                                        &measure->bus_gbps,
                                        &measure->alg_gbps};
 
-    if (!isnan(values[SIZE]))
-        measure_point(measure, values[SIZE], rate, values[TIME]);
+    if (!isnan(values[SIZE]) || !isnan(values[X]))
+        measure_point(measure, isnan(values[SIZE]) ? values[X] : values[SIZE], rate, values[TIME]);
     for (enum field field = SIZE; field <= ALG; field++)
         if (!isnan(values[field]) && (is_new || isnan(*figures[field])))
             *figures[field] = values[field];
-    measure->is_final = form->dialect == PARSE_PROGRAM;
+    measure->is_final = form->dialect != PARSE_PERFTEST;
     if (isnan(rate))
         measure->n++;
     else
@@ -151,7 +154,7 @@ static void read_figures(struct stream *stream, struct parse_run *run, const str
             numbers[i] * (form->fields[i] >= NVL && form->fields[i] <= ALG && unit ? json_number_value(unit) : 1);
     if (!isnan(values[RANKS]))
         run->ranks = (int64_t)values[RANKS];
-    if (!isnan(values[RANKS]) || form->n_fields == 0 || !op)
+    if (form->n_fields <= !isnan(values[RANKS]) || !op)
         return;
     measure = run_measure(run, op, type, stream->program_config ? stream->program_config : "");
     if (!measure)
@@ -177,6 +180,8 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
         run_problem(run, text, 0);
     if (json_is_true(json_object_get(row, "opens")))
         run->is_complete = false;
+    if (option(row, "device"))
+        snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(text, " "), text);
     if (json_is_true(json_object_get(row, "device")))
         snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(rest, " "), rest);
     parser->totals.unreadable += json_is_true(json_object_get(row, "torn"));

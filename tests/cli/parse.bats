@@ -89,7 +89,7 @@ internode() {
     }
     # A test of connections, as 'epkit launch nccl all_reduce -- -b 1M -e 1M'.
     run -0 epkit parse < <(table 1048576)
-    [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float 15.9 GB/s (busbw), all_reduce float 16.1 GB/s (busbw)." ]
+    [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float out-of-place 15.9 GB/s (busbw), all_reduce float in-place 16.1 GB/s (busbw)." ]
     run -3 epkit parse < <(table 1048576 1073741824)
     [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
 }
@@ -324,7 +324,7 @@ END
     epkit parse run
     echo "Segmentation fault" >run/worker-b.log
     run -1 epkit parse run
-    [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed. epkit test: 4/4 cases passed." ]]
+    [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed: Segmentation fault. epkit test: 4/4 cases passed." ]]
     rm run/worker-b.log
     echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
     run -1 epkit parse run

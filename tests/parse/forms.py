@@ -140,11 +140,12 @@ def merge(parts, rng):
     return result
 
 
-def chatter(lines, rng, names):
+def chatter(lines, rng, names, kinds):
     """Lines that mean nothing put before, between and behind; only whole lines, so that no line is torn."""
     blocks = [[line] for line in lines]
     for _ in range(rng.randrange(0, 4)):
-        row = rng.choice(forms_failures.CHATTER)
+        # Before a log of no test, an ssh that was refused may be why there is none.
+        row = rng.choice([row for row in forms_failures.CHATTER if row.of & kinds or row.where == "any"])
         at = {"before": 0, "after": len(blocks), "any": rng.randrange(len(blocks) + 1)}[row.where]
         names.append(row.source)
         blocks.insert(at, [forms_failures.fill(line, rng) for line in row.lines])
@@ -195,7 +196,7 @@ def one(seed):
         lines = [(w, line) for w, line in lines] + [(0, line) for line in tail if lines is files[0]]
         if name.startswith("none"):
             plain = glued([line for _, line in lines], rng) if rng.random() < 0.3 else [line for _, line in lines]
-            plain = plain if program.whole else chatter(plain, rng, names)
+            plain = plain if program.whole else chatter(plain, rng, names, program.kinds)
             texts.append("".join(line + "\n" for line in plain))
         else:
             texts.append("".join(prefix(rng, w) + line + "\n" for w, line in lines))
