@@ -487,6 +487,21 @@ shows() {
     python3 "$EPKIT_SOURCE/tests/parse/forms.py" "$EPKIT" "$count"
 }
 
+@test "each program of programs.json begins as its rows say, and has a source" {
+    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/programs.json" <<'END'
+import json, subprocess, sys
+document = json.load(open(sys.argv[2]))
+for program in document["programs"]:
+    assert program["source"] and (isinstance(program["lines"], list) or program["lines"] in document["tables"]), program
+    for form in program["begin"]:
+        line = form.replace("%f", "3").replace("*", " ") + " 3 ranks\n"
+        out = subprocess.run([sys.argv[1], "parse", "--json", "-"], input=line, capture_output=True, text=True, check=False)
+        runs = json.loads(out.stdout)["runs"]
+        assert [run["title"] for run in runs] == [program["title"]], (form, [run["title"] for run in runs])
+        assert out.returncode == 1, form  # begun, and nothing more
+END
+}
+
 @test "each known failure has a sample that no other row takes, a source, and a check that exists" {
     cd "$BATS_TEST_TMPDIR"
     epkit doctor --list | cut -d' ' -f1 >ids
