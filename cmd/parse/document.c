@@ -262,8 +262,9 @@ static json_t *headline(const char *lead, const struct parse_fault *fault)
     json_t *sentence;
 
     n -= n > 0 && json_string_value(line)[n - 1] == '.';
-    sentence = strncmp(fault->line, "Traceback ", 10) == 0 ? json_sprintf("%s%s", lead, fault->cause)
-                                : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
+    sentence = strncmp(fault->line, "Traceback ", 10) == 0
+                   ? json_sprintf("%s%s", lead, fault->cause)
+                   : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
 
     json_decref(line);
     return sentence;
@@ -308,7 +309,8 @@ static json_t *overall(const int *counts, size_t n, const char *worst, const str
         return sentence;
     }
     if (n == 0)
-        return json_string("Nothing was recognised: no line of DeepEP, nccl-tests, perftest, epkit or another known test program.");
+        return json_string(
+            "Nothing was recognised: no line of DeepEP, nccl-tests, perftest, epkit or another known test program.");
     if (n == 1)
         return json_sprintf("%s.", worst);
     return json_sprintf(

@@ -221,6 +221,8 @@ static size_t paste_length(const char *line)
     size_t n = 0;
     struct prefix prefix;
 
+    if (*line != '>' && *line != ' ')
+        return 0;
     while (line[n] == '>' && line[n + 1] == ' ' &&
            !text_begins_any(line + n, TEXTS("> Ranks:", "> Experts:", "> Tokens:", "> #SM:", "> Mode:", "> Testing ")))
         n += 2;

@@ -3,9 +3,9 @@
  * parse.h - reads the output of test programs.
  *
  * A parser reads any number of log files block by block, in bounded memory. It recognises the dialects of DeepEP
- * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and recipes/programs.json. It handles the prefixes of kubectl,
- * mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines. docs/log-dialects.md lists the
- * lines.
+ * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and recipes/programs.json. It handles the
+ * prefixes of kubectl, mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines.
+ * docs/log-dialects.md lists the lines.
  *
  * A parser is not thread-safe. Nothing here prints.
  */

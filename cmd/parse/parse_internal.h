@@ -35,7 +35,7 @@ struct stream {
     int n_nccl_hosts;
     const char *program_op, *program_config, *program_table; /* in a run of recipes/programs.json: of what follows */
     size_t program_begin;                                    /* the form of its first line */
-    char *document;    /* JSON document collected so far */
+    char *document;                                          /* JSON document collected so far */
     size_t n_document;
     int depth;
     bool in_string, escaped;
@@ -78,6 +78,7 @@ struct parser {
     json_t *programs; /* recipes/programs.json */
     struct program_form *forms;
     size_t n_forms;
+    bool begins[256];  /* a first character of forms that begin a run */
     int heading_nodes; /* "# 4 nodes" in this source: of the runs that follow; 0: none */
     bool has_failed_alloc;
 };

@@ -25,7 +25,7 @@ struct program_form {
     const char *title, *form;
     const json_t *row; /* of LINE; others: NULL */
     enum field fields[LEX_NUMBERS];
-    size_t n_fields;
+    size_t n_fields, end; /* end: index of the first form of the next program */
 };
 
 static const char *option(const json_t *row, const char *key)
@@ -50,6 +50,7 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
         *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
         form->form = role == LINE ? json_text(row, "form") : json_string_value(row);
         form->row = role == LINE ? row : NULL;
+        parser->begins[(unsigned char)*form->form] |= role != LINE;
         form->dialect = PARSE_PROGRAM;
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
@@ -74,6 +75,8 @@ bool programs_load(struct parser *parser)
         add_forms(parser, program, json_object_get(program, "begin"), BEGIN);
         add_forms(parser, program, json_object_get(program, "also"), ALSO);
         add_forms(parser, program, lines, LINE);
+        for (size_t k = parser->n_forms; k > 0 && parser->forms[k - 1].program == program; k--)
+            parser->forms[k - 1].end = parser->n_forms;
     }
     return parser->n_forms > 0 && !parser->has_failed_alloc;
 }
@@ -192,14 +195,12 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
     }
 }
 
-/* Can the line be one of this form, at this place? */
-static bool is_possible(const struct stream *stream, const struct program_form *form)
+/* Does the row hold for the table that the run is in? */
+static bool is_in_table(const struct stream *stream, const struct program_form *form)
 {
-    const struct parse_run *run = stream->open[form->dialect];
     const char *table = option(form->row, "in");
 
-    return form->role != LINE || (run && strcmp(run->title, form->title) == 0 &&
-                                  (!table || (stream->program_table && strcmp(table, stream->program_table) == 0)));
+    return !table || (stream->program_table && strcmp(table, stream->program_table) == 0);
 }
 
 bool program_begins(const struct parser *parser, const char *line)
@@ -207,9 +208,14 @@ bool program_begins(const struct parser *parser, const char *line)
     double numbers[LEX_NUMBERS];
     char text[512];
 
-    for (size_t i = 0; squeeze(line, text, sizeof(text)) && i < parser->n_forms; i++)
-        if (parser->forms[i].role != LINE && lex_match(text, parser->forms[i].form, numbers))
+    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !squeeze(line, text, sizeof(text)))
+        return false;
+    for (size_t i = 0; i < parser->n_forms; i++) {
+        if (parser->forms[i].role == LINE)
+            i = parser->forms[i].end - 1;
+        else if (lex_match(text, parser->forms[i].form, numbers))
             return true;
+    }
     return false;
 }
 
@@ -220,14 +226,21 @@ bool program_line(struct parser *parser, const char *line)
     bool is_known = false;
     char text[512];
 
-    if (!stream || !squeeze(line, text, sizeof(text)))
+    /* Nearly all lines of a log are of none of these programs. */
+    if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
+                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH]))
+        return false;
+    if (!squeeze(line, text, sizeof(text)))
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         const struct program_form *form = &parser->forms[i];
         struct parse_run *run = stream->open[form->dialect];
-        const char *rest =
-            !is_possible(stream, form) || (form->role != LINE && is_known) ? NULL : lex_match(text, form->form, numbers);
+        const char *rest = NULL;
 
+        if (form->role == LINE && (!run || strcmp(run->title, form->title) != 0))
+            i = form->end - 1;
+        else if (form->role == LINE ? is_in_table(stream, form) : !is_known)
+            rest = lex_match(text, form->form, numbers);
         if (!rest)
             continue;
         if (form->role == LINE) {

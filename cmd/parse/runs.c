@@ -340,8 +340,8 @@ static bool has_rank(const struct run *run, int kind, int64_t rank)
 
 /*
  * Counts missing low-latency lines: each rank prints one of each kind. Blocks of ranks that printed nothing are nodes
- * whose logs are not here. A kind that no rank printed is missed only in a log that begins as DeepEP's: similar programs
- * print fewer kinds, and so do excerpts.
+ * whose logs are not here. A kind that no rank printed is missed only in a log that begins as DeepEP's: similar
+ * programs print fewer kinds, and so do excerpts.
  */
 static void count_missing(struct parse_run *run)
 {

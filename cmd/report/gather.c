@@ -322,15 +322,15 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
 
     if (json_is_null(hardware) && *json_text(run, "hardware"))
         hardware = json_string(json_text(run, "hardware"));
-    document = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
-                         verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
-                         out_text(folder->path), "date", date_of(folder), "ended", text_or_null(run, "ended"), "tail",
-                         gather_tail(folder, parsed), "job", text_or_null(run, "job"), "command",
-                         text_or_null(run, "command"), "commit", text_or_null(run, "commit"), "launched_by",
-                         text_or_null(run, "epkit"), "exit_code", integer_or_null(run, "exit_code"), "hardware",
-                         hardware, "nodes",
-                         json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
-                                                                        : first_of_runs(parsed, "nodes"));
+    document =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
+                  verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
+                  out_text(folder->path), "date", date_of(folder), "ended", text_or_null(run, "ended"), "tail",
+                  gather_tail(folder, parsed), "job", text_or_null(run, "job"), "command", text_or_null(run, "command"),
+                  "commit", text_or_null(run, "commit"), "launched_by", text_or_null(run, "epkit"), "exit_code",
+                  integer_or_null(run, "exit_code"), "hardware", hardware, "nodes",
+                  json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
+                                                                 : first_of_runs(parsed, "nodes"));
     json_object_update_new(document,
                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "hosts", gather_hosts(folder), "environment",
                                      gather_environment(folder), "nics", nics, "findings", gather_findings(folder),
