@@ -23,6 +23,7 @@ static void feed(struct parser *parser, bool (*reader)(struct parser *, const ch
     va_start(arguments, format);
     vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
+    line[prefix_clean(line, strlen(line))] = '\0'; /* texts of a document may hold any character */
     (void)reader(parser, line);
 }
 
