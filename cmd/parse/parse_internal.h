@@ -33,9 +33,10 @@ struct stream {
     bool nccl_rows_seen, nccl_has_error_column, nccl_has_iterations;
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
-    const char *program_op, *program_config, *program_table; /* in a run of recipes/programs.json: of what follows */
-    size_t program_begin;                                    /* the form of its first line */
-    char *document;                                          /* JSON document collected so far */
+    const char *program_op, *program_type, *program_config,
+        *program_table;   /* in a run of recipes/programs.json: of what follows */
+    size_t program_begin; /* the form of its first line */
+    char *document;       /* JSON document collected so far */
     size_t n_document;
     int depth;
     bool in_string, escaped;

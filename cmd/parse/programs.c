@@ -145,7 +145,7 @@ static void read_figures(struct stream *stream, struct parse_run *run, const str
                          const double *numbers)
 {
     const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
-    const char *ends = option(form->program, "ends"), *type = json_text(form->row, "type");
+    const char *ends = option(form->program, "ends"), *type = stream->program_type ? stream->program_type : "";
     const json_t *unit = json_object_get(form->row, "unit");
     struct parse_measure *measure;
     double values[N_FIELDS];
@@ -173,8 +173,10 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
     const json_t *row = form->row;
 
     run->last_line = parser->line_number;
-    if (option(row, "op"))
+    if (option(row, "op")) {
         stream->program_op = option(row, "op");
+        stream->program_type = json_text(row, "type");
+    }
     if (option(row, "config"))
         stream->program_config = option(row, "config");
     if (option(row, "table"))
@@ -252,7 +254,7 @@ bool program_line(struct parser *parser, const char *line)
             continue;
         if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 || stream->program_begin == i) {
             run = run_begin(parser, form->dialect, form->title);
-            stream->program_op = stream->program_config = stream->program_table = NULL;
+            stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
         }
         stream->program_begin = i;
         if (!run)
