@@ -418,7 +418,7 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
 {
     char buffer[64];
 
-    fputs("<div class=\"scroll\"><table><thead><tr>", stream);
+    fputs("<table><thead><tr>", stream);
     for (size_t c = 0; c < n_columns; c++) {
         if (!is_shown(&columns[c], rows))
             continue;
@@ -434,13 +434,16 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
         for (size_t c = 0; c < n_columns; c++) {
             if (!is_shown(&columns[c], rows))
                 continue;
-            fprintf(stream, "<td class=\"%s\">", class_of(json_object_get(row, columns[c].key)));
+            /* On a narrow page each row is a card, whose values have their titles beside them. */
+            fprintf(stream, "<td class=\"%s\" data-label=\"", class_of(json_object_get(row, columns[c].key)));
+            out_html(stream, columns[c].title);
+            fputs("\">", stream);
             out_html(stream, cell_text(&columns[c], row, buffer, sizeof(buffer)));
             fputs("</td>", stream);
         }
         fputs("</tr>\n", stream);
     }
-    fputs("</tbody></table></div>\n", stream);
+    fputs("</tbody></table>\n", stream);
 }
 
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,

@@ -90,7 +90,7 @@ static void check_low_latency(const struct context *context, struct run_verdict 
 {
     const struct parse_run *run = verdict->run;
     const struct parse_measure *measure = parse_find(run, "dispatch + combine", NULL);
-    int n = measure ? (int)measure->n : 0;
+    int n = measure || (measure = parse_find(run, "dispatch", NULL)) ? (int)measure->n : 0;
 
     if (run->dialect != PARSE_DEEPEP_LOW_LATENCY)
         return;
@@ -131,8 +131,10 @@ static void check_tables(const struct context *context, struct run_verdict *verd
             json_array_append_new(verdict->notes,
                                   json_string("One rank alone sends nothing: its bus bandwidth of 0 has no meaning."));
     }
-    if (run->dialect == PARSE_PERFTEST && run->n_measures == 0)
+    if ((run->dialect == PARSE_PERFTEST || run->dialect == PARSE_PROGRAM) && run->n_measures == 0)
         fail_with(verdict, ": nothing was measured");
+    else if (run->dialect == PARSE_PROGRAM && !run->is_complete)
+        fail_with(verdict, ": the log ends before the last figures");
     /* Table lines without a header are an excerpt of a log. */
     if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0)
         fail_with(verdict, ": the log ends within the table");
@@ -335,8 +337,11 @@ static void append_figures(struct run_verdict *verdict)
         if (isnan(value) || strncmp(measure->op, "plan", 4) == 0 || strstr(measure->op, "recv") ||
             strstr(measure->op, "expanded") || strstr(measure->op, "cached") || strstr(measure->op, "reduced"))
             continue;
-        append(verdict, "%s %s%s%s %.1f %s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"),
-               measure->op, *measure->type ? " " : "", measure->type, value, metric_unit(metric));
+        append(verdict, "%s %s%s%s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"), measure->op,
+               *measure->type ? " " : "", measure->type);
+        if (run->dialect == PARSE_NCCL_TESTS)
+            append(verdict, " %s", measure->config); /* in-place or not */
+        append(verdict, " %.1f %s", value, metric_unit(metric));
         n_appended++;
     }
 }

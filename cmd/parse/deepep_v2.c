@@ -79,22 +79,22 @@ static bool setting_line(struct parser *parser, struct deepep_scratch *scratch, 
     }
     if (!run)
         return false;
-    if (lex_match(line, " > Ranks: %f x %f", numbers) && numbers[0] >= 1 && numbers[1] >= 1 && numbers[0] <= 1e5 &&
+    if (lex_match(line, "> Ranks: %f x %f", numbers) && numbers[0] >= 1 && numbers[1] >= 1 && numbers[0] <= 1e5 &&
         numbers[1] <= 1e5) {
         run->nodes = (int64_t)numbers[0];
         run->ranks = (int64_t)(numbers[0] * numbers[1]);
-    } else if (lex_match(line, " > Experts: %f/%f", numbers) && numbers[0] <= 1e9 && numbers[1] <= 1e9) {
+    } else if (lex_match(line, "> Experts: %f/%f", numbers) && numbers[0] <= 1e9 && numbers[1] <= 1e9) {
         run->topk = (int64_t)numbers[0];
         run->experts = (int64_t)numbers[1];
-    } else if (text_begins(line, " > Tokens: ")) {
+    } else if (text_begins(line, "> Tokens: ")) {
         run->tokens = lex_setting(line, "(max: ");
         run->hidden = lex_setting(line, "hidden: ");
-    } else if (text_begins(line, " > #SM: ")) {
+    } else if (text_begins(line, "> #SM: ")) {
         run->sms = lex_setting(line, "#SM: ");
-    } else if (text_begins(line, " > Ranks: ") || text_begins(line, " > Experts: ")) {
+    } else if (text_begins_any(line, TEXTS("> Ranks: ", "> Experts: "))) {
         parser->totals.unreadable++;
     } else {
-        return text_begins(line, " > Mode: ");
+        return text_begins(line, "> Mode: ");
     }
     return true;
 }
@@ -165,13 +165,13 @@ bool deepep_v2_line(struct parser *parser, const char *line)
     struct deepep_scratch *scratch;
     double numbers[LEX_NUMBERS];
 
-    if (!at && !strstr(line, " EP: ") && !text_begins(line, " > ") && !text_begins(line, "Config:") &&
-        !text_begins(line, "Running all test cases:"))
+    line += strspn(line, " "); /* pasted logs are indented */
+    if (!at && !strstr(line, " EP: ") && !text_begins_any(line, TEXTS("> ", "Config:", "Running all test cases:")))
         return false;
     scratch = deepep_scratch_of(parser);
     if (!scratch)
         return false;
-    if (at && (at == line || (at == line + 1 && *line == ' ')))
+    if (at == line)
         return case_line(parser, scratch, at);
     if (!at && setting_line(parser, scratch, line))
         return true;
@@ -179,8 +179,8 @@ bool deepep_v2_line(struct parser *parser, const char *line)
         (void)run_need(parser, PARSE_DEEPEP_V2, "test_ep");
         return true;
     }
-    at = strlen(line) > 5 ? next_ep(line + 1) : NULL;
-    if (!at || strspn(line, " ") != (size_t)(at - line) - 1)
+    at = next_ep(line);
+    if (at != line + 1)
         return false;
     for (; at; at = next_ep(at + 1)) {
         const char *figures_at = lex_match(at, " EP: %f/%f | ", numbers);

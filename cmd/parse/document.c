@@ -45,7 +45,7 @@ static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_
         rdma = measure->rdma_gbps;
     else if (verdict->nodes > 1)
         rdma = measure->rdma_gbps * (verdict->nodes - 1) / verdict->nodes;
-    if (run->dialect != PARSE_EPKIT_BENCH && verdict->gpus > 0 &&
+    if (run->dialect != PARSE_EPKIT_BENCH && run->dialect != PARSE_PROGRAM && verdict->gpus > 0 &&
         (run->dialect != PARSE_DEEPEP_LOW_LATENCY || verdict->nodes == 1))
         nvl = measure->nvl_gbps * (verdict->gpus - 1) / verdict->gpus;
     return json_pack("{s:o, s:o}", "rdma", number(rdma), "nvl", number(nvl));
@@ -262,8 +262,9 @@ static json_t *headline(const char *lead, const struct parse_fault *fault)
     json_t *sentence;
 
     n -= n > 0 && json_string_value(line)[n - 1] == '.';
-    sentence = fault->is_effect ? json_sprintf("%s%s", lead, fault->cause)
-                                : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
+    sentence = strncmp(fault->line, "Traceback ", 10) == 0
+                   ? json_sprintf("%s%s", lead, fault->cause)
+                   : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
 
     json_decref(line);
     return sentence;
@@ -308,7 +309,8 @@ static json_t *overall(const int *counts, size_t n, const char *worst, const str
         return sentence;
     }
     if (n == 0)
-        return json_string("Nothing was recognised: no line of DeepEP, nccl-tests, perftest or epkit.");
+        return json_string(
+            "Nothing was recognised: no line of DeepEP, nccl-tests, perftest, epkit or another known test program.");
     if (n == 1)
         return json_sprintf("%s.", worst);
     return json_sprintf(

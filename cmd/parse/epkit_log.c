@@ -134,6 +134,14 @@ static bool has_subcommand(const char *text, const char *subcommand)
     return false;
 }
 
+/* Does a document of another program have this key, near its beginning? */
+static bool has_key(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+
+    return at && at > text && at[-1] == '"' && text_begins(at + strlen(key), "\":") && strchr(key, '_');
+}
+
 /* A document that is invalid or incomplete has no verdict: its run counts as failed. */
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
@@ -142,13 +150,15 @@ static void lose_document(struct parser *parser, const char *text, const char *w
         enum parse_dialect dialect;
     } documents[] = {{"test", "epkit test", PARSE_EPKIT_TEST},
                      {"run", "epkit run", PARSE_EPKIT_TEST},
-                     {"bench", "epkit bench", PARSE_EPKIT_BENCH}};
+                     {"bench", "epkit bench", PARSE_EPKIT_BENCH},
+                     {"nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
+                     {"test_info", "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
     for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
         struct parse_run *run;
 
-        if (!has_subcommand(text, documents[i].subcommand))
+        if (!has_subcommand(text, documents[i].subcommand) && !has_key(text, documents[i].subcommand))
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
@@ -188,6 +198,8 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
         }
         if (json_is_object(bench))
             read_bench(parser, bench);
+    } else {
+        (void)json_results(parser, document);
     }
     json_decref(document);
 }
@@ -236,6 +248,13 @@ static bool continues(const char *line)
     return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
 }
 
+/* Of epkit, nccl-tests, perftest and rccl-tests. */
+static bool is_first_key(const char *text)
+{
+    return text_begins_any(text + strspn(text, " "),
+                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "\"#wrong\":"));
+}
+
 bool epkit_document_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
@@ -243,10 +262,9 @@ bool epkit_document_line(struct parser *parser, const char *line)
     if (!stream)
         return false;
     if (!stream->document) {
-        if (strcmp(line, "{") != 0 && !text_begins(line, "{\"schema_version\"") &&
-            !text_begins(line, "{ \"schema_version\""))
+        if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
             return false;
-    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"")) {
+    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"") && !is_first_key(line)) {
         forget(stream); /* from another program */
         return false;
     } else if (!continues(line) && !stream->in_string) {
@@ -318,53 +336,7 @@ static bool sentence_line(struct parser *parser, const char *line)
     return true;
 }
 
-static bool bench_row(struct parser *parser, const char *line)
-{
-    struct lex_words split;
-    char **words = split.words;
-    size_t n, op = 0, at;
-    struct parse_run *run = run_open(parser, PARSE_EPKIT_BENCH);
-    struct parse_measure *measure;
-    double values[7];
-    const char *type = "";
-
-    if (!run || !lex_words(line, &split))
-        return false;
-    n = split.n;
-    while (op < n &&
-           !text_is_any(words[op], TEXTS("dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine")))
-        op++;
-    if (op == n || op == 0)
-        return false;
-    at = op + 1;
-    if (at < n && (strcmp(words[at], "bf16") == 0 || strcmp(words[at], "fp8") == 0))
-        type = words[at++];
-    for (size_t i = 0; i < 7; i++) {
-        values[i] = NAN;
-        if (at + i < n && !lex_is_number(words[at + i], &values[i])) {
-            parser->totals.unreadable++;
-            return true;
-        }
-    }
-    if (isnan(values[4]))
-        return false;
-    measure = run_measure(run, words[op], type, NULL);
-    if (!measure)
-        return true;
-    run->ranks = (int64_t)values[0];
-    keep_row(measure, values[1], values[5], values[2]);
-    run->is_complete = true;
-    snprintf(run->device, sizeof(run->device), "%.*s",
-             (int)(words[op] - split.text > 60 ? 60 : words[op] - split.text - 1), line);
-    run->device[strcspn(run->device, " ")] = '\0';
-    return true;
-}
-
 bool epkit_line(struct parser *parser, const char *line)
 {
-    if (text_begins(line, "ON ") && strstr(line, "LOGICAL GB/s") && strstr(line, "WIRE GB/s")) {
-        (void)run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
-        return true;
-    }
-    return case_line(parser, line) || sentence_line(parser, line) || bench_row(parser, line);
+    return case_line(parser, line) || sentence_line(parser, line);
 }

@@ -15,14 +15,21 @@
 enum metric metric_of(const struct parse_run *run, const struct parse_measure *measure)
 {
     static const enum metric metrics[PARSE_N_DIALECTS] = {
-        [PARSE_DEEPEP_INTRANODE] = METRIC_NVL,    [PARSE_DEEPEP_INTERNODE] = METRIC_RDMA,
-        [PARSE_DEEPEP_LOW_LATENCY] = METRIC_TIME, [PARSE_DEEPEP_V2] = METRIC_NVL,
-        [PARSE_NCCL_TESTS] = METRIC_BUS,          [PARSE_PERFTEST] = METRIC_TIME,
+        [PARSE_DEEPEP_INTRANODE] = METRIC_NVL,
+        [PARSE_DEEPEP_INTERNODE] = METRIC_RDMA,
+        [PARSE_DEEPEP_LOW_LATENCY] = METRIC_TIME,
+        [PARSE_DEEPEP_V2] = METRIC_NVL,
+        [PARSE_NCCL_TESTS] = METRIC_BUS,
+        [PARSE_PERFTEST] = METRIC_TIME,
+        [PARSE_PROGRAM] = METRIC_TIME,
         [PARSE_EPKIT_BENCH] = METRIC_NVL,
     };
 
-    if ((run->dialect == PARSE_DEEPEP_V2 || run->dialect == PARSE_PERFTEST) && !isnan(measure->rdma_gbps))
+    if ((run->dialect == PARSE_DEEPEP_V2 || run->dialect == PARSE_PERFTEST || run->dialect == PARSE_PROGRAM) &&
+        !isnan(measure->rdma_gbps))
         return METRIC_RDMA;
+    if (run->dialect == PARSE_PROGRAM && (!isnan(measure->nvl_gbps) || !isnan(measure->bus_gbps)))
+        return isnan(measure->nvl_gbps) ? METRIC_BUS : METRIC_NVL;
     return metrics[run->dialect];
 }
 

@@ -76,7 +76,7 @@ static bool is_word(const char *line, const char *word)
     n -= length;
     while (n > 0 && line[n - 1] == ' ')
         n--;
-    return n == 0 || strchr(":]|>", line[n - 1]);
+    return n == 0 || strchr(":])|>", line[n - 1]);
 }
 
 /*
@@ -176,14 +176,21 @@ static const struct known *find(struct parser *parser, const char *line)
     return found;
 }
 
-bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole)
+/* Otherwise than at its start a host name may precede it, which identifies the run that failed. */
+bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
+    struct parse_run *run;
+
     for (size_t i = 0; i < parser->n_known; i++) {
         const struct known *row = &parser->known[i];
         const char *at = row->kind == PERFTEST ? strstr(line, row->text) : NULL;
 
-        if (at && (!is_whole || at <= line + strspn(line, " ")) && (!row->also || strstr(line, row->also)))
-            return true;
+        if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
+            continue;
+        run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
+        if (run)
+            run_problem(run, line + strspn(line, " "), 0);
+        return true;
     }
     return false;
 }
@@ -238,7 +245,6 @@ void fault_line(struct parser *parser, const char *line)
         .is_fatal = is_fatal,
         .is_fatal_alone = fault->kind == STEP,
         .may_pass = fault->may_pass,
-        .is_effect = fault->kind == EFFECT || fault->kind == WORD,
         .is_loose = is_loose,
         .line_number = parser->line_number,
         .last_line = parser->line_number,

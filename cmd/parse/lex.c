@@ -54,6 +54,9 @@ const char *lex_match(const char *text, const char *format, double *ret_numbers)
         bool can_skip = *format == '*';
         size_t n;
 
+        if (strcmp(format, "$") == 0)
+            return *text ? NULL : text;
+
         if (text_begins(format, "%f")) {
             if (!lex_number(text, &text, ret_numbers++))
                 return NULL;
@@ -62,6 +65,7 @@ const char *lex_match(const char *text, const char *format, double *ret_numbers)
         }
         format += can_skip;
         n = strcspn(format, "%*");
+        n -= n > 0 && format[n - 1] == '$' && format[n] == '\0';
         if (can_skip)
             text = memmem(text, strlen(text), format, n);
         else if (strncmp(text, format, n) != 0)

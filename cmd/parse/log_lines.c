@@ -61,8 +61,8 @@ static struct stream *find_stream(struct parser *parser, const char *key)
 static bool recognise(struct parser *parser, const char *text)
 {
     return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
-           deepep_v2_line(parser, text) || nccl_line(parser, text) || perftest_line(parser, text) ||
-           epkit_line(parser, text);
+           deepep_v2_line(parser, text) || program_line(parser, text) || nccl_line(parser, text) ||
+           perftest_failure(parser, text, true) || epkit_line(parser, text);
 }
 
 /* Stores names such as "all_reduce_perf": some programs do not print their own name. */
@@ -94,12 +94,12 @@ static void note_nodes(struct parser *parser, const char *text)
 }
 
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
-static bool begins_run(const char *text)
+static bool begins_run(const struct parser *parser, const char *text)
 {
     return text_begins_any(text,
                            TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ", "#       size",
                                  "Running all test cases:", "ON ", "{\"schema_version\"", "[ 1/", "[1/", "[  1/")) ||
-           text_is_any(text, TEXTS("Config:", "{")) || perftest_is_title(text);
+           text_is_any(text, TEXTS("Config:", "{")) || program_begins(parser, text);
 }
 
 /* Processes a complete line of one writer. */
@@ -124,6 +124,7 @@ static void logical_line(struct parser *parser, char *text)
         return;
     }
     /* The line may have a host of an unknown launcher in front, or the prefix of a logger. */
+    at += strspn(at, " ");
     snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
     for (int round = 0; round < MAX_GUESSES; round++) {
         struct prefix prefix;
@@ -139,7 +140,7 @@ static void logical_line(struct parser *parser, char *text)
         at += skip;
         prefix_read(at, &prefix); /* "host: 2026-02-03T10:00:00Z text" */
         at += prefix.bytes;
-        if (has_words && look_up(parser, key) < 0 && !begins_run(at))
+        if (has_words && look_up(parser, key) < 0 && !begins_run(parser, at))
             continue;
         if (!find_stream(parser, key))
             break;
@@ -150,7 +151,7 @@ static void logical_line(struct parser *parser, char *text)
         }
         parser->current_stream = before;
     }
-    parser->totals.recognised += perftest_failure(parser, text);
+    parser->totals.recognised += perftest_failure(parser, text, false);
     fault_line(parser, text);
 }
 
@@ -214,6 +215,21 @@ static size_t mark_length(const char *line)
     return text_begins(line, "\xff\xfe") || text_begins(line, "\xfe\xff") ? 2 : 0;
 }
 
+/* What a page puts in front of a line: "> " of a quotation, which DeepEP 2 prints too; spaces before a prefix. */
+static size_t paste_length(const char *line)
+{
+    size_t n = 0;
+    struct prefix prefix;
+
+    if (*line != '>' && *line != ' ')
+        return 0;
+    while (line[n] == '>' && line[n + 1] == ' ' &&
+           !text_begins_any(line + n, TEXTS("> Ranks:", "> Experts:", "> Tokens:", "> #SM:", "> Mode:", "> Testing ")))
+        n += 2;
+    prefix_read(line + n + strspn(line + n, " "), &prefix);
+    return prefix.bytes ? n + strspn(line + n, " ") : n;
+}
+
 void stream_line(struct parser *parser, char *line, size_t n)
 {
     struct prefix head, prefix;
@@ -225,6 +241,7 @@ void stream_line(struct parser *parser, char *line, size_t n)
     parser->line_number++;
     if (parser->line_number == 1)
         line += mark_length(line);
+    line += paste_length(line);
     prefix_read(line, &head);
     prefix = head;
     at = line + head.bytes;

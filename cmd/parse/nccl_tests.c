@@ -289,7 +289,12 @@ bool nccl_line(struct parser *parser, const char *line)
                                     "(B) ", "bytes ", "Rank ")))
         return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
     if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
-        run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
+        run = run_open(parser, PARSE_NCCL_TESTS);
+        /* The run that failed may be that of another stream, which is found without the prefix of the line. */
+        for (size_t i = 0; !run && i < parser->n_runs; i++)
+            if (parser->runs[i]->public.dialect == PARSE_NCCL_TESTS)
+                return false;
+        run = run ? run : run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
         if (run)
             run_problem(run, line, 0);
         return true;

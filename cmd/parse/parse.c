@@ -22,6 +22,7 @@ static const char *const dialect_names[PARSE_N_DIALECTS] = {
     [PARSE_DEEPEP_V2] = "deepep-v2",
     [PARSE_NCCL_TESTS] = "nccl-tests",
     [PARSE_PERFTEST] = "perftest",
+    [PARSE_PROGRAM] = "program",
     [PARSE_EPKIT_TEST] = "epkit-test",
     [PARSE_EPKIT_BENCH] = "epkit-bench",
 };
@@ -37,7 +38,7 @@ struct parser *parser_new(void)
 
     if (parser)
         parser->line = malloc(MAX_LINE + 1);
-    if (!parser || !parser->line || !faults_load(parser)) {
+    if (!parser || !parser->line || !faults_load(parser) || !programs_load(parser)) {
         parser_free(parser);
         return NULL;
     }
@@ -56,6 +57,7 @@ void parser_free(struct parser *parser)
     free(parser->streams);
     free(parser->line);
     faults_free(parser);
+    programs_free(parser);
     free(parser);
 }
 

@@ -3,9 +3,9 @@
  * parse.h - reads the output of test programs.
  *
  * A parser reads any number of log files block by block, in bounded memory. It recognises the dialects of DeepEP
- * (intranode, internode, low latency, V2), nccl-tests, perftest and epkit itself. It handles the prefixes of kubectl,
- * mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines. docs/log-dialects.md lists the
- * lines.
+ * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and recipes/programs.json. It handles the
+ * prefixes of kubectl, mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines.
+ * docs/log-dialects.md lists the lines.
  *
  * A parser is not thread-safe. Nothing here prints.
  */
@@ -24,6 +24,7 @@ enum parse_dialect {
     PARSE_DEEPEP_V2,
     PARSE_NCCL_TESTS,
     PARSE_PERFTEST,
+    PARSE_PROGRAM, /* of recipes/programs.json */
     PARSE_EPKIT_TEST,
     PARSE_EPKIT_BENCH,
     PARSE_N_DIALECTS
@@ -141,7 +142,6 @@ struct parse_fault {
     bool is_fatal_alone; /* so only if no test began */
     bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
     bool may_pass;       /* a notice if a run follows that is complete */
-    bool is_effect;      /* of a failure that another line may name better */
     int rank;            /* of two faults the one with the higher rank says more */
     char line[PARSE_TEXT];
     char source[256], stream[96];

@@ -33,8 +33,10 @@ struct stream {
     bool nccl_rows_seen, nccl_has_error_column, nccl_has_iterations;
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts;
-    int perftest_unit; /* 0: no table yet */
-    char *document;    /* JSON document collected so far */
+    const char *program_op, *program_type, *program_config,
+        *program_table;   /* in a run of recipes/programs.json: of what follows */
+    size_t program_begin; /* the form of its first line */
+    char *document;       /* JSON document collected so far */
     size_t n_document;
     int depth;
     bool in_string, escaped;
@@ -74,6 +76,10 @@ struct parser {
     json_t *failures; /* recipes/failures.json */
     struct known *known;
     size_t n_known;
+    json_t *programs; /* recipes/programs.json */
+    struct program_form *forms;
+    size_t n_forms;
+    bool begins[256];  /* a first character of forms that begin a run */
     int heading_nodes; /* "# 4 nodes" in this source: of the runs that follow; 0: none */
     bool has_failed_alloc;
 };
@@ -151,7 +157,8 @@ int64_t lex_setting(const char *text, const char *label);
 
 /*
  * Does the text begin as the format says? %f takes a number for ret_numbers, after spaces; '*' skips to the next
- * occurrence of what follows it, up to the next % or '*'. Returns the rest of the text; NULL: it does not.
+ * occurrence of what follows it, up to the next % or '*'; '$' at the end is that of the text. Returns the rest of the
+ * text; NULL: it does not.
  */
 #define LEX_NUMBERS 8
 const char *lex_match(const char *text, const char *format, double *ret_numbers);
@@ -178,12 +185,17 @@ bool deepep_line(struct parser *parser, const char *line);
 bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
-bool perftest_line(struct parser *parser, const char *line);
 
-/* Does the line report a failure of perftest, after any prefix? For lines that no dialect recognised. */
-bool perftest_failure(struct parser *parser, const char *line);
-bool perftest_is_title(const char *line);
 bool epkit_line(struct parser *parser, const char *line);
+
+/* --- programs.c --- */
+bool programs_load(struct parser *parser);
+void programs_free(struct parser *parser);
+bool program_begins(const struct parser *parser, const char *line);
+bool program_line(struct parser *parser, const char *line);
+
+/* --- json_results.c: a document of nccl-tests, rccl-tests or perftest; false: of none of them --- */
+bool json_results(struct parser *parser, const json_t *document);
 
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);
@@ -201,8 +213,9 @@ void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 bool faults_load(struct parser *parser);
 void faults_free(struct parser *parser);
 
-/* Does perftest print this when it fails? `is_whole`: only at the start of the line. */
-bool fault_of_perftest(const struct parser *parser, const char *line, bool is_whole);
 void fault_line(struct parser *parser, const char *line);
+
+/* Does the line report a failure of perftest? `is_whole`: at its start; else after any prefix. */
+bool perftest_failure(struct parser *parser, const char *line, bool is_whole);
 
 #endif

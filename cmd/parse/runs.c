@@ -340,33 +340,35 @@ static bool has_rank(const struct run *run, int kind, int64_t rank)
 
 /*
  * Counts missing low-latency lines: each rank prints one of each kind. Blocks of ranks that printed nothing are nodes
- * whose logs are not here. Similar programs print no times of send and receive: those are missed only in a log that
- * begins as DeepEP's, or has some.
+ * whose logs are not here. A kind that no rank printed is missed only in a log that begins as DeepEP's: similar
+ * programs print fewer kinds, and so do excerpts.
  */
 static void count_missing(struct parse_run *run)
 {
     const struct run *whole = run_whole(run);
-    int kinds;
+    bool is_printed[LL_KINDS];
 
-    run->kinds = run->started || parse_find(run, "dispatch send", NULL) || parse_find(run, "dispatch send + recv", NULL)
-                     ? LL_KINDS
-                     : LL_KINDS - 1;
-    kinds = run->kinds;
-    run->ranks_absent = run->lines_missing = 0;
+    run->ranks_absent = run->lines_missing = run->kinds = 0;
+    for (int kind = 0; kind < LL_KINDS; kind++) {
+        is_printed[kind] = run->started > 0;
+        for (int64_t rank = 0; rank < run->ranks && !is_printed[kind]; rank++)
+            is_printed[kind] = has_rank(whole, kind, rank);
+        run->kinds += is_printed[kind];
+    }
     for (int64_t first = 0; first < run->ranks; first += BLOCK_RANKS) {
         int64_t end = first + BLOCK_RANKS < run->ranks ? first + BLOCK_RANKS : run->ranks;
         int seen = 0;
 
         for (int64_t rank = first; rank < end; rank++)
-            for (int kind = 0; kind < kinds; kind++)
-                seen += has_rank(whole, kind, rank);
+            for (int kind = 0; kind < LL_KINDS; kind++)
+                seen += is_printed[kind] && has_rank(whole, kind, rank);
         if (seen == 0)
             run->ranks_absent += (int)(end - first);
         else
-            run->lines_missing += kinds * (int)(end - first) - seen;
+            run->lines_missing += run->kinds * (int)(end - first) - seen;
     }
     if (run->ranks < 1)
-        run->lines_missing = kinds;
+        run->lines_missing = LL_KINDS;
 }
 
 /* Computes what needs the complete run. */

@@ -14,6 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#define TAIL_BYTES 4096
+#define TAIL_LINES 12
+
 /* NICs of `epkit nics --json`, in the form of run.json. */
 static json_t *short_nics(const json_t *document)
 {
@@ -238,10 +241,51 @@ static json_t *first_of_runs(const json_t *parsed, const char *key)
     return json_null();
 }
 
+static const char *why_of(const json_t *run, const char *name)
+{
+    json_t *host;
+    size_t i;
+
+    json_array_foreach (json_object_get(run, "hosts"), i, host)
+        if (strcmp(json_text(host, "name"), name) == 0)
+            return json_text(host, "why");
+    return "";
+}
+
+/* The last lines of the first log, for a page about logs in which nothing was recognised. */
+static json_t *gather_tail(const struct folder *folder, const json_t *parsed)
+{
+    const struct folder_file *log = folder->files, *end = log + folder->n_files;
+    char text[TAIL_BYTES + 1], *at = text, *line;
+    json_t *lines = json_array();
+    ssize_t n = 0;
+    int fd;
+
+    while (log < end && log->kind != FOLDER_LOG)
+        log++;
+    fd = log == end ? -1 : openat(log->dir, text_base(log->path), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)lseek(fd, -TAIL_BYTES, SEEK_END); /* a shorter file is read from its beginning */
+        n = read(fd, text, TAIL_BYTES);
+        close(fd);
+    }
+    text[n > 0 ? n : 0] = '\0';
+    while ((line = strsep(&at, "\n")))
+        if (*line)
+            json_array_append_new(lines, out_text(line));
+    while (json_array_size(lines) > TAIL_LINES)
+        json_array_remove(lines, 0);
+    if (strcmp(json_text(parsed, "result"), "nothing") == 0 && json_array_size(lines) > 0)
+        return json_pack("{s:s, s:o}", "source", text_base(log->path), "lines", lines);
+    json_decref(lines);
+    return json_null();
+}
+
 static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
-    const char *verdict = json_text(parsed, "verdict");
+    const char *host = json_text(folder->run, "failed_host"), *reason = json_text(folder->run, "reason");
+    const char *verdict = json_text(parsed, "verdict"), *why = why_of(folder->run, host);
     int uneven = (int)json_number(nics, "uneven");
     char tail[200] = "";
 
@@ -250,9 +294,11 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
     if (uneven > 0)
         snprintf(tail, sizeof(tail), " %d NIC%s carried much less than the others.", uneven, uneven == 1 ? "" : "s");
     if (json_is_integer(code) && json_integer_value(code) != 0)
-        return json_sprintf("The run ended with exit code %d%s%s. %s%s", (int)json_integer_value(code),
-                            *json_text(folder->run, "failed_host") ? " on " : "", json_text(folder->run, "failed_host"),
-                            verdict, tail);
+        return json_sprintf("The run %s%s%s%s%s. %s%s",
+                            strcmp(reason, "deadline") == 0      ? "did not end before its deadline"
+                            : strcmp(reason, "interrupted") == 0 ? "was interrupted"
+                                                                 : "failed",
+                            *host ? ", first on " : "", host, *why ? ": " : "", why, verdict, tail);
     return json_sprintf("%s%s", verdict, tail);
 }
 
@@ -278,14 +324,15 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
 
     if (json_is_null(hardware) && *json_text(run, "hardware"))
         hardware = json_string(json_text(run, "hardware"));
-    document = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
-                         verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
-                         out_text(folder->path), "date", date_of(folder), "job", text_or_null(run, "job"), "command",
-                         text_or_null(run, "command"), "commit", text_or_null(run, "commit"), "launched_by",
-                         text_or_null(run, "epkit"), "exit_code", integer_or_null(run, "exit_code"), "hardware",
-                         hardware, "nodes",
-                         json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
-                                                                        : first_of_runs(parsed, "nodes"));
+    document =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
+                  verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
+                  out_text(folder->path), "date", date_of(folder), "ended", text_or_null(run, "ended"), "tail",
+                  gather_tail(folder, parsed), "job", text_or_null(run, "job"), "command", text_or_null(run, "command"),
+                  "commit", text_or_null(run, "commit"), "launched_by", text_or_null(run, "epkit"), "exit_code",
+                  integer_or_null(run, "exit_code"), "hardware", hardware, "nodes",
+                  json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
+                                                                 : first_of_runs(parsed, "nodes"));
     json_object_update_new(document,
                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "hosts", gather_hosts(folder), "environment",
                                      gather_environment(folder), "nics", nics, "findings", gather_findings(folder),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX_PLOTS 8
 #define MAX_HOST_PLOTS 8
@@ -30,6 +31,13 @@ static const json_t *runs_of(const json_t *document)
 
 static void print_figures(FILE *stream, const json_t *document)
 {
+    json_t *run;
+    size_t i, n = 0;
+
+    json_array_foreach (runs_of(document), i, run)
+        n += json_array_size(json_object_get(run, "measures"));
+    if (n == 0)
+        return;
     fputs("<section><h2>Figures</h2>\n", stream);
     (void)verdict_measures(stream, runs_of(document), OUT_HTML);
     fputs("<p class=\"soft\">Rates are GB/s of one rank. Logical ones count each row once for every rank or node "
@@ -49,7 +57,7 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
     svg_begin(&plot, "measured");
     svg_begin(&plot, "expected");
     json_array_foreach (runs_of(document), i, run) {
-        const char *name = json_text(run, "title");
+        const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
 
         json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *wanted = json_object_get(measure, "expected");
@@ -57,11 +65,11 @@ static void plot_expected(FILE *stream, const json_t *document, const char *unit
 
             if (strcmp(json_text(wanted, "unit"), unit) != 0)
                 continue;
-            if (strstr(name, "_perf"))
+            if (strstr(json_text(run, "title"), "_perf"))
                 svg_pair(&plot, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
             else
-                svg_pair(&plot, measured, expected, "%s %s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                         json_text(measure, "op"), json_text(measure, "type"));
+                svg_pair(&plot, measured, expected, "%s%s%s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
+                         *name ? " " : "", json_text(measure, "op"), json_text(measure, "type"));
         }
     }
     (void)svg_draw(stream, &plot);
@@ -106,7 +114,7 @@ static void print_plots(FILE *stream, const json_t *document)
     size_t i;
     int n = 0;
 
-    fputs("<section>\n", stream);
+    fputs("<section class=\"plots\">\n", stream);
     for (i = 0; i < COUNT(units); i++)
         plot_expected(stream, document, units[i]);
     json_array_foreach (runs_of(document), i, run) {
@@ -121,11 +129,14 @@ static void print_plots(FILE *stream, const json_t *document)
 
 static void print_run(FILE *stream, const json_t *run)
 {
-    json_t *item;
+    const json_t *lines = json_object_get(run, "lines"), *item;
     size_t i;
 
     page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
-    fputs("<ul>\n", stream);
+    page_print(stream, "<ul>\n<li class=\"soft\">%s, lines %.0f to %.0f%s%s</li>\n",
+               text_base(json_text(run, "source")), json_number_value(json_array_get(lines, 0)),
+               json_number_value(json_array_get(lines, 1)), *json_text(run, "stream") ? ", of " : "",
+               json_text(run, "stream"));
     json_array_foreach (json_object_get(run, "problems"), i, item) {
         page_item(stream, "bad", "", "%s", json_string_value(item));
     }
@@ -136,6 +147,24 @@ static void print_run(FILE *stream, const json_t *run)
         page_item(stream, "soft", "", "%s", json_string_value(item));
     }
     fputs("</ul>\n", stream);
+}
+
+/* Of a log in which no run was recognised. */
+static void print_tail(FILE *stream, const json_t *tail)
+{
+    const json_t *line;
+    size_t i;
+
+    if (!json_is_object(tail))
+        return;
+    page_print(stream, "<p>No run was recognised in the logs. %s ends with:</p>\n<pre>", json_text(tail, "source"));
+    json_array_foreach (json_object_get(tail, "lines"), i, line)
+        page_print(stream, "%s\n", json_string_value(line));
+    fputs("</pre>\n<p>What to try:</p>\n<ul><li>If it is a program that <code>epkit parse --help</code> names, its "
+          "output has to be in the log, standard error too: <code>program &gt;run.log 2&gt;&amp;1</code></li>\n"
+          "<li><code>epkit launch nccl</code> or <code>deepep-internode</code> run tests whose output is known, on the "
+          "same nodes.</li>\n<li><code>epkit doctor</code> on each node needs no log.</li></ul>\n",
+          stream);
 }
 
 static void print_runs(FILE *stream, const json_t *document)
@@ -150,15 +179,14 @@ static void print_runs(FILE *stream, const json_t *document)
         print_run(stream, item);
         fputs("</ul>\n", stream);
     }
-    if (json_array_size(runs_of(document)) == 0)
-        fputs("<p>No run was recognised in the logs.</p>\n", stream);
+    print_tail(stream, json_object_get(document, "tail"));
     if (json_array_size(faults) > 0)
         fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
     json_array_foreach (faults, i, item) {
         page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"),
-                  "%s (%s:%lld%s%s)", json_text(item, "cause"), json_text(item, "source"),
-                  (long long)json_integer_value(json_object_get(item, "line")), *json_text(item, "stream") ? ", " : "",
-                  json_text(item, "stream"));
+                  "%s (%s, line %lld%s%s)", json_text(item, "cause"), text_base(json_text(item, "source")),
+                  (long long)json_integer_value(json_object_get(item, "line")),
+                  *json_text(item, "stream") ? ", of " : "", json_text(item, "stream"));
         page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
     }
     if (json_array_size(faults) > 0)
@@ -184,12 +212,12 @@ static void plot_nics(FILE *stream, const json_t *host)
     (void)svg_draw(stream, &plot);
 }
 
-/* Hosts with an uneven NIC first: the plots of all hosts do not fit. */
+/* Plots only of hosts with an uneven NIC: those of the others look alike. */
 static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
     json_t *host, *nic;
-    size_t i, j;
+    size_t i, j, n_alike = 0;
     int plots = 0;
 
     if (json_array_size(hosts) == 0)
@@ -202,22 +230,17 @@ static void print_nics(FILE *stream, const json_t *document)
                           json_text(nic, "device"), 100 * json_number(nic, "share"));
         }
     }
+    json_array_foreach (hosts, i, host)
+        n_alike += json_number(host, "uneven") == 0;
     fputs("</ul>\n", stream);
-    if (json_number(json_object_get(document, "nics"), "uneven") == 0)
-        fprintf(stream, "<p>All NICs of %zu node%s took part.</p>\n", json_array_size(hosts),
-                json_array_size(hosts) == 1 ? "" : "s");
-    for (int uneven = 1; uneven >= 0; uneven--) {
-        json_array_foreach (hosts, i, host) {
-            if (plots < MAX_HOST_PLOTS && (json_number(host, "uneven") > 0) == (uneven == 1)) {
-                plot_nics(stream, host);
-                plots++;
-            }
-        }
-    }
-    if (json_array_size(hosts) > MAX_HOST_PLOTS)
-        fprintf(stream, "<p class=\"soft\">Plots of %d of %zu nodes; report.json has all counters.</p>\n", plots,
+    if (n_alike > 0)
+        fprintf(stream, "<p>Nodes whose NICs carried alike: %zu of %zu; report.json has all counters.</p>\n", n_alike,
                 json_array_size(hosts));
-    fputs("</section>\n", stream);
+    fputs("<div class=\"plots\">\n", stream);
+    json_array_foreach (hosts, i, host)
+        if (json_number(host, "uneven") > 0 && plots++ < MAX_HOST_PLOTS)
+            plot_nics(stream, host);
+    fputs("</div></section>\n", stream);
 }
 
 static const struct out_column host_columns[] = {
@@ -310,9 +333,10 @@ static void print_history(FILE *stream, const json_t *document)
                "<section><h2>History</h2>\n"
                "<p class=\"soft\">%d runs of the same job on the same machines, from %s on.</p>\n",
                (int)json_array_size(history), json_text(json_array_get(history, 0), "date"));
+    fputs("<div class=\"plots\">\n", stream);
     for (size_t i = 0; i < COUNT(units); i++)
         plot_history(stream, document, history, units[i]);
-    fputs("</section>\n", stream);
+    fputs("</div></section>\n", stream);
 }
 
 /* --- the rest --- */
@@ -347,28 +371,49 @@ static void print_files(FILE *stream, const json_t *document)
     fputs("</ul></details></section>\n", stream);
 }
 
+/* "deepep-internode, 2 nodes of b200: passed, 2026-11-28T10:00" */
+static void title_of(const json_t *document, char *ret_title, size_t bytes)
+{
+    const char *job = json_text(document, "job"), *result = json_text(document, "result");
+    double nodes = json_number(document, "nodes");
+    struct text title = text_in(ret_title, bytes);
+
+    text_add(&title, "%.80s", *job ? job : text_base(json_text(document, "folder")));
+    if (nodes > 0)
+        text_add(&title, ", %.0f node%s", nodes, nodes == 1 ? "" : "s");
+    if (*json_text(document, "hardware"))
+        text_add(&title, " of %.40s", json_text(document, "hardware"));
+    text_add(&title, ": %s",
+             strcmp(result, "nothing") == 0  ? "not recognised"
+             : strcmp(result, "uneven") == 0 ? "passed, NICs uneven"
+                                             : result);
+    if (*json_text(document, "date"))
+        text_add(&title, ", %.16s", json_text(document, "date"));
+}
+
+static time_t time_of(const json_t *document, const char *key)
+{
+    struct tm parts = {0};
+
+    return strptime(json_text(document, key), "%Y-%m-%dT%H:%M:%SZ", &parts) ? timegm(&parts) : -1;
+}
+
 static void print_subtitle(FILE *stream, const json_t *document)
 {
-    static const char *const keys[] = {"date", "job", "hardware", "folder"};
-    bool has_begun = false;
+    time_t began = time_of(document, "date"), ended = time_of(document, "ended");
 
-    fputs("<p class=\"soft\">", stream);
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        if (!*json_text(document, keys[i]))
-            continue;
-        fputs(has_begun ? " &middot; " : "", stream);
-        page_print(stream, "%s", json_text(document, keys[i]));
-        has_begun = true;
-    }
-    if (json_number(document, "nodes") > 0)
-        fprintf(stream, " &middot; %.0f node%s", json_number(document, "nodes"),
-                json_number(document, "nodes") == 1 ? "" : "s");
-    fputs("</p></header>\n", stream);
+    page_print(stream, "<p class=\"soft\">%s", json_text(document, "date"));
+    if (began >= 0 && ended >= began)
+        fprintf(stream, ", %lld:%02lld minutes", (long long)(ended - began) / 60, (long long)(ended - began) % 60);
+    page_print(stream, " &middot; %s</p></header>\n", json_text(document, "folder"));
 }
 
 void report_page(FILE *stream, const json_t *document)
 {
-    page_begin(stream, "epkit report", tone_of(json_text(document, "result")), json_text(document, "verdict"));
+    char title[200];
+
+    title_of(document, title, sizeof(title));
+    page_begin(stream, title, tone_of(json_text(document, "result")), json_text(document, "verdict"));
     print_subtitle(stream, document);
     if (json_is_object(json_object_get(document, "results"))) {
         report_results(stream, json_object_get(document, "results"));
@@ -393,8 +438,11 @@ void report_page(FILE *stream, const json_t *document)
 void report_compare_page(FILE *stream, const json_t *document)
 {
     const json_t *a = json_object_get(document, "a"), *b = json_object_get(document, "b");
+    char title[200];
 
-    page_begin(stream, "epkit comparison of two runs", json_number(document, "regressions") > 0 ? "warn" : "good",
+    snprintf(title, sizeof(title), "%.80s compared with %.80s", text_base(json_text(b, "folder")),
+             text_base(json_text(a, "folder")));
+    page_begin(stream, title, json_number(document, "regressions") > 0 ? "warn" : "good",
                json_text(document, "verdict"));
     page_print(stream, "<p class=\"soft\">A: %s %s &middot; B: %s %s</p></header>\n", json_text(a, "folder"),
                json_text(a, "date"), json_text(b, "folder"), json_text(b, "date"));

@@ -162,8 +162,10 @@ static void print_bench(FILE *stream, const json_t *results)
                json_text(bench, "device"), json_number(first, "ranks"), json_number(first, "hidden"),
                json_number(first, "topk"), json_number(first, "experts"));
     (void)bench_print_rows(stream, rows, json_text(bench, "device"), OUT_HTML);
+    fputs("<div class=\"plots\">\n", stream);
     plot_rates(stream, rows);
     plot_tokens(stream, rows);
+    fputs("</div>\n", stream);
     fputs(
         "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
         "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy, or the copy "

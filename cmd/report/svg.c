@@ -7,17 +7,18 @@
 #include <stdarg.h>
 #include <string.h>
 
-#define WIDTH 760.0
-#define HEIGHT 320.0
-#define LEFT 64.0
-#define RIGHT 12.0
-#define TOP 14.0
-#define BASE 270.0 /* y of the horizontal axis */
-#define BOTTOM_SLANTED 104.0
+/* Small: a page as wide as a phone shows it at its size. */
+#define WIDTH 420.0
+#define HEIGHT 270.0
+#define LEFT 52.0
+#define RIGHT 8.0
+#define TOP 10.0
+#define BASE 222.0 /* y of the horizontal axis */
+#define BOTTOM_SLANTED 96.0
 #define INSET 14.0    /* of the first and the last point of a curve */
 #define CHARACTER 6.6 /* width of one, at the size of labels */
 #define MAX_LABEL 28
-#define MAX_SLANTED 22
+#define MAX_SLANTED 15
 
 /* Lines need stronger colours than the grey of a second bar. */
 static const int bar_colours[SVG_MAX_SERIES] = {0, 1, 2, 3, 4, 5}, line_colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
@@ -162,7 +163,7 @@ static void print_x_axis(FILE *stream, const struct svg_plot *plot, const struct
     double wide = range->high - range->low, step = is_log(plot) ? 1 : step_of(fmax(wide, 1)), first;
 
     step = fmax(step, wide < 8 ? 1 : step);
-    while (wide / step > 9)
+    while (wide / step > 6)
         step *= 2;
     if (is_log(plot))
         step = ceil(step);
@@ -204,7 +205,7 @@ static void print_labels(FILE *stream, const struct svg_plot *plot)
         char text[MAX_LABEL + 4];
 
         if (is_slanted(plot))
-            fprintf(stream, "<text transform=\"translate(%.1f %.1f) rotate(-32)\" text-anchor=\"end\">", middle + 4,
+            fprintf(stream, "<text transform=\"translate(%.1f %.1f) rotate(-60)\" text-anchor=\"end\">", middle + 4,
                     BASE + 16);
         else
             fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, BASE + 20);
@@ -236,7 +237,8 @@ static void print_curve(FILE *stream, const struct svg_plot *plot, size_t number
     const struct svg_series *series = &plot->series[number];
     const char *letter = "M";
 
-    fprintf(stream, "<path class=\"s%d\" d=\"", line_colours[number]);
+    /* Not by colour alone. */
+    fprintf(stream, "<path class=\"s%d%s\" d=\"", line_colours[number], number % 2 ? " dashed" : "");
     for (size_t i = 0; i < series->n; i++) {
         if (!is_point(plot, series, i))
             continue;
@@ -264,7 +266,7 @@ bool svg_draw(FILE *stream, const struct svg_plot *plot)
         return false;
     page_print(stream,
                "<figure>\n<figcaption>%s</figcaption>\n"
-               "<div class=\"plot\"><svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s\">\n",
+               "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s\">\n",
                plot->title, WIDTH, height, plot->title);
     print_y_axis(stream, plot, &range);
     if (bars)
@@ -273,10 +275,10 @@ bool svg_draw(FILE *stream, const struct svg_plot *plot)
         print_x_axis(stream, plot, &range);
     for (size_t i = 0; i < plot->n; i++)
         (bars ? print_bars : print_curve)(stream, plot, i, &range);
-    fputs("</svg></div>\n<p class=\"legend\">", stream);
+    fputs("</svg>\n<p class=\"legend\">", stream);
     for (size_t i = 0; i < plot->n; i++)
-        page_print(stream, "<span><i class=\"s%d\"></i>%s</span>", (bars ? bar_colours : line_colours)[i],
-                   plot->series[i].name);
+        page_print(stream, "<span><i class=\"s%d%s\"></i>%s</span>", (bars ? bar_colours : line_colours)[i],
+                   bars || i % 2 == 0 ? "" : " dashed", plot->series[i].name);
     fputs("</p>\n</figure>\n", stream);
     return true;
 }

@@ -89,7 +89,7 @@ internode() {
     }
     # A test of connections, as 'epkit launch nccl all_reduce -- -b 1M -e 1M'.
     run -0 epkit parse < <(table 1048576)
-    [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float 15.9 GB/s (busbw), all_reduce float 16.1 GB/s (busbw)." ]
+    [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float out-of-place 15.9 GB/s (busbw), all_reduce float in-place 16.1 GB/s (busbw)." ]
     run -3 epkit parse < <(table 1048576 1073741824)
     [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
 }
@@ -282,7 +282,7 @@ END
     run -1 epkit parse <<<'OCI runtime exec failed: exec failed'$'\n''command terminated with exit code 126'$'\n'"$log"
     # The first fault that is fatal is why, not a warning in front of it.
     run -1 epkit parse <<<"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': no such file"$'\n''Segmentation fault'
-    [[ "${lines[0]}" == "No test began: a process crashed." ]]
+    [[ "${lines[0]}" == "No test began: a process crashed: Segmentation fault." ]]
     # And why, by the check of the doctor.
     while read -r id fault; do
         run epkit parse --json - <<<"$log"$'\n'"$fault"
@@ -324,7 +324,7 @@ END
     epkit parse run
     echo "Segmentation fault" >run/worker-b.log
     run -1 epkit parse run
-    [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed. epkit test: 4/4 cases passed." ]]
+    [[ "${lines[0]}" == "Failed, outside of the runs: a process crashed: Segmentation fault. epkit test: 4/4 cases passed." ]]
     rm run/worker-b.log
     echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
     run -1 epkit parse run
@@ -478,6 +478,28 @@ shows() {
         'ibgda.cpp:3025: non-zero status: 7' 'nvshmem initialization failed, exiting' >log
     shows 'Unable to create ah'
     jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and .faults[0].id == "gid"' document
+}
+
+@test "logs as people post them get the right verdict: 500, and 10,000 in the long tier" {
+    local count=500
+
+    [ -z "${EPKIT_TEST_LONG:-}" ] || count=10000
+    python3 "$EPKIT_SOURCE/tests/parse/forms.py" "$EPKIT" "$count"
+}
+
+@test "each program of programs.json begins as its rows say, and has a source" {
+    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/programs.json" <<'END'
+import json, subprocess, sys
+document = json.load(open(sys.argv[2]))
+for program in document["programs"]:
+    assert program["source"] and (isinstance(program["lines"], list) or program["lines"] in document["tables"]), program
+    for form in program["begin"]:
+        line = form.replace("%f", "3").replace("*", " ") + " 3 ranks\n"
+        out = subprocess.run([sys.argv[1], "parse", "--json", "-"], input=line, capture_output=True, text=True, check=False)
+        runs = json.loads(out.stdout)["runs"]
+        assert [run["title"] for run in runs] == [program["title"]], (form, [run["title"] for run in runs])
+        assert out.returncode == 1, form  # begun, and nothing more
+END
 }
 
 @test "each known failure has a sample that no other row takes, a source, and a check that exists" {

@@ -79,12 +79,22 @@ setup() {
     jq -e '.nics.hosts[0] | .host == "node-0" and .nics[2].idle' a/report.json
 }
 
-@test "in a browser: no errors, plots are drawn, light and dark, as wide as a phone" {
-    make_run b 80 2026-02-02T10:00:00Z 0 1000
-    make_run a 80 2026-02-03T10:00:00Z 0 1000
-    epkit report --history h.jsonl b >/dev/null || true
-    epkit report --history h.jsonl a >/dev/null || true
-    run python3 "$EPKIT_SOURCE/tests/parse/page.py" a/report.html "$BATS_TEST_TMPDIR" 5
+@test "pages of good, slow, failed, hung, uneven, compared and unknown runs, and of epkit run" {
+    python3 "$EPKIT_SOURCE/tests/parse/pages.py" "$EPKIT" .
+    grep -q 'class="verdict bad"><span>The run failed, first on gpu-1: the program ended with 1. ' failed/report.html
+    grep -q 'RuntimeError: DeepEP error: CPU recv timeout.</span>' failed/report.html
+    grep -q '(worker-gpu-1.log, line 16)' failed/report.html
+    grep -q '<span>The run did not end before its deadline. test_ep, 1 node: 0/144 cases passed' hung/report.html
+    grep -q 'float out-of-place [0-9.]* GB/s (busbw), all_reduce float in-place ' good/report.html
+    grep -q '2026-11-28T10:00:00Z, 3:24 minutes' good/report.html
+    grep -q '<p>Nodes whose NICs carried alike: 1 of 2;' nodes/report.html
+    run ! grep 'Figures' unknown/report.html
+    grep -q 'coordinator.log ends with:' unknown/report.html
+    jq -e '.tail.lines[-1] == "INFO:     Application startup complete."' unknown/report.json
+    valid report unknown/report.json
+    # In a browser: nothing is cut, plots are drawn, at the width of a laptop and of a phone, light and dark.
+    run python3 "$EPKIT_SOURCE/tests/parse/page.py" good/report.html:1 slow/report.html:2 failed/report.html:0 \
+        hung/report.html:0 nodes/report.html:3 after/report.html:3 compared/report.html:0 unknown/report.html:0 run/report.html:2
     [ "$status" -ne 77 ] || skip "there is no Chromium here"
     [ "$status" -eq 0 ]
 }
@@ -98,7 +108,7 @@ setup() {
     make_run failed 80 2026-02-03T10:00:00Z 1
     report failed
     [ "$status" -eq 1 ]
-    [[ "${lines[0]}" == "The run ended with exit code 1 on node-1."* ]]
+    [[ "${lines[0]}" == "The run failed, first on node-1. "* ]]
 }
 
 @test "comparison: only what changed by more than noise" {

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a report in a headless Chromium.
+"""Checks pages in a headless Chromium.
 
-usage: page.py PAGE OUT [PLOTS]
+usage: page.py PAGE:PLOTS...
 
-Light, dark, and as wide as a phone: no message on the console, at least PLOTS plots that are drawn (elements with a size,
-inside of their figure), nothing wider than the page except scrollable elements, colours that differ between light and
-dark. Screenshots go to OUT. Exit code 77: there is no Chromium.
+Each page, 1280 and 390 pixels wide, light and dark: no message on the console, at least PLOTS plots that are drawn
+(elements with a size, all inside of their picture, text of at least 9 pixels), nothing wider than the page and nothing to
+scroll sideways, no cell that is cut, a title of its own, colours that differ between light and dark. Exit code 77: there is
+no Chromium.
 """
+import html
 import json
 import re
 import shutil
@@ -16,20 +18,36 @@ import sys
 import tempfile
 from pathlib import Path
 
+WIDTHS = (1280, 390)  # a laptop and a phone; Chromium has no window as narrow as that, but a frame in a page can be
+
 PROBE = """<script>
 addEventListener('load', () => {
-  const plots = [...document.querySelectorAll('figure svg')].filter(svg => {
+  document.querySelectorAll('details').forEach(e => e.open = true);
+  const inside = (e, box) => { const b = e.getBoundingClientRect(); return b.left >= box.left - 1 && b.right <= box.right + 1 &&
+    b.top >= box.top - 1 && b.bottom <= box.bottom + 1; };
+  const svgs = [...document.querySelectorAll('figure svg')];
+  const plots = svgs.filter(svg => {
     const box = svg.getBoundingClientRect();
     const marks = [...svg.querySelectorAll('rect,circle')].filter(m => m.getBoundingClientRect().height > 0);
     return box.width > 100 && box.height > 60 && marks.length > 1;
   }).length;
-  const colour = getComputedStyle(document.body);
-  const wide = [...document.body.querySelectorAll('*')].filter(e => !e.closest('.scroll,.plot,pre') &&
-    e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName).slice(0, 5);
+  const name = e => e.tagName + ' ' + e.textContent.slice(0, 30);
+  const cut = svgs.flatMap(svg => [...svg.querySelectorAll('text,rect,circle')].filter(e => !inside(e, svg.getBoundingClientRect()))
+    .map(name)).concat([...document.querySelectorAll('td,th,pre,p,li')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
+    getComputedStyle(e).display != 'inline').map(name)).slice(0, 5);
+  const wide = [...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+    .map(name).slice(0, 5);
+  const small = svgs.filter(svg => 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width < 9).length;
   const text = document.querySelector('svg text');
-  document.title = 'probe ' + JSON.stringify({plots, wide, width: innerWidth, scroll: document.documentElement.scrollWidth,
-    background: colour.backgroundColor, text: text ? getComputedStyle(text).fill : ''});
+  parent.postMessage({page: location.hash.slice(1), plots, cut, wide, small, title: document.title, width: innerWidth,
+    scroll: document.documentElement.scrollWidth, background: getComputedStyle(document.body).backgroundColor,
+    text: text ? getComputedStyle(text).fill : ''}, '*');
 });
+</script>"""
+
+FRAMES = """<!DOCTYPE html><body><script>
+const seen = [];
+addEventListener('message', event => { seen.push(event.data); document.title = 'seen ' + JSON.stringify(seen); });
 </script>"""
 
 
@@ -41,37 +59,40 @@ def chromium():
     sys.exit(77)
 
 
-def look(browser, page, out, name, size, dark, profile):
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               "--enable-logging=stderr", "--no-first-run", "--disable-extensions", f"--user-data-dir={profile}",
-               f"--window-size={size}", f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    # The page with the probe reports, the page without is what a reader gets.
-    probed = Path(profile) / "probed.html"
-    probed.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    told = subprocess.run(command + ["--dump-dom", f"file://{probed}"], capture_output=True, text=True, timeout=120,
-                          check=True)
-    seen = subprocess.run(command + [f"--screenshot={out}/{name}.png", f"file://{page.resolve()}"], capture_output=True,
-                          text=True, timeout=120, check=True)
-    messages = [line for line in (told.stderr + seen.stderr).splitlines() if "CONSOLE" in line]
+def look(browser, pages, folder, dark):
+    frames = FRAMES
+    for i, page in enumerate(pages):
+        probed = folder / f"{i}.html"
+        probed.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE + "</body>"), encoding="utf-8")
+        frames += "".join(f'<iframe src="file://{probed}#{i}" width="{width}" height="900" style="border:0"></iframe>'
+                          for width in WIDTHS)
+    (folder / "frames.html").write_text(frames + "</body>", encoding="utf-8")
+    seen = subprocess.run(
+        [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+         "--enable-logging=stderr", "--no-first-run", "--disable-extensions", f"--user-data-dir={folder}/profile",
+         "--window-size=1400,1000", f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000",
+         "--dump-dom", f"file://{folder}/frames.html"], capture_output=True, text=True, timeout=240, check=True)
+    messages = [line for line in seen.stderr.splitlines() if "CONSOLE" in line]
     assert not messages, messages
-    found = re.search(r"<title>probe (.*?)</title>", told.stdout)
-    assert found, "the page did not load"
-    return json.loads(found.group(1).replace("&lt;", "<").replace("&amp;", "&"))
+    found = re.search(r"<title>seen (.*?)</title>", seen.stdout, re.DOTALL)
+    assert found, "no page loaded"
+    return sorted(json.loads(html.unescape(found.group(1))), key=lambda one: (int(one["page"]), -one["width"]))
 
 
 def main():
-    browser, page, out = chromium(), Path(sys.argv[1]), Path(sys.argv[2])
-    plots = int(sys.argv[3]) if len(sys.argv) > 3 else 1
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        light = look(browser, page, out, "light", "1100,1800", False, profile)
-        dark = look(browser, page, out, "dark", "1100,1800", True, profile)
-        # Chromium has no window narrower than 500.
-        phone = look(browser, page, out, "phone", "500,1800", False, profile)
-    print(light, dark, phone, sep="\n")
-    for seen in (light, dark, phone):
-        assert seen["plots"] >= plots, seen
-        assert not seen["wide"] and seen["scroll"] <= seen["width"], seen
-    assert light["background"] != dark["background"] and light["text"] != dark["text"]
+    browser = chromium()
+    pages = [Path(argument.rpartition(":")[0]).resolve() for argument in sys.argv[1:]]
+    plots = [int(argument.rpartition(":")[2]) for argument in sys.argv[1:]]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        both = [look(browser, pages, Path(folder), dark) for dark in (False, True)]
+    for light, dark in zip(*both):
+        print(pages[int(light["page"])], light)
+        for seen in (light, dark):
+            assert seen["plots"] >= plots[int(seen["page"])] and not seen["small"], seen
+            assert not seen["wide"] and not seen["cut"] and seen["scroll"] <= seen["width"], seen
+        assert light["background"] != dark["background"] and (light["text"] != dark["text"] or not light["plots"])
+    assert [len(one) for one in both] == [len(WIDTHS) * len(pages)] * 2, "not every page loaded"
+    assert len({seen["title"] for seen in both[0]}) == len(pages), "titles that are the same"
 
 
 if __name__ == "__main__":

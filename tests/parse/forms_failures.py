@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What forms.py puts into logs: lines of failures, and lines that mean nothing. Each row says where the form was seen."""
+import re
+from dataclasses import dataclass
+
+EP = frozenset(["python"])           # tests of DeepEP and its like
+V1 = frozenset(["v1"])
+LL = frozenset(["ll"])
+V2 = frozenset(["v2"])
+NCCL = frozenset(["nccl"])
+PERF = frozenset(["perftest"])
+ANY = frozenset(["python", "nccl", "mpi", "perftest"])
+MPI = frozenset(["nccl", "mpi", "python"])
+
+
+@dataclass
+class Row:
+    of: frozenset
+    where: str       # failures: any line or the start; chatter: before, after, any
+    lines: list
+    headline: str    # regular expression; the line that has to be the first one said
+    source: str
+
+
+def fill(line, rng):
+    """<n> a small number, <p> a process, <h> a host, <k> a rank of a node, <d> a device."""
+    kinds = {"n": lambda: rng.randrange(12), "p": lambda: rng.randrange(1000, 99999), "h": lambda: rng.choice("0123"),
+             "k": lambda: rng.randrange(8), "d": lambda: f"mlx5_{rng.randrange(8)}"}
+    return re.sub(r"<([nphkd])>", lambda m: str(kinds[m.group(1)]()), line)
+
+
+def spawn(*last):
+    """torch.multiprocessing.spawn of a test whose process raised."""
+    return ["W0509 10:11:12.101000 4090 torch/multiprocessing/spawn.py:169] Terminating process <p> via signal SIGTERM",
+            "Traceback (most recent call last):",
+            "  File \"/srv/tests/test.py\", line 640, in <module>",
+            "    torch.multiprocessing.spawn(test_loop, args=(num_processes, args), nprocs=num_processes)",
+            "torch.multiprocessing.spawn.ProcessRaisedException: ", "", "-- Process <k> terminated with the following error:",
+            "Traceback (most recent call last):",
+            "  File \"/usr/lib/python3.12/site-packages/torch/multiprocessing/spawn.py\", line 95, in _wrap",
+            "    fn(i, *args)", "  File \"/srv/tests/test.py\", line 520, in test_loop", "    buffer.sync()", *last]
+
+
+DEEPEP = "https://github.com/deepseek-ai/DeepEP/"
+TESTS = "https://github.com/NVIDIA/nccl-tests/issues/"
+PERFTEST = "https://github.com/linux-rdma/perftest/"
+
+FAILURES = [
+    Row(V1, "any", ["DeepEP dispatch NVL receiver timeout, channel: <n>, RDMA: 0, nvl: <k>, src RDMA: 1, src nvl: <k>, "
+                    "start: 0, end: 0"] * 3, "dispatch NVL receiver timeout", DEEPEP + "pull/181"),
+    Row(V1, "any", ["DeepEP dispatch forwarder timeout (RDMA meta), channel: <n>, RDMA: 0, nvl: <k>, src RDMA lane: 1, "
+                    "dst NVL: <k>, meta: 0, 0, 0, 0"] * 4, "dispatch forwarder timeout", DEEPEP + "issues/137"),
+    Row(V1 | LL, "any", ["DeepEP timeout check failed: rank = <k>, thread = <k>, value = 1024)"] * 3
+        + spawn("RuntimeError: CUDA error: unspecified launch failure"), "DeepEP timeout check failed",
+        DEEPEP + "blob/main/csrc/kernels/utils.cuh"),
+    Row(V1, "any", spawn("RuntimeError: DeepEP error: timeout (dispatch CPU)"), r"DeepEP error: timeout \(dispatch CPU\)",
+        DEEPEP + "blob/main/csrc/deep_ep.cpp"),
+    Row(V1, "any", spawn("RuntimeError: DeepEP error: CPU recv timeout"), "DeepEP error: CPU recv timeout",
+        "https://github.com/uccl-project/uccl/issues/893"),
+    Row(EP, "any", spawn("RuntimeError: Failed: CUDA error /srv/DeepEP/csrc/deep_ep.cpp:83 'an illegal memory access was "
+                         "encountered'"), "illegal memory access", DEEPEP + "issues/163"),
+    Row(EP, "any", spawn("RuntimeError: Failed: CUDA error /srv/DeepEP/csrc/kernels/internode.cu:1029 'unspecified launch "
+                         "failure'"), "unspecified launch failure", DEEPEP + "issues/290"),
+    Row(EP, "any", spawn("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU <k> has a total capacity "
+                         "of 79.11 GiB of which 1.02 GiB is free."), "CUDA out of memory",
+        "https://pytorch.org/docs/stable/notes/cuda.html"),
+    Row(EP, "start", ["Traceback (most recent call last):", "  File \"/srv/tests/test.py\", line 9, in <module>",
+                      "    import deep_ep", "ModuleNotFoundError: No module named 'deep_ep'"],
+        "No module named 'deep_ep'", DEEPEP + "issues/377"),
+    Row(EP, "start", ["Traceback (most recent call last):", "  File \"/srv/tests/test.py\", line 9, in <module>",
+                      "ImportError: /srv/deep_ep_cpp.cpython-310-x86_64-linux-gnu.so: undefined symbol: "
+                      "_ZN3c104cuda9SetDeviceEab"], "undefined symbol", DEEPEP + "issues/289"),
+    Row(EP, "start", ["[W socket.cpp:752] [c10d] The client socket has failed to connect to [gpu-<h>]:8361 (errno: 110 - "
+                      "Connection timed out)."] * 2
+        + spawn("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
+                "(10.0.0.1, 8361)."), "client socket has timed out", "https://github.com/pytorch/pytorch c10d TCPStore"),
+    Row(EP, "start", spawn("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients "
+                           "joined."), "1/2 clients", "https://github.com/pytorch/pytorch c10d TCPStore"),
+    Row(EP, "any", ["[rank<k>]:[E ProcessGroupNCCL.cpp:563] [Rank <k>] Watchdog caught collective operation timeout: "
+                    "WorkNCCL(SeqNum=<n>, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800096 "
+                    "milliseconds before timing out."], "Watchdog caught collective operation timeout",
+        "https://github.com/ShinoharaHare/LLM-Training/issues/7"),
+    Row(EP, "any", ["Traceback (most recent call last):",
+                    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60, "tests/test.py FAILED",
+                    "-" * 60, "Failures:", "  <NO_OTHER_FAILURES>", "-" * 60, "Root Cause (first observed failure):", "[0]:",
+                    "  time      : 2026-05-21_15:43:03", "  host      : gpu-<h>", "  rank      : 0 (local_rank: 0)",
+                    "  exitcode  : -9 (pid: <p>)", "  error_file: <N/A>",
+                    "  traceback : Signal 9 (SIGKILL) received by PID <p>", "=" * 60], "SIGKILL",
+        "https://github.com/lzhxmu/CPPO/issues/6"),
+    Row(V2, "start", spawn("RuntimeError: Assertion exception (csrc/kernels/backend/nccl.cu:87): (allow_hybrid_mode ? "
+                           "props.railedGinType : props.ginType) != NCCL_GIN_TYPE_NONE"), "NCCL_GIN_TYPE_NONE",
+        DEEPEP + "issues (case v2-gin-type-none)"),
+    Row(V1 | LL, "start", ["WARN: init failed for remote transport: ibrc",
+                           "/srv/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for "
+                           "transport: IBGDA",
+                           "/srv/nvshmem/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization "
+                           "failed, exiting "], "init failed|initialization failed", DEEPEP + "issues (case nvshmem-no-transport)"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, "
+                      "on dev <d>:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.0.5.11, remote GID "
+                      "::ffff:10.0.6.1",
+                      "gpu-<h>: Test NCCL failure common.cu:1119 'unhandled system error (run with NCCL_DEBUG=INFO for "
+                      "details) / '", " .. gpu-<h> pid <p>: Test failure common.cu:484"],
+        r"ibv_modify_qp.*mlx5_\d.*::ffff:10\.0\.6\.1", TESTS + "252"),
+    Row(NCCL, "any", ["gpu-<h>: Test NCCL failure common.cu:959 'internal error - please report this issue to the NCCL "
+                      "developers / '", " .. gpu-<h> pid <p>: Test failure common.cu:844"], "internal error", TESTS + "219"),
+    Row(NCCL, "start", ["gpu-<h>: Test CUDA failure common.cu:963 'invalid device ordinal'",
+                        " .. gpu-<h> pid <p>: Test failure common.cu:925"], "invalid device ordinal", TESTS + "92"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] include/socket.h:385 NCCL WARN Net : Connection closed by remote peer",
+                      "NCCL failure common.cu:921 'unhandled system error'"], "Connection closed by remote peer", TESTS + "15"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] transport/net_ib.cc:1890 NCCL WARN NET/IB: Got completion from peer 10.0.0.4<38426> "
+                      "with status=12 opcode=0 len=0 vendor err 129 (Send) localGid ::ffff:10.0.5.11 remoteGids"
+                      "::ffff:10.0.6.1 hca <d>",
+                      "gpu-<h>: Test NCCL failure common.cu:303 'remote process exited or there was a network error / '"],
+        "status=12", "https://github.com/NVIDIA/nccl net_ib.cc"),
+    Row(NCCL, "start", ["./build/all_reduce_perf: error while loading shared libraries: libnccl.so.2: cannot open shared object "
+                        "file: No such file or directory"], "libnccl.so.2", TESTS + "166"),
+    Row(MPI, "start", ["Abort(3712399) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:",
+                       "MPIR_Init_thread(159).......: "], "Fatal error in PMPI_Init", TESTS + "92"),
+    Row(MPI, "any", ["-" * 74, "mpirun noticed that process rank <k> with PID <p> on node gpu-<h> exited on signal 11 "
+                     "(Segmentation fault).", "-" * 74], "exited on signal 11", "Open MPI 4, orterun help texts"),
+    Row(MPI, "start", ["-" * 74, "There are not enough slots available in the system to satisfy the 16", "slots that were "
+                       "requested by the application:", "", "  ./run.sh", "-" * 74], "not enough slots",
+        "Open MPI 4, orterun help texts"),
+    Row(ANY, "any", ["slurmstepd: error: *** STEP 25551887.0 ON gpu-<h> CANCELLED AT 2026-11-23T19:29:13 DUE TO TIME LIMIT ***"],
+        "TIME LIMIT", "https://github.com/ufs-community/ufs-weather-model/pull/907"),
+    Row(ANY, "any", ["slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM "
+                     "Killed.", "srun: error: gpu-<h>: task <k>: Out Of Memory"], "oom_kill|Out Of Memory",
+        "https://slurm.schedmd.com/sbatch.html"),
+    Row(ANY, "any", ["salloc: error: Node failure on gpu-<h>", "srun: error: Node failure on gpu-<h>"], "Node failure",
+        "https://github.com/uccl-project/uccl/issues/684"),
+    Row(ANY, "any", ["Segmentation fault (core dumped)"], "Segmentation fault", "bash"),
+    Row(ANY, "any", ["Bus error (core dumped)"], "Bus error", "bash"),
+    Row(ANY, "any", ["Killed"], "Killed", "bash"),
+    Row(ANY, "any", ["command terminated with exit code 137"], "exit code 137", "kubectl exec"),
+    Row(PERF, "start", ["Couldn't connect to gpu-<h>:18515", "Unable to open file descriptor for socket connection"],
+        "Couldn't connect to gpu", PERFTEST + "pull/228"),
+    Row(PERF, "any", [" Completion with error at client", " Failed status 12: wr_id 0 syndrom 0x81", "scnt=128, ccnt=0",
+                      " Failed to complete run_iter_bw function successfully"], "Failed status 12|Completion with error",
+        PERFTEST + "issues/173"),
+    Row(PERF, "start", ["Failed to modify QP 4711 to RTR", " Unable to Connect the HCA's through the link"],
+        "Failed to modify QP", PERFTEST + "issues/132"),
+]
+
+CHATTER = [
+    Row(ANY, "before", ["Warning: Permanently added '[gpu-1]:222' (ED25519) to the list of known hosts."], "", "ssh"),
+    Row(ANY, "before", ["ssh: connect to host gpu-1 port 222: Connection refused", "Waiting for gpu-1..."] * 2
+        + ["Host gpu-1 is ready"], "", "case gke-waits-for-ssh-then-good"),
+    Row(ANY, "before", ["Failed to add the host to the list of known hosts (/root/.ssh/known_hosts)."], "",
+        "https://github.com/Azure/aks-rdma-infiniband/pull/150"),
+    Row(ANY, "before", ["srun: Warning: can't honor --ntasks-per-node set to 40 which doesn't match the requested tasks 16 with "
+                        "the number of requested nodes 2. Ignoring --ntasks-per-node."], "",
+        "https://github.com/ufs-community/ufs-weather-model/pull/907"),
+    Row(ANY, "before", ["pyxis: importing docker image ..."], "", "https://github.com/NVIDIA/deepops/issues/1179"),
+    Row(ANY, "before", ["-" * 74, "WARNING: There was an error initializing an OpenFabrics device.", "",
+                        "  Local host:   gpu-0", "  Local device: <d>", "-" * 74], "",
+        "https://github.com/NVIDIA/nccl-tests/pull/318"),
+    Row(ANY, "before", ["[gpu-0][[31817,1],0][btl_openib_component.c:1704:init_one_device] error obtaining device attributes for "
+                        "<d> errno says No space left on device"], "", "https://github.com/NVIDIA/nccl-tests/pull/318"),
+    Row(ANY, "before", ["[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:8361 (errno: 97 - Address "
+                        "family not supported by protocol)."], "", "PyTorch c10d, without IPv6"),
+    Row(ANY, "before", ["rank <k> nvml_device_index <k>, NVSHMEM_HCA_LIST mlx5_bond_0:1"], "",
+        "https://github.com/deepseek-ai/DeepEP/issues/183"),
+    Row(ANY, "before", ["NCCL version 2.26.6+cuda12.8"], "", "https://github.com/NVIDIA/nccl-tests/pull/318"),
+    Row(ANY, "any", ["gpu-0:<p>:<p> [<k>] NCCL INFO misc/utils.cc:231 memory stack hunk malloc(65536)"], "",
+        "https://github.com/NVIDIA/nccl"),
+    Row(ANY, "any", ["gpu-0:<p>:<p> [<k>] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal net plugin."],
+        "", "https://github.com/NVIDIA/nccl"),
+    Row(ANY, "any", ["gpu-0:<p>:<p> [<k>] init.cc:2065 NCCL WARN MSCCL++: Cannot enable MSCCL++; environment is not MSCCL "
+                     "compatible"], "", "https://github.com/ROCm/rccl-tests/issues/163"),
+    Row(ANY, "any", [" coll_ucc_barrier.c:31 - mca_coll_ucc_barrier() running ucc barrier"], "",
+        "https://github.com/openucx/ucc README"),
+    Row(ANY, "any", ["/usr/lib/python3.12/site-packages/torch/cuda/__init__.py:61: FutureWarning: The pynvml package is "
+                     "deprecated."], "", "PyTorch 2.9"),
+    Row(ANY, "any", ["kernel: [ 1234.567890] IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready"], "", "Linux"),
+    Row(ANY, "any", [""], "", "an empty line"),
+    Row(ANY, "after", ["[rank0]:[W1120 10:00:00.123456789 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() "
+                       "was not called before program exit, which can leak resources."], "", "PyTorch 2.4"),
+    Row(ANY, "after", ["/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear "
+                       "to be 2 leaked semaphore objects to clean up at shutdown",
+                       "  warnings.warn('resource_tracker: There appear to be %d '"], "", "case v2-hung-in-first-case"),
+    Row(ANY, "after", ["Exception ignored in: <function Buffer.__del__ at 0x7f51c0>", "Traceback (most recent call last):",
+                       "  File \"/srv/deep_ep/buffer.py\", line 88, in __del__", "AttributeError: 'NoneType' object has no "
+                       "attribute 'destroy'"], "", "CPython, sys.unraisablehook"),
+    Row(ANY, "after", ["real\t1m12.345s", "user\t3m2.001s", "sys\t0m9.123s"], "", "bash, time"),
+]
