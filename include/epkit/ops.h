@@ -96,9 +96,9 @@ typedef struct ep_combine_args {
  * without rows and bias gives zeros.
  *
  * The order of addition is part of the contract: bias[0], bias[1], then the nodes in ascending order. Of this rank's
- * own node the rows are added one by one in rank order (expanded: in expert order). Each other node is one partial sum,
- * which is added in the same order (and rounded to bf16 if partial_type of the communicator is EP_BF16). The first term
- * of each sum is used unchanged (it is not added to zero).
+ * own node the rows are added one by one in rank order (expanded: in the order of expert, then k). Each other node is
+ * one partial sum, which is added in the same order (and rounded to bf16 if partial_type of the communicator is
+ * EP_BF16). The first term of each sum is used unchanged (it is not added to zero).
  *
  * With EP_COMBINE_BY_CHOICE (the order of DeepEP's ElasticBuffer): s = bias[0] + bias[1], or the one that is not NULL,
  * or 0; then the terms are added to s one by one, in fp32; s is rounded once to bf16.

@@ -38,7 +38,7 @@ static void add_partial(const struct reference_group *group, const struct refere
     for (int j = 0; j <= k; j++) {
         if (rank_of(group, experts, j) != rank)
             continue;
-        combine->reply(combine->context, rank, experts[j], source, token, scratch->row);
+        combine->reply(combine->context, rank, j, source, token, scratch->row);
         add(scratch->partial, scratch->row, combine->hidden);
     }
     for (int i = 0; i < combine->hidden; i++)
@@ -74,7 +74,7 @@ static void add_choices(const struct reference_group *group, const struct refere
             add_partial(group, combine, source, token, k, scratch);
             continue;
         }
-        combine->reply(combine->context, rank_of(group, experts, k), combine->expanded ? experts[k] : -1, source, token,
+        combine->reply(combine->context, rank_of(group, experts, k), combine->expanded ? k : -1, source, token,
                        scratch->row);
         add(scratch->total, scratch->row, combine->hidden);
     }

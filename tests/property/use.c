@@ -71,11 +71,11 @@ static void fill_dispatch(struct use *use)
                (size_t)own_tokens(use) * topk * sizeof(float));
 }
 
-/* The row that `rank` returns; expert -1 in rank layout. */
-static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+/* The row that `rank` returns; k: of this choice, -1 in rank layout. */
+static void reply(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct use *use = context;
-    uint64_t from = (uint64_t)use->number << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(expert + 1);
+    uint64_t from = (uint64_t)use->number << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(k + 1);
 
     if (use->op->echo)
         fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number - 1, row_key(source, token), true, ret_row,
@@ -95,16 +95,13 @@ static void fill_combine(struct use *use)
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
         unsigned char *x = use->buffer[SLOT_X].at + (size_t)i * bytes;
-        int expert = -1;
 
         if (!use->op->echo)
             memset(x, 0xff, bytes);
         if (row->rank < 0)
             continue;
-        if (layout->expanded)
-            expert = use->version->group.experts[row->rank][(size_t)row->token * topk + (size_t)row->k];
         if (!use->op->echo)
-            reply(use, run->rank, expert, row->rank, row->token, (uint16_t *)(void *)x);
+            reply(use, run->rank, row->k, row->rank, row->token, (uint16_t *)(void *)x);
         if (use->op->weights && layout->expanded)
             weights[i] =
                 reply_weight(run->shape, (uint64_t)use->number, row_key(row->rank, row->token), run->rank, row->k);

@@ -26,7 +26,8 @@ _COPY_SMS = 24  # multiprocessors that the library uses in addition to copy rows
 
 
 def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
-    """Upper bound of the rows of the expanded layout, padding included."""
+    """Upper bound of the rows of the expanded layout, padding included, for tokens that name distinct experts. Others are refused
+    where they need more."""
     local = num_experts // ranks
     return align(ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
 
