@@ -105,6 +105,15 @@ def test_signatures():
         assert given[:len(wanted.split())] == wanted.split(), (function, given)
 
 
+def test_name_of_sglang():
+    import deep_ep_v25
+    import deep_ep_v25.utils.envs
+    from epkit.compat import deep_ep_v25 as own
+
+    assert deep_ep_v25 is deep_ep is own and deep_ep_v25.utils.envs is deep_ep.utils.envs
+    assert issubclass(deep_ep_v25.EPBuffer, deep_ep.BufferBase)
+
+
 def test_names():
     from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
     from deep_ep.buffers import Buffer as other_buffer

@@ -49,6 +49,7 @@ class EPHandle(OfThisProcess):
         recv_src_metadata: int32 [n, 2 + K]: source rank * num_max_tokens_per_rank + token; row; rows of the expanded layout,
             -1 where there is none.
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
+        recv_expert_ids: of EPBuffer.dispatch() with emit_expert_ids; else None.
 
     num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then.
     A copy has its own attributes, and the same tensors.
@@ -63,6 +64,7 @@ class EPHandle(OfThisProcess):
         self.token_metadata_at_forward = self.channel_linked_list = self.cached_recv_src_metadata_before_sort = None
         self._data: epkit.Metadata
         self._mark: Optional[Mark] = None
+        self.recv_expert_ids: Optional[torch.Tensor] = None
         self.recv_src_metadata: torch.Tensor
         self.psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
         self.psum_num_recv_tokens_per_expert: torch.Tensor
@@ -241,6 +243,7 @@ class ElasticBuffer(OfThisProcess):
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
+        self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._theoretical_sms = 4
         if self._comm.is_cuda:
@@ -392,7 +395,9 @@ class ElasticBuffer(OfThisProcess):
         plan = handle._plan(order.stream)
         self._apply_sms(num_sms or 0)
         with order.allocating():
-            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf, None, order.stream)
+            out, self._out = self._out, None
+            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
+                                  None if out is None else out[:plan.out_rows], order.stream)
         with order.on_stream():
             if fresh:
                 if do_handle_copy:
