@@ -261,14 +261,16 @@ static bool alloc_combine_buffers(struct use *use)
     return taken && alloc_buffer(use, SLOT_RECV, n * row_bytes(op));
 }
 
-/* Each rank checks the sums of its own tokens, in an order of its own. */
+/* Each rank checks the sums of its own tokens, on one node in an order of its own. */
 static uint32_t draw_order(struct run *run)
 {
-    uint32_t lot = random_below(&run->local, 4);
+    struct random shared = stream_of(run->shape, STREAM_SHAPE, 78, (uint64_t)run->op);
+    bool nodes = run->shape->nnodes > 1;
+    uint32_t lot = random_below(nodes ? &shared : &run->local, 4);
 
-    if (run->shape->nnodes > 1 || lot < 2)
+    if (lot < 2)
         return 0;
-    return lot == 2 ? EP_COMBINE_BY_CHOICE : EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
+    return lot == 2 && !nodes ? EP_COMBINE_BY_CHOICE : EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
 }
 
 bool use_combine(struct run *run, const struct op *op, struct use *use)
