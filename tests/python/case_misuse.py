@@ -51,7 +51,8 @@ def test_wrong_tensors(rank, size):
     strict = epkit.Communicator(check_distinct=True)
     raises(bad, "EP_E_ROUTING token 0 expert 0 twice", strict.plan, torch.zeros(2, 2, dtype=torch.int64), 2 * size)
     strict.free()
-    raises(bad, "n_experts", comm.plan, topk_idx, 2 * size + 1)
+    raises(bad, "Communicator.plan: num_experts", comm.plan, topk_idx, 2 * size + 1)
+    raises(bad, "Communicator.plan: alignment", comm.plan, topk_idx, 2 * size, alignment=-1)
     raises(bad, "max_recv", comm.plan, topk_idx, 2 * size, max_recv_tokens=-5)
     raises(TypeError, "num_experts str integer", comm.plan, topk_idx, "eight")
     plan = comm.plan(topk_idx, 2 * size)
@@ -213,7 +214,7 @@ def interrupted(rank, size, call):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         raises(KeyboardInterrupt, "", calls[call])
         assert time.monotonic() - begin < 50  # the deadline is 100 s
-        raises(epkit.GroupError, "rank 0 ep_comm_abort", comm.check)
+        raises(epkit.GroupError, "rank 0 Communicator.abort", comm.check)
         # A handler of the program's own is not taken for the end of the wait.
         handled = []
         signal.signal(signal.SIGINT, lambda *_: handled.append(1))
