@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from . import _native
+from . import _build, _native
 from ._native import _C
 from ._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
@@ -217,12 +217,17 @@ class Communicator(OfThisProcess):
         else:
             rank, size = _rank_in(group)
             gather = _gather_of_group(group, size)
-        self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
-                            self.device.index if self.is_cuda else -1,
-                            (_native.COMM_CHECK_VALUES if check_values else 0) |
-                            (_native.COMM_CHECK_DISTINCT if check_distinct else 0), network,
-                            _ranks_per_node(group, size, network) if ranks_per_node is None else
-                            want_integer(ranks_per_node, "Communicator", "ranks_per_node")))
+        flags = (_native.COMM_CHECK_VALUES if check_values else 0) | (_native.COMM_CHECK_DISTINCT if check_distinct else 0)
+        per_node = _ranks_per_node(group, size, network) if ranks_per_node is None else \
+            want_integer(ranks_per_node, "Communicator", "ranks_per_node")
+        try:
+            self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout), self.device.index if self.is_cuda else -1,
+                                flags, network, per_node))
+        except _native.UnsupportedError as error:
+            if self.is_cuda and _build.cuda is None:
+                error.args = (f"{error}; this epkit was built without CUDA: install a wheel that scripts/wheel.sh has made with "
+                              "EPKIT_CUDA=ON and an nvcc, or use backend=\"host\" with tensors on the CPU",)
+            raise
         self.group = group
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _C.watch_interrupt()

@@ -321,6 +321,8 @@ def test_creation_that_fails(rank, size):
     error = raises(epkit.GroupError, "EP_E_MISMATCH flags", epkit.Communicator, check_values=rank == 0)
     assert error.status == 401 and error.name == "EP_E_MISMATCH" and error.hint
     raises(ValueError, "backend rocm", epkit.Communicator, backend="rocm")
+    if epkit.cuda_version is None:
+        raises(epkit.UnsupportedError, "built without CUDA EPKIT_CUDA=ON", epkit.Communicator, device="cuda:0")
 
     class Broken:
         def Get_rank(self):
