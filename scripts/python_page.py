@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/python.md: the signatures and docstrings of the package epkit. With --check: says whether it is up to date.
 
-It reads the source, so it needs no torch. The page has what epkit.__all__ names, and epkit.ops.
+It reads the source, so it needs no torch. The page has what epkit.__all__ names, epkit.balance and epkit.ops.
 """
 import ast
 import pathlib
@@ -80,8 +80,13 @@ def page():
             yield from class_text(node)
         else:
             yield f"## {name}\n\n```python\n{signature('epkit.' + name, node, False)}\n```\n\n{docstring(node)}\n"
-    yield "## epkit.ops\n"
-    yield docstring(ast.parse((PACKAGE / "ops.py").read_text(encoding="utf-8"))) + "\n"
+    for module in ("balance", "ops"):
+        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+        yield f"## epkit.{module}\n\n{docstring(tree)}\n"
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node):
+                call = signature(f"epkit.{module}.{node.name}", node, False)
+                yield f"### epkit.{module}.{node.name}\n\n```python\n{call}\n```\n\n{docstring(node)}\n"
 
 
 def main(words):
