@@ -305,7 +305,7 @@ static int node_terms(const struct internode *net, const struct host_sum *sum, i
                       const struct ep_group_message *const *partials, struct ep_row_term *ret_terms)
 {
     uint16_t *own = sum->scratch + (size_t)(sum->plan->args.topk + 1) * (size_t)sum->args->hidden;
-    int last[EP_MAX_TOPK] = {0}, n = 0;
+    int last[EP_MAX_TOPK], n = 0;
 
     for (int node = 0; node < net->nnodes; node++) {
         const void *row = node == net->node ? (const void *)own : partials[node] ? partials[node] + 1 : NULL;
@@ -468,7 +468,7 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
 static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, int *ret_node)
 {
     struct internode *net = &ic->net;
-    const struct ep_group_message *partials[EP_MAX_RANKS];
+    const struct ep_group_message *partials[EP_MAX_RANKS] = {NULL};
     int end = net->own_done + BATCH;
 
     while (net->own_done < net->inner->n_tokens && net->own_done < end) {
