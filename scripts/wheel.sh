@@ -3,10 +3,10 @@
 # wheel.sh OUT [--for DISTRIBUTION==VERSION]... [PIP-OPTION...] - build the wheels of python/ into the folder OUT.
 #
 # epkit: by `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10
-# with pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. EPKIT_CUDA=ON includes libepkit-cuda, for the
-# toolkit that CUDACXX names: one wheel for each version of CUDA. epkit-deep-ep: the name deep_ep, for programs that
-# import it. --for: a wheel without files that satisfies a program that requires another distribution of that name,
-# sgl-deep-ep==0.1.2.post1 for instance (python/wheels.py).
+# with pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. With an nvcc (CUDACXX, PATH) the wheel has
+# libepkit-cuda: one wheel for each version of CUDA. EPKIT_CUDA=ON: it must; OFF: it has not. epkit-deep-ep: the name
+# deep_ep, for programs that import it; epkit-deep-ep-v25: deep_ep_v25. --for: a wheel without files that satisfies a
+# program that requires another distribution of these names, sgl-deep-ep==0.1.2.post1 for instance (python/wheels.py).
 set -euo pipefail
 
 [ $# -ge 1 ] || {
@@ -32,4 +32,8 @@ mkdir -p "$out"
 for wheel in "$work"/wheels/*.whl; do
     mv "$wheel" "$out/"
     printf '%s\n' "$out/$(basename "$wheel")"
+    if [[ $wheel == */epkit-* && $wheel != *+cu* ]]; then
+        # shellcheck disable=SC2016 # a command to paste
+        echo 'built without CUDA. For GPUs: EPKIT_CUDA=ON CUDACXX=$(scripts/cuda_toolkit.sh) scripts/wheel.sh dist' >&2
+    fi
 done

@@ -126,13 +126,13 @@ struct sums {
     uint16_t row[EP_MAX_HIDDEN];
 };
 
-/* The row returned by a rank, or by an expert in the low-latency layout. */
-static void make_returned(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+/* The row returned by a rank, or for a selection in the low-latency layout. */
+static void make_returned(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct sums *sums = context;
     const struct data data = verify_data(sums->bench->request, false);
 
-    data_reply(&data, sums->low_latency ? expert : rank, source, token, ret_row);
+    data_reply(&data, sums->low_latency ? k : rank, source, token, ret_row);
 }
 
 /* Compares the sums of this rank's tokens with the reference. Reports the first difference. */

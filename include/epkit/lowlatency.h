@@ -4,7 +4,9 @@
  * before the data.
  *
  * Layout. The output is packed per local expert, [L, R*M, H]: the rows of expert l are the first count[l] of its R*M
- * rows, ordered by (source rank, token index), with the same bits in every run.
+ * rows, ordered by (source rank, token index, k), with the same bits in every run. Each choice is a row, also where a
+ * token names an expert more than once. An expert has room for M rows of each rank: EP_E_ROUTING, before anything is
+ * sent, for a rank whose tokens choose it more often.
  *
  * Buffers. Pointers are host memory on the host backend and device memory on the CUDA backend. No call works in place:
  * an output that overlaps an input or another output of its call is EP_E_ARG, and the text names both fields. The
@@ -32,8 +34,8 @@
  * data that is left when a call returns, and polls 50 times per second. A combine, or the sending half of one, lasts
  * until all ranks of other nodes that are not masked have begun theirs, because it needs their weights.
  *
- * CUDA backend. Up to 512 ranks, up to 32 on a node, and a topk of up to 32. At most one call with EP_LL_RECV_HOOK is
- * open at a time.
+ * CUDA backend. Up to 512 ranks, up to 32 on a node, and a topk of up to 32. Of two open calls with EP_LL_RECV_HOOK the
+ * first is received when the second is sent, in its stream.
  *
  * CUDA backend between nodes. Each ep_ll has its own endpoint, with a connection to each rank of the other nodes over
  * the network "tcp" (RLIMIT_NOFILE), and a thread that sends and receives. Memory:

@@ -66,10 +66,12 @@ EP_API ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_str
 EP_API ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);
 
 enum {
-    /* Add in the order of a token's choices instead of the order of ranks: see ep_combine(). One node only. */
+    /* Add in the order of a token's choices instead of the order of ranks: see ep_combine(). Between nodes only with
+     * EP_COMBINE_ROUND_PARTIAL, and not on the CUDA backend (EP_E_UNSUPPORTED). */
     EP_COMBINE_BY_CHOICE = 1u << 3,
 
-    /* With EP_COMBINE_BY_CHOICE, expanded layout: the rows of each rank are first added and rounded to bf16. */
+    /* With EP_COMBINE_BY_CHOICE: the rows of each rank (expanded layout), and between nodes those of each node, are
+     * first added and rounded to bf16. */
     EP_COMBINE_ROUND_PARTIAL = 1u << 4
 };
 
@@ -85,7 +87,7 @@ typedef struct ep_combine_args {
     void *out;               /* [N,H] bf16; must not overlap any input or bias */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
-    uint32_t flags;    /* EP_COMBINE_*; may differ between ranks: each rank adds the rows of its own tokens */
+    uint32_t flags; /* EP_COMBINE_*; on one node they may differ between ranks: each rank adds the rows of its tokens */
     uint32_t reserved; /* 0 */
 } ep_combine_args;
 
@@ -96,9 +98,9 @@ typedef struct ep_combine_args {
  * without rows and bias gives zeros.
  *
  * The order of addition is part of the contract: bias[0], bias[1], then the nodes in ascending order. Of this rank's
- * own node the rows are added one by one in rank order (expanded: in expert order). Each other node is one partial sum,
- * which is added in the same order (and rounded to bf16 if partial_type of the communicator is EP_BF16). The first term
- * of each sum is used unchanged (it is not added to zero).
+ * own node the rows are added one by one in rank order (expanded: in the order of expert, then k). Each other node is
+ * one partial sum, which is added in the same order (and rounded to bf16 if partial_type of the communicator is
+ * EP_BF16). The first term of each sum is used unchanged (it is not added to zero).
  *
  * With EP_COMBINE_BY_CHOICE (the order of DeepEP's ElasticBuffer): s = bias[0] + bias[1], or the one that is not NULL,
  * or 0; then the terms are added to s one by one, in fp32; s is rounded once to bf16.
@@ -108,6 +110,8 @@ typedef struct ep_combine_args {
  *   expanded, with EP_COMBINE_ROUND_PARTIAL
  *                    a term for each rank: 0 plus its rows in ascending order of k, in fp32, rounded to bf16; the terms
  *                    in ascending order of each rank's last k.
+ *   several nodes    a term for each node: 0 plus the terms above of its ranks, in fp32, rounded to bf16; in ascending
+ *                    order of each node's last k. From a mask: of its last rank.
  * Sums of weights are the same in all of them.
  */
 EP_API ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);

@@ -8,10 +8,13 @@
  *
  * Expert e is on rank e / L, L = E / R. A token is sent once to every rank that has at least one of its experts.
  *
+ * A token may name an expert more than once. Each choice counts: counts per expert are counts of choices, and the
+ * expanded layout has a row for each. With EP_COMM_CHECK_DISTINCT such a token is invalid routing.
+ *
  * Two layouts of the received rows:
  *   rank layout      one row per (token, rank), ordered by (source rank, token index). The default.
- *   expanded layout  one row per (token, local expert), grouped by local expert and ordered by (source rank, token
- *                    index) within each. Each expert's first row is a multiple of expert_alignment: the layout of
+ *   expanded layout  one row per choice of a local expert, grouped by expert and ordered by (source rank, token index,
+ *                    k) within each. Each expert's first row is a multiple of expert_alignment: the layout of
  *                    grouped GEMMs.
  * Both have the same bits in every run and on every backend.
  *
@@ -50,7 +53,7 @@ typedef struct ep_plan_args {
     /* Instead of topk_idx (NULL; topk and idx_type 0): a mask of the ranks of each token. Rank layout only, R <=
      * EP_MAX_TOPK. */
     const uint8_t *token_in_rank;     /* [N,R], 0 or 1; may be NULL if N = 0 */
-    const int32_t *tokens_per_expert; /* [E] of this rank's tokens; used for counts only */
+    const int32_t *tokens_per_expert; /* [E] choices of this rank's tokens; used for counts only */
 
     int32_t max_tokens; /* most tokens of a later ep_plan_update(); 0: n_tokens */
     int32_t reserved;   /* 0 */
@@ -61,9 +64,9 @@ typedef struct ep_plan_args {
 
 /*
  * Creates a plan from this rank's routing. Collective. EP_E_ROUTING before anything is sent, with token and position in
- * the error text, for invalid routing: an expert out of range, the same expert twice in a token. Also EP_E_ROUTING for
- * a mask with inconsistent tokens_per_expert: a count below 0 or above the tokens of the expert's rank, or fewer
- * choices for a rank than tokens.
+ * the error text, for invalid routing: an expert out of range. Also EP_E_ROUTING for a mask with inconsistent
+ * tokens_per_expert: a count below 0 or above EP_MAX_TOPK times the tokens of the expert's rank, or fewer choices for a
+ * rank than tokens.
  *
  * max_recv_tokens > 0 (fixed capacity). It may differ between ranks, but must be > 0 on all ranks or on none.
  *   - The call waits for no peer, as long as at most four such plans await their first use, except for what `stream`
@@ -102,7 +105,7 @@ typedef struct ep_plan_info {
     int32_t n_tokens, topk, n_experts, n_local_experts; /* topk: R for a plan from a mask */
     uint32_t flags;
     const int32_t
-        *recv_per_expert; /* [L] received tokens per local expert, rounded up to expert_alignment; NULL: not yet */
+        *recv_per_expert; /* [L] received choices of each local expert, rounded up to expert_alignment; NULL: not yet */
     const int64_t *recv_from_rank; /* [R+1] rank layout: rows of source r are recv_from_rank[r] .. [r+1]; NULL: not yet,
                                       or expanded */
     const int64_t *expert_start;   /* [L+1] expanded layout: first row of each local expert; NULL otherwise */
@@ -159,7 +162,7 @@ typedef struct ep_plan_metadata {
     int32_t *psum_rank;     /* [R] inclusive prefix sum: received tokens of source ranks 0..r */
     int32_t *psum_expert;   /* [L] rank layout: inclusive prefix sum of the aligned counts; expanded: end (exclusive)
                                of the expert's rows, without padding */
-    int32_t *count_exact;   /* [L] received tokens of each expert, not rounded up */
+    int32_t *count_exact;   /* [L] received choices of each expert, not rounded up */
     int32_t *rank_prefix;   /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t source_stride;  /* at least the maximum number of tokens of any rank, the same on all ranks; 0: max_tokens
                                of ep_plan_args, which must then be > 0 and the same on all ranks */
@@ -189,7 +192,7 @@ typedef struct ep_layout {
     size_t size;                /* EP_LAYOUT_INIT sets it */
     int32_t *tokens_per_rank;   /* [R] */
     int32_t *tokens_per_node;   /* [nodes] */
-    int32_t *tokens_per_expert; /* [E] */
+    int32_t *tokens_per_expert; /* [E] choices */
     uint8_t *token_in_rank;     /* [N,R], 0 or 1 */
 } ep_layout;
 

@@ -24,7 +24,7 @@ extern "C" {
     X(EP_E_ARG, 101, "invalid argument", "correct the argument that the error text names")                             \
     X(EP_E_ABI, 102, "argument struct of an unknown size",                                                             \
       "set .size with the EP_*_INIT macro; rebuild if header and library differ")                                      \
-    X(EP_E_ROUTING, 103, "invalid routing", "every top-k entry must be -1 or a distinct expert below E")               \
+    X(EP_E_ROUTING, 103, "invalid routing", "every top-k entry must be -1 or an expert below E")                       \
     X(EP_E_ALIGN, 104, "misaligned pointer or size", "align the buffer to 16 bytes and rows to a multiple of 16")      \
     X(EP_E_OVERFLOW, 105, "size overflows", "use fewer tokens, ranks or a smaller hidden size")                        \
     X(EP_E_CAPACITY, 106, "output too small", "allocate at least the rows that ep_plan_get_info() reports")            \

@@ -116,7 +116,7 @@ static ep_status resolve_numbers(ep_comm_config *config, int nranks, const char 
     if (nranks && config->ranks_per_node && nranks % config->ranks_per_node)
         return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d ranks", call, config->ranks_per_node,
                        nranks);
-    EP_TRY(ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES));
+    EP_TRY(ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT));
     EP_TRY(ep_check_range(call, "channels", config->channels, 0, EP_NET_MAX_CHANNELS));
     if (!config->channels)
         config->channels = DEFAULT_CHANNELS;

@@ -254,8 +254,11 @@ static ep_status check_combine(const ep_plan *plan, const ep_combine_args *args,
     EP_TRY(ep_check_flags(COMBINE, args->flags, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL));
     if ((args->flags & EP_COMBINE_ROUND_PARTIAL) && !(args->flags & EP_COMBINE_BY_CHOICE))
         return ep_fail(EP_E_ARG, COMBINE ": EP_COMBINE_ROUND_PARTIAL without EP_COMBINE_BY_CHOICE");
-    if ((args->flags & EP_COMBINE_BY_CHOICE) && plan->comm->nnodes > 1)
-        return ep_fail(EP_E_UNSUPPORTED, COMBINE ": EP_COMBINE_BY_CHOICE on %d nodes, which send sums of their rows",
+    if (args->flags == EP_COMBINE_BY_CHOICE && plan->comm->nnodes > 1)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       COMBINE
+                       ": EP_COMBINE_BY_CHOICE without EP_COMBINE_ROUND_PARTIAL on %d nodes, which send sums of "
+                       "their rows",
                        plan->comm->nnodes);
     EP_TRY(ep_check_reserved(COMBINE, args->reserved));
     if (args->dtype != EP_BF16)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/check.h"
+#include "core/routing.h"
 
 #include <stdlib.h>
 
@@ -50,6 +51,7 @@ static ep_status check_routing_args(const char *call, const ep_comm *comm, const
 static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_args *args)
 {
     int64_t most;
+    int choices = ep_routing_most_choices(comm, args->tokens_per_expert, args->topk);
     int n_most = args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens;
 
     if (args->tokens_per_expert)
@@ -70,10 +72,11 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
         return ep_fail(EP_E_OVERFLOW, "%s: %d tokens of %d experts each do not fit an int32 count", call, n_most,
                        args->topk);
     /* All ranks may choose the same expert, and its count is an int32 even when rounded up. */
-    EP_TRY(ep_check_product(call, "n_tokens * ranks", n_most, comm->nranks, 1, &most));
+    EP_TRY(ep_check_product(call, "n_tokens * ranks", n_most, comm->nranks, choices, &most));
     if (most + args->expert_alignment > INT32_MAX)
-        return ep_fail(EP_E_OVERFLOW, "%s: %d tokens on each of %d ranks, rounded up to %d, do not fit an int32 count",
-                       call, n_most, comm->nranks, args->expert_alignment);
+        return ep_fail(EP_E_OVERFLOW,
+                       "%s: %d tokens with %d choices on each of %d ranks, rounded up to %d, do not fit an int32 count",
+                       call, n_most, choices, comm->nranks, args->expert_alignment);
     return EP_OK;
 }
 
@@ -81,11 +84,12 @@ static ep_status check_plan_args(const char *call, const ep_comm *comm, ep_plan_
 static int64_t max_rows(const ep_comm *comm, const ep_plan_args *args)
 {
     int64_t tokens = (int64_t)comm->nranks * (args->max_tokens > args->n_tokens ? args->max_tokens : args->n_tokens);
-    int64_t local = args->n_experts / comm->nranks, align = args->expert_alignment, rows;
+    int64_t local = args->n_experts / comm->nranks, align = args->expert_alignment, local_choices, rows;
 
     if (!(args->flags & EP_PLAN_EXPANDED))
         return tokens;
-    rows = tokens * (args->topk < local ? args->topk : local);
+    local_choices = local * ep_routing_most_choices(comm, false, args->topk);
+    rows = tokens * (args->topk < local_choices ? args->topk : local_choices);
     rows += (align - 1) * (rows < local ? rows : local);
     return rows / align * align;
 }

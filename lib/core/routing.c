@@ -58,16 +58,11 @@ static ep_status fail_twice(int token, const int32_t *row, int topk)
     return ep_fail(EP_E_ROUTING, "routing: token %d: topk_idx changed while it was checked", token);
 }
 
-ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx)
+/* `last_token` [E + 1], zeroed: 1 + the last token that chose the expert; entry 0 stands for "none". */
+static ep_status check_distinct(const struct ep_routing_shape *shape, const int32_t *idx, uint32_t *last_token)
 {
-    uint32_t *last_token; /* [E + 1] 1 + the last token that chose the expert; entry 0 stands for "none" */
-
-    EP_TRY(check_range(shape, topk_idx, idx_type, ret_idx));
-    last_token = calloc((size_t)shape->n_experts + 1, sizeof(*last_token));
-    if (!last_token)
-        return ep_fail(EP_E_MEMORY, "routing: no memory to check %d experts", shape->n_experts);
     for (int token = 0; token < shape->n_tokens; token++) {
-        const int32_t *row = ret_idx + (size_t)token * (size_t)shape->topk;
+        const int32_t *row = idx + (size_t)token * (size_t)shape->topk;
         uint32_t mark = (uint32_t)token + 1;
         bool twice = false;
 
@@ -77,13 +72,42 @@ ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *top
             twice |= (*last == mark) & (row[k] >= 0);
             *last = mark;
         }
-        if (twice) {
-            free(last_token);
+        if (twice)
             return fail_twice(token, row, shape->topk);
-        }
     }
-    free(last_token);
     return EP_OK;
+}
+
+/* `rows` [E + 1], zeroed: the choices of each expert; entry 0 stands for "none". */
+static ep_status check_rows(const struct ep_routing_shape *shape, const int32_t *idx, uint32_t *rows)
+{
+    size_t n = (size_t)shape->n_tokens * (size_t)shape->topk, topk = (size_t)shape->topk;
+
+    for (size_t i = 0; i < n; i++)
+        if (++rows[idx[i] + 1] > (uint32_t)shape->max_rows && idx[i] >= 0)
+            return ep_fail(EP_E_ROUTING,
+                           "routing: token %zu: expert %d at position %zu is choice %d of this expert, which has room "
+                           "for %d rows of each rank (max_tokens)",
+                           i / topk, idx[i], i % topk, shape->max_rows + 1, shape->max_rows);
+    return EP_OK;
+}
+
+ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx)
+{
+    bool limited = shape->max_rows > 0 && (int64_t)shape->n_tokens * shape->topk > shape->max_rows;
+    ep_status status;
+    uint32_t *scratch;
+
+    EP_TRY(check_range(shape, topk_idx, idx_type, ret_idx));
+    if (!shape->distinct && !limited)
+        return EP_OK;
+    scratch = calloc((size_t)shape->n_experts + 1, sizeof(*scratch));
+    if (!scratch)
+        return ep_fail(EP_E_MEMORY, "routing: no memory to check %d experts", shape->n_experts);
+    /* Distinct choices of a token need at most one row of an expert. */
+    status = shape->distinct ? check_distinct(shape, ret_idx, scratch) : check_rows(shape, ret_idx, scratch);
+    free(scratch);
+    return status;
 }
 
 /* The rank and node of an expert. From a table, because a division per entry costs more than the counting itself. */

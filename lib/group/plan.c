@@ -356,6 +356,7 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
 {
     struct ep_group_plan *inner = plan->impl;
     int n_local = plan->args.n_experts / plan->comm->nranks;
+    int64_t most = ep_routing_most_choices(plan->comm, true, 0);
 
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         int64_t sum = 0;
@@ -363,7 +364,7 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
         for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
             int32_t n = tokens_per_expert[expert];
 
-            if (n < 0 || n > inner->tokens_per_rank[rank])
+            if (n < 0 || n > inner->tokens_per_rank[rank] * most)
                 return ep_fail(EP_E_ROUTING,
                                "routing: tokens_per_expert is %d for expert %d, but %d tokens go to its rank %d", n,
                                expert, inner->tokens_per_rank[rank], rank);

@@ -5,6 +5,7 @@
  */
 #include "group/plan_internal.h"
 
+#include "core/routing.h"
 #include "group/failure.h"
 
 #include <stdlib.h>
@@ -48,6 +49,7 @@ static const char *check_counts(const struct ep_group_completion *c, int rank, i
     const struct plan_row *row = c->rows[rank];
     const int32_t *per_expert = expert_counts(c, rank), *per_node = row->counts + c->plan->comm->nranks;
     int n_local = c->plan->info.n_local_experts, per = c->plan->comm->ranks_per_node, nnodes = c->plan->comm->nnodes;
+    int64_t most = ep_routing_most_choices(c->plan->comm, c->plan->from_mask, c->plan->args.topk);
 
     *ret_value = row->n_tokens;
     if (row->n_tokens < 0 || (int64_t)row->n_tokens * c->plan->args.topk > INT32_MAX)
@@ -67,13 +69,13 @@ static const char *check_counts(const struct ep_group_completion *c, int rank, i
             return "its number of tokens for a rank";
         for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
             *ret_value = per_expert[expert];
-            if (per_expert[expert] < 0 || per_expert[expert] > row->counts[to])
-                return "its number of tokens for an expert";
+            if (per_expert[expert] < 0 || per_expert[expert] > row->counts[to] * most)
+                return "its number of choices of an expert";
             sum += per_expert[expert];
         }
         *ret_value = sum;
         if (sum < row->counts[to])
-            return "the sum of its tokens for the experts of a rank";
+            return "the sum of its choices of the experts of a rank";
     }
     for (int node = 0; node < nnodes; node++) {
         *ret_value = per_node[node];

@@ -80,5 +80,6 @@ LL_ROUND_SCALE = 1 << 10
 LL_ZERO_COPY = 1 << 11
 LL_NO_PARTIAL_REDUCE = 1 << 12
 COMM_CHECK_VALUES = 1 << 0
+COMM_CHECK_DISTINCT = 1 << 5
 
 __all__ = ["ArgumentError", "Error", "GroupError", "PeerError", "ResourceError", "UnsupportedError", "_C", "__version__"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from . import _native
+from . import _build, _native
 from ._native import _C
 from ._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
 
@@ -187,6 +187,8 @@ class Communicator(OfThisProcess):
         timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
             else 30.
         check_values: refuse NaN in weights and scales; costs a pass over them.
+        check_distinct: refuse a token that names an expert twice. Otherwise each choice counts: a row of its own in the
+            expanded layout and in low latency.
         network: between nodes: "tcp", "verbs", or "emulated" on one host. None: $EPKIT_NETWORK, else by the hosts.
         ranks_per_node: None: $EPKIT_RANKS_PER_NODE, else $LOCAL_WORLD_SIZE where a network is given, by argument or variable,
             else the ranks that share a host. Less, to try several nodes on one host. The variables count all ranks of the
@@ -202,7 +204,7 @@ class Communicator(OfThisProcess):
 
     def __init__(self, group: Any = None, *, backend: Optional[str] = None, device: Union[None, str, torch.device] = None,
                  timeout: Optional[float] = None, check_values: bool = False, network: Optional[str] = None,
-                 ranks_per_node: Optional[int] = None) -> None:
+                 ranks_per_node: Optional[int] = None, check_distinct: bool = False) -> None:
         if network is not None and not isinstance(network, str):
             raise TypeError(f"Communicator: network is a {type(network).__name__}, must be a name")
         backend = _choose_backend(backend, device)
@@ -217,11 +219,17 @@ class Communicator(OfThisProcess):
         else:
             rank, size = _rank_in(group)
             gather = _gather_of_group(group, size)
-        self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout),
-                            self.device.index if self.is_cuda else -1,
-                            _native.COMM_CHECK_VALUES if check_values else 0, network,
-                            _ranks_per_node(group, size, network) if ranks_per_node is None else
-                            want_integer(ranks_per_node, "Communicator", "ranks_per_node")))
+        flags = (_native.COMM_CHECK_VALUES if check_values else 0) | (_native.COMM_CHECK_DISTINCT if check_distinct else 0)
+        per_node = _ranks_per_node(group, size, network) if ranks_per_node is None else \
+            want_integer(ranks_per_node, "Communicator", "ranks_per_node")
+        try:
+            self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout), self.device.index if self.is_cuda else -1,
+                                flags, network, per_node))
+        except _native.UnsupportedError as error:
+            if self.is_cuda and _build.cuda is None:
+                error.args = (f"{error}; this epkit was built without CUDA: install a wheel that scripts/wheel.sh has made with "
+                              "EPKIT_CUDA=ON and an nvcc, or use backend=\"host\" with tensors on the CPU",)
+            raise
         self.group = group
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             _C.watch_interrupt()

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bind.h"
 
+#include <ctype.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -58,6 +60,75 @@ static int set_attribute(PyObject *object, const char *name, PyObject *value)
     return failed;
 }
 
+/* Calls and fields of the library, and what they are in Python. The text may be of another rank. */
+static const struct {
+    const char *in_c, *in_python;
+} words[] = {
+    {"ep_comm_new", "Communicator"},
+    {"ep_comm_abort", "Communicator.abort"},
+    {"ep_comm_allgather", "Communicator.allgather_bytes"},
+    {"ep_comm_barrier", "Communicator.barrier"},
+    {"ep_comm_shrink", "Communicator.shrink"},
+    {"ep_comm_free", "Communicator.free"},
+    {"ep_alloc", "Communicator.empty"},
+    {"ep_plan_layout", "Communicator.layout"},
+    {"ep_plan_new", "Communicator.plan"},
+    {"ep_plan_update", "Plan.update"},
+    {"ep_plan_get_metadata", "Plan.metadata"},
+    {"ep_plan_get_sources", "Plan.sources"},
+    {"ep_dispatch", "Plan.dispatch"},
+    {"ep_combine", "Plan.combine"},
+    {"ep_ll_new", "Communicator.low_latency"},
+    {"ep_ll_dispatch", "LowLatency.dispatch"},
+    {"ep_ll_combine", "LowLatency.combine"},
+    {"ep_ll_finish", "finish"},
+    {"ep_ll_get_combine_buffer", "LowLatency.combine_buffer"},
+    {"ep_stream_sync", "Communicator.synchronize"},
+    {"n_experts", "num_experts"},
+    {"expert_alignment", "alignment"},
+    {"timeout_ms", "timeout (in ms)"},
+    {"EP_PLAN_EXPANDED", "expanded=True"},
+    {"EP_PLAN_ZERO_PADDING", "zero_padding=True"},
+    {"EP_COMBINE_BY_CHOICE", "by_choice=True"},
+    {"EP_COMBINE_ROUND_PARTIAL", "round_partial=True"},
+    {"EP_COMM_CHECK_VALUES", "check_values=True"},
+    {"EP_LL_MASK_DEAD", "mask_dead=True"},
+    {"EP_LL_RECV_HOOK", "hook=True"},
+    {"EP_LL_ZERO_COPY", "zero_copy=True"},
+    {"EP_LL_NO_PARTIAL_REDUCE", "exact=True"},
+};
+
+static bool is_word(char c)
+{
+    return isalnum((unsigned char)c) || c == '_';
+}
+
+/* Copies `text` with the words of Python. */
+static void translate(const char *text, char *ret_text, size_t bytes)
+{
+    const char *begin = text;
+    size_t n = 0;
+
+    while (*text && n + 1 < bytes) {
+        size_t found = 0, length = 0;
+
+        for (; found < sizeof(words) / sizeof(words[0]); found++) {
+            length = strlen(words[found].in_c);
+            if (!strncmp(text, words[found].in_c, length) && !is_word(text[length]) &&
+                (text == begin || !is_word(text[-1])))
+                break;
+        }
+        if (found == sizeof(words) / sizeof(words[0])) {
+            ret_text[n++] = *text++;
+            continue;
+        }
+        n += (size_t)snprintf(ret_text + n, bytes - n, "%s", words[found].in_python);
+        n = n < bytes ? n : bytes - 1;
+        text += length;
+    }
+    ret_text[n] = '\0';
+}
+
 static PyObject *raise_text(ep_status status, const char *reason)
 {
     int hundreds = (int)status / 100;
@@ -83,7 +154,7 @@ PyObject *raise_status(ep_status status)
 {
     char reason[2048]; /* before code of Python runs, which may call the library */
 
-    snprintf(reason, sizeof(reason), "%s", ep_last_error());
+    translate(ep_last_error(), reason, sizeof(reason));
     return PyErr_CheckSignals() < 0 ? NULL : raise_text(status, reason);
 }
 

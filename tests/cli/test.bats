@@ -19,7 +19,7 @@ load common
 }
 
 @test "internode with every kind of routing, four nodes of four ranks" {
-    for routing in uniform zipf grouped one dropped empty; do
+    for routing in uniform zipf grouped one dropped empty repeated; do
         run --separate-stderr epkit test internode --ranks 16 --nodes 4 --tokens 32 --hidden 512 --timeout 120 \
             --routing "$routing"
         echo "$routing: $output$stderr"

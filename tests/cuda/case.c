@@ -92,7 +92,7 @@ static int64_t choose_expert(const struct routing *routing, const int64_t *chose
 
         if (routing->holes && r >> 60 < 6)
             return -1;
-        for (int j = 0; j < k; j++)
+        for (int j = 0; j < k && !routing->repeated; j++)
             again |= chosen[j] == (int64_t)(r % range);
         if (!again)
             return (int64_t)(r % range);
@@ -126,6 +126,7 @@ static void fill_inputs(struct state *s)
                               .nranks = s->group->nranks,
                               .idx_type = shape->idx_type,
                               .skewed = shape->skewed,
+                              .repeated = shape->repeated,
                               .holes = shape->holes};
 
     if (shape->dtype == EP_BF16)

@@ -17,7 +17,7 @@ enum ordinary_on { NO_RANK, FIRST_RANK, LAST_RANK, ALL_BUT_ONE, N_ORDINARY_ON };
 struct shape {
     int n_tokens, hidden, topk, n_experts, alignment, spare_rows;
     int dtype, scale_type, idx_type, n_bias;
-    bool expanded, zero_padding, fixed_capacity, choice, async, after, strided, skewed, holes;
+    bool expanded, zero_padding, fixed_capacity, choice, async, after, strided, skewed, holes, repeated;
     bool own_stream;    /* the communicator's stream, not the caller's */
     unsigned symmetric; /* received buffers in memory of ep_alloc(): AT_... */
     enum ordinary_on ordinary_on;
@@ -31,12 +31,12 @@ int case_run(const struct group *group, const struct shape *shape);
 void fill_bf16(uint16_t *values, size_t n, uint64_t *random);
 
 /*
- * A routing, written as `idx_type`: all experts of a token differ. `skewed`: almost all tokens go to the experts of
- * rank 0, so that others receive few rows or none. `holes`: some entries are -1.
+ * A routing, written as `idx_type`: the experts of a token differ, unless they may be `repeated`. `skewed`: almost all
+ * tokens go to the experts of rank 0, so that others receive few rows or none. `holes`: some entries are -1.
  */
 struct routing {
     int n_tokens, topk, n_experts, nranks, idx_type;
-    bool skewed, holes;
+    bool skewed, holes, repeated;
 };
 void fill_routing(const struct routing *routing, uint64_t *random, void *ret_index);
 

@@ -294,6 +294,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
+    group_flags = EP_COMM_CHECK_DISTINCT;
     launch.ranks = options.ranks;
     code = launch_ranks(&launch);
     printf("graph_cuda: %d ranks: %s\n", options.ranks, result_name(code));

@@ -22,6 +22,7 @@
 
 struct division group_division;
 int group_slow = 1;
+uint32_t group_flags = 0;
 
 static _Thread_local char context[160];
 
@@ -407,6 +408,7 @@ int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct 
     }
     config.timeout_ms = timeout_ms;
     config.backend = "cuda";
+    config.flags = group_flags;
     group_divide(&own, &config);
     status = ep_comm_new(&own, &config, &g->cuda);
     if (status == EP_E_UNSUPPORTED) {

@@ -110,6 +110,9 @@ extern struct division group_division;
 /* Factor for the deadlines of groups, waits and launches, for many ranks on a GPU; 1 by default. */
 extern int group_slow;
 
+/* EP_COMM_* of the groups on GPUs. */
+extern uint32_t group_flags;
+
 /* Applies the division to a configuration, which names its backend, and to its boot. */
 void group_divide(ep_boot *boot, ep_comm_config *config);
 

@@ -439,6 +439,7 @@ static int make_new_group(struct group *g, struct scenario *scenario)
     ep_boot boot;
 
     config.backend = "cuda";
+    config.flags = group_flags;
     config.timeout_ms = TIMEOUT_MS;
     if (scenario->bad->shrinks)
         CALL(ep_comm_shrink(g->cuda, NULL, &next));
@@ -523,6 +524,7 @@ int main(int argc, char **argv)
 
     if (!options_read(argc, argv, 1, &options))
         return 2;
+    group_flags = EP_COMM_CHECK_DISTINCT;
     for (int i = N_BADS + 1; i >= 0; i--)
         code = merge_codes(code, run_scenario(&options, i));
     return options_code(&options, code);

@@ -320,6 +320,7 @@ int main(int argc, char **argv)
     struct options options = {.ranks = 2, .seed = 1};
     struct scenario_run run = {.program = "ll_weights_cuda", .timeout_ms = TIMEOUT_MS, .seconds = 100, .run = run_rank};
 
+    group_flags = EP_COMM_CHECK_DISTINCT;
     return run_group_program(argc, argv, 1, &options, run, scenarios, sizeof(scenarios) / sizeof(scenarios[0]),
                              sizeof(scenarios[0]));
 }

@@ -129,6 +129,7 @@ static int load(struct state *s, int round)
                               .nranks = s->group.nranks,
                               .idx_type = EP_I32,
                               .skewed = round % 3 == 1,
+                              .repeated = round % 2 == 1,
                               .holes = round % 4 >= 2};
 
     s->n_tokens = s->scenario->graph || round % 3 == 0 ? TOKENS : (int)(next_random(&random) % (TOKENS + 1));

@@ -135,6 +135,7 @@ static int fill_routings(const struct group *group, struct dice *dice, struct sl
                                   .nranks = group->nranks,
                                   .idx_type = slot->mask ? EP_I32 : slot->idx_type,
                                   .skewed = !draw_own(dice, 5),
+                                  .repeated = !draw_own(dice, 3),
                                   .holes = !draw_own(dice, 3)};
 
         fill_routing(&routing, &dice->own, slot->mask ? (void *)index : slot->b[IDX + i].host);

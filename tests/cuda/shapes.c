@@ -97,6 +97,7 @@ void shape_random(const struct shape_of *of, int index, uint64_t *random, struct
     shape.async = one_of(random, 3);
     shape.after = shape.async && one_of(random, 2);
     shape.skewed = one_of(random, 6);
+    shape.repeated = one_of(random, 4);
     shape.holes = one_of(random, 3);
     shape.own_stream = one_of(random, 2);
     copies = shape.expanded ? shape.topk : min_of(shape.topk, of->nranks);
@@ -123,14 +124,14 @@ void shape_print(const struct shape *s, char *ret_text, size_t bytes)
     snprintf(
         ret_text, bytes,
         "%d tokens here, hidden %d, top-%d of %d experts, %s, scales %s%s, indices %s, alignment %d, %d biases%s%s%s"
-        "%s%s%s%s%s%s, memory %s, seed of the data %llu",
+        "%s%s%s%s%s%s%s, memory %s, seed of the data %llu",
         s->n_tokens, s->hidden, s->topk, s->n_experts, ep_dtype_name((ep_dtype)s->dtype),
         s->scale_type ? ep_dtype_name((ep_dtype)s->scale_type) : "none", s->strided ? " strided" : "",
         ep_dtype_name((ep_dtype)s->idx_type), s->alignment, s->n_bias, s->expanded ? ", expanded" : "",
         s->zero_padding ? ", padding zeroed" : "", s->fixed_capacity ? ", fixed capacity" : "",
         s->choice ? ", with weights" : "", s->async ? ", asynchronous" : "", s->after ? " after an event" : "",
-        s->skewed ? ", skewed" : "", s->holes ? ", holes" : "", s->own_stream ? ", own stream" : "", memory,
-        (unsigned long long)s->seed);
+        s->skewed ? ", skewed" : "", s->repeated ? ", repeated" : "", s->holes ? ", holes" : "",
+        s->own_stream ? ", own stream" : "", memory, (unsigned long long)s->seed);
 }
 
 /* --- low latency ------------------------------------------------------------------------------------------------ */

@@ -9,8 +9,8 @@ struct random stream_of(const struct shape *shape, enum stream stream, uint64_t 
     return (struct random){.key = random_key(shape->seed, (uint64_t)stream, a, b)};
 }
 
-/* K distinct experts of `n` from `first` on; -1 if there are not so many. */
-static void draw_token(struct random *random, int topk, int first, int n, int32_t *ret_experts)
+/* K experts of `n` from `first` on, distinct unless they may be `repeated`; -1 if there are not so many. */
+static void draw_token(struct random *random, int topk, int first, int n, bool repeated, int32_t *ret_experts)
 {
     for (int k = 0; k < topk; k++) {
         bool taken = true;
@@ -18,7 +18,7 @@ static void draw_token(struct random *random, int topk, int first, int n, int32_
         for (int try = 0; taken && try < 20; try++) {
             ret_experts[k] = first + (int32_t)random_below(random, (uint32_t)n);
             taken = false;
-            for (int other = 0; other < k; other++)
+            for (int other = 0; other < k && !repeated; other++)
                 taken |= ret_experts[other] == ret_experts[k];
         }
         if (taken)
@@ -34,12 +34,13 @@ static void draw_tokens(const struct shape *shape, int plan, int version, int ra
     struct random weight = stream_of(shape, STREAM_WEIGHTS, which, (uint64_t)rank);
     int n_local = shape->n_experts / shape->nranks, style = drawn->style;
     int hot = (int)(shape->seed % (uint64_t)shape->nranks) * n_local;
+    bool hot_only = style == 2 || style == 6;
 
     for (int t = 0; t < drawn->n_tokens[rank]; t++) {
         int32_t *token = experts + (size_t)t * (size_t)shape->topk;
 
-        /* 0, 1: anywhere; 2: one rank; 3: many holes; 4: nobody */
-        draw_token(&random, shape->topk, style == 2 ? hot : 0, style == 2 ? n_local : shape->n_experts, token);
+        /* 0, 1: anywhere; 2: one rank; 3: many holes; 4: nobody; 5: anywhere, repeated; 6: one rank, repeated */
+        draw_token(&random, shape->topk, hot_only ? hot : 0, hot_only ? n_local : shape->n_experts, style >= 5, token);
         for (int k = 0; k < shape->topk; k++) {
             if (style == 4 || (style == 3 && random_below(&random, 2)) || random_below(&random, 16) == 0)
                 token[k] = -1;

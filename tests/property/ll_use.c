@@ -82,10 +82,10 @@ static size_t packed_row(const struct lowlatency *low, int64_t i, int *ret_local
            (size_t)(i - low->layout.expert_start[local]);
 }
 
-static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+static void reply(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct lowlatency *low = context;
-    uint64_t from = low->results[0].use << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(expert + 1);
+    uint64_t from = low->results[0].use << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(k + 1);
 
     fill_row(low->run->shape, STREAM_REPLY, from, row_key(source, token), true, ret_row, (size_t)low->shape.hidden * 2);
 }
@@ -235,8 +235,8 @@ static bool combine(struct lowlatency *low, struct result *result)
         int local;
         size_t at = packed_row(low, i, &local);
 
-        reply(low, run->rank, run->rank * low->group.n_local + local, low->layout.rows[i].rank,
-              low->layout.rows[i].token, (uint16_t *)(void *)((unsigned char *)x + at * wide));
+        reply(low, run->rank, low->layout.rows[i].k, low->layout.rows[i].rank, low->layout.rows[i].token,
+              (uint16_t *)(void *)((unsigned char *)x + at * wide));
     }
     args =
         args_ll_combine(x, result->index.at, EP_I32, low->group.n_tokens[run->rank], result->weights, result->out.at);
@@ -267,6 +267,19 @@ static void check_combine(struct lowlatency *low, const struct result *result)
 
 /* --- rounds ----------------------------------------------------------------------------------------------------- */
 
+/* The room of an expert for a rank's rows, which are more than its tokens where these choose an expert repeatedly. */
+static int most_rows(const struct reference_group *group, int most)
+{
+    for (int rank = 0; rank < group->n_ranks; rank++) {
+        int rows[EP_MAX_EXPERTS] = {0};
+
+        for (int i = 0; i < group->n_tokens[rank] * group->topk; i++)
+            if (group->experts[rank][i] >= 0 && ++rows[group->experts[rank][i]] > most)
+                most++;
+    }
+    return most;
+}
+
 static bool open_group(struct lowlatency *low, int plan)
 {
     struct run *run = low->run;
@@ -283,6 +296,7 @@ static bool open_group(struct lowlatency *low, int plan)
         fail_check(run, "no memory");
         return false;
     }
+    low->shape.max_tokens = most_rows(&low->group, low->shape.max_tokens);
     config = args_ll(low->shape.max_tokens, low->shape.hidden, run->shape->n_experts,
                      run->shape->topk + low->shape.spare_topk);
     return passed(run, ep_ll_new(run->comm, &config, &low->ll), "ep_ll_new");

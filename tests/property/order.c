@@ -26,56 +26,83 @@ static bool is_last_of_rank(const struct reference_group *group, const int32_t *
     return true;
 }
 
-/* The term of the rank whose last choice is k: all its rows. */
-static void add_partial(const struct reference_group *group, const struct reference_combine *combine, int source,
-                        int token, int k, struct reference_scratch *scratch)
+/* The ranks of a token in the order of the sum: by their last choices, or from a mask by their numbers. */
+struct term {
+    int rank, k;
+};
+
+static int list_ranks(const struct reference_group *group, const int32_t *experts, bool mask, struct term *ret_terms)
+{
+    int n = 0;
+
+    for (int pass = 0; pass < (mask ? group->n_ranks : 1); pass++)
+        for (int k = 0; k < group->topk; k++) {
+            int rank = rank_of(group, experts, k);
+
+            if (rank >= 0 && is_last_of_rank(group, experts, k) && (!mask || rank == pass))
+                ret_terms[n++] = (struct term){rank, k};
+        }
+    return n;
+}
+
+/* Adds the term of a rank: its row, or expanded the rounded sum of its rows. */
+static void add_rank(const struct reference_group *group, const struct reference_combine *combine, int source,
+                     int token, const struct term *term, struct reference_scratch *scratch, float *sum)
 {
     const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
-    int rank = rank_of(group, experts, k);
 
+    if (!combine->expanded) {
+        combine->reply(combine->context, term->rank, -1, source, token, scratch->row);
+        add(sum, scratch->row, combine->hidden);
+        return;
+    }
     for (int i = 0; i < combine->hidden; i++)
         scratch->partial[i] = 0;
-    for (int j = 0; j <= k; j++) {
-        if (rank_of(group, experts, j) != rank)
+    for (int j = 0; j <= term->k; j++) {
+        if (rank_of(group, experts, j) != term->rank)
             continue;
-        combine->reply(combine->context, rank, experts[j], source, token, scratch->row);
+        combine->reply(combine->context, term->rank, j, source, token, scratch->row);
         add(scratch->partial, scratch->row, combine->hidden);
     }
     for (int i = 0; i < combine->hidden; i++)
         scratch->row[i] = format_to_bf16(scratch->partial[i]);
-    add(scratch->total, scratch->row, combine->hidden);
+    add(sum, scratch->row, combine->hidden);
 }
 
-static void add_ranks(const struct reference_group *group, const struct reference_combine *combine, int source,
-                      int token, struct reference_scratch *scratch)
+/* Several nodes: the rounded sum of each, in the order of the last rank of each. */
+static void add_terms(const struct reference_group *group, const struct reference_combine *combine, int source,
+                      int token, const struct term *terms, int n, struct reference_scratch *scratch)
 {
-    const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
+    for (int last = 0; last < n; last++) {
+        int node = terms[last].rank / group->ranks_per_node;
+        float sum[MAX_HIDDEN] = {0};
+        bool more = false;
 
-    for (int rank = 0; rank < group->n_ranks; rank++)
-        for (int k = 0; k < group->topk; k++) {
-            if (rank_of(group, experts, k) != rank || !is_last_of_rank(group, experts, k))
-                continue;
-            combine->reply(combine->context, rank, -1, source, token, scratch->row);
-            add(scratch->total, scratch->row, combine->hidden);
+        if (group->n_nodes == 1) {
+            add_rank(group, combine, source, token, &terms[last], scratch, scratch->total);
+            continue;
         }
+        for (int i = last + 1; i < n; i++)
+            more |= terms[i].rank / group->ranks_per_node == node;
+        for (int i = 0; i <= last && !more; i++)
+            if (terms[i].rank / group->ranks_per_node == node)
+                add_rank(group, combine, source, token, &terms[i], scratch, sum);
+        for (int i = 0; i < combine->hidden; i++)
+            scratch->row[i] = format_to_bf16(sum[i]);
+        if (!more)
+            add(scratch->total, scratch->row, combine->hidden);
+    }
 }
 
-static void add_choices(const struct reference_group *group, const struct reference_combine *combine, uint32_t flags,
-                        int source, int token, struct reference_scratch *scratch)
+static void add_choices(const struct reference_group *group, const struct reference_combine *combine, int source,
+                        int token, struct reference_scratch *scratch)
 {
     const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
 
     for (int k = 0; k < group->topk; k++) {
-        bool last = is_last_of_rank(group, experts, k), rounded = flags & EP_COMBINE_ROUND_PARTIAL;
-
-        if (experts[k] < 0 || (!last && (!combine->expanded || rounded)))
+        if (experts[k] < 0)
             continue;
-        if (combine->expanded && rounded) {
-            add_partial(group, combine, source, token, k, scratch);
-            continue;
-        }
-        combine->reply(combine->context, rank_of(group, experts, k), combine->expanded ? experts[k] : -1, source, token,
-                       scratch->row);
+        combine->reply(combine->context, rank_of(group, experts, k), k, source, token, scratch->row);
         add(scratch->total, scratch->row, combine->hidden);
     }
 }
@@ -84,16 +111,18 @@ void combine_by_choice(const struct reference_group *group, const struct referen
                        bool mask, int rank, int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
                        uint16_t *ret_row)
 {
+    const int32_t *experts = group->experts[rank] + (size_t)token * (size_t)group->topk;
     const uint16_t *first = bias[0] ? bias[0] : bias[1];
+    struct term terms[MAX_TOPK];
 
     for (int i = 0; i < combine->hidden; i++)
         scratch->total[i] = first ? format_from_bf16(first[i]) : 0;
     if (bias[0] && bias[1])
         add(scratch->total, bias[1], combine->hidden);
-    if (mask)
-        add_ranks(group, combine, rank, token, scratch);
+    if (combine->expanded && !(flags & EP_COMBINE_ROUND_PARTIAL))
+        add_choices(group, combine, rank, token, scratch);
     else
-        add_choices(group, combine, flags, rank, token, scratch);
+        add_terms(group, combine, rank, token, terms, list_ranks(group, experts, mask, terms), scratch);
     for (int i = 0; i < combine->hidden; i++)
         ret_row[i] = format_to_bf16(scratch->total[i]);
 }

@@ -44,6 +44,11 @@ struct sequence {
     struct publication *publication; /* memory of all ranks */
 };
 
+static inline bool sequence_is_distinct(const struct sequence *sequence)
+{
+    return sequence->config.flags & EP_COMM_CHECK_DISTINCT;
+}
+
 /* Random numbers: the same on all ranks; of this rank. */
 struct dice {
     struct random shared, own;

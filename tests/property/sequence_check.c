@@ -157,22 +157,19 @@ static size_t position(const struct check *check, const struct reference_layout 
     return (size_t)local * check->expert_rows + (size_t)(i - layout->expert_start[local]);
 }
 
-static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+static void reply(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct check *check = context;
     const struct reference_layout *layout = &check->layouts[rank];
-    int64_t begin = 0, end = layout->n_rows;
+    int64_t i = 0;
     const unsigned char *answers = item_of(page_of(check->state, rank), ANSWERS);
 
-    if (expert >= 0) {
-        begin = layout->expert_start[expert - rank * check->group.n_local];
-        end = layout->expert_start[expert - rank * check->group.n_local + 1];
-    }
-    while (begin < end && (layout->rows[begin].rank != source || layout->rows[begin].token != token))
-        begin++;
+    while (i < layout->n_rows &&
+           (layout->rows[i].rank != source || layout->rows[i].token != token || layout->rows[i].k != k))
+        i++;
     memset(ret_row, 0, check->answer_bytes);
-    if (begin < end)
-        memcpy(ret_row, answers + position(check, layout, begin) * check->answer_bytes, check->answer_bytes);
+    if (i < layout->n_rows)
+        memcpy(ret_row, answers + position(check, layout, i) * check->answer_bytes, check->answer_bytes);
 }
 
 /* `bias`: of the first token, and the bytes from bias[0] to bias[1]. */

@@ -52,6 +52,7 @@ static void draw_sequence(uint64_t seed, const struct options *options, struct s
     sequence.config.ranks_per_node = sequence.nranks / sequence.nnodes;
     sequence.config.timeout_ms = DEADLINE_MS;
     sequence.config.flags = random_below(&random, 2) ? EP_COMM_CHECK_VALUES : 0;
+    sequence.config.flags |= random_below(&random, 2) ? EP_COMM_CHECK_DISTINCT : 0;
     if (sequence.nnodes > 1)
         draw_network(&random, &sequence);
     *ret_sequence = sequence;

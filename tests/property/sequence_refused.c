@@ -90,7 +90,8 @@ static bool refused_routing(struct rank_state *state, ep_comm *comm, const struc
     args.topk = slot->n_experts < 4 ? 1 : 4;
     for (int i = 0; i < 8; i++)
         index[i] = i % args.topk;
-    index[2 * args.topk - 1] = draw_own(&state->dice, 2) && args.topk > 1 ? 0 : slot->n_experts;
+    index[2 * args.topk - 1] =
+        draw_own(&state->dice, 2) && args.topk > 1 && sequence_is_distinct(state->sequence) ? 0 : slot->n_experts;
     args.n_experts = slot->n_experts;
     args.max_recv_tokens = draw_own(&state->dice, 2) ? 0 : 100;
     status = ep_plan_new(comm, &args, &plan);

@@ -67,8 +67,11 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
         slot->n_tokens[i] = draw_own(dice, 8) ? draw_own(dice, slot->max_tokens + 1) : 0;
 }
 
-/* Distinct experts in random order; some choices are -1, and a skewed routing prefers the first experts. */
-static void fill_choices(struct dice *dice, const struct slot *slot, int32_t *choices)
+/*
+ * Experts in random order, distinct in some routings; some choices are -1, and a skewed routing prefers the first
+ * experts.
+ */
+static void fill_choices(struct dice *dice, const struct slot *slot, bool distinct, int32_t *choices)
 {
     bool holes = !draw_own(dice, 3), skewed = !draw_own(dice, 4);
     int topk = slot->choices_topk;
@@ -79,7 +82,7 @@ static void fill_choices(struct dice *dice, const struct slot *slot, int32_t *ch
 
             if (skewed && draw_own(dice, 2))
                 expert = k;
-            for (int i = 0; i < k; i++)
+            for (int i = 0; i < k && distinct; i++)
                 if (choices[t * topk + i] == expert) {
                     expert = (expert + 1) % slot->n_experts;
                     i = -1;
@@ -118,7 +121,7 @@ static bool fill_routings(struct rank_state *state, struct slot *slot)
         slot->choices[i] = malloc((size_t)n * sizeof(int32_t) + 1);
         if (!slot->choices[i])
             return fail(state, "no memory");
-        fill_choices(&state->dice, slot, slot->choices[i]);
+        fill_choices(&state->dice, slot, sequence_is_distinct(state->sequence), slot->choices[i]);
         if (slot->mask)
             fill_mask(state, slot, i);
         for (int c = 0; !slot->mask && c < n; c++)

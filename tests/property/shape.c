@@ -68,7 +68,7 @@ static void draw_plan(struct random *random, const struct shape *shape, struct p
     for (int v = 0; v < MAX_VERSIONS; v++) {
         struct version_shape *version = &ret_plan->versions[v];
 
-        version->style = between(random, 0, 4);
+        version->style = between(random, 0, 6);
         for (int rank = 0; rank < shape->nranks; rank++)
             version->n_tokens[rank] = one_in(random, 6) ? 0 : between(random, 0, most);
     }

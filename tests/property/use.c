@@ -71,11 +71,11 @@ static void fill_dispatch(struct use *use)
                (size_t)own_tokens(use) * topk * sizeof(float));
 }
 
-/* The row that `rank` returns; expert -1 in rank layout. */
-static void reply(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+/* The row that `rank` returns; k: of this choice, -1 in rank layout. */
+static void reply(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct use *use = context;
-    uint64_t from = (uint64_t)use->number << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(expert + 1);
+    uint64_t from = (uint64_t)use->number << 24 | (uint64_t)(rank + 1) << 16 | (uint64_t)(k + 1);
 
     if (use->op->echo)
         fill_row(use->run->shape, STREAM_ROW, (uint64_t)use->number - 1, row_key(source, token), true, ret_row,
@@ -95,16 +95,13 @@ static void fill_combine(struct use *use)
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
         unsigned char *x = use->buffer[SLOT_X].at + (size_t)i * bytes;
-        int expert = -1;
 
         if (!use->op->echo)
             memset(x, 0xff, bytes);
         if (row->rank < 0)
             continue;
-        if (layout->expanded)
-            expert = use->version->group.experts[row->rank][(size_t)row->token * topk + (size_t)row->k];
         if (!use->op->echo)
-            reply(use, run->rank, expert, row->rank, row->token, (uint16_t *)(void *)x);
+            reply(use, run->rank, row->k, row->rank, row->token, (uint16_t *)(void *)x);
         if (use->op->weights && layout->expanded)
             weights[i] =
                 reply_weight(run->shape, (uint64_t)use->number, row_key(row->rank, row->token), run->rank, row->k);
@@ -264,14 +261,16 @@ static bool alloc_combine_buffers(struct use *use)
     return taken && alloc_buffer(use, SLOT_RECV, n * row_bytes(op));
 }
 
-/* Each rank checks the sums of its own tokens, in an order of its own. */
+/* Each rank checks the sums of its own tokens, on one node in an order of its own. */
 static uint32_t draw_order(struct run *run)
 {
-    uint32_t lot = random_below(&run->local, 4);
+    struct random shared = stream_of(run->shape, STREAM_SHAPE, 78, (uint64_t)run->op);
+    bool nodes = run->shape->nnodes > 1;
+    uint32_t lot = random_below(nodes ? &shared : &run->local, 4);
 
-    if (run->shape->nnodes > 1 || lot < 2)
+    if (lot < 2)
         return 0;
-    return lot == 2 ? EP_COMBINE_BY_CHOICE : EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
+    return lot == 2 && !nodes ? EP_COMBINE_BY_CHOICE : EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL;
 }
 
 bool use_combine(struct run *run, const struct op *op, struct use *use)

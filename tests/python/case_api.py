@@ -105,6 +105,41 @@ def test_signatures():
         assert given[:len(wanted.split())] == wanted.split(), (function, given)
 
 
+def test_loads_of_a_gate():
+    """By construction the other ranks differ by one token, and rank 0 has `ratio` times as many, where the numbers allow."""
+    from deep_ep.utils import gate
+    torch.manual_seed(1)
+    for ranks, local, topk in ((2, 4, 2), (4, 8, 6), (8, 4, 8), (16, 2, 3), (3, 1, 2)):
+        for ratio in (1.0, 1.5, 2.0):
+            experts = ranks * local
+            count = gate.generate_rank_count(997, experts, ranks, topk, ratio)
+            assert (count.sum(1) == topk).all() and (count <= local).all()
+            chosen = gate.generate_topk_idx(count, 997, experts, ranks, topk)
+            assert torch.equal(torch.stack([(chosen // local == one).sum(1) for one in range(ranks)], 1), count.long())
+            assert all(len(set(row)) == topk for row in chosen.tolist())
+            loads = (count > 0).sum(0)
+            assert loads[1:].max() - loads[1:].min() <= 1
+            if topk < ranks and ratio * topk < ranks:
+                assert abs(loads[0] - ratio * loads[1:].float().mean()) <= ratio + ranks, (ranks, ratio, loads)
+            scores = gate.get_precise_unbalanced_scores(997, experts, ranks, topk, ratio)
+            assert scores.dtype == torch.float32 and scores.min() >= 0 and scores.max() <= 1
+            assert scores.topk(topk, 1).values.min() > 0.9 > scores.topk(topk + 1, 1).values[:, -1].max()
+    raises(AssertionError, "ratio 0.5", gate.generate_rank_count, 8, 8, 2, 2, 0.5)
+    raises(AssertionError, "rank_count 997 1 in each row", gate.generate_topk_idx, count, 997, experts, ranks, 1)
+    random = gate.get_random_unbalanced_scores(2000, 32, 4, 2, 2.0).topk(2, 1).indices // 8
+    loads = torch.stack([(random == one).any(1).sum() for one in range(4)]).float()
+    assert 1.6 < loads[0] / loads[1:].mean() < 2.4 and gate.get_scores_by_factor(9, 8, 2, 5.0)[:, 4:].max() <= 1
+
+
+def test_name_of_sglang():
+    import deep_ep_v25
+    import deep_ep_v25.utils.envs
+    from epkit.compat import deep_ep_v25 as own
+
+    assert deep_ep_v25 is deep_ep is own and deep_ep_v25.utils.envs is deep_ep.utils.envs
+    assert issubclass(deep_ep_v25.EPBuffer, deep_ep.BufferBase)
+
+
 def test_names():
     from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
     from deep_ep.buffers import Buffer as other_buffer

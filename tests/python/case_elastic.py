@@ -280,15 +280,105 @@ def test_ep_buffer(rank, size):
     raises(AssertionError, "dispatch defer_epilogue async_with_compute_stream", buffer.dispatch, x, defer_epilogue=True, **routing)
     raises(AssertionError, "combine defer_epilogue async_with_compute_stream", buffer.combine, rows, handle, defer_epilogue=True)
     raises(TypeError, "handle EPBuffer.dispatch()", buffer.combine, rows, (1, 2))
-    raises(NotImplementedError, "EPBuffer.lb_prefetch_weights torch.distributed", buffer.lb_prefetch_weights, x, x, topk_idx)
-    raises(NotImplementedError, "EPBuffer.lb_reduce_grads torch.distributed", buffer.lb_reduce_grads, x, x, topk_idx)
     assert isinstance(buffer, deep_ep.BufferBase)
-    for kind in (deep_ep.BucketBuffer, deep_ep.BucketSession, deep_ep.BufferAllocator, deep_ep.EngramBuffer, deep_ep.PPBuffer):
+    for kind in (deep_ep.BucketBuffer, deep_ep.BucketSession, deep_ep.EngramBuffer, deep_ep.PPBuffer):
         raises(NotImplementedError, kind.__name__, kind)
-    raises(NotImplementedError, "lb_allocation_plan_or_num_bytes", deep_ep.EPBuffer, dist.group.WORLD,
-           lb_allocation_plan_or_num_bytes=1 << 21)
+    raises(AssertionError, "lb_allocation_plan_or_num_bytes -1", deep_ep.EPBuffer, dist.group.WORLD, lb_allocation_plan_or_num_bytes=-1)
     buffer.destroy()
     deep_ep.destroy_all_managed_nccl_comm()
+
+
+@on_ranks(2)
+def test_expert_ids_of_expanded_rows(rank, size):
+    buffer = new_buffer(deep_ep.EPBuffer)
+    topk_idx, _, experts = make_routing(size, 0.3)
+    x = torch.ones(topk_idx.shape[0], HIDDEN, dtype=torch.bfloat16)
+    routing = {"topk_idx": topk_idx, "num_experts": experts, "expert_alignment": 8}
+    for sync in (True, False):
+        rows, _, _, handle, _ = buffer.dispatch(x, do_expand=True, do_cpu_sync=sync, emit_expert_ids=True, **routing)
+        ids, begin = [], 0
+        for end in handle.psum_num_recv_tokens_per_expert.tolist():
+            ids += [-1] * (-begin % 8)
+            begin += -begin % 8
+            ids += [handle.psum_num_recv_tokens_per_expert.tolist().index(end)] * (end - begin)
+            begin = end
+        assert handle.recv_expert_ids.dtype == torch.int32 and rows.shape[0] == len(handle.recv_expert_ids)
+        assert handle.recv_expert_ids.tolist() == ids + [-1] * (len(rows) - len(ids)) and max(ids) >= 0
+    assert buffer.dispatch(x, **routing)[3].recv_expert_ids is None
+    raises(AssertionError, "emit_expert_ids do_expand", buffer.dispatch, x, emit_expert_ids=True, **routing)
+    raises(AssertionError, "emit_expert_ids handle", buffer.dispatch, x, handle=handle, do_expand=True, emit_expert_ids=True)
+    buffer.destroy()
+
+
+@on_ranks(2)
+def test_rows_are_borrowed(rank, size):
+    buffer = new_buffer(deep_ep.EPBuffer)
+    address = None
+    for step in range(3):
+        topk_idx, weights, experts = make_routing(size, 0.3)
+        x = torch.randn(topk_idx.shape[0], HIDDEN).to(torch.bfloat16)
+        call = {"topk_idx": topk_idx, "topk_weights": weights, "num_experts": experts}
+        want = buffer.dispatch(x, **call)
+        view, ids, weights, handle, _ = buffer.dispatch(x, borrow_recv=True, **call)
+        assert torch.equal(view.slab[view.row_indices], want[0]) and torch.equal(ids, want[1]) and torch.equal(weights, want[2])
+        assert address in (None, view.slab.data_ptr())
+        address = view.slab.data_ptr()
+        kept = view.slab
+        for refused in (lambda: buffer.dispatch(x, **call), lambda: buffer.combine(want[0], handle), buffer.destroy):  # noqa: B023
+            raises(RuntimeError, "borrow_recv release()", refused)
+        view.release()
+        view.release()
+        raises(RuntimeError, "released", lambda: view.slab)  # noqa: B023
+        assert torch.equal(buffer.combine(kept, handle)[0], buffer.combine(want[0], want[3])[0])
+    for more in ({"do_expand": True}, {"do_cpu_sync": False}, {"defer_epilogue": True, "async_with_compute_stream": True}):
+        raises(ValueError, "borrow_recv", buffer.dispatch, x, borrow_recv=True, **call, **more)
+    raises(ValueError, "borrow_recv", buffer.dispatch, x, handle=handle, borrow_recv=True)
+    raises(ValueError, "borrow_recv bfloat16", buffer.dispatch, x.float(), borrow_recv=True, **call)
+    buffer.destroy()
+
+
+@on_ranks(4)
+def test_replicas_of_experts(rank, size):
+    """Weights go to their slots bit by bit, and gradients come back to the owner, added in the order of (rank, slot)."""
+    local, slots = 2, 3
+    sizes = ((5,), (96,), (9000, 3))
+    plan = deep_ep.BufferAllocator()
+    pools = [plan.allocate((slots, 16, *one), torch.uint8) for one in sizes]
+    grads = plan.allocate((slots, 264), torch.float32)
+    assert pools[2].shape == (slots, 16, 9000, 3) and not plan.materialized and plan.num_bytes % (2 << 20) == 0
+    buffer = deep_ep.EPBuffer(dist.group.WORLD, lb_allocation_plan_or_num_bytes=plan, explicitly_destroy=True)
+    assert plan.materialized and buffer.num_lb_bytes == plan.num_bytes
+    for wrong, words in ((lambda: plan.allocate(3, torch.uint8), RuntimeError), (lambda: deep_ep.EPBuffer(
+            dist.group.WORLD, lb_allocation_plan_or_num_bytes=plan), AssertionError)):
+        raises(words, "EPBuffer made", wrong)
+    generator = torch.Generator().manual_seed(8)
+    for round_ in range(4):
+        mapping = torch.randint(-1, local * size, (size, slots), generator=generator, dtype=torch.int32)
+        if round_ == 3:
+            mapping[:] = 5  # all of them replicas of one expert
+        all_weights = [torch.randint(0, 256, (local * size, *pool.shape[1:]), generator=generator, dtype=torch.uint8) for pool in pools]
+        for pool in pools:
+            pool.fill_(0xa5)
+        mine = [one[rank * local:(rank + 1) * local] for one in all_weights]
+        buffer.lb_prefetch_weights(pools, mine, mapping, num_sms=8, previous_event=buffer.capture() if round_ % 2 else None).wait()
+        for slot, expert in enumerate(mapping[rank].tolist()):
+            for pool, whole in zip(pools, all_weights):
+                assert torch.equal(pool[slot], whole[expert] if expert >= 0 else torch.full_like(pool[slot], 0xa5))
+        every = torch.randn(size, slots, 264, generator=generator)
+        grads.copy_(every[rank])
+        total = torch.randn(local, 264, generator=torch.Generator().manual_seed(rank))
+        want = total.clone()
+        for other in range(size):
+            for slot, expert in enumerate(mapping[other].tolist()):
+                if expert >= 0 and expert // local == rank:
+                    want[expert % local] += every[other, slot]
+        buffer.lb_reduce_grads(grads, total, mapping).current_stream_wait()
+        assert torch.equal(total, want)
+    raises(epkit.ArgumentError, "redundancy_mapping shape 4", buffer.lb_prefetch_weights, pools, mine, mapping[:2])
+    raises(epkit.ArgumentError, "same bytes", buffer.lb_prefetch_weights, pools[0], mine[1], mapping)
+    raises(epkit.ArgumentError, "float32", buffer.lb_reduce_grads, pools[0], mine[0], mapping)
+    raises(epkit.ArgumentError, "multiple of 16", buffer.lb_prefetch_weights, torch.zeros(slots, 5), torch.zeros(local, 5), mapping)
+    buffer.destroy()
 
 
 @on_ranks(2)

@@ -196,7 +196,7 @@ def test_two_hooks_are_open(rank, size):
         assert torch.equal(combined[0].float(), want[0]) and torch.equal(last[0].float(), want[1]), "a combine and a dispatch"
     # Until its rows are here nothing can be computed of them.
     first = send(0)
-    raises(epkit.ArgumentError, "EP_E_STATE ep_ll_finish", answer, 0, first)
+    raises(epkit.ArgumentError, "EP_E_STATE finish()", answer, 0, first)
     first[4]()
 
 

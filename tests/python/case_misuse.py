@@ -48,8 +48,11 @@ def test_wrong_tensors(rank, size):
     raises(bad, "plan topk_idx contiguous", comm.plan, topk_idx.t().contiguous().t(), 2 * size)
     raises(TypeError, "plan topk_idx list", comm._native.plan, [1], None, None, 2 * size, 0, 1, 0, 0, None)
     raises(bad, "EP_E_ROUTING", comm.plan, topk_idx + 100, 2 * size)
-    raises(bad, "EP_E_ROUTING", comm.plan, torch.zeros(2, 2, dtype=torch.int64), 2 * size)
-    raises(bad, "n_experts", comm.plan, topk_idx, 2 * size + 1)
+    strict = epkit.Communicator(check_distinct=True)
+    raises(bad, "EP_E_ROUTING token 0 expert 0 twice", strict.plan, torch.zeros(2, 2, dtype=torch.int64), 2 * size)
+    strict.free()
+    raises(bad, "Communicator.plan: num_experts", comm.plan, topk_idx, 2 * size + 1)
+    raises(bad, "Communicator.plan: alignment", comm.plan, topk_idx, 2 * size, alignment=-1)
     raises(bad, "max_recv", comm.plan, topk_idx, 2 * size, max_recv_tokens=-5)
     raises(TypeError, "num_experts str integer", comm.plan, topk_idx, "eight")
     plan = comm.plan(topk_idx, 2 * size)
@@ -222,7 +225,7 @@ def interrupted(rank, size, call):
         begin = time.monotonic()
         raises(KeyboardInterrupt, "", while_interrupted, calls[call])
         assert time.monotonic() - begin < 50  # the deadline is 100 s
-        raises(epkit.GroupError, "rank 0 ep_comm_abort", comm.check)
+        raises(epkit.GroupError, "rank 0 Communicator.abort", comm.check)
         # A handler of the program's own is not taken for the end of the wait.
         handled = []
         signal.signal(signal.SIGINT, lambda *_: handled.append(1))
@@ -358,6 +361,8 @@ def test_creation_that_fails(rank, size):
     error = raises(epkit.GroupError, "EP_E_MISMATCH flags", epkit.Communicator, check_values=rank == 0)
     assert error.status == 401 and error.name == "EP_E_MISMATCH" and error.hint
     raises(ValueError, "backend rocm", epkit.Communicator, backend="rocm")
+    if epkit.cuda_version is None:
+        raises(epkit.UnsupportedError, "built without CUDA EPKIT_CUDA=ON", epkit.Communicator, device="cuda:0")
 
     class Broken:
         def Get_rank(self):

@@ -64,6 +64,66 @@ def layer(rank, size, network):
         assert torch.equal(back, torch.where(idx >= 0, weights, 0.0))
 
 
+def table_of(token, columns):
+    """What a token's rows are before the combine: bfloat16 [columns, H]; the same on all ranks."""
+    return torch.randn(columns, HIDDEN, generator=torch.Generator().manual_seed(token)).to(torch.bfloat16)
+
+
+def rounded_sum(terms):
+    """0 plus the terms, one by one, in float32, rounded to bfloat16; terms: by position."""
+    total = torch.zeros(HIDDEN)
+    for position in sorted(terms):
+        total = total + terms[position].float()
+    return total.to(torch.bfloat16)
+
+
+def sum_of_hybrid(choices, table, expand, size, bias):
+    """DeepEP's: the rows of a rank, then those of a scale-up domain, then all, by the order of the choices. Each term stands at the
+    last choice that it has."""
+    local, domains_ = EXPERTS // size, {}
+    for rank in sorted({expert // local for expert in choices if expert >= 0}):
+        mine = {k: table[k] for k, expert in enumerate(choices) if expert >= 0 and expert // local == rank}
+        domains_.setdefault(rank // (size // 2), {})[max(mine)] = rounded_sum(mine) if expand else table[rank]
+    total = torch.zeros(HIDDEN) if bias is None else bias.float()
+    for position in sorted(max(terms) for terms in domains_.values()):
+        total = total + rounded_sum(next(terms for terms in domains_.values() if max(terms) == position)).float()
+    return total.to(torch.bfloat16)
+
+
+def bits_of_combine(rank, size):
+    most = 24
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=most, hidden=HIDDEN, num_topk=TOPK)
+    differ = 0
+    for seed in range(4):
+        torch.manual_seed(10 * seed + rank)
+        tokens, expand = (most, 0, 7, 19)[(seed + rank) % 4], seed % 2 == 1
+        idx = torch.randint(-1, EXPERTS, (tokens, TOPK))  # some of them twice
+        x, bias = torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16), torch.randn(tokens, HIDDEN).to(torch.bfloat16)
+        rows, _, _, handle, _ = buffer.dispatch(x, topk_idx=idx, num_experts=EXPERTS, do_expand=expand, expert_alignment=4)
+        metadata, columns = handle.recv_src_metadata, TOPK if expand else size
+        for i, token in enumerate(metadata[:, 0].tolist()):
+            table = table_of(token, columns)
+            if not expand:
+                rows[i] = table[rank]
+            for k, row in enumerate(metadata[i, 2:].tolist() if expand else ()):
+                if row >= 0:
+                    rows[row] = table[k]
+        for given in (None, bias):
+            out = buffer.combine(rows, handle, bias=given)[0]
+            wants = [sum_of_hybrid(choices, table_of(rank * most + t, columns), expand, size, None if given is None else given[t])
+                     for t, choices in enumerate(idx.tolist())]
+            assert not wants or torch.equal(out, torch.stack(wants)), (seed, expand)
+        plain = handle._plan(None).combine(rows, None, bias)[0]  # float32 sums of the nodes, in rank order
+        differ += int((plain != out).sum())
+    assert differ  # the definitions are not the same: this compares something
+
+
+def test_combine_has_the_bits_of_hybrid_deepep():
+    for network in ("tcp", "emulated"):
+        with divided(network):
+            run(4, bits_of_combine)
+
+
 def domains(rank, size, hybrid):
     one = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=HIDDEN, num_topk=TOPK, allow_hybrid_mode=hybrid)
     logical = (2, size // 2) if hybrid else (1, size)  # as DeepEP

@@ -21,16 +21,20 @@ class Case:
         self.local = draw.choice((1, 2, 4, 8))
         self.experts, self.topk = self.local * size, draw.randint(1, min(8, self.local * size))
         self.counts = [min(most, draw.choice((0, 1, 2, 5, 33, 100))) for _ in range(size)]
-        self.routing = draw.choice(("any", "any", "some", "none", "first", "last"))
+        self.routing = draw.choice(("any", "any", "some", "none", "first", "last", "again", "again"))
         torch.manual_seed(1000 * seed + rank)
-        self.idx = self.choices(self.counts[rank])
+        self.idx = self.choices(self.counts[rank], most)
         self.weights = torch.rand(self.idx.shape)
         self.all_idx = self.of_all(self.idx)
         self.in_rank = torch.stack([(self.idx // self.local == one).any(1) for one in range(size)], 1)
 
-    def choices(self, count):
+    def choices(self, count, most):
         idx = torch.rand(count, self.experts).topk(self.topk).indices
-        if self.routing == "some":
+        if self.routing == "again":  # experts that a token names more than once, with room for them in low latency
+            idx = torch.randint(0, self.experts, idx.shape)
+            for expert in range(self.experts):
+                idx.view(-1)[(idx.view(-1) == expert).nonzero()[most:]] = -1
+        elif self.routing == "some":
             idx[torch.rand(idx.shape) < 0.5] = -1
         elif self.routing == "none":
             idx[:] = -1
@@ -311,7 +315,7 @@ def one_low_latency_case(buffer, case, most):
     for expert in range(case.local):
         for source in range(case.size):
             begin, number = (handle[1][expert, source] >> 32).item(), (handle[1][expert, source] & 0xffffffff).item()
-            tokens = (case.all_idx[source] == case.rank * case.local + expert).any(1).nonzero().flatten()
+            tokens = (case.all_idx[source] == case.rank * case.local + expert).nonzero()[:, 0]
             origin = handle[0][expert, begin:begin + number].long()
             assert torch.equal(origin.sort().values, tokens)
             assert torch.equal(rows[expert, begin:begin + number], every[source][origin])

@@ -170,6 +170,7 @@ def test_gradients_are_exact(rank, size):
     torch.manual_seed(rank)
     topk_idx = torch.rand(tokens, experts).topk(2).indices
     topk_idx[0, 1] = -1
+    topk_idx[1:3, 1] = topk_idx[1:3, 0]  # an expert twice
     x = torch.randint(-3, 4, (tokens, hidden)).to(torch.bfloat16).requires_grad_()
     weights = torch.randint(1, 4, (tokens, 2)).float().requires_grad_()
     for expanded in (False, True):

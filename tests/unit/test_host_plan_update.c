@@ -439,10 +439,11 @@ static int mask_badly(struct member *m)
     m->routing[0].in_rank[1] = 1;
     SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
     SURE(strstr(ep_last_error(), "tokens_per_expert is 0 for the experts of rank 1 together, but 1 tokens go there"));
-    m->routing[0].per_expert[LOCAL] = 2;
+    m->routing[0].per_expert[LOCAL] = EP_MAX_TOPK + 1;
     SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
-    SURE(strstr(ep_last_error(), "tokens_per_expert is 2 for expert 4, but 1 tokens go to its rank 1"));
-    m->routing[0].per_expert[LOCAL] = 1;
+    SURE(strstr(ep_last_error(), "tokens_per_expert is 65 for expert 4, but 1 tokens go to its rank 1"));
+    /* Two choices of one token. */
+    m->routing[0].per_expert[LOCAL] = 2;
     m->routing[0].per_expert[0] = -1;
     SURE(ep_plan_new(m->comm, &args, &plan) == EP_E_ROUTING);
     m->routing[0].per_expert[0] = 0;

@@ -180,17 +180,6 @@ TEST(test_counts)
 #define HIDDEN 128
 #define BIG 16777216.0f /* 2^24: adding 1 changes nothing */
 
-/* What each place (rank, or expert) replies: rows of one value. */
-static void reply_value(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
-{
-    const float *values = context;
-
-    (void)source;
-    (void)token;
-    for (int i = 0; i < HIDDEN; i++)
-        ret_row[i] = format_to_bf16(values[expert < 0 ? rank : expert]);
-}
-
 /* One token of `rank` that selects these experts in this order; 4 ranks of `n_local` experts. */
 struct example {
     int n_nodes, rank, n_local;
@@ -204,6 +193,17 @@ struct example {
     bool expanded, bf16_partials, no_partial_reduce;
 };
 
+/* What each rank replies, or for each selection its expert: rows of one value. */
+static void reply_value(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
+{
+    const struct example *example = context;
+
+    (void)source;
+    (void)token;
+    for (int i = 0; i < HIDDEN; i++)
+        ret_row[i] = format_to_bf16(example->values[k < 0 ? rank : example->experts[k]]);
+}
+
 static uint16_t combine(const struct example *example, bool low_latency)
 {
     int n_tokens[] = {1, 1, 1, 1};
@@ -211,7 +211,6 @@ static uint16_t combine(const struct example *example, bool low_latency)
     int32_t *experts[] = {selected, selected, selected, selected};
     float chosen[4];
     float *weights[] = {chosen, chosen, chosen, chosen};
-    float values[8];
     struct reference_group group = {.n_ranks = 4,
                                     .n_nodes = example->n_nodes,
                                     .ranks_per_node = 4 / example->n_nodes,
@@ -226,12 +225,11 @@ static uint16_t combine(const struct example *example, bool low_latency)
                                      .bf16_partials = example->bf16_partials,
                                      .no_partial_reduce = example->no_partial_reduce,
                                      .reply = reply_value,
-                                     .context = values};
+                                     .context = (void *)(uintptr_t)example};
     static struct reference_scratch scratch;
     uint16_t row[HIDDEN], bias_row[2][HIDDEN];
     const uint16_t *bias[2] = {NULL, NULL};
 
-    memcpy(values, example->values, sizeof(values));
     memcpy(selected, example->experts, sizeof(selected));
     memcpy(chosen, example->weights, sizeof(chosen));
     for (int which = 0; which < example->n_biases; which++) {
@@ -294,6 +292,9 @@ TEST(test_combine)
         {1, 0, 2, .expanded = true, .topk = 3, .experts = {2, 0, 1}, .values = {1, 2, 4}, .expected = 0x40e0},
         {1, 0, 2, .expanded = true, .topk = 3, .experts = {2, 0, 1}, .values = {BIG, 1, -BIG}, .expected = 0},
         {2, 0, 2, .expanded = true, .topk = 3, .experts = {4, 5, 0}, .values = {-BIG, 0, 0, 0, BIG, 1}, .expected = 0},
+        /* An expert that is selected twice answers twice. In rank layout its rank answers once. */
+        {1, 0, 2, .expanded = true, .topk = 3, .experts = {2, 0, 2}, .values = {1, 0, 4}, .expected = 0x4110},
+        {1, 0, 2, .topk = 3, .experts = {2, 0, 2}, .values = {1, 4}, .expected = 0x40a0},
     };
 
     for (int i = 0; i < COUNT(examples); i++) {

@@ -240,6 +240,7 @@ TEST(expert_twice_is_named)
 
         shape.n_tokens++;
         shape.topk++;
+        shape.distinct = true;
         sample = new_sample(shape, round & 1 ? EP_I64 : EP_I32);
         token = (int)draw((uint32_t)shape.n_tokens);
         second = 1 + (int)draw((uint32_t)shape.topk - 1);
@@ -257,6 +258,26 @@ TEST(expert_twice_is_named)
         expect_refused(&sample, text);
         free_sample(&sample);
     }
+}
+
+/* Each choice counts for its expert, and each rank and node once; a limit of rows names the first choice beyond it. */
+TEST(an_expert_twice_counts_twice)
+{
+    struct ep_routing_shape shape = {
+        .n_tokens = 3, .topk = 3, .n_experts = 4, .nranks = 2, .ranks_per_node = 1, .max_rows = 3};
+    const int32_t given[] = {0, 1, 0, 3, 3, 3, 0, -1, 2};
+    const int32_t want_expert[] = {3, 1, 1, 3}, want_rank[] = {2, 2};
+    int32_t idx[9], per_rank[2], per_expert[4];
+    struct ep_routing_counts counts = {.per_rank = per_rank, .per_expert = per_expert};
+
+    assert_int_equal(ep_routing_check(&shape, given, EP_I32, idx), EP_OK);
+    assert_int_equal(ep_routing_count(&shape, idx, &counts), EP_OK);
+    assert_memory_equal(per_expert, want_expert, sizeof(want_expert));
+    assert_memory_equal(per_rank, want_rank, sizeof(want_rank));
+    shape.max_rows = 2;
+    assert_int_equal(ep_routing_check(&shape, given, EP_I32, idx), EP_E_ROUTING);
+    assert_string_equal(ep_last_error(), "routing: token 1: expert 3 at position 2 is choice 3 of this expert, which "
+                                         "has room for 2 rows of each rank (max_tokens)");
 }
 
 /* -1 may be at any position, any number of times, and adjacent tokens may choose the same expert. */

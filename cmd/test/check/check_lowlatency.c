@@ -2,8 +2,8 @@
 /*
  * check_lowlatency.c - the low-latency matrix.
  *
- * Each case uses both buffers of the double buffering: two dispatches, then their two combines in order. Each
- * expert replies with rows of its own, so that a wrong row is detected.
+ * Each case uses both buffers of the double buffering: two dispatches, then their two combines in order. The reply to
+ * each selection of a token is a row of its own, so that a wrong row is detected.
  */
 #include "check_run.h"
 #include "number_formats.h"
@@ -110,13 +110,30 @@ static ep_status new_buffers(struct ll_state *state, int max_tokens)
     return check_buffers(run);
 }
 
+/* The room of an expert for a rank's rows: its tokens, or more where tokens select an expert more than once. */
+static int most_rows(const struct check_run *run)
+{
+    const struct reference_group *group = &run->group;
+    int most = run->n_tokens ? run->n_tokens : 1;
+
+    for (int rank = 0; rank < group->n_ranks; rank++) {
+        size_t n = (size_t)group->n_tokens[rank] * (size_t)group->topk;
+        int rows[EP_MAX_EXPERTS] = {0};
+
+        for (size_t i = 0; i < n; i++)
+            if (group->experts[rank][i] >= 0 && ++rows[group->experts[rank][i]] > most)
+                most++;
+    }
+    return most;
+}
+
 static ep_status begin(struct check_run *run, void **ret_state)
 {
     struct ll_state *state = calloc(1, sizeof(*state));
     const struct reference_group *group = &run->group;
     ep_ll_config config = EP_LL_CONFIG_INIT;
     int rank = run->ctx->rank, hidden = run->parameters.hidden;
-    int max_tokens = run->n_tokens ? run->n_tokens : 1;
+    int max_tokens = most_rows(run);
 
     run->call = "calloc";
     if (!state)
@@ -362,12 +379,12 @@ static ep_status dispatch(const struct ll_step *step)
 /* --- combine --- */
 
 /* The input row of combine: a reference_reply_fn for a step. */
-static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+static void reply_row(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct ll_step *step = context;
 
     (void)rank;
-    data_reply(&step->data, expert, source, token, ret_row);
+    data_reply(&step->data, k, source, token, ret_row);
 }
 
 /* Writes the rows of the experts. The row after the last of each expert is NaN, to detect its use in a sum. */
@@ -386,7 +403,7 @@ static void load_combine(struct ll_step *step)
         for (int64_t i = 0; i < n; i++) {
             const struct reference_row *row = row_of(state, local, i);
 
-            reply_row(step, rank, rank * group->n_local + local, row->rank, row->token, out + (size_t)i * hidden);
+            reply_row(step, rank, row->k, row->rank, row->token, out + (size_t)i * hidden);
         }
         if (n < state->slots)
             memset(out + (size_t)n * hidden, 0xff, hidden * sizeof(*out));

@@ -36,17 +36,6 @@ static bool goes_to_node(const struct reference_group *group, int source, int to
     return false;
 }
 
-/* Which selection of the token is this expert; -1: none. */
-static int selection_of(const struct reference_group *group, int source, int token, int expert)
-{
-    const int32_t *experts = experts_of(group, source, token);
-
-    for (int k = 0; k < group->topk; k++)
-        if (experts[k] == expert)
-            return k;
-    return -1;
-}
-
 bool reference_group_init(const struct routing *routing, int n_nodes, struct reference_group *ret_group,
                           struct check_error *error)
 {
@@ -199,7 +188,7 @@ static void list_rank_layout(const struct reference_group *group, int alignment,
         counts[local] = (counts[local] + alignment - 1) / alignment * alignment;
 }
 
-/* Expert after expert, each by (source rank, token) and padded to a multiple of the alignment. */
+/* Expert after expert, each by (source rank, token, selection) and padded to a multiple of the alignment. */
 static void list_expanded_layout(const struct reference_group *group, int alignment, struct reference_layout *layout)
 {
     for (int local = 0; local < group->n_local; local++) {
@@ -207,12 +196,10 @@ static void list_expanded_layout(const struct reference_group *group, int alignm
 
         layout->expert_start[local] = layout->n_rows;
         for (int source = 0; source < group->n_ranks; source++)
-            for (int token = 0; token < group->n_tokens[source]; token++) {
-                int k = selection_of(group, source, token, expert);
-
-                if (k >= 0)
-                    append_row(layout, source, token, k);
-            }
+            for (int token = 0; token < group->n_tokens[source]; token++)
+                for (int k = 0; k < group->topk; k++)
+                    if (experts_of(group, source, token)[k] == expert)
+                        append_row(layout, source, token, k);
         while (layout->n_rows % alignment)
             append_row(layout, -1, -1, -1);
         layout->recv_per_expert[local] = (int32_t)(layout->n_rows - layout->expert_start[local]);

@@ -76,10 +76,10 @@ void reference_row_selections(const struct reference_group *group, int rank, con
 float reference_row_weight(const struct reference_group *group, const struct reference_row *row);
 
 /*
- * The bf16 input row of combine on `rank` for a token of `source`. `expert`: -1 in rank layout, else the global number
- * of the row's expert.
+ * The bf16 input row of combine on `rank` for a token of `source`. `k`: the selection whose row it is, -1 in rank
+ * layout.
  */
-typedef void (*reference_reply_fn)(void *context, int rank, int expert, int source, int token, uint16_t *ret_row);
+typedef void (*reference_reply_fn)(void *context, int rank, int k, int source, int token, uint16_t *ret_row);
 
 /* Memory for the sums of one row: too much for a stack. */
 struct reference_scratch {
@@ -117,7 +117,7 @@ void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed);
 /* The row as seen by an expert: bytes times factors, rounded once to bf16. */
 void reference_dequantize(const uint8_t *row, const float *factors, int hidden, uint16_t *ret_row);
 
-/* The combined row of one token, without masked ranks; calls `reply` for each expert. */
+/* The combined row of one token, without masked ranks; calls `reply` for each selection. */
 void reference_ll_combine_row(const struct reference_group *group, const struct reference_combine *combine, int rank,
                               int token, struct reference_scratch *scratch, uint16_t *ret_row);
 

@@ -15,7 +15,8 @@ static void add_row(float *sum, int *n_terms, const uint16_t *row, int hidden)
     ++*n_terms;
 }
 
-/* Adds the replies of one node for the token, in rank order, or in expert order in the expanded layout. */
+/* Adds the replies of one node for the token, in rank order; in the expanded layout in that of experts, then
+ * selections. */
 static void add_node(const struct reference_group *group, const struct reference_combine *combine, int node, int source,
                      int token, float *sum, int *n_terms, uint16_t *row)
 {
@@ -25,15 +26,14 @@ static void add_node(const struct reference_group *group, const struct reference
 
     for (int expert = node * experts_per_node; expert < (node + 1) * experts_per_node; expert++) {
         int rank = expert / group->n_local;
-        bool selected = false;
 
-        for (int k = 0; k < group->topk; k++)
-            selected |= experts[k] == expert;
-        if (!selected || (!combine->expanded && rank == last_rank))
-            continue;
-        last_rank = rank;
-        combine->reply(combine->context, rank, combine->expanded ? expert : -1, source, token, row);
-        add_row(sum, n_terms, row, combine->hidden);
+        for (int k = 0; k < group->topk; k++) {
+            if (experts[k] != expert || (!combine->expanded && rank == last_rank))
+                continue;
+            last_rank = rank;
+            combine->reply(combine->context, rank, combine->expanded ? k : -1, source, token, row);
+            add_row(sum, n_terms, row, combine->hidden);
+        }
     }
 }
 
@@ -119,7 +119,7 @@ static void add_choice(const struct reference_group *group, const struct referen
     int expert = group->experts[source][choice];
     float weight = group->weights[source][choice];
 
-    combine->reply(combine->context, expert / group->n_local, expert, source, token, row);
+    combine->reply(combine->context, expert / group->n_local, k, source, token, row);
     for (int i = 0; i < combine->hidden; i++)
         sum[i] = fmaf(weight, format_from_bf16(row[i]), sum[i]);
 }

@@ -25,8 +25,8 @@ struct routing {
 };
 
 const struct routing_name routing_names[] = {
-    {"uniform", ROUTING_UNIFORM}, {"zipf", ROUTING_ZIPF},   {"grouped", ROUTING_GROUPED}, {"one", ROUTING_ONE},
-    {"dropped", ROUTING_DROPPED}, {"empty", ROUTING_EMPTY}, {NULL, ROUTING_FILE},
+    {"uniform", ROUTING_UNIFORM}, {"zipf", ROUTING_ZIPF},   {"grouped", ROUTING_GROUPED},   {"one", ROUTING_ONE},
+    {"dropped", ROUTING_DROPPED}, {"empty", ROUTING_EMPTY}, {"repeated", ROUTING_REPEATED}, {NULL, ROUTING_FILE},
 };
 
 const struct routing_name *routing_find(const char *name)
@@ -237,6 +237,10 @@ void routing_token(const struct routing *routing, int rank, int token, int32_t *
     case ROUTING_EMPTY:
         draw_empty(routing, &random, ret_experts);
         break;
+    case ROUTING_REPEATED:
+        for (int k = 0; k < spec->topk; k++)
+            ret_experts[k] = (int32_t)random_below(&random, (uint32_t)spec->n_experts);
+        break;
     case ROUTING_FILE:
         memcpy(ret_experts, file_token(routing, rank, token), (size_t)spec->topk * sizeof(*ret_experts));
         break;
@@ -315,10 +319,6 @@ static bool check_file_token(const struct routing *routing, int rank, int token,
         if (expert < -1 || expert >= routing->spec.n_experts)
             return check_fail(error, "%s: rank %d token %d selection %d: expert %d is not within -1 .. %d",
                               routing->spec.path, rank, token, k, expert, routing->spec.n_experts - 1);
-        for (int i = 0; i < k && expert >= 0; i++)
-            if (experts[i] == expert)
-                return check_fail(error, "%s: rank %d token %d selects expert %d twice", routing->spec.path, rank,
-                                  token, expert);
     }
     return true;
 }
@@ -363,7 +363,7 @@ static bool check_spec(const struct routing_spec *spec, struct check_error *erro
         return spec->topk >= 0 ? true : check_fail(error, "top-%d", spec->topk);
     if (spec->topk < 1 || spec->topk > EP_MAX_TOPK)
         return check_fail(error, "top-%d; 1 to %d are possible", spec->topk, EP_MAX_TOPK);
-    if (spec->topk > spec->n_experts)
+    if (spec->kind != ROUTING_REPEATED && spec->topk > spec->n_experts)
         return check_fail(error, "top-%d of %d experts", spec->topk, spec->n_experts);
     if (spec->kind == ROUTING_GROUPED && spec->n_experts % GROUPS)
         return check_fail(error, "grouped routing: %d experts do not divide into %d groups", spec->n_experts, GROUPS);

@@ -17,6 +17,7 @@ enum routing_kind {
     ROUTING_ONE,         /* all tokens of all ranks to one rank; K > L: the rest to the next ranks */
     ROUTING_DROPPED,     /* uniform with holes (-1), and tokens that select no expert */
     ROUTING_EMPTY,       /* some ranks have no tokens, some receive none */
+    ROUTING_REPEATED,    /* K experts at random, the same one any number of times */
     ROUTING_FILE         /* from a file: [N,K], the same for every rank, or [R,N,K] */
 };
 
@@ -43,7 +44,7 @@ struct routing_spec {
 
 struct routing;
 
-/* Validates the specification, and all entries of a file (range, duplicates within a token). */
+/* Validates the specification, and the range of all entries of a file. */
 bool routing_new(const struct routing_spec *spec, struct routing **ret_routing, struct check_error *error);
 void routing_free(struct routing *routing);
 

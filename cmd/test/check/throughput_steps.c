@@ -231,7 +231,7 @@ ep_status throughput_dispatch(struct throughput_step *step)
 /* --- combine --- */
 
 /* The input row of combine for a token of `source`: a reference_reply_fn for a step. */
-static void reply_row(void *context, int rank, int expert, int source, int token, uint16_t *ret_row)
+static void reply_row(void *context, int rank, int k, int source, int token, uint16_t *ret_row)
 {
     const struct throughput_step *step = context;
     const struct throughput *state = step->state;
@@ -239,7 +239,7 @@ static void reply_row(void *context, int rank, int expert, int source, int token
     if (step->identity)
         data_bf16_row(&state->c.data, source, token, ret_row);
     else
-        data_reply(&state->c.data, expert < 0 ? rank : state->run->group.n_ranks + expert, source, token, ret_row);
+        data_reply(&state->c.data, k < 0 ? rank : state->run->group.n_ranks + k, source, token, ret_row);
 }
 
 static int32_t selected_expert(const struct check_run *run, int rank, int token, int k)
@@ -277,25 +277,19 @@ static void load_combine(struct throughput_step *step)
 {
     struct throughput *state = step->state;
     const struct throughput_case *c = &state->c;
-    size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t), n_local = (size_t)state->run->group.n_local;
+    size_t row_bytes = (size_t)c->data.hidden * sizeof(uint16_t);
     const struct reference_layout *layout = step->layout;
     int rank = state->run->ctx->rank;
-    size_t local = 0;
 
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
         uint16_t *out = (uint16_t *)(state->rows[c->symmetric] + row_at(i, row_bytes));
-        int expert = -1;
 
-        while (layout->expanded && local + 1 < n_local && i >= layout->expert_start[local + 1])
-            local++;
-        if (layout->expanded)
-            expert = rank * (int)n_local + (int)local;
         if (row->rank < 0) {
             memset(out, 0xff, row_bytes); /* NaN, to detect padding in a sum */
             continue;
         }
-        reply_row(step, rank, expert, row->rank, row->token, out);
+        reply_row(step, rank, row->k, row->rank, row->token, out);
         if (c->topk)
             load_weights(step, i);
     }

@@ -205,6 +205,9 @@ static ep_status combine_body(struct combine *c)
 {
     struct cuda_route route;
 
+    if (c->args->flags && cuda_crosses_nodes(c->call.cuda))
+        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: EP_COMBINE_BY_CHOICE on %d nodes with the CUDA backend",
+                       c->plan->comm->nnodes);
     EP_TRY(cuda_plan_ready(&c->call, c->plan, &route));
     EP_TRY(check_pointers(c, route.n_tokens));
     c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);

@@ -9,8 +9,6 @@
 #include "backend/cuda/lowlatency.h"
 #include "backend/cuda/update.cuh"
 
-#include <epkit/types.h>
-
 #define WARPS (CUDA_COUNT_TOKENS / WARP)
 
 namespace
@@ -33,7 +31,7 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
         }
         if (expert < 0)
             continue;
-        for (int j = 0; j < k; j++)
+        for (int j = 0; j < k && c.distinct; j++)
             bad |= expert_at(c, start + j) == expert;
         ranks |= 1u << ((int)expert / n_local);
         atomicAdd(&per_expert[expert], 1);
@@ -112,7 +110,7 @@ __device__ void report_totals(const cuda_count &c)
             total += n;
         }
         c.totals[i] = total;
-        if (c.mask_experts && !counts_are_possible(c.mask_experts + i * n_local, n_local, total))
+        if (c.mask_experts && !counts_are_possible(c.mask_experts + i * n_local, n_local, total, c.distinct))
             atomicOr(c.bad, 1u);
     }
     for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
@@ -250,7 +248,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
         for (int j = 0; j < k && expert >= 0; j++) {
             int64_t other = expert_at(l, start + j);
 
-            bad |= other == expert;
+            bad |= l.distinct && other == expert;
             new_rank &= !is_within(other, rank * n_local, n_local);
             new_node &= !is_within(other, node * on_node, on_node);
         }

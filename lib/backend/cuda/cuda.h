@@ -244,6 +244,12 @@ struct cuda_comm {
     void *flush;
 };
 
+/* A token that names an expert twice is invalid routing. */
+static inline bool cuda_checks_distinct(const ep_comm *comm)
+{
+    return comm->config.flags & EP_COMM_CHECK_DISTINCT;
+}
+
 static inline struct cuda_comm *cuda_of(const ep_comm *comm)
 {
     return comm->impl;

@@ -294,10 +294,11 @@ struct cuda_count {
     int32_t *per_expert; /* [E], zeroed */
     int32_t *totals;     /* mapped host memory: [R] per rank, [E] per expert */
     struct cuda_report *report;
-    uint32_t *bad;     /* zeroed; set to 1 if an entry is out of range or twice in a token */
+    uint32_t *bad;     /* zeroed; set to 1 if an entry is out of range or, with `distinct`, twice in a token */
     uint32_t *ret_bad; /* device memory for the result; NULL: it goes to the host, in the report */
     uint64_t number;
     int32_t idx64, n_tokens, topk, n_experts, nranks, width;
+    int32_t distinct;
 };
 
 /* Counts of an update for the host, in host memory: those of this rank. */
@@ -391,6 +392,7 @@ struct cuda_layout {
     uint8_t *in_rank;
     int32_t idx64, n_tokens, topk, n_experts;
     int32_t nranks, ranks_per_node; /* of the group; CUDA_MAX_RANKS at most */
+    int32_t distinct;
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);

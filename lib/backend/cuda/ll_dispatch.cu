@@ -84,8 +84,8 @@ __device__ inline float factor_of(sixteen v, bool rounds)
 
 /* The choices of the token being sent. */
 struct choices {
-    int before[CUDA_LL_MAX_TOPK];      /* lower tokens of this rank with the same expert */
-    uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the choice of the expert; 0: none */
+    int before[CUDA_LL_MAX_TOPK];      /* rows of the same expert before this choice's: of lower tokens and choices */
+    uint8_t choice_of[EP_MAX_EXPERTS]; /* 1 + the first choice of the expert; 0: none */
     uint32_t ranks;                    /* mask of its ranks; between nodes their number */
     uint16_t rank[CUDA_LL_MAX_TOPK];   /* between nodes: the ranks, starting after this one */
 };
@@ -93,10 +93,11 @@ struct choices {
 /* --- the routing ------------------------------------------------------------------------------------------------- */
 
 /*
- * Is every entry of this thread's part -1 or an expert that is unique in its token? The threads of each block together
- * check everything, so that all blocks come to the same result. Each lane has one entry, each warp a few whole tokens.
+ * Is every entry of this thread's part -1 or an expert? `twice` is set if a token names an expert twice. The threads of
+ * each block together check everything, so that all blocks come to the same result. Each lane has one entry, each warp
+ * a few whole tokens.
  */
-__device__ bool routing_is_valid(const cuda_ll_dispatch &d)
+__device__ bool entries_are_valid(const cuda_ll_dispatch &d, bool &twice)
 {
     int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks, lane = (int)threadIdx.x % WARP;
     int tokens = WARP / topk, own = lane / topk, step = (int)(blockDim.x / WARP) * tokens;
@@ -113,7 +114,7 @@ __device__ bool routing_is_valid(const cuda_ll_dispatch &d)
             int other = lane % topk + i;
 
             other = __shfl_sync(ALL_LANES, narrow, min(own * topk + (other < topk ? other : other - topk), WARP - 1));
-            valid &= !active || expert < 0 || other != narrow;
+            twice |= active && expert >= 0 && other == narrow;
         }
     }
     return valid;
@@ -154,6 +155,21 @@ __device__ void count_rows(const cuda_ll_dispatch &d, int32_t *bins)
 }
 
 /*
+ * Is the routing valid? `valid`, `twice`: the results of entries_are_valid(). With repeated choices an expert may have
+ * more rows than there is room for; `bins` are then counted, unless they are. Called by all threads.
+ */
+__device__ bool routing_is_valid(const cuda_ll_dispatch &d, bool valid, bool twice, bool counted, int32_t *bins)
+{
+    if (!__syncthreads_or(!valid || twice))
+        return true;
+    if (!counted)
+        count_rows(d, bins);
+    for (int i = (int)threadIdx.x; i < d.ll.n_local * d.ll.waits.nranks; i += (int)blockDim.x)
+        valid &= bins[i] <= d.ll.max_tokens;
+    return __syncthreads_and(valid && !(twice && d.distinct));
+}
+
+/*
  * Sends each rank the row counts of its experts, and the format. Each word holds the number of the call and the count,
  * so no flag is needed. Sent before the ranks synchronise: otherwise the counts would queue on the links behind the
  * rows of other blocks. The routing is valid. Called by the threads of the counting blocks.
@@ -191,8 +207,8 @@ __device__ void list_ranks(const cuda_ll &ll, int rank, choices &c)
 }
 
 /*
- * Writes the choices of token t, with the number of lower tokens that have the same expert, into the image of its slot,
- * and keeps them for the combine. Each thread passes the choice that it has prefetched.
+ * Writes the choices of token t, with the row of each among those of its expert, into the image of its slot, and keeps
+ * them for the combine. Each thread passes the choice that it has prefetched.
  */
 __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, int t, int expert, choices &c,
                                 unsigned char *image, const team &by)
@@ -201,14 +217,18 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
     int k = by.thread, topk = ll.topk;
     int32_t *index =
         ll_own<int32_t>(ll, ll.index_at) + ((call.dispatch & 1) * (int64_t)ll.segment_tokens + t) * ll.segment_topk;
+    uint32_t earlier = 0; /* choices of the same expert */
 
     if (k < WARP) {
         int rank = expert < 0 ? -1 : expert / ll.n_local;
 
+        for (int i = 0; i < topk; i++)
+            earlier |= (uint32_t)(__shfl_sync(ALL_LANES, expert, i) == expert) << i;
+        earlier &= expert < 0 ? 0 : (1u << k) - 1;
         if (k < topk)
             index[k] = expert;
         c.before[k] = 0;
-        if (expert >= 0)
+        if (expert >= 0 && !earlier)
             c.choice_of[expert] = (uint8_t)(k + 1);
         if (LL_NODES) {
             list_ranks(ll, rank, c);
@@ -230,7 +250,8 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
     team_sync(by);
     /* Beyond the call's K: -1. */
     if (k < ll.segment_topk)
-        reinterpret_cast<int2 *>(image)[k] = make_int2(expert, c.before[k]);
+        reinterpret_cast<int2 *>(image)[k] =
+            make_int2(expert, c.before[earlier ? __ffs((int)earlier) - 1 : k] + __popc(earlier));
     /* For the next token; a barrier follows before that is processed. */
     if (k < topk && expert >= 0)
         c.choice_of[expert] = 0;
@@ -417,7 +438,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     team all = whole_block();
     int t = (int)blockIdx.x;
     prefetched a = prefetch(d, t, all);
-    bool counts = (int)gridDim.x - 1 - t < counting_blocks(d), valid;
+    bool counts = (int)gridDim.x - 1 - t < counting_blocks(d), twice = false, valid;
 
     ll_begin(ll);
     for (int i = (int)threadIdx.x; i < EP_MAX_EXPERTS / 4; i += (int)blockDim.x)
@@ -425,12 +446,12 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     __syncthreads();
     if (counts)
         count_rows(d, bins);
-    valid = routing_is_valid(d);
-    if (counts && __syncthreads_and(valid))
+    valid = entries_are_valid(d, twice);
+    if (counts && routing_is_valid(d, valid, twice, counts, bins))
         send_counts(d, call, bins);
     if (t < d.n_tokens)
         make_image(d, call, t, a, c, image, all);
-    if (!__syncthreads_and(valid)) {
+    if (!routing_is_valid(d, valid, twice, counts, bins)) {
         ll_refuse(ll, d.queued, ll.waits.ready_phase);
         return false;
     }

@@ -297,6 +297,7 @@ static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_i
     volatile uint32_t *bad = &impl->report->bad;
     struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
+    shape.max_rows = impl->in_dispatch ? impl->dispatch.ll.max_tokens : 0;
     impl->dispatch.queued = impl->combine.queued = !impl->blocking;
     EP_TRY(run_phases(ll, flags & EP_LL_RECV_HOOK ? CUDA_LL_SEND : CUDA_LL_SEND | CUDA_LL_RECEIVE));
     if (!*bad)
@@ -355,6 +356,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .topk_idx = args->topk_idx,
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
+                                               .distinct = cuda_checks_distinct(ll->comm),
                                                .fp8 = fp8,
                                                .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,

@@ -84,6 +84,7 @@ struct cuda_ll_dispatch {
     const void *x, *topk_idx;
     int32_t idx64, n_tokens, phases;
     int32_t queued;              /* no host waits for this call */
+    int32_t distinct;            /* no token may name an expert twice */
     int32_t fp8, rounds, packed; /* packed: scales are ue8m0 */
     int32_t format;              /* must be the same on all ranks */
     unsigned char *recv_x;

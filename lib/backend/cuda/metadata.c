@@ -225,6 +225,7 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
 {
     static const char name[] = "ep_plan_layout";
     struct cuda_layout l = {.topk_idx = args->topk_idx,
+                            .distinct = cuda_checks_distinct(call->cuda->group.comm),
                             .per_rank = layout->tokens_per_rank,
                             .per_node = layout->tokens_per_node,
                             .per_expert = layout->tokens_per_expert,

@@ -186,35 +186,47 @@ __device__ __forceinline__ int target_of(const cuda_nodes_update &u, int expert)
     return u.expanded ? here : here / u.n_local_experts;
 }
 
-/*
- * In ascending order of ranks or experts; of each rank the first choice. Returns the number of entries; -1: a row is
- * beyond those of its rank.
- */
-__device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, const uint32_t *masks,
-                            const int32_t *next, cuda_entry *entry)
+/* The rows of a target in tokens that name it more than once, of the tile's tokens below `end`: repeats_before(). */
+__device__ int repeats_of(const cuda_nodes_update &u, const int32_t *tile, const uint32_t *repeats, int target, int end)
 {
+    if (!u.expanded)
+        return 0;
+    return repeats_before(tile, u.topk, repeats, u.words.node * experts_of_node(u) + target, end);
+}
+
+/*
+ * In ascending order of ranks, of each the first choice, or of experts and choices. `tile`: the choices of the tile's
+ * first token. Returns the number of entries; -1: a row is beyond those of its rank.
+ */
+__device__ int list_entries(const cuda_nodes_update &u, const int32_t *tile, const uint32_t *masks,
+                            const uint32_t *repeats, const int32_t *next, cuda_entry *entry)
+{
+    const int32_t *index = tile + (size_t)threadIdx.x * u.topk;
     int n = 0, last = -1;
+    int64_t row = 0;
 
     for (;;) {
-        int target = INT32_MAX, choice = 0, local;
-        int64_t row;
+        int least = INT32_MAX; /* target and choice */
 
         for (int k = 0; k < u.topk; k++) {
-            int t = target_of(u, index[k]);
+            int target = target_of(u, index[k]), key = target * EP_MAX_TOPK + k;
+            bool listed = key <= last || (!u.expanded && last >= 0 && target == last / EP_MAX_TOPK);
 
-            if (t > last && t < target) {
-                target = t;
-                choice = k;
-            }
+            if (target >= 0 && !listed && key < least)
+                least = key;
         }
-        if (target == INT32_MAX)
+        if (least == INT32_MAX)
             return n;
-        local = u.expanded ? target / u.n_local_experts : target;
-        row = (int64_t)next[target] + rows_before(masks + (size_t)target * MASK_WORDS);
+        int target = least / EP_MAX_TOPK, local = u.expanded ? target / u.n_local_experts : target;
+
+        row = last >= 0 && target == last / EP_MAX_TOPK
+                  ? row + 1
+                  : (int64_t)next[target] + rows_before(masks + (size_t)target * MASK_WORDS) +
+                        repeats_of(u, tile, repeats, target, (int)threadIdx.x);
         if (n >= u.width || row < 0 || row >= u.counts->rows_on[local])
             return -1;
-        entry[n++] = {(int32_t)row, (uint16_t)local, (uint16_t)choice};
-        last = target;
+        entry[n++] = {(int32_t)row, (uint16_t)local, (uint16_t)(least % EP_MAX_TOPK)};
+        last = least;
     }
 }
 
@@ -225,27 +237,33 @@ __device__ int list_entries(const cuda_nodes_update &u, const int32_t *index, co
 __device__ bool number_tile(const cuda_nodes_update &u, const token_set &of, int first, int targets, uint32_t *masks,
                             int32_t *next, int &ret_n)
 {
+    __shared__ uint32_t repeats[MASK_WORDS];
     int i = (int)threadIdx.x, token = first + i, n = 0;
-    const int32_t *index = of.index + (size_t)token * u.topk;
+    const int32_t *tile = of.index + (size_t)first * u.topk, *index = tile + (size_t)i * u.topk;
 
     for (int word = i; word < targets * MASK_WORDS; word += TILE)
         masks[word] = 0;
+    if (i < MASK_WORDS)
+        repeats[i] = 0;
     __syncthreads();
     for (int k = 0; k < u.topk && token < of.n; k++) {
         int target = target_of(u, index[k]);
+        uint32_t bit = 1u << i % WARP;
 
-        if (target >= 0)
-            atomicOr(&masks[target * MASK_WORDS + i / WARP], 1u << i % WARP);
+        if (target >= 0 && (atomicOr(&masks[target * MASK_WORDS + i / WARP], bit) & bit) && u.expanded)
+            atomicOr(&repeats[i / WARP], bit);
     }
     __syncthreads();
     if (token < of.n) {
-        n = list_entries(u, index, masks, next, of.entry + (size_t)token * u.width);
+        n = list_entries(u, tile, masks, repeats, next, of.entry + (size_t)token * u.width);
         of.count[token] = max(n, 0);
     }
     __syncthreads();
-    for (int target = i; target < targets; target += TILE)
+    for (int target = i; target < targets; target += TILE) {
+        next[target] += repeats_of(u, tile, repeats, target, TILE);
         for (int word = 0; word < MASK_WORDS; word++)
             next[target] += __popc(masks[target * MASK_WORDS + word]);
+    }
     __syncthreads();
     ret_n = n;
     return __syncthreads_and(n >= 0);

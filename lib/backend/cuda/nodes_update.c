@@ -106,6 +106,7 @@ static void describe(const ep_plan *plan, const struct cuda_lists *lists, struct
     u->idx64 = route->idx64;
     u->expanded = route->expanded;
     u->bf16_sums = comm->config.partial_type == EP_BF16;
+    u->distinct = cuda_checks_distinct(comm);
     u->topk = plan->args.topk;
     u->n_experts = plan->args.n_experts;
     u->n_local_experts = plan->info.n_local_experts;

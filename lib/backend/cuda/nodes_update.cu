@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(THREADS) read_routing_kernel(const __grid_cons
         for (int j = 0; j < k; j++) {
             int before = index[j] < 0 ? -1 : index[j] / u.n_local_experts;
 
-            bad |= index[j] == expert;
+            bad |= u.distinct && index[j] == expert;
             new_rank &= before != rank;
             new_node &= before < 0 || before / u.waits.nranks != node;
         }
@@ -91,7 +91,7 @@ __device__ bool mask_is_possible(const cuda_nodes_update &u)
 
     for (int rank = (int)threadIdx.x; rank < u.words.nnodes * u.waits.nranks && u.mask_experts; rank += (int)blockDim.x)
         possible &= counts_are_possible(u.mask_experts + rank * u.n_local_experts, u.n_local_experts,
-                                        *tokens_for_rank(u, rank));
+                                        *tokens_for_rank(u, rank), u.distinct);
     return __syncthreads_and(possible);
 }
 
@@ -112,17 +112,18 @@ __device__ __forceinline__ int slot_of(int node)
     return CUDA_CHUNK_SLOT(node, 1, node, 0);
 }
 
-/* Rejects negative counts, counts greater than the number of tokens, and more tokens than the capacity. */
+/* Rejects negative counts, counts greater than those tokens can have, and more tokens than the capacity. */
 __device__ bool slices_are_valid(const cuda_nodes_update &u)
 {
     int words = slice_words(u);
+    int64_t choices = u.distinct ? 1 : u.mask_experts ? EP_MAX_TOPK : u.topk; /* of one expert */
     bool ok = true;
 
     for (int i = (int)threadIdx.x; i < u.words.nnodes * words && ok; i += (int)blockDim.x) {
         int node = i / words, n = u.slice[(size_t)node * words],
             most = node == u.words.node ? INT32_MAX : u.rail_node_capacity;
 
-        ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= n;
+        ok = n >= 0 && n <= most && u.slice[i] >= 0 && u.slice[i] <= (i % words > u.waits.nranks ? n * choices : n);
         if (!ok)
             set_failure(u.waits, CUDA_FAILED_DAMAGE, rail_peer_of(u.waits, node), u.waits.ready_phase);
     }

@@ -60,7 +60,8 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
                                .topk = route->topk,
                                .n_experts = plan->args.n_experts,
                                .nranks = plan->comm->nranks,
-                               .width = route->width};
+                               .width = route->width,
+                               .distinct = cuda_checks_distinct(plan->comm)};
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
@@ -175,7 +176,8 @@ static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_pla
     EP_TRY(cuda_wait_counted(cuda, call->stream));
     if (*(volatile uint64_t *)&cuda->report->bad && plan->from_mask)
         return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
-                                     "or above the tokens for its rank, or too few for a rank");
+                                     "or above the choices that the tokens for its rank can have, or too few for a "
+                                     "rank");
     if (*(volatile uint64_t *)&cuda->report->bad)
         return cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
                                     "routing: topk_idx changed while it was checked");

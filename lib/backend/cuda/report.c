@@ -79,10 +79,11 @@ static ep_status fail_routing(struct cuda_comm *cuda, int rank, enum ep_group_ph
     if (rank != cuda->group.comm->rank)
         return fail_stopped(cuda, EP_E_ROUTING, rank, phase);
     if (phase == EP_GROUP_PLAN_COUNTS)
-        ep_fail(EP_E_ROUTING,
-                "new routing of rank %d is not valid: an expert that does not exist or is twice in a token, or "
-                "tokens_per_expert that do not match the mask",
-                rank);
+        ep_fail(
+            EP_E_ROUTING,
+            "new routing of rank %d is not valid: an expert that does not exist%s, or tokens_per_expert that do not "
+            "match the mask",
+            rank, cuda_checks_distinct(cuda->group.comm) ? " or is twice in a token" : "");
     else
         ep_fail(EP_E_ROUTING, "low latency: a queued call had routing that is not valid");
     return ep_group_set_own_failure(&cuda->group, EP_E_ROUTING, rank, phase);

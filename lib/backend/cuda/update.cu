@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * New routing for a plan of fixed capacity. The rank layout is counted as for a new plan (count.cu). In the expanded
- * layout a token has a row for each of its experts, in ascending order; the rows of an expert are numbered within a
- * block by bit masks in shared memory, a bit for each token. Then the ranks exchange their counts, in an operation of
- * its own, and each computes where its rows begin.
+ * layout a token has a row for each of its choices, in ascending order of the experts; the rows of an expert are
+ * numbered within a block by bit masks in shared memory, a bit for each token; the few tokens that name it again are
+ * added. Then the ranks exchange their counts, in an operation of its own, and each computes where its rows begin.
  */
 #include "backend/cuda/update.cuh"
 
@@ -17,12 +17,14 @@ namespace
 
 /* --- counting, expanded ------------------------------------------------------------------------------------------ */
 
-/* Sets the token's bit in the mask of each of its experts, and copies its choices. Returns the bit mask of its ranks.
+/*
+ * Sets the token's bit in the mask of each of its experts, and in `repeats` if it names one twice; copies its choices.
+ * Returns the bit mask of its ranks.
  */
-__device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
+__device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks, uint32_t *repeats)
 {
     size_t start = (size_t)token * c.topk;
-    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0;
+    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0;
     int n_local = c.n_experts / c.nranks;
 
     for (int k = 0; k < c.topk; k++) {
@@ -33,35 +35,47 @@ __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks)
         c.index[start + k] = (int32_t)expert;
         if (expert < 0)
             continue;
-        bad |= (atomicOr(&masks[expert * MASK_WORDS + threadIdx.x / WARP], bit) & bit) != 0;
+        twice |= atomicOr(&masks[expert * MASK_WORDS + threadIdx.x / WARP], bit) & bit;
         ranks |= 1u << ((int)expert / n_local);
     }
-    if (bad)
+    if (twice)
+        atomicOr(&repeats[threadIdx.x / WARP], bit);
+    if (bad || (twice && c.distinct))
         atomicOr(c.bad, 1u);
     return ranks;
 }
 
-/* Lists the rows of this thread's token in the order of their experts, numbered within the block. */
-__device__ void list_rows(const cuda_count &c, int token, const uint32_t *masks)
+/* The choices of the block's first token. */
+__device__ const int32_t *index_of_block(const cuda_count &c)
+{
+    return c.index + (size_t)blockIdx.x * CUDA_COUNT_TOKENS * c.topk;
+}
+
+/* Lists the rows of this thread's token in the order of their experts and choices, numbered within the block. */
+__device__ void list_rows(const cuda_count &c, int token, const uint32_t *masks, const uint32_t *repeats)
 {
     size_t start = (size_t)token * c.topk;
     int n = 0, last = -1, n_local = c.n_experts / c.nranks;
+    int32_t row = 0;
 
     for (;;) {
-        int next = INT32_MAX, choice = 0;
+        int next = INT32_MAX; /* expert and choice */
 
         for (int k = 0; k < c.topk; k++) {
-            int expert = c.index[start + k];
+            int key = c.index[start + k] * EP_MAX_TOPK + k;
 
-            if (expert > last && expert < next) {
-                next = expert;
-                choice = k;
-            }
+            if (c.index[start + k] >= 0 && key > last && key < next)
+                next = key;
         }
         if (next == INT32_MAX)
             break;
-        c.entry[(size_t)token * c.width + n++] = {rows_before(masks + (size_t)next * MASK_WORDS),
-                                                  (uint16_t)(next / n_local), (uint16_t)choice};
+        int expert = next / EP_MAX_TOPK;
+
+        row = last >= 0 && last / EP_MAX_TOPK == expert
+                  ? row + 1
+                  : rows_before(masks + (size_t)expert * MASK_WORDS) +
+                        repeats_before(index_of_block(c), c.topk, repeats, expert, (int)threadIdx.x);
+        c.entry[(size_t)token * c.width + n++] = {row, (uint16_t)(expert / n_local), (uint16_t)(next % EP_MAX_TOPK)};
         last = next;
     }
     c.count[token] = n;
@@ -72,6 +86,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_experts_kernel(const 
     await_stream();
     extern __shared__ uint32_t masks[]; /* [E, MASK_WORDS] */
     __shared__ int32_t per_rank[CUDA_MAX_RANKS];
+    __shared__ uint32_t repeats[MASK_WORDS];
     const cuda_count &c = u.count;
     int token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
     uint32_t ranks = 0;
@@ -80,16 +95,18 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_experts_kernel(const 
         masks[i] = 0;
     if (threadIdx.x < CUDA_MAX_RANKS)
         per_rank[threadIdx.x] = 0;
+    if (threadIdx.x < MASK_WORDS)
+        repeats[threadIdx.x] = 0;
     __syncthreads();
     if (token < c.n_tokens)
-        ranks = mark_token(c, token, masks);
+        ranks = mark_token(c, token, masks, repeats);
     for (; ranks; ranks &= ranks - 1)
         atomicAdd(&per_rank[__ffs((int)ranks) - 1], 1);
     __syncthreads();
     if (token < c.n_tokens)
-        list_rows(c, token, masks);
+        list_rows(c, token, masks, repeats);
     for (int expert = (int)threadIdx.x; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
-        int n = 0;
+        int n = repeats_before(index_of_block(c), c.topk, repeats, expert, CUDA_COUNT_TOKENS);
 
         for (int i = 0; i < MASK_WORDS; i++)
             n += __popc(masks[expert * MASK_WORDS + i]);

@@ -6,6 +6,8 @@
 #include "backend/cuda/nodes.h"
 #include "backend/cuda/sync.cuh"
 
+#include <epkit/types.h>
+
 #define CUDA_MASK_WORDS (CUDA_COUNT_TOKENS / WARP) /* one bit for each token of a block that numbers rows */
 
 __device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
@@ -23,17 +25,40 @@ __device__ inline int rows_before(const uint32_t *mask)
     return n;
 }
 
-/* Are these counts of a rank's experts possible for `tokens` tokens that go to the rank? */
-__device__ inline bool counts_are_possible(const int32_t *counts, int n_experts, int tokens)
+/*
+ * Are these counts of a rank's experts possible for `tokens` tokens that go to the rank? As many choices of an expert
+ * as a token can have, unless they are `distinct`.
+ */
+__device__ inline bool counts_are_possible(const int32_t *counts, int n_experts, int tokens, bool distinct)
 {
-    int64_t sum = 0;
+    int64_t sum = 0, most = distinct ? 1 : EP_MAX_TOPK;
 
     for (int i = 0; i < n_experts; i++) {
-        if (counts[i] < 0 || counts[i] > tokens)
+        if (counts[i] < 0 || counts[i] > (int64_t)tokens * most)
             return false;
         sum += counts[i];
     }
     return sum >= tokens;
+}
+
+/*
+ * The rows of an expert that a mask of tokens does not count: those of the tokens below `end` of this block that name
+ * it more than once. `repeats`: a bit for each token that names an expert twice; `index`: choices of the block's first
+ * token.
+ */
+__device__ inline int repeats_before(const int32_t *index, int topk, const uint32_t *repeats, int expert, int end)
+{
+    int n = 0;
+
+    for (int word = 0; word * WARP < end; word++)
+        for (uint32_t left = repeats[word]; left; left &= left - 1) {
+            int token = word * WARP + __ffs((int)left) - 1, same = 0;
+
+            for (int k = 0; k < topk && token < end; k++)
+                same += index[(size_t)token * topk + k] == expert;
+            n += same > 1 ? same - 1 : 0;
+        }
+    return n;
 }
 
 /* Invalid routing fails the group: the ranks could not synchronise again. By all threads. */

@@ -142,8 +142,8 @@ static int add_by_rank(const struct host_sum *sum, const struct term *terms, int
     return n_sums;
 }
 
-static int choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
-                        struct ep_row_term *ret_terms)
+int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                      struct ep_row_term *ret_terms)
 {
     struct term terms[EP_MAX_TOPK];
     int n = sort_terms(sum, route, t, terms);
@@ -172,7 +172,7 @@ static void sum_tokens(const struct host_sum *sum, int begin, int end)
         } else {
             if (n == 0)
                 terms[n++] = (struct ep_row_term){.row = sum->scratch};
-            n += choice_terms(sum, route, t, terms + n);
+            n += host_choice_terms(sum, route, t, terms + n);
         }
         host_sum_terms(sum, t, terms, n);
         if (sum->args->out_topk_weights) {
@@ -286,7 +286,7 @@ static ep_status run_combine(void *arguments)
 
     sum.in = calloc((size_t)group->nlocal, sizeof(*sum.in));
     if (job->args.flags & EP_COMBINE_BY_CHOICE)
-        sum.scratch = calloc((size_t)job->plan->args.topk + 1, (size_t)job->args.hidden * sizeof(*sum.scratch));
+        sum.scratch = calloc((size_t)job->plan->args.topk + 2, (size_t)job->args.hidden * sizeof(*sum.scratch));
     if (sum.in && (sum.scratch || !(job->args.flags & EP_COMBINE_BY_CHOICE)))
         status = combine_body(&sum);
     else

@@ -67,13 +67,17 @@ struct host_sum {
     unsigned char *(*in)[EP_GROUP_AT_COUNT]; /* [nlocal] inputs of the ranks of this node */
     ep_stats *stats;
     void (*sum_bf16)(uint16_t *out, const struct ep_row_term *terms, int n, int count);
-    uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows */
+    uint16_t *scratch; /* with EP_COMBINE_BY_CHOICE: a row of zeros, then K rows, then one */
 };
 
 /* The terms of token t: its biases, and its rows on this node in the order of ranks. Return their number. */
 int host_bias_terms(const struct host_sum *sum, int t, struct ep_row_term *ret_terms);
 int host_row_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
                    struct ep_row_term *ret_terms);
+
+/* EP_COMBINE_BY_CHOICE: the terms of the ranks of this node. They may be in the K rows of sum->scratch. */
+int host_choice_terms(const struct host_sum *sum, const struct ep_group_route *route, int t,
+                      struct ep_row_term *ret_terms);
 
 /* Writes the sum of n terms, zeros if there are none, to the output of token t. */
 void host_sum_terms(const struct host_sum *sum, int t, const struct ep_row_term *terms, int n);

@@ -99,13 +99,14 @@ static bool is_head(const struct internode *net, const struct ep_group_message *
     return memcmp(message, &expected, sizeof(expected)) == 0;
 }
 
-static ep_status fail_shape(uint32_t mine, int me, uint32_t theirs, int rank)
+/* `third`: the name of what a dispatch or a combine has in the place of scale_type. */
+static ep_status fail_shape(const char *third, uint32_t mine, int me, uint32_t theirs, int rank)
 {
-    static const struct {
+    const struct {
         const char *name;
         int shift;
         uint32_t mask;
-    } fields[] = {{"dtype", 8, 7}, {"hidden", 11, UINT32_MAX >> 11}, {"scale_type", 5, 7}};
+    } fields[] = {{"dtype", 8, 7}, {"hidden", 11, UINT32_MAX >> 11}, {third, 5, 7}};
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         uint32_t here = mine >> fields[i].shift & fields[i].mask, there = theirs >> fields[i].shift & fields[i].mask;
@@ -136,7 +137,8 @@ static ep_status fail_mismatch(struct internode *net, int node, const struct ep_
         status = ep_group_fail_disagree("", "the plan (in order of creation)", net->inner->number, me,
                                         (int64_t)message->plan, rank);
     else if (message->detail != net->shape)
-        status = fail_shape(net->shape, me, message->detail, rank);
+        status = fail_shape(phase == EP_GROUP_DISPATCH_MOVE ? "scale_type" : "flags / 8", net->shape, me,
+                            message->detail, rank);
     else if (bytes != expected && net->scale_words)
         status = ep_group_fail_disagree(
             "", "scale_words", net->scale_words, me,
@@ -278,6 +280,51 @@ static unsigned char *alloc_slot(struct internode_combine *ic)
     return ic->arena + (size_t)ic->slots_used * ic->slot_bytes;
 }
 
+/* EP_COMBINE_BY_CHOICE: the sum of a token's terms on this node, on top of 0, rounded. */
+static void sum_by_choice(const struct host_sum *sum, const struct ep_group_route *route, int t, uint16_t *ret_row)
+{
+    struct ep_row_term terms[EP_MAX_TOPK + 1] = {{.row = sum->scratch}};
+    int n = 1 + host_choice_terms(sum, route, t, terms + 1);
+
+    ep_rows_get()->sum_bf16(ret_row, terms, n, sum->args->hidden);
+}
+
+/* The last choice of this rank's token t that is on the node; -1: none. */
+static int last_choice_on(const struct internode *net, const struct host_sum *sum, int t, int node)
+{
+    const int32_t *index = net->inner->own.index + (size_t)t * (size_t)sum->plan->args.topk;
+    int per_node = sum->plan->info.n_local_experts * net->group->comm->ranks_per_node, k = sum->plan->args.topk - 1;
+
+    while (k >= 0 && (index[k] < 0 || index[k] / per_node != node))
+        k--;
+    return k;
+}
+
+/* EP_COMBINE_BY_CHOICE: the sums of the nodes in the order of each node's last choice. Returns their number. */
+static int node_terms(const struct internode *net, const struct host_sum *sum, int t,
+                      const struct ep_group_message *const *partials, struct ep_row_term *ret_terms)
+{
+    uint16_t *own = sum->scratch + (size_t)(sum->plan->args.topk + 1) * (size_t)sum->args->hidden;
+    int last[EP_MAX_TOPK], n = 0;
+
+    for (int node = 0; node < net->nnodes; node++) {
+        const void *row = node == net->node ? (const void *)own : partials[node] ? partials[node] + 1 : NULL;
+        int k = last_choice_on(net, sum, t, node), at = n;
+
+        if (k < 0 || !row)
+            continue;
+        if (node == net->node)
+            sum_by_choice(sum, &net->inner->own, t, own);
+        for (n++; at > 0 && last[at - 1] > k; at--) {
+            last[at] = last[at - 1];
+            ret_terms[at] = ret_terms[at - 1];
+        }
+        last[at] = k;
+        ret_terms[at] = (struct ep_row_term){.row = row};
+    }
+    return n;
+}
+
 /*
  * Partial sum of token t of a rail peer: a single row is sent as it is (bf16, exact, without a copy), several rows are
  * added up. Returns the kind of message.
@@ -287,8 +334,14 @@ static uint32_t make_partial(const struct internode_combine *ic, const struct ep
 {
     const struct host_sum *sum = ic->sum;
     struct ep_row_term terms[EP_MAX_TOPK];
-    int n = host_row_terms(sum, route, t, terms);
+    int n;
 
+    if (sum->args->flags & EP_COMBINE_BY_CHOICE) {
+        sum_by_choice(sum, route, t, (uint16_t *)(void *)slot);
+        *ret_piece = (struct ep_piece){slot, sum->row_bytes};
+        return EP_GROUP_MESSAGE_PARTIAL_BF16;
+    }
+    n = host_row_terms(sum, route, t, terms);
     if (n == 1) {
         *ret_piece = (struct ep_piece){terms[0].row, sum->row_bytes};
         return EP_GROUP_MESSAGE_PARTIAL_BF16;
@@ -383,14 +436,19 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
     size_t topk = (size_t)sum->plan->args.topk;
     struct ep_row_term terms[EP_MAX_TOPK + 2 + EP_MAX_RANKS];
     float *weights = sum->args->out_topk_weights ? sum->args->out_topk_weights + (size_t)t * topk : NULL;
+    bool by_choice = sum->args->flags & EP_COMBINE_BY_CHOICE;
     int n = host_bias_terms(sum, t, terms);
 
     if (weights)
         memset(weights, 0, topk * sizeof(*weights));
+    if (by_choice && n == 0)
+        terms[n++] = (struct ep_row_term){.row = sum->scratch};
+    if (by_choice)
+        n += node_terms(net, sum, t, partials, terms + n);
     for (int node = 0; node < net->nnodes; node++) {
         const struct ep_group_message *message = partials[node];
 
-        if (node == net->node)
+        if (node == net->node && !by_choice)
             n += host_row_terms(sum, own, t, terms + n);
         if (node == net->node && weights)
             host_sum_weights(sum, own, t, weights);
@@ -399,7 +457,8 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
         bool is_f32 = message->kind == EP_GROUP_MESSAGE_PARTIAL_F32;
         const float *part = (const float *)((const char *)(message + 1) + (is_f32 ? 2 : 1) * sum->row_bytes);
 
-        terms[n++] = (struct ep_row_term){message + 1, is_f32};
+        if (!by_choice)
+            terms[n++] = (struct ep_row_term){message + 1, is_f32};
         for (size_t k = 0; weights && k < topk; k++)
             weights[k] += part[k];
     }
@@ -409,7 +468,7 @@ static void add_token(struct internode_combine *ic, int t, const struct ep_group
 static ep_status finish_tokens(struct internode_combine *ic, bool *ret_moved, int *ret_node)
 {
     struct internode *net = &ic->net;
-    const struct ep_group_message *partials[EP_MAX_RANKS];
+    const struct ep_group_message *partials[EP_MAX_RANKS] = {NULL};
     int end = net->own_done + BATCH;
 
     while (net->own_done < net->inner->n_tokens && net->own_done < end) {
@@ -457,8 +516,9 @@ ep_status host_internode_combine(const struct host_sum *sum)
 {
     struct internode_combine ic = {.sum = sum};
     const ep_combine_args *args = sum->args;
-    ep_status status = internode_init(&ic.net, sum->group, sum->plan, args->hidden, args->dtype, 0,
-                                      args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0u);
+    ep_status status =
+        internode_init(&ic.net, sum->group, sum->plan, args->hidden, args->dtype,
+                       (int)(args->flags / EP_COMBINE_BY_CHOICE), args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0u);
 
     ic.slot_bytes = 2 * sum->row_bytes + (ic.net.weight_bytes + 15) / 16 * 16;
     ic.arena = aligned_alloc(EP_GROUP_CACHE_LINE, (ARENA_SLOTS * ic.slot_bytes + EP_GROUP_CACHE_LINE - 1) /

@@ -154,8 +154,7 @@ static ep_status read_slot(ep_ll *ll, const struct ll_dispatch *dispatch, int so
         choices[k].expert = expert < 0 || expert / ll->n_local != ll->comm->rank ? -1 : expert % ll->n_local;
         if (choices[k].expert < 0)
             continue;
-        /* There is no room for rows of an expert that a token has twice. */
-        if (choices[k].index != inner->seen[choices[k].expert]++ || choices[k].index > t)
+        if (choices[k].index != inner->seen[choices[k].expert]++ || choices[k].index >= dispatch->args.max_tokens)
             return ll_fail_damaged(ll, source, EP_GROUP_LL_RECV, "the index of a row", choices[k].index);
         n++;
     }
@@ -307,7 +306,7 @@ static ep_status start_dispatch(ep_ll *ll, const struct ll_dispatch *wanted)
 
     /* Routing that is refused here changes nothing: the dispatch before the last one can still be combined. */
     EP_TRY(ll_load_index(ll, wanted->args.topk_idx, wanted->args.idx_type, wanted->args.n_tokens, wanted->args.topk,
-                         checked));
+                         wanted->args.max_tokens, checked));
     inner->next_index = inner->index[number & 1];
     inner->index[number & 1] = checked;
     *dispatch = *wanted;

@@ -248,7 +248,8 @@ ep_status ll_wait(ep_ll *ll, const struct ll_wait *wanted);
 ep_status ll_wait_step(ep_ll *ll, struct ep_group_wait *wait, uint32_t seen, int rank);
 
 /* lowlatency_combine.c */
-ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk,
+/* max_rows: of one expert; 0: any number. */
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int max_rows,
                         int32_t *ret_index);
 ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted);
 ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine);

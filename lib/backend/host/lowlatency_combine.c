@@ -452,10 +452,12 @@ ep_status ll_pull(ep_ll *ll, const struct ll_combine *combine)
     return status == EP_OK && combine->in_place ? ll_wait(ll, &readers) : status;
 }
 
-ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int32_t *ret_index)
+ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int n_tokens, int topk, int max_rows,
+                        int32_t *ret_index)
 {
     struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
 
+    shape.max_rows = max_rows;
     return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
 }
 
@@ -467,7 +469,7 @@ static ep_status check_routing(const ep_ll *ll, const struct ll_combine *combine
     const int32_t *sent = inner->index[combine->call & 1], *index = combine->index;
     size_t topk = (size_t)args->topk, entries = (size_t)args->n_tokens * topk;
 
-    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, args->topk, combine->index));
+    EP_TRY(ll_load_index(ll, args->topk_idx, args->idx_type, args->n_tokens, args->topk, 0, combine->index));
     for (size_t i = 0; i < entries; i++)
         if (index[i] != sent[i] && index[i] >= 0)
             return ep_fail(EP_E_ROUTING,

@@ -12,22 +12,27 @@ import pkgutil
 import sys
 import warnings
 from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Iterator, List
 
-NAMES = ("deep_ep",)
+NAMES = ("deep_ep", "deep_ep_v25")
 
 
 def stand_in(name: str) -> None:
     """Called by the module `name` while it is imported: the name means epkit.compat.NAME from now on, also that of each of its
     modules. Warns if another distribution has a package of this name, which this one hides."""
-    own = importlib.import_module(f"{__name__}.{name}")
-    for module in pkgutil.walk_packages(own.__path__, own.__name__ + "."):
-        sys.modules[name + module.name[len(own.__name__):]] = importlib.import_module(module.name)
-    sys.modules[name] = own
+    alias(name, importlib.import_module(f"{__name__}.{name}"))
     for path in _paths(name):
         if not _is_own(path):
             warnings.warn(f"this {name} is epkit's. It hides {_described(path)}. {_advice(name, path)}", RuntimeWarning, stacklevel=3)
             return
+
+
+def alias(name: str, own: ModuleType) -> None:
+    """Makes `name` another name of the package `own`, also in the names of its modules."""
+    for module in pkgutil.walk_packages(own.__path__, own.__name__ + "."):
+        sys.modules[name + module.name[len(own.__name__):]] = importlib.import_module(module.name)
+    sys.modules[name] = own
 
 
 def who(name: str) -> str:

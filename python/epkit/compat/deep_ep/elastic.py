@@ -26,7 +26,8 @@ _COPY_SMS = 24  # multiprocessors that the library uses in addition to copy rows
 
 
 def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
-    """Upper bound of the rows of the expanded layout, padding included."""
+    """Upper bound of the rows of the expanded layout, padding included, for tokens that name distinct experts. Others are refused
+    where they need more."""
     local = num_experts // ranks
     return align(ranks * most * min(topk, local) + (alignment - 1) * local, alignment)
 
@@ -48,6 +49,7 @@ class EPHandle(OfThisProcess):
         recv_src_metadata: int32 [n, 2 + K]: source rank * num_max_tokens_per_rank + token; row; rows of the expanded layout,
             -1 where there is none.
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
+        recv_expert_ids: of EPBuffer.dispatch() with emit_expert_ids; else None.
 
     num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then.
     A copy has its own attributes, and the same tensors.
@@ -62,6 +64,7 @@ class EPHandle(OfThisProcess):
         self.token_metadata_at_forward = self.channel_linked_list = self.cached_recv_src_metadata_before_sort = None
         self._data: epkit.Metadata
         self._mark: Optional[Mark] = None
+        self.recv_expert_ids: Optional[torch.Tensor] = None
         self.recv_src_metadata: torch.Tensor
         self.psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
         self.psum_num_recv_tokens_per_expert: torch.Tensor
@@ -240,6 +243,7 @@ class ElasticBuffer(OfThisProcess):
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
+        self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
         self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._theoretical_sms = 4
         if self._comm.is_cuda:
@@ -391,7 +395,9 @@ class ElasticBuffer(OfThisProcess):
         plan = handle._plan(order.stream)
         self._apply_sms(num_sms or 0)
         with order.allocating():
-            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf, None, order.stream)
+            out, self._out = self._out, None
+            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
+                                  None if out is None else out[:plan.out_rows], order.stream)
         with order.on_stream():
             if fresh:
                 if do_handle_copy:
@@ -446,8 +452,8 @@ class ElasticBuffer(OfThisProcess):
         Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
         The sum is made in float32 on top of the biases, by the order of each token's choices: a rank's term stands at the
-        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout. On several hosts it
-        is that of Buffer.combine().
+        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout, and on the CPU for
+        several hosts: a term for each of them, its own sum, rounded. Otherwise on several hosts it is that of Buffer.combine().
         """
         check_torch_deterministic()
         self._plan_of(handle, "combine")
@@ -457,8 +463,10 @@ class ElasticBuffer(OfThisProcess):
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
         flags = 0
-        if self._comm.nodes == 1:  # otherwise each host sends one sum of its rows for a token
+        if self._comm.nodes == 1:
             flags = COMBINE_BY_CHOICE | (COMBINE_ROUND_PARTIAL if plan.expanded and self.allow_multiple_reduction else 0)
+        elif self.allow_multiple_reduction and self.allow_hybrid_mode and not self._comm.is_cuda:
+            flags = COMBINE_BY_CHOICE | COMBINE_ROUND_PARTIAL  # otherwise each host sends one float32 sum of its rows of a token
         with order.allocating():
             out, weights = plan._combine(x, topk_weights, biases, flags, None, order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
