@@ -308,7 +308,7 @@ perftest() {
 }
 
 @test "a DeepEP job starts in the environment that epkit env calls right, by ssh and mpirun, also on a node with an older script" {
-    local host part starter tree=$HOSTS_DIR/a4
+    local host part starter tree=$HOSTS_DIR/node
     "$EPKIT_SOURCE/tests/machines/machines.py" a4 "$tree"
     mkdir -p "$tree/opt/deepep/DeepEP/tests"
     # Its NVSHMEM is made up, and the linker would not load it.
