@@ -384,9 +384,12 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
         run->expected = has_32_cases(run, fp8 >= 2 * writers) ? CASES_INTERNODE : CASES_INTRANODE;
     /* The last line of each writer. */
     run->is_complete = combine && combine->n >= (uint64_t)writers;
-    /* The tuning begins after all cases have passed; similar programs print nothing for a case that did. */
-    if (run->is_complete && v1->passed == 0)
-        run->passed = run->started;
+    /*
+     * Similar programs print nothing for a case that passed: then it has where the next one begins, and all have where
+     * the tuning does.
+     */
+    if (v1->passed == 0 && run->started > 0)
+        run->passed = run->is_complete || run->n_measures > 0 ? run->started : run->started - 1;
 }
 
 /*

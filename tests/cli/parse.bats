@@ -656,3 +656,17 @@ lowlat() {
     run -3 epkit parse --hardware b200 - < <(internode 70 231 | head -n 2; internode 81 268 | sed -n 3p; internode 33 109 | tail -n 1)
     [[ "${lines[0]}" == *"combine bf16 33.0 GB/s (RDMA) is 44%"*"another operation is as fast as expected"* && "$output" != *"shared-nic"* ]]
 }
+
+@test "where nothing is printed for a case that passed, the next case or the tuning says so" {
+    {
+        echo '[config] num_tokens=4096, hidden=7168, num_topk=8'
+        for kind in BF16 BF16 FP8; do
+            echo "[testing] Running with $kind, without top-k (async=False, previous=False) ..."
+        done
+    } >"$BATS_TEST_TMPDIR/log"
+    run -1 epkit parse "$BATS_TEST_TMPDIR/log"
+    [[ "${lines[0]}" == *": 2/24 cases passed, the log ends in case 3." ]]
+    echo '[tuning] Best dispatch (FP8): SMs 24, NVL chunk 24, 246.02 GB/s (NVL), t: 245.24 us' >>"$BATS_TEST_TMPDIR/log"
+    run -1 epkit parse "$BATS_TEST_TMPDIR/log"
+    [[ "${lines[0]}" == *": 3/24 cases passed, "* ]]
+}
