@@ -17,6 +17,12 @@ collection() {
     python3 "$MACHINES/collection.py" "$EPKIT" "$@"
 }
 
+# All machines of a collection live, and every third one from its snapshot as well; in the long tier "all" does the rest.
+both() {
+    collection "$1" --live
+    collection "$1" --every 3
+}
+
 # With sanitizers one look at some machines is enough: what is said of them is compared without.
 unless_sanitized() {
     [ -z "${EPKIT_SANITIZED-}" ] || [ -n "${EPKIT_TEST_LONG-}" ] || skip "long tier with sanitizers"
@@ -27,22 +33,22 @@ unless_sanitized() {
     n=$(python3 "$MACHINES/machines.py" --field | wc --lines)
     [ "$n" -ge 30 ]
     unless_sanitized
-    collection field
+    both field
 }
 
 @test "each rule finds its fault, and leaves its neighbours alone" {
     unless_sanitized
-    collection rules
+    both rules
 }
 
 @test "more machines of clouds, makers and sites, healthy and with a fault" {
     unless_sanitized
-    collection sites
+    both sites
 }
 
 @test "machines of public reports, and neighbours that look like them" {
     unless_sanitized
-    collection reports
+    both reports
 }
 
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
@@ -67,7 +73,7 @@ END
 }
 
 @test "libraries for expert parallelism: complete, in part, of another version" {
-    collection stacks
+    both stacks
 }
 
 # stacks MACHINE ARGUMENT...: the rows of --stacks, live and from the snapshot, as "name state: text | fix"
@@ -241,7 +247,7 @@ END
 
 @test "Secure Boot, confidential guests, hidden switches, forward compatibility: what is beneath a machine" {
     unless_sanitized
-    collection platforms
+    both platforms
 }
 
 # remedy NAME: what is said and advised about why the driver is not loaded
@@ -291,7 +297,7 @@ remedy() {
 
 @test "single details of healthy nodes, unusual or wrong" {
     unless_sanitized
-    collection details
+    both details
 }
 
 @test "remedies name nothing of another operating system" {

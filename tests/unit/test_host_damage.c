@@ -143,9 +143,9 @@ static const struct {
     {offsetof(struct counts, counts[0]), TOKENS + 1, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[1]), INT32_MIN, "its number of tokens for a rank"},
     {offsetof(struct counts, counts[2]), TOKENS + 1, "its number of tokens for a node"},
-    {offsetof(struct counts, counts[3]), -2, "its number of tokens for an expert"},
-    {offsetof(struct counts, counts[4]), TOKENS + 1, "its number of tokens for an expert"},
-    {offsetof(struct counts, counts[3]), 0, "the sum of its tokens for the experts of a rank"},
+    {offsetof(struct counts, counts[3]), -2, "its number of choices of an expert"},
+    {offsetof(struct counts, counts[4]), TOPK *TOKENS + 1, "its number of choices of an expert"},
+    {offsetof(struct counts, counts[3]), 0, "the sum of its choices of the experts of a rank"},
 };
 
 static void send_bad_counts(struct scenario *scenario, ep_comm *comm)

@@ -241,7 +241,7 @@ TEST(test_print)
     assert_string_equal(text, "epkit sample chair --quick --bytes 2048 --name 'it'\\''s' --colour red --numbers 1,2 "
                               "--colours red,blue");
     options_print(&sample, &call, except, small, sizeof(small));
-    assert_string_equal(small, "epkit sample ch");
+    assert_string_equal(small, "epkit sample");
     options_done(&call);
     /* What looks like an option stands behind "--", where it is none. */
     parse_good("--quick -- table -c", &call);
