@@ -143,7 +143,8 @@ def orders(environment):
     seen[environment.state()] = 0
     shutil.copytree(environment.site, kept / "0", symlinks=True)
     for first in itertools.permutations(groups):
-        for last in itertools.permutations(groups):
+        # In the long tier every order of removal; else the two in which most goes wrong.
+        for last in itertools.permutations(groups) if os.environ.get("EPKIT_TEST_LONG") else (first, first[::-1]):
             state, installed = 0, []
             for names in first:
                 installed = [*installed, *names]

@@ -24,6 +24,7 @@ class Failed(Exception):
 
 def _child(function, rank, size, store, args, group):
     code = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
     faulthandler.dump_traceback_later(max(HANG - 5, 1))  # where it hangs, before join() ends it
     try:
         torch.set_num_threads(1)
