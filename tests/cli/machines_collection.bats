@@ -152,8 +152,8 @@ END
 @test "--stacks: what a snapshot does not say is not absent" {
     cd "$BATS_TEST_TMPDIR" || return 1
     stacks dgx-b200/deepep-v1
-    jq 'map_values(if type == "object" then with_entries(select(.key | test("/torch/(lib/|[.][.])") | not)) else . end)' saved >cut
-    run -5 --separate-stderr epkit doctor --from cut --stacks
+    jq 'map_values(if type == "object" then with_entries(select(.key | test("/torch/(lib/|[.][.])") | not)) else . end)' saved >part
+    run -5 --separate-stderr epkit doctor --from part --stacks
     [ "${lines[0]}" = "DeepEP 1.2.1+9af0e0d: where libtorch_cuda.so is: the snapshot does not say." ]
 }
 
