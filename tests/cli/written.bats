@@ -11,6 +11,7 @@ PRIVATE='/proc/self/fd/N: chmod 0700' # of the folder that was made just before
 
 setup() {
     command -v strace >/dev/null || skip 'strace is not installed'
+    [ -z "${EPKIT_SANITIZED-}" ] || skip 'LeakSanitizer does not work under strace'
     cd "$BATS_TEST_TMPDIR" || exit 1
     unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST
     export TMPDIR=$PWD
