@@ -20,7 +20,7 @@ struct report {
 static void clean_line(const char *text, char *ret_clean, size_t bytes)
 {
     snprintf(ret_clean, bytes, "%s", text);
-    for (char *at = ret_clean; (at = strpbrk(at, "\n\r\t")); at++)
+    for (char *at = ret_clean; (at = strpbrk(at, "\n\r")); at++)
         *at = ' ';
     text_clean(ret_clean, ret_clean, bytes);
 }

@@ -364,10 +364,9 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     observe(options.json);
     act = (struct act){.cmd = cmd, .options = options, .action = action};
     for (size_t i = 0; i + 1 < COUNT(machine_actions); i++)
-        if (strcmp(action, machine_actions[i].name) == 0 && strcmp(action, "status") == 0 && !first)
-            return run_status(cmd, &act, &machine_actions[i]);
-        else if (strcmp(action, machine_actions[i].name) == 0)
-            return run(&act, &machine_actions[i], first);
+        if (strcmp(action, machine_actions[i].name) == 0)
+            return strcmp(action, "status") == 0 && !first ? run_status(cmd, &act, &machine_actions[i])
+                                                           : run(&act, &machine_actions[i], first);
     return run(&act, &machine_actions[COUNT(machine_actions) - 1], first);
 }
 

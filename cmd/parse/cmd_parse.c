@@ -165,8 +165,8 @@ const struct cmd command_parse = {
     .summary = "evaluate the output of test programs: passed, rates, and whether they are as expected",
     .description =
         "Reads the output of the tests of DeepEP (intranode, internode, low latency, V2), of nccl-tests, of perftest "
-        "(ib_write_bw and others), of NCCL EP, hybrid-ep, MoRI and OSU, and of epkit itself. Prints for each run: the cases that passed, the best "
-        "configuration, logical and wire rates, the share of the link's speed, whether that is what the machine should "
+        "(ib_write_bw and others), of NCCL EP, hybrid-ep, MoRI and OSU, and of epkit itself. Prints for each run: the "
+        "cases that passed, the best configuration, logical and wire rates, the share of the link's speed, whether that is what the machine should "
         "reach with that many nodes, and the probable cause if it is not.\n"
         "\n"
         "A file may hold several runs, and lines of several nodes may be interleaved. Prefixes of kubectl logs, "

@@ -79,13 +79,12 @@ static void read_counters(const struct doctor_machine *machine)
 void topo_save_read(const struct doctor_machine *machine)
 {
     struct doctor_result result;
+    struct network network;
 
     /* Also where the checks need a GPU, and there is none. */
     for (const struct stack *stack = stacks; stack->name; stack++)
         if (stack->source)
             stack_evaluate(machine, stack);
-    struct network network;
-
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
     network_read(machine, &network);

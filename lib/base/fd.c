@@ -53,11 +53,8 @@ bool ep_fd_is_ours(int fd)
 
 void ep_fd_close(int fd)
 {
-    if (!ep_fd_is_ours(fd))
-        return;
-    if (fd < NUMBERS)
-        atomic_store(&files[fd].inode, 0); /* the number is free for files that nobody remembers */
-    close(fd);
+    if (ep_fd_is_ours(fd))
+        close(fd);
 }
 
 bool ep_fd_read_text(const char *path, char *ret_text, size_t bytes)

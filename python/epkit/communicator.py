@@ -123,7 +123,7 @@ def nodes_of(group: Any, size: int, per_node: int) -> int:
     nodes have different numbers of the group's ranks, or these are not together."""
     try:
         of_group = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    except Exception:  # noqa: BLE001 - a group that torch.distributed does not know: of all ranks, or of nobody knows which
+    except Exception:  # noqa: BLE001 - a group that torch.distributed does not know; of all ranks, if it has so many
         if dist.is_initialized() and dist.get_world_size() != size:
             return 0
         of_group = list(range(size))
