@@ -45,6 +45,8 @@ const struct variable variables[] = {
     {"EPKIT_SSH_PORT", "int 0..65535",
      "port of sshd for 'epkit launch' (default: 222) and 'epkit doctor --hosts' (default: that of ssh) where "
      "neither --port nor a node names one"},
+    {"EPKIT_STRICT_SMS", "int 0..1",
+     "1: a number of multiprocessors that a program sets also counts those that copy rows of ordinary memory"},
     {"EPKIT_TCP_INTERFACE", "list",
      "network interfaces for the connections between ranks: beginnings of names, '=eth0', '^docker', or an address"},
     {"EPKIT_TIMEOUT_MS", "int 1..2147483647", "deadline of the library's waits where the caller sets none"},

@@ -99,6 +99,7 @@ check() {
         step 200 "$programs/test_cuda" --hide --ranks "$ranks" --rounds 20 --seed "$ranks"
         step 200 "$programs/test_cuda" --hide --ll --ranks "$ranks" --rounds 20 --seed "$ranks"
         step 200 "$programs/stage_cuda" --ranks "$ranks"
+        step 200 env EPKIT_STRICT_SMS=1 "$programs/stage_cuda" --ranks "$ranks"
         step 200 "$programs/stream_cuda" --ranks "$ranks"
         step 200 "$programs/plan_cuda" --ranks "$ranks"
         step 200 "$programs/metadata_cuda" --ranks "$ranks"

@@ -58,9 +58,12 @@ extern "C" {
 #endif
 
 /*
- * Number of SMs that a dispatch or combine occupies, from 1 to those of the device. It includes the blocks that copy
- * rows outside memory of ep_alloc(). 0: the default, as many as saturate the links, plus 24 if rows are copied. May
- * differ between ranks.
+ * Number of SMs on which a dispatch or combine moves rows, from 1 to those of the device. 0: the default, as many as
+ * saturate the links. May differ between ranks.
+ *
+ * Rows outside memory of ep_alloc() are copied on up to 24 further SMs while the others move, as DeepEP V2 runs its
+ * copy and reduction epilogues on all SMs beside num_sms. With EP_COMM_STRICT_SMS they are part of `sms`: three fifths
+ * of it copy, and an operation on such rows takes about twice as long with 12 SMs (bench/README.md).
  */
 EP_API ep_status ep_cuda_set_sms(ep_comm *comm, int sms);
 

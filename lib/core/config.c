@@ -48,6 +48,17 @@ static ep_status resolve_timeout(ep_comm_config *config, const char *call)
     return EP_OK;
 }
 
+static ep_status resolve_flags(ep_comm_config *config, const char *call)
+{
+    const char *strict = read_env("EPKIT_STRICT_SMS");
+
+    if (strict && strcmp(strict, "0") != 0 && strcmp(strict, "1") != 0)
+        return ep_fail(EP_E_ARG, "%s: $EPKIT_STRICT_SMS is \"%.32s\", neither 0 nor 1", call, strict);
+    if (strict && *strict == '1')
+        config->flags |= EP_COMM_STRICT_SMS;
+    return ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS);
+}
+
 static ep_status resolve_backend(ep_comm *comm, const char *call)
 {
     const char *requested = comm->config.backend;
@@ -116,7 +127,7 @@ static ep_status resolve_numbers(ep_comm_config *config, int nranks, const char 
     if (nranks && config->ranks_per_node && nranks % config->ranks_per_node)
         return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d ranks", call, config->ranks_per_node,
                        nranks);
-    EP_TRY(ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT));
+    EP_TRY(resolve_flags(config, call));
     EP_TRY(ep_check_range(call, "channels", config->channels, 0, EP_NET_MAX_CHANNELS));
     if (!config->channels)
         config->channels = DEFAULT_CHANNELS;

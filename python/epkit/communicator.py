@@ -314,8 +314,9 @@ class Communicator(OfThisProcess):
         return self._native.sms()
 
     def set_num_sms(self, sms: int) -> None:
-        """Multiprocessors that a dispatch or combine occupies on CUDA, all of its blocks; 0: the library's default.
+        """Multiprocessors on which a dispatch or combine moves rows on CUDA; 0: the library's default.
 
+        Up to 24 others copy rows outside of empty()'s memory meanwhile; with EPKIT_STRICT_SMS=1 they are part of `sms`.
         May differ between ranks. On the CPU there are none: nothing happens. A few of them cost speed: the default fills
         the links.
         """

@@ -33,7 +33,7 @@ static const enum sms sms_steps[][2] = {{ONE, ONE},        {MOST, MOST},    {ONE
 enum { SMS_STEPS = sizeof(sms_steps) / sizeof(sms_steps[0]) };
 
 /* Multiprocessors that copy in addition to those of ep_cuda_set_sms(): epkit/cuda.h. */
-enum { COPYING_SMS = 16 };
+enum { COPYING_SMS = 24 };
 
 enum { HOST, DEVICE };
 

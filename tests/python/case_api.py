@@ -105,7 +105,8 @@ def test_signatures():
         assert given[:len(wanted.split())] == wanted.split(), (function, given)
 
 
-def test_loads_of_a_gate():
+@on_ranks(1)
+def test_loads_of_a_gate(rank, size):
     """By construction the other ranks differ by one token, and rank 0 has `ratio` times as many, where the numbers allow."""
     from deep_ep.utils import gate
     torch.manual_seed(1)

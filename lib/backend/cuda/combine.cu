@@ -260,44 +260,58 @@ __device__ void sum_with_bias(const cuda_combine &c, const slot_content &h, cons
     }
 }
 
-/* Adds N terms and nothing else. There is no branch in the loop, so loads of the next vector overlap with this one's.
+/*
+ * Adds N terms and nothing else; ZERO: to 0, as with EP_COMBINE_BY_CHOICE. There is no branch in the loop, so loads of
+ * the next vector overlap with this one's.
  */
-template <int N> __device__ void sum_rows(unsigned char *out, const unsigned char *terms, uint32_t bytes, int lane)
+template <int N, bool ZERO>
+__device__ void sum_rows(unsigned char *out, const unsigned char *terms, uint32_t bytes, int lane)
 {
 #pragma unroll 2
     for (uint32_t offset = (uint32_t)lane * VECTOR; offset < bytes; offset += WARP * VECTOR) {
-        float sum[8];
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 
-        add_terms<N, true>(sum, terms + offset, (int)bytes);
+        add_terms<N, !ZERO>(sum, terms + offset, (int)bytes);
         *reinterpret_cast<uint4 *>(out + offset) = round_vector(sum);
+    }
+}
+
+/* False for another number of terms. */
+template <bool ZERO>
+__device__ bool sum_few(unsigned char *out, const unsigned char *terms, uint32_t bytes, int n, int lane)
+{
+    switch (n) {
+    case 1:
+        return sum_rows<1, ZERO>(out, terms, bytes, lane), true;
+    case 2:
+        return sum_rows<2, ZERO>(out, terms, bytes, lane), true;
+    case 3:
+        return sum_rows<3, ZERO>(out, terms, bytes, lane), true;
+    case 4:
+        return sum_rows<4, ZERO>(out, terms, bytes, lane), true;
+    case 5:
+        return sum_rows<5, ZERO>(out, terms, bytes, lane), true;
+    case 6:
+        return sum_rows<6, ZERO>(out, terms, bytes, lane), true;
+    case 7:
+        return sum_rows<7, ZERO>(out, terms, bytes, lane), true;
+    case 8:
+        return sum_rows<8, ZERO>(out, terms, bytes, lane), true;
+    default:
+        return false;
     }
 }
 
 __device__ void sum_piece(const cuda_combine &c, const slot_content &h, const unsigned char *terms, int lane)
 {
     int64_t at = h.token * c.row_bytes + h.at;
-    unsigned char *out = c.out + at;
+    bool plain = !c.bias[0] && !c.bias[1] && !c.rounds_partial;
 
-    switch (c.bias[0] || c.bias[1] || c.by_choice ? 0 : h.n) {
-    case 1:
-        return sum_rows<1>(out, terms, h.bytes, lane);
-    case 2:
-        return sum_rows<2>(out, terms, h.bytes, lane);
-    case 3:
-        return sum_rows<3>(out, terms, h.bytes, lane);
-    case 4:
-        return sum_rows<4>(out, terms, h.bytes, lane);
-    case 5:
-        return sum_rows<5>(out, terms, h.bytes, lane);
-    case 6:
-        return sum_rows<6>(out, terms, h.bytes, lane);
-    case 7:
-        return sum_rows<7>(out, terms, h.bytes, lane);
-    case 8:
-        return sum_rows<8>(out, terms, h.bytes, lane);
-    default:
-        return sum_with_bias(c, h, terms, at, lane);
-    }
+    if (plain && !c.by_choice && sum_few<false>(c.out + at, terms, h.bytes, h.n, lane))
+        return;
+    if (plain && c.by_choice && sum_few<true>(c.out + at, terms, h.bytes, h.n, lane))
+        return;
+    sum_with_bias(c, h, terms, at, lane);
 }
 
 /* Volatile, because the peers may still write the weights after this kernel has begun. */

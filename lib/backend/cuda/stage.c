@@ -61,15 +61,17 @@ static int count_sharing(const struct cuda_comm *cuda)
 }
 
 /*
- * Divides the multiprocessors of an operation between blocks that move rows and blocks that copy. A number set by the
- * caller limits the whole operation: three fifths of it copy, similar to the default. With one
- * multiprocessor none is left to copy.
+ * Multiprocessors for the blocks that move rows and for those that copy. With EP_COMM_STRICT_SMS a number set by the
+ * caller limits both together: three fifths of it copy, similar to the default. With one multiprocessor none is left
+ * to copy.
  */
 static void share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
 {
+    bool strict = cuda->sms_given && cuda->group.comm->config.flags & EP_COMM_STRICT_SMS;
+
     *ret_move_blocks = cuda->sms;
     *ret_copy_blocks = copies ? COPY_BLOCKS : 0;
-    if (!copies || !cuda->sms_given)
+    if (!copies || !strict)
         return;
     *ret_copy_blocks = cuda->sms * 3 / 5 < COPY_BLOCKS ? cuda->sms * 3 / 5 : COPY_BLOCKS;
     *ret_move_blocks = cuda->sms - *ret_copy_blocks;

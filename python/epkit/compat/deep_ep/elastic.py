@@ -22,7 +22,6 @@ from .utils.semantic import value_or
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
 _HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata
 _EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
-_COPY_SMS = 24  # multiprocessors that the library uses in addition to copy rows outside of its own memory (epkit/cuda.h)
 
 
 def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
@@ -248,7 +247,7 @@ class ElasticBuffer(OfThisProcess):
         self._theoretical_sms = 4
         if self._comm.is_cuda:
             most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
-            self._theoretical_sms = min(self._comm.num_sms + _COPY_SMS if prefer_overlap_with_compute else 64, most)
+            self._theoretical_sms = self._comm.num_sms if prefer_overlap_with_compute else min(64, most)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy. Again: nothing."""
@@ -299,14 +298,14 @@ class ElasticBuffer(OfThisProcess):
 
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int, num_scaleout_topk: int = 0, rdma_gbs: float = 0,
                                 nvlink_gbs: float = 0, sm_read_gbs: float = 200, sm_write_gbs: float = 50) -> int:
-        """Multiprocessors that the library uses by default: enough to saturate the links, and those that copy rows of tensors.
+        """Multiprocessors that the library uses by default: enough to saturate the links. Others copy rows of tensors meanwhile.
 
         Arguments are accepted and ignored.
         """
         return self._theoretical_sms
 
     def _apply_sms(self, sms: int) -> None:
-        """Sets the number of multiprocessors that an operation may occupy; 0: the library's default."""
+        """Sets the number of multiprocessors that move the rows of an operation; 0: the library's default."""
         if sms != self._sms:
             self._comm.set_num_sms(sms)
             self._sms = sms
@@ -362,7 +361,7 @@ class ElasticBuffer(OfThisProcess):
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
             cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
             num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
-            num_sms: multiprocessors that the call occupies on CUDA; 0: the library's default.
+            num_sms: multiprocessors that move rows on CUDA; 0: the library's default.
             expert_alignment: counts per expert (and starts, when expanded) are multiples of it. None: 1.
             previous_event, previous_event_before_epilogue: both are waited for before the operation.
             async_with_compute_stream, allocate_on_comm_stream: see the stream rules in epkit/compat/deep_ep/_order.py.
@@ -447,7 +446,7 @@ class ElasticBuffer(OfThisProcess):
             topk_weights: float32 [n, K], expanded [n]: added up, too.
             bias: none, one or two bfloat16 [N, H], added first.
 
-        num_sms: multiprocessors that the call occupies on CUDA; 0: those of the dispatch.
+        num_sms: multiprocessors that move rows on CUDA; 0: those of the dispatch.
 
         Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
