@@ -76,7 +76,7 @@ def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     if not isinstance(tensor, torch.Tensor):
         return tensor
     try:
-        if not tensor.data_ptr() % ALIGNMENT and not tensor.is_neg():
+        if not tensor.data_ptr() % ALIGNMENT and (tensor.dtype is not torch.float32 or not tensor.is_neg()):
             return tensor
     except RuntimeError:  # a tensor without memory: the call itself refuses it
         return tensor
@@ -167,15 +167,6 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def int_parts(make: Any, counts: Sequence[int], device: torch.device) -> List[torch.Tensor]:
-    """int32 tensors of these sizes in one allocation, each at a multiple of 16 bytes: on a GPU single allocations take longer than
-    the kernel that fills them. `make`: torch.empty or torch.zeros."""
-    sizes: List[int] = []
-    for count in counts:
-        sizes += (count, -count % (ALIGNMENT // 4))
-    return list(make((sum(sizes),), dtype=torch.int32, device=device).split_with_sizes(sizes)[::2])
 
 
 def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

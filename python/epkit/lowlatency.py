@@ -75,6 +75,8 @@ class LowLatency(OfThisProcess):
     def _scales(self, rows: int, ue8m0: bool) -> torch.Tensor:
         columns = self.hidden // (512 if ue8m0 else 128)
         dtype = torch.int32 if ue8m0 else torch.float32
+        if self.comm.is_cuda:
+            return torch.empty_strided((self.num_local, rows, columns), (columns * rows, 1, rows), dtype=dtype, device=self.comm.device)
         return self._new((self.num_local, columns, rows), dtype).transpose(1, 2)
 
     def _new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -97,11 +99,16 @@ class LowLatency(OfThisProcess):
         """
         want_no_grad("low_latency_dispatch", "use a Plan and epkit.dispatch()", x=x)
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
-        if fp8 and ue8m0 and self.hidden % 512:
-            raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
         max_tokens = want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
         if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
+        return self._dispatch(aligned(x), aligned(topk_idx), fp8, round_scale, ue8m0, max_tokens, recv_stats, wait_cost, hook, stream)
+
+    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, fp8: bool, round_scale: bool, ue8m0: bool, max_tokens: int,
+                  recv_stats: Optional[torch.Tensor], wait_cost: Optional[torch.Tensor], hook: bool, stream: Stream) -> LowLatencyRows:
+        """dispatch() of numbers that are checked, and tensors as aligned() returns them."""
+        if fp8 and ue8m0 and self.hidden % 512:
+            raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
         device, rows = self.comm.device, self.comm.size * max_tokens
         recv_x = self._new((self.num_local, rows, self.hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
         scales = self._scales(rows, ue8m0) if fp8 else None
@@ -109,10 +116,8 @@ class LowLatency(OfThisProcess):
         source = self._new((self.num_local, rows), torch.int32)
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
         flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
-        x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
-        pointer = self._stream(stream)
         call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                           wait_cost, flags, pointer)
+                                           wait_cost, flags, self._stream(stream))
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
@@ -135,13 +140,18 @@ class LowLatency(OfThisProcess):
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         if want_integer(call, "low_latency_combine", "call") < 0:
             raise _native.ArgumentError(f"low_latency_combine: call is {call}, must be the number of a dispatch, or 0: the last one")
+        return self._combine(aligned(x), aligned(topk_idx), aligned(topk_weights), call, max_tokens, out, zero_copy, exact, wait_cost,
+                             hook, stream)
+
+    def _combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, call: int, max_tokens: int,
+                 out: Optional[torch.Tensor], zero_copy: bool, exact: bool, wait_cost: Optional[torch.Tensor], hook: bool,
+                 stream: Stream) -> Tuple[torch.Tensor, Optional[_Finish]]:
+        """combine() of numbers that are checked, and tensors as aligned() returns them."""
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
-        x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
-        pointer = self._stream(stream)
-        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer)
+        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, self._stream(stream))
         return out, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan: the routing of tokens to ranks, and the two operations on it."""
 import contextlib
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, column_major, in_stream, int_parts, stream_pointer, want_no_grad,
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, want_no_grad,
                        want_tensor, zeros)
 
 if TYPE_CHECKING:
@@ -199,31 +199,58 @@ class Plan(OfThisProcess):
         Arguments:
             source_stride: of recv_source: at least the most tokens of any rank, the same on all; 0: the plan's.
         """
-        return Metadata(*self._metadata(source_stride, stream, Metadata._fields))
+        parts = self._metadata(source_stride, stream, Metadata._fields)
+        return Metadata(*(getattr(parts, name) for name in Metadata._fields))
 
-    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False) -> Tuple[Any, ...]:
-        """The fields of Metadata, None where the name is not in `wanted`, in one allocation.
+    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False, more: int = 0) -> "_Parts":
+        """The fields of Metadata that are in `wanted`, in one allocation, which has room for `more` elements behind them.
 
         It is made in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
         of which the library writes every element.
         """
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
-
-        sizes = {"recv_source": self.out_rows, "recv_slot": self.out_rows * self.topk, "n_recv_tokens": 1, "psum_rank": ranks,
-                 "psum_expert": local, "count_exact": local, "rank_prefix": ranks * ranks}
-        names = [name for name in wanted if self.expanded or name != "recv_slot"]
-        # The library writes all but what lies behind the last token.
-        make = torch.zeros if self.fixed or self.expanded else torch.empty
+        shapes: Dict[str, Tuple[int, ...]] = {
+            "recv_source": (self.out_rows,), "recv_slot": (self.out_rows, self.topk), "n_recv_tokens": (1,), "psum_rank": (ranks,),
+            "psum_expert": (local,), "count_exact": (local,), "rank_prefix": (ranks, ranks)}
+        parts, offsets, end = _Parts(), [], 0
+        for name, shape in shapes.items():
+            if name not in wanted or name == "recv_slot" and not self.expanded:
+                offsets.append(-1)
+                continue
+            parts.places[name] = shape, end
+            offsets.append(end)
+            end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
+        parts.end = end
+        # On one node the kernels write every element, otherwise all but what lies behind the last token.
+        make = torch.zeros if (self.fixed or self.expanded) and not (self.comm.is_cuda and self.comm.nodes == 1) else torch.empty
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            made = dict(zip(names, int_parts(make, [sizes[name] for name in names], self.comm.device)))
-            if "recv_slot" in made:
-                made["recv_slot"] = made["recv_slot"].view(self.out_rows, self.topk)
-            if "rank_prefix" in made:
-                made["rank_prefix"] = made["rank_prefix"].view(ranks, ranks)
-            data = tuple(made.get(name) for name in Metadata._fields)
-            self._native.metadata(*data, source_stride, pointer)
-        return data
+            parts.memory = make(end + more, dtype=torch.int32, device=self.comm.device)
+        self._native.metadata(parts.memory, source_stride, pointer, *offsets)
+        return parts
+
+
+class _Parts:
+    """Fields of Metadata as attributes, tensors that are made when they are read; None: not wanted.
+
+    Attributes: memory, int32, that holds them all; end: the first element behind them.
+    """
+
+    def __init__(self) -> None:
+        self.memory: torch.Tensor
+        self.end = 0
+        self.places: Dict[str, Tuple[Tuple[int, ...], int]] = {}
+
+    def part(self, shape: Tuple[int, ...], at: int) -> torch.Tensor:
+        """The elements of the memory from `at` on."""
+        return self.memory.as_strided(shape, (1,) if len(shape) == 1 else (shape[1], 1), at)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Metadata._fields:
+            raise AttributeError(f"no field {name!r}")
+        tensor = self.part(*self.places[name]) if name in self.places else None
+        self.__dict__[name] = tensor
+        return tensor
 
 
 def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Optional[torch.Tensor]) -> None:

@@ -405,51 +405,40 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     return result_of(status);
 }
 
-static bool get_metadata(struct plan_object *plan, PyObject *const *args, ep_plan_metadata *ret_metadata)
-{
-    const int ranks = plan->member.comm->nranks;
-    const struct want wants[] = {
-        {"metadata", "recv_source", IS(I32), 1, {-1}, false, true},
-        {"metadata", "recv_slot", IS(I32), 2, {-1, plan->topk}, false, true},
-        {"metadata", "n_recv_tokens", IS(I32), 1, {1}, false, true},
-        {"metadata", "psum_rank", IS(I32), 1, {ranks}, false, true},
-        {"metadata", "psum_expert", IS(I32), 1, {plan->n_local}, false, true},
-        {"metadata", "count_exact", IS(I32), 1, {plan->n_local}, false, true},
-        {"metadata", "rank_prefix", IS(I32), 2, {ranks, ranks}, false, true},
-    };
-    int32_t **const fields[] = {&ret_metadata->recv_source, &ret_metadata->recv_slot,   &ret_metadata->n_recv_tokens,
-                                &ret_metadata->psum_rank,   &ret_metadata->psum_expert, &ret_metadata->count_exact,
-                                &ret_metadata->rank_prefix};
-    struct tensor tensor;
-    bool ok = true;
-
-    for (int i = 0; i < 7; i++) {
-        if (!tensor_get(args[i], &wants[i], place_of(plan->member.comm), &tensor))
-            return false;
-        if (i < 2 && tensor.data && tensor.shape[0] < plan->out_rows) {
-            raise_arg("metadata: %s: has room for %lld tokens, must have for %lld", wants[i].name,
-                      (long long)tensor.shape[0], (long long)plan->out_rows);
-            return false;
-        }
-        *fields[i] = tensor.data;
-    }
-    ret_metadata->source_stride = narrow(want_int(args[7], "metadata", "source_stride", &ok));
-    return ok;
-}
-
-/* metadata(recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact, rank_prefix, stride, stream) */
+/*
+ * metadata(memory, stride, stream, offset of recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact,
+ * rank_prefix): to parts of one int32 tensor; an offset of -1: not wanted. A tensor for each would be made before the
+ * call, and is rarely read.
+ */
 static PyObject *run_metadata(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
+    const int64_t ranks = plan->member.comm->nranks;
     ep_plan_metadata metadata = EP_PLAN_METADATA_INIT;
+    int32_t **const fields[] = {&metadata.recv_source, &metadata.recv_slot,   &metadata.n_recv_tokens,
+                                &metadata.psum_rank,   &metadata.psum_expert, &metadata.count_exact,
+                                &metadata.rank_prefix};
+    const int64_t sizes[] = {plan->out_rows, plan->out_rows * plan->topk, 1, ranks, plan->n_local, plan->n_local,
+                             ranks * ranks};
     struct comm_object *comm = plan->member.comm;
+    struct tensor memory;
     ep_status status;
     void *stream;
+    bool ok = true;
 
-    if (!get_metadata(plan, args, &metadata))
-        return NULL;
-    stream = stream_of(args[8]);
-    if (PyErr_Occurred())
+    GET(args[0], WANT("metadata", "memory", IS(I32), 1, {-1}, false, false), &memory);
+    metadata.source_stride = narrow(want_int(args[1], "metadata", "source_stride", &ok));
+    stream = ok ? stream_of(args[2]) : NULL;
+    for (int i = 0; i < 7 && ok && !PyErr_Occurred(); i++) {
+        int64_t offset = want_int(args[3 + i], "metadata", "offset", &ok);
+
+        if (ok && offset >= 0 && offset > memory.shape[0] - sizes[i])
+            return raise_arg("metadata: memory has %lld elements, part %d needs %lld from %lld on",
+                             (long long)memory.shape[0], i, (long long)sizes[i], (long long)offset);
+        if (offset >= 0)
+            *fields[i] = (int32_t *)memory.data + offset;
+    }
+    if (!ok || PyErr_Occurred())
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = complete(comm, ep_plan_get_metadata(plan->plan, &metadata, stream));
@@ -503,7 +492,7 @@ MEMBER_METHOD(update, "update", 4)
 MEMBER_METHOD(tokens, "tokens", 1)
 MEMBER_METHOD(dispatch, "dispatch", 8)
 MEMBER_METHOD(combine, "combine", 8)
-MEMBER_METHOD(metadata, "metadata", 9)
+MEMBER_METHOD(metadata, "metadata", 10)
 
 static PyMethodDef methods[] = {
     FAST("dispatch", fast_dispatch),

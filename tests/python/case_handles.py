@@ -224,7 +224,7 @@ class Counting:
         return getattr(self.native, name)
 
     def metadata(self, *args):
-        self.asked.append([name for name, tensor in zip(epkit.Metadata._fields, args) if tensor is not None])
+        self.asked.append([name for name, offset in zip(epkit.Metadata._fields, args[3:]) if offset >= 0])
         return self.native.metadata(*args)
 
 

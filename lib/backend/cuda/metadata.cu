@@ -137,7 +137,27 @@ __device__ void describe_tokens(const cuda_metadata &m)
         number_for(m, base);
 }
 
-/* Marks all rows as missing, and all choices as without a row. By all blocks but the first. */
+/* Zeros for an operation that does not take place: whoever reads these as sizes must find none. By all blocks. */
+__device__ void clear_all(const cuda_metadata &m)
+{
+    int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t n_local = m.route.n_local_experts;
+    struct {
+        int32_t *at;
+        int64_t n;
+    } outputs[] = {{m.recv_source, m.max_rows}, {m.recv_slot, m.max_rows * m.route.topk},
+                   {m.n_recv_tokens, 1},        {m.psum_rank, m.nranks},
+                   {m.psum_expert, n_local},    {m.count_exact, n_local},
+                   {m.rank_prefix, (int64_t)m.nranks * m.nranks}};
+
+    for (auto &output : outputs)
+        for (int64_t i = thread; i < output.n && output.at; i += threads)
+            output.at[i] = 0;
+}
+
+/*
+ * Marks all rows as missing, and all choices as without a row; zeros behind the sources. By all blocks but the first.
+ */
 __device__ void clear_outputs(const cuda_metadata &m)
 {
     int64_t thread = (int64_t)(blockIdx.x - 1) * blockDim.x + threadIdx.x, threads = (gridDim.x - 1) * blockDim.x;
@@ -147,13 +167,19 @@ __device__ void clear_outputs(const cuda_metadata &m)
         m.recv_rows[i * m.row_words + WORD_RANK] = 0;
     for (int64_t i = thread; i < slots && m.recv_slot; i += threads)
         m.recv_slot[i] = -1;
+    for (int64_t i = m.first[m.nranks] + thread; i < m.max_rows && m.recv_source; i += threads)
+        m.recv_source[i] = 0;
+    for (int64_t i = slots + thread; i < m.max_rows * m.route.topk && m.recv_slot; i += threads)
+        m.recv_slot[i] = 0;
 }
 
 __global__ void __launch_bounds__(COUNTS_THREADS) metadata_counts_kernel(const __grid_constant__ cuda_metadata m)
 {
     await_stream();
-    if (is_stopped(m.waits) || is_refused(m.waits, m.route.counts))
+    if (is_stopped(m.waits) || is_refused(m.waits, m.route.counts)) {
+        clear_all(m);
         return;
+    }
     if (blockIdx.x) {
         clear_outputs(m);
         return;

@@ -170,9 +170,8 @@ class LowLatencyCalls(OfThisProcess):
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
-        rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
-                                recv_stats=cumulative_local_expert_recv_stats,
-                                wait_cost=wait_cost, hook=return_recv_hook, stream=order.stream)
+        rows = object_._dispatch(x, topk_idx, use_fp8, round_scale, use_ue8m0, most, cumulative_local_expert_recv_stats, wait_cost,
+                                 return_recv_hook, order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
         out = _as_given(rows if rows.scales is not None else rows.x, rows)
@@ -241,9 +240,9 @@ class LowLatencyCalls(OfThisProcess):
         x = one.combine_buffer(known.most) if zero_copy else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
         self._begin_call(one, order.stream)
-        result, hook = one.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
-                                            zero_copy=zero_copy, wait_cost=wait_cost, hook=return_recv_hook,
-                                            stream=order.stream)
+        want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
+        result, hook = one._combine(x, topk_idx, topk_weights, known.number, known.most, out, zero_copy, False, wait_cost,
+                                    return_recv_hook, order.stream)
         return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:

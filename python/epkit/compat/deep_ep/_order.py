@@ -120,7 +120,7 @@ class Order:
         """A position in the stream of the call behind what it has queued so far; None on the CPU."""
         if self._device.type == "cpu":
             return None
-        return Mark(current_stream(self._device) if self._stream is None else self._stream)
+        return Mark(current_stream(self._device) if self._stream is None else self._stream, self._stream is not None)
 
     def done(self, asynchronous: bool, tensors: Any, made_on_stream: Sequence[torch.Tensor] = ()) -> EventOverlap:
         """The end of the call: the current stream waits, or gets an event. Returns an EventOverlap.
@@ -152,21 +152,29 @@ class Mark:
     """A position in the stream of a call, for work on a call's results that is queued later. A captured call has none:
     such work has to be captured as well."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, apart: bool) -> None:
         self.capturing = torch.cuda.is_current_stream_capturing()
-        self._event = None
-        if not self.capturing:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(stream)
+        self._stream = stream
+        self._event = self._record() if apart and not self.capturing else None
+
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
 
     def wait(self, *tensors: torch.Tensor) -> None:
         """Makes torch's current stream wait for it, and lets it write to the tensors. A stream that is being captured cannot
         wait for work outside of the capture: the program has waited before."""
-        if self._event is not None and not torch.cuda.is_current_stream_capturing():
-            current = torch.cuda.current_stream()
-            current.wait_event(self._event)
-            for tensor in tensors:  # the allocator has to know every stream that uses them
-                tensor.record_stream(current)
+        if self.capturing or torch.cuda.is_current_stream_capturing():
+            return
+        current = torch.cuda.current_stream()
+        if self._event is None:  # of a call in the program's own stream: mostly the one that is current again
+            if current == self._stream:
+                return
+            self._event = self._record()
+        current.wait_event(self._event)
+        for tensor in tensors:  # the allocator has to know every stream that uses them
+            tensor.record_stream(current)
 
 
 def run_untraced(*functions: Any) -> None:

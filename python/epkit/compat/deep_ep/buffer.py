@@ -78,13 +78,16 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     _filled = True  # of a handle that a program has made of tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, prefix: torch.Tensor, source: torch.Tensor, in_rank: torch.Tensor,
-           mark: Optional[Mark]) -> "Handle":
-        """In the communication stream."""
-        ranks, nodes, tokens, new = plan.comm.size, plan.comm.nodes, plan.n_tokens, prefix.new_empty
+    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor) -> "Handle":
+        """Its tensors are allocated in torch's current stream, and written in that of the call."""
+        ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, len(in_rank)
+        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True, more=ranks * (tokens + 2) if nodes == 1 else 0)
+        prefix, source, mark = data.rank_prefix, data.recv_source, order.mark()
         if nodes == 1:
-            handle = cls((prefix, new((ranks, 1)), new((ranks, 1)), source, in_rank, new((tokens, ranks))))
+            handle = cls((prefix, data.part((ranks, 1), data.end), data.part((ranks, 1), data.end + ranks), source, in_rank,
+                          data.part((tokens, ranks), data.end + 2 * ranks)))
         else:
+            new = prefix.new_empty
             handle = cls((in_rank, new((nodes, 1)), new((ranks, 1)), new((nodes, 1)), new(nodes), new((ranks, 1)), new(ranks),
                           source.new_empty((len(source), 8), dtype=torch.uint8), new((tokens, nodes)), new((0, 8))))
         handle.plan, handle.written, handle._filled = plan, (prefix, source), False
@@ -389,11 +392,10 @@ class Buffer(LowLatencyCalls):
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order) -> Handle:
         """The handle. Its tensors are allocated in torch's current stream, and written in that of the call."""
-        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True)
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
-        handle = Handle.of(plan, data[6], data[0], is_token_in_rank, order.mark())
+        handle = Handle.of(plan, order, is_token_in_rank)
         _origins[tuple.__getitem__(handle, _KEYS[len(handle)])] = plan
         return handle
 

@@ -24,6 +24,11 @@ _HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of e
 _EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
 
 
+# Attributes of a handle that are parts of its plan's metadata -> their names there.
+_PARTS = {"psum_num_recv_tokens_per_scaleup_rank": "psum_rank", "psum_num_recv_tokens_per_expert": "psum_expert",
+          "num_unaligned_recv_tokens_per_expert": "count_exact"}
+
+
 def _worst_expanded(ranks: int, most: int, topk: int, num_experts: int, alignment: int) -> int:
     """Upper bound of the rows of the expanded layout, padding included, for tokens that name distinct experts. Others are refused
     where they need more."""
@@ -61,7 +66,7 @@ class EPHandle(OfThisProcess):
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
         self.token_metadata_at_forward = self.channel_linked_list = self.cached_recv_src_metadata_before_sort = None
-        self._data: epkit.Metadata
+        self._data: Any
         self._mark: Optional[Mark] = None
         self.recv_expert_ids: Optional[torch.Tensor] = None
         self.recv_src_metadata: torch.Tensor
@@ -128,17 +133,16 @@ class EPHandle(OfThisProcess):
 
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
         """Tensors of all memory that was allocated on the communication stream; the library's metadata is one piece."""
-        return self.topk_idx, self._data.recv_source, self._data.psum_rank
+        counts = self.__dict__.get("psum_num_recv_tokens_per_scaleup_rank")
+        return (self.topk_idx, self._data.memory) if counts is None else (self.topk_idx, self._data.memory, counts)
 
-    def _fill(self, data: epkit.Metadata, mark: Optional[Mark]) -> None:
+    def _fill(self, data: Any, mark: Optional[Mark]) -> None:
+        """`data`: what Plan._metadata() returned."""
         plan = self.plan
+        self._data = data
         if self._scaleup_ranks < plan.comm.size:
             each = torch.diff(data.psum_rank, prepend=data.psum_rank.new_zeros(1)).view(-1, self._scaleup_ranks)
-            data = data._replace(psum_rank=each.sum(0).cumsum(0, dtype=torch.int32))
-        self._data = data
-        self.psum_num_recv_tokens_per_scaleup_rank = data.psum_rank
-        self.psum_num_recv_tokens_per_expert = data.psum_expert
-        self.num_unaligned_recv_tokens_per_expert = data.count_exact
+            self.psum_num_recv_tokens_per_scaleup_rank = each.sum(0).cumsum(0, dtype=torch.int32)
         self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
         self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert) if not plan.fixed else \
             _worst_expanded(plan.comm.size, self.num_max_tokens_per_rank, plan.topk, self.num_experts, self.expert_alignment)
@@ -147,8 +151,10 @@ class EPHandle(OfThisProcess):
         self._mark = mark
 
     def __getattr__(self, name: str) -> Any:
-        """The other attributes, computed in torch's current stream on first access: few programs read them, and their size may
+        """The other attributes: few programs read them. Some are computed in torch's current stream on first access; their size may
         be known on the device alone."""
+        if name in _PARTS and "_data" in self.__dict__:
+            return self.__dict__.setdefault(name, getattr(self._data, _PARTS[name]))
         if name not in ("recv_src_metadata", "num_recv_tokens", "dst_buffer_slot_idx") or "_data" not in self.__dict__:
             raise AttributeError(f"EPHandle has no attribute {name!r}")
         self._fill_rest()
@@ -402,7 +408,7 @@ class ElasticBuffer(OfThisProcess):
                 if do_handle_copy:
                     handle.topk_idx = handle.topk_idx.clone()
                 wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
-                handle._fill(epkit.Metadata(*plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted)), order.mark())
+                handle._fill(plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted), order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
