@@ -205,8 +205,7 @@ class Plan(OfThisProcess):
     def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False, more: int = 0) -> "_Parts":
         """The fields of Metadata that are in `wanted`, in one allocation, which has room for `more` elements behind them.
 
-        It is made in `stream`, or with `here` in torch's current stream: for a plan of exact counts in the rank layout,
-        of which the library writes every element.
+        It is made in `stream`, or with `here` in torch's current stream.
         """
         pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
@@ -222,10 +221,8 @@ class Plan(OfThisProcess):
             offsets.append(end)
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
         parts.end = end
-        # On one node the kernels write every element, otherwise all but what lies behind the last token.
-        make = torch.zeros if (self.fixed or self.expanded) and not (self.comm.is_cuda and self.comm.nodes == 1) else torch.empty
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            parts.memory = make(end + more, dtype=torch.int32, device=self.comm.device)
+            parts.memory = torch.empty(end + more, dtype=torch.int32, device=self.comm.device)
         self._native.metadata(parts.memory, source_stride, pointer, *offsets)
         return parts
 

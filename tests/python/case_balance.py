@@ -71,7 +71,8 @@ def test_replicas_have_the_bits_of_their_experts(rank, size):
     replicas = plan.allocate((slots, hidden), torch.bfloat16)
     buffer = deep_ep.EPBuffer(dist.group.WORLD, num_max_tokens_per_rank=32, hidden=hidden, num_topk=topk, allow_multiple_reduction=False,
                               lb_allocation_plan_or_num_bytes=plan)
-    weights = torch.randn(experts, hidden, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)[rank * local:(rank + 1) * local]
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
+    weights = torch.randn(experts, hidden, generator=generator).to(torch.bfloat16)[rank * local:(rank + 1) * local]
     torch.manual_seed(rank)
     topk_idx = (torch.rand(32, topk) ** 3 * experts).long()  # the first ones are hot
     x = torch.randn(32, hidden).to(torch.bfloat16)

@@ -351,7 +351,7 @@ def test_replicas_of_experts(rank, size):
     for wrong, words in ((lambda: plan.allocate(3, torch.uint8), RuntimeError), (lambda: deep_ep.EPBuffer(
             dist.group.WORLD, lb_allocation_plan_or_num_bytes=plan), AssertionError)):
         raises(words, "EPBuffer made", wrong)
-    generator = torch.Generator().manual_seed(8)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(8)
     for round_ in range(4):
         mapping = torch.randint(-1, local * size, (size, slots), generator=generator, dtype=torch.int32)
         if round_ == 3:
@@ -366,7 +366,7 @@ def test_replicas_of_experts(rank, size):
                 assert torch.equal(pool[slot], whole[expert] if expert >= 0 else torch.full_like(pool[slot], 0xa5))
         every = torch.randn(size, slots, 264, generator=generator)
         grads.copy_(every[rank])
-        total = torch.randn(local, 264, generator=torch.Generator().manual_seed(rank))
+        total = torch.randn(local, 264, generator=torch.Generator(torch.get_default_device()).manual_seed(rank))
         want = total.clone()
         for other in range(size):
             for slot, expert in enumerate(mapping[other].tolist()):

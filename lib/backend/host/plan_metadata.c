@@ -156,8 +156,8 @@ static ep_status place_slots(const ep_plan *plan, const ep_plan_metadata *dst, c
 {
     size_t n = (size_t)ep_group_plan_of(plan)->recv_from_rank[plan->comm->nranks], topk = (size_t)plan->args.topk;
 
-    for (size_t i = 0; i < n * topk; i++)
-        dst->recv_slot[i] = -1;
+    for (size_t i = 0; i < (size_t)plan->full.out_rows * topk; i++)
+        dst->recv_slot[i] = i < n * topk ? -1 : 0;
     for (int64_t row = 0; row < plan->full.n_recv; row++) {
         int32_t number, *found;
 
@@ -183,8 +183,8 @@ static ep_status write_tokens(const ep_plan *plan, const ep_plan_metadata *dst, 
     if (!tokens)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory for %lld rows", (long long)n_rows);
     status = list_tokens(plan, dst, sources->all, tokens);
-    for (int64_t i = 0; status == EP_OK && dst->recv_source && i < n; i++)
-        dst->recv_source[i] = tokens[i];
+    for (int64_t i = 0; status == EP_OK && dst->recv_source && i < plan->full.out_rows; i++)
+        dst->recv_source[i] = i < n ? tokens[i] : 0;
     if (status == EP_OK && dst->recv_slot)
         status = place_slots(plan, dst, sources, tokens);
     free(tokens);
