@@ -307,7 +307,7 @@ static int run_graph(struct state *s)
     return code;
 }
 
-/* Rank 0 would receive too many rows: nothing is written, and the group continues with the next routing. */
+/* Rank 0 would receive too many rows: the metadata become 0, and the group continues with the next routing. */
 static int run_refused(struct state *s)
 {
     TRY(load(s, 0));

@@ -34,6 +34,7 @@ static int reset(void **state)
     memset(hosts, 0, sizeof(hosts));
     setenv("EPKIT_BACKEND", "host", 1);
     unsetenv("EPKIT_TIMEOUT_MS");
+    unsetenv("EPKIT_STRICT_SMS");
     return 0;
 }
 
@@ -67,6 +68,28 @@ TEST_WITH(defaults_are_filled_in, reset, NULL)
 }
 
 /* --- environment --- */
+
+TEST_WITH(strict_sms_come_from_the_environment, reset, NULL)
+{
+    static const struct {
+        const char *text;
+        uint32_t flags;
+        bool wrong;
+    } cases[] = {{"1", EP_COMM_STRICT_SMS, false}, {"0", 0, false}, {"", 0, false}, {"yes", 0, true}, {"10", 0, true}};
+    ep_comm *comm;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        setenv("EPKIT_STRICT_SMS", cases[i].text, 1);
+        if (cases[i].wrong) {
+            assert_fails(create(NULL, &comm), EP_E_ARG, "ep_comm_new: $EPKIT_STRICT_SMS is \"");
+            continue;
+        }
+        assert_int_equal(create(NULL, &comm), EP_OK);
+        assert_int_equal(comm->config.flags, cases[i].flags);
+        ep_comm_free(comm);
+    }
+    unsetenv("EPKIT_STRICT_SMS");
+}
 
 TEST_WITH(timeout_comes_from_the_environment, reset, NULL)
 {

@@ -377,8 +377,10 @@ static int overflow(struct member *m)
         update.n_tokens = m->routing[0].n_tokens;
         SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
         SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
+        m->fresh.n = m->fresh.source[0] = m->fresh.psum_rank[RANKS - 1] = m->fresh.exact[LOCAL - 1] = 77;
         SURE(queue_all(m, plan, CAPACITY, 0, &m->fresh, NULL) == EP_OK);
         SURE(ep_stream_sync(m->comm, NULL) == EP_E_CAPACITY);
+        SURE(!m->fresh.n && !m->fresh.source[0] && !m->fresh.psum_rank[RANKS - 1] && !m->fresh.exact[LOCAL - 1]);
         SURE(strstr(ep_last_error(), "rank 2 receives "));
         SURE(ep_comm_async_error(m->comm) == EP_OK);
         update.n_tokens = 0;

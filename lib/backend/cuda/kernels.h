@@ -382,6 +382,7 @@ struct cuda_metadata {
     int32_t row_words, alignment, stride, unused;
     int64_t max_rows; /* that this rank can receive */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
+    int32_t *later_prefix; /* rank_prefix that cuda_nodes_plan_prefix() writes; NULL: none */
 };
 
 /* The layout of a routing; outputs as those of ep_layout, zeroed. */

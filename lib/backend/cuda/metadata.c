@@ -89,7 +89,8 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
 
     m->exact = device->expert_exact;
     if (device->fixed && device->lists) {
-        m->rank_prefix = NULL; /* cuda_nodes_plan_prefix() writes it */
+        m->later_prefix = m->rank_prefix;
+        m->rank_prefix = NULL;
         m->first = device->lists->update->first;
         m->exact = device->lists->update->expert_exact;
         m->start = device->lists->update->start;

@@ -145,10 +145,14 @@ __device__ void clear_all(const cuda_metadata &m)
     struct {
         int32_t *at;
         int64_t n;
-    } outputs[] = {{m.recv_source, m.max_rows}, {m.recv_slot, m.max_rows * m.route.topk},
-                   {m.n_recv_tokens, 1},        {m.psum_rank, m.nranks},
-                   {m.psum_expert, n_local},    {m.count_exact, n_local},
-                   {m.rank_prefix, (int64_t)m.nranks * m.nranks}};
+    } outputs[] = {{m.recv_source, m.max_rows},
+                   {m.recv_slot, m.max_rows * m.route.topk},
+                   {m.n_recv_tokens, 1},
+                   {m.psum_rank, m.nranks},
+                   {m.psum_expert, n_local},
+                   {m.count_exact, n_local},
+                   {m.rank_prefix, (int64_t)m.nranks * m.nranks},
+                   {m.later_prefix, (int64_t)m.nranks * m.nranks}};
 
     for (auto &output : outputs)
         for (int64_t i = thread; i < output.n && output.at; i += threads)

@@ -210,6 +210,27 @@ static void write_counts(const ep_plan *plan, const ep_plan_metadata *dst)
         memcpy(dst->rank_prefix, inner->prefix, nranks * nranks * sizeof(*inner->prefix));
 }
 
+/* For a plan that is refused: whoever reads these as sizes must find none. */
+static void clear(const ep_plan *plan, const ep_plan_metadata *dst)
+{
+    size_t nranks = (size_t)plan->comm->nranks, n_local = (size_t)plan->info.n_local_experts;
+    size_t rows = (size_t)plan->args.max_recv_tokens;
+    const struct {
+        int32_t *at;
+        size_t n;
+    } outputs[] = {{dst->recv_source, rows},
+                   {dst->recv_slot, rows * (size_t)plan->args.topk},
+                   {dst->n_recv_tokens, 1},
+                   {dst->psum_rank, nranks},
+                   {dst->psum_expert, n_local},
+                   {dst->count_exact, n_local},
+                   {dst->rank_prefix, nranks * nranks}};
+
+    for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++)
+        if (outputs[i].at)
+            memset(outputs[i].at, 0, outputs[i].n * sizeof(int32_t));
+}
+
 static ep_status run_metadata(void *arguments)
 {
     const struct metadata_job *job = arguments;
@@ -218,7 +239,10 @@ static ep_status run_metadata(void *arguments)
     struct sources sources;
     ep_status status;
 
-    EP_TRY(ep_group_plan_complete(group, job->plan));
+    status = ep_group_plan_complete(group, job->plan);
+    if (status == EP_E_CAPACITY)
+        clear(job->plan, dst);
+    EP_TRY(status);
     write_counts(job->plan, dst);
     if (!dst->recv_source && !dst->recv_slot)
         return EP_OK;
