@@ -71,7 +71,9 @@ enum {
     EP_COMBINE_BY_CHOICE = 1u << 3,
 
     /* With EP_COMBINE_BY_CHOICE: the rows of each rank (expanded layout), and between nodes those of each node, are
-     * first added and rounded to bf16. */
+     * first added and rounded to bf16. All ranks or none. In the expanded layout on CUDA, without topk_weights, each rank
+     * adds up its own rows, so that one row for each (token, rank) crosses the links; the first such combine after new
+     * routing includes ep_plan_get_metadata(). */
     EP_COMBINE_ROUND_PARTIAL = 1u << 4
 };
 

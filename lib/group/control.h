@@ -63,7 +63,13 @@ struct ep_group_address {
 #define EP_GROUP_UNMAPPED UINT32_MAX
 
 /* Optional outputs that a call passes, one bit each: the same on all ranks. */
-enum { EP_GROUP_RECV_INDEX = 1, EP_GROUP_RECV_WEIGHTS = 2, EP_GROUP_OUT_WEIGHTS = 4, EP_GROUP_RANK_PREFIX = 8 };
+enum {
+    EP_GROUP_RECV_INDEX = 1,
+    EP_GROUP_RECV_WEIGHTS = 2,
+    EP_GROUP_OUT_WEIGHTS = 4,
+    EP_GROUP_RANK_PREFIX = 8,
+    EP_GROUP_ROUND_PARTIAL = 16 /* of a combine in which each rank adds up its own rows: a flag, no output */
+};
 
 enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
 

@@ -191,6 +191,17 @@ __device__ int last_choice(const cuda_route &route, int token, int rank)
     return k;
 }
 
+/* Of entries that are together by rank, keeps the last one of each; returns their number. */
+__device__ int keep_last(cuda_entry *entries, int n)
+{
+    int kept = 0;
+
+    for (int i = 0; i < n; i++)
+        if (i == n - 1 || entries[i].local != entries[i + 1].local)
+            entries[kept++] = entries[i];
+    return kept;
+}
+
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_constant__ cuda_order o)
 {
     await_stream();
@@ -215,6 +226,8 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_c
         keys[at] = key;
         o.ret_entry[start + at] = entry;
     }
+    if (o.ret_count && token < route.n_tokens)
+        o.ret_count[token] = keep_last(o.ret_entry + start, route.count[token]);
 }
 
 /* --- the layout of a routing ------------------------------------------------------------------------------------- */
@@ -324,11 +337,21 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 cudaError_t cuda_kernels_load(int shared_bytes)
 {
     static cuda_load_fn *const loads[] = {
-        cuda_barrier_load,          cuda_update_load,        cuda_nodes_load,
-        cuda_slices_load,           cuda_lists_load,         cuda_metadata_load,
-        cuda_dispatch_load,         cuda_combine_load,       cuda_ll_dispatch_load,
-        cuda_ll_combine_load,       cuda_ll_mask_load,       cuda_ll_dispatch_load_nodes,
-        cuda_ll_combine_load_nodes, cuda_ll_mask_load_nodes,
+        cuda_barrier_load,
+        cuda_update_load,
+        cuda_nodes_load,
+        cuda_slices_load,
+        cuda_lists_load,
+        cuda_metadata_load,
+        cuda_dispatch_load,
+        cuda_combine_load,
+        cuda_reduce_load,
+        cuda_ll_dispatch_load,
+        cuda_ll_combine_load,
+        cuda_ll_mask_load,
+        cuda_ll_dispatch_load_nodes,
+        cuda_ll_combine_load_nodes,
+        cuda_ll_mask_load_nodes,
     };
     cudaError_t error = load_kernels(count_kernel, add_blocks_kernel, order_kernel, layout_kernel);
 

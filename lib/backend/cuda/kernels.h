@@ -347,7 +347,7 @@ cudaError_t cuda_kernels_load(int shared_bytes);
 /* The part of each file. */
 typedef cudaError_t cuda_load_fn(int shared_bytes);
 cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_slices_load, cuda_lists_load,
-    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
+    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load, cuda_reduce_load;
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
@@ -360,8 +360,23 @@ cudaError_t cuda_launch_wait(const struct cuda_waits *waits, const uint32_t *wor
 struct cuda_order {
     struct cuda_route route;
     struct cuda_entry *ret_entry;
-    int32_t from_mask; /* keep the order of the ranks */
-    int32_t by_rank;   /* keep the rows of a rank together; expanded layout */
+    int32_t from_mask;  /* keep the order of the ranks */
+    int32_t by_rank;    /* keep the rows of a rank together; expanded layout */
+    int32_t *ret_count; /* by_rank: keep the last row of each rank only, and write their numbers here; NULL: keep all */
+};
+
+/*
+ * Adds up the rows of each token on this rank in the order of its choices, rounds to bf16 and writes the sum to the row
+ * of its last choice here, in other memory. Expanded layout.
+ */
+struct cuda_reduce {
+    struct cuda_waits waits;
+    const struct cuda_counts *counts; /* of the plan, which may be refused */
+    const unsigned char *from;
+    unsigned char *to;
+    const int32_t *slots; /* [n, topk]; -1: on another rank */
+    const int64_t *n;
+    int32_t topk, row_bytes;
 };
 
 /*
@@ -402,6 +417,7 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
 
+cudaError_t cuda_launch_reduce(const struct cuda_reduce *reduce, int sms, cudaStream_t stream);
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);

@@ -55,6 +55,8 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
     ep_status status;
 
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", routing));
+    cuda_plan_of(plan)->has_slots = false;
+    cuda_plan_of(plan)->updated_in_graph |= call->capture != 0;
     u->count.topk_idx = routing->topk_idx;
     u->count.mask = routing->token_in_rank;
     u->count.mask_experts = routing->tokens_per_expert; /* not NULL: the routing is given by the mask */
@@ -169,6 +171,7 @@ void cuda_plan_free_device(struct cuda_comm *cuda, struct cuda_plan *device)
     cuda_pool_free(cuda, &device->ordered);
     cuda_pool_free(cuda, &device->metadata_counts);
     cuda_pool_free(cuda, &device->sources);
+    cuda_pool_free(cuda, &device->slots);
     cuda_pool_free(cuda, &device->routing);
     free(device);
 }
