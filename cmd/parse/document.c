@@ -245,13 +245,12 @@ static json_t *faults_document(const struct parser *parser, const json_t *runs)
 static const struct parse_fault *first_fatal(const struct parser *parser, const json_t *runs, bool is_loose)
 {
     size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n), *first = NULL;
+    const struct parse_fault *faults = parser_faults(parser, &n);
 
     for (size_t i = 0; i < n; i++)
-        if (is_fatal_here(&faults[i], runs) && (faults[i].is_loose || !is_loose) &&
-            (!first || faults[i].rank > first->rank))
-            first = &faults[i];
-    return first;
+        if (is_fatal_here(&faults[i], runs) && (faults[i].is_loose || !is_loose))
+            return &faults[i];
+    return NULL;
 }
 
 /* The cause, and the whole line if it says more. */

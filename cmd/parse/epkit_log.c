@@ -134,12 +134,12 @@ static bool has_subcommand(const char *text, const char *subcommand)
     return false;
 }
 
-/* Does a document of another program have this key, near its beginning? */
+/* Does a document of another program have this key, with quotes or without, near its beginning? */
 static bool has_key(const char *text, const char *key)
 {
     const char *at = strstr(text, key);
 
-    return at && at > text && at[-1] == '"' && text_begins(at + strlen(key), "\":");
+    return at && at > text && strchr("\"\n{ ", at[-1]) && text_begins_any(at + strlen(key), TEXTS("\":", ":"));
 }
 
 /* A document that is invalid or incomplete has no verdict: its run counts as failed. */
@@ -152,6 +152,7 @@ static void lose_document(struct parser *parser, const char *text, const char *w
                      {"run", NULL, "epkit run", PARSE_EPKIT_TEST},
                      {"bench", NULL, "epkit bench", PARSE_EPKIT_BENCH},
                      {NULL, "nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
+                     {NULL, "#wrong", "nccl-tests", PARSE_NCCL_TESTS},
                      {NULL, "test_info", "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
@@ -181,8 +182,11 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const char *subcommand = json_text(document, "subcommand");
+    const char *subcommand;
 
+    if (!document)
+        document = json_bare(text, bytes);
+    subcommand = json_text(document, "subcommand");
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");
     } else if (integer_of(document, "schema_version") == 1 && strcmp(subcommand, "test") == 0) {
@@ -204,84 +208,91 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
     json_decref(document);
 }
 
-/* Counts brackets outside of strings; true when the document is complete. */
-static bool follow(struct stream *stream, const char *text)
+/* Counts brackets outside of strings. What follows the document's last one; NULL: it goes on. */
+static const char *follow(struct stream *stream, const char *text)
 {
     for (; *text; text++) {
-        if (stream->in_string) {
-            if (stream->escaped)
-                stream->escaped = false;
-            else if (*text == '\\')
-                stream->escaped = true;
-            else if (*text == '"')
-                stream->in_string = false;
-            continue;
-        }
-        if (*text == '"')
-            stream->in_string = true;
-        else if (*text == '{' || *text == '[')
+        if (stream->escaped)
+            stream->escaped = false;
+        else if (stream->in_string && *text == '\\')
+            stream->escaped = true;
+        else if (*text == '"')
+            stream->in_string = !stream->in_string;
+        else if (!stream->in_string && (*text == '{' || *text == '['))
             stream->depth++;
-        else if (*text == '}' || *text == ']')
-            stream->depth--;
-        if (stream->depth == 0)
-            return true;
+        else if (!stream->in_string && (*text == '}' || *text == ']') && --stream->depth == 0)
+            return text + 1;
     }
-    return false;
+    return NULL;
 }
 
-static bool append(struct stream *stream, const char *text)
+static bool append(struct stream *stream, const char *text, size_t n)
 {
-    size_t n = strlen(text);
     char *grown =
         stream->n_document + n + 2 > MAX_DOCUMENT ? NULL : realloc(stream->document, stream->n_document + n + 2);
 
     if (!grown)
         return false;
     stream->document = grown;
-    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%s\n", text);
+    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%.*s\n", (int)n, text);
     return true;
 }
 
 /* Can the line be part of a multi-line document? It is indented, or a single bracket. */
 static bool continues(const char *line)
 {
-    return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
+    return *line && strchr(" }]{[\"", *line);
+}
+
+/* "Dual_port: OFF," in a document without quotes. */
+static bool continues_bare(const char *document, const char *line)
+{
+    size_t n = strspn(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.");
+
+    return n && line[n + strspn(line + n, " ")] == ':' && text_begins(document, "{\ntest_info:");
 }
 
 /* Of epkit, nccl-tests, perftest and rccl-tests. */
 static bool is_first_key(const char *text)
 {
     return text_begins_any(text + strspn(text, " "),
-                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "\"#wrong\":"));
+                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "test_info:", "\"#wrong\":"));
 }
 
 bool epkit_document_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
+    const char *rest;
 
     if (!stream)
         return false;
     if (!stream->document) {
         if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
             return false;
-    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"") && !is_first_key(line)) {
-        forget(stream); /* from another program */
-        return false;
-    } else if (!continues(line) && !stream->in_string) {
+    } else if (stream->n_document == 2) {
+        if (!strstr(line, "\"schema_version\"") && !is_first_key(line)) {
+            forget(stream); /* from another program */
+            return false;
+        }
+    } else if (!continues(line) && !stream->in_string && !continues_bare(stream->document, line)) {
         /* Standard error within the document, or other output after a document that was cut off. */
         if (*line && !text_begins(line, "epkit:"))
             return false;
         return true;
     }
-    if (!append(stream, line)) {
+    rest = follow(stream, line);
+    if (!append(stream, line, rest ? (size_t)(rest - line) : strlen(line))) {
         parser->totals.unreadable++;
         forget(stream);
         return true;
     }
-    if (follow(stream, line)) {
+    if (rest) {
         read_document(parser, stream->document, stream->n_document);
         forget(stream);
     }
+    /* Another one, of files that were joined. */
+    if (rest && *rest)
+        (void)epkit_document_line(parser, rest);
     return true;
 }
 

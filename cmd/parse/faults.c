@@ -213,31 +213,37 @@ void fault_line(struct parser *parser, const char *line)
 {
     const struct known *fault = is_ignored(parser, line) ? NULL : find(parser, line);
     bool is_loose = false, is_fatal = fault && fault->kind > STEP;
-    struct parse_fault *entry;
+    struct parse_fault *entry = parser->faults, *end = entry + parser->n_faults;
+    char text[PARSE_TEXT];
     struct parse_run *run;
 
     if (!fault)
         return;
-    line += strspn(line, " ");
+    /* Whole, if that is possible: columns of spaces may stand before what matters. */
+    snprintf(text, sizeof(text), "%s", line + strspn(line, " "));
+    if (strlen(line) >= sizeof(text))
+        (void)lex_squeeze(line, text, sizeof(text));
     if (is_fatal) {
         run = latest(parser);
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
-            run_problem(run, line, (int)fault->kind);
+            run_problem(run, text, (int)fault->kind);
     }
-    for (size_t i = 0; i < parser->n_faults; i++) {
-        entry = &parser->faults[i];
-        /* A step and a failure may have the same cause: the verdicts on them differ. */
-        if (strcmp(entry->cause, fault->cause) == 0 && entry->rank == (int)fault->kind) {
-            entry->count++;
-            entry->is_loose |= is_loose;
-            entry->last_line = parser->line_number;
-            return;
-        }
-    }
-    if (parser->n_faults == MAX_FAULTS)
+    /* A step and a failure may have the same cause: the verdicts on them differ. */
+    while (entry < end && (strcmp(entry->cause, fault->cause) != 0 || entry->rank != (int)fault->kind))
+        entry++;
+    if (entry < end) {
+        entry->count++;
+        entry->is_loose |= is_loose;
+        entry->last_line = parser->line_number;
         return;
-    entry = &parser->faults[parser->n_faults++];
+    }
+    while (entry > parser->faults && entry[-1].rank < (int)fault->kind)
+        entry--;
+    if (entry == parser->faults + MAX_FAULTS)
+        return;
+    parser->n_faults += parser->n_faults < MAX_FAULTS;
+    memmove(entry + 1, entry, (size_t)(parser->faults + parser->n_faults - entry - 1) * sizeof(*entry));
     *entry = (struct parse_fault){
         .id = fault->id,
         .cause = fault->cause,
@@ -250,7 +256,7 @@ void fault_line(struct parser *parser, const char *line)
         .last_line = parser->line_number,
         .count = 1,
     };
-    snprintf(entry->line, sizeof(entry->line), "%s", line);
+    snprintf(entry->line, sizeof(entry->line), "%s", text);
     snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
     snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser) ? stream_now(parser)->key : "");
 }

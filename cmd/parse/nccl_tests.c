@@ -294,9 +294,8 @@ bool nccl_line(struct parser *parser, const char *line)
         for (size_t i = 0; !run && i < parser->n_runs; i++)
             if (parser->runs[i]->public.dialect == PARSE_NCCL_TESTS)
                 return false;
-        run = run ? run : run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
-        if (run)
-            run_problem(run, line, 0);
+        if (!run)
+            (void)run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
         return true;
     }
     return *line >= '0' && *line <= '9' && row_line(parser, line);

@@ -148,7 +148,7 @@ struct parse_fault {
     uint64_t line_number, last_line, count;
 };
 
-/* Faults in the order of their first line. Borrowed. */
+/* Faults, the most specific ones first; of the same rank in the order of their first lines. Borrowed. */
 const struct parse_fault *parser_faults(const struct parser *parser, size_t *ret_n);
 
 /* NULL: no such measure. type NULL: any. */

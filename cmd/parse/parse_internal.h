@@ -52,7 +52,7 @@ struct run {
     int source;                                  /* index */
     int ordinal;                                 /* which run of its dialect in its stream */
     bool has_all_ranks;                          /* DeepEP 2: all ranks' figures; another file is of another run */
-    int problem_rank;                            /* of the first problem: the most specific one */
+    int problem_ranks[PARSE_MAX_PROBLEMS];       /* the higher, the more specific; they fall */
     uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
 };
 
@@ -134,7 +134,7 @@ void measure_point(struct parse_measure *measure, double x, double gbps, double 
 /* Adds a figure of the leading rate. */
 void measure_sample(struct parse_measure *measure, double rate);
 
-/* The problem with the highest rank comes first. */
+/* Those with the highest rank come first. */
 void run_problem(struct parse_run *run, const char *line, int rank);
 
 /* The internal run that contains `public`. */
@@ -148,6 +148,9 @@ void runs_merge(struct parser *parser);
 struct stream *stream_now(struct parser *parser);
 
 /* --- lex.c --- */
+
+/* One space for each run of spaces, and none at the ends. false: nothing is left, or more than fits. */
+bool lex_squeeze(const char *line, char *ret_text, size_t bytes);
 
 /* The number after `label` in `text`. false: no label, or no number after it. */
 bool lex_after(const char *text, const char *label, double *ret_number);
@@ -196,6 +199,9 @@ bool program_line(struct parser *parser, const char *line);
 
 /* --- json_results.c: a document of nccl-tests, rccl-tests or perftest; false: of none of them --- */
 bool json_results(struct parser *parser, const json_t *document);
+
+/* One of perftest in 2023: words without quotes, commas before brackets (perftest issue 216). NULL: it is none. */
+json_t *json_bare(const char *text, size_t bytes);
 
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);

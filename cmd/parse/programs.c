@@ -87,25 +87,6 @@ void programs_free(struct parser *parser)
     json_decref(parser->programs);
 }
 
-/* One space for each run of spaces, and none at the ends. false: longer than any form. */
-static bool squeeze(const char *line, char *ret_text, size_t bytes)
-{
-    size_t n = 0;
-
-    for (; *line; line++) {
-        bool is_space = *line == ' ' || *line == '\t';
-
-        if (is_space && (n == 0 || ret_text[n - 1] == ' '))
-            continue;
-        if (n == bytes - 1)
-            return false;
-        ret_text[n++] = is_space ? ' ' : *line;
-    }
-    n -= n > 0 && ret_text[n - 1] == ' ';
-    ret_text[n] = '\0';
-    return n > 0;
-}
-
 /* Is the figure the one to keep: of the largest size, of the slowest rank, or the best? */
 static bool is_kept(const struct parse_measure *measure, const double *values, double rate, bool is_best)
 {
@@ -210,7 +191,7 @@ bool program_begins(const struct parser *parser, const char *line)
     double numbers[LEX_NUMBERS];
     char text[512];
 
-    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !squeeze(line, text, sizeof(text)))
+    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !lex_squeeze(line, text, sizeof(text)))
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         if (parser->forms[i].role == LINE)
@@ -232,7 +213,7 @@ bool program_line(struct parser *parser, const char *line)
     if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
                     !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH]))
         return false;
-    if (!squeeze(line, text, sizeof(text)))
+    if (!lex_squeeze(line, text, sizeof(text)))
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         const struct program_form *form = &parser->forms[i];

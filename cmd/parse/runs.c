@@ -167,24 +167,22 @@ void measure_sample(struct parse_measure *measure, double rate)
 
 void run_problem(struct parse_run *run, const char *line, int rank)
 {
-    struct run *whole = run_whole(run);
-    bool is_first = run->n_problems == 0 || rank > whole->problem_rank;
-    char(*at)[PARSE_TEXT] = run->problems;
+    int *ranks = run_whole(run)->problem_ranks;
+    size_t at = run->n_problems, n;
 
     for (size_t i = 0; i < run->n_problems; i++)
         if (strncmp(run->problems[i], line, PARSE_TEXT - 1) == 0)
             return;
-    if (run->n_problems == PARSE_MAX_PROBLEMS && !is_first)
+    while (at > 0 && ranks[at - 1] < rank)
+        at--;
+    if (at == PARSE_MAX_PROBLEMS)
         return;
-    if (run->n_problems < PARSE_MAX_PROBLEMS)
-        run->n_problems++;
-    if (is_first) {
-        memmove(at + 1, at, (run->n_problems - 1) * sizeof(*at));
-        whole->problem_rank = rank;
-    } else {
-        at += run->n_problems - 1;
-    }
-    snprintf(*at, sizeof(*at), "%s", line);
+    run->n_problems += run->n_problems < PARSE_MAX_PROBLEMS;
+    n = run->n_problems - at - 1;
+    memmove(run->problems[at + 1], run->problems[at], n * sizeof(run->problems[0]));
+    memmove(ranks + at + 1, ranks + at, n * sizeof(*ranks));
+    snprintf(run->problems[at], sizeof(run->problems[at]), "%s", line);
+    ranks[at] = rank;
 }
 
 /* --- joining --- */
@@ -330,7 +328,7 @@ static void join(struct run *whole, const struct run *other)
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)
-        run_problem(into, from->problems[i], i ? 0 : other->problem_rank);
+        run_problem(into, from->problems[i], other->problem_ranks[i]);
 }
 
 static bool has_rank(const struct run *run, int kind, int64_t rank)

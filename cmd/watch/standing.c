@@ -74,14 +74,13 @@ static void add_phase(struct text *text, const struct parse_run *run)
 static void note_failure(struct standing *standing, const struct parser *parser, struct text *text)
 {
     size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n), *worst = NULL;
+    const struct parse_fault *fault = parser_faults(parser, &n), *end = fault + n;
 
-    for (size_t i = 0; i < n; i++)
-        if (faults[i].is_fatal && !faults[i].may_pass && (!worst || faults[i].rank > worst->rank))
-            worst = &faults[i];
-    standing->has_failed = worst != NULL;
-    if (worst)
-        text_add(text, "%sfailed: %.120s", text->n ? "; " : "", worst->line);
+    while (fault < end && (!fault->is_fatal || fault->may_pass))
+        fault++;
+    standing->has_failed = fault < end;
+    if (fault < end)
+        text_add(text, "%sfailed: %.120s", text->n ? "; " : "", fault->line);
 }
 
 bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns)
