@@ -10,7 +10,7 @@
  * Earlier versions have one time on the last line: "Dispatch send/recv time: 34.96 us".
  */
 #include "common/text.h"
-#include "deepep_log.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -50,26 +50,21 @@ static bool has_seen(struct parse_run *run, int kind, int rank)
     return seen;
 }
 
-static struct parse_run *ll_begin(struct parser *parser, struct deepep_scratch *scratch)
+static struct parse_run *ll_begin(struct parser *parser)
 {
-    memset(&scratch->ll, 0, sizeof(scratch->ll));
     return run_begin(parser, PARSE_DEEPEP_LOW_LATENCY, "test_low_latency");
 }
 
 /* A rank prints each kind of line once in a run. */
 static struct parse_run *ll_run(struct parser *parser, int kind, int rank)
 {
-    struct deepep_scratch *scratch = deepep_scratch_of(parser);
     struct parse_run *run = run_open(parser, PARSE_DEEPEP_LOW_LATENCY);
 
-    if (!scratch)
-        return NULL;
     if (!run || has_seen(run, kind, rank)) {
-        run = ll_begin(parser, scratch);
+        run = ll_begin(parser);
         if (run)
             (void)has_seen(run, kind, rank);
     }
-    scratch->ll.has_lines = true;
     if (run && run->ranks < rank + 1)
         run->ranks = rank + 1;
     return run;
@@ -140,14 +135,12 @@ static void rank_piece(struct parser *parser, const char *at, size_t n)
 bool deepep_ll_line(struct parser *parser, const char *line)
 {
     const char *at = next_rank(line);
-    struct deepep_scratch *scratch;
     struct parse_run *run;
 
     if (text_begins(line, "Allocating buffer size: ")) {
-        scratch = deepep_scratch_of(parser);
         run = run_open(parser, PARSE_DEEPEP_LOW_LATENCY);
-        if (scratch && (!run || scratch->ll.has_lines))
-            run = ll_begin(parser, scratch);
+        if (!run || run->ranks > 0)
+            run = ll_begin(parser);
         if (run)
             run->started = 1; /* the start of the log was seen */
         return true;

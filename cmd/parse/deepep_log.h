@@ -16,10 +16,6 @@ struct v1_scratch {
     size_t n_sweep, dropped;
 };
 
-struct ll_scratch {
-    bool has_lines; /* lines after the one about the buffer */
-};
-
 #define V2_OPS 5
 
 /* DeepEP 2. */
@@ -34,7 +30,6 @@ struct v2_scratch {
 
 struct deepep_scratch {
     struct v1_scratch v1;
-    struct ll_scratch ll;
     struct v2_scratch v2;
 };
 

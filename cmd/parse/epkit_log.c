@@ -16,18 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define BARE "{\ntest_info:" /* how a document without quotes begins */
+
 static int64_t integer_of(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
 
     return json_is_integer(value) ? (int64_t)json_integer_value(value) : -1;
-}
-
-static double number_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-
-    return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
 static void read_settings(struct parse_run *run, const json_t *parameters)
@@ -78,39 +73,25 @@ static void read_test(struct parser *parser, json_t *document)
     run->document = json_incref(document);
 }
 
-/* The fastest row is the figure. */
-static void keep_row(struct parse_measure *measure, double tokens, double logical, double time_us)
-{
-    measure_sample(measure, logical);
-    measure_point(measure, tokens, logical, time_us);
-    if (isnan(measure->time_us) || logical > measure->nvl_gbps) {
-        measure->nvl_gbps = logical;
-        measure->time_us = time_us;
-    }
-    measure->is_final = true;
-}
-
+/* As the lines of the table in the text form. */
 static void read_bench(struct parser *parser, json_t *document)
 {
-    struct parse_run *run = run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
+    struct parse_run *run;
     json_t *row;
     size_t i;
 
+    feed(parser, program_line, "ON OP TYPE RANKS TOKENS TIME us P10 P90 LOGICAL GB/s WIRE GB/s");
+    run = run_open(parser, PARSE_EPKIT_BENCH);
     if (!run)
         return;
+    json_array_foreach (json_object_get(document, "rows"), i, row)
+        feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", json_text(document, "device"),
+             json_text(row, "op"), json_text(row, "type"), json_number(row, "ranks"), json_number(row, "tokens"),
+             json_number(row, "time_us"), json_number(row, "logical_gbps"));
     read_settings(run, json_object_get(document, "parameters"));
+    if (run->ranks < 0)
+        run->ranks = integer_of(json_array_get(json_object_get(document, "rows"), 0), "ranks");
     snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
-    json_array_foreach (json_object_get(document, "rows"), i, row) {
-        struct parse_measure *measure;
-
-        if (run->ranks < 0)
-            run->ranks = integer_of(row, "ranks");
-        measure = run_measure(run, json_text(row, "op"), json_text(row, "type"), NULL);
-        if (!measure)
-            break;
-        keep_row(measure, number_of(row, "tokens"), number_of(row, "logical_gbps"), number_of(row, "time_us"));
-    }
-    run->is_complete = run->n_measures > 0;
     run->document = json_incref(document);
 }
 
@@ -184,7 +165,7 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     const char *subcommand;
 
-    if (!document)
+    if (!document && text_begins(text, BARE))
         document = json_bare(text, bytes);
     subcommand = json_text(document, "subcommand");
     if (!document) {
@@ -249,7 +230,7 @@ static bool continues_bare(const char *document, const char *line)
 {
     size_t n = strspn(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.");
 
-    return n && line[n + strspn(line + n, " ")] == ':' && text_begins(document, "{\ntest_info:");
+    return n && line[n + strspn(line + n, " ")] == ':' && text_begins(document, BARE);
 }
 
 /* Of epkit, nccl-tests, perftest and rccl-tests. */

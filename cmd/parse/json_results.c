@@ -16,7 +16,7 @@
 
 #define WORD 64 /* of a text from a document */
 
-static void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
+void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
 {
     char line[512];
     va_list arguments;

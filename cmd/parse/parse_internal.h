@@ -197,6 +197,10 @@ void programs_free(struct parser *parser);
 bool program_begins(const struct parser *parser, const char *line);
 bool program_line(struct parser *parser, const char *line);
 
+/* Gives a line that a document stands for to the reader of such lines. */
+void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* --- json_results.c: a document of nccl-tests, rccl-tests or perftest; false: of none of them --- */
 bool json_results(struct parser *parser, const json_t *document);
 

@@ -5,14 +5,9 @@
 
 #include "cmd/parse/parse.h"
 
-#define STANDING_RUNS 512 /* at once whose times are known */
-#define LATE_S 10         /* without a line, before it is mentioned */
+#define LATE_S 10 /* without a line, before it is mentioned */
 
 struct standing {
-    struct {
-        const struct parse_run *run;
-        uint64_t last_line, moved_ns;
-    } moves[STANDING_RUNS];
     bool is_over;     /* a run has begun, and all are complete */
     bool may_be_over; /* the same, but another case may follow */
     bool has_failed;  /* a line reports a failure */
