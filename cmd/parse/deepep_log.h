@@ -22,10 +22,10 @@ struct v1_scratch {
 struct v2_scratch {
     uint64_t last_case;
     bool has_case;
-    const char *case_type;                        /* of the open case; NULL: none */
-    unsigned copies, alignments, formats, biases; /* bit i: the i-th value was seen */
-    int64_t figures[V2_OPS], before[V2_OPS];      /* lines of each operation, and those before the open case */
-    int64_t measured;                             /* cases before the open one with figures */
+    const char *case_type;                   /* of the open case; NULL: none */
+    unsigned alignments, formats, biases;    /* bit i: the i-th value was seen */
+    int64_t figures[V2_OPS], before[V2_OPS]; /* lines of each operation, and those before the open case */
+    int64_t measured;                        /* cases before the open one with figures */
 };
 
 struct deepep_scratch {

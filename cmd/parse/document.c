@@ -130,15 +130,15 @@ static json_t *measure_document(const struct context *context, const struct run_
                        number(measure->epilogue_us), "logical_gbps", "rdma", number(measure->rdma_gbps), "nvl",
                        number(measure->nvl_gbps));
     json_object_update_new(
-        object, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:o, s:I}", "percent_of_peak",
-                          percents(verdict, measure, wire), "wire_gbps", wire, "busbw_gbps", number(measure->bus_gbps),
-                          "algbw_gbps", number(measure->alg_gbps), "bytes", number(measure->bytes), "min_gbps",
-                          number(measure->min), "max_gbps", number(measure->max), "mean_gbps",
-                          number(measure->sum > 0 ? measure->sum / (double)measure->n : NAN), "count",
-                          (json_int_t)measure->n, "expected",
-                          expected_document(&expected, metric_of(verdict->run, measure)), "ratio",
-                          number(expected.ratio), "rating", rating(context, &expected), "points",
-                          points_document(measure), "points_dropped", (json_int_t)measure->dropped_points));
+        object,
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:o, s:I}", "percent_of_peak",
+                  percents(verdict, measure, wire), "wire_gbps", wire, "busbw_gbps", number(measure->bus_gbps),
+                  "algbw_gbps", number(measure->alg_gbps), "bytes", number(measure->bytes), "min_gbps",
+                  number(measure->min), "max_gbps", number(measure->max), "mean_gbps",
+                  number(measure->sum > 0 ? measure->sum / (double)measure->n : NAN), "count", (json_int_t)measure->n,
+                  "expected", expected_document(&expected, metric_of(verdict->run, measure)), "ratio",
+                  number(expected.ratio), "rating", rating(context, &expected), "points", points_document(measure),
+                  "points_dropped", (json_int_t)measure->dropped_points));
     return object;
 }
 

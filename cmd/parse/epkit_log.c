@@ -129,12 +129,10 @@ static void lose_document(struct parser *parser, const char *text, const char *w
     static const struct {
         const char *subcommand, *key, *title; /* of epkit's own documents; of others a key that only they have */
         enum parse_dialect dialect;
-    } documents[] = {{"test", NULL, "epkit test", PARSE_EPKIT_TEST},
-                     {"run", NULL, "epkit run", PARSE_EPKIT_TEST},
-                     {"bench", NULL, "epkit bench", PARSE_EPKIT_BENCH},
-                     {NULL, "nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
-                     {NULL, "#wrong", "nccl-tests", PARSE_NCCL_TESTS},
-                     {NULL, "test_info", "perftest", PARSE_PERFTEST}};
+    } documents[] = {
+        {"test", NULL, "epkit test", PARSE_EPKIT_TEST},    {"run", NULL, "epkit run", PARSE_EPKIT_TEST},
+        {"bench", NULL, "epkit bench", PARSE_EPKIT_BENCH}, {NULL, "nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
+        {NULL, "#wrong", "nccl-tests", PARSE_NCCL_TESTS},  {NULL, "test_info", "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
     for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {

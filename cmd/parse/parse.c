@@ -61,8 +61,20 @@ void parser_free(struct parser *parser)
     free(parser);
 }
 
+const char *parser_last_line(struct parser *parser)
+{
+    size_t n = parser->n_line < PARSE_LAST_LINE ? parser->n_line : PARSE_LAST_LINE - 1;
+
+    if (n > 0) {
+        memcpy(parser->last_line, parser->line, n);
+        parser->last_line[n] = '\0';
+    }
+    return parser->last_line;
+}
+
 static void end_line(struct parser *parser)
 {
+    (void)parser_last_line(parser);
     if (parser->is_cut)
         parser->totals.long_lines++;
     parser->is_cut = false;
@@ -148,8 +160,7 @@ static bool is_compressed(const char *block, size_t n)
     return false;
 }
 
-/* Opens without blocking, so that parser_read() calls tick() until a FIFO has a writer. Rejects endless devices. */
-static int open_input(int dir, const char *path, int *ret_fd)
+int parser_open(int dir, const char *path, int *ret_fd)
 {
     int links = dir == AT_FDCWD ? 0 : O_NOFOLLOW;
     int fd = openat(dir, path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links);
@@ -171,7 +182,7 @@ static int open_input(int dir, const char *path, int *ret_fd)
 int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(uint64_t bytes))
 {
     bool is_stdin = strcmp(path, "-") == 0, is_first = true;
-    int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(dir, path, &fd);
+    int fd = STDIN_FILENO, error = is_stdin ? 0 : parser_open(dir, path, &fd);
     char *block = error ? NULL : malloc(BLOCK_BYTES);
     size_t held = 0;
     ssize_t n = 0;

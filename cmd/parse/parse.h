@@ -108,6 +108,9 @@ void parser_feed(struct parser *parser, const char *bytes, size_t n);
 
 enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
 
+/* Opens it without waiting for the writer of a FIFO. 0, or the errno, or PARSE_DEVICE: it is endless. */
+int parser_open(int dir, const char *path, int *ret_fd);
+
 /*
  * Reads a whole file of the folder `dir`, which is no link, or of any path (AT_FDCWD); "-" is standard input. 0, or the
  * errno, or one of the above: not text, or endless. `tick` is called periodically, also while no input arrives; it may
@@ -130,6 +133,10 @@ struct parse_totals {
     uint64_t long_lines;               /* longer than the buffer, cut */
     uint64_t runs_dropped;             /* runs dropped because 2000 are kept already */
 };
+
+/* The last line that is not empty, also without its end: its first PARSE_LAST_LINE - 1 bytes; "": none. */
+#define PARSE_LAST_LINE 200
+const char *parser_last_line(struct parser *parser);
 
 size_t parser_count(const struct parser *parser);
 struct parse_run *parser_run(const struct parser *parser, size_t i);

@@ -60,6 +60,7 @@ struct parser {
     char *line; /* MAX_LINE + 1 */
     size_t n_line;
     bool is_cut, after_cr;
+    char last_line[PARSE_LAST_LINE];
     char source[256];
     int n_sources;
     uint64_t line_number; /* in the source */
