@@ -17,8 +17,8 @@
  * The first process of each node prints. Without prefixes the lines of the nodes are interleaved: then counts are sums
  * over all nodes, and the number of nodes follows from the [config] lines or from how often a case occurs.
  */
-#include "deepep_log.h"
 #include "common/text.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stdio.h>

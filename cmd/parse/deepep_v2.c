@@ -16,7 +16,7 @@
  * A case has passed when the next one begins: nothing is printed for it. There are 144.
  */
 #include "common/text.h"
-#include "deepep_log.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stdio.h>

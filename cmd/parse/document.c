@@ -302,6 +302,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     struct context context = {.parser = parser, .reference = reference, .options = options};
     json_t *document = json_object(), *runs = json_array(), *faults, *sentence, *failure;
     enum verdict_result result = VERDICT_NOTHING;
+    bool is_unexplained = false;
     int counts[4] = {0};
     char worst[SENTENCE] = "";
     const struct parse_fault *fatal;
@@ -316,6 +317,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
         if (weight(verdict.result) > weight(result)) {
             result = verdict.result;
             snprintf(worst, sizeof(worst), "%s", verdict.sentence);
+            is_unexplained = verdict.run->n_problems == 0;
         }
         json_array_append_new(runs, run_document(&context, &verdict));
         json_decref(verdict.causes);
@@ -328,8 +330,9 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     sentence = overall(counts, parser_count(parser), worst, fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
-    /* A launch that failed has failed, even if its logs contain nothing that is known. */
-    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure)
+    /* A launch that failed has failed, even if its logs contain nothing that is known; a run, perhaps by a line outside. */
+    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure) ||
+                      (result == VERDICT_FAILED && is_unexplained && first_fatal(parser, runs, true))
                   ? failure_of_whole(parser, runs, options)
                   : NULL;
     if (failure) {

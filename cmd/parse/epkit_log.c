@@ -104,41 +104,39 @@ static void forget(struct stream *stream)
     stream->in_string = stream->escaped = false;
 }
 
-static bool has_subcommand(const char *text, const char *subcommand)
+/* Does a document have this key, with quotes or without, and this value? NULL: any. */
+static bool has_key(const char *text, const char *key, const char *value)
 {
-    for (const char *at = text; (at = strstr(at, "\"subcommand\":")) != NULL;) {
-        at += strlen("\"subcommand\":");
-        at += strspn(at, " ");
-        if (*at == '"' && text_begins(at + 1, subcommand) && at[1 + strlen(subcommand)] == '"')
+    for (const char *at = text; (at = strstr(at, key)) != NULL; at++) {
+        const char *end = at + strlen(key) + (at[strlen(key)] == '"');
+
+        if (at == text || !strchr("\"\n{ ", at[-1]) || *end != ':')
+            continue;
+        end += 1 + strspn(end + 1, " ");
+        if (!value || (*end == '"' && text_begins(end + 1, value) && end[1 + strlen(value)] == '"'))
             return true;
     }
     return false;
-}
-
-/* Does a document of another program have this key, with quotes or without, near its beginning? */
-static bool has_key(const char *text, const char *key)
-{
-    const char *at = strstr(text, key);
-
-    return at && at > text && strchr("\"\n{ ", at[-1]) && text_begins_any(at + strlen(key), TEXTS("\":", ":"));
 }
 
 /* A document that is invalid or incomplete has no verdict: its run counts as failed. */
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
     static const struct {
-        const char *subcommand, *key, *title; /* of epkit's own documents; of others a key that only they have */
+        const char *key, *value, *title;
         enum parse_dialect dialect;
-    } documents[] = {
-        {"test", NULL, "epkit test", PARSE_EPKIT_TEST},    {"run", NULL, "epkit run", PARSE_EPKIT_TEST},
-        {"bench", NULL, "epkit bench", PARSE_EPKIT_BENCH}, {NULL, "nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
-        {NULL, "#wrong", "nccl-tests", PARSE_NCCL_TESTS},  {NULL, "test_info", "perftest", PARSE_PERFTEST}};
+    } documents[] = {{"subcommand", "test", "epkit test", PARSE_EPKIT_TEST},
+                     {"subcommand", "run", "epkit run", PARSE_EPKIT_TEST},
+                     {"subcommand", "bench", "epkit bench", PARSE_EPKIT_BENCH},
+                     {"nccl_version", NULL, "nccl-tests", PARSE_NCCL_TESTS},
+                     {"#wrong", NULL, "nccl-tests", PARSE_NCCL_TESTS},
+                     {"test_info", NULL, "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
     for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
         struct parse_run *run;
 
-        if (documents[i].key ? !has_key(text, documents[i].key) : !has_subcommand(text, documents[i].subcommand))
+        if (!has_key(text, documents[i].key, documents[i].value))
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)

@@ -261,23 +261,11 @@ static bool row_line(struct parser *parser, const char *line)
 
 bool nccl_line(struct parser *parser, const char *line)
 {
-    struct parse_run *run;
-
     while (*line == ' ')
         line++;
     /* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
     if (text_begins_any(line, TEXTS("#", "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ",
                                     "(B) ", "bytes ", "Rank ")))
         return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
-    if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
-        run = run_open(parser, PARSE_NCCL_TESTS);
-        /* The run that failed may be that of another stream, which is found without the prefix of the line. */
-        for (size_t i = 0; !run && i < parser->n_runs; i++)
-            if (parser->runs[i]->public.dialect == PARSE_NCCL_TESTS)
-                return false;
-        if (!run)
-            (void)run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
-        return true;
-    }
     return *line >= '0' && *line <= '9' && row_line(parser, line);
 }

@@ -4,8 +4,7 @@
 #include "common/inherited.h"
 #include "common/json.h"
 #include "common/progress.h"
-#include "standing.h"
-#include "tail.h"
+#include "watch.h"
 
 #include "base/clock.h"
 

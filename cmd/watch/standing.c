@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "standing.h"
+#include "watch.h"
 
 #include "common/text.h"
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tail.h"
-
-#include "cmd/parse/parse.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <fcntl.h>
