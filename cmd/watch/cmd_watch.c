@@ -323,7 +323,8 @@ const struct cmd command_watch = {
         "\n"
         "Standard input and a FIFO end with their last writer. A file ends 5 s after the last line of a run that is "
         "complete, or 30 s after that of a run that has failed. It may be missing at first, and be rotated or "
-        "truncated. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
+        "truncated: what was read before counts as well, as 'tail -F' keeps it on the screen. A rerun that overwrites "
+        "its log needs a watch of its own. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
         "so far.",
     .options = watch_table,
     .options_bytes = sizeof(struct watch_options),
