@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* parse.c - splits bytes into lines; creates, feeds and frees a parser. */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <errno.h>
@@ -149,15 +150,10 @@ void parser_begin(struct parser *parser, const char *source)
 
 static bool is_compressed(const char *block, size_t n)
 {
-    static const struct {
-        const char *magic;
-        size_t n;
-    } kinds[] = {{"\x1f\x8b", 2}, {"\x28\xb5\x2f\xfd", 4}, {"\xfd\x37zXZ", 5}, {"BZh", 3}};
+    char head[MAGIC_BYTES + 1] = "";
 
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        if (n >= kinds[i].n && memcmp(block, kinds[i].magic, kinds[i].n) == 0)
-            return true;
-    return false;
+    memcpy(head, block, n < MAGIC_BYTES ? n : MAGIC_BYTES);
+    return text_begins_any(head, TEXTS("\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd\x37zXZ", "BZh"));
 }
 
 int parser_open(int dir, const char *path, int *ret_fd)
