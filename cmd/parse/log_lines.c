@@ -60,9 +60,9 @@ static struct stream *find_stream(struct parser *parser, const char *key)
 
 static bool recognise(struct parser *parser, const char *text)
 {
-    return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
-           deepep_v2_line(parser, text) || program_line(parser, text) || nccl_line(parser, text) ||
-           perftest_failure(parser, text, true) || epkit_line(parser, text);
+    return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_v2_line(parser, text) ||
+           program_line(parser, text) || nccl_line(parser, text) || perftest_failure(parser, text, true) ||
+           epkit_line(parser, text);
 }
 
 /* Stores names such as "all_reduce_perf": some programs do not print their own name. */

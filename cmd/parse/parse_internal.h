@@ -186,7 +186,6 @@ bool lex_is_number(const char *word, double *ret_number);
 /* --- the dialects: true if the line was one of theirs, torn ones included --- */
 
 bool deepep_line(struct parser *parser, const char *line);
-bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 
@@ -220,7 +219,7 @@ void deepep_close(struct parser *parser);
 /* The end of a run: computes counts that need the complete run. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
 
-/* --- deepep_log.c, deepep_ll.c, deepep_v2.c: counters of a run until it ends --- */
+/* --- deepep_log.c, deepep_v2.c: counters of a run until it ends --- */
 
 /* DeepEP 1: throughput mode. */
 struct v1_scratch {

@@ -12,9 +12,11 @@
 
 extern const struct embedded programs_builtin[];
 
-enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, N_FIELDS };
+enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, RANK, N_FIELDS };
 
-static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks", "x"};
+static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks", "x", "rank"};
+
+#define MAX_IS 12 /* entries of "is" */
 
 enum role { BEGIN, ALSO, LINE, N_ROLES };
 
@@ -24,8 +26,11 @@ struct program_form {
     enum parse_dialect dialect;
     const char *title, *form;
     const json_t *row; /* of LINE; others: NULL */
-    enum field fields[LEX_NUMBERS];
-    size_t n_fields, end; /* end: index of the first form of the next program */
+    struct {
+        enum field field;
+        const json_t *next; /* instead of a number: the operation of those that follow */
+    } is[MAX_IS];
+    size_t n_is, end; /* end: index of the first form of the next program */
 };
 
 static const char *option(const json_t *row, const char *key)
@@ -55,10 +60,14 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
                 form->dialect = (enum parse_dialect)dialect;
-        json_array_foreach (json_object_get(form->row, "is"), j, name)
-            for (enum field field = NONE; field < N_FIELDS && j < LEX_NUMBERS; field++)
-                if (strcmp(fields[field], json_string_value(name)) == 0)
-                    form->fields[form->n_fields++] = field;
+        json_array_foreach (json_object_get(form->row, "is"), j, name) {
+            if (j == MAX_IS)
+                break;
+            form->is[j].next = json_is_object(name) ? name : NULL;
+            while (json_is_string(name) && strcmp(fields[form->is[j].field], json_string_value(name)) != 0)
+                form->is[j].field++;
+            form->n_is = j + 1;
+        }
     }
 }
 
@@ -121,31 +130,73 @@ static void keep(struct parse_measure *measure, const struct program_form *form,
         measure_sample(measure, rate);
 }
 
-/* The figures of a line, for the operation that it or an earlier line names. */
-static void read_figures(struct stream *stream, struct parse_run *run, const struct program_form *form,
-                         const double *numbers)
+static void keep_values(struct stream *stream, struct parse_run *run, const struct program_form *form, const char *op,
+                        const char *type, const double *values)
 {
-    const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
-    const char *ends = option(form->program, "ends"), *type = stream->program_type ? stream->program_type : "";
-    const json_t *unit = json_object_get(form->row, "unit");
+    const char *ends = option(form->program, "ends");
+    bool has_figure = !isnan(values[SIZE]) || !isnan(values[X]);
     struct parse_measure *measure;
-    double values[N_FIELDS];
 
-    for (int i = 0; i < N_FIELDS; i++)
-        values[i] = NAN;
-    for (size_t i = 0; i < form->n_fields; i++)
-        values[form->fields[i]] =
-            numbers[i] * (form->fields[i] >= NVL && form->fields[i] <= ALG && unit ? json_number_value(unit) : 1);
-    if (!isnan(values[RANKS]))
-        run->ranks = (int64_t)values[RANKS];
-    if (form->n_fields <= !isnan(values[RANKS]) || !op)
-        return;
-    measure = run_measure(run, op, type, stream->program_config ? stream->program_config : "");
+    for (enum field field = TIME; field <= ALG; field++)
+        has_figure |= !isnan(values[field]);
+    measure =
+        has_figure && op ? run_measure(run, op, type, stream->program_config ? stream->program_config : "") : NULL;
     if (!measure)
         return;
     snprintf(measure->device, sizeof(measure->device), "%.31s", form->dialect == PARSE_PERFTEST ? run->device : "");
     keep(measure, form, values);
     run->is_complete = run->is_complete || !ends || strcmp(ends, op) == 0;
+}
+
+/* The run of a rank, which prints each kind of line once in a run. */
+static struct parse_run *run_of_rank(struct parser *parser, struct parse_run *run, const struct program_form *form,
+                                     double rank)
+{
+    int number = (int)rank, kind = (int)json_integer_value(json_object_get(form->row, "kind"));
+    uint8_t bit = (uint8_t)(1u << (number & 7));
+
+    if (run_whole(run)->ll_seen[kind][number / 8] & bit)
+        run = run_begin(parser, form->dialect, form->title);
+    if (run)
+        run_whole(run)->ll_seen[kind][number / 8] |= bit;
+    if (run && run->ranks < number + 1)
+        run->ranks = number + 1;
+    return run;
+}
+
+/* The figures of a line, for the operation that it or an earlier line names. */
+static void read_figures(struct parser *parser, struct stream *stream, struct parse_run *run,
+                         const struct program_form *form, const double *numbers)
+{
+    const json_t *unit = json_object_get(form->row, "unit");
+    const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
+    const char *type = stream->program_type ? stream->program_type : "";
+    double values[N_FIELDS];
+
+    for (size_t i = 0; run && i <= form->n_is; i++) {
+        if (i == 0 || i == form->n_is || form->is[i].next) {
+            if (i > 0)
+                keep_values(stream, run, form, op, type, values);
+            for (int k = 0; k < N_FIELDS; k++)
+                values[k] = NAN;
+        }
+        if (i == form->n_is)
+            break;
+        if (form->is[i].next) {
+            op = option(form->is[i].next, "op");
+            type = json_text(form->is[i].next, "type");
+            continue;
+        }
+        values[form->is[i].field] = *numbers++;
+        if (unit && form->is[i].field >= NVL && form->is[i].field <= ALG)
+            values[form->is[i].field] *= json_number_value(unit);
+        if (form->is[i].field == RANKS)
+            run->ranks = (int64_t)numbers[-1];
+        if (form->is[i].field == RANK && numbers[-1] >= LL_MAX_RANKS)
+            parser->totals.unreadable++;
+        if (form->is[i].field == RANK)
+            run = numbers[-1] < LL_MAX_RANKS ? run_of_rank(parser, run, form, numbers[-1]) : NULL;
+    }
 }
 
 static void apply(struct parser *parser, struct stream *stream, struct parse_run *run, const struct program_form *form,
@@ -171,7 +222,7 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
     if (json_is_true(json_object_get(row, "device")))
         snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(rest, " "), rest);
     parser->totals.unreadable += json_is_true(json_object_get(row, "torn"));
-    read_figures(stream, run, form, numbers);
+    read_figures(parser, stream, run, form, numbers);
     if (json_is_true(json_object_get(row, "ends")) && stream->program_table && run->n_measures > 0) {
         run->is_complete = true;
         stream->program_table = "";
@@ -202,7 +253,7 @@ bool program_begins(const struct parser *parser, const char *line)
     return false;
 }
 
-bool program_line(struct parser *parser, const char *line)
+static bool piece(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     double numbers[LEX_NUMBERS];
@@ -210,8 +261,9 @@ bool program_line(struct parser *parser, const char *line)
     char text[512];
 
     /* Nearly all lines of a log are of none of these programs. */
-    if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
-                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH]))
+    if (!stream ||
+        (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
+         !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
         return false;
     if (!lex_squeeze(line, text, sizeof(text)))
         return false;
@@ -233,7 +285,8 @@ bool program_line(struct parser *parser, const char *line)
         is_known = true; /* of several titles that fit, the first */
         if (form->role == ALSO && run && (form->dialect != PARSE_PROGRAM || strcmp(run->title, form->title) == 0))
             continue;
-        if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 || stream->program_begin == i) {
+        if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 ||
+            (stream->program_begin == i && !json_is_true(json_object_get(form->program, "repeats")))) {
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
         }
@@ -243,4 +296,37 @@ bool program_line(struct parser *parser, const char *line)
         run->started = form->role == BEGIN; /* the start of the log was seen */
     }
     return is_known;
+}
+
+/* Finds "[rank 3] " before the figures of a rank; NULL: none. */
+static const char *next_rank(const char *at)
+{
+    while ((at = strstr(at, "[rank ")) != NULL) {
+        const char *end = strchr(at, ']');
+
+        if (end && text_begins_any(end, TEXTS("] Dispatch ", "] Combine ")))
+            return at;
+        at++;
+    }
+    return NULL;
+}
+
+bool program_line(struct parser *parser, const char *line)
+{
+    const char *at = next_rank(line), *next;
+    bool is_ours = false;
+    char text[512];
+
+    if (!at || (at > line && prefix_guess(line, (char[KEY_BYTES]){""}, KEY_BYTES) > 0))
+        return piece(parser, line);
+    /* Lines of several ranks may be glued. */
+    for (; at; at = next) {
+        size_t n;
+
+        next = next_rank(at + 1);
+        n = next ? (size_t)(next - at) : strlen(at);
+        snprintf(text, sizeof(text), "%.*s", (int)(n < sizeof(text) ? n : sizeof(text) - 1), at);
+        is_ours |= piece(parser, text);
+    }
+    return is_ours;
 }
