@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * epkit_log.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
- *
- *     [ 1/24] bf16 random, no top-k, sync ... passed 11 ms
- *     24/24 cases passed
- *     ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv
- *     host dispatch bf16     2     64   683.5   475.0  8107.2        2.674     1.342     0.81      123.76
+/* epkit_log.c - documents on one line or many: those of `epkit test|run|bench --json`, and how any is found in a log.
  */
 #include "common/json.h"
 #include "common/text.h"
@@ -271,60 +265,4 @@ bool epkit_document_line(struct parser *parser, const char *line)
     if (rest && *rest)
         (void)epkit_document_line(parser, rest);
     return true;
-}
-
-/* "[ 1/24] bf16 random, no top-k, sync ... passed 11 ms" */
-static bool case_line(struct parser *parser, const char *line)
-{
-    double numbers[LEX_NUMBERS];
-    const char *end = lex_match(line, "[%f/%f] ", numbers);
-    struct parse_run *run;
-
-    if (!end || numbers[1] > 100000)
-        return false;
-    end--; /* the space */
-    if (!strstr(end, " ... passed") && !strstr(end, " ... FAILED") && !strstr(end, " ... failed")) {
-        parser->totals.unreadable += strstr(end, "...") != NULL;
-        return strstr(end, "...") != NULL;
-    }
-    run = run_open(parser, PARSE_EPKIT_TEST);
-    if (!run || run->is_complete || numbers[0] <= (double)run->started)
-        run = run_begin(parser, PARSE_EPKIT_TEST, "epkit test");
-    if (!run)
-        return true;
-    run->expected = (int)numbers[1];
-    run->started++;
-    if (strstr(end, " ... passed")) {
-        run->passed++;
-    } else {
-        run->failed++;
-        run_problem(run, line, 0);
-    }
-    return true;
-}
-
-static bool sentence_line(struct parser *parser, const char *line)
-{
-    struct parse_run *run = run_open(parser, PARSE_EPKIT_TEST);
-    const char *text = strstr(line, " cases passed"), *begin = text;
-    double numbers[LEX_NUMBERS], failed = 0;
-
-    if (!text || !run)
-        return false;
-    while (begin > line && ((begin[-1] >= '0' && begin[-1] <= '9') || begin[-1] == '/'))
-        begin--;
-    if (!lex_match(begin, "%f/%f", numbers))
-        return false;
-    if (text_begins(text, " cases passed, ") && strstr(text, " failed"))
-        (void)lex_number(text + 15, NULL, &failed);
-    run->passed = (int)numbers[0];
-    run->expected = (int)numbers[1];
-    run->failed = (int)failed;
-    run->is_complete = true;
-    return true;
-}
-
-bool epkit_line(struct parser *parser, const char *line)
-{
-    return case_line(parser, line) || sentence_line(parser, line);
 }

@@ -189,7 +189,6 @@ bool deepep_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 
-bool epkit_line(struct parser *parser, const char *line);
 
 /* --- programs.c --- */
 bool programs_load(struct parser *parser);

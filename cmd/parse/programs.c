@@ -12,9 +12,10 @@
 
 extern const struct embedded programs_builtin[];
 
-enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, RANK, N_FIELDS };
+enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, RANK, CASE, CASES, PASSED, FAILED, N_FIELDS };
 
-static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks", "x", "rank"};
+static const char *const fields[N_FIELDS] = {"-",     "size", "time", "nvl",  "rdma",  "bus",    "alg",
+                                             "ranks", "x",    "rank", "case", "cases", "passed", "failed"};
 
 #define MAX_IS 12 /* entries of "is" */
 
@@ -164,9 +165,37 @@ static struct parse_run *run_of_rank(struct parser *parser, struct parse_run *ru
     return run;
 }
 
-/* The figures of a line, for the operation that it or an earlier line names. */
-static void read_figures(struct parser *parser, struct stream *stream, struct parse_run *run,
-                         const struct program_form *form, const double *numbers)
+/* A number that is no figure. The run that it is of; NULL: none. */
+static struct parse_run *read_count(struct parser *parser, struct parse_run *run, const struct program_form *form,
+                                    enum field field, double number)
+{
+    switch (field) {
+    case RANKS:
+        run->ranks = (int64_t)number;
+        return run;
+    case RANK:
+        parser->totals.unreadable += number >= LL_MAX_RANKS;
+        return number < LL_MAX_RANKS ? run_of_rank(parser, run, form, number) : NULL;
+    case CASE: /* they count up */
+        return run->is_complete || number <= run->started ? run_begin(parser, form->dialect, form->title) : run;
+    case CASES:
+        run->expected = (int)fmin(number, 1e5);
+        return run;
+    case PASSED:
+        run->passed = (int)fmin(number, 1e5);
+        run->is_complete = true;
+        return run;
+    case FAILED:
+        run->failed = (int)fmin(number, 1e5);
+        return run;
+    default:
+        return run;
+    }
+}
+
+/* The figures of a line, for the operation that it or an earlier line names. The run that it is of; NULL: none. */
+static struct parse_run *read_figures(struct parser *parser, struct stream *stream, struct parse_run *run,
+                                      const struct program_form *form, const double *numbers)
 {
     const json_t *unit = json_object_get(form->row, "unit");
     const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
@@ -190,19 +219,16 @@ static void read_figures(struct parser *parser, struct stream *stream, struct pa
         values[form->is[i].field] = *numbers++;
         if (unit && form->is[i].field >= NVL && form->is[i].field <= ALG)
             values[form->is[i].field] *= json_number_value(unit);
-        if (form->is[i].field == RANKS)
-            run->ranks = (int64_t)numbers[-1];
-        if (form->is[i].field == RANK && numbers[-1] >= LL_MAX_RANKS)
-            parser->totals.unreadable++;
-        if (form->is[i].field == RANK)
-            run = numbers[-1] < LL_MAX_RANKS ? run_of_rank(parser, run, form, numbers[-1]) : NULL;
+        run = read_count(parser, run, form, form->is[i].field, numbers[-1]);
     }
+    return run;
 }
 
 static void apply(struct parser *parser, struct stream *stream, struct parse_run *run, const struct program_form *form,
                   const char *text, const char *rest, const double *numbers)
 {
     const json_t *row = form->row;
+    bool is_failure;
 
     run->last_line = parser->line_number;
     if (option(row, "op")) {
@@ -213,8 +239,6 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
         stream->program_config = option(row, "config");
     if (option(row, "table"))
         stream->program_table = option(row, "table");
-    if (option(row, "fails") && strstr(text, option(row, "fails")))
-        run_problem(run, text, 0);
     if (json_is_true(json_object_get(row, "opens")))
         run->is_complete = false;
     if (option(row, "device"))
@@ -222,7 +246,17 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
     if (json_is_true(json_object_get(row, "device")))
         snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(rest, " "), rest);
     parser->totals.unreadable += json_is_true(json_object_get(row, "torn"));
-    read_figures(parser, stream, run, form, numbers);
+    run = read_figures(parser, stream, run, form, numbers);
+    if (!run)
+        return;
+    is_failure = option(row, "fails") && strstr(text, option(row, "fails"));
+    if (is_failure)
+        run_problem(run, text, 0);
+    if (form->dialect == PARSE_EPKIT_TEST && form->is[0].field == CASE) {
+        run->failed += is_failure;
+        run->passed += !is_failure;
+        run->started = run->passed + run->failed;
+    }
     if (json_is_true(json_object_get(row, "ends")) && stream->program_table && run->n_measures > 0) {
         run->is_complete = true;
         stream->program_table = "";
@@ -261,9 +295,9 @@ static bool piece(struct parser *parser, const char *line)
     char text[512];
 
     /* Nearly all lines of a log are of none of these programs. */
-    if (!stream ||
-        (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
-         !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
+    if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
+                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] &&
+                    !stream->open[PARSE_EPKIT_TEST] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
         return false;
     if (!lex_squeeze(line, text, sizeof(text)))
         return false;
@@ -289,11 +323,13 @@ static bool piece(struct parser *parser, const char *line)
             (stream->program_begin == i && !json_is_true(json_object_get(form->program, "repeats")))) {
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
+            if (run)
+                run->started =
+                    form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST; /* the start of the log was seen */
         }
         stream->program_begin = i;
         if (!run)
             return true;
-        run->started = form->role == BEGIN; /* the start of the log was seen */
     }
     return is_known;
 }
