@@ -65,7 +65,8 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
             if (j == MAX_IS)
                 break;
             form->is[j].next = json_is_object(name) ? name : NULL;
-            while (json_is_string(name) && strcmp(fields[form->is[j].field], json_string_value(name)) != 0)
+            while (json_is_string(name) && form->is[j].field + 1 < N_FIELDS &&
+                   strcmp(fields[form->is[j].field], json_string_value(name)) != 0)
                 form->is[j].field++;
             form->n_is = j + 1;
         }
