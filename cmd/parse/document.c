@@ -330,7 +330,8 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     sentence = overall(counts, parser_count(parser), worst, fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
-    /* A launch that failed has failed, even if its logs contain nothing that is known; a run, perhaps by a line outside. */
+    /* A launch that failed has failed, even if its logs contain nothing that is known; and why a run did may be
+     * outside. */
     failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure) ||
                       (result == VERDICT_FAILED && is_unexplained && first_fatal(parser, runs, true))
                   ? failure_of_whole(parser, runs, options)

@@ -90,7 +90,7 @@ struct parse_run {
     size_t n_measures;
     char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that report failures */
     size_t n_problems;
-    json_t *document; /* epkit: the document itself; NULL */
+    json_t *document;            /* epkit: the document itself; NULL */
     uint64_t seen_line, seen_ns; /* for who follows a log: its last line, and when that was seen first */
 };
 

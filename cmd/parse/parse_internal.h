@@ -2,7 +2,7 @@
 /*
  * parse_internal.h - declarations shared by the files of the parser.
  *
- * parse.c splits bytes into physical lines. stream.c strips their prefixes and joins them into logical lines per
+ * parse.c splits bytes into physical lines. log_lines.c strips their prefixes and joins them into logical lines per
  * stream. Each logical line is offered to the dialects in turn. A stream is the output of one writer, as far as
  * prefixes distinguish writers: a pod, a rank of mpirun, a host.
  */
@@ -108,7 +108,7 @@ const char *prefix_next_tag(const char *line);
 /* Removes terminal escape sequences and control characters in place. Returns the new length. */
 size_t prefix_clean(char *text, size_t n);
 
-/* --- stream.c --- */
+/* --- log_lines.c --- */
 
 /* Processes a physical line without its line end. */
 void stream_line(struct parser *parser, char *line, size_t n);
@@ -188,7 +188,6 @@ bool lex_is_number(const char *word, double *ret_number);
 bool deepep_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
-
 
 /* --- programs.c --- */
 bool programs_load(struct parser *parser);
