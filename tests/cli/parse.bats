@@ -432,7 +432,7 @@ document = json.load(open(sys.argv[2]))
 for program in document["programs"]:
     assert program["source"] and (isinstance(program["lines"], list) or program["lines"] in document["tables"]), program
     for form in program["begin"]:
-        line = form.replace("%f", "3").replace("*", " ") + " 3 ranks\n"
+        line = form.replace("%f", "3").replace("*", " x ") + " 3 ranks\n"
         out = subprocess.run([sys.argv[1], "parse", "--json", "-"], input=line, capture_output=True, text=True, check=False)
         runs = json.loads(out.stdout)["runs"]
         assert [run["title"] for run in runs] == [program["title"]], (form, [run["title"] for run in runs])
