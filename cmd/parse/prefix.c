@@ -139,14 +139,9 @@ size_t prefix_guess(const char *line, char *key, size_t key_bytes)
 
     if (end == begin || end >= 200 || (begin && line[n] != ']'))
         return 0;
-    if (begin)
-        n += 1 + (line[n + 1] == ':');
-    else if (line[n] == ':' || line[n] == '>')
-        n++;
-    else if (line[n += strspn(line + n, " ")] != '|')
+    if (!begin && line[n] != ':' && line[n] != '>' && line[n += strspn(line + n, " ")] != '|')
         return 0;
-    else
-        n++;
+    n += 1 + (begin && line[n + 1] == ':');
     if (line[n] != ' ' && line[n] != '\t')
         return 0;
     add_key(key, key_bytes, line + begin, end - begin);
