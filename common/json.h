@@ -8,6 +8,9 @@
 /* The text of a member, borrowed; "" if there is none, or of another type. */
 const char *json_text(const json_t *object, const char *key);
 
+/* Sets these members to those of another object, also NULL; to null where that has none. `keys` ends with NULL. */
+void json_copy_members(json_t *into, const json_t *from, const char *const *keys);
+
 /* A number; 0 if there is none. */
 double json_number(const json_t *object, const char *key);
 

@@ -27,7 +27,9 @@ static void check_cases(struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
 
-    if (run->expected > 0) {
+    if (run->dialect == PARSE_DEEPEP_V2 && run->started == 0 && run->n_measures > 0) {
+        fail_with(verdict, ": part of a run, whose cases are missing");
+    } else if (run->expected > 0) {
         append(verdict, ": %d/%d cases passed", run->passed, run->expected);
         if (run->failed > 0)
             append(verdict, ", %d failed", run->failed);
@@ -48,7 +50,7 @@ static void check_cases(struct run_verdict *verdict)
                   "silent fallback");
     if ((run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_INTRANODE) && run->expected == 0 &&
         run->n_measures == 0)
-        fail_with(verdict, ": no case was begun");
+        fail_with(verdict, run->sms < 0 ? ": no case was begun" : ": the log ends in the tuning, before a best figure");
     if (run->dialect == PARSE_EPKIT_TEST && run->expected <= 0 && run->n_problems == 0) {
         fail_with(verdict, ": no case was run");
     }

@@ -17,8 +17,8 @@
  * The first process of each node prints. Without prefixes the lines of the nodes are interleaved: then counts are sums
  * over all nodes, and the number of nodes follows from the [config] lines or from how often a case occurs.
  */
-#include "deepep_log.h"
 #include "common/text.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +27,7 @@
 
 #define CASES_INTRANODE 24
 #define CASES_INTERNODE 32
+#define MAX_BEFORE_SMS 40
 
 struct deepep_scratch *deepep_scratch_of(struct parser *parser)
 {
@@ -251,7 +252,6 @@ static void keep_best(struct parse_run *run, struct v1_scratch *v1, const struct
             measure_point(measure, v1->sweep[i].x, v1->sweep[i].gbps, v1->sweep[i].time_us);
     measure->dropped_points += v1->dropped;
     v1->n_sweep = v1->dropped = 0;
-    run->sms = tuning->sms;
 }
 
 /*
@@ -275,8 +275,10 @@ static bool tuning_line(struct parser *parser, const char *at)
     struct tuning tuning;
 
     if (!read_tuning(at, &tuning) || !scratch) {
-        parser->totals.unreadable++;
-        return true;
+        bool is_similar = !strstr(at, "SMs ") && strlen(at) > MAX_BEFORE_SMS; /* a program's that is not DeepEP */
+
+        parser->totals.unreadable += !is_similar;
+        return !is_similar;
     }
     if (tuning.is_best && begins_again(&scratch->v1, &tuning)) {
         (void)v1_begin(parser, tuning.rdma_chunk >= 0);
@@ -288,6 +290,7 @@ static bool tuning_line(struct parser *parser, const char *at)
     if (tuning.rdma_chunk >= 0)
         become_internode(parser, run);
     scratch->v1.has_tuning = true;
+    run->sms = tuning.sms;
     if (tuning.is_best) {
         scratch->v1.best++;
         keep_best(run, &scratch->v1, &tuning);

@@ -16,7 +16,7 @@
  * A case has passed when the next one begins: nothing is printed for it. There are 144.
  */
 #include "common/text.h"
-#include "deepep_log.h"
+#include "parse_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -60,7 +60,6 @@ static bool case_line(struct parser *parser, struct deepep_scratch *scratch, con
     v2->has_case = true;
     v2->last_case = key;
     v2->case_type = parser->v2_type = lex_setting(at, "use_fp8_dispatch=") == 1 ? "fp8" : "bf16";
-    v2->copies |= value_bit(at, "do_handle_copy=");
     v2->alignments |= value_bit(at, "expert_alignment=");
     v2->formats |= value_bit(at, "use_fp8_dispatch=");
     v2->biases |= value_bit(at, "num_bias=");

@@ -120,76 +120,54 @@ static json_t *measure_document(const struct context *context, const struct run_
                                 const struct parse_measure *measure)
 {
     struct expected expected;
-    json_t *wire = wire_rates(verdict, measure), *object = json_object();
-    enum metric metric = metric_of(verdict->run, measure);
+    json_t *wire = wire_rates(verdict, measure), *object;
 
     expect(context, verdict, measure, &expected);
-    json_object_set_new(object, "op", text(measure->op));
-    json_object_set_new(object, "type", text(measure->type));
-    json_object_set_new(object, "config", text(measure->config));
-    json_object_set_new(object, "sms", whole(measure->sms));
-    json_object_set_new(object, "nvl_chunk", whole(measure->nvl_chunk));
-    json_object_set_new(object, "rdma_chunk", whole(measure->rdma_chunk));
-    json_object_set_new(object, "time_us", number(measure->time_us));
-    json_object_set_new(object, "notify_us", number(measure->notify_us));
-    json_object_set_new(object, "epilogue_us", number(measure->epilogue_us));
-    json_object_set_new(object, "logical_gbps",
-                        json_pack("{s:o, s:o}", "rdma", number(measure->rdma_gbps), "nvl", number(measure->nvl_gbps)));
-    json_object_set_new(object, "percent_of_peak", percents(verdict, measure, wire));
-    json_object_set_new(object, "wire_gbps", wire);
-    json_object_set_new(object, "busbw_gbps", number(measure->bus_gbps));
-    json_object_set_new(object, "algbw_gbps", number(measure->alg_gbps));
-    json_object_set_new(object, "bytes", number(measure->bytes));
-    json_object_set_new(object, "min_gbps", number(measure->min));
-    json_object_set_new(object, "max_gbps", number(measure->max));
-    json_object_set_new(object, "mean_gbps", number(measure->sum > 0 ? measure->sum / (double)measure->n : NAN));
-    json_object_set_new(object, "count", json_integer((json_int_t)measure->n));
-    json_object_set_new(object, "expected", expected_document(&expected, metric));
-    json_object_set_new(object, "ratio", number(expected.ratio));
-    json_object_set_new(object, "rating",
-                        rating(context, &expected) ? json_string(rating(context, &expected)) : json_null());
-    json_object_set_new(object, "points", points_document(measure));
-    json_object_set_new(object, "points_dropped", json_integer((json_int_t)measure->dropped_points));
+    object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o}}", "op", text(measure->op), "type",
+                       text(measure->type), "config", text(measure->config), "sms", whole(measure->sms), "nvl_chunk",
+                       whole(measure->nvl_chunk), "rdma_chunk", whole(measure->rdma_chunk), "time_us",
+                       number(measure->time_us), "notify_us", number(measure->notify_us), "epilogue_us",
+                       number(measure->epilogue_us), "logical_gbps", "rdma", number(measure->rdma_gbps), "nvl",
+                       number(measure->nvl_gbps));
+    json_object_update_new(
+        object,
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:o, s:I}", "percent_of_peak",
+                  percents(verdict, measure, wire), "wire_gbps", wire, "busbw_gbps", number(measure->bus_gbps),
+                  "algbw_gbps", number(measure->alg_gbps), "bytes", number(measure->bytes), "min_gbps",
+                  number(measure->min), "max_gbps", number(measure->max), "mean_gbps",
+                  number(measure->sum > 0 ? measure->sum / (double)measure->n : NAN), "count", (json_int_t)measure->n,
+                  "expected", expected_document(&expected, metric_of(verdict->run, measure)), "ratio",
+                  number(expected.ratio), "rating", rating(context, &expected), "points", points_document(measure),
+                  "points_dropped", (json_int_t)measure->dropped_points));
     return object;
 }
 
 static json_t *run_document(const struct context *context, const struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
-    json_t *object = json_object(), *measures = json_array(), *problems = json_array();
+    json_t *object, *measures = json_array(), *problems = json_array(), *cases = json_null();
 
     for (size_t i = 0; i < run->n_measures; i++)
         json_array_append_new(measures, measure_document(context, verdict, &run->measures[i]));
     for (size_t i = 0; i < run->n_problems; i++)
         json_array_append_new(problems, text(run->problems[i]));
-    json_object_set_new(object, "dialect", json_string(parse_dialect_name(run->dialect)));
-    json_object_set_new(object, "title", text(run->title));
-    json_object_set_new(object, "source", text(run->source));
-    json_object_set_new(object, "stream", text(run->stream));
-    json_object_set_new(object, "lines", json_pack("[I, I]", (json_int_t)run->first_line, (json_int_t)run->last_line));
-    json_object_set_new(object, "result", json_string(results[verdict->result]));
-    json_object_set_new(object, "verdict", text(verdict->sentence));
-    json_object_set_new(object, "device", text(run->device));
-    json_object_set_new(object, "hardware", verdict->hardware ? json_string(verdict->hardware->name) : json_null());
-    json_object_set_new(object, "nodes", verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null());
-    json_object_set_new(object, "nodes_from", json_string(verdict->nodes_from));
-    json_object_set_new(object, "writers", json_integer(run->writers));
-    json_object_set_new(object, "ranks", whole(verdict->ranks));
-    json_object_set_new(object, "settings",
-                        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "tokens", whole(run->tokens), "hidden",
-                                  whole(run->hidden), "topk", whole(run->topk), "topk_groups", whole(run->topk_groups),
-                                  "experts", whole(run->experts), "sms", whole(run->sms)));
-    json_object_set_new(object, "cases",
-                        run->expected > 0 ? json_pack("{s:i, s:i, s:i, s:i}", "passed", run->passed, "failed",
-                                                      run->failed, "started", run->started, "expected", run->expected)
-                                          : json_null());
-    json_object_set_new(object, "wrong", json_integer((json_int_t)run->wrong));
-    json_object_set_new(object, "average_busbw_gbps", number(run->average));
-    json_object_set_new(object, "complete", json_boolean(run->is_complete));
-    json_object_set_new(object, "measures", measures);
-    json_object_set_new(object, "problems", problems);
-    json_object_set(object, "causes", verdict->causes);
-    json_object_set(object, "notes", verdict->notes);
+    if (run->expected > 0)
+        cases = json_pack("{s:i, s:i, s:i, s:i}", "passed", run->passed, "failed", run->failed, "started", run->started,
+                          "expected", run->expected);
+    object = json_pack("{s:s, s:o, s:o, s:o, s:[I, I], s:s, s:o, s:o, s:s?, s:o, s:s, s:i, s:o}", "dialect",
+                       parse_dialect_name(run->dialect), "title", text(run->title), "source", text(run->source),
+                       "stream", text(run->stream), "lines", (json_int_t)run->first_line, (json_int_t)run->last_line,
+                       "result", results[verdict->result], "verdict", text(verdict->sentence), "device",
+                       text(run->device), "hardware", verdict->hardware ? verdict->hardware->name : NULL, "nodes",
+                       verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null(), "nodes_from",
+                       verdict->nodes_from, "writers", run->writers, "ranks", whole(verdict->ranks));
+    json_object_update_new(
+        object, json_pack("{s:{s:o, s:o, s:o, s:o, s:o, s:o}, s:o, s:I, s:o, s:b, s:o, s:o, s:O, s:O}", "settings",
+                          "tokens", whole(run->tokens), "hidden", whole(run->hidden), "topk", whole(run->topk),
+                          "topk_groups", whole(run->topk_groups), "experts", whole(run->experts), "sms",
+                          whole(run->sms), "cases", cases, "wrong", (json_int_t)run->wrong, "average_busbw_gbps",
+                          number(run->average), "complete", run->is_complete, "measures", measures, "problems",
+                          problems, "causes", verdict->causes, "notes", verdict->notes));
     return object;
 }
 
@@ -245,13 +223,12 @@ static json_t *faults_document(const struct parser *parser, const json_t *runs)
 static const struct parse_fault *first_fatal(const struct parser *parser, const json_t *runs, bool is_loose)
 {
     size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n), *first = NULL;
+    const struct parse_fault *faults = parser_faults(parser, &n);
 
     for (size_t i = 0; i < n; i++)
-        if (is_fatal_here(&faults[i], runs) && (faults[i].is_loose || !is_loose) &&
-            (!first || faults[i].rank > first->rank))
-            first = &faults[i];
-    return first;
+        if (is_fatal_here(&faults[i], runs) && (faults[i].is_loose || !is_loose))
+            return &faults[i];
+    return NULL;
 }
 
 /* The cause, and the whole line if it says more. */
@@ -325,6 +302,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     struct context context = {.parser = parser, .reference = reference, .options = options};
     json_t *document = json_object(), *runs = json_array(), *faults, *sentence, *failure;
     enum verdict_result result = VERDICT_NOTHING;
+    bool is_unexplained = false;
     int counts[4] = {0};
     char worst[SENTENCE] = "";
     const struct parse_fault *fatal;
@@ -339,6 +317,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
         if (weight(verdict.result) > weight(result)) {
             result = verdict.result;
             snprintf(worst, sizeof(worst), "%s", verdict.sentence);
+            is_unexplained = verdict.run->n_problems == 0;
         }
         json_array_append_new(runs, run_document(&context, &verdict));
         json_decref(verdict.causes);
@@ -351,8 +330,10 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     sentence = overall(counts, parser_count(parser), worst, fatal);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
-    /* A launch that failed has failed, even if its logs contain nothing that is known. */
-    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure)
+    /* A launch that failed has failed, even if its logs contain nothing that is known; and why a run did may be
+     * outside. */
+    failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure) ||
+                      (result == VERDICT_FAILED && is_unexplained && first_fatal(parser, runs, true))
                   ? failure_of_whole(parser, runs, options)
                   : NULL;
     if (failure) {

@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * epkit_log.c - the output of epkit: documents of `epkit test|bench --json`, on one line or many, and their text form:
- *
- *     [ 1/24] bf16 random, no top-k, sync ... passed 11 ms
- *     24/24 cases passed
- *     ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv
- *     host dispatch bf16     2     64   683.5   475.0  8107.2        2.674     1.342     0.81      123.76
+/* epkit_log.c - documents on one line or many: those of `epkit test|run|bench --json`, and how any is found in a log.
  */
 #include "common/json.h"
 #include "common/text.h"
@@ -16,18 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define BARE "{\ntest_info:" /* how a document without quotes begins */
+
 static int64_t integer_of(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
 
     return json_is_integer(value) ? (int64_t)json_integer_value(value) : -1;
-}
-
-static double number_of(const json_t *object, const char *key)
-{
-    const json_t *value = json_object_get(object, key);
-
-    return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
 static void read_settings(struct parse_run *run, const json_t *parameters)
@@ -78,39 +67,25 @@ static void read_test(struct parser *parser, json_t *document)
     run->document = json_incref(document);
 }
 
-/* The fastest row is the figure. */
-static void keep_row(struct parse_measure *measure, double tokens, double logical, double time_us)
-{
-    measure_sample(measure, logical);
-    measure_point(measure, tokens, logical, time_us);
-    if (isnan(measure->time_us) || logical > measure->nvl_gbps) {
-        measure->nvl_gbps = logical;
-        measure->time_us = time_us;
-    }
-    measure->is_final = true;
-}
-
+/* As the lines of the table in the text form. */
 static void read_bench(struct parser *parser, json_t *document)
 {
-    struct parse_run *run = run_begin(parser, PARSE_EPKIT_BENCH, "epkit bench");
+    struct parse_run *run;
     json_t *row;
     size_t i;
 
+    feed(parser, program_line, "ON OP TYPE RANKS TOKENS TIME us P10 P90 LOGICAL GB/s WIRE GB/s");
+    run = run_open(parser, PARSE_EPKIT_BENCH);
     if (!run)
         return;
+    json_array_foreach (json_object_get(document, "rows"), i, row)
+        feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", json_text(document, "device"),
+             json_text(row, "op"), json_text(row, "type"), json_number(row, "ranks"), json_number(row, "tokens"),
+             json_number(row, "time_us"), json_number(row, "logical_gbps"));
     read_settings(run, json_object_get(document, "parameters"));
+    if (run->ranks < 0)
+        run->ranks = integer_of(json_array_get(json_object_get(document, "rows"), 0), "ranks");
     snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
-    json_array_foreach (json_object_get(document, "rows"), i, row) {
-        struct parse_measure *measure;
-
-        if (run->ranks < 0)
-            run->ranks = integer_of(row, "ranks");
-        measure = run_measure(run, json_text(row, "op"), json_text(row, "type"), NULL);
-        if (!measure)
-            break;
-        keep_row(measure, number_of(row, "tokens"), number_of(row, "logical_gbps"), number_of(row, "time_us"));
-    }
-    run->is_complete = run->n_measures > 0;
     run->document = json_incref(document);
 }
 
@@ -123,42 +98,39 @@ static void forget(struct stream *stream)
     stream->in_string = stream->escaped = false;
 }
 
-static bool has_subcommand(const char *text, const char *subcommand)
+/* Does a document have this key, with quotes or without, and this value? NULL: any. */
+static bool has_key(const char *text, const char *key, const char *value)
 {
-    for (const char *at = text; (at = strstr(at, "\"subcommand\":")) != NULL;) {
-        at += strlen("\"subcommand\":");
-        at += strspn(at, " ");
-        if (*at == '"' && text_begins(at + 1, subcommand) && at[1 + strlen(subcommand)] == '"')
+    for (const char *at = text; (at = strstr(at, key)) != NULL; at++) {
+        const char *end = at + strlen(key) + (at[strlen(key)] == '"');
+
+        if (at == text || !strchr("\"\n{ ", at[-1]) || *end != ':')
+            continue;
+        end += 1 + strspn(end + 1, " ");
+        if (!value || (*end == '"' && text_begins(end + 1, value) && end[1 + strlen(value)] == '"'))
             return true;
     }
     return false;
-}
-
-/* Does a document of another program have this key, near its beginning? */
-static bool has_key(const char *text, const char *key)
-{
-    const char *at = strstr(text, key);
-
-    return at && at > text && at[-1] == '"' && text_begins(at + strlen(key), "\":");
 }
 
 /* A document that is invalid or incomplete has no verdict: its run counts as failed. */
 static void lose_document(struct parser *parser, const char *text, const char *why)
 {
     static const struct {
-        const char *subcommand, *key, *title; /* of epkit's own documents; of others a key that only they have */
+        const char *key, *value, *title;
         enum parse_dialect dialect;
-    } documents[] = {{"test", NULL, "epkit test", PARSE_EPKIT_TEST},
-                     {"run", NULL, "epkit run", PARSE_EPKIT_TEST},
-                     {"bench", NULL, "epkit bench", PARSE_EPKIT_BENCH},
-                     {NULL, "nccl_version", "nccl-tests", PARSE_NCCL_TESTS},
-                     {NULL, "test_info", "perftest", PARSE_PERFTEST}};
+    } documents[] = {{"subcommand", "test", "epkit test", PARSE_EPKIT_TEST},
+                     {"subcommand", "run", "epkit run", PARSE_EPKIT_TEST},
+                     {"subcommand", "bench", "epkit bench", PARSE_EPKIT_BENCH},
+                     {"nccl_version", NULL, "nccl-tests", PARSE_NCCL_TESTS},
+                     {"#wrong", NULL, "nccl-tests", PARSE_NCCL_TESTS},
+                     {"test_info", NULL, "perftest", PARSE_PERFTEST}};
 
     parser->totals.unreadable++;
     for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
         struct parse_run *run;
 
-        if (documents[i].key ? !has_key(text, documents[i].key) : !has_subcommand(text, documents[i].subcommand))
+        if (!has_key(text, documents[i].key, documents[i].value))
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
@@ -181,8 +153,11 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
 {
     json_error_t error;
     json_t *document = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    const char *subcommand = json_text(document, "subcommand");
+    const char *subcommand;
 
+    if (!document && text_begins(text, BARE))
+        document = json_bare(text, bytes);
+    subcommand = json_text(document, "subcommand");
     if (!document) {
         lose_document(parser, text, "its JSON document is torn");
     } else if (integer_of(document, "schema_version") == 1 && strcmp(subcommand, "test") == 0) {
@@ -204,139 +179,90 @@ static void read_document(struct parser *parser, const char *text, size_t bytes)
     json_decref(document);
 }
 
-/* Counts brackets outside of strings; true when the document is complete. */
-static bool follow(struct stream *stream, const char *text)
+/* Counts brackets outside of strings. What follows the document's last one; NULL: it goes on. */
+static const char *follow(struct stream *stream, const char *text)
 {
     for (; *text; text++) {
-        if (stream->in_string) {
-            if (stream->escaped)
-                stream->escaped = false;
-            else if (*text == '\\')
-                stream->escaped = true;
-            else if (*text == '"')
-                stream->in_string = false;
-            continue;
-        }
-        if (*text == '"')
-            stream->in_string = true;
-        else if (*text == '{' || *text == '[')
+        if (stream->escaped)
+            stream->escaped = false;
+        else if (stream->in_string && *text == '\\')
+            stream->escaped = true;
+        else if (*text == '"')
+            stream->in_string = !stream->in_string;
+        else if (!stream->in_string && (*text == '{' || *text == '['))
             stream->depth++;
-        else if (*text == '}' || *text == ']')
-            stream->depth--;
-        if (stream->depth == 0)
-            return true;
+        else if (!stream->in_string && (*text == '}' || *text == ']') && --stream->depth == 0)
+            return text + 1;
     }
-    return false;
+    return NULL;
 }
 
-static bool append(struct stream *stream, const char *text)
+static bool append(struct stream *stream, const char *text, size_t n)
 {
-    size_t n = strlen(text);
     char *grown =
         stream->n_document + n + 2 > MAX_DOCUMENT ? NULL : realloc(stream->document, stream->n_document + n + 2);
 
     if (!grown)
         return false;
     stream->document = grown;
-    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%s\n", text);
+    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%.*s\n", (int)n, text);
     return true;
 }
 
 /* Can the line be part of a multi-line document? It is indented, or a single bracket. */
 static bool continues(const char *line)
 {
-    return *line == ' ' || *line == '}' || *line == ']' || *line == '{' || *line == '[' || *line == '"';
+    return *line && strchr(" }]{[\"", *line);
+}
+
+/* "Dual_port: OFF," in a document without quotes. */
+static bool continues_bare(const char *document, const char *line)
+{
+    size_t n = strspn(line, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.");
+
+    return n && line[n + strspn(line + n, " ")] == ':' && text_begins(document, BARE);
 }
 
 /* Of epkit, nccl-tests, perftest and rccl-tests. */
 static bool is_first_key(const char *text)
 {
     return text_begins_any(text + strspn(text, " "),
-                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "\"#wrong\":"));
+                           TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "test_info:", "\"#wrong\":"));
 }
 
 bool epkit_document_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
+    const char *rest;
 
     if (!stream)
         return false;
     if (!stream->document) {
         if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
             return false;
-    } else if (stream->n_document == 2 && !strstr(line, "\"schema_version\"") && !is_first_key(line)) {
-        forget(stream); /* from another program */
-        return false;
-    } else if (!continues(line) && !stream->in_string) {
+    } else if (stream->n_document == 2) {
+        if (!strstr(line, "\"schema_version\"") && !is_first_key(line)) {
+            forget(stream); /* from another program */
+            return false;
+        }
+    } else if (!continues(line) && !stream->in_string && !continues_bare(stream->document, line)) {
         /* Standard error within the document, or other output after a document that was cut off. */
         if (*line && !text_begins(line, "epkit:"))
             return false;
         return true;
     }
-    if (!append(stream, line)) {
+    rest = follow(stream, line);
+    if (!append(stream, line, rest ? (size_t)(rest - line) : strlen(line))) {
         parser->totals.unreadable++;
         forget(stream);
         return true;
     }
-    if (follow(stream, line)) {
+    if (rest) {
         read_document(parser, stream->document, stream->n_document);
         forget(stream);
     }
+    /* Another one, of files that were joined. */
+    if (rest && *rest)
+        (void)epkit_document_line(parser, rest);
     return true;
-}
-
-/* "[ 1/24] bf16 random, no top-k, sync ... passed 11 ms" */
-static bool case_line(struct parser *parser, const char *line)
-{
-    double numbers[LEX_NUMBERS];
-    const char *end = lex_match(line, "[%f/%f] ", numbers);
-    struct parse_run *run;
-
-    if (!end || numbers[1] > 100000)
-        return false;
-    end--; /* the space */
-    if (!strstr(end, " ... passed") && !strstr(end, " ... FAILED") && !strstr(end, " ... failed")) {
-        parser->totals.unreadable += strstr(end, "...") != NULL;
-        return strstr(end, "...") != NULL;
-    }
-    run = run_open(parser, PARSE_EPKIT_TEST);
-    if (!run || run->is_complete || numbers[0] <= (double)run->started)
-        run = run_begin(parser, PARSE_EPKIT_TEST, "epkit test");
-    if (!run)
-        return true;
-    run->expected = (int)numbers[1];
-    run->started++;
-    if (strstr(end, " ... passed")) {
-        run->passed++;
-    } else {
-        run->failed++;
-        run_problem(run, line, 0);
-    }
-    return true;
-}
-
-static bool sentence_line(struct parser *parser, const char *line)
-{
-    struct parse_run *run = run_open(parser, PARSE_EPKIT_TEST);
-    const char *text = strstr(line, " cases passed"), *begin = text;
-    double numbers[LEX_NUMBERS], failed = 0;
-
-    if (!text || !run)
-        return false;
-    while (begin > line && ((begin[-1] >= '0' && begin[-1] <= '9') || begin[-1] == '/'))
-        begin--;
-    if (!lex_match(begin, "%f/%f", numbers))
-        return false;
-    if (text_begins(text, " cases passed, ") && strstr(text, " failed"))
-        (void)lex_number(text + 15, NULL, &failed);
-    run->passed = (int)numbers[0];
-    run->expected = (int)numbers[1];
-    run->failed = (int)failed;
-    run->is_complete = true;
-    return true;
-}
-
-bool epkit_line(struct parser *parser, const char *line)
-{
-    return case_line(parser, line) || sentence_line(parser, line);
 }

@@ -6,6 +6,7 @@
 #include "parse_internal.h"
 
 #include <ctype.h>
+#include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,18 +16,15 @@
 extern const struct embedded failures_builtin[];
 
 /* As recipes/failures.json explains them. The higher of two is the headline. */
-enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, MODULE, EXCEPTION, FAULT, PERFTEST, N_KINDS };
+enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT, PERFTEST };
 
-static const char *const kinds[N_KINDS] = {
-    [WARNING] = "warning",   [STEP] = "step",           [LAUNCHER] = "launcher",
-    [EFFECT] = "effect",     [WORD] = "word",           [TRACEBACK_END] = "traceback",
-    [MODULE] = "module",     [EXCEPTION] = "exception", [FAULT] = "fault",
-    [PERFTEST] = "perftest",
-};
+static const char *const kinds[] = {"warning",   "step",      "launcher", "effect",  "word",
+                                    "traceback", "exception", "fault",    "perftest"};
 
 struct known {
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
+    regex_t *pattern;        /* has to match it; NULL: none */
     const char *id, *cause;
     enum kind kind;
     bool may_pass; /* a notice if a run follows that is complete */
@@ -44,6 +42,7 @@ bool faults_load(struct parser *parser)
         return false;
     json_array_foreach (rows, i, row) {
         struct known *known = &parser->known[parser->n_known++];
+        const char *pattern = json_string_value(json_object_get(row, "pattern"));
 
         *known = (struct known){
             .text = json_text(row, "text"),
@@ -55,44 +54,22 @@ bool faults_load(struct parser *parser)
         while (known->kind < PERFTEST && strcmp(kinds[known->kind], json_text(row, "kind")) != 0)
             known->kind++;
         known->may_pass = known->kind == LAUNCHER || json_is_true(json_object_get(row, "may_pass"));
+        known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
+        if (pattern && (!known->pattern || regcomp(known->pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
+            return false;
     }
     return true;
 }
 
 void faults_free(struct parser *parser)
 {
+    for (size_t i = 0; i < parser->n_known; i++) {
+        if (parser->known[i].pattern)
+            regfree(parser->known[i].pattern);
+        free(parser->known[i].pattern);
+    }
     free(parser->known);
     json_decref(parser->failures);
-}
-
-static bool is_word(const char *line, const char *word)
-{
-    size_t n = strlen(line), length = strlen(word);
-
-    while (n > 0 && line[n - 1] == ' ')
-        n--;
-    if (n < length || strncmp(line + n - length, word, length) != 0)
-        return false;
-    n -= length;
-    while (n > 0 && line[n - 1] == ' ')
-        n--;
-    return n == 0 || strchr(":])|>", line[n - 1]);
-}
-
-/*
- * "/usr/bin/python3: No module named deep_ep". In the warnings of a program that goes on without the module, as torch
- * does without NumPy, the name is quoted.
- */
-static bool names_missing_module(const char *line, const char *phrase)
-{
-    const char *end = strstr(line, phrase), *begin = end;
-
-    if (!end || (!isalnum((unsigned char)end[strlen(phrase)]) && end[strlen(phrase)] != '_'))
-        return false;
-    /* python3.13t and python3.12-dbg, too. */
-    while (begin > line && (isalnum((unsigned char)begin[-1]) || begin[-1] == '.' || begin[-1] == '-'))
-        begin--;
-    return text_begins(begin, "python");
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -143,15 +120,13 @@ static bool is_ignored(struct parser *parser, const char *line)
 }
 
 /* Lines of the code in a traceback may contain the name of any exception. */
-static bool ends_traceback(struct stream *stream, const char *line, const char *suffix)
+static bool holds(const struct known *row, const struct stream *stream, const char *line)
 {
-    size_t n = strlen(suffix);
-
-    for (const char *at = line; stream && stream->in_traceback && !is_indented(line) && (at = strstr(at, suffix));
-         at += n)
-        if (at > line && isalnum((unsigned char)at[-1]) && (at[n] == '\0' || at[n] == ':'))
-            return true;
-    return false;
+    if (row->kind == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
+        return false;
+    return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
+           !(row->absent && strstr(line, row->absent)) &&
+           (!row->pattern || regexec(row->pattern, line, 0, NULL, 0) == 0);
 }
 
 static const struct known *find(struct parser *parser, const char *line)
@@ -159,17 +134,9 @@ static const struct known *find(struct parser *parser, const char *line)
     struct stream *stream = stream_now(parser);
     const struct known *found = NULL;
 
-    for (size_t i = 0; i < parser->n_known && !found; i++) {
-        const struct known *row = &parser->known[i];
-
-        if (row->kind == WORD            ? is_word(line, row->text)
-            : row->kind == MODULE        ? names_missing_module(line, row->text)
-            : row->kind == TRACEBACK_END ? ends_traceback(stream, line, row->text)
-            : row->kind == PERFTEST      ? false
-                                         : strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
-                                          !(row->absent && strstr(line, row->absent)))
-            found = row;
-    }
+    for (size_t i = 0; i < parser->n_known && !found; i++)
+        if (parser->known[i].kind != PERFTEST && holds(&parser->known[i], stream, line))
+            found = &parser->known[i];
     if (found && stream)
         stream->in_traceback = strcmp(found->text, TRACEBACK) == 0 ||
                                (stream->in_traceback && found->kind != EXCEPTION && found->kind != TRACEBACK_END);
@@ -213,31 +180,37 @@ void fault_line(struct parser *parser, const char *line)
 {
     const struct known *fault = is_ignored(parser, line) ? NULL : find(parser, line);
     bool is_loose = false, is_fatal = fault && fault->kind > STEP;
-    struct parse_fault *entry;
+    struct parse_fault *entry = parser->faults, *end = entry + parser->n_faults;
+    char text[PARSE_TEXT];
     struct parse_run *run;
 
     if (!fault)
         return;
-    line += strspn(line, " ");
+    /* Whole, if that is possible: columns of spaces may stand before what matters. */
+    snprintf(text, sizeof(text), "%s", line + strspn(line, " "));
+    if (strlen(line) >= sizeof(text))
+        (void)lex_squeeze(line, text, sizeof(text));
     if (is_fatal) {
         run = latest(parser);
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
-            run_problem(run, line, (int)fault->kind);
+            run_problem(run, text, (int)fault->kind);
     }
-    for (size_t i = 0; i < parser->n_faults; i++) {
-        entry = &parser->faults[i];
-        /* A step and a failure may have the same cause: the verdicts on them differ. */
-        if (strcmp(entry->cause, fault->cause) == 0 && entry->rank == (int)fault->kind) {
-            entry->count++;
-            entry->is_loose |= is_loose;
-            entry->last_line = parser->line_number;
-            return;
-        }
-    }
-    if (parser->n_faults == MAX_FAULTS)
+    /* A step and a failure may have the same cause: the verdicts on them differ. */
+    while (entry < end && (strcmp(entry->cause, fault->cause) != 0 || entry->rank != (int)fault->kind))
+        entry++;
+    if (entry < end) {
+        entry->count++;
+        entry->is_loose |= is_loose;
+        entry->last_line = parser->line_number;
         return;
-    entry = &parser->faults[parser->n_faults++];
+    }
+    while (entry > parser->faults && entry[-1].rank < (int)fault->kind)
+        entry--;
+    if (entry == parser->faults + MAX_FAULTS)
+        return;
+    parser->n_faults += parser->n_faults < MAX_FAULTS;
+    memmove(entry + 1, entry, (size_t)(parser->faults + parser->n_faults - entry - 1) * sizeof(*entry));
     *entry = (struct parse_fault){
         .id = fault->id,
         .cause = fault->cause,
@@ -250,7 +223,7 @@ void fault_line(struct parser *parser, const char *line)
         .last_line = parser->line_number,
         .count = 1,
     };
-    snprintf(entry->line, sizeof(entry->line), "%s", line);
+    snprintf(entry->line, sizeof(entry->line), "%s", text);
     snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
     snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser) ? stream_now(parser)->key : "");
 }

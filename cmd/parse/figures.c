@@ -132,46 +132,33 @@ static bool read_figure(const struct report *report, const json_t *item, struct 
     return true;
 }
 
-static bool is_same_figure(const struct reference_figure *a, const struct reference_figure *b)
+static bool is_same_figure(const void *x, const void *y)
 {
+    const struct reference_figure *a = x, *b = y;
+
     return strcmp(a->hardware, b->hardware) == 0 && strcmp(a->dialect, b->dialect) == 0 && strcmp(a->op, b->op) == 0 &&
            strcmp(a->type, b->type) == 0 && a->nodes == b->nodes && a->ranks == b->ranks && a->tokens == b->tokens;
 }
 
-static bool add_hardware(struct reference *reference, const struct reference_hardware *hardware)
+static bool is_same_hardware(const void *a, const void *b)
 {
-    struct reference_hardware *grown;
-
-    for (size_t i = 0; i < reference->n_hardware; i++) {
-        if (strcmp(reference->hardware[i].public.name, hardware->public.name) == 0) {
-            reference->hardware[i] = *hardware;
-            return true;
-        }
-    }
-    grown = realloc(reference->hardware, (reference->n_hardware + 1) * sizeof(*grown));
-    if (!grown)
-        return false;
-    reference->hardware = grown;
-    grown[reference->n_hardware++] = *hardware;
-    return true;
+    return strcmp(((const struct reference_hardware *)a)->public.name,
+                  ((const struct reference_hardware *)b)->public.name) == 0;
 }
 
-static bool add_figure(struct reference *reference, const struct reference_figure *figure)
+/* The list with the entry, which replaces one that is the same; NULL: out of memory. */
+static void *put(void *list, size_t *n, const void *entry, size_t bytes, bool (*is_same)(const void *, const void *))
 {
-    struct reference_figure *grown;
+    size_t i = 0;
 
-    for (size_t i = 0; i < reference->n_figures; i++) {
-        if (is_same_figure(&reference->figures[i], figure)) {
-            reference->figures[i] = *figure;
-            return true;
-        }
-    }
-    grown = realloc(reference->figures, (reference->n_figures + 1) * sizeof(*grown));
-    if (!grown)
-        return false;
-    reference->figures = grown;
-    grown[reference->n_figures++] = *figure;
-    return true;
+    while (i < *n && !is_same((char *)list + i * bytes, entry))
+        i++;
+    if (i == *n)
+        list = realloc(list, (*n + 1) * bytes);
+    if (list)
+        memcpy((char *)list + i * bytes, entry, bytes);
+    *n += list && i == *n;
+    return list;
 }
 
 /* The first pass validates, the second one adds the entries: an invalid file changes nothing. */
@@ -182,23 +169,31 @@ static bool read_document(struct reference *reference, const json_t *document, b
 
     report->list = "hardware";
     json_array_foreach (json_object_get(document, "hardware"), i, item) {
-        struct reference_hardware hardware;
+        struct reference_hardware hardware, *all;
 
         report->index = i;
         if (!read_hardware(report, item, &hardware))
             return false;
-        if (!is_dry && !add_hardware(reference, &hardware))
+        if (is_dry)
+            continue;
+        all = put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
+        if (!all)
             return refuse(report, "name", "could not be kept: out of memory");
+        reference->hardware = all;
     }
     report->list = "figures";
     json_array_foreach (json_object_get(document, "figures"), i, item) {
-        struct reference_figure figure;
+        struct reference_figure figure, *all;
 
         report->index = i;
         if (!read_figure(report, item, &figure))
             return false;
-        if (!is_dry && !add_figure(reference, &figure))
+        if (is_dry)
+            continue;
+        all = put(reference->figures, &reference->n_figures, &figure, sizeof(figure), is_same_figure);
+        if (!all)
             return refuse(report, "op", "could not be kept: out of memory");
+        reference->figures = all;
     }
     return true;
 }

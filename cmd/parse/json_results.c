@@ -11,11 +11,12 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WORD 64 /* of a text from a document */
 
-static void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
+void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
 {
     char line[512];
     va_list arguments;
@@ -141,6 +142,27 @@ static void read_perftest(struct parser *parser, const json_t *document)
     json_array_foreach (results, i, row)
         perftest_row(parser, row);
     feed(parser, program_line, "---------------------------------------");
+}
+
+json_t *json_bare(const char *text, size_t bytes)
+{
+    char *quoted = malloc(3 * bytes + 1), *out = quoted;
+    json_t *document;
+
+    for (const char *at = text, *end = text + bytes; quoted && at < end;) {
+        size_t n = strcspn(at, " \t\n,:{}[]\"");
+        bool is_word = n > 0 && !isdigit((unsigned char)*at) && *at != '-';
+
+        if (n == 0 && *at == '"')
+            n = strcspn(at + 1, "\"") + 2;
+        if (n == 0)
+            n = *at != ',' || !strchr("}]", at[1 + strspn(at + 1, " \n")]);
+        out += sprintf(out, is_word ? "\"%.*s\"" : "%.*s", (int)n, at);
+        at += n ? n : 1;
+    }
+    document = quoted ? json_loadb(quoted, (size_t)(out - quoted), JSON_REJECT_DUPLICATES, NULL) : NULL;
+    free(quoted);
+    return document;
 }
 
 bool json_results(struct parser *parser, const json_t *document)

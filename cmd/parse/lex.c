@@ -48,6 +48,21 @@ bool lex_number(const char *text, const char **ret_end, double *ret_number)
     return true;
 }
 
+bool lex_squeeze(const char *line, char *ret_text, size_t bytes)
+{
+    size_t n = 0;
+
+    for (; *line && n < bytes - 1; line++) {
+        bool is_space = *line == ' ' || *line == '\t';
+
+        if (!is_space || (n > 0 && ret_text[n - 1] != ' '))
+            ret_text[n++] = is_space ? ' ' : *line;
+    }
+    n -= n > 0 && ret_text[n - 1] == ' ';
+    ret_text[n] = '\0';
+    return n > 0 && *line == '\0';
+}
+
 const char *lex_match(const char *text, const char *format, double *ret_numbers)
 {
     while (*format) {

@@ -14,33 +14,17 @@ struct input_options {
     int64_t nodes, tolerance;
 };
 
+/* clang-format off */
 #define INPUT_OPTIONS(options_type, member)                                                                            \
-    {"hardware",                                                                                                       \
-     'H',                                                                                                              \
-     "NAME",                                                                                                           \
-     OPT_STRING,                                                                                                       \
-     offsetof(options_type, member.hardware),                                                                          \
-     .help = "machine to compare with (--list-hardware); default: from the log",                                       \
-     .heading = "Comparison"},                                                                                         \
-        {"nodes",                                                                                                      \
-         'n',                                                                                                          \
-         "N",                                                                                                          \
-         OPT_INT,                                                                                                      \
-         offsetof(options_type, member.nodes),                                                                         \
-         .min = 1,                                                                                                     \
-         .max = 1000000,                                                                                               \
-         .value = NULL,                                                                                                \
-         .help = "number of nodes of the runs; default: from the log or the rates"},                                   \
-        {"reference",                                                                                                  \
-         'r',                                                                                                          \
-         "FILE",                                                                                                       \
-         OPT_FILE,                                                                                                     \
-         offsetof(options_type, member.reference),                                                                     \
-         .help = "more reference figures, in the format of recipes/reference.json"},                                   \
-    {                                                                                                                  \
-        "tolerance", 't', "PERCENT", OPT_INT, offsetof(options_type, member.tolerance),                                \
-            .min = 1, .max = 90, .value = "15", .help = "slower than expected by more than this is a finding"          \
-    }
+    {"hardware", 'H', "NAME", OPT_STRING, offsetof(options_type, member.hardware),                                     \
+     .help = "machine to compare with (--list-hardware); default: from the log", .heading = "Comparison"},             \
+    {"nodes", 'n', "N", OPT_INT, offsetof(options_type, member.nodes), .min = 1, .max = 1000000,                       \
+     .help = "number of nodes of the runs; default: from the log or the rates"},                                       \
+    {"reference", 'r', "FILE", OPT_FILE, offsetof(options_type, member.reference),                                     \
+     .help = "more reference figures, in the format of recipes/reference.json"},                                       \
+    {"tolerance", 't', "PERCENT", OPT_INT, offsetof(options_type, member.tolerance), .min = 1, .max = 90,              \
+     .value = "15", .help = "slower than expected by more than this is a finding"}
+/* clang-format on */
 
 /* Loads the reference data that the options name. CMD_FINE, or the exit code after reporting an error. */
 int input_reference(const struct cmd *cmd, const struct input_options *options, struct reference **ret_reference,

@@ -60,9 +60,8 @@ static struct stream *find_stream(struct parser *parser, const char *key)
 
 static bool recognise(struct parser *parser, const char *text)
 {
-    return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_ll_line(parser, text) ||
-           deepep_v2_line(parser, text) || program_line(parser, text) || nccl_line(parser, text) ||
-           perftest_failure(parser, text, true) || epkit_line(parser, text);
+    return epkit_document_line(parser, text) || deepep_line(parser, text) || deepep_v2_line(parser, text) ||
+           program_line(parser, text) || nccl_line(parser, text) || perftest_failure(parser, text, true);
 }
 
 /* Stores names such as "all_reduce_perf": some programs do not print their own name. */
@@ -96,9 +95,8 @@ static void note_nodes(struct parser *parser, const char *text)
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
 static bool begins_run(const struct parser *parser, const char *text)
 {
-    return text_begins_any(text,
-                           TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ", "#       size",
-                                 "Running all test cases:", "ON ", "{\"schema_version\"", "[ 1/", "[1/", "[  1/")) ||
+    return text_begins_any(text, TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ",
+                                       "#       size", "Running all test cases:", "ON ", "{\"schema_version\"")) ||
            text_is_any(text, TEXTS("Config:", "{")) || program_begins(parser, text);
 }
 

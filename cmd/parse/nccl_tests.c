@@ -36,17 +36,6 @@ static const char *title_of(const struct parser *parser)
     return *parser->program ? parser->program : "nccl-tests";
 }
 
-/* The operation: the name of the program without "_perf". */
-static void op_of(const struct parse_run *run, char *ret_op, size_t bytes)
-{
-    const char *end = strstr(run->title, "_perf");
-
-    if (end)
-        snprintf(ret_op, bytes, "%.*s", (int)(end - run->title), run->title);
-    else
-        snprintf(ret_op, bytes, "collective");
-}
-
 static struct parse_run *begin(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);
@@ -114,16 +103,22 @@ static double to_gbps(const struct parse_run *run, double value)
     return run->bits ? value / run->bits : value;
 }
 
+/* "Collective test starting: all_reduce_perf" */
+static void set_title(struct parse_run *run, const char *line)
+{
+    const char *name = strchr(line, ':') + 1;
+
+    if (run)
+        snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name + strspn(name, " "));
+}
+
 static bool head_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     struct parse_run *run;
 
     if (strstr(line, "Collective test starting:")) {
-        run = begin(parser);
-        if (run)
-            snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1),
-                     strstr(line, "starting:") + 9 + strspn(strstr(line, "starting:") + 9, " "));
+        set_title(begin(parser), line);
         return true;
     }
     if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
@@ -152,47 +147,31 @@ static bool head_line(struct parser *parser, const char *line)
 
 static bool tail_line(struct parser *parser, const char *line)
 {
+    bool is_bounds = strstr(line, "Out of bounds values :"), is_average = strstr(line, "Avg bus bandwidth");
     struct parse_run *run;
     double number;
-    const char *name;
 
-    if (strstr(line, "Out of bounds values :")) {
+    if (is_bounds || is_average) {
         run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
-        if (!run)
-            return true;
-        if (!lex_after(line, "values :", &number)) {
-            parser->totals.unreadable++;
-            return true;
-        }
-        run->wrong = number < 1e18 ? (uint64_t)number : (uint64_t)1e18;
-        if (strstr(line, "FAILED") && run->wrong == 0)
-            run->wrong = 1;
-        return true;
-    }
-    if (strstr(line, "Avg bus bandwidth")) {
-        run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
-        if (!run)
-            return true;
         if (!lex_after(line, ":", &number)) {
             parser->totals.unreadable++;
-            return true;
+        } else if (run && is_bounds) {
+            run->wrong = number < 1e18 ? (uint64_t)number : (uint64_t)1e18;
+            run->wrong += run->wrong == 0 && strstr(line, "FAILED");
+        } else if (run) {
+            run->average = number;
+            run->is_complete = true;
+            if (strstr(line, "FAILED"))
+                run_problem(run, line, 0);
         }
-        run->average = number;
-        run->is_complete = true;
-        if (strstr(line, "FAILED"))
-            run_problem(run, line, 0);
         return true;
     }
-    name = strstr(line, "Collective test concluded:");
-    if (!name)
+    if (!strstr(line, "Collective test concluded:"))
         return false;
     run = run_open(parser, PARSE_NCCL_TESTS);
-    name += strlen("Collective test concluded:");
-    name += strspn(name, " ");
-    if (run) {
-        snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name);
+    set_title(run, line);
+    if (run)
         run->is_complete = true;
-    }
     return true;
 }
 
@@ -206,9 +185,10 @@ static bool is_number_or_na(const char *word, double *ret_number)
 static bool keep_group(struct parse_run *run, char **words, const char *type, bool is_in_place, double bytes,
                        bool is_magnitude)
 {
+    const char *end = strstr(run->title, "_perf"); /* the operation is the name of the program without it */
     double values[GROUP], bus;
     struct parse_measure *measure;
-    char op[40];
+    char op[40] = "collective";
 
     for (int i = 0; i < GROUP; i++)
         if (!is_number_or_na(words[i], &values[i]))
@@ -217,7 +197,8 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
         return true; /* N/A: the test has no such group */
     if (isnan(values[0]) || isnan(values[1]) || isnan(values[2]))
         return false;
-    op_of(run, op, sizeof(op));
+    if (end)
+        snprintf(op, sizeof(op), "%.*s", (int)(end - run->title), run->title);
     measure = run_measure(run, op, type, is_in_place ? "in-place" : "out-of-place");
     if (!measure)
         return true;
@@ -280,24 +261,11 @@ static bool row_line(struct parser *parser, const char *line)
 
 bool nccl_line(struct parser *parser, const char *line)
 {
-    struct parse_run *run;
-
     while (*line == ' ')
         line++;
     /* The first versions leave out the '#', and so do pages where a '#' starts a heading. */
     if (text_begins_any(line, TEXTS("#", "Out of bounds values :", "Avg bus bandwidth    :", "nThread ", "size ",
                                     "(B) ", "bytes ", "Rank ")))
         return rank_line(parser, line) || head_line(parser, line) || tail_line(parser, line);
-    if (strstr(line, "Test NCCL failure") || strstr(line, "Test CUDA failure") || strstr(line, ": Test failure ")) {
-        run = run_open(parser, PARSE_NCCL_TESTS);
-        /* The run that failed may be that of another stream, which is found without the prefix of the line. */
-        for (size_t i = 0; !run && i < parser->n_runs; i++)
-            if (parser->runs[i]->public.dialect == PARSE_NCCL_TESTS)
-                return false;
-        run = run ? run : run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
-        if (run)
-            run_problem(run, line, 0);
-        return true;
-    }
     return *line >= '0' && *line <= '9' && row_line(parser, line);
 }

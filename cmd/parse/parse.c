@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* parse.c - splits bytes into lines; creates, feeds and frees a parser. */
+#include "common/text.h"
 #include "parse_internal.h"
 
 #include <errno.h>
@@ -61,8 +62,20 @@ void parser_free(struct parser *parser)
     free(parser);
 }
 
+const char *parser_last_line(struct parser *parser)
+{
+    size_t n = parser->n_line < PARSE_LAST_LINE ? parser->n_line : PARSE_LAST_LINE - 1;
+
+    if (n > 0) {
+        memcpy(parser->last_line, parser->line, n);
+        parser->last_line[n] = '\0';
+    }
+    return parser->last_line;
+}
+
 static void end_line(struct parser *parser)
 {
+    (void)parser_last_line(parser);
     if (parser->is_cut)
         parser->totals.long_lines++;
     parser->is_cut = false;
@@ -137,19 +150,13 @@ void parser_begin(struct parser *parser, const char *source)
 
 static bool is_compressed(const char *block, size_t n)
 {
-    static const struct {
-        const char *magic;
-        size_t n;
-    } kinds[] = {{"\x1f\x8b", 2}, {"\x28\xb5\x2f\xfd", 4}, {"\xfd\x37zXZ", 5}, {"BZh", 3}};
+    char head[MAGIC_BYTES + 1] = "";
 
-    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
-        if (n >= kinds[i].n && memcmp(block, kinds[i].magic, kinds[i].n) == 0)
-            return true;
-    return false;
+    memcpy(head, block, n < MAGIC_BYTES ? n : MAGIC_BYTES);
+    return text_begins_any(head, TEXTS("\x1f\x8b", "\x28\xb5\x2f\xfd", "\xfd\x37zXZ", "BZh"));
 }
 
-/* Opens without blocking, so that parser_read() calls tick() until a FIFO has a writer. Rejects endless devices. */
-static int open_input(int dir, const char *path, int *ret_fd)
+int parser_open(int dir, const char *path, int *ret_fd)
 {
     int links = dir == AT_FDCWD ? 0 : O_NOFOLLOW;
     int fd = openat(dir, path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links);
@@ -171,7 +178,7 @@ static int open_input(int dir, const char *path, int *ret_fd)
 int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(uint64_t bytes))
 {
     bool is_stdin = strcmp(path, "-") == 0, is_first = true;
-    int fd = STDIN_FILENO, error = is_stdin ? 0 : open_input(dir, path, &fd);
+    int fd = STDIN_FILENO, error = is_stdin ? 0 : parser_open(dir, path, &fd);
     char *block = error ? NULL : malloc(BLOCK_BYTES);
     size_t held = 0;
     ssize_t n = 0;

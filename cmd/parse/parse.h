@@ -90,7 +90,8 @@ struct parse_run {
     size_t n_measures;
     char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that report failures */
     size_t n_problems;
-    json_t *document; /* epkit: the document itself; NULL */
+    json_t *document;            /* epkit: the document itself; NULL */
+    uint64_t seen_line, seen_ns; /* for who follows a log: its last line, and when that was seen first */
 };
 
 struct parser;
@@ -106,6 +107,9 @@ void parser_begin(struct parser *parser, const char *source);
 void parser_feed(struct parser *parser, const char *bytes, size_t n);
 
 enum { PARSE_COMPRESSED = -1, PARSE_DEVICE = -2 };
+
+/* Opens it without waiting for the writer of a FIFO. 0, or the errno, or PARSE_DEVICE: it is endless. */
+int parser_open(int dir, const char *path, int *ret_fd);
 
 /*
  * Reads a whole file of the folder `dir`, which is no link, or of any path (AT_FDCWD); "-" is standard input. 0, or the
@@ -130,6 +134,10 @@ struct parse_totals {
     uint64_t runs_dropped;             /* runs dropped because 2000 are kept already */
 };
 
+/* The last line that is not empty, also without its end: its first PARSE_LAST_LINE - 1 bytes; "": none. */
+#define PARSE_LAST_LINE 200
+const char *parser_last_line(struct parser *parser);
+
 size_t parser_count(const struct parser *parser);
 struct parse_run *parser_run(const struct parser *parser, size_t i);
 struct parse_totals parser_totals(const struct parser *parser);
@@ -148,7 +156,7 @@ struct parse_fault {
     uint64_t line_number, last_line, count;
 };
 
-/* Faults in the order of their first line. Borrowed. */
+/* Faults, the most specific ones first; of the same rank in the order of their first lines. Borrowed. */
 const struct parse_fault *parser_faults(const struct parser *parser, size_t *ret_n);
 
 /* NULL: no such measure. type NULL: any. */

@@ -2,7 +2,7 @@
 /*
  * parse_internal.h - declarations shared by the files of the parser.
  *
- * parse.c splits bytes into physical lines. stream.c strips their prefixes and joins them into logical lines per
+ * parse.c splits bytes into physical lines. log_lines.c strips their prefixes and joins them into logical lines per
  * stream. Each logical line is offered to the dialects in turn. A stream is the output of one writer, as far as
  * prefixes distinguish writers: a pod, a rank of mpirun, a host.
  */
@@ -52,7 +52,7 @@ struct run {
     int source;                                  /* index */
     int ordinal;                                 /* which run of its dialect in its stream */
     bool has_all_ranks;                          /* DeepEP 2: all ranks' figures; another file is of another run */
-    int problem_rank;                            /* of the first problem: the most specific one */
+    int problem_ranks[PARSE_MAX_PROBLEMS];       /* the higher, the more specific; they fall */
     uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
 };
 
@@ -60,6 +60,7 @@ struct parser {
     char *line; /* MAX_LINE + 1 */
     size_t n_line;
     bool is_cut, after_cr;
+    char last_line[PARSE_LAST_LINE];
     char source[256];
     int n_sources;
     uint64_t line_number; /* in the source */
@@ -107,7 +108,7 @@ const char *prefix_next_tag(const char *line);
 /* Removes terminal escape sequences and control characters in place. Returns the new length. */
 size_t prefix_clean(char *text, size_t n);
 
-/* --- stream.c --- */
+/* --- log_lines.c --- */
 
 /* Processes a physical line without its line end. */
 void stream_line(struct parser *parser, char *line, size_t n);
@@ -134,7 +135,7 @@ void measure_point(struct parse_measure *measure, double x, double gbps, double 
 /* Adds a figure of the leading rate. */
 void measure_sample(struct parse_measure *measure, double rate);
 
-/* The problem with the highest rank comes first. */
+/* Those with the highest rank come first. */
 void run_problem(struct parse_run *run, const char *line, int rank);
 
 /* The internal run that contains `public`. */
@@ -148,6 +149,9 @@ void runs_merge(struct parser *parser);
 struct stream *stream_now(struct parser *parser);
 
 /* --- lex.c --- */
+
+/* One space for each run of spaces, and none at the ends. false: nothing is left, or more than fits. */
+bool lex_squeeze(const char *line, char *ret_text, size_t bytes);
 
 /* The number after `label` in `text`. false: no label, or no number after it. */
 bool lex_after(const char *text, const char *label, double *ret_number);
@@ -182,11 +186,8 @@ bool lex_is_number(const char *word, double *ret_number);
 /* --- the dialects: true if the line was one of theirs, torn ones included --- */
 
 bool deepep_line(struct parser *parser, const char *line);
-bool deepep_ll_line(struct parser *parser, const char *line);
 bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
-
-bool epkit_line(struct parser *parser, const char *line);
 
 /* --- programs.c --- */
 bool programs_load(struct parser *parser);
@@ -194,8 +195,15 @@ void programs_free(struct parser *parser);
 bool program_begins(const struct parser *parser, const char *line);
 bool program_line(struct parser *parser, const char *line);
 
+/* Gives a line that a document stands for to the reader of such lines. */
+void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* --- json_results.c: a document of nccl-tests, rccl-tests or perftest; false: of none of them --- */
 bool json_results(struct parser *parser, const json_t *document);
+
+/* One of perftest in 2023: words without quotes, commas before brackets (perftest issue 216). NULL: it is none. */
+json_t *json_bare(const char *text, size_t bytes);
 
 /* Lines of a JSON document. */
 bool epkit_document_line(struct parser *parser, const char *line);
@@ -208,6 +216,38 @@ void deepep_close(struct parser *parser);
 
 /* The end of a run: computes counts that need the complete run. */
 void deepep_finish(struct parse_run *run, struct deepep_scratch *scratch);
+
+/* --- deepep_log.c, deepep_v2.c: counters of a run until it ends --- */
+
+/* DeepEP 1: throughput mode. */
+struct v1_scratch {
+    int started[2][8]; /* fp8; bits: top-k, async, previous */
+    int all_started, passed, configs;
+    bool has_cases, has_tuning;
+    int best;                      /* "Best" lines seen */
+    unsigned seen_best, last_best; /* their operations, as bits */
+    struct parse_point sweep[PARSE_MAX_POINTS];
+    size_t n_sweep, dropped;
+};
+
+#define V2_OPS 5
+
+/* DeepEP 2. */
+struct v2_scratch {
+    uint64_t last_case;
+    bool has_case;
+    const char *case_type;                   /* of the open case; NULL: none */
+    unsigned alignments, formats, biases;    /* bit i: the i-th value was seen */
+    int64_t figures[V2_OPS], before[V2_OPS]; /* lines of each operation, and those before the open case */
+    int64_t measured;                        /* cases before the open one with figures */
+};
+
+struct deepep_scratch {
+    struct v1_scratch v1;
+    struct v2_scratch v2;
+};
+
+struct deepep_scratch *deepep_scratch_of(struct parser *parser);
 
 /* --- faults.c --- */
 bool faults_load(struct parser *parser);

@@ -130,36 +130,18 @@ void prefix_read(const char *line, struct prefix *ret_prefix)
     }
 }
 
-/* Is the character valid in the name of a host or pod? */
-static bool is_name(char c)
-{
-    return isalnum((unsigned char)c) || c == '-' || c == '_' || c == '.' || c == '/' || c == '@' || c == '|';
-}
+/* The characters of names of hosts and pods. */
+#define NAME "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./@|"
 
 size_t prefix_guess(const char *line, char *key, size_t key_bytes)
 {
-    size_t begin = *line == '[', n = begin, end;
+    size_t begin = *line == '[', end = begin + strspn(line + begin, NAME), n = end;
 
-    while (is_name(line[n]) && n < 200)
-        n++;
-    if (n == begin)
+    if (end == begin || end >= 200 || (begin && line[n] != ']'))
         return 0;
-    end = n;
-    if (begin) {
-        if (line[n] != ']')
-            return 0;
-        n++;
-        if (line[n] == ':')
-            n++;
-    } else if (line[n] == ':' || line[n] == '>') {
-        n++;
-    } else {
-        while (line[n] == ' ' && n < 220)
-            n++;
-        if (line[n] != '|')
-            return 0;
-        n++;
-    }
+    if (!begin && line[n] != ':' && line[n] != '>' && line[n += strspn(line + n, " ")] != '|')
+        return 0;
+    n += 1 + (begin && line[n + 1] == ':');
     if (line[n] != ' ' && line[n] != '\t')
         return 0;
     add_key(key, key_bytes, line + begin, end - begin);
@@ -181,10 +163,8 @@ size_t prefix_word(const char *line, char *key, size_t key_bytes)
     while (line[n] >= 'A' && line[n] <= 'Z' && !bracket)
         n++;
     /* "INFO:name:", as Python's logging writes it. */
-    if (!bracket && n > 0 && line[n] == ':' && is_name(line[n + 1])) {
-        n++;
-        while (is_name(line[n]))
-            n++;
+    if (!bracket && n > 0 && line[n] == ':' && strspn(line + n + 1, NAME) > 0) {
+        n += 1 + strspn(line + n + 1, NAME);
         if (line[n] == ':') {
             add_key(key, key_bytes, line, n);
             return n + 1;

@@ -12,9 +12,12 @@
 
 extern const struct embedded programs_builtin[];
 
-enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, N_FIELDS };
+enum field { NONE, SIZE, TIME, NVL, RDMA, BUS, ALG, RANKS, X, RANK, CASE, CASES, PASSED, FAILED, N_FIELDS };
 
-static const char *const fields[N_FIELDS] = {"-", "size", "time", "nvl", "rdma", "bus", "alg", "ranks", "x"};
+static const char *const fields[N_FIELDS] = {"-",     "size", "time", "nvl",  "rdma",  "bus",    "alg",
+                                             "ranks", "x",    "rank", "case", "cases", "passed", "failed"};
+
+#define MAX_IS 12 /* entries of "is" */
 
 enum role { BEGIN, ALSO, LINE, N_ROLES };
 
@@ -24,8 +27,11 @@ struct program_form {
     enum parse_dialect dialect;
     const char *title, *form;
     const json_t *row; /* of LINE; others: NULL */
-    enum field fields[LEX_NUMBERS];
-    size_t n_fields, end; /* end: index of the first form of the next program */
+    struct {
+        enum field field;
+        const json_t *next; /* instead of a number: the operation of those that follow */
+    } is[MAX_IS];
+    size_t n_is, end; /* end: index of the first form of the next program */
 };
 
 static const char *option(const json_t *row, const char *key)
@@ -55,10 +61,15 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
                 form->dialect = (enum parse_dialect)dialect;
-        json_array_foreach (json_object_get(form->row, "is"), j, name)
-            for (enum field field = NONE; field < N_FIELDS && j < LEX_NUMBERS; field++)
-                if (strcmp(fields[field], json_string_value(name)) == 0)
-                    form->fields[form->n_fields++] = field;
+        json_array_foreach (json_object_get(form->row, "is"), j, name) {
+            if (j == MAX_IS)
+                break;
+            form->is[j].next = json_is_object(name) ? name : NULL;
+            while (json_is_string(name) && form->is[j].field + 1 < N_FIELDS &&
+                   strcmp(fields[form->is[j].field], json_string_value(name)) != 0)
+                form->is[j].field++;
+            form->n_is = j + 1;
+        }
     }
 }
 
@@ -85,25 +96,6 @@ void programs_free(struct parser *parser)
 {
     free(parser->forms);
     json_decref(parser->programs);
-}
-
-/* One space for each run of spaces, and none at the ends. false: longer than any form. */
-static bool squeeze(const char *line, char *ret_text, size_t bytes)
-{
-    size_t n = 0;
-
-    for (; *line; line++) {
-        bool is_space = *line == ' ' || *line == '\t';
-
-        if (is_space && (n == 0 || ret_text[n - 1] == ' '))
-            continue;
-        if (n == bytes - 1)
-            return false;
-        ret_text[n++] = is_space ? ' ' : *line;
-    }
-    n -= n > 0 && ret_text[n - 1] == ' ';
-    ret_text[n] = '\0';
-    return n > 0;
 }
 
 /* Is the figure the one to keep: of the largest size, of the slowest rank, or the best? */
@@ -140,26 +132,17 @@ static void keep(struct parse_measure *measure, const struct program_form *form,
         measure_sample(measure, rate);
 }
 
-/* The figures of a line, for the operation that it or an earlier line names. */
-static void read_figures(struct stream *stream, struct parse_run *run, const struct program_form *form,
-                         const double *numbers)
+static void keep_values(struct stream *stream, struct parse_run *run, const struct program_form *form, const char *op,
+                        const char *type, const double *values)
 {
-    const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
-    const char *ends = option(form->program, "ends"), *type = stream->program_type ? stream->program_type : "";
-    const json_t *unit = json_object_get(form->row, "unit");
+    const char *ends = option(form->program, "ends");
+    bool has_figure = !isnan(values[SIZE]) || !isnan(values[X]);
     struct parse_measure *measure;
-    double values[N_FIELDS];
 
-    for (int i = 0; i < N_FIELDS; i++)
-        values[i] = NAN;
-    for (size_t i = 0; i < form->n_fields; i++)
-        values[form->fields[i]] =
-            numbers[i] * (form->fields[i] >= NVL && form->fields[i] <= ALG && unit ? json_number_value(unit) : 1);
-    if (!isnan(values[RANKS]))
-        run->ranks = (int64_t)values[RANKS];
-    if (form->n_fields <= !isnan(values[RANKS]) || !op)
-        return;
-    measure = run_measure(run, op, type, stream->program_config ? stream->program_config : "");
+    for (enum field field = TIME; field <= ALG; field++)
+        has_figure |= !isnan(values[field]);
+    measure =
+        has_figure && op ? run_measure(run, op, type, stream->program_config ? stream->program_config : "") : NULL;
     if (!measure)
         return;
     snprintf(measure->device, sizeof(measure->device), "%.31s", form->dialect == PARSE_PERFTEST ? run->device : "");
@@ -167,10 +150,86 @@ static void read_figures(struct stream *stream, struct parse_run *run, const str
     run->is_complete = run->is_complete || !ends || strcmp(ends, op) == 0;
 }
 
+/* The run of a rank, which prints each kind of line once in a run. */
+static struct parse_run *run_of_rank(struct parser *parser, struct parse_run *run, const struct program_form *form,
+                                     double rank)
+{
+    int number = (int)rank, kind = (int)json_integer_value(json_object_get(form->row, "kind"));
+    uint8_t bit = (uint8_t)(1u << (number & 7));
+
+    if (run_whole(run)->ll_seen[kind][number / 8] & bit)
+        run = run_begin(parser, form->dialect, form->title);
+    if (run)
+        run_whole(run)->ll_seen[kind][number / 8] |= bit;
+    if (run && run->ranks < number + 1)
+        run->ranks = number + 1;
+    return run;
+}
+
+/* A number that is no figure. The run that it is of; NULL: none. */
+static struct parse_run *read_count(struct parser *parser, struct parse_run *run, const struct program_form *form,
+                                    enum field field, double number)
+{
+    switch (field) {
+    case RANKS:
+        run->ranks = (int64_t)number;
+        return run;
+    case RANK:
+        parser->totals.unreadable += number >= LL_MAX_RANKS;
+        return number < LL_MAX_RANKS ? run_of_rank(parser, run, form, number) : NULL;
+    case CASE: /* they count up */
+        return run->is_complete || number <= run->started ? run_begin(parser, form->dialect, form->title) : run;
+    case CASES:
+        run->expected = (int)fmin(number, 1e5);
+        return run;
+    case PASSED:
+        run->passed = (int)fmin(number, 1e5);
+        run->is_complete = true;
+        return run;
+    case FAILED:
+        run->failed = (int)fmin(number, 1e5);
+        return run;
+    default:
+        return run;
+    }
+}
+
+/* The figures of a line, for the operation that it or an earlier line names. The run that it is of; NULL: none. */
+static struct parse_run *read_figures(struct parser *parser, struct stream *stream, struct parse_run *run,
+                                      const struct program_form *form, const double *numbers)
+{
+    const json_t *unit = json_object_get(form->row, "unit");
+    const char *op = stream->program_op ? stream->program_op : option(form->program, "op");
+    const char *type = stream->program_type ? stream->program_type : "";
+    double values[N_FIELDS];
+
+    for (size_t i = 0; run && i <= form->n_is; i++) {
+        if (i == 0 || i == form->n_is || form->is[i].next) {
+            if (i > 0)
+                keep_values(stream, run, form, op, type, values);
+            for (int k = 0; k < N_FIELDS; k++)
+                values[k] = NAN;
+        }
+        if (i == form->n_is)
+            break;
+        if (form->is[i].next) {
+            op = option(form->is[i].next, "op");
+            type = json_text(form->is[i].next, "type");
+            continue;
+        }
+        values[form->is[i].field] = *numbers++;
+        if (unit && form->is[i].field >= NVL && form->is[i].field <= ALG)
+            values[form->is[i].field] *= json_number_value(unit);
+        run = read_count(parser, run, form, form->is[i].field, numbers[-1]);
+    }
+    return run;
+}
+
 static void apply(struct parser *parser, struct stream *stream, struct parse_run *run, const struct program_form *form,
                   const char *text, const char *rest, const double *numbers)
 {
     const json_t *row = form->row;
+    bool is_failure;
 
     run->last_line = parser->line_number;
     if (option(row, "op")) {
@@ -181,8 +240,6 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
         stream->program_config = option(row, "config");
     if (option(row, "table"))
         stream->program_table = option(row, "table");
-    if (option(row, "fails") && strstr(text, option(row, "fails")))
-        run_problem(run, text, 0);
     if (json_is_true(json_object_get(row, "opens")))
         run->is_complete = false;
     if (option(row, "device"))
@@ -190,7 +247,17 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
     if (json_is_true(json_object_get(row, "device")))
         snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(rest, " "), rest);
     parser->totals.unreadable += json_is_true(json_object_get(row, "torn"));
-    read_figures(stream, run, form, numbers);
+    run = read_figures(parser, stream, run, form, numbers);
+    if (!run)
+        return;
+    is_failure = option(row, "fails") && strstr(text, option(row, "fails"));
+    if (is_failure)
+        run_problem(run, text, 0);
+    if (form->dialect == PARSE_EPKIT_TEST && form->is[0].field == CASE) {
+        run->failed += is_failure;
+        run->passed += !is_failure;
+        run->started = run->passed + run->failed;
+    }
     if (json_is_true(json_object_get(row, "ends")) && stream->program_table && run->n_measures > 0) {
         run->is_complete = true;
         stream->program_table = "";
@@ -210,7 +277,7 @@ bool program_begins(const struct parser *parser, const char *line)
     double numbers[LEX_NUMBERS];
     char text[512];
 
-    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !squeeze(line, text, sizeof(text)))
+    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !lex_squeeze(line, text, sizeof(text)))
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         if (parser->forms[i].role == LINE)
@@ -221,7 +288,7 @@ bool program_begins(const struct parser *parser, const char *line)
     return false;
 }
 
-bool program_line(struct parser *parser, const char *line)
+static bool piece(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     double numbers[LEX_NUMBERS];
@@ -230,9 +297,10 @@ bool program_line(struct parser *parser, const char *line)
 
     /* Nearly all lines of a log are of none of these programs. */
     if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
-                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH]))
+                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] &&
+                    !stream->open[PARSE_EPKIT_TEST] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
         return false;
-    if (!squeeze(line, text, sizeof(text)))
+    if (!lex_squeeze(line, text, sizeof(text)))
         return false;
     for (size_t i = 0; i < parser->n_forms; i++) {
         const struct program_form *form = &parser->forms[i];
@@ -252,14 +320,50 @@ bool program_line(struct parser *parser, const char *line)
         is_known = true; /* of several titles that fit, the first */
         if (form->role == ALSO && run && (form->dialect != PARSE_PROGRAM || strcmp(run->title, form->title) == 0))
             continue;
-        if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 || stream->program_begin == i) {
+        if (!run || strcmp(run->title, form->title) != 0 || run->n_measures > 0 ||
+            (stream->program_begin == i && !json_is_true(json_object_get(form->program, "repeats")))) {
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
+            if (run)
+                run->started =
+                    form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST; /* the start of the log was seen */
         }
         stream->program_begin = i;
         if (!run)
             return true;
-        run->started = form->role == BEGIN; /* the start of the log was seen */
     }
     return is_known;
+}
+
+/* Finds "[rank 3] " before the figures of a rank; NULL: none. */
+static const char *next_rank(const char *at)
+{
+    while ((at = strstr(at, "[rank ")) != NULL) {
+        const char *end = strchr(at, ']');
+
+        if (end && text_begins_any(end, TEXTS("] Dispatch ", "] Combine ")))
+            return at;
+        at++;
+    }
+    return NULL;
+}
+
+bool program_line(struct parser *parser, const char *line)
+{
+    const char *at = next_rank(line), *next;
+    bool is_ours = false;
+    char text[512];
+
+    if (!at || (at > line && prefix_guess(line, (char[KEY_BYTES]){""}, KEY_BYTES) > 0))
+        return piece(parser, line);
+    /* Lines of several ranks may be glued. */
+    for (; at; at = next) {
+        size_t n;
+
+        next = next_rank(at + 1);
+        n = next ? (size_t)(next - at) : strlen(at);
+        snprintf(text, sizeof(text), "%.*s", (int)(n < sizeof(text) ? n : sizeof(text) - 1), at);
+        is_ours |= piece(parser, text);
+    }
+    return is_ours;
 }

@@ -3,12 +3,30 @@
 #include "parse_internal.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_SPREAD 1.5 /* of the rates of the nodes of one run */
 #define BLOCK_RANKS 8  /* of a node, whose log may be missing */
+
+#define N_SAME 5   /* settings in which parts of one run do not differ */
+#define N_JOINED 7 /* settings that one part may know */
+#define N_SETTINGS 8
+
+/* A setting named in the log; -1: not named. */
+static int64_t *setting(const struct parse_run *run, size_t i)
+{
+    static const size_t places[N_SETTINGS] = {
+        offsetof(struct parse_run, tokens), offsetof(struct parse_run, hidden),
+        offsetof(struct parse_run, topk),   offsetof(struct parse_run, experts),
+        offsetof(struct parse_run, nodes),  offsetof(struct parse_run, topk_groups),
+        offsetof(struct parse_run, sms),    offsetof(struct parse_run, ranks),
+    };
+
+    return (int64_t *)((char *)run + places[i]);
+}
 
 struct stream *stream_now(struct parser *parser)
 {
@@ -66,16 +84,12 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
         .first_line = parser->line_number,
         .last_line = parser->line_number,
         .writers = 1,
-        .tokens = -1,
-        .hidden = -1,
-        .topk = -1,
-        .topk_groups = -1,
-        .experts = -1,
-        .ranks = -1,
-        .nodes = parser->heading_nodes > 0 ? parser->heading_nodes : -1,
-        .sms = -1,
         .average = NAN,
     };
+    for (size_t i = 0; i < N_SETTINGS; i++)
+        *setting(&run->public, i) = -1;
+    if (parser->heading_nodes > 0)
+        run->public.nodes = parser->heading_nodes;
     snprintf(run->public.title, sizeof(run->public.title), "%s", title);
     snprintf(run->public.source, sizeof(run->public.source), "%s", parser->source);
     snprintf(run->public.stream, sizeof(run->public.stream), "%s", stream->key);
@@ -167,24 +181,22 @@ void measure_sample(struct parse_measure *measure, double rate)
 
 void run_problem(struct parse_run *run, const char *line, int rank)
 {
-    struct run *whole = run_whole(run);
-    bool is_first = run->n_problems == 0 || rank > whole->problem_rank;
-    char(*at)[PARSE_TEXT] = run->problems;
+    int *ranks = run_whole(run)->problem_ranks;
+    size_t at = run->n_problems, n;
 
     for (size_t i = 0; i < run->n_problems; i++)
         if (strncmp(run->problems[i], line, PARSE_TEXT - 1) == 0)
             return;
-    if (run->n_problems == PARSE_MAX_PROBLEMS && !is_first)
+    while (at > 0 && ranks[at - 1] < rank)
+        at--;
+    if (at == PARSE_MAX_PROBLEMS)
         return;
-    if (run->n_problems < PARSE_MAX_PROBLEMS)
-        run->n_problems++;
-    if (is_first) {
-        memmove(at + 1, at, (run->n_problems - 1) * sizeof(*at));
-        whole->problem_rank = rank;
-    } else {
-        at += run->n_problems - 1;
-    }
-    snprintf(*at, sizeof(*at), "%s", line);
+    run->n_problems += run->n_problems < PARSE_MAX_PROBLEMS;
+    n = run->n_problems - at - 1;
+    memmove(run->problems[at + 1], run->problems[at], n * sizeof(run->problems[0]));
+    memmove(ranks + at + 1, ranks + at, n * sizeof(*ranks));
+    snprintf(run->problems[at], sizeof(run->problems[at]), "%s", line);
+    ranks[at] = rank;
 }
 
 /* --- joining --- */
@@ -243,10 +255,12 @@ static bool is_same_run(const struct run *a, const struct run *b)
 {
     const struct parse_run *x = &a->public, *y = &b->public;
 
+    for (size_t i = 0; i < N_SAME; i++)
+        if (!agree(*setting(x, i), *setting(y, i)))
+            return false;
     return are_parts(a, b) && x->dialect == y->dialect && is_joint(x->dialect) && a->ordinal == b->ordinal &&
-           (a->stream != b->stream || a->source != b->source) && agree(x->tokens, y->tokens) &&
-           agree(x->hidden, y->hidden) && agree(x->topk, y->topk) && agree(x->experts, y->experts) &&
-           agree(x->nodes, y->nodes) && strcmp(x->title, y->title) == 0 && have_same_ranks(a, b);
+           (a->stream != b->stream || a->source != b->source) && strcmp(x->title, y->title) == 0 &&
+           have_same_ranks(a, b);
 }
 
 /* Of two figures for the same value the slower one counts: by time if ranks print them, by rate if nodes do. */
@@ -273,11 +287,6 @@ static void join_measure(struct parse_measure *into, const struct parse_measure 
     into->max = fmax(into->max, from->max);
     into->sum += from->sum;
     into->n += from->n;
-}
-
-static int64_t known(int64_t a, int64_t b)
-{
-    return a >= 0 ? a : b;
 }
 
 /* Only the first process of a node prints cases; the other parts have no information about them. */
@@ -307,13 +316,9 @@ static void join(struct run *whole, const struct run *other)
     into->writers += from->writers;
     join_cases(into, from);
     into->failed += from->failed;
-    into->tokens = known(into->tokens, from->tokens);
-    into->hidden = known(into->hidden, from->hidden);
-    into->topk = known(into->topk, from->topk);
-    into->topk_groups = known(into->topk_groups, from->topk_groups);
-    into->experts = known(into->experts, from->experts);
-    into->nodes = known(into->nodes, from->nodes);
-    into->sms = known(into->sms, from->sms);
+    for (size_t i = 0; i < N_JOINED; i++)
+        if (*setting(into, i) < 0)
+            *setting(into, i) = *setting(from, i);
     into->ranks = into->ranks > from->ranks ? into->ranks : from->ranks;
     for (size_t i = 0; i < from->n_measures; i++) {
         size_t before = into->n_measures;
@@ -330,7 +335,7 @@ static void join(struct run *whole, const struct run *other)
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)
-        run_problem(into, from->problems[i], i ? 0 : other->problem_rank);
+        run_problem(into, from->problems[i], other->problem_ranks[i]);
 }
 
 static bool has_rank(const struct run *run, int kind, int64_t rank)

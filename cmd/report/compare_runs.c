@@ -145,17 +145,9 @@ static json_t *compare_row(const char *name, const json_t *a, const json_t *b, d
 
 static json_t *about(const json_t *document)
 {
-    static const char *const keys[] = {"folder", "date", "commit", "hardware", "nodes", "result"};
     json_t *object = json_object();
 
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        json_t *value = json_object_get(document, keys[i]);
-
-        if (value)
-            json_object_set(object, keys[i], value);
-        else
-            json_object_set_new(object, keys[i], json_null());
-    }
+    json_copy_members(object, document, TEXTS("folder", "date", "commit", "hardware", "nodes", "result"));
     return object;
 }
 

@@ -3,6 +3,7 @@
 #include "common/dir.h"
 #include "common/file.h"
 #include "common/redact.h"
+#include "common/text.h"
 #include "report.h"
 
 #include <errno.h>
@@ -21,18 +22,13 @@
 
 json_t *report_history_entry(const json_t *document)
 {
-    static const char *const keys[] = {"date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"};
     const json_t *host = json_array_get(json_object_get(document, "hosts"), 0);
-    json_t *entry = json_object(), *versions = json_object();
+    json_t *entry = json_pack("{s:i, s:{s:s, s:s, s:s, s:s}}", "schema_version", 1, "versions", "epkit",
+                              json_text(document, "launched_by"), "driver", json_text(host, "driver"), "kernel",
+                              json_text(host, "kernel"), "gpu", json_text(host, "gpu"));
 
-    json_object_set_new(entry, "schema_version", json_integer(1));
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
-        json_object_set(entry, keys[i], json_object_get(document, keys[i]));
-    json_object_set_new(versions, "epkit", json_string(json_text(document, "launched_by")));
-    json_object_set_new(versions, "driver", json_string(json_text(host, "driver")));
-    json_object_set_new(versions, "kernel", json_string(json_text(host, "kernel")));
-    json_object_set_new(versions, "gpu", json_string(json_text(host, "gpu")));
-    json_object_set_new(entry, "versions", versions);
+    json_copy_members(entry, document,
+                      TEXTS("date", "job", "hardware", "nodes", "commit", "result", "folder", "figures"));
     return entry;
 }
 

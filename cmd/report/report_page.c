@@ -146,6 +146,9 @@ static void print_run(FILE *stream, const json_t *run)
     json_array_foreach (json_object_get(run, "notes"), i, item) {
         page_item(stream, "soft", "", "%s", json_string_value(item));
     }
+    item = json_object_get(json_array_get(json_object_get(run, "measures"), 0), "percent_of_peak");
+    if (*json_text(item, "of"))
+        page_item(stream, "soft", "", "%% PEAK is of %s", json_text(item, "of"));
     fputs("</ul>\n", stream);
 }
 

@@ -4,8 +4,7 @@
 #include "common/inherited.h"
 #include "common/json.h"
 #include "common/progress.h"
-#include "standing.h"
-#include "tail.h"
+#include "watch.h"
 
 #include "base/clock.h"
 
@@ -23,7 +22,6 @@
 #define COMPLETE_NS (5 * S)   /* without a byte after a run that is complete: another one may follow */
 #define UNSURE_NS (30 * S)    /* after one that may have had only its first case */
 #define FAILED_NS (30 * S)    /* after a failure: the other ranks may report the cause */
-#define LAST_LINE 200
 
 struct watch_options {
     struct input_options input;
@@ -48,10 +46,7 @@ struct watch {
     struct standing standing;
     char *block;
     uint64_t begin_ns, written_ns; /* of the last byte */
-    char last_line[LAST_LINE];     /* that is not empty, also without its end */
-    size_t n_last;
-    bool is_whole;            /* the next byte begins a line */
-    uint64_t shown, shown_ns; /* hash of what was said last */
+    uint64_t shown, shown_ns;      /* hash of what was said last */
     bool is_terminal;
 };
 
@@ -79,29 +74,15 @@ static unsigned long long seconds(uint64_t from_ns, uint64_t to_ns)
 
 /* --- what it says while it runs --- */
 
-static void keep_last_line(struct watch *watch, const char *bytes, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        bool is_end = bytes[i] == '\n' || bytes[i] == '\r';
-
-        if (!is_end && watch->is_whole)
-            watch->n_last = 0;
-        if (!is_end && watch->n_last < LAST_LINE - 1)
-            watch->last_line[watch->n_last++] = bytes[i];
-        watch->is_whole = is_end;
-    }
-    watch->last_line[watch->n_last] = '\0';
-}
-
 /* On a terminal the line of the progress; elsewhere one for each change, also when something becomes late. */
 static void say(struct watch *watch, uint64_t now)
 {
     const struct standing *standing = &watch->standing;
     bool is_silent = now - watch->written_ns >= LATE_S * S;
-    const char *where = *standing->where     ? standing->where
-                        : watch->tail.fd < 0 ? "waiting for the file"
-                        : watch->n_last      ? "nothing recognised yet"
-                                             : "nothing written yet";
+    const char *where = *standing->where                   ? standing->where
+                        : watch->tail.fd < 0               ? "waiting for the file"
+                        : *parser_last_line(watch->parser) ? "nothing recognised yet"
+                                                           : "nothing written yet";
     uint64_t state = text_hash(where, strlen(where)) + is_silent + 2 * (*standing->late != '\0');
     char text[512];
     struct text line = text_in(text, sizeof(text));
@@ -116,8 +97,8 @@ static void say(struct watch *watch, uint64_t now)
     if (watch->is_terminal) {
         progress_update(0, 0, "%s", text);
     } else if (now - watch->shown_ns >= (state != watch->shown ? CHANGE_NS : HEARTBEAT_NS)) {
-        if (is_silent && watch->n_last)
-            text_add(&line, ", last: %s", watch->last_line);
+        if (is_silent && *parser_last_line(watch->parser))
+            text_add(&line, ", last: %s", parser_last_line(watch->parser));
         out_note("watch, %llu s: %s", seconds(watch->begin_ns, now), text);
         watch->shown = state;
         watch->shown_ns = now;
@@ -133,7 +114,6 @@ static enum ending read_some(struct watch *watch)
 
     if (event == TAIL_BYTES) {
         parser_feed(watch->parser, watch->block, n);
-        keep_last_line(watch, watch->block, n);
         watch->written_ns = ep_now_ns();
     } else if (event == TAIL_REPLACED || event == TAIL_TRUNCATED) {
         out_note("watch: %s %s; it goes on from the start of the file", watch->path,
@@ -149,14 +129,14 @@ static enum ending check(const struct watch *watch, uint64_t now)
 {
     const struct watch_options *options = watch->options;
     uint64_t silent_ns = now - watch->written_ns;
+    bool may_end = !watch->tail.is_pipe && !options->until_end;
 
     if (caught)
         return SIGNAL;
-    if (!watch->tail.is_pipe && !options->until_end && watch->standing.is_over && silent_ns >= COMPLETE_NS)
+    if (may_end && ((watch->standing.is_over && silent_ns >= COMPLETE_NS) ||
+                    (watch->standing.may_be_over && silent_ns >= UNSURE_NS)))
         return RUN_COMPLETE;
-    if (!watch->tail.is_pipe && !options->until_end && watch->standing.may_be_over && silent_ns >= UNSURE_NS)
-        return RUN_COMPLETE;
-    if (!watch->tail.is_pipe && !options->until_end && watch->standing.has_failed && silent_ns >= FAILED_NS)
+    if (may_end && watch->standing.has_failed && silent_ns >= FAILED_NS)
         return RUN_FAILED;
     if (options->idle > 0 && silent_ns >= (uint64_t)options->idle * S)
         return IDLE;
@@ -238,7 +218,7 @@ static int conclude(struct watch *watch, enum ending ending, const struct refere
                             json_sprintf("%s%s", json_string_value(shown), json_text(parsed, "verdict")), "result",
                             result, "ended_by", endings[ending], "seconds", (double)(now - watch->begin_ns) / (double)S,
                             "silent_seconds", (double)(now - watch->written_ns) / (double)S, "last_line",
-                            out_text_or_null(watch->last_line), "parsed", parsed));
+                            out_text_or_null(parser_last_line(watch->parser)), "parsed", parsed));
     json_decref(shown);
     if (watch->options->json)
         return out_json(document) == 0 ? code : CMD_FAILED;
@@ -248,8 +228,8 @@ static int conclude(struct watch *watch, enum ending ending, const struct refere
                 "%s", json_string_value(json_object_get(document, "verdict")));
     if (verdict_print(parsed) != 0)
         code = CMD_FAILED;
-    if (*lead && watch->n_last)
-        out_line("last line: %s", watch->last_line);
+    if (*lead && *parser_last_line(watch->parser))
+        out_line("last line: %s", parser_last_line(watch->parser));
     json_decref(document);
     return code;
 }
@@ -266,7 +246,6 @@ static int watch_log(struct watch *watch, const struct reference *reference, con
     }
     watch->is_terminal = out_is_terminal(stderr);
     watch->begin_ns = watch->written_ns = ep_now_ns();
-    watch->is_whole = true;
     tail_open(&watch->tail, watch->path);
     parser_begin(watch->parser, strcmp(watch->path, "-") == 0 ? "standard input" : watch->path);
     catch_signals();
@@ -344,7 +323,8 @@ const struct cmd command_watch = {
         "\n"
         "Standard input and a FIFO end with their last writer. A file ends 5 s after the last line of a run that is "
         "complete, or 30 s after that of a run that has failed. It may be missing at first, and be rotated or "
-        "truncated. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
+        "truncated: what was read before counts as well, as 'tail -F' keeps it on the screen. A rerun that overwrites "
+        "its log needs a watch of its own. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
         "so far.",
     .options = watch_table,
     .options_bytes = sizeof(struct watch_options),

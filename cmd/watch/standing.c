@@ -1,32 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "standing.h"
+#include "watch.h"
 
 #include "common/text.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-/* When the run had its last line, as far as it was seen. */
-static uint64_t moved_at(struct standing *standing, const struct parse_run *run, uint64_t now_ns)
-{
-    size_t oldest = 0;
-
-    for (size_t i = 0; i < STANDING_RUNS; i++) {
-        if (standing->moves[i].run == run && standing->moves[i].last_line == run->last_line)
-            return standing->moves[i].moved_ns;
-        if (standing->moves[i].run == run) {
-            oldest = i;
-            break;
-        }
-        if (standing->moves[i].moved_ns < standing->moves[oldest].moved_ns)
-            oldest = i;
-    }
-    standing->moves[oldest].run = run;
-    standing->moves[oldest].last_line = run->last_line;
-    standing->moves[oldest].moved_ns = now_ns;
-    return now_ns;
-}
 
 /* The first case of DeepEP 2 looks like a run of one case. */
 static bool is_over(const struct parse_run *run)
@@ -74,14 +53,13 @@ static void add_phase(struct text *text, const struct parse_run *run)
 static void note_failure(struct standing *standing, const struct parser *parser, struct text *text)
 {
     size_t n;
-    const struct parse_fault *faults = parser_faults(parser, &n), *worst = NULL;
+    const struct parse_fault *fault = parser_faults(parser, &n), *end = fault + n;
 
-    for (size_t i = 0; i < n; i++)
-        if (faults[i].is_fatal && !faults[i].may_pass && (!worst || faults[i].rank > worst->rank))
-            worst = &faults[i];
-    standing->has_failed = worst != NULL;
-    if (worst)
-        text_add(text, "%sfailed: %.120s", text->n ? "; " : "", worst->line);
+    while (fault < end && (!fault->is_fatal || fault->may_pass))
+        fault++;
+    standing->has_failed = fault < end;
+    if (fault < end)
+        text_add(text, "%sfailed: %.120s", text->n ? "; " : "", fault->line);
 }
 
 bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns)
@@ -96,20 +74,21 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
         return false;
     standing->may_be_over = true;
     for (size_t i = 0; i < n; i++) {
-        const struct parse_run *run = parser_run(parser, i);
-        uint64_t moved;
+        struct parse_run *run = parser_run(parser, i);
 
         /* Of DeepEP 2 only the first process of a node prints cases. */
         if (!run->is_open || (run->dialect == PARSE_DEEPEP_V2 && run->started == 0 && run->n_measures > 0))
             continue;
         n_open++;
         standing->may_be_over &= run->is_complete;
-        moved = moved_at(standing, run, now_ns);
-        newest = moved > newest ? moved : newest;
+        if (run->seen_line != run->last_line)
+            run->seen_ns = now_ns;
+        run->seen_line = run->last_line;
+        newest = run->seen_ns > newest ? run->seen_ns : newest;
         if (!slowest || progress_of(run) < progress_of(slowest))
             slowest = run;
-        if (!is_over(run) && moved < oldest) {
-            oldest = moved;
+        if (!is_over(run) && run->seen_ns < oldest) {
+            oldest = run->seen_ns;
             silent = run;
         }
     }

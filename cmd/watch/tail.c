@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tail.h"
+#include "watch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -7,22 +7,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static bool adopt(struct tail *tail, int fd, const struct stat *info)
-{
-    tail->fd = fd;
-    tail->is_pipe = tail->is_pipe || !S_ISREG(info->st_mode);
-    tail->offset = 0;
-    tail->device = info->st_dev;
-    tail->inode = info->st_ino;
-    if (S_ISDIR(info->st_mode))
-        errno = EISDIR;
-    else if (S_ISBLK(info->st_mode) || (S_ISCHR(info->st_mode) && !isatty(fd)))
-        errno = EINVAL;
-    else
-        return true;
-    return false;
-}
 
 void tail_open(struct tail *tail, const char *path)
 {
@@ -45,21 +29,27 @@ static enum tail_event look_up(struct tail *tail)
 {
     bool is_first = tail->fd < 0;
     struct stat info;
-    int fd;
+    int fd, error;
 
     if (!is_first && stat(tail->path, &info) == 0 && info.st_dev == tail->device && info.st_ino == tail->inode)
         return TAIL_NOTHING;
-    /* A FIFO must not wait here for its writer. */
-    fd = open(tail->path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0 && (errno == ENOENT || !is_first))
+    error = parser_open(AT_FDCWD, tail->path, &fd);
+    if (fd < 0 && (error == ENOENT || !is_first))
         return TAIL_NOTHING;
-    if (fd < 0 || fstat(fd, &info) != 0) {
-        if (fd >= 0)
-            close(fd);
-        return TAIL_ERROR;
+    if (!error && (fstat(fd, &info) != 0 || S_ISDIR(info.st_mode))) {
+        error = EISDIR;
+        close(fd);
     }
+    errno = error == PARSE_DEVICE ? EINVAL : error;
+    if (error)
+        return TAIL_ERROR;
     tail_close(tail);
-    return !adopt(tail, fd, &info) ? TAIL_ERROR : is_first ? TAIL_NOTHING : TAIL_REPLACED;
+    tail->fd = fd;
+    tail->is_pipe = tail->is_pipe || !S_ISREG(info.st_mode);
+    tail->offset = 0;
+    tail->device = info.st_dev;
+    tail->inode = info.st_ino;
+    return is_first ? TAIL_NOTHING : TAIL_REPLACED;
 }
 
 enum tail_event tail_read(struct tail *tail, char *buffer, size_t bytes, int wait_ms, size_t *ret_n)

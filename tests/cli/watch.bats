@@ -169,15 +169,9 @@ ends() {
     [[ "${lines[0]}" == "test_ep, 1 node: 1/1 cases passed; "* ]]
 }
 
-@test "more runs at once than are timed, and names that are cut within a character" {
-    local pod name
-    for pod in {1..90}; do
-        printf '[pod/p-%d/w] %s\n' "$pod" "$config"
-        [ "$pod" -lt 40 ] || whole | sed "s|^|[pod/p-$pod/w] |" | tail -n +2
-    done >run.log
-    begin --idle 4 run.log
-    ends 1
-    grep -q '^Hung: .*90 runs' out
+@test "names that are cut within a character" {
+    local name
+
     name=$(printf '中%.0s' {1..90})
     { echo "[pod/$name/w] $config"; echo "[pod/b/w] $config"; } >run.log
     run -1 --separate-stderr epkit watch --json --idle 1 run.log

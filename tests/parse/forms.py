@@ -163,6 +163,24 @@ def break_off(program, row, rng):
     return parts, [forms_failures.fill(line, rng) for line in row.lines]
 
 
+# What a document of each kind has near its beginning: without it the rest of one is of no known program.
+KEYS = ['"nccl_version":', '"test_info":', "test_info:", '"#wrong":', '"subcommand": "test"', '"subcommand": "bench"']
+
+
+def damaged(program, rng):
+    """A file of JSON that was not written to its end, not at all, twice, or again after a part: its text, what is right, a name."""
+    text = "".join(line + "\n" for line in program.parts[0])
+    known = next(text.index(key) + len(key) for key in KEYS if key in text)
+    ends = [i for i in range(known, len(text) - 2) if text[i - 1] not in "}\n" and not '{"#wrong":'.startswith(text[:i].split("\n")[-1])]
+    how = rng.choice(["torn", "empty", "joined", "restarted"])
+    if how == "empty":
+        return rng.choice(["", "\n"]), "nothing", 1, {}, "an empty file"
+    if how == "joined":
+        return text.rstrip() + rng.choice(["", "\n"]) + text, program.result, 2, program.figures, "two files joined"
+    part = text[:rng.choice(ends)]
+    return part + ("\n" + text if how == "restarted" else ""), "failed", None, {}, f"a file {how}"
+
+
 def one(seed):
     rng = random.Random(seed)
     program = rng.choice(forms_programs.PROGRAMS)(rng)
@@ -192,6 +210,9 @@ def one(seed):
     else:
         files = [merge(parts, rng)]
     texts = []
+    if program.whole and rng.random() < 0.4:
+        text, result, runs, figures, how = damaged(program, rng)
+        return Log([text], result, "", runs, figures, names + [how])
     for lines in files:
         lines = [(w, line) for w, line in lines] + [(0, line) for line in tail if lines is files[0]]
         if name.startswith("none"):

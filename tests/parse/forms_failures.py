@@ -116,6 +116,24 @@ FAILURES = [
                         "file: No such file or directory"], "libnccl.so.2", TESTS + "166"),
     Row(MPI, "start", ["Abort(3712399) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:",
                        "MPIR_Init_thread(159).......: "], "Fatal error in PMPI_Init", TESTS + "92"),
+    Row(MPI, "any", ["PMPI_Alltoall(422).........................: MPI_Alltoall(sbuf=0x7f6, scount=512, MPI_CHAR, MPI_COMM_WORLD) failed",
+                     "Abort(741942927) on node 19 (rank 19 in comm 0): Fatal error in PMPI_Alltoall: Other MPI error, error stack:"],
+        "Fatal error in PMPI_Alltoall", "https://github.com/ofiwg/libfabric/issues/4525"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] ofi_process_cq:1033 NCCL WARN NET/OFI Request completed with error. RC: 21. Error: unknown error",
+                      "gpu-<h>: Test NCCL failure common.cu:303 'remote process exited or there was a network error / '"],
+        "NET/OFI Request completed with error. RC: 21", "https://github.com/aws/aws-ofi-nccl/issues/161"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] /srv/rccl/build/hipify/src/transport/p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : "
+                      "invalid argument", "gpu-<h>: Test NCCL failure common.cu:1285 'internal error'", "-" * 74,
+                      "Primary job  terminated normally, but 1 process returned", "a non-zero exit code."],
+        "hipIpcGetMemHandle failed : invalid argument", "https://github.com/ROCm/rccl/issues/908"),
+    Row(EP, "any", ["F0721 02:48:28.834262 1159892 util.h:139] Check failed: bind(*listen_fd, (struct sockaddr*)&serv_addr, "
+                    "sizeof(serv_addr)) >= 0 ERROR: binding", "*** Check failure stack trace: ***",
+                    "[gpu-<h>:<p>] *** Process received signal ***"], "Check failed: bind",
+        "https://github.com/uccl-project/uccl/issues/172"),
+    Row(V1 | LL, "start", ["/srv/nvshmem/src/host/mem/mem_heap.cpp:1509: non-zero status: 2 cuMemCreate failed ", "",
+                           "/srv/nvshmem/src/host/mem/mem_heap.cpp:1590: non-zero status: 7 allocate_physical_memory_to_heap failed",
+                           "[/srv/nvshmem/src/host/coll/barrier/barrier.cpp:21] cuda failed with an illegal memory access was "
+                           "encountered "], "cuMemCreate failed", DEEPEP + "issues/157"),
     Row(MPI, "any", ["-" * 74, "mpirun noticed that process rank <k> with PID <p> on node gpu-<h> exited on signal 11 "
                      "(Segmentation fault).", "-" * 74], "exited on signal 11", "Open MPI 4, orterun help texts"),
     Row(MPI, "start", ["-" * 74, "There are not enough slots available in the system to satisfy the 16", "slots that were "
@@ -137,6 +155,8 @@ FAILURES = [
     Row(PERF, "any", [" Completion with error at client", " Failed status 12: wr_id 0 syndrom 0x81", "scnt=128, ccnt=0",
                       " Failed to complete run_iter_bw function successfully"], "Failed status 12|Completion with error",
         PERFTEST + "issues/173"),
+    Row(PERF, "any", ["pp_read_keys: Success", "Couldn't read remote address", " Unable to read to socket/rdam_cm"],
+        "Couldn't read remote address", "https://github.com/nminoru/pib/issues/3"),
     Row(PERF, "start", ["Failed to modify QP 4711 to RTR", " Unable to Connect the HCA's through the link"],
         "Failed to modify QP", PERFTEST + "issues/132"),
 ]

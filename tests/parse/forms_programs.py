@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 DEEPEP = "https://github.com/deepseek-ai/DeepEP/"
+PERFTEST = "https://github.com/linux-rdma/perftest/"
 PYTHON = frozenset(["python"])
 
 
@@ -290,6 +291,31 @@ def perftest_json(rng):
                    {("write", "rdma"): rate / 8}, cut=False, whole=True)
 
 
+def perftest_bare_json(rng):
+    """--out_json of 2023: no quotes, and commas before brackets."""
+    name, key = rng.choice([("Write", "write"), ("Read", "read")])
+    us = round(rng.uniform(1, 6), 2)
+    text = (f"{{\ntest_info: {{\ntest: RDMA_{name}_Latency_Test,\nDual_port: OFF,\nDevice: \"mlx5_2\",\nTX_depth : 1,\nMtu: 1024,\n}},\n"
+            f"results: {{\nMsgSize: 128,\nn_iterations: 5000,\nt_min: {us - .1:.2f},\nt_max: {us + 3:.2f},\nt_typical: {us},\nt_avg: {us},\n"
+            f"t_stdev: 0.05,\npercentile_99: 2.47,\npercentile_99.9: 4.03,\n}},\n}}")
+    return Program(PERFTEST + "issues/216", frozenset(), [text.splitlines()], {(f"{key} latency", "time_us"): us}, cut=False, whole=True)
+
+
+def own_json(rng):
+    """epkit test and epkit bench --json, on one line or many."""
+    if rng.random() < 0.5:
+        bad = rng.random() < 0.3
+        cases = [{"index": i, "name": f"bf16 {i}", "passed": not (bad and i == 3), "detail": "row {7}"} for i in range(1, 25)]
+        document, figures = {"subcommand": "test", "matrix": "intranode", "total": 24, "passed": 24 - bad, "failed": int(bad), "cases": cases}, {}
+    else:
+        bad, us = False, round(rng.uniform(200, 900), 1)
+        rows = [{"op": op, "type": "bf16", "ranks": 8, "tokens": 4096, "time_us": us, "logical_gbps": 321.5} for op in ("dispatch", "combine")]
+        document, figures = {"subcommand": "bench", "device": "cuda", "rows": rows}, {("dispatch", "time_us"): us}
+    text = json.dumps({"schema_version": 1, "epkit": "0.1.0", **document}, indent=rng.choice([None, 2]))
+    return Program("cmd/test/schema.json, cmd/bench/schema.json", frozenset(), [text.splitlines()], figures, "failed" if bad else "passed",
+                   cut=False, whole=True)
+
+
 # --- other programs for expert parallelism, and others ---
 
 def ep_bench(rng):
@@ -351,6 +377,17 @@ def hybrid_ep(rng):
     end = next(i for i, line in enumerate(lines) if line.startswith("combine:"))
     return Program(DEEPEP + "issues/590, /pull/588, /pull/634", PYTHON, [lines], {("combine", "nvl"): rates["combine"]},
                    begin=3, end=end)
+
+
+def ascend(rng):
+    """The tests of DeepEP's interface on NPUs: no cases, no SMs."""
+    kind, rdma = rng.choice(["BF16", "FP8"]), rng.random() < 0.5
+    us = [round(rng.uniform(700, 14000), 2) for _ in range(2)]
+    link = " 8.80 GB/s (RDMA)," if rdma else ""
+    lines = [f"[tuning] Dispatch ({kind}) 35.30 GB/s (HCCS),{link} avg_t: {us[0]:.2f} us" + (", notify_t: 2555.80 us" if rdma else ""), "",
+             f"[tuning] Combine 52.56 GB/s (HCCS),{link} avg_t: {us[1]:.2f} us"]
+    return Program("https://github.com/sgl-project/sgl-kernel-npu/pull/193", PYTHON, [lines],
+                   {("dispatch", "time_us"): us[0], ("combine", "time_us"): us[1]}, begin=1, end=2)
 
 
 def mori(rng):
@@ -419,5 +456,5 @@ def unknown(rng):
 
 
 PROGRAMS = [v1_intranode, v1_internode, v1_internode, low_latency, low_latency, v2, v2, collective, collective, collective,
-            collective_json, rccl_json, perftest_bandwidth, perftest_latency, perftest_json, ep_bench, hybrid_ep, mori, osu, nccom,
-            unknown]
+            collective_json, rccl_json, perftest_bandwidth, perftest_latency, perftest_json, perftest_bare_json, own_json, ep_bench,
+            hybrid_ep, ascend, mori, osu, nccom, unknown]

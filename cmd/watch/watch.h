@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tail.h - the bytes of a log as they are written: standard input, a FIFO, or a file that may be rotated or truncated.
- */
-#ifndef EP_WATCH_TAIL_H
-#define EP_WATCH_TAIL_H
+#ifndef EP_WATCH_WATCH_H
+#define EP_WATCH_WATCH_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "cmd/parse/parse.h"
+
 #include <sys/types.h>
+
+/* --- tail.c: the bytes of a log as they are written: standard input, a FIFO, or a file --- */
 
 struct tail {
     const char *path; /* "-": standard input */
@@ -31,5 +31,20 @@ void tail_close(struct tail *tail);
 
 /* Waits up to `wait_ms` for bytes. A signal ends the wait. */
 enum tail_event tail_read(struct tail *tail, char *buffer, size_t bytes, int wait_ms, size_t *ret_n);
+
+/* --- standing.c: where the runs of a growing log stand, in one line, and what is late --- */
+
+#define LATE_S 10 /* without a line, before it is mentioned */
+
+struct standing {
+    bool is_over;     /* a run has begun, and all are complete */
+    bool may_be_over; /* the same, but another case may follow */
+    bool has_failed;  /* a line reports a failure */
+    char where[200];  /* "test_internode: case 12 of 32" */
+    char late[200];   /* "node-1 silent for 40 s"; "": none is */
+};
+
+/* Brings it up to date with the parser. false: out of memory. */
+bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns);
 
 #endif
