@@ -127,8 +127,10 @@ int launch_environment(const struct cmd *cmd, const struct launch_environment *a
     const char *preload = choose_preload(args);
 
     json_object_set_new(spec, "env", env);
-    if (is_pods)
-        add_pod_variables(env);
+    if (is_pods) {
+        json_object_set_new(spec, "inherited", json_object());
+        add_pod_variables(json_object_get(spec, "inherited"));
+    }
     if (args->debug)
         add_debugging(env);
     for (size_t i = 0; i < args->env->n; i++)

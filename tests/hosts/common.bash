@@ -90,7 +90,16 @@ deepep_tree() {
     local tree=$HOSTS_DIR/node library
     command -v cc >/dev/null || skip "there is no C compiler"
     rm -rf "$tree" "$HOSTS_DIR/blank"
-    "$EPKIT_SOURCE/tests/machines/machines.py" "$1" "$tree"
+    # The synthetic A4X has no software; it runs on this processor.
+    python3 -c 'import sys
+sys.path.insert(0, sys.argv[1])
+import machines, software
+tree = machines.build(sys.argv[2])
+if not any(path.startswith("/opt/deepep") for path in tree.entries):
+    software.nvshmem(tree, software.X86_64)
+    software.torch(tree, software.X86_64)
+    software.deepep(tree, software.X86_64, archs=[100])
+tree.write(sys.argv[3])' "$EPKIT_SOURCE/tests/machines" "$1" "$tree"
     mkdir -p "$tree/opt/deepep/DeepEP/tests" "$tree/opt/epkit/bin" "$tree/usr/local" "$tree/proc/driver" "$HOSTS_DIR/blank"
     # Its NVSHMEM is made up, and the linker would not load it.
     library=$(realpath "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3")

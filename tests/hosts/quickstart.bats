@@ -81,14 +81,14 @@ for document in yaml.safe_load_all(sys.stdin):
             if "value" in variable:
                 print(variable["name"] + "=" + variable["value"])')
     mapfile -t chart <<<"$chart"
-    on h1 env -C "$HOSTS_DIR/work" "${chart[@]}" JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs "$@" 2>&1
+    on h1 env -C "$HOSTS_DIR/work" "${chart[@]}" JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --wait 60 --no-logs "$@" 2>&1
 }
 
 @test "the environment in which a DeepEP process starts: each way to start it, on A4, A3 Ultra and A4X" {
     local machine way how=(--no-logs --checks report --hosts 'h[1-2]')
     HELM=$("$EPKIT_SOURCE/tests/cluster/programs.sh" path)/bin/helm
-    for way in 0 1; do echo "198.18.77.$((way + 1)) r-workload-0-$way.r" >>"$HOSTS_DIR/hosts"; done
-    for machine in a4 a3u gb200; do
+    for way in 0 1; do echo "198.18.77.$((way + 1)) r-workload-0-$way.r.default.svc.cluster.local" >>"$HOSTS_DIR/hosts"; done
+    for machine in a4 a3u gke-a4x; do
         deepep_umount h1 h2
         deepep_tree "$machine"
         deepep_mount h1 h2
@@ -109,8 +109,8 @@ for document in yaml.safe_load_all(sys.stdin):
             *)
                 [ -x "$HELM" ] || continue
                 run pod "$way" deepep-internode
-                output=${output//r-workload-0-0.r: /h1: }
-                output=${output//r-workload-0-1.r: /h2: }
+                output=${output//r-workload-0-0.r.default.svc.cluster.local: /h1: }
+                output=${output//r-workload-0-1.r.default.svc.cluster.local: /h2: }
                 ;;
             esac
             echo "--- $machine $way: $output"
