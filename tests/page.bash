@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The commands of docs/quickstart.md, word for word, and what the page says of their output.
+# shellcheck disable=SC2016,SC2034 # backquotes of the page; code is for the tests
 
 # page_section HEADING: the part of the page below the heading that begins with these words
 page_section() {
@@ -7,14 +8,16 @@ page_section() {
         "$EPKIT_SOURCE/docs/quickstart.md"
 }
 
-# page_commands HEADING: its first block of commands
+# page_commands HEADING [N]: its Nth block of commands, the first one by default
 page_commands() {
-    page_section "$1" | awk '/^```/ { if (on) exit; on = /^```sh$/; next } on'
+    page_section "$1" | awk -v n="${2:-1}" '/^```sh$/ { on = ++i == n; next } /^```/ { on = 0 } on'
 }
 
-# page_row PLACE HEADING: the row of its table that is for this place: commands and expected output
+# page_row PLACE HEADING: the row of its table for this place: sets $command, $expected, and the exit code $code
 page_row() {
-    page_section "$2" | grep "^| $1 |" | head -n "${3:-1}" | tail -n 1
+    IFS='|' read -r _ _ command expected _ < <(page_section "$2" | grep "^| $1 |")
+    command=$(grep -oE '`[^`]+`' <<<"$command" | head -n 1 | tr -d '`')
+    code=$(grep -oE 'exit code [0-9]+' <<<"$expected" | grep -oE '[0-9]+') || code=0
 }
 
 # page_agrees TEXT OUTPUT: the output has each piece in backquotes of what the page expects ("..." stands for anything)

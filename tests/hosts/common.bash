@@ -90,12 +90,14 @@ deepep_tree() {
     local tree=$HOSTS_DIR/node library
     command -v cc >/dev/null || skip "there is no C compiler"
     rm -rf "$tree" "$HOSTS_DIR/blank"
-    # The synthetic A4X has no software; it runs on this processor.
+    # The synthetic A4X has no software. Programs here are of this processor.
     python3 -c 'import sys
 sys.path.insert(0, sys.argv[1])
 import machines, software
 tree = machines.build(sys.argv[2])
 if not any(path.startswith("/opt/deepep") for path in tree.entries):
+    tree.remove("/usr/local")
+    software.cuda(tree, software.X86_64)
     software.nvshmem(tree, software.X86_64)
     software.torch(tree, software.X86_64)
     software.deepep(tree, software.X86_64, archs=[100])

@@ -88,7 +88,7 @@ for document in yaml.safe_load_all(sys.stdin):
     local machine way how=(--no-logs --checks report --hosts 'h[1-2]')
     HELM=$("$EPKIT_SOURCE/tests/cluster/programs.sh" path)/bin/helm
     for way in 0 1; do echo "198.18.77.$((way + 1)) r-workload-0-$way.r.default.svc.cluster.local" >>"$HOSTS_DIR/hosts"; done
-    for machine in a4 a3u gke-a4x; do
+    for machine in gke-a4x a3u a4; do
         deepep_umount h1 h2
         deepep_tree "$machine"
         deepep_mount h1 h2
