@@ -50,18 +50,25 @@ static void retry(struct node *node, uint64_t now_ns)
 static bool has_connected(struct launch *launch)
 {
     uint64_t now_ns = ep_now_ns(), until_ns = launch->began_ns + (uint64_t)launch->options->wait_s * 1000000000u;
+    const struct node *waited = NULL; /* the first that is tried again */
     int n_open = 0, n_ready = 0;
 
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
         bool is_retried = node->state == NODE_FAILED && now_ns < until_ns && may_be_temporary(node);
 
+        if (is_retried && !waited && node->failed_at)
+            waited = node;
         if (is_retried)
             retry(node, now_ns);
         n_ready += node->state == NODE_READY;
         n_open += is_retried || node->state == NODE_CONNECTING;
     }
-    progress_update(n_ready, launch->n, "nodes answer");
+    if (waited && waited->failed_at)
+        progress_update(n_ready, launch->n, "nodes answer; %s: %s: %.100s", waited->name, waited->failed_at,
+                        waited->why);
+    else
+        progress_update(n_ready, launch->n, "nodes answer");
     return n_open == 0;
 }
 

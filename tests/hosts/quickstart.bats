@@ -81,7 +81,7 @@ for document in yaml.safe_load_all(sys.stdin):
             if "value" in variable:
                 print(variable["name"] + "=" + variable["value"])')
     mapfile -t chart <<<"$chart"
-    on h1 env -C "$HOSTS_DIR/work" "${chart[@]}" JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --wait 60 --no-logs "$@" 2>&1
+    on h1 env -C "$HOSTS_DIR/work" "${chart[@]}" JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch "${PATIENT[@]}" --wait 60 --no-logs --hostfiles no "$@" 2>&1
 }
 
 @test "the environment in which a DeepEP process starts: each way to start it, on A4, A3 Ultra and A4X" {
