@@ -173,7 +173,6 @@ static void print_text(const struct bench_options *options, const json_t *result
     const json_t *rows = json_object_get(results, "rows");
     const char *device = json_string_value(json_object_get(results, "device"));
     const char *mpi = json_string_value(json_object_get(results, "mpi"));
-    const char *why = "";
     bool gpus = json_object_get(json_array_get(rows, 0), "sms");
     char sentence[512], where[256];
 
@@ -194,8 +193,6 @@ static void print_text(const struct bench_options *options, const json_t *result
     }
     if (mpi)
         out_line("MPI_Alltoallv of %s: a naive baseline that packs and sums rows itself.", mpi);
-    else if (!bench_mpi_version(&why))
-        out_line("No column for MPI_Alltoallv: MPI is not available (%s).", why);
     else
         out_line("No column for MPI_Alltoallv: mpirun has not started the ranks, as in mpirun -n 8 epkit bench.");
 }

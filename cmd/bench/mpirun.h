@@ -8,9 +8,6 @@
 #include "bench.h"
 #include "cmd/bench/mpi/module.h"
 
-/* "Open MPI v4.1.4 ..."; NULL: mpirun is not found, or libepkit-bench-mpi does not load, for the reason *ret_why. */
-const char *bench_mpi_version(const char **ret_why);
-
 /*
  * On a rank. *ret_mpi: MPI, initialised; NULL if MPI_Alltoallv is not to be measured, or one of the ranks cannot. The
  * same on all ranks.

@@ -246,10 +246,9 @@ json_t *bench_provenance(void)
 
 json_t *machine_describe(void)
 {
-    json_t *machine = json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores",
-                                machine_cores(), "numa_nodes", "memory_bytes", (json_int_t)machine_memory_bytes(),
-                                "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
-    const char *why, *mpi = bench_mpi_version(&why);
+    json_t *machine =
+        json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n}", "cpu", "cores", machine_cores(), "numa_nodes",
+                  "memory_bytes", (json_int_t)machine_memory_bytes(), "kernel", "os", "arch", "gpus", "gpu_driver");
     struct utsname name;
     struct source *source;
 
@@ -257,7 +256,6 @@ json_t *machine_describe(void)
         json_object_set_new(machine, "kernel", out_text(name.release));
         json_object_set_new(machine, "arch", out_text(name.machine));
     }
-    json_object_set_new(machine, mpi ? "mpi" : "mpi_missing", out_text(mpi ? mpi : why));
     if (source_open(NULL, &source) == EP_OK) {
         machine_read(source, machine);
         source_free(source);

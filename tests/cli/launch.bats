@@ -172,7 +172,7 @@ refused() {
     done
 }
 
-@test "sourced scripts that end the shell; a workload that is not there; blocks of Slurm" {
+@test "sourced scripts that end the shell; a workload that is not there" {
     for number in 0 3; do
         echo "exit $number" >ends
         launch --hosts a --source "$PWD/ends" true
