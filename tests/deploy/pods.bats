@@ -138,7 +138,7 @@ typed() {
     k env -C "$BATS_TEST_TMPDIR" PATH="${EPKIT%/*}:$("$PROGRAMS" path)/bin:$PATH" USER=reader NODES=2 NETWORK=multi STACK=image GCS_BUCKET=none \
         WORKLOAD_IMAGE=localhost/epkit:1 COORD_POD="${COORD_POD:-}" timeout 900 bash -euxc "$(sed '
             /volumes.gcsMounts/d
-            s/RUN_DEEPEP_TEST=true/& --set workload.imagePullPolicy=Never,network.gibImage=,workload.sharedMemory=2Gi/
+            s/RUN_DEEPEP_TEST=[a-z]*/& --set workload.imagePullPolicy=Never,network.gibImage=,workload.sharedMemory=2Gi/
             s/^\(epkit deploy why [^ ]*\).*until it runs/until \1; do sleep 1; done/
             s/ exec -it / exec /' <<<"$1")" 2>&1
 }
