@@ -83,9 +83,12 @@ static bool is_first_of_node(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
 
-    for (size_t i = 0; i < COUNT(names); i++)
-        if (getenv(names[i]))
-            return strcmp(getenv(names[i]), "0") == 0;
+    for (size_t i = 0; i < COUNT(names); i++) {
+        const char *number = getenv(names[i]);
+
+        if (number)
+            return strcmp(number, "0") == 0;
+    }
     return true;
 }
 
