@@ -209,6 +209,11 @@ END
     run -0 --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
     [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
+    # Scripts add to the paths of the container; its settings stay.
+    echo 'export NCCL_DEBUG=INFO LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/script' >"$HOSTS_DIR/adds.sh"
+    run -0 --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 NCCL_DEBUG=WARN LD_LIBRARY_PATH=/pod timeout 600 \
+        "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no --source "$HOSTS_DIR/adds.sh" -- sh -c 'echo $NCCL_DEBUG $LD_LIBRARY_PATH'
+    [[ "$output" == *"demo-workload-0-1.demo: WARN /pod:/script"* ]]
     # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
     on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
         "for i in 1 2; do timeout 600 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
