@@ -96,7 +96,7 @@ static void list_missing(const struct install *install, char *ret_text, size_t b
 }
 
 static const struct out_column plan_columns[] = {
-    {"STEP", "id", 0, 0},         {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
+    {"STEP", "id", 0, 0},          {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
     {"SECONDS", "budget_s", 0, 0}, {"SEEN", "text", 0, OUT_TRUNC},
 };
 

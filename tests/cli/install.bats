@@ -312,7 +312,8 @@ END
     missing() { # missing RECIPE VARIABLE...: these alone
         run -3 epkit install plan "$1" --root m
         [ "$(sed -n 's/^  missing  variable \([a-z0-9_]*\):.*/\1/p' <<<"$output" | xargs)" = "${*:2}" ]
-        [[ "${lines[0]}" == *"; to be given first: $(sed 's/ /, /g' <<<"${*:2}")." ]]
+        local names=${*:2}
+        [[ "${lines[0]}" == *"; to be given first: ${names// /, }." ]]
         run -2 epkit install apply "$1" --root m
         [[ "$output" == *"variable '$2' has no value"* ]]
         [ ! -e m/etc/modprobe.d ]
