@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit COMMAND ...: finds the command, parses its options, runs it. */
-#include "cmd/bench/mpirun.h"
 #include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
@@ -63,8 +62,6 @@ static int run(int argc, char **argv)
         help_all(stderr);
         return CMD_USAGE;
     }
-    if (strcmp(name, BENCH_MPIRUN_COMMAND) == 0)
-        return bench_mpirun_main(argc - 1, argv + 1);
     if (strcmp(name, AGENT_COMMAND) == 0)
         return agent_main();
     if (strcmp(name, AGENT_RANK) == 0)

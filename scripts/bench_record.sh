@@ -21,17 +21,21 @@ esac
 built=$("$epkit" bench --quick --boot fork --only plan --no-baselines --json | jq -r .build.commit)
 [ "$built" = "$source" ] || { echo "bench_record.sh: $epkit was built from $built, but $here is at $source: build again" >&2; exit 1; }
 
+# Starts the next measurement: with MPI also the baseline MPI_Alltoallv.
+start=()
 # measure NAME OPTION...: one document, with the command line that produced it.
 measure() {
     local name="$1"
     shift
     echo "bench_record.sh: $name: epkit bench $*" >&2
-    "$epkit" bench "$@" --json >"$work/document"
-    jq --arg name "$name" --arg command "epkit bench $*" '{name: $name, command: $command, document: .}' \
+    "${start[@]}" "$epkit" bench "$@" --json >"$work/document"
+    jq --arg name "$name" --arg command "${start[*]:+${start[*]} }epkit bench $*" '{name: $name, command: $command, document: .}' \
         "$work/document" >>"$work/runs"
 }
 
+! command -v mpirun >/dev/null || start=(mpirun -n 8 --oversubscribe --bind-to none)
 measure throughput --ranks 8 --tokens 512,1024 --hidden 7168 --topk 8 --experts 256 --only dispatch,combine --iters 50
+start=()
 measure low-latency --ranks 8 --ll-tokens 128 --hidden 7168 --topk 8 --experts 256 --only ll --iters 50
 measure plans --ranks 8 --tokens 512,4096 --hidden 7168 --topk 8 --experts 256 --only plan --iters 50
 measure two-nodes --ranks 8 --nodes 2 --boot fork --tokens 512 --hidden 7168 --topk 8 --experts 256 --dtype bf16 \

@@ -75,8 +75,7 @@ static const struct opt bench_table[] = {
      .help = "nodes that the ranks are spread over; must divide the ranks. Default: one, or the hosts of ranks that a "
              "launcher started"},
     {"boot", 'b', "HOW", OPT_CHOICE, offsetof(struct bench_options, group.boot), .choices = group_boots,
-     .help = "how ranks are started: " GROUP_BOOT_HELP "; default: tcp by mpirun on the host backend if MPI is "
-             "installed, for its baseline, else fork"},
+     .help = "how ranks are started: " GROUP_BOOT_HELP},
     GROUP_RANK_OPTIONS(struct bench_options, group, "120"),
     {0},
 };
@@ -144,15 +143,6 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     return CMD_FINE;
 }
 
-/* MPI_Alltoallv is a baseline for host memory, and needs ranks that mpirun starts. */
-static bool wants_mpirun(const struct bench_request *request, const struct ranks_spec *spec)
-{
-    const char *why;
-
-    return request->baselines && spec->nranks > 1 && !spec->network && !gpu_is_backend(spec->backend) &&
-           bench_mpi_version(&why);
-}
-
 /* The specs of all groups, before the first is started, so that usage errors are reported at once. */
 static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options,
                       const struct bench_request *request, struct ranks_spec *ret_specs)
@@ -175,8 +165,6 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
     }
     if (group_choose_backend(&options->group, ret_specs, options->ranks.n))
         group_warn_host(&ret_specs[0]);
-    for (size_t i = 0; i < options->ranks.n && ranks_world_rank() < 0 && !cmd_given(cmd, call, "boot"); i++)
-        ret_specs[i].boot = wants_mpirun(request, &ret_specs[i]) ? RANKS_TCP : RANKS_FORK;
     return CMD_FINE;
 }
 
@@ -185,7 +173,6 @@ static void print_text(const struct bench_options *options, const json_t *result
     const json_t *rows = json_object_get(results, "rows");
     const char *device = json_string_value(json_object_get(results, "device"));
     const char *mpi = json_string_value(json_object_get(results, "mpi"));
-    const char *why = "";
     bool gpus = json_object_get(json_array_get(rows, 0), "sms");
     char sentence[512], where[256];
 
@@ -206,10 +193,8 @@ static void print_text(const struct bench_options *options, const json_t *result
     }
     if (mpi)
         out_line("MPI_Alltoallv of %s: a naive baseline that packs and sums rows itself.", mpi);
-    else if (!bench_mpi_version(&why))
-        out_line("No column for MPI_Alltoallv: MPI is not available (%s).", why);
     else
-        out_line("No column for MPI_Alltoallv: mpirun has not started the ranks.");
+        out_line("No column for MPI_Alltoallv: mpirun has not started the ranks, as in mpirun -n 8 epkit bench.");
 }
 
 static int print_json(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request,
@@ -458,7 +443,7 @@ const struct cmd command_bench = {
         "between the ranks; ll-pair is the time of one low-latency dispatch and combine in a sequence of such pairs, "
         "in which the ranks stay synchronised as in a decoder.\n\n"
         "On the host backend the baselines, measured alternately on the same ranks, are: memcpy of the bytes that a "
-        "rank receives, and, if MPI is installed, a naive dispatch and combine with MPI_Alltoallv. On a shared "
+        "rank receives, and, if mpirun starts it, a naive dispatch and combine with MPI_Alltoallv. On a shared "
         "machine, or with fewer CPUs than ranks, quote the ratios to these baselines, not GB/s.\n\n"
         "The time of an operation is from the first rank's start to the last rank's end, the median over rounds; P10 "
         "and P90 are percentiles. Logical GB/s count all rows that a rank receives, as DeepEP does; wire GB/s count "

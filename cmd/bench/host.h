@@ -10,7 +10,7 @@
 
 /*
  * {"cpu": model, "cores": usable by this process, "numa_nodes", "memory_bytes", "kernel", "os", "arch",
- *  "gpus": [{"name", "pci"}], "gpu_driver": version or null, "mpi": version or null, "mpi_missing": why or null}.
+ *  "gpus": [{"name", "pci"}], "gpu_driver": version or null}.
  * It does not identify the machine or its owner. A new reference; values that cannot be read are null.
  */
 json_t *machine_describe(void);

@@ -189,16 +189,10 @@ static void on_event(void *context, const json_t *event)
     }
 }
 
-/* Are the ranks started by mpirun, which this command starts? See cmd_bench.c. */
-static bool starts_mpirun(const struct ranks_spec *spec)
-{
-    return spec->boot == RANKS_TCP && ranks_world_rank() < 0;
-}
-
 /* Rejects a request that would run out of memory, which would kill a rank or a process of another user. */
 static bool memory_suffices(const struct ranks_spec *spec, const struct bench_request *request)
 {
-    uint64_t needed = bench_bytes(request, spec->nranks, starts_mpirun(spec) || ranks_world_is_mpirun());
+    uint64_t needed = bench_bytes(request, spec->nranks, ranks_world_is_mpirun());
     uint64_t there = machine_memory_bytes();
     char needed_text[MACHINE_BYTES_TEXT], there_text[MACHINE_BYTES_TEXT];
 
@@ -219,8 +213,7 @@ int bench_collect(const struct ranks_spec *spec, const struct bench_request *req
     int code = CMD_FAILED;
 
     if (memory_suffices(spec, request))
-        code = starts_mpirun(spec) ? bench_mpirun(spec, parameters, on_event, &collector)
-                                   : ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
+        code = ranks_run(spec, BENCH_JOB, parameters, on_event, &collector);
     json_object_set_new(collector.result, "rows", collector.rows);
     json_object_set_new(collector.result, "memory", collector.memory);
     if (code == CMD_FINE && !*results) {
@@ -253,10 +246,9 @@ json_t *bench_provenance(void)
 
 json_t *machine_describe(void)
 {
-    json_t *machine = json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n, s:n, s:n}", "cpu", "cores",
-                                machine_cores(), "numa_nodes", "memory_bytes", (json_int_t)machine_memory_bytes(),
-                                "kernel", "os", "arch", "gpus", "gpu_driver", "mpi", "mpi_missing");
-    const char *why, *mpi = bench_mpi_version(&why);
+    json_t *machine =
+        json_pack("{s:n, s:i, s:n, s:I, s:n, s:n, s:n, s:[], s:n}", "cpu", "cores", machine_cores(), "numa_nodes",
+                  "memory_bytes", (json_int_t)machine_memory_bytes(), "kernel", "os", "arch", "gpus", "gpu_driver");
     struct utsname name;
     struct source *source;
 
@@ -264,7 +256,6 @@ json_t *machine_describe(void)
         json_object_set_new(machine, "kernel", out_text(name.release));
         json_object_set_new(machine, "arch", out_text(name.machine));
     }
-    json_object_set_new(machine, mpi ? "mpi" : "mpi_missing", out_text(mpi ? mpi : why));
     if (source_open(NULL, &source) == EP_OK) {
         machine_read(source, machine);
         source_free(source);

@@ -74,15 +74,37 @@ static void print_missing(const struct install *install)
     }
 }
 
+/* Why the recipe is refused: the first reason. */
+static const char *first_refusal(const struct install *install)
+{
+    size_t i = 0;
+
+    while (install->preflight[i].result != PREFLIGHT_REFUSE)
+        i++;
+    return install->preflight[i].text;
+}
+
+/* "; to be given first: doca_key, torch", or "". */
+static void list_missing(const struct install *install, char *ret_text, size_t bytes)
+{
+    struct text text = text_in(ret_text, bytes);
+
+    *ret_text = '\0';
+    for (size_t i = 0; i < install->recipe->n_variables; i++)
+        if (recipe_variable_is_missing(&install->recipe->variables[i]))
+            text_add(&text, "%s%s", text.n ? ", " : "; to be given first: ", install->recipe->variables[i].name);
+}
+
 static const struct out_column plan_columns[] = {
-    {"STEP", "id", 0, 0},         {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
-    {"BUDGET", "budget_s", 0, 0}, {"SEEN", "text", 0, OUT_TRUNC},
+    {"STEP", "id", 0, 0},          {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
+    {"SECONDS", "budget_s", 0, 0}, {"SEEN", "text", 0, OUT_TRUNC},
 };
 
 void report_plan(const struct install *install, const char *action, bool verbose)
 {
     size_t n = install_changes(install);
     json_t *rows = step_rows(install);
+    char missing[256];
     int seconds = 0;
     bool reboots = false;
 
@@ -93,14 +115,16 @@ void report_plan(const struct install *install, const char *action, bool verbose
         reboots = reboots || install->recipe->steps[i].reboot != REBOOT_NEVER;
     }
     seconds += reboots ? REBOOT_S : 0;
+    list_missing(install, missing, sizeof(missing));
     if (preflight_refuses(install) && n > 0)
-        out_verdict(OUT_BAD, "Recipe %s is not for this machine; nothing will be changed.", install->recipe->name);
+        out_verdict(OUT_BAD, "Recipe %s is not for this machine, and nothing will be changed: %s.",
+                    install->recipe->name, first_refusal(install));
     else if (n == 0)
         out_verdict(OUT_GOOD, "Nothing to do: all steps of recipe %s are done.", install->recipe->name);
     else
-        out_verdict(OUT_WARN, "%zu of %zu steps of recipe %s %s, about %d min%s.", n, install->recipe->n_steps,
+        out_verdict(OUT_WARN, "%zu of %zu steps of recipe %s %s, about %d min%s%s.", n, install->recipe->n_steps,
                     install->recipe->name, strcmp(action, "apply") == 0 ? "will be applied" : "are to be applied",
-                    (seconds + 59) / 60, reboots ? " with a reboot" : "");
+                    (seconds + 59) / 60, reboots ? " with a reboot" : "", missing);
     out_table(stdout, plan_columns, 5, rows, OUT_TABLE);
     json_decref(rows);
     print_preflight(install, verbose);

@@ -173,9 +173,10 @@ static void check_kernel(struct install *install)
         row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
     else
         row(install, "kernel", PREFLIGHT_REFUSE,
-            "%.60s is not known: no source says that %.20s %.20s builds for it, only for %.40s; take %sone of these%s",
+            "kernel %.60s is not known: no source says that %.20s %.20s builds for it, only for %.40s; take %sone of "
+            "these%s",
             install->kernel, of->text, version, *known ? known : "none", other,
-            lists_kernel(known, "6.8") ? ": apt install linux-image-gcp-lts-24.04 is 6.8" : "");
+            lists_kernel(known, "6.8") ? " (6.8: apt install linux-image-gcp-lts-24.04)" : "");
 }
 
 /* DKMS signs with a key that is not enrolled: with Secure Boot the kernel would refuse its modules. */

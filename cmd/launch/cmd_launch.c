@@ -35,7 +35,7 @@
 #define POD_WAIT_S 600 /* pods of one job may start minutes apart: images are pulled */
 
 struct launch_args {
-    const char *hosts, *hostfile, *ssh, *remote_epkit, *location_cmd, *topology, *preload, *workload, *out;
+    const char *hosts, *hostfile, *ssh, *remote_epkit, *location_cmd, *preload, *workload, *out;
     struct opt_strings env, keep, source;
     int64_t port, connect_timeout, wait, per_node, gpus, master_port, timeout, silent, grace;
     int connect, location, with, world, checks, hostfiles;
@@ -65,8 +65,6 @@ static const struct opt launch_table[] = {
      .help = "source of the nodes' physical location, by which they are sorted; auto: the first available"},
     {"location-cmd", 0, "COMMAND", OPT_STRING, offsetof(struct launch_args, location_cmd),
      .help = "each node runs this; it prints the location, one word"},
-    {"topology", 0, "FILE", OPT_FILE, offsetof(struct launch_args, topology),
-     .help = "locations from a file: lines 'HOST LOCATION', or Slurm's topology.conf"},
     {"hostfiles", 0, "WHEN", OPT_CHOICE, offsetof(struct launch_args, hostfiles), .choices = hostfile_choices,
      .value = "auto", .help = "write the sorted nodes to " HOSTS_FILE " (8 slots each) and " HOSTS_FILE_1_SLOT
      " (1 slot each); auto: in pods"},
@@ -285,7 +283,7 @@ static int find_hosts(const struct cmd *cmd, const struct launch_args *args, str
     return status == EP_OK ? CMD_FINE : cmd_refuse(cmd, NULL, "%s", ep_last_error());
 }
 
-static int make_location(const struct cmd *cmd, const struct launch_args *args, struct launch_options *options)
+static void make_location(const struct launch_args *args, struct launch_options *options)
 {
     const char *server = getenv("GCE_METADATA_HOST");
 
@@ -294,10 +292,6 @@ static int make_location(const struct cmd *cmd, const struct launch_args *args, 
         json_object_set_new(options->location, "command", json_string(args->location_cmd));
     if (server && *server)
         json_object_set_new(options->location, "metadata", json_string(server));
-    if (!args->topology)
-        return CMD_FINE;
-    options->topology = location_read_file(args->topology);
-    return options->topology ? CMD_FINE : cmd_refuse(cmd, "--topology", "%s", ep_last_error());
 }
 
 /* Arguments travel as JSON. */
@@ -318,10 +312,8 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
             return cmd_usage(cmd, "argument %d is not UTF-8: put it into a script (--workload)", i + 1);
     if (args->hosts && args->hostfile)
         return cmd_usage(cmd, "--hosts and --hostfile exclude each other");
-    if (args->location_cmd && (args->topology || cmd_given(cmd, call, "location")))
-        return cmd_usage(cmd, "--location-cmd excludes --location and --topology");
-    if (args->topology && cmd_given(cmd, call, "location"))
-        return cmd_usage(cmd, "--topology and --location exclude each other");
+    if (args->location_cmd && cmd_given(cmd, call, "location"))
+        return cmd_usage(cmd, "--location-cmd and --location exclude each other");
     if (call->n_args == 0 && !args->workload)
         return cmd_usage(cmd, "missing argument: a job or a program; 'epkit launch hostname' tries the nodes");
     if (call->n_args && !*call->args[0] && !args->workload)
@@ -568,8 +560,7 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
         hosts_done(&options.hosts);
         return exit_code_of(code, false);
     }
-    if (code == CMD_FINE)
-        code = make_location(cmd, args, &options);
+    make_location(args, &options);
     if (code == CMD_FINE)
         code = make_job(cmd, call, canned, options.hosts.n, &options.job);
     if (code == CMD_FINE)
@@ -597,7 +588,6 @@ static int cmd_launch(const struct cmd *cmd, const struct cmd_call *call)
     json_decref(options.job.spec);
     json_decref(options.job.files);
     json_decref(options.location);
-    json_decref(options.topology);
     json_decref(options.kept);
     hosts_done(&options.hosts);
     return exit_code_of(code, show_was_interrupted());

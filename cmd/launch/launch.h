@@ -47,7 +47,6 @@ struct launch_options {
     int gpus_per_node;        /* 0: as many as a node has, 8 where it has no GPUs */
     int master_port;
     json_t *location;                    /* how nodes find their location, see location.h */
-    json_t *topology;                    /* locations by name, from a file; NULL: none */
     bool has_checks;                     /* run the doctor */
     bool require_checks;                 /* do not start when the doctor has a serious finding */
     const char *hostfile_8, *hostfile_1; /* written when the order is known; NULL: not written */

@@ -50,18 +50,25 @@ static void retry(struct node *node, uint64_t now_ns)
 static bool has_connected(struct launch *launch)
 {
     uint64_t now_ns = ep_now_ns(), until_ns = launch->began_ns + (uint64_t)launch->options->wait_s * 1000000000u;
+    const struct node *waited = NULL; /* the first that is tried again */
     int n_open = 0, n_ready = 0;
 
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
         bool is_retried = node->state == NODE_FAILED && now_ns < until_ns && may_be_temporary(node);
 
+        if (is_retried && !waited && node->failed_at)
+            waited = node;
         if (is_retried)
             retry(node, now_ns);
         n_ready += node->state == NODE_READY;
         n_open += is_retried || node->state == NODE_CONNECTING;
     }
-    progress_update(n_ready, launch->n, "nodes answer");
+    if (waited && waited->failed_at)
+        progress_update(n_ready, launch->n, "nodes answer; %s: %s: %.100s", waited->name, waited->failed_at,
+                        waited->why);
+    else
+        progress_update(n_ready, launch->n, "nodes answer");
     return n_open == 0;
 }
 
@@ -91,7 +98,7 @@ static int compare(const void *a, const void *b)
 static void report_unknown(struct launch *launch)
 {
     const char *method = job_text(launch->options->location, "method", "");
-    bool is_asked = launch->options->topology || (strcmp(method, "auto") != 0 && strcmp(method, "none") != 0);
+    bool is_asked = strcmp(method, "auto") != 0 && strcmp(method, "none") != 0;
     int n_unknown = 0, n_reasons = 0;
     const struct node *first = NULL;
 
@@ -118,27 +125,22 @@ static void report_unknown(struct launch *launch)
 
 static void locate(struct launch *launch)
 {
-    const struct launch_options *options = launch->options;
-    bool is_none = strcmp(job_text(options->location, "method", "none"), "none") == 0;
+    const json_t *how = launch->options->location;
 
-    if (!options->topology && !is_none) {
-        json_t *request = json_deep_copy(options->location);
+    if (strcmp(job_text(how, "method", "none"), "none") != 0) {
+        json_t *request = json_deep_copy(how);
 
         json_object_set_new(request, "do", json_string("location"));
         launch_ask(launch, request, 2 * LOCATION_SECONDS + 5);
     }
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
-        const char *found =
-            options->topology ? job_text(options->topology, node->address, "") : job_text(node->reply, "location", "");
+        const char *found = job_text(node->reply, "location", "");
 
         /* The agent is trusted, the node may not be. */
         if (location_is_valid(found))
             snprintf(node->location, sizeof(node->location), "%s", found);
-        snprintf(node->location_why, sizeof(node->location_why), "%s",
-                 !options->topology ? job_text(node->reply, "why", "")
-                 : *found           ? ""
-                                    : "the topology file does not list it");
+        snprintf(node->location_why, sizeof(node->location_why), "%s", job_text(node->reply, "why", ""));
     }
 }
 
@@ -314,9 +316,9 @@ bool launch_check(struct launch *launch)
         return true;
     /* In the environment that the job will have there. */
     launch_ask(launch,
-               json_pack("{s:s, s:i, s:O?, s:O?, s:O?}", "do", "doctor", "timeout_s", seconds, "source",
-                         json_object_get(spec, "source"), "env", json_object_get(spec, "env"), "preload",
-                         json_object_get(spec, "preload")),
+               json_pack("{s:s, s:i, s:O?, s:O?, s:O?, s:O?}", "do", "doctor", "timeout_s", seconds, "source",
+                         json_object_get(spec, "source"), "inherited", json_object_get(spec, "inherited"), "env",
+                         json_object_get(spec, "env"), "preload", json_object_get(spec, "preload")),
                seconds + SOURCE_SECONDS + 5);
     for (int n = 0; n < launch->n; n++)
         add_diagnosis(launch, launch->order[n]);

@@ -129,20 +129,22 @@ json_t *folder_document(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
     bool is_sorted = launch->order[0] != NULL;
-    json_t *hosts = json_array(), *document, *shown;
+    json_t *hosts = json_array(), *environment = json_copy(json_object_get(options->job.spec, "env")), *document,
+           *shown;
 
+    json_object_update_missing(environment, json_object_get(options->job.spec, "inherited"));
     for (int i = 0; i < launch->n; i++)
         json_array_append_new(hosts, node_document(is_sorted ? launch->order[i] : &launch->nodes[i], is_sorted));
-    document = json_pack(
-        "{s:s, s:s, s:O?, s:s?, s:s, s:s?, s:o, s:i, s:i, s:i, s:s, s:s?, s:s?, s:o, s:O}", "epkit", ep_version(),
-        "job", options->job.name, "argv", json_object_get(options->job.spec, "argv"), "command", options->command,
-        "began", launch->began, "ended", *launch->ended ? launch->ended : NULL, "hosts", hosts, "nodes", launch->n,
-        "gpus_per_node", launch->gpus, "ranks", launch->n * launch->per_node, "launcher",
-        options->job.starter == LAUNCH_MPIRUN ? "mpirun"
-        : options->by_srun                    ? "slurm"
-                                              : "ssh",
-        "failed_host", launch->failed ? launch->failed->name : NULL, "reason", launch->reason, "environment",
-        json_copy(json_object_get(options->job.spec, "env")), "findings", launch->findings);
+    document = json_pack("{s:s, s:s, s:O?, s:s?, s:s, s:s?, s:o, s:i, s:i, s:i, s:s, s:s?, s:s?, s:o, s:O}", "epkit",
+                         ep_version(), "job", options->job.name, "argv", json_object_get(options->job.spec, "argv"),
+                         "command", options->command, "began", launch->began, "ended",
+                         *launch->ended ? launch->ended : NULL, "hosts", hosts, "nodes", launch->n, "gpus_per_node",
+                         launch->gpus, "ranks", launch->n * launch->per_node, "launcher",
+                         options->job.starter == LAUNCH_MPIRUN ? "mpirun"
+                         : options->by_srun                    ? "slurm"
+                                                               : "ssh",
+                         "failed_host", launch->failed ? launch->failed->name : NULL, "reason", launch->reason,
+                         "environment", environment, "findings", launch->findings);
     json_object_set_new(document, "exit_code", *launch->ended ? json_integer(launch->code) : json_null());
     json_object_set_new(document, "master", is_sorted ? json_string(launch_master(launch)) : json_null());
     if (json_array_size(options->kept) > 0)

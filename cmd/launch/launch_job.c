@@ -79,32 +79,43 @@ static ep_status take_environment(struct capture *capture, struct job_rank *rank
     return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
 }
 
-static ep_status source_scripts(json_t *scripts, struct job_rank *rank)
+static ep_status source_scripts(struct job_rank *rank)
 {
-    const char **argv = calloc(json_array_size(scripts) + 6, sizeof(*argv));
+    json_t *scripts = json_object_get(rank->spec, "source"), *inherited = json_object_get(rank->spec, "inherited");
+    size_t n_env = json_object_size(inherited);
+    const char **argv = calloc(1 + n_env + 5 + json_array_size(scripts) + 1, sizeof(*argv));
+    const char **words = argv;
+    json_t *held = json_array(), *value; /* "NAME=VALUE" */
     char self[4096] = "epkit";
+    const char *name;
     struct capture capture = {.argv = (char *const *)argv};
     json_t *script;
     ep_status status;
     size_t i;
 
-    if (!argv)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
-    if (json_array_size(scripts) == 0) {
+    if (!argv || json_array_size(scripts) == 0) {
+        json_decref(held);
+        status = argv ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
         free(argv);
-        return EP_OK;
+        return status;
+    }
+    *words++ = "env";
+    json_object_foreach (inherited, name, value) {
+        json_array_append_new(held, json_sprintf("%s=%s", name, json_string_value(value)));
+        *words++ = json_string_value(json_array_get(held, json_array_size(held) - 1));
     }
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "epkit");
-    memcpy(argv, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*argv));
+    memcpy(words, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*words));
     json_array_foreach (scripts, i, script) {
-        argv[5 + i] = json_string_value(script);
+        words[5 + i] = json_string_value(script);
     }
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
         status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
     else
         status = take_environment(&capture, rank);
     capture_done(&capture);
+    json_decref(held);
     free(argv);
     return status;
 }
@@ -209,11 +220,18 @@ void job_leave_rank(void)
     }
 }
 
-/* What the scripts leave becomes the environment of this process. */
+/* What the scripts leave becomes the environment of this process; without scripts what they would begin with. */
 static void set_sourced(const struct job_rank *rank)
 {
+    const char *name;
+    json_t *value;
+
     if (rank->sourced)
         clearenv();
+    else
+        json_object_foreach (json_object_get(rank->spec, "inherited"), name, value) {
+            set(name, json_string_value(value));
+        }
     for (size_t at = 0; rank->sourced && at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
         putenv(rank->sourced + at);
 }
@@ -307,7 +325,7 @@ ep_status job_check(const json_t *spec)
 ep_status job_environment_make(const json_t *spec, struct job_rank *ret_rank)
 {
     *ret_rank = (struct job_rank){.spec = spec};
-    return source_scripts(json_object_get(spec, "source"), ret_rank);
+    return source_scripts(ret_rank);
 }
 
 void job_doctor_execute(const void *context)
@@ -334,7 +352,7 @@ ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank
 {
     *ret_rank = (struct job_rank){.spec = spec, .node = node, .local = local};
     EP_TRY(find_file(spec, ret_rank));
-    return source_scripts(json_object_get(spec, "source"), ret_rank);
+    return source_scripts(ret_rank);
 }
 
 void job_rank_execute(const void *context)

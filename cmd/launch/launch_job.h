@@ -31,7 +31,8 @@
  *   "needs"     strings: files relative to "dirs" of which one must exist; it replaces the first of them in "argv"
  *   "mpi_build" the option that the product is built with for MPI: a program without it is refused
  *   "product"   string: name of the product that is missing where "needs" is not found
- *   "env"       object of strings
+ *   "inherited" object of strings: the environment before "source", of pods that of their container
+ *   "env"       object of strings, which take precedence over those that "source" leaves
  *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing;
  *               JOB_ENV: what `epkit env` advises in the environment that those before it leave
  *   "preload"   string: LD_PRELOAD of the program alone

@@ -15,8 +15,7 @@
  *   "method"    "auto", "metadata", "slurm", "kubernetes", "command" or "none"
  *   "command"   shell command of the method "command"; prints the location on one line
  *   "metadata"  HOST[:PORT] of the metadata server; absent: that of Google Compute Engine
- * auto uses the first available method, in the order slurm, kubernetes, metadata; the latter only on Google Compute
- * Engine.
+ * location.sh has the methods; auto uses the first available one.
  *
  * True with the location, a word without spaces. False with the reason in ret_why; "" if there was no source.
  */
@@ -24,11 +23,5 @@ bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *r
 
 /* Is the text a valid location: one word of printable ASCII, without characters of markup? */
 bool location_is_valid(const char *text);
-
-/*
- * Locations of nodes by name, from a file: lines "HOST LOCATION", or Slurm's topology.conf ("SwitchName=s1
- * Nodes=h[1-4]", "SwitchName=top Switches=s[1-2]"). {"host": "location"}, or NULL after ep_fail().
- */
-json_t *location_read_file(const char *file);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "common/ending.h"
 #include "common/output.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -84,24 +85,31 @@ static const char *choose_preload(const struct launch_environment *args)
     return own && *own ? own : NULL;
 }
 
-/*
- * In a pod the container's environment is that of the job, but a login by ssh does not get it. Variables about
- * communication, and search paths of programs, are passed on; all pods have the same image.
- */
-static void add_pod_variables(json_t *env)
+/* Adds this process's variables whose names begin so; a name that ends in '=' is a whole one. */
+static void add_own(const char *const *names, json_t *env)
 {
-    static const char *const names[] = {"NCCL_",       "NVSHMEM_",  "DEEP_EP_", "UCX_",         "LD_LIBRARY_PATH=",
-                                        "PYTHONPATH=", "HF_TOKEN=", "PATH=",    "VIRTUAL_ENV=", "CUDA_HOME="};
+    for (char **entry = environ; *entry; entry++) {
+        char name[256];
 
-    for (char **entry = environ; *entry; entry++)
-        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-            char name[256];
+        if (!text_begins_any(*entry, names) || strcspn(*entry, "=") >= sizeof(name))
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(*entry, "="), *entry);
+        json_object_set_new(env, name, json_string(*entry + strlen(name) + 1));
+    }
+}
 
-            if (strncmp(*entry, names[i], strlen(names[i])) != 0 || strcspn(*entry, "=") >= sizeof(name))
-                continue;
-            snprintf(name, sizeof(name), "%.*s", (int)strcspn(*entry, "="), *entry);
-            json_object_set_new(env, name, json_string(*entry + strlen(name) + 1));
-        }
+/*
+ * In a pod the container's environment is that of the job, but a login by ssh does not get it; all pods have the same
+ * image. Scripts begin with its variables, and may add to search paths; settings of communication stay as they are.
+ */
+static void add_pod_variables(json_t *spec, json_t *env)
+{
+    json_t *inherited = json_object();
+
+    add_own(TEXTS("NCCL_", "NVSHMEM_", "DEEP_EP_", "UCX_", "HF_TOKEN="), env);
+    json_object_update(inherited, env);
+    add_own(TEXTS("LD_LIBRARY_PATH=", "PYTHONPATH=", "PATH=", "VIRTUAL_ENV=", "CUDA_HOME="), inherited);
+    json_object_set_new(spec, "inherited", inherited);
 }
 
 int launch_add_secret(const struct cmd *cmd, json_t *env)
@@ -128,7 +136,7 @@ int launch_environment(const struct cmd *cmd, const struct launch_environment *a
 
     json_object_set_new(spec, "env", env);
     if (is_pods)
-        add_pod_variables(env);
+        add_pod_variables(spec, env);
     if (args->debug)
         add_debugging(env);
     for (size_t i = 0; i < args->env->n; i++)

@@ -180,14 +180,12 @@ static void print_bench(FILE *stream, const json_t *results)
 static void print_machine(FILE *stream, const json_t *results)
 {
     const json_t *machine = json_object_get(results, "machine");
-    const char *mpi = json_text(machine, "mpi");
     char sentence[256];
 
     machine_summary(machine, sentence, sizeof(sentence));
-    page_print(stream, "<section><h2>Machine</h2>\n<p>%s; %.0f NUMA node%s; %s, kernel %s, %s; MPI: %s.</p>\n",
-               sentence, json_number(machine, "numa_nodes"), json_number(machine, "numa_nodes") == 1 ? "" : "s",
-               json_text(machine, "os"), json_text(machine, "kernel"), json_text(machine, "arch"),
-               *mpi ? mpi : json_text(machine, "mpi_missing"));
+    page_print(stream, "<section><h2>Machine</h2>\n<p>%s; %.0f NUMA node%s; %s, kernel %s, %s.</p>\n", sentence,
+               json_number(machine, "numa_nodes"), json_number(machine, "numa_nodes") == 1 ? "" : "s",
+               json_text(machine, "os"), json_text(machine, "kernel"), json_text(machine, "arch"));
     page_print(stream, "<p>%s</p></section>\n", json_text(results, "gpu_note"));
 }
 

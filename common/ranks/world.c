@@ -78,6 +78,20 @@ static int join(const ep_boot_tcp_args *args, const char *what)
     return status == EP_E_ARG ? CMD_USAGE : CMD_FAILED;
 }
 
+/* Is it the first rank of its node? Rank 0 may have variables that mpirun does not pass on to other hosts. */
+static bool is_first_of_node(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
+
+    for (size_t i = 0; i < COUNT(names); i++) {
+        const char *number = getenv(names[i]);
+
+        if (number)
+            return strcmp(number, "0") == 0;
+    }
+    return true;
+}
+
 /* Of mpirun, srun and others: they number the ranks, but name a place to meet on one host only. */
 static int join_mpirun(const struct cmd *cmd, int timeout_ms)
 {
@@ -95,9 +109,10 @@ static int join_mpirun(const struct cmd *cmd, int timeout_ms)
     if (env.size == 1)
         return CMD_FINE;
     if (!*env.address && !getenv("EPKIT_ADDRESS") && !getenv("MASTER_ADDR")) {
-        if (env.rank == 0) {
-            out_error("%s: the ranks may be on several hosts: set MASTER_ADDR to the host of rank 0, and MASTER_PORT",
-                      cmd->name);
+        if (is_first_of_node()) {
+            out_error("%s: the ranks may be on several hosts: set MASTER_ADDR to the host of rank 0, and MASTER_PORT; "
+                      "rank %d lacks it",
+                      cmd->name, env.rank);
             out_hint("as in mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500, or use epkit launch");
             hint_env();
         }

@@ -26,7 +26,8 @@ FROM ${EPKIT} AS epkit
 FROM ${BASE}
 ARG RECIPE=gcp-b200-ubuntu2404
 ARG SET=use_nvpeermem=0
-ARG NCCL_TESTS_TAG=v2.17.2
+# v2.17.5
+ARG NCCL_TESTS_COMMIT=0bb567cc0218312bd1c6e5641f4ea68e7219e5bb
 ARG SSH_PORT=222
 ENV EPKIT_SSH_PORT=${SSH_PORT}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
@@ -50,7 +51,9 @@ RUN ln -s /opt/epkit/bin/epkit /usr/local/bin/epkit \
 RUN epkit install apply "${RECIPE}" --set "node=0,${SET}" --reboot never \
     && rm -rf "/var/lib/epkit/install/${RECIPE}/fetch" "/var/lib/epkit/install/${RECIPE}/apt"
 
-RUN git clone --depth 1 --branch "${NCCL_TESTS_TAG}" https://github.com/NVIDIA/nccl-tests.git /third_party/nccl-tests
+RUN git init -q /third_party/nccl-tests \
+    && git -C /third_party/nccl-tests fetch -q --depth 1 https://github.com/NVIDIA/nccl-tests.git "${NCCL_TESTS_COMMIT}" \
+    && git -C /third_party/nccl-tests checkout -q FETCH_HEAD
 RUN make -C /third_party/nccl-tests -j "$(nproc)" MPI=1 MPI_HOME=/usr/lib/x86_64-linux-gnu/openmpi
 
 # Checks that no layer contains what it must not.

@@ -3,7 +3,8 @@
 #
 #     docker build -f deploy/docker/epkit.Dockerfile -t epkit:0.1.0 .
 ARG BASE=ubuntu:24.04
-ARG KUBECTL=registry.k8s.io/kubectl:v1.34.4
+# A program that the agent runs with rights in the cluster: by its digest, which a tag can not replace.
+ARG KUBECTL=registry.k8s.io/kubectl:v1.34.1@sha256:59bafa07ff3a6d4b417e7633ddb9d79a9606ca98bf64bac080b3e65748669250
 
 FROM ${KUBECTL} AS kubectl
 

@@ -5,6 +5,7 @@
 # shellcheck disable=SC2154,SC2016,SC2030,SC2031 # set by run; text of documents
 
 load common
+load ../page
 
 documented() {
     limited 60 python3 "$EPKIT_SOURCE/tests/cli/documented.py" "$EPKIT" "$@"
@@ -13,6 +14,21 @@ documented() {
 @test "all command lines in the documents are valid" {
     cd "$EPKIT_SOURCE"
     documented README.md README.zh-CN.md HACKING.md docs/*.md deploy/helm/epkit/templates/NOTES.txt
+}
+
+@test "the quickstart on a laptop: each command is taken as it is, and the output is what the page says" {
+    [ ! -e /proc/driver/nvidia ] && [ ! -e /sys/class/infiniband ] || skip "this machine has GPUs or RDMA devices"
+    local command expected code section n=0
+    PATH=$EPKIT_BUILD:$PATH
+    for section in '2. Environment' '3. Verify'; do
+        page_row laptop "$section"
+        run "-$code" bash -c "$command"
+        page_agrees "$expected" "$output"
+        n=$((n + 1))
+    done
+    [ "$n" -eq 2 ]
+    run -0 bash -c "$(page_commands 'Laptop · 10 s')"
+    page_expects 'Laptop · 10 s' "$output"
 }
 
 @test "links of the documents lead to files and headings, and both languages have the same commands and checks" {
@@ -36,6 +52,12 @@ for page in pages:
         bad = 1
 if blocks("docs/quickstart.md") != blocks("docs/quickstart.zh-CN.md"):
     print("the commands of the quickstarts differ")
+    bad = 1
+def promised(page, begin, end):
+    text = open(page, encoding="utf-8").read()
+    return sorted(re.findall(r"`[^`]+`", " ".join(re.findall(rf"{begin}(.*?)(?:{end}|\n\n)", text, re.S))))
+if promised("docs/quickstart.md", "Expected:", "If not:") != promised("docs/quickstart.zh-CN.md", "预期：", "否则："):
+    print("what the quickstarts call expected differs")
     bad = 1
 ends = lambda page: re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", open(page, encoding="utf-8").read(), re.M)
 if ends("docs/failure-modes.md") != ends("docs/failure-modes.zh-CN.md"):

@@ -162,16 +162,36 @@ kernel() {
     echo "$1" >m/proc/sys/kernel/osrelease
 }
 
+# accelerator FOLDER: as on Google's accelerator images, a driver is loaded, with its libraries
+accelerator() {
+    mkdir -p "$1/sys/module/nvidia" "$1/usr/lib/x86_64-linux-gnu"
+    echo 580.159.04 >"$1/sys/module/nvidia/version"
+    echo 'nvidia 1 0 - Live 0x0' >"$1/proc/modules"
+    : >"$1/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04"
+}
+
 @test "a kernel is accepted where a source says that DOCA-OFED builds for it; else what to take is said" {
-    local recipe release
+    local recipe release kind kinds=(bare) said code
+    [ -z "${EPKIT_TEST_LONG:-}" ] || kinds=(bare half accelerator)
     # recipe: what is said of 6.8, 6.14, 6.17, 7.0
     while read -r recipe codes; do
-        disk "$recipe" bare m
-        for release in 6.8.0-1021-gcp 6.14.0-1021-gcp 6.17.0-1003-gcp 7.0.0-1011-gcp; do
-            kernel $release
-            run "-${codes%% *}" epkit install plan "$recipe" --root m ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
-            [ "${codes%% *}" -eq 3 ] || [[ "$output" == *"$release is not known"*"take "* ]]
-            codes=${codes#* }
+        for kind in "${kinds[@]}"; do
+            said=$codes
+            rm -rf m
+            disk "$recipe" "${kind/accelerator/bare}" m
+            [ "$kind" != accelerator ] || accelerator m
+            for release in 6.8.0-1021-gcp 6.14.0-1021-gcp 6.17.0-1003-gcp 7.0.0-1011-gcp; do
+                code=${said%% *}
+                kernel $release
+                run "-$code" epkit install plan "$recipe" --root m ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
+                if [ "$code" -eq 4 ]; then
+                    [[ "${lines[0]}" == *"nothing will be changed: kernel $release is not known"*"take "* ]]
+                else
+                    [[ "${lines[0]}" =~ ^[0-9]+" of 19 steps of recipe $recipe are to be applied, about "[0-9]+" min" ]]
+                fi
+                [ "$kind" != accelerator ] || [ "$(grep -c 'driver 580.159.04 is loaded, with its libraries: it is kept' <<<"$output")" -eq 3 ]
+                said=${said#* }
+            done
         done
     done <<'END'
 gcp-b200-ubuntu2404 3 3 4 4
@@ -196,11 +216,9 @@ END
 @test "a driver that is loaded and has its libraries is kept, if it is not older" {
     disk gcp-b200-ubuntu2404 bare m
     drivers() { epkit install plan gcp-b200-ubuntu2404 --root m --json | jq -r '[.steps[] | select(.id | test("^driver")).state] | join(" ")'; }
-    mkdir -p m/sys/module/nvidia m/usr/lib/x86_64-linux-gnu
-    echo 580.159.04 >m/sys/module/nvidia/version
-    echo 'nvidia 1 0 - Live 0x0' >m/proc/modules
+    accelerator m
     # Its libraries are another driver's: it does not work.
-    : >m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.126.09
+    mv m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04 m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.126.09
     [[ "$(drivers)" != *done* ]]
     : >m/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04
     [ "$(drivers)" = "done done done" ]
@@ -294,6 +312,8 @@ END
     missing() { # missing RECIPE VARIABLE...: these alone
         run -3 epkit install plan "$1" --root m
         [ "$(sed -n 's/^  missing  variable \([a-z0-9_]*\):.*/\1/p' <<<"$output" | xargs)" = "${*:2}" ]
+        local names=${*:2}
+        [[ "${lines[0]}" == *"; to be given first: ${names// /, }." ]]
         run -2 epkit install apply "$1" --root m
         [[ "$output" == *"variable '$2' has no value"* ]]
         [ ! -e m/etc/modprobe.d ]

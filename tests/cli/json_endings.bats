@@ -91,7 +91,6 @@ early() {
         launch:unreadable)
             echo "2 --hostfile none hostname"
             echo "2 --hosts a --workload none"
-            echo "2 --hosts a --topology none hostname"
             ;;
         parse:unreadable)
             echo "2 none"

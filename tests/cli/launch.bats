@@ -172,7 +172,7 @@ refused() {
     done
 }
 
-@test "sourced scripts that end the shell; a workload that is not there; blocks of Slurm" {
+@test "sourced scripts that end the shell; a workload that is not there" {
     for number in 0 3; do
         echo "exit $number" >ends
         launch --hosts a --source "$PWD/ends" true
@@ -189,9 +189,6 @@ refused() {
     launch --hosts a --source "$PWD/ends" -- sh -c 'echo $FROM'
     [[ "$output" == "a: script"* ]]
     refused "--workload missing: No such file or directory" --hosts a --workload missing
-    printf 'BlockName=b2 Nodes=a,c\nBlockName=b1 Nodes=b\nBlockSizes=1,2\n' >topology.conf
-    launch --hosts a,b,c --topology topology.conf -- sh -c 'echo $RANK'
-    [ "$(grep -o '^[abc]: .' <<<"$output" | sort | xargs)" = "a: 1 b: 0 c: 2" ]
 }
 
 @test "what NICs of EFA moved is recorded, from the counters of their driver" {

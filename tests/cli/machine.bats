@@ -19,5 +19,5 @@ machine() {
 @test "nothing in it names the machine" {
     machine >"$BATS_TEST_TMPDIR/machine.json"
     run jq -r 'keys[]' "$BATS_TEST_TMPDIR/machine.json"
-    [ "$(xargs <<<"$output")" = "arch cores cpu gpu_driver gpus kernel memory_bytes mpi mpi_missing numa_nodes os" ]
+    [ "$(xargs <<<"$output")" = "arch cores cpu gpu_driver gpus kernel memory_bytes numa_nodes os" ]
 }

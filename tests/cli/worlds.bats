@@ -29,6 +29,11 @@ refused() {
     refused "$text" PMI_RANK=0 PMI_SIZE=4
     refused "$text" OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2
     refused "$text" SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2
+    # On another node than rank 0, which may have it: said once there.
+    refused "rank 2 lacks it" OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0
+    run -2 --separate-stderr env OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+        timeout 1200 "$EPKIT" "${ONE[@]}"
+    [ -z "$stderr" ]
 }
 
 @test "contradictions, and a rank without a size" {

@@ -103,7 +103,8 @@ noticed() {
     noticed lint "a key, which everybody would share" "FROM a:1" "$shell" 'RUN ssh-keygen -A'
     noticed lint "image's history" "FROM a:1" 'ARG HF_TOKEN'
     noticed lint "without a checksum" "FROM a:1" "$shell" 'RUN curl -O https://example.com/x'
-    noticed lint "whatever is newest" "FROM a:1" "$shell" 'RUN git clone https://example.com/x'
+    noticed lint "and no commit" "FROM a:1" "$shell" 'RUN git clone --branch v1 https://example.com/x'
+    noticed lint "without its digest" "FROM registry.k8s.io/a:1" "$shell"
     noticed lint "leaves the host keys" "FROM a:1" "$shell" 'RUN apt-get install -y openssh-server' 'RUN rm /etc/ssh/ssh_host_*'
     noticed lint "here-document" "FROM a:1" "$shell" 'RUN bash <<END && true'
     noticed lint "lets failures pass" "FROM a:1" "$shell" 'RUN set +e && make'

@@ -40,8 +40,8 @@ def lint_run(text):
         yield "goes on after a failure behind ;"
     if "apt-get install" in text and not ("--no-install-recommends" in text and "rm -rf /var/lib/apt/lists" in text):
         yield "leaves package lists, or installs what is recommended"
-    if re.search(r"git clone(?!.*(--branch|DeepEP))", text):
-        yield "clones whatever is newest"
+    if re.search(r"git clone|git .*fetch(?!.*_COMMIT)", text):
+        yield "takes what a branch or tag names today, and no commit"
     if re.search(r"curl|wget", text) and "sha256sum" not in text:
         yield "downloads without a checksum"
     if "ssh-keygen" in text:
@@ -73,6 +73,8 @@ def lint(path):
                 found.append(f"base image {image} without a tag")
             if re.search(r":latest$", image):
                 found.append("base image :latest is another one tomorrow")
+            if image.startswith("registry.k8s.io/") and not re.search(r"@sha256:[0-9a-f]{64}$", image):
+                found.append("a program of another image without its digest")
             stages.update(re.findall(r"(?i) as (\S+)", text))
             shell = False
         elif keyword == "SHELL":

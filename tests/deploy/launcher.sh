@@ -15,5 +15,5 @@ for i in $(seq 0 $((NNODES - 1))); do
 done
 mpirun --allow-run-as-root --hostfile /tmp/hostfile -np $((NNODES * 4)) --oversubscribe \
     --mca orte_keep_fqdn_hostnames 1 --mca btl tcp,self --mca btl_tcp_if_include 198.18.80.0/24 \
-    --mca oob_tcp_if_include 198.18.80.0/24 -x PATH \
+    --mca oob_tcp_if_include 198.18.80.0/24 -x PATH -x MASTER_ADDR -x MASTER_PORT \
     /opt/epkit/bin/epkit test internode --tokens 16 --hidden 512 --timeout 240

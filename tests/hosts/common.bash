@@ -81,3 +81,83 @@ long() {
 valid() {
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/launch/schema.json" "$@"
 }
+
+# --- nodes with GPUs, NVSHMEM and DeepEP, as far as epkit sees them ---
+
+# deepep_tree MACHINE: in $HOSTS_DIR/node, a synthetic machine with what a recipe leaves in /opt, and a stand-in for
+# DeepEP's internode test: it says how it was started, judges its own environment, and prints what the test prints.
+deepep_tree() {
+    local tree=$HOSTS_DIR/node library
+    command -v cc >/dev/null || skip "there is no C compiler"
+    rm -rf "$tree" "$HOSTS_DIR/blank"
+    # The synthetic A4X has no software. Programs here are of this processor.
+    python3 -c 'import sys
+sys.path.insert(0, sys.argv[1])
+import machines, software
+tree = machines.build(sys.argv[2])
+if not any(path.startswith("/opt/deepep") for path in tree.entries):
+    tree.remove("/usr/local")
+    software.cuda(tree, software.X86_64)
+    software.nvshmem(tree, software.X86_64)
+    software.torch(tree, software.X86_64)
+    software.deepep(tree, software.X86_64, archs=[100])
+tree.write(sys.argv[3])' "$EPKIT_SOURCE/tests/machines" "$1" "$tree"
+    mkdir -p "$tree/opt/deepep/DeepEP/tests" "$tree/opt/epkit/bin" "$tree/usr/local" "$tree/proc/driver" "$HOSTS_DIR/blank"
+    # Its NVSHMEM is made up, and the linker would not load it.
+    library=$(realpath "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3")
+    rm "$library"
+    echo 'int nothing;' >"$HOSTS_DIR/nothing.c"
+    cc -shared -fPIC -Wl,-soname,libnvshmem_host.so.3 -o "$library" "$HOSTS_DIR/nothing.c"
+    ln -sf "$EPKIT" "$tree/opt/epkit/bin/epkit"
+    "$EPKIT" install plan gcp-b200-ubuntu2404 --root "$HOSTS_DIR/blank" --json |
+        jq -r '.steps[] | select(.id == "environment").args.content' >"$tree/opt/deepep/unified-env.sh"
+    deepep_output >"$tree/opt/deepep/output"
+    cat >"$tree/opt/deepep/DeepEP/tests/test_internode.py" <<END
+import os, subprocess
+preload = os.environ.pop("LD_PRELOAD", "none")
+print("started", os.environ.get("RANK"), preload, os.environ.get("NVSHMEM_SYMMETRIC_SIZE"), flush=True)
+os.environ["EPKIT_PRELOAD"] = preload
+for command in ["env", "--check"], ["doctor", "--only", "nvshmem,nccl,deepep"]:
+    subprocess.run(["$EPKIT", *command])
+if os.environ.get("RANK") == "0":
+    print(open("/opt/deepep/output").read(), flush=True)
+END
+}
+
+# What DeepEP 1 prints between two nodes, 32 cases.
+deepep_output() {
+    python3 -c 'import random, sys
+sys.path.insert(0, sys.argv[1])
+import samples
+print("\n".join(samples.internode(random.Random(1), 1)[0]))' "$EPKIT_SOURCE/tests/parse"
+}
+
+DEEPEP_PARTS=(sys proc/driver opt usr/local etc/ld.so.conf.d)
+
+# deepep_mount HOST..., deepep_umount HOST...: the hosts are such nodes
+deepep_mount() {
+    local host part
+    for host in "$@"; do
+        for part in "${DEEPEP_PARTS[@]}"; do on "$host" mount --bind "$HOSTS_DIR/node/$part" "/$part"; done
+    done
+}
+
+deepep_umount() {
+    local host part
+    for host in "$@"; do
+        for part in "${DEEPEP_PARTS[@]}"; do on "$host" umount "/$part"; done
+    done
+}
+
+# deepep_is_right OUTPUT HOST...: on each host the test was started with the NVSHMEM that it was built with, in an
+# environment in which neither `epkit env` nor the doctor finds a fault
+deepep_is_right() {
+    local text=$1 host rank=0
+    shift
+    for host in "$@"; do
+        [[ "$text" == *"$host: started $rank /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 "* ]] || return 1
+        rank=$((rank + 1))
+    done
+    [ "$(grep -c ': The environment is right for this machine' <<<"$text")" -eq $# ] || return 1
+    ! grep -qE '(nvshmem|nccl|deepep), failure mode' <<<"$text"
+}

@@ -36,6 +36,9 @@ fails() {
 
 @test "a name that is unknown" {
     fails nowhere DNS "Could not resolve hostname" --hosts h1,nowhere,h2
+    # One that is waited for is named meanwhile, as a pod that is not there yet.
+    run -1 --separate-stderr launch --no-logs --checks skip --wait 14 --hosts h1,nowhere hostname
+    [[ "$stderr" == *"1/2, "*" s: nodes answer; nowhere: DNS: "*"Could not resolve hostname"* ]]
 }
 
 @test "ssh refused" {

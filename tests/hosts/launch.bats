@@ -209,6 +209,11 @@ END
     run -0 --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 timeout 600 "$EPKIT" launch \
         "${PATIENT[@]}" --no-logs --hostfiles no -- sh -c 'echo $MASTER_ADDR'
     [[ "$output" == *"demo-workload-0-1.demo: demo-workload-0-0.demo"* ]]
+    # Scripts add to the paths of the container; its settings stay.
+    echo 'export NCCL_DEBUG=INFO LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/script' >"$HOSTS_DIR/adds.sh"
+    run -0 --separate-stderr on login env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 NCCL_DEBUG=WARN LD_LIBRARY_PATH=/pod timeout 600 \
+        "$EPKIT" launch "${PATIENT[@]}" --no-logs --hostfiles no --source "$HOSTS_DIR/adds.sh" -- sh -c 'echo $NCCL_DEBUG $LD_LIBRARY_PATH'
+    [[ "$output" == *"demo-workload-0-1.demo: WARN /pod:/script"* ]]
     # The pods: the second one waits for the first, and ends with its exit code; twice, as a script would.
     on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 sh -c \
         "for i in 1 2; do timeout 600 $EPKIT launch --no-logs -- anything; echo status \$?; done" >"$HOSTS_DIR/pod" 2>&1 3>&- &
@@ -308,42 +313,22 @@ perftest() {
 }
 
 @test "a DeepEP job starts in the environment that epkit env calls right, by ssh and mpirun, also on a node with an older script" {
-    local host part starter tree=$HOSTS_DIR/node
-    "$EPKIT_SOURCE/tests/machines/machines.py" a4 "$tree"
-    mkdir -p "$tree/opt/deepep/DeepEP/tests"
-    # Its NVSHMEM is made up, and the linker would not load it.
-    command -v cc >/dev/null || skip "there is no C compiler"
-    rm "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3.5.19"
-    echo 'int nothing;' >"$HOSTS_DIR/nothing.c"
-    cc -shared -fPIC -Wl,-soname,libnvshmem_host.so.3 -o "$tree/opt/deepep/nvshmem/lib/libnvshmem_host.so.3.5.19" "$HOSTS_DIR/nothing.c"
-    # A stand-in that judges its own environment.
-    cat >"$tree/opt/deepep/DeepEP/tests/test_internode.py" <<END
-import os, subprocess
-preload = os.environ.pop("LD_PRELOAD", "none")
-print("started", os.environ["RANK"], preload, os.environ.get("NVSHMEM_SYMMETRIC_SIZE"), flush=True)
-os.environ["EPKIT_PRELOAD"] = preload
-subprocess.run(["$EPKIT", "env", "--check"])
-END
-    for host in h1 h2; do
-        for part in sys proc/driver opt usr/local; do on "$host" mount --bind "$tree/$part" "/$part"; done
-    done
+    # quickstart.bats has all ways to start it, on more machines.
+    local starter
+    deepep_tree a4
+    deepep_mount h1 h2
     for starter in ssh mpirun script; do
         [ "$starter" != script ] || printf '%s\n' 'export NVSHMEM_HOME=/opt/deepep/nvshmem NVSHMEM_DISABLE_CUDA_VMM=1' \
-            >"$tree/opt/deepep/unified-env.sh"
+            >"$HOSTS_DIR/node/opt/deepep/unified-env.sh"
         run --separate-stderr launch --no-logs --checks report --with "${starter/script/ssh}" --hosts h1,h2 deepep-internode
         echo "$starter: $output$stderr"
-        for host in h1:0 h2:1; do
-            [[ "$output" == *"${host%:*}: started ${host#*:} /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 "* ]] || break 2
-        done
-        [ "$(grep -c ': The environment is right for this machine' <<<"$output")" -eq 2 ] || break
+        deepep_is_right "$output" h1 h2 || break
         [[ "$stderr" != *two-nvshmem* ]] || break
     done
-    for host in h1 h2; do
-        for part in sys proc/driver opt usr/local; do on "$host" umount "/$part"; done
-    done
+    deepep_umount h1 h2
     # The last one was reached, and its heap is large enough.
     [ "$starter" = script ]
-    [ "$(grep -c ': The environment is right for this machine' <<<"$output")" -eq 2 ]
+    deepep_is_right "$output" h1 h2
     [[ "$output" == *"h2: started 1 /opt/deepep/nvshmem/lib/libnvshmem_host.so.3 4G"* && "$stderr" != *two-nvshmem* ]]
 }
 

@@ -77,19 +77,21 @@ order() {
     grep -qi 'h2 has no location: .*connect' "$HOSTS_DIR/work/run/testbed-logs/coordinator.log"
 }
 
-@test "a command, a file, Slurm's topology.conf, labels of a pod" {
+@test "a command, labels of a pod, Slurm" {
     order --location-cmd 'case $(hostname) in h2) echo a;; h1) echo b;; h3) exit 3;; *) echo two words;; esac'
     [ "$order" = "h2 h1 h3 h4" ]
     [[ "$stderr" == *"2 of 4 nodes is not known"*"h3: the command for the location ended with status 3"* ]]
-    printf '# rack\nh[3-4] rack1\nh1 rack0\n' >"$HOSTS_DIR/topology"
-    order --topology "$HOSTS_DIR/topology"
-    [ "$order" = "h1 h3 h4 h2" ]
-    [[ "$stderr" == *"1 of 4 nodes is not known"*"h2: the topology file does not list it"* ]]
-    printf 'SwitchName=s1 Nodes=h[3,4]\nSwitchName=s2 Nodes=h1,h2\nSwitchName=t2 Switches=s1\nSwitchName=t1 Switches=s2\n' \
-        >"$HOSTS_DIR/topology.conf"
-    order --topology "$HOSTS_DIR/topology.conf"
+    cp -a /etc "$HOSTS_DIR/podinfo-etc"
+    mkdir "$HOSTS_DIR/podinfo-etc/podinfo"
+    printf 'a="b"\ntopology.kubernetes.io/zone="z"\nkubernetes.io/hostname="n"\n' >"$HOSTS_DIR/podinfo-etc/podinfo/labels"
+    on h2 sh -c "mount --bind $HOSTS_DIR/podinfo-etc /etc && mount --bind $HOSTS_DIR/hosts /etc/hosts"
+    order --location kubernetes
+    on h2 sh -c 'umount /etc/hosts && umount /etc'
+    [ "$order" = "h2 h1 h3 h4" ]
+    [ "$(jq -r '.hosts[0].location' "$HOSTS_DIR/work/run/testbed-logs/run.json")" = /z/n ]
+    order --location slurm
     [ "$order" = "h1 h2 h3 h4" ]
-    [ "$(jq -r '.hosts[3].location' "$HOSTS_DIR/work/run/testbed-logs/run.json")" = t2/s1 ]
+    [[ "$stderr" == *"4 of 4 nodes is not known"*"SLURM_TOPOLOGY_ADDR is not set"* ]]
 }
 
 @test "without a source of locations the given order stays, without a message" {
