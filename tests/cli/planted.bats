@@ -280,6 +280,23 @@ END
     [ "$(cat host/etc/one)" = precious ]
 }
 
+@test "install --root: links beside the file of a step, and a pipe in its place" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir -p m/etc
+    VICTIM=$(find victim -printf '%P:%m ')
+    mkfifo m/etc/one
+    for action in apply apply uninstall; do
+        ln -sf "$PWD/victim/file" m/etc/one.epkit-new
+        ln -sf "$PWD/victim/file" m/etc/one.epkit-old
+        run -0 epkit install $action ./one.yaml --root m
+        unharmed
+        [ "$action" = uninstall ] || echo changed >m/etc/one
+    done
+    [ -p m/etc/one ]
+    [ "$(cat m/etc/one.epkit-old)" = changed ]
+}
+
 @test "install --root: scripts of another user are not run outside of the root" {
     local state=m/var/lib/epkit/install/one
     printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
