@@ -3,6 +3,8 @@
 
 #include "common/dir.h"
 #include "common/json.h"
+#include "common/redact.h"
+#include "common/shell.h"
 #include "common/text.h"
 
 #include <dirent.h>
@@ -126,6 +128,15 @@ static void check_run(struct folder *folder)
     folder->run = NULL;
 }
 
+/* People paste it: what is not written as epkit writes its own is somebody else's. */
+static void check_command(json_t *object)
+{
+    const char *command = json_text(object, "command");
+
+    if (*command && !shell_is_command(command, "epkit"))
+        json_object_set_new(object, "command", json_string(REDACTED));
+}
+
 static void read_run(struct folder *folder)
 {
     struct stat info;
@@ -135,6 +146,8 @@ static void read_run(struct folder *folder)
     folder->run = runfolder_load_json(folder->dirs[0], "run.json", folder->run_error, sizeof(folder->run_error));
     if (folder->run)
         check_run(folder);
+    check_command(folder->run);
+    check_command(json_object_get(folder->run, "results"));
 }
 
 /* Opens the folders that are there. */
