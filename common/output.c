@@ -215,11 +215,11 @@ int out_finish(void)
     return CMD_FAILED;
 }
 
-json_t *out_text(const char *text)
+json_t *out_name(const char *text)
 {
     size_t bytes = strlen(text) + 1;
-    json_t *string = json_string(text);
-    char *clean = string ? NULL : malloc(bytes);
+    char *clean = malloc(bytes);
+    json_t *string = NULL;
 
     if (clean) {
         text_clean(text, clean, bytes);
@@ -227,6 +227,13 @@ json_t *out_text(const char *text)
     }
     free(clean);
     return string;
+}
+
+json_t *out_text(const char *text)
+{
+    json_t *string = json_string(text);
+
+    return string ? string : out_name(text);
 }
 
 json_t *out_time(time_t when)
