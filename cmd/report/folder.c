@@ -6,6 +6,7 @@
 #include "common/redact.h"
 #include "common/shell.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -153,11 +154,11 @@ static void read_run(struct folder *folder)
 /* Opens the folders that are there. */
 static bool open_dirs(struct folder *folder, char *ret_error, size_t bytes)
 {
-    int dir = open(folder->path, O_PATH | O_DIRECTORY | O_CLOEXEC), logs;
+    int dir = dir_open(folder->path, false), logs;
 
     folder->dirs[2] = dir;
     if (dir < 0) {
-        snprintf(ret_error, bytes, "%s", errno == ENOTDIR ? "it is not a folder" : strerror(errno));
+        snprintf(ret_error, bytes, "%s", errno == ENOTDIR ? "it is not a folder" : write_reason(errno));
         return false;
     }
     logs = dir_open_in(dir, LOGS, false);

@@ -156,6 +156,14 @@ run_folder() {
 @test "parse, report, triangulate: links in the folder of a run are not followed" {
     run_folder secret
     mkdir run
+    ln -s "$PWD/secret" hers/run
+    chown -h $MALLORY hers/run
+    for command in parse report; do
+        run -2 epkit $command hers/run
+        [[ "$output" == *'a link in its path belongs to another user'* ]]
+    done
+    ln -s secret own
+    run -4 epkit parse own
     ln -s ../secret run/testbed-logs
     for command in parse report; do
         run -2 epkit $command run
