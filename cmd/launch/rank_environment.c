@@ -51,8 +51,8 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
 }
 
 /*
- * The debugging variables from NVSHMEM's and NCCL's manuals. No file is named: the output of ranks is kept, and a name in
- * /tmp that others can guess may be their link.
+ * The debugging variables from NVSHMEM's and NCCL's manuals. No file is named: the output of ranks is kept, and a name
+ * in /tmp that others can guess may be their link.
  */
 static void add_debugging(json_t *env)
 {

@@ -98,18 +98,16 @@ json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t b
     struct stat info;
     json_error_t error;
     json_t *value = NULL;
-    FILE *file = NULL;
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r"); /* json_loadfd() reads single bytes */
 
-    if (fd < 0 || fstat(fd, &info) != 0) {
+    if (!file || fstat(fd, &info) != 0) {
         snprintf(ret_error, bytes, "%s", strerror(errno));
     } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_JSON) {
         snprintf(ret_error, bytes, "it is not a file of at most 64 MiB");
-    } else if ((file = fdopen(fd, "r"))) { /* json_loadfd() reads single bytes */
+    } else {
         value = json_loadf(file, 0, &error);
         if (!value)
             snprintf(ret_error, bytes, "line %d: %s", error.line, error.text);
-    } else {
-        snprintf(ret_error, bytes, "%s", strerror(errno));
     }
     if (file)
         fclose(file);
