@@ -5,10 +5,12 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #define STACK_BYTES (8u << 20) /* the usual limit; also the default size of thread stacks */
+#define STACK_LEAST (256u << 10)
 
 /* Dispositions that the command sets, whatever it inherited. */
 static const struct {
@@ -77,6 +79,11 @@ static void raise_stack_limit(void)
         return;
     limit = inherited.stack;
     limit.rlim_cur = limit.rlim_max < STACK_BYTES ? limit.rlim_max : STACK_BYTES;
+    if (limit.rlim_cur < STACK_LEAST) {
+        dprintf(STDERR_FILENO, "epkit: error: the stack has at most %llu KiB (ulimit -Hs), and epkit needs %u\n",
+                (unsigned long long)limit.rlim_cur >> 10, STACK_LEAST >> 10);
+        _exit(1);
+    }
     inherited.has_stack = setrlimit(RLIMIT_STACK, &limit) == 0;
     if (pthread_attr_init(&attributes) != 0)
         return;

@@ -16,7 +16,7 @@
  *   - Process number 1 of a container gets handlers: the kernel does not apply default actions of signals to it.
  *   - Closed standard streams are occupied, so that no file that is opened later takes their numbers. Writes to them
  *     are discarded, as with /dev/null; programs that are executed find them closed.
- *   - A stack limit that is too small for the command is raised, if allowed.
+ *   - A stack limit that is too small for the command is raised, if allowed; with less than 256 KiB it ends.
  */
 void inherited_init(void);
 

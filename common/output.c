@@ -215,11 +215,11 @@ int out_finish(void)
     return CMD_FAILED;
 }
 
-json_t *out_text(const char *text)
+json_t *out_name(const char *text)
 {
     size_t bytes = strlen(text) + 1;
-    json_t *string = json_string(text);
-    char *clean = string ? NULL : malloc(bytes);
+    char *clean = malloc(bytes);
+    json_t *string = NULL;
 
     if (clean) {
         text_clean(text, clean, bytes);
@@ -227,6 +227,13 @@ json_t *out_text(const char *text)
     }
     free(clean);
     return string;
+}
+
+json_t *out_text(const char *text)
+{
+    json_t *string = json_string(text);
+
+    return string ? string : out_name(text);
 }
 
 json_t *out_time(time_t when)
@@ -336,8 +343,6 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
     for (size_t c = 0; c < n_columns; c++) {
         int flags = (columns[c].flags & OUT_TRUNC) ? SCOLS_FL_TRUNC : 0;
 
-        if (!is_shown(&columns[c], rows))
-            continue;
         if ((columns[c].flags & OUT_RIGHT) || is_number_column(&columns[c], rows))
             flags |= SCOLS_FL_RIGHT;
         if (!scols_table_new_column(table, columns[c].title, 1, flags))
@@ -345,16 +350,12 @@ static int fill_table(struct libscols_table *table, const struct out_column *col
     }
     for (size_t i = 0; i < json_array_size(rows); i++) {
         struct libscols_line *line = scols_table_new_line(table, NULL);
-        size_t cell = 0;
 
         if (!line)
             return -1;
-        for (size_t c = 0; c < n_columns; c++) {
-            if (!is_shown(&columns[c], rows))
-                continue;
-            if (set_cell(line, cell++, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer))) != 0)
+        for (size_t c = 0; c < n_columns; c++)
+            if (set_cell(line, c, cell_text(&columns[c], json_array_get(rows, i), buffer, sizeof(buffer))) != 0)
                 return -1;
-        }
     }
     return 0;
 }
@@ -420,8 +421,6 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
 
     fputs("<table><thead><tr>", stream);
     for (size_t c = 0; c < n_columns; c++) {
-        if (!is_shown(&columns[c], rows))
-            continue;
         fputs(is_number_column(&columns[c], rows) ? "<th class=\"n\">" : "<th>", stream);
         out_html(stream, columns[c].title);
         fputs("</th>", stream);
@@ -432,8 +431,6 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
 
         fputs("<tr>", stream);
         for (size_t c = 0; c < n_columns; c++) {
-            if (!is_shown(&columns[c], rows))
-                continue;
             /* On a narrow page each row is a card, whose values have their titles beside them. */
             fprintf(stream, "<td class=\"%s\" data-label=\"", class_of(json_object_get(row, columns[c].key)));
             out_html(stream, columns[c].title);
@@ -446,18 +443,23 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
     fputs("</tbody></table>\n", stream);
 }
 
-int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
-              enum out_format format)
+int out_table(FILE *stream, const struct out_column *all, size_t n_all, const json_t *rows, enum out_format format)
 {
-    int result = 0;
+    struct out_column *columns = malloc((n_all + 1) * sizeof(*columns));
+    size_t n_columns = 0;
+    int result = columns ? 0 : -1;
 
+    for (size_t c = 0; columns && c < n_all; c++)
+        if (is_shown(&all[c], rows))
+            columns[n_columns++] = all[c];
     progress_hide();
     if (stream == stdout)
         ending_dismiss();
-    if (format == OUT_HTML)
+    if (columns && format == OUT_HTML)
         print_html(stream, columns, n_columns, rows);
-    else
+    else if (columns)
         result = print_table(stream, columns, n_columns, rows);
+    free(columns);
     if (stream == stdout && out_finish() != CMD_FINE)
         return -1;
     if (result == 0 && fflush(stream) == 0 && !ferror(stream))

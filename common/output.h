@@ -51,6 +51,9 @@ int out_print(const struct out_column *columns, size_t n_columns, json_t *rows);
 /* A JSON string of any text: invalid UTF-8 becomes '?', so that the row is kept. A new reference. */
 json_t *out_text(const char *text);
 
+/* The same for a part of a sentence: newlines and what is invisible become '?', too. */
+json_t *out_name(const char *text);
+
 /* A JSON string of a time, in UTC: "2026-01-31T12:00:00Z". A new reference. */
 json_t *out_time(time_t when);
 

@@ -218,21 +218,14 @@ static const struct row {
     enum identifier_kind kind;
     recogniser *match;
 } rows[] = {
-    {IDENTIFIER_SECRET, match_value},
-    {IDENTIFIER_SECRET, match_short_option},
-    {IDENTIFIER_SECRET, match_private_key},
-    {IDENTIFIER_SECRET, match_user},
-    {IDENTIFIER_SECRET, match_webhook},
-    {IDENTIFIER_SECRET, match_token},
-    {IDENTIFIER_SECRET, match_bearer},
-    {IDENTIFIER_SECRET, match_access_key},
-    {IDENTIFIER_UUID, match_uuid},
-    {IDENTIFIER_UUID_PART, match_uuid_part},
-    {IDENTIFIER_MAC, match_mac},
-    {IDENTIFIER_MAC, match_interface},
-    {IDENTIFIER_GUID, match_guid},
-    {IDENTIFIER_IPV6, match_ipv6},
-    {IDENTIFIER_IPV4, match_ipv4},
+    {IDENTIFIER_SECRET, match_value},        {IDENTIFIER_SECRET, match_short_option},
+    {IDENTIFIER_SECRET, match_input},        {IDENTIFIER_SECRET, match_private_key},
+    {IDENTIFIER_SECRET, match_user},         {IDENTIFIER_SECRET, match_webhook},
+    {IDENTIFIER_SECRET, match_token},        {IDENTIFIER_SECRET, match_bearer},
+    {IDENTIFIER_SECRET, match_access_key},   {IDENTIFIER_UUID, match_uuid},
+    {IDENTIFIER_UUID_PART, match_uuid_part}, {IDENTIFIER_MAC, match_mac},
+    {IDENTIFIER_MAC, match_interface},       {IDENTIFIER_GUID, match_guid},
+    {IDENTIFIER_IPV6, match_ipv6},           {IDENTIFIER_IPV4, match_ipv4},
 };
 
 /* The rows of secrets alone, or all. */
@@ -334,11 +327,13 @@ static char *redact_value(const char *name, const char *value, const json_t *kep
     return strdup(REDACTED);
 }
 
-/* `program`: the last one in front of the word that has a short option for a password, or NULL. */
-static char *redact_argument(const char *program, const char *before, const char *word, const json_t *kept)
+/* `program`: the last one in front of this that has an option for a password, or its own index. */
+static char *redact_argument(const json_t *words, size_t program, size_t at, const json_t *kept)
 {
+    const char *word = json_string_value(json_array_get(words, at));
+    const char *before = at ? json_string_value(json_array_get(words, at - 1)) : NULL;
     size_t n, dashes = before ? strspn(before, "-") : 0;
-    int head = program && before ? secret_after_option(program, before, word) : -1;
+    int head = program < at ? secret_after_option(words, program, at) : -1;
     char name[NAME_BYTES] = "", *value, *result = NULL;
 
     if (head >= 0)
@@ -391,28 +386,27 @@ static bool is_variable(const char *key)
 
 static bool redact_in(json_t *value, const char *name, const json_t *kept);
 
-/* Each word after the one before, as it was. */
 static bool redact_array(json_t *array, const json_t *kept)
 {
-    char *before = NULL, *program = NULL;
-    bool good = true;
-    json_t *member;
-    size_t i;
+    json_t *words = json_copy(array), *member; /* as they were */
+    size_t i, program = SIZE_MAX;
+    bool good = words != NULL;
 
-    json_array_foreach (array, i, member) {
-        const char *word = json_string_value(member);
-        char *copy = word ? strdup(word) : NULL;
+    json_array_foreach (words, i, member) {
+        char *text;
 
-        good &= word ? set_text(member, redact_argument(program, before, word, kept)) : redact_in(member, "", kept);
-        free(before);
-        before = copy;
-        if (copy && secret_has_short_option(copy)) {
-            free(program);
-            program = strdup(copy);
+        if (!json_is_string(member)) {
+            good &= redact_in(member, "", kept);
+            continue;
         }
+        text = redact_argument(words, program, i, kept);
+        good &= text && json_array_set_new(array, i, json_string_nocheck(text)) == 0;
+        free(text);
+        /* "vault login": the second one is no program. */
+        if ((program == SIZE_MAX || program + 1 < i) && secret_has_short_option(json_string_value(member)))
+            program = i;
     }
-    free(before);
-    free(program);
+    json_decref(words);
     return good;
 }
 

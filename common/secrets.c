@@ -6,126 +6,11 @@
 
 #include <stdlib.h>
 
-#define COMMAND_BYTES 256 /* how far a program is looked for in front of its option */
-
 static bool ends_with(const char *name, const char *end)
 {
     size_t length = strlen(name), n = strlen(end);
 
     return length >= n && strcasecmp(name + length - n, end) == 0;
-}
-
-/* --- short options --- */
-
-/* Programs with an option for a password, in the same word or in the next one. */
-static const struct {
-    const char *programs, *option;
-    bool same, next;
-} short_options[] = {
-    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za", "-p", true, false},
-    {"sshpass login mongo mongosh mongodump", "-p", true, true},
-    {"zip unzip ipmitool mosquitto_pub mosquitto_sub", "-P", true, true},
-    {"ldapsearch ldapadd ldapmodify ldapwhoami", "-w", true, true},
-    {"redis-cli", "-a", false, true},
-    {"openssl", "-k", false, true},
-    {"curl", "-u", true, false},
-};
-
-static bool is_among(const char *names, struct piece word)
-{
-    const char *slash = memrchr(word.text, '/', word.n);
-
-    if (slash)
-        word = (struct piece){.text = slash + 1, .n = word.n - (size_t)(slash + 1 - word.text)};
-    for (const char *left = names; *left;) {
-        struct piece name = text_take(&left, " ");
-
-        if (name.n == word.n && memcmp(name.text, word.text, name.n) == 0)
-            return true;
-    }
-    return false;
-}
-
-bool secret_has_short_option(const char *word)
-{
-    for (size_t i = 0; i < COUNT(short_options); i++)
-        if (is_among(short_options[i].programs, (struct piece){.text = word, .n = strlen(word)}))
-            return true;
-    return false;
-}
-
-/* A port, a path, another option, or nothing */
-static bool is_no_password(const char *option, const char *word, size_t n)
-{
-    size_t digits = 0;
-
-    while (digits < n && is_digit(word[digits]))
-        digits++;
-    return n == 0 || (n == digits && n < 6) || is_one_of(*word, "-/.") || (option[1] == 'u' && !memchr(word, ':', n));
-}
-
-int secret_after_option(const char *program, const char *before, const char *word)
-{
-    const struct piece name = {.text = program, .n = strlen(program)};
-
-    for (size_t i = 0; i < COUNT(short_options); i++) {
-        const char *option = short_options[i].option;
-
-        if (!is_among(short_options[i].programs, name))
-            continue;
-        if (short_options[i].same && strncmp(word, option, 2) == 0 &&
-            !is_no_password(option, word + 2, strlen(word + 2)))
-            return 2;
-        if (short_options[i].next && strcmp(before, option) == 0 && !is_no_password(option, word, strlen(word)))
-            return 0;
-    }
-    return -1;
-}
-
-/* Is one of the programs in front of `at`, in the same command? */
-static bool runs(const struct scan *scan, size_t at, const char *programs)
-{
-    size_t end = at, start;
-
-    while (end > 0 && at - end < COMMAND_BYTES) {
-        for (start = end; start > 0 && !is_one_of(scan->text[start - 1], " \t\"'`(;|&\r\n"); start--)
-            if (at - start >= COMMAND_BYTES)
-                return false;
-        if (is_among(programs, (struct piece){.text = scan->text + start, .n = end - start}))
-            return true;
-        if (start == 0 || is_one_of(scan->text[start - 1], "`(;|&\r\n"))
-            return false;
-        end = start - 1;
-    }
-    return false;
-}
-
-size_t match_short_option(const struct scan *scan, size_t at, size_t *ret_before)
-{
-    if (byte_at(scan, at) != '-' || !is_one_of(byte_before(scan, at), " \t\"'"))
-        return 0;
-    for (size_t i = 0; i < COUNT(short_options); i++) {
-        size_t start = at + 2, n = 0;
-        char c = byte_at(scan, start), quote;
-
-        if (byte_at(scan, at + 1) != short_options[i].option[1] ||
-            !(is_one_of(c, " \t") ? short_options[i].next : short_options[i].same) ||
-            !runs(scan, at - 1, short_options[i].programs))
-            continue;
-        while (is_one_of(byte_at(scan, start), " \t"))
-            start++;
-        quote = is_one_of(byte_at(scan, start), "\"'") ? scan->text[start++] : '\0';
-        while (start + n < scan->bytes &&
-               (quote ? scan->text[start + n] != quote : !is_one_of(scan->text[start + n], " \t\r\n\"'`;|&")))
-            n++;
-        /* In 'mysql -p' the quote is not that of a value. */
-        if ((quote && is_one_of(byte_at(scan, start), " \t")) ||
-            is_no_password(short_options[i].option, scan->text + start, n) || has_text(scan, start, REDACTED))
-            continue;
-        *ret_before = start - at;
-        return n;
-    }
-    return 0;
 }
 
 /* --- names --- */
@@ -154,7 +39,7 @@ static bool is_secret_key(const char *name)
         "API",    "ACCESS",  "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",    "ACCOUNT",      "AUTH",      "SIGNING",
         "MASTER", "LICENSE", "SERVICE", "DEPLOY",     "STORAGE",    "SHARED", "SUBSCRIPTION", "SESSION",   "HMAC",
         "JWT",    "CRYPT",   "ADMIN",   "TOKEN",      "WEBHOOK",    "WANDB",  "OPENAI",       "ANTHROPIC", "NGC",
-        "COMET",  "SENTRY",  "HF",      "RSA",        "GPG",        "AZURE",  "CLIENT",       "APP"};
+        "COMET",  "SENTRY",  "HF",      "RSA",        "GPG",        "AZURE",  "CLIENT",       "APP",       "MUNGE"};
     char kind[NAME_BYTES];
     size_t length = strlen(name);
 
@@ -200,8 +85,8 @@ bool identifier_is_secret_name(const char *long_name)
     static const char *const words[] = {"SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "PGPASS", "CREDENTIAL", "COOKIE"};
     /* Where one is, or what it is called */
     static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
-    static const char *const ends[] = {"AUTH", "OAUTH",     "AUTHORIZATION", "PRIVATE",      "MAGIC",  "PASS",
-                                       "PSK",  "SIGNATURE", "SSHPASS",       "FROM_LITERAL", "PASSIN", "PASSOUT"};
+    static const char *const ends[] = {"AUTH",      "OAUTH",   "AUTHORIZATION", "PRIVATE", "MAGIC",   "PASS", "PSK",
+                                       "SIGNATURE", "SSHPASS", "FROM_LITERAL",  "PASSIN",  "PASSOUT", "JWT"};
     char name[NAME_BYTES];
     size_t length;
 
@@ -224,8 +109,7 @@ bool identifier_is_secret_name(const char *long_name)
            strcmp(name, "pwd") == 0 || strcasecmp(name, "SIG") == 0;
 }
 
-/* A path, or a variable of a shell; in base64 a secret may begin so too, but not with these bytes alone. */
-static bool is_reference(const char *value, size_t n)
+bool secret_is_reference(const char *value, size_t n)
 {
     const struct scan scan = {.text = value, .bytes = n};
     size_t at = 0;
@@ -255,7 +139,7 @@ bool secret_is_value(const char *name, const char *value, size_t n)
     /* A count */
     if (digits + dots == n && dots < 2 && n < (dots ? 20 : 8) && strcasestr(name, "TOKEN"))
         return false;
-    if (is_reference(value, n) && !secret_is_password(name))
+    if (secret_is_reference(value, n) && !secret_is_password(name))
         return false;
     return n > 1 && identifier_is_secret_name(name);
 }
@@ -327,16 +211,6 @@ static size_t skip(const struct scan *scan, size_t at, const char *bytes)
     return at;
 }
 
-/* Letters and digits, and no path: "S3cret" */
-static bool looks_random(const struct scan *scan, size_t at)
-{
-    size_t n = run(scan, at, "_-.!@#$%^&*+=", 64), digits = 0;
-
-    for (size_t i = at; i < at + n; i++)
-        digits += is_digit(scan->text[i]);
-    return n >= 6 && digits > 0 && digits < n;
-}
-
 /* What is between a name and its value, from `at`: '=', ':' or ' ', with blanks around it; 0 if no value follows. */
 static char read_sign(const struct scan *scan, size_t at, const struct name *name, size_t *ret_start)
 {
@@ -367,7 +241,7 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
     for (size_t i = 0, n = strlen(name->text); i < COUNT(setters); i++)
         if (at >= n + strlen(setters[i]) && has_text(scan, at - n - strlen(setters[i]), setters[i]))
             return ' ';
-    return secret_is_password(name->text) && looks_random(scan, next) ? ' ' : '\0';
+    return secret_is_password(name->text) && secret_looks_random(scan, next) ? ' ' : '\0';
 }
 
 /* Is there a name with a value? Not in the middle of a run of words and dashes: what begins it was asked before. */

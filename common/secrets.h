@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * secrets.h - the recognisers of secrets (tokens.c: those that have a form; secrets.c: by the name or the option in
- * front of them), and what those of identifiers share with them; for redact.c.
+ * secrets.h - the recognisers of secrets (tokens.c: those that have a form; secrets.c: by the name in front of them;
+ * secret_programs.c: by the program), and what those of identifiers share with them; for redact.c.
  */
 #ifndef EP_COMMON_SECRETS_H
 #define EP_COMMON_SECRETS_H
 
 #include <ctype.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -84,14 +85,20 @@ typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before
  * secrets; tokens; "Bearer x"; access keys. What each looks at beyond a fixed length it finds once, so that a text
  * takes linear time.
  */
-recogniser match_value, match_short_option, match_private_key, match_user, match_webhook, match_token, match_bearer,
-    match_access_key;
+recogniser match_value, match_short_option, match_input, match_private_key, match_user, match_webhook, match_token,
+    match_bearer, match_access_key;
 
 /* Is it a program with a short option for a password, as "mysql -psecret"? */
 bool secret_has_short_option(const char *word);
 
-/* Is the word, or what follows the option in it, such a password? The bytes in front of it, or -1. */
-int secret_after_option(const char *program, const char *before, const char *word);
+/* Is a word after that of the program, or what follows the option in it, such a password? The bytes in front, or -1. */
+int secret_after_option(const json_t *words, size_t program, size_t at);
+
+/* A path, or a variable of a shell; in base64 a secret may begin so too, but not with these bytes alone. */
+bool secret_is_reference(const char *value, size_t n);
+
+/* Letters and digits, and no path: "S3cret" */
+bool secret_looks_random(const struct scan *scan, size_t at);
 
 #define NAME_BYTES 128
 

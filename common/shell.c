@@ -2,8 +2,9 @@
 #include "shell.h"
 
 #include "clean.h"
+#include "redact.h"
+#include "text.h"
 
-#include <stdbool.h>
 #include <string.h>
 
 #define PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+,:=@%-"
@@ -47,6 +48,31 @@ const char *shell_operand(const char *text, char *ret_word, size_t bytes)
     snprintf(ret_word, bytes, "-- ");
     shell_quote(text, ret_word + 3, bytes - 3);
     return ret_word;
+}
+
+bool shell_is_command(const char *text, const char *program)
+{
+    const char *shown, *end;
+    size_t n, bytes;
+
+    for (const char *at = text; *at; at += n) {
+        n = text_printable(at, strlen(at), &shown, &bytes);
+        if (n == 0 || shown != at || *at == '\n' || *at == '\t')
+            return false;
+    }
+    n = strlen(program);
+    if (strncmp(text, program, n) != 0 || text[n] != ' ')
+        return false;
+    for (; *text; text += n) {
+        n = strspn(text, PLAIN " ");
+        if (n == 0 && *text == '\'' && (end = strchr(text + 1, '\'')))
+            n = (size_t)(end + 1 - text);
+        else if (n == 0)
+            n = text_begins(text, REDACTED) ? strlen(REDACTED) : text_begins(text, "\\'") ? 2 : 0;
+        if (n == 0)
+            return false;
+    }
+    return true;
 }
 
 void shell_write(FILE *stream, const char *text)

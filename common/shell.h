@@ -3,6 +3,7 @@
 #ifndef EP_COMMON_SHELL_H
 #define EP_COMMON_SHELL_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 /*
@@ -15,6 +16,9 @@ const char *shell_quote(const char *text, char *ret_word, size_t bytes);
 
 /* shell_operand() quotes an operand: "-- " is in front of one that would be an option. */
 const char *shell_operand(const char *text, char *ret_word, size_t bytes);
+
+/* Is it a command of this program with words as shell_quote() writes them? Then a shell runs nothing else of it. */
+bool shell_is_command(const char *text, const char *program);
 
 /* Writes `text`, byte by byte, in single quotes, for scripts. */
 void shell_write(FILE *stream, const char *text);

@@ -178,16 +178,33 @@ static bool has_hidden(const char *text)
     return false;
 }
 
+char *stream_json_text(const json_t *document, size_t flags)
+{
+    char *text = json_dumps(document, flags), *shown = NULL;
+    size_t bytes;
+    FILE *out;
+
+    if (!text || !has_hidden(text))
+        return text;
+    free(text);
+    text = json_dumps(document, flags | JSON_ENSURE_ASCII);
+    /* That leaves DEL. */
+    out = text ? open_memstream(&shown, &bytes) : NULL;
+    for (const char *at = text; out && *at; at++)
+        *at == 0x7f ? fputs("\\u007f", out) : putc_unlocked(*at, out);
+    free(text);
+    if (out && fclose(out) == 0)
+        return shown;
+    free(shown);
+    return NULL;
+}
+
 int stream_json(FILE *stream, const json_t *document, size_t flags)
 {
-    char *text = json_dumps(document, flags);
+    char *text = stream_json_text(document, flags);
     sigset_t ending, before;
     int result;
 
-    if (text && has_hidden(text)) {
-        free(text);
-        text = json_dumps(document, flags | JSON_ENSURE_ASCII);
-    }
     if (!text) {
         errno = ENOMEM;
         return -1;

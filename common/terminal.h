@@ -18,6 +18,9 @@ int stream_open(void);
 /* Writes a control sequence of epkit, after what was printed before. */
 void stream_control(FILE *stream, const char *sequence);
 
+/* json_dumps() with invisible characters as \u escapes; to be freed, NULL without memory. */
+char *stream_json_text(const json_t *document, size_t flags);
+
 /*
  * Prints one JSON document and a newline to any stream; invisible characters become \u escapes. `flags` as for
  * json_dumps(). A signal that ends the process does so before or after all of it, unless the reader stalls. 0, or -1

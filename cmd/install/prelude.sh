@@ -213,14 +213,19 @@ epkit_keep() {
     sync "$EPKIT_BEFORE"
 }
 
+# Nothing is read from pipes and devices. epkit_same FILE FILE
+epkit_same() {
+    [ -f "$1" ] && [ -f "$2" ] && cmp -s "$1" "$2"
+}
+
 # A file that was changed since the step wrote it is not lost when it is written again or removed: it is copied next to
 # it. epkit_set_aside PATH
 epkit_set_aside() {
     target="$EPKIT_ROOT$1"
     if [ ! -e "$EPKIT_BEFORE/written" ] || [ ! -f "$target" ] || [ -L "$target" ]; then return 0; fi
     if grep -qxF -e "$(sha256sum <"$target")" "$EPKIT_BEFORE/written"; then return 0; fi
-    if cmp -s "$target" "$EPKIT_BEFORE/old$1"; then return 0; fi
-    cp -aT "$target" "$target.epkit-old"
+    if epkit_same "$target" "$EPKIT_BEFORE/old$1"; then return 0; fi
+    cp -aT --remove-destination "$target" "$target.epkit-old"
     epkit_left "$target.epkit-old: the file as it was changed since epkit wrote it"
 }
 
@@ -233,10 +238,12 @@ epkit_write() {
     fi
     printf '%s\n' "$2" | epkit_keep
     mkdir -p "${target%/*}"
+    # Who made the root folder may have put a link there.
+    rm -rf "$target.epkit-new"
     printf %s "$3" >"$target.epkit-new"
     chmod "$1" "$target.epkit-new"
     sync "$target.epkit-new"
-    if cmp -s "$target" "$target.epkit-new"; then :; else epkit_set_aside "$2"; fi
+    if epkit_same "$target" "$target.epkit-new"; then :; else epkit_set_aside "$2"; fi
     sha256sum <"$target.epkit-new" >>"$EPKIT_BEFORE/written"
     sync "$EPKIT_BEFORE/written"
     mv -fT "$target.epkit-new" "$target"
@@ -328,7 +335,11 @@ epkit_set_end() {
     done <"$names.new"
     rm -rf "$new"
     if [ -e "$names" ]; then
-        comm -23 "$names" "$names.new" | while read -r name; do rm -rf "$EPKIT_ROOT$1/${name:?}"; done
+        comm -23 "$names" "$names.new" | while read -r name; do
+            target="$EPKIT_ROOT$1/${name:?}"
+            epkit_inside "${target%/*}"
+            rm -rf "$target"
+        done
     fi
     mv -f "$names.new" "$names"
     epkit_stamp

@@ -255,7 +255,7 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
             put_value(out, variable->value, is_pattern);
         else
             fprintf(out, "<%s>", variable->name);
-        text = end + 1;
+        text = variable ? end + 1 : text;
     }
     if (out && fclose(out) != 0 && status == EP_OK)
         status = ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);

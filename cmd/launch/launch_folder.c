@@ -7,6 +7,7 @@
 #include "common/dir.h"
 #include "common/redact.h"
 #include "common/temporary.h"
+#include "common/terminal.h"
 #include "common/write.h"
 
 #include <epkit/types.h>
@@ -164,7 +165,7 @@ void folder_write(struct launch *launch)
         return;
     document = folder_document(launch);
     json_object_set_new(document, "schema_version", json_integer(1));
-    text = json_dumps(document, JSON_INDENT(2));
+    text = stream_json_text(document, JSON_INDENT(2));
     failed = text ? temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode()) : ENOMEM;
     free(text);
     json_decref(document);

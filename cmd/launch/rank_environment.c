@@ -51,13 +51,15 @@ static int add_variable(const struct cmd *cmd, const char *word, json_t *env)
     return CMD_FINE;
 }
 
-/* The debugging variables from NVSHMEM's and NCCL's manuals. NVSHMEM expands %h and %p. */
+/*
+ * The debugging variables from NVSHMEM's and NCCL's manuals. No file is named: the output of ranks is kept, and a name
+ * in /tmp that others can guess may be their link.
+ */
 static void add_debugging(json_t *env)
 {
     static const char *const rows[][2] = {
         {"NVSHMEM_DEBUG", "WARN,INFO"},
         {"NVSHMEM_DEBUG_SUBSYS", "INIT,TRANSPORT,P2P"},
-        {"NVSHMEM_DEBUG_FILE", "/tmp/nvshmem_%h_%p.log"},
         {"NVSHMEM_ENABLE_ERROR_CHECKS", "true"},
         {"NVSHMEM_NVTX", "common"},
         {"NCCL_DEBUG", "INFO"},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "log_input.h"
 
+#include "common/clean.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/output.h"
@@ -110,6 +111,7 @@ static void know_failure(const json_t *run, struct verdict_options *options)
                  reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
     else if (json_is_null(code) && json_is_string(json_object_get(run, "began")))
         snprintf(options->failure, sizeof(options->failure), "the launch has not ended, or was killed");
+    text_clean(options->failure, options->failure, sizeof(options->failure));
 }
 
 void input_know_run(const json_t *run, const struct reference *reference, struct verdict_options *options)

@@ -3,7 +3,10 @@
 
 #include "common/dir.h"
 #include "common/json.h"
+#include "common/redact.h"
+#include "common/shell.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -95,17 +98,20 @@ json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t b
     struct stat info;
     json_error_t error;
     json_t *value = NULL;
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r"); /* json_loadfd() reads single bytes */
 
-    if (fd < 0 || fstat(fd, &info) != 0) {
+    if (!file || fstat(fd, &info) != 0) {
         snprintf(ret_error, bytes, "%s", strerror(errno));
     } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_JSON) {
         snprintf(ret_error, bytes, "it is not a file of at most 64 MiB");
     } else {
-        value = json_loadfd(fd, 0, &error);
+        value = json_loadf(file, 0, &error);
         if (!value)
             snprintf(ret_error, bytes, "line %d: %s", error.line, error.text);
     }
-    if (fd >= 0)
+    if (file)
+        fclose(file);
+    else if (fd >= 0)
         close(fd);
     return value;
 }
@@ -126,6 +132,15 @@ static void check_run(struct folder *folder)
     folder->run = NULL;
 }
 
+/* People paste it: what is not written as epkit writes its own is somebody else's. */
+static void check_command(json_t *object)
+{
+    const char *command = json_text(object, "command");
+
+    if (*command && !shell_is_command(command, "epkit"))
+        json_object_set_new(object, "command", json_string(REDACTED));
+}
+
 static void read_run(struct folder *folder)
 {
     struct stat info;
@@ -135,16 +150,18 @@ static void read_run(struct folder *folder)
     folder->run = runfolder_load_json(folder->dirs[0], "run.json", folder->run_error, sizeof(folder->run_error));
     if (folder->run)
         check_run(folder);
+    check_command(folder->run);
+    check_command(json_object_get(folder->run, "results"));
 }
 
 /* Opens the folders that are there. */
 static bool open_dirs(struct folder *folder, char *ret_error, size_t bytes)
 {
-    int dir = open(folder->path, O_PATH | O_DIRECTORY | O_CLOEXEC), logs;
+    int dir = dir_open(folder->path, false), logs;
 
     folder->dirs[2] = dir;
     if (dir < 0) {
-        snprintf(ret_error, bytes, "%s", errno == ENOTDIR ? "it is not a folder" : strerror(errno));
+        snprintf(ret_error, bytes, "%s", errno == ENOTDIR ? "it is not a folder" : write_reason(errno));
         return false;
     }
     logs = dir_open_in(dir, LOGS, false);

@@ -281,7 +281,7 @@ static json_t *gather_tail(const struct folder *folder, const json_t *parsed)
     return json_null();
 }
 
-static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
+static json_t *verdict_text(const struct folder *folder, const json_t *parsed, const json_t *nics)
 {
     const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
     const char *host = json_text(folder->run, "failed_host"), *reason = json_text(folder->run, "reason");
@@ -300,6 +300,15 @@ static json_t *verdict_of(const struct folder *folder, const json_t *parsed, con
                                                                  : "failed",
                             *host ? ", first on " : "", host, *why ? ": " : "", why, verdict, tail);
     return json_sprintf("%s%s", verdict, tail);
+}
+
+/* One line: the names in it are those of the folder. */
+static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
+{
+    json_t *text = verdict_text(folder, parsed, nics), *line = out_name(text ? json_string_value(text) : "");
+
+    json_decref(text);
+    return line;
 }
 
 /* A run has failed if the launcher reports it, whatever the logs contain. Idle NICs are a finding. */

@@ -3,6 +3,7 @@
 #include "common/dir.h"
 #include "common/file.h"
 #include "common/redact.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "report.h"
 
@@ -85,7 +86,7 @@ int report_history_add(const char *path, const json_t *entry)
 {
     int fd = dir_append(path, dir_usual_mode()), error = 0;
     json_t *shown = redact_document(entry);
-    char *text = shown ? json_dumps(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL, *line = NULL;
+    char *text = shown ? stream_json_text(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL, *line = NULL;
     off_t before;
     int n;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report_page.c - the pages of a run folder and of a comparison. */
+#include "common/redact.h"
 #include "common/text.h"
 #include "page.h"
 #include "report.h"
@@ -432,7 +433,7 @@ void report_page(FILE *stream, const json_t *document)
     print_environment(stream, document);
     print_files(stream, document);
     fputs("<footer><p class=\"soft\">", stream);
-    if (*json_text(document, "command"))
+    if (*json_text(document, "command") && strcmp(json_text(document, "command"), REDACTED) != 0)
         page_print(stream, "The run was started by <code>%s</code>. ", json_text(document, "command"));
     fputs("<code>report.json</code> next to this page has the same data.</p></footer>\n", stream);
     page_end(stream);

@@ -27,7 +27,7 @@ static void add_run(json_t *runs, const json_t *hosts, double ratio, const char 
             json_is_object(host) ? json_string_value(json_object_get(host, "name")) : json_string_value(host);
 
         if (name)
-            json_array_append_new(names, json_string(name));
+            json_array_append_new(names, out_name(name));
     }
     json_array_append_new(runs,
                           json_pack("{s:o, s:o, s:s?, s:s}", "hosts", names, "ratio",
@@ -43,8 +43,8 @@ static void find_weak_nics(const json_t *host, json_t *weak)
 
     json_array_foreach (json_object_get(balance, "nics"), i, nic) {
         if (json_is_true(json_object_get(nic, "uneven")))
-            json_array_append_new(weak, json_pack("{s:O, s:O, s:O, s:O}", "host", json_object_get(host, "name"),
-                                                  "device", json_object_get(nic, "device"), "share",
+            json_array_append_new(weak, json_pack("{s:o, s:o, s:O, s:O}", "host", out_name(json_text(host, "name")),
+                                                  "device", out_name(json_text(nic, "device")), "share",
                                                   json_object_get(nic, "share"), "idle", json_object_get(nic, "idle")));
     }
     json_decref(balance);

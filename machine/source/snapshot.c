@@ -11,6 +11,7 @@
 #include "common/clean.h"
 #include "common/dir.h"
 #include "common/temporary.h"
+#include "common/terminal.h"
 #include "common/text.h"
 #include "common/write.h"
 #include "scrub.h"
@@ -483,7 +484,7 @@ ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_byte
     json_object_foreach (scrubbed, key, value)
         complete = complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
     if (complete)
-        text = json_dumps(document, JSON_INDENT(1));
+        text = stream_json_text(document, JSON_INDENT(1));
     json_decref(document);
     json_decref(scrubbed);
     if (!text)

@@ -8,7 +8,7 @@ load common
 
 # A terminal title, colours, bidirectional overrides, isolates, a line separator, invalid UTF-8, and a line that looks
 # like one of epkit.
-EVIL=$'\e]0;x\a\e[31mred\u202eevil\u2066\u200b\ufeff\u2028\u0085\U000e0041\xff\xe2\x80\nepkit: all is well'
+EVIL=$'\e]0;x\a\e[31mred\u202eevil\u2066\u200b\ufeff\u2028\u0085\x7f\U000e0041\xff\xe2\x80\nepkit: all is well'
 
 setup() {
     cd "$BATS_TEST_TMPDIR" || return 1
@@ -118,6 +118,27 @@ answer() {
     printf 'node1\n%s\n' "$EVIL" >hosts
     say doctor --hosts hosts --ssh ./ssh
     [ "$status" -eq 2 ]
+}
+
+@test "the folder of a run, recorded runs, and what is written of them" {
+    unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST
+    mkdir run
+    jq -n --arg e "$EVIL" '{schema_version: 1, epkit: $e, job: $e, command: $e, argv: [$e], reason: $e, exit_code: 1, failed_host: $e,
+        hosts: [{name: $e, why: $e, gpu: $e}], environment: {($e): $e}, findings: [{id: $e, severity: $e, text: $e, nodes: [$e]}]}' >run/run.json
+    printf '%s\n' "$EVIL" "a: NCCL WARN $EVIL" >run/worker-a.log
+    jq -n --arg e "$EVIL" '{runs: [["a", $e, 0.5], ["b", "c", 0.99], ["c", $e, 0.4]] | map({hosts: .[:2], ratio: .[2]})}' >recorded
+    for words in 'parse run' 'report run --history history --output page' 'triangulate --from run' 'triangulate --from recorded'; do
+        # shellcheck disable=SC2086 # words
+        say $words
+        # shellcheck disable=SC2086 # words
+        say $words --json
+    done
+    printf '#!/bin/sh\n' >ssh
+    chmod +x ssh
+    valid_utf8=$(printf '%s' "$EVIL" | iconv -c -f UTF-8 -t UTF-8) || true
+    say launch --ssh ./ssh --hosts a --checks skip --out new -x "NAME=$valid_utf8" -- true "$valid_utf8"
+    [ -s new/testbed-logs/run.json ]
+    clean history page/* new/testbed-logs/*
 }
 
 @test "values truncated within a character: all rows are printed" {

@@ -333,6 +333,10 @@ EOF
             [ "$status" -le 4 ]
         done
     done
+    for kb in 32 255; do
+        run -1 with "stack=$kb" -- topo
+        [[ "$output" == *"at most $kb KiB (ulimit -Hs), and epkit needs 256" ]]
+    done
 }
 
 @test "umask: files are readable by their owner, and writable only by the owner" {

@@ -123,8 +123,8 @@ checked() {
     harmless text
 }
 
-# pasted CODES ARGUMENT...: commands in what is printed, as text and as a document, are harmless. The command line of a run
-# is its own, and the document of another node that node's: who runs what is in them trusts their writer.
+# pasted CODES ARGUMENT...: commands in what is printed, as text and as a document, are harmless. The document of another
+# node is that node's: who runs what is in it trusts its writer.
 pasted() {
     local codes=$1 form
     shift
@@ -133,7 +133,7 @@ pasted() {
         echo "$* $form -> $status: $stderr" | cat -v
         [[ "$codes" == *"$status"* ]]
         printf '%s\n%s\n' "$output" "$stderr" >text
-        [ -z "$form" ] || jq 'del(.command, .hosts[]?.document)' <<<"$output" >text
+        [ -z "$form" ] || jq 'del(.hosts[]?.document)' <<<"$output" >text
         [ -z "$(commands text)" ] || harmless text
     done
 }
@@ -174,10 +174,19 @@ pasted() {
     printf '%s\n' "$EVIL" "a: NCCL WARN $EVIL" >run/worker-a.log
     pasted 1 report run
     pasted '1 4' parse run
-    # Of the page, what is marked as a command.
-    python3 -c 'import html, re, sys; print("\n".join(html.unescape(c) for c in re.findall("<code>(epkit doctor.*?)</code>", sys.stdin.read())))' \
-        <run/report.html >text
-    [ -z "$(commands text)" ] || harmless text
+    # The command line of a run, unless it is written as epkit writes its own.
+    for command in "epkit launch $EVIL" 'epkit launch a;touch PWNED' $'epkit run \'a\ntouch PWNED\n\'' 'epkit x "$(touch PWNED)"' 'touch PWNED' 'epkitx; a'; do
+        jq --arg c "$command" '.command = $c | .results = {command: $c}' run/run.json >new
+        mv new run/run.json
+        pasted '1 2 4' report run
+        [ "$(jq -c '[.command, .results.command]' run/report.json)" = '["(left out)","(left out)"]' ]
+        run ! grep -F 'was started by' run/report.html
+    done
+    own="epkit launch 'a; b'\\''c' --x=(left out) d"
+    jq --arg c "$own" '.command = $c | del(.results)' run/run.json >new
+    mv new run/run.json
+    run -1 epkit report run
+    [ "$(jq -r .command run/report.json)" = "$own" ]
 }
 
 @test "install, test, bench, run: recipes, files and variables" {

@@ -156,6 +156,14 @@ run_folder() {
 @test "parse, report, triangulate: links in the folder of a run are not followed" {
     run_folder secret
     mkdir run
+    ln -s "$PWD/secret" hers/run
+    chown -h $MALLORY hers/run
+    for command in parse report; do
+        run -2 epkit $command hers/run
+        [[ "$output" == *'a link in its path belongs to another user'* ]]
+    done
+    ln -s secret own
+    run -4 epkit parse own
     ln -s ../secret run/testbed-logs
     for command in parse report; do
         run -2 epkit $command run
@@ -278,6 +286,23 @@ END
     ln -s "$PWD/host/etc" "$state/before/one/old/etc"
     run -1 epkit install apply ./one.yaml --root m
     [ "$(cat host/etc/one)" = precious ]
+}
+
+@test "install --root: links beside the file of a step, and a pipe in its place" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir -p m/etc
+    VICTIM=$(find victim -printf '%P:%m ')
+    mkfifo m/etc/one
+    for action in apply apply uninstall; do
+        ln -sf "$PWD/victim/file" m/etc/one.epkit-new
+        ln -sf "$PWD/victim/file" m/etc/one.epkit-old
+        run -0 epkit install $action ./one.yaml --root m
+        unharmed
+        [ "$action" = uninstall ] || echo changed >m/etc/one
+    done
+    [ -p m/etc/one ]
+    [ "$(cat m/etc/one.epkit-old)" = changed ]
 }
 
 @test "install --root: scripts of another user are not run outside of the root" {

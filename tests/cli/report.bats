@@ -25,7 +25,7 @@ make_run() {
     internode "$2" >"$logs/coordinator.log"
     internode "$2" >"$logs/worker-node-1.log"
     jq -n --arg date "$3" --argjson code "${4:-0}" --argjson weak "${5:-2000000}" '{schema_version: 1, epkit: "0.1.0",
-        commit: "abc", job: "deepep-internode", command: "epkit launch <x> & y", began: $date, exit_code: $code, nodes: 2,
+        commit: "abc", job: "deepep-internode", command: "epkit launch \u0027<x> & y\u0027", began: $date, exit_code: $code, nodes: 2,
         failed_host: (if $code > 0 then "node-1" else null end), environment: {NCCL_NET: "gIB <b>"},
         findings: [{id: "memlock", severity: "warning", text: "the limit is low", nodes: ["node-0", "node-1"]}],
         hosts: [range(2) as $n | {name: "node-\($n)", rank: $n, location: null, exit_code: 0, gpu: "NVIDIA B200",
@@ -51,7 +51,7 @@ setup() {
     valid report a/report.json
     jq '.parsed + {schema_version: 1, epkit: .epkit, subcommand: "parse"}' a/report.json | valid parse
     [ "$(tail -1 a/report.html)" = '</html>' ]
-    grep -qF 'epkit launch &lt;x&gt; &amp; y' a/report.html
+    grep -q 'epkit launch .*&lt;x&gt; &amp; y' a/report.html
     run ! grep -E "(src|href)=[\"'][^#\"']|@import|url\(|<script|<link|://" a/report.html
     [ "$(jq -r '[.hardware, .job, .hosts[1].driver, .environment.NCCL_NET] | join(" ")' a/report.json)" = \
         "b200 deepep-internode 580.126.09 gIB <b>" ]
@@ -356,4 +356,11 @@ END
     report a
     [[ "$(grep -o 'a?b?c?d?e' a/report.html | wc -l)" -ge 2 ]]
     run ! grep -qP '[\x{202a}-\x{202e}\x{2028}\x{200b}\x{2066}]' a/report.html
+}
+
+@test "a folder of 10000 hosts: linear" {
+    mkdir run
+    jq -n '{schema_version: 1, exit_code: 1, hosts: [range(10000) | {name: "h\(.)", why: "x"}]}' >run/run.json
+    echo 'a: NCCL WARN' >run/worker-a.log
+    run -1 thrifty 10 "$EPKIT" report run
 }

@@ -36,8 +36,8 @@ END
 # is to be unshare. TERM for process 1 is one for the container.
 pod() {
     ${POD_BY:-} unshare --mount --pid --fork --kill-child bash -euc '
-        base=$1 scripts=$2 epkit=$3 shared=$4
-        shift 4
+        base=$1 scripts=$2 epkit=$3 shared=$4 node=$5
+        shift 5
         mount --make-rprivate /
         mount -t tmpfs tmpfs "$base"
         mkdir "$base/upper" "$base/work" "$base/root"
@@ -46,16 +46,19 @@ pod() {
         mount -t proc proc proc
         mount --bind /dev dev
         mount -t tmpfs tmpfs run
-        mkdir -p scripts run/epkit-agent opt/epkit/bin
-        rm -rf host
-        ln -s / host
+        mkdir -p scripts run/epkit-agent image opt data
         mount --bind "$shared" run/epkit-agent
         cp "$scripts"/*.sh scripts/
-        cp "$epkit" opt/epkit/bin/epkit
+        cp "$epkit" image/epkit
         mkdir -p old
         pivot_root . old
+        cd /
+        eval "$node"
         code=0
-        env "$@" bash /scripts/group.sh bash /scripts/installer.sh &
+        # The container has folders of its own.
+        unshare --mount sh -euc "mount -t tmpfs none /data; mkdir -p \$(readlink -m /opt); mount -t tmpfs none /opt
+            mkdir -p /opt/epkit/bin; cp /image/epkit /opt/epkit/bin; exec \"\$@\"" - \
+            env "$@" bash /scripts/group.sh bash /scripts/installer.sh &
         main=$!
         trap "kill -TERM $main" TERM
         echo $$ >/run/epkit-agent/up
@@ -67,7 +70,7 @@ pod() {
         mkdir -p /run/epkit-agent/etc
         cp /etc/epkit-test-* /run/epkit-agent/etc/ 2>/dev/null || true
         exit "$code"' - \
-        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$EPKIT_SOURCE/deploy/daemonset/base" "$EPKIT" "$SHARED" "$@"
+        "$(mktemp -d -p "$BATS_TEST_TMPDIR")" "$EPKIT_SOURCE/deploy/daemonset/base" "$EPKIT" "$SHARED" "${NODE_HAS-}" "$@"
 }
 
 phase_is() { [ "$(cat "$SHARED/phase" 2>/dev/null)" = "$1" ]; }
@@ -156,6 +159,24 @@ END
     grep -qx sh "$SHARED/left"
     run ! grep -qvxE 'sh|sleep' "$SHARED/left"
     phase_is installing
+}
+
+@test "/opt of the node: a link, planted names, a folder of another user" {
+    recipe first
+    cp /proc/sys/kernel/random/boot_id "$SHARED/grant"
+    NODE_HAS='mkdir data/victim && mv opt data/opt && ln -s /data/opt opt && chmod 1777 data/opt
+        for name in epkit-installer epkit-installer.new epkit-installer.old; do ln -s /data/victim opt/$name; done'
+    run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml
+    phase_is "done"
+    [ "$(cat "$SHARED/etc/epkit-test-first")" = first ]
+    for folder in data data/opt; do
+        for change in 'chown 54321' 'chgrp 54321' 'chmod 777'; do
+            NODE_HAS="mv opt data/opt && ln -s /data/opt opt && chmod 775 data/opt data && $change $folder"
+            run -1 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml
+            [[ "$output" == *"/$folder: not only root may rename what is in it"*"nothing was changed"* ]]
+            phase_is failed
+        done
+    done
 }
 
 @test "nonsense for REBOOT_BY is refused before anything" {

@@ -8,7 +8,6 @@ set -euo pipefail
 # One or more recipes, in the order in which they are applied; a file is also possible.
 read -ra recipes <<<"${EPKIT_RECIPE:?}"
 shared=${EPKIT_SHARED:-/run/epkit-agent}
-host=${EPKIT_HOST:-/host}
 
 say() { printf '%s epkit-installer: %s\n' "$(date -u +%H:%M:%S)" "$*"; }
 
@@ -31,21 +30,39 @@ on_node() {
 }
 
 # Copies the epkit of this image to the node, atomically, since a pod may be killed meanwhile; to a folder that no
-# recipe uses.
+# recipe uses. The node itself writes: links there lead to where they lead there. Root runs what is copied, so nobody
+# else may be able to exchange it.
+# shellcheck disable=SC2016 # for the shell of the node
 copy_epkit() {
     local i
-    rm -rf "$host/opt/epkit-installer.new"
-    mkdir -p "$host/opt"
-    cp -a /opt/epkit "$host/opt/epkit-installer.new"
+    tar -C /opt/epkit -c . | on_node sh -euc '
+        umask 022
+        mkdir -p /opt
+        cd /opt
+        at=$(pwd -P)
+        while :; do
+            if [ -n "$(find "$at" -maxdepth 0 \( ! -user root -o -perm -020 ! -group root -o -perm -002 ! -perm -1000 \))" ]; then
+                echo "$at: not only root may rename what is in it" >&2
+                exit 1
+            fi
+            [ "$at" != / ] || break
+            at=${at%/*}
+            at=${at:-/}
+        done
+        rm -rf epkit-installer.new
+        mkdir epkit-installer.new
+        tar -C epkit-installer.new -x --no-same-owner' || return 1
     for i in "${!recipes[@]}"; do
         [ -e "${recipes[i]}" ] || continue
-        cp "${recipes[i]}" "$host/opt/epkit-installer.new/recipe-$i.yaml"
+        on_node sh -c "cat >/opt/epkit-installer.new/recipe-$i.yaml" <"${recipes[i]}" || return 1
         recipes[i]=/opt/epkit-installer/recipe-$i.yaml
     done
-    rm -rf "$host/opt/epkit-installer.old"
-    [ ! -e "$host/opt/epkit-installer" ] || mv "$host/opt/epkit-installer" "$host/opt/epkit-installer.old"
-    mv "$host/opt/epkit-installer.new" "$host/opt/epkit-installer"
-    rm -rf "$host/opt/epkit-installer.old"
+    on_node sh -euc '
+        cd /opt
+        rm -rf epkit-installer.old
+        [ ! -e epkit-installer ] || mv -T epkit-installer epkit-installer.old
+        mv -T epkit-installer.new epkit-installer
+        rm -rf epkit-installer.old'
 }
 
 boot=$(on_node cat /proc/sys/kernel/random/boot_id)
@@ -71,7 +88,7 @@ case ${REBOOT_BY:=epkit} in
 epkit | kured) ;;
 *) fail "REBOOT_BY is '$REBOOT_BY': it must be epkit or kured; nothing was changed" ;;
 esac
-copy_epkit
+copy_epkit || fail "epkit cannot be copied to /opt/epkit-installer of the node; nothing was changed"
 
 # plan RECIPE: 0 nothing to do, 3 something to do. What apply would refuse ends the installation here, while the node
 # still works.
