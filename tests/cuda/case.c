@@ -365,10 +365,10 @@ static int answer(struct state *s)
 enum { RANK_ORDER, CHOICE_ORDER, MIXED_ORDERS, N_ORDERS };
 static const char *const order_names[] = {"combine", "combine by choice", "combine in an order of each rank"};
 
-/* Ranks may use different orders of the sum, each for its own tokens. */
+/* Ranks may use different orders of the sum, each for its own tokens; but all of them round partial sums, or none. */
 static uint32_t flags_of_order(const struct state *s, int order)
 {
-    static const uint32_t of_rank[] = {EP_COMBINE_BY_CHOICE, 0, EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL};
+    static const uint32_t of_rank[] = {EP_COMBINE_BY_CHOICE, 0, EP_COMBINE_BY_CHOICE};
 
     if (order == MIXED_ORDERS)
         return of_rank[s->group->rank % 3];
