@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* findings.c - what the checks of epkit doctor find about variables of the environment, as rows of epkit env --check.
- */
+/* findings.c - what checks of epkit doctor find about variables of the environment, as rows of epkit env --check. */
 #include "common/output.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"

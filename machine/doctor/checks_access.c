@@ -68,10 +68,7 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 
 #define CONTROL "/dev/nvidiactl"
 
-/*
- * CUDA and NVML open it before any GPU, and at least one GPU is accessible. On a host, nvidia-modprobe creates it on
- * first use.
- */
+/* CUDA and NVML open it before any GPU. On a host, nvidia-modprobe creates it on first use. */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);

@@ -300,10 +300,7 @@ static bool is_switched_off(const struct doctor_machine *machine, const char *na
     return value && strcmp(value, "0") == 0;
 }
 
-/*
- * The command that installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if
- * not known.
- */
+/* Installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if not known. */
 static const char *cccl_package(const struct doctor_machine *machine)
 {
     struct source_text real = source_resolve(machine->source, "%s", machine->software->cuda_home);

@@ -40,10 +40,7 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
                   os->in_container ? " (both on the node, not in this container)" : "");
 }
 
-/*
- * A module that was built for another ib_core or driver is refused: "nvidia_peermem: disagrees about version of symbol
- * ib_register_peer_memory_client".
- */
+/* "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client": built for another ib_core. */
 static json_t *read_refused(const char *text, size_t bytes)
 {
     (void)bytes;
@@ -58,8 +55,7 @@ static bool is_refused(struct source *source)
         kernel_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", &where));
 }
 
-/* nvidia_peermem registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not.
- */
+/* It registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not. */
 static bool has_not_registered(struct source *source)
 {
     return source_stat(source, "/sys/module/nvidia_peermem").state == SOURCE_OK &&
@@ -216,10 +212,7 @@ static json_t *read_foreign_module(const char *dep, size_t bytes)
     return json_false();
 }
 
-/*
- * Are the modules of DOCA-OFED installed for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that cannot be
- * determined.
- */
+/* Are DOCA-OFED's modules installed for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that is not known. */
 static struct source_text built_modules(const struct doctor_machine *machine, const char *release)
 {
     struct source *source = machine->source;
@@ -227,10 +220,7 @@ static struct source_text built_modules(const struct doctor_machine *machine, co
     struct source_answer dep;
     struct source_names names;
 
-    /*
-     * OFED's modules have a version of their own; those of current kernels have none, or the kernel's release in some
-     * distributions.
-     */
+    /* OFED's modules have a version; those of kernels have none, or in some distributions the kernel's release. */
     if (loaded.state == SOURCE_OK && *loaded.text && strcmp(loaded.text, release) != 0)
         return loaded;
     names = source_list(source, "/lib/modules/%s/updates/dkms", release);

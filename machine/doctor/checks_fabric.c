@@ -37,9 +37,7 @@ static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
     return false;
 }
 
-/*
- * The number of links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings.
- */
+/* Links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings. */
 static int links_due(const struct topo *topo, int gpu)
 {
     const struct topo_gpu *self = &topo->gpus[gpu];

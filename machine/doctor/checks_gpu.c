@@ -249,10 +249,7 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
     }
 }
 
-/*
- * A reset uses the PCI address: the numbers of NVML, CUDA and device files differ when a GPU is missing. A GPU that has
- * fallen off the bus cannot be reset through the driver.
- */
+/* By PCI address: the numbers of NVML, CUDA and device files differ when a GPU is missing. */
 static void fix_errors(const struct doctor_machine *machine, struct doctor_result *result,
                        const struct gpu_errors *errors)
 {
@@ -329,10 +326,7 @@ const struct doctor_check check_gpu_errors = {
 
 /* --- mig --- */
 
-/*
- * "NVIDIA H100XM-1-10C" is a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is a
- * whole GPU.
- */
+/* "NVIDIA H100XM-1-10C" is one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" a whole GPU. */
 static bool is_virtual_instance(const struct topo_gpu *gpu)
 {
     const char *last = strrchr(gpu->name, '-'), *at = last;

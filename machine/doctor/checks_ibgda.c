@@ -191,10 +191,7 @@ const struct doctor_check check_ibgda_transport = {
 
 /* --- two-nvshmem --- */
 
-/*
- * A script written by 'epkit env' does not export LD_PRELOAD; it sets this variable to say that programs are started
- * with it.
- */
+/* A script of 'epkit env' sets this variable instead of LD_PRELOAD: programs are started with it. */
 static bool is_preloaded_by_script(const struct doctor_machine *machine)
 {
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");

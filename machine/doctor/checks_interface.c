@@ -316,10 +316,7 @@ static json_t *read_equal_routes(const char *text, size_t bytes)
     return group_routes(text, true);
 }
 
-/*
- * Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
- * Whoever sets one of them has routing rules as well.
- */
+/* Does the kernel answer ARP requests for its addresses on others? Whoever prevents that has routing rules, too. */
 static bool answers_for_others(struct source *source, const char *interface, bool is_rail)
 {
     static const char *const names[] = {"arp_ignore", "arp_filter"};
@@ -360,8 +357,7 @@ static bool is_of_data_nic(const struct doctor_machine *machine, const char *int
     return false;
 }
 
-/* Of a group, the interfaces of one kind that the kernel answers for on any other: the rails, or the others that are
- * up. */
+/* Of a group, the interfaces that the kernel answers for on any other: the rails, or the others that are up. */
 static int count_mixed(const struct doctor_machine *machine, const json_t *group, bool of_rails, const char **ret_names)
 {
     const char *names = "";

@@ -150,10 +150,7 @@ struct mount {
     char point[256], type[32], options[512];
 };
 
-/*
- * The mount that contains `path`: the one with the longest mount point; of several at one mount point the last one,
- * which hides the others.
- */
+/* The mount that contains `path`: the longest mount point, and of several there the last, which hides the others. */
 static bool mount_of(const char *mounts, const char *path, struct mount *ret_mount)
 {
     size_t longest = 0;
@@ -480,10 +477,7 @@ static int count_list(const char *list)
 #define CPU_V1 "/sys/fs/cgroup/cpu/"
 #define CPU_V1_QUOTA CPU_V1 "cpu.cfs_quota_us"
 
-/*
- * The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known. From cgroups(7)
- * version 2, then version 1.
- */
+/* The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known (cgroups(7)). */
 static double quota_of(struct source *source, const char **ret_where, const char **ret_text)
 {
     struct source_text text = source_line(source, CPU_MAX);

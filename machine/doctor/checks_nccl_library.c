@@ -193,10 +193,7 @@ static const char *version_in_name(const struct doctor_machine *machine, const c
     return version && strchr(version + 4, '.') ? version + 4 : "";
 }
 
-/*
- * Does the first folder of LD_LIBRARY_PATH with an NCCL, which is the effective one, have another version than PyTorch?
- * gIB's own NCCL is intended to precede PyTorch's.
- */
+/* Does the first folder of LD_LIBRARY_PATH with an NCCL have another than PyTorch's? gIB's own is meant to. */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nccl *nccl = &machine->software->nccl;

@@ -21,10 +21,7 @@ static double nic_rate(const struct topo_nic *nic)
     return sum;
 }
 
-/*
- * NICs whose speed is compared: data NICs, and NICs of the same model and as near to a GPU that are so slow that they
- * look like management NICs.
- */
+/* Data NICs, and NICs of the same model, as near to a GPU, so slow that they look like management NICs. */
 static bool is_compared(const struct topo *topo, int nic)
 {
     const struct topo_nic *self = &topo->nics[nic];
@@ -40,10 +37,7 @@ static bool is_compared(const struct topo *topo, int nic)
     return false;
 }
 
-/*
- * Should two NICs have the same speed: same model, and equally near to a GPU? A storage NIC may have another speed than
- * those on the switches of GPUs.
- */
+/* The same model, and equally near to a GPU: a storage NIC may have another speed than rails. */
 static bool are_siblings(const struct topo *topo, int a, int b)
 {
     enum topo_path distance_a = machine_gpu_distance(topo, a), distance_b = machine_gpu_distance(topo, b);
@@ -237,10 +231,7 @@ static void record_uplink(const struct doctor_machine *machine, struct doctor_re
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
-/*
- * Checks the links above switches. The link of the device itself, which its upstream port also reports, is checked by
- * slow-link.
- */
+/* The links above switches; slow-link checks that of the device itself, which its upstream port reports as well. */
 static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
                           unsigned char *seen)
 {

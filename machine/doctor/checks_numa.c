@@ -46,8 +46,7 @@ const struct doctor_check check_numa_balancing = {
 
 /* --- numa-memory --- */
 
-/* A GPU whose NUMA node has no memory, or no processors; memory of a GPU may be a node without processors of its own.
- */
+/* A GPU whose NUMA node has no memory, or no processors. A GPU's memory may be a node without processors. */
 static void run_numa_memory(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;

@@ -149,10 +149,7 @@ static int n_on_fullest(const struct map *map)
     return most;
 }
 
-/*
- * Reports two GPUs on one port while other ports are idle; otherwise GPUs that are farther from their NIC than
- * necessary.
- */
+/* Two GPUs on one port while other ports are idle; otherwise GPUs farther from their NIC than necessary. */
 static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
                        struct doctor_result *result)
 {
@@ -242,10 +239,7 @@ static void run_default_choice(const struct doctor_machine *machine, struct doct
     map_free(map);
 }
 
-/*
- * A list with one NIC is right for one process. A script that runs once sets the same list for all processes: then the
- * NIC is far from the GPU of this one, while another is near.
- */
+/* A list with one NIC is right for one process; set once for all of them, it is far from the GPUs of most. */
 static void run_single(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");

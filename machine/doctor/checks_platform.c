@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda, confidential
- * computing. */
+/* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
 #include "common/variables.h"
 #include "inventory.h"

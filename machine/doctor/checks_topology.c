@@ -36,10 +36,7 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
-/*
- * Reports GPUs that belong to no NVLink domain, or to different ones: those of equal cluster and clique, both not zero,
- * reach each other (NVML, nvmlGpuFabricInfo).
- */
+/* GPUs of equal cluster and clique, both not zero, reach each other (NVML, nvmlGpuFabricInfo). */
 static bool has_domain(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo_gpu *first = NULL;
@@ -170,9 +167,7 @@ static const char *mapping_fault(const struct machine_visible *entries, int n)
     return NULL;
 }
 
-/*
- * The number of a GPU among all GPUs of the machine, by PCI address, which is what a mapping for the whole node uses.
- */
+/* The number of a GPU among all of the machine, by PCI address, which a mapping for the whole node uses. */
 static int number_on_node(const struct topo *topo, int gpu)
 {
     int n = 0;

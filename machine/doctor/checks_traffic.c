@@ -71,10 +71,7 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 #define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
 
-/*
- * Devices whose driver says "Link down", "Link is Down" or "Port: 1 Link DOWN" after their name and ':':
- * [{"interface": "ens1np0", "n": 12}].
- */
+/* "Link down", "Link is Down" or "Port: 1 Link DOWN" after a name and ':': [{"interface": "ens1np0", "n": 12}]. */
 static json_t *read_flaps(const char *text, size_t bytes)
 {
     json_t *all = json_object(), *flaps = json_array(), *n;

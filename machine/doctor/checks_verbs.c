@@ -375,10 +375,7 @@ const struct doctor_check check_verbs_abi = {
 
 /* --- verbs-mixed --- */
 
-/*
- * The folders that 'epkit env' advises to put first; if it advises none, the folder of the system's installation, by
- * the path that it would use, without resolving links.
- */
+/* The folders that 'epkit env' advises to put first; if none, that of the system's installation. */
 static void fix_order(const struct doctor_machine *machine, struct doctor_result *result,
                       const struct lib_location *system)
 {

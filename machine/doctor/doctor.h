@@ -73,10 +73,7 @@ enum doctor_missing {
     DOCTOR_MISSING_DRIVER,  /* the driver did not answer */
     DOCTOR_MISSING_LIBRARY, /* the same, in a container without libnvidia-ml */
     DOCTOR_MISSING_GPUS,    /* this process was given no GPUs */
-    /*
-     * The following do not make the verdict inconclusive: such a user, container or file never shows it, whether the
-     * machine is healthy or not.
-     */
+    /* These leave the verdict as it is: such a user, container or file never shows it. */
     DOCTOR_MISSING_ROOT, /* root privileges */
     DOCTOR_MISSING_NODE, /* a view from outside of the container */
     DOCTOR_MISSING_RUN   /* a run of the program: its files do not say it, and are not at fault */
@@ -103,10 +100,7 @@ struct doctor_result {
     enum doctor_missing missing;     /* DOCTOR_UNKNOWN only */
 };
 
-/*
- * The preconditions of a check. If one does not hold, doctor_run() reports "not applicable" instead of running the
- * check; if it cannot be determined, "unknown".
- */
+/* What a check needs: if it does not hold, doctor_run() reports "not applicable", if that is not known "unknown". */
 enum doctor_needs {
     NEEDS_GPUS = 1,
     NEEDS_DRIVER = 2,      /* GPUs, and the NVIDIA driver is loaded */
@@ -162,8 +156,7 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void doctor_advise(struct doctor_result *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* If `condition` holds, sets the outcome and its reason. Returns `condition`; the arguments are evaluated in any case.
- */
+/* If `condition` holds, sets outcome and reason. Returns `condition`; arguments are evaluated in any case. */
 bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define doctor_not_applicable_if(result, ...) doctor_conclude(result, DOCTOR_NOT_APPLICABLE, __VA_ARGS__)

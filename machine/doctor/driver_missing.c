@@ -197,10 +197,7 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
     return locked || enforced;
 }
 
-/*
- * The installed version of the driver, from DKMS or a package. "" if not known, as on a machine with neither dpkg nor
- * DKMS.
- */
+/* The installed version of the driver, from DKMS or a package; "" if not known. */
 static const char *installed_version(const struct doctor_machine *machine, bool *ret_is_dkms)
 {
     struct source_names versions = source_list(machine->source, "/var/lib/dkms/nvidia");

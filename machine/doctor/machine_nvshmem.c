@@ -187,10 +187,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
     struct source_answer answer;
     char shown[512];
 
-    /*
-     * The child's linker uses the LD_LIBRARY_PATH of this process at its start, so the result is not valid for a
-     * process with another one.
-     */
+    /* The child's linker uses LD_LIBRARY_PATH of this process: the result is not that of another one. */
     if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
         *ret_error = "the inspected process has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;

@@ -297,10 +297,7 @@ static const char *master_of(struct source *source, const char *address)
     return "";
 }
 
-/*
- * If two ports of a card are in one bond, mlx5 creates one RDMA device for both: the function of the other port has
- * none.
- */
+/* If two ports of a card are in one bond, mlx5 creates one RDMA device for both. */
 static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
@@ -353,9 +350,7 @@ int machine_functions_without_rdma(const struct doctor_machine *machine)
         for (int g = 0; g < topo->n_gpus; g++)
             n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
     }
-    /*
-     * A card that is used only as a network interface needs no RDMA: unless it is near a GPU, something must need RDMA.
-     */
+    /* A card that is only a network interface needs no RDMA: near a GPU, or something must need it. */
     return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
 }
 

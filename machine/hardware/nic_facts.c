@@ -42,10 +42,7 @@ static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
     }
 }
 
-/*
- * IPv6: the destination in /proc/net/ipv6_route is 32 zeros with a prefix of 00. The kernel also has such lines on lo,
- * to reject what is not routed.
- */
+/* IPv6: 32 zeros with a prefix of 00; on lo such a line rejects what is not routed. */
 static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
 {
     const char *line = source_read(topo->source, "/proc/net/ipv6_route").text;

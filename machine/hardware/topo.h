@@ -33,9 +33,7 @@
  */
 enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
 
-/*
- * GPUs, network controllers, other devices with an RDMA device, and the bridges above them. Other devices are omitted.
- */
+/* GPUs, network controllers, other devices with an RDMA device, and the bridges above them. */
 struct topo_pci {
     char address[20];                    /* "0000:0f:00.0"; lower case */
     unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
@@ -91,10 +89,7 @@ enum topo_fabric {
     TOPO_FABRIC_FAILED
 };
 
-/*
- * The mode of confidential computing with several GPUs: each alone, or all of a board by protected PCIe or encrypted
- * NVLinks.
- */
+/* Confidential computing with several GPUs: each alone, or all by protected PCIe or encrypted NVLinks. */
 enum topo_cc_mode { TOPO_CC_UNKNOWN = -1, TOPO_CC_NONE, TOPO_CC_PROTECTED_PCIE, TOPO_CC_NVLINK_ENCRYPTION };
 
 enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
@@ -208,15 +203,10 @@ void topo_free(struct topo *topo);
 /* The version of the loaded NVIDIA driver; "" if none is loaded. */
 const char *topo_driver_version(struct source *source);
 
-/*
- * The number of usable GPUs: all, except those that the driver does not report while it reports others. Those have
- * fallen off the bus, and come last in the list.
- */
+/* GPUs without those off the bus, which the driver does not report while it reports others, and which come last. */
 int topo_usable_gpus(const struct topo *topo);
 
-/*
- * Does IBGDA support this NIC? It supports NVIDIA's only (mlx5). A NIC whose maker is not known counts as supported.
- */
+/* Does IBGDA support this NIC (mlx5)? One whose maker is not known counts as supported. */
 bool topo_has_ibgda(const struct topo *topo, int nic);
 
 /* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
@@ -233,10 +223,7 @@ enum topo_path topo_path(const struct topo *topo, int a, int b);
 enum topo_path topo_bus_path(const struct topo *topo, int a, int b);
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 
-/*
- * The path between two GPUs (indices): TOPO_NVLINK with the number of links; with an NVSwitch, that of the GPU with
- * fewer.
- */
+/* The path between two GPUs: TOPO_NVLINK with the number of links; with an NVSwitch, of the GPU with fewer. */
 enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
 
 /* Are two PCI devices (indices) functions of one card? */
@@ -259,10 +246,7 @@ int topo_find_pci(const struct topo *topo, const char *address);
 int topo_find_nic(const struct topo *topo, const char *name);
 int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* also by a prefix, as in CUDA_VISIBLE_DEVICES */
 
-/*
- * Parses a list of ranges of sysfs ("0-3,8") into a bit mask of `bits` bits (an array of (bits + 63) / 64). False if it
- * is invalid; larger numbers are ignored.
- */
+/* Parses ranges of sysfs ("0-3,8") into a mask of `bits` bits. False if invalid; larger numbers are ignored. */
 bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits);
 
 /* "ACTIVE", "DOWN"; "LinkUp", "Disabled"; "" if unknown. */

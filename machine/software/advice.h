@@ -48,10 +48,7 @@ void advice_free(struct advice *advice);
 /* Returns the row with this name, or NULL. */
 const struct advice_row *advice_find(const struct advice *advice, const char *name);
 
-/*
- * Prepends `value` to the search path `path`, without repeating it: returns `value`, followed by `path` without
- * `value`. The source owns the result.
- */
+/* `value`, followed by the search path `path` without `value`. The source owns the result. */
 const char *advice_prepend(struct source *source, const char *value, const char *path);
 
 /* --- NICs --- */

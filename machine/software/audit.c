@@ -480,9 +480,7 @@ static void check_by_advice(struct audit_work *work, const struct source_variabl
     if (!row || row->scope != ADVICE_NODE)
         return;
     if (row->unset) {
-        /*
-         * A boolean that is off equals one that is not set. A variable that is harmful with any value is not a boolean.
-         */
+        /* A boolean that is off equals one that is not set. */
         if (!known || !known->values || strcmp(known->values, "bool") != 0 || variable_is_true(variable->value))
             report(work, AUDIT_HARMFUL, variable, "%s Unset it.", row->reason);
         return;
@@ -523,9 +521,7 @@ static void find_missing(struct audit_work *work)
         const char *value =
             row->scope == ADVICE_RANK && gpu >= 0 && gpu < row->n_values ? row->values[gpu] : row->value;
 
-        /*
-         * LD_PRELOAD is for one program, which may not be the inspected one; epkit's commands choose their own values.
-         */
+        /* LD_PRELOAD is for one program, perhaps another one; epkit's commands choose their own values. */
         if (row->unset || variable_is_epkit(row->name) || row->scope == ADVICE_PROGRAM ||
             (row->scope == ADVICE_RANK && gpu < 0) || source_env(work->source, row->name))
             continue;

@@ -270,10 +270,7 @@ static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, co
     return copy;
 }
 
-/*
- * All strings of any value under a rule; without one, they and lists are omitted. Keys belong to a format, not to a
- * machine.
- */
+/* All strings of a value under a rule; without one, they and lists are omitted. Keys belong to a format. */
 static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
     json_t *copy, *item;

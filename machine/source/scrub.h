@@ -76,8 +76,7 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
 /* Does scrub_path() leave this name unchanged? */
 bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *name);
 
-/* May it be a distribution with a library for expert parallelism? Those of other names are listed as "ep1-0.dist-info".
- */
+/* May it be a library for expert parallelism? Those of other names are listed as "ep1-0.dist-info". */
 bool scrub_is_dist(const char *name);
 
 /* The length of the name of a shared library at `text`, "libx.so.1"; 0 without one. And the name itself. */

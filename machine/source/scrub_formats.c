@@ -45,8 +45,7 @@ static bool has_beginning(const char *text, size_t bytes, const char *beginning)
     return bytes >= n && memcmp(text, beginning, n) == 0;
 }
 
-/* Does the whole text, or with `is_whole` false its beginning, have this form? 'd': a digit, '_': a digit or a blank,
- * 'x': a hexadecimal digit, 'a': a letter. */
+/* Does the text have this form, whole or at its beginning? 'd': digit, '_': digit or blank, 'x': hex, 'a': letter. */
 static bool has_form(const char *text, size_t bytes, const char *form, bool is_whole)
 {
     size_t i;
@@ -256,10 +255,7 @@ bool scrub_allows_variable(const char *name)
            strlen(name) < 128 && scrub_is_among(name, strlen(name), variables_kept) && !identifier_is_secret_name(name);
 }
 
-/*
- * The loopback, a short number, a memory size in whole pages, or one of the variable's values identify nothing. A
- * longer number may be a serial number or an account.
- */
+/* The loopback, a short number, whole pages, or a known value. A longer number may be an account. */
 static bool is_plain_value(const char *name, const char *value)
 {
     const struct variable *variable = variable_find(name);
