@@ -114,10 +114,8 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_peermem = {
     DOCTOR_CHECK("peermem", "driver", 11, NEEDS_DRIVER | NEEDS_DATA_NICS, run_peermem),
     .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
-    .symptom = "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host "
-               "memory.",
-    .cause = "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel "
-             "modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
+    .symptom = "NVSHMEM: \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
+    .cause = "NICs reach GPU memory by dma-buf (open kernel modules, Linux 5.12) or nvidia_peermem: there is neither.",
     .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
     .links = TEXTS("/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem"),
 };
@@ -182,8 +180,7 @@ const struct doctor_check check_driver_option = {
     DOCTOR_CHECK("driver-option", "driver", 12, NEEDS_DRIVER, run_driver_option),
     .title = "driver options that are configured are in effect",
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
-    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of "
-             "several lines with NVreg_RegistryDwords only the last counts.",
+    .cause = "The module gets options when it is loaded, from the initramfs; of several lines the last counts.",
     .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
     .links = TEXTS("/etc/modprobe.d", PARAMS),
 };
@@ -430,9 +427,8 @@ const struct doctor_check check_driver_skew = {
     DOCTOR_CHECK("driver-skew", "driver", 26, NEEDS_GPUS, run_driver_skew),
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
-    .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together only in "
-             "the same version. After an update the old module stays loaded until a reboot. It is not loaded at all if "
-             "it was not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
+    .cause =
+        "The kernel module in memory, the one on disk and the libraries work together only in one version; after an update the old module stays until a reboot. A module for another kernel, or unsigned under Secure Boot, is not loaded.",
     .remedy = "Align the versions and reboot.",
     .links = TEXTS(VERSION, "/sys/module/nvidia/version"),
 };
@@ -472,8 +468,7 @@ const struct doctor_check check_iommu_gb200 = {
     DOCTOR_CHECK("iommu-gb200", "driver", 33, NEEDS_GPUS, run_iommu_gb200),
     .title = "boards with Grace processors run with the IOMMU translating",
     .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
-    .cause = "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use "
-             "them. The option is right for other servers, but not for these.",
+    .cause = "GPU and Grace processor share page tables through the SMMU, which iommu.passthrough prevents.",
     .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
     .links = TEXTS("/proc/cmdline", "/etc/default/grub"),
 };

@@ -237,8 +237,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
 const struct doctor_check check_nvlink = {
     DOCTOR_CHECK("nvlink", "driver", 35, NEEDS_NVML, run_nvlink),
     .title = "all NVLinks are up and the fabric is ready",
-    .symptom = "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA "
-               "802).",
+    .symptom = "Dispatch within a node is a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
     .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
     .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
     .links = TEXTS("nvidia-smi nvlink --status", "nvidia-fabricmanager"),
@@ -292,8 +291,7 @@ const struct doctor_check check_fabric_manager = {
     DOCTOR_CHECK("fabric-manager", "driver", 35, NEEDS_NVML, run_fabric_manager),
     .title = "the fabric manager is of the driver's version",
     .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
-    .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
-             "machine ran.",
+    .cause = "The fabric manager works only with a driver of its version, and one of the two was updated.",
     .remedy = "Install both in one version, and restart the node.",
     .links = TEXTS("nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG),
 };

@@ -216,8 +216,8 @@ const struct doctor_check check_gid = {
     DOCTOR_CHECK("gid", "nic", 20, NEEDS_DATA_NICS, run_gid),
     .title = "RoCE ports have a routable GID, and configured GID indices select one",
     .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
-    .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
-             "an entry that is empty or of another type: the order of entries differs from node to node.",
+    .cause =
+        "Queue pairs need the RoCE v2 GID with the port's IPv4 address. It is missing, or a fixed index names another entry: their order differs from node to node.",
     .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
     .links = TEXTS("NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY",
                    "/sys/class/infiniband/*/ports/*/gid_attrs/types/*"),

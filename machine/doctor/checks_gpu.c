@@ -317,9 +317,7 @@ const struct doctor_check check_gpu_errors = {
     DOCTOR_CHECK("gpu-errors", "driver", 34, NEEDS_DRIVER, run_gpu_errors),
     .title = "GPUs report no errors of their own",
     .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
-    .cause =
-        "The GPU or its memory is failing: the driver writes an Xid to the kernel log or that it could not "
-        "initialise the GPU, and counts uncorrected ECC errors. A remapped row of memory is in use only after a reset.",
+    .cause = "The GPU or its memory fails: Xids, uncorrected ECC errors, a remapped row that waits for a reset.",
     .remedy = "Reset the GPU; if errors come back, replace it.",
     .links = TEXTS("/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
 };
@@ -383,8 +381,7 @@ const struct doctor_check check_mig = {
     DOCTOR_CHECK("mig", "driver", 44, NEEDS_NVML, run_mig),
     .title = "GPUs are whole: MIG is off",
     .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
-    .cause = "A GPU in MIG mode is divided into instances. They do not use NVLink, and cannot map memory of other "
-             "GPUs.",
+    .cause = "A GPU in MIG mode is divided into instances, which do not use NVLink nor map memory of other GPUs.",
     .remedy = "Switch MIG off on nodes for expert parallelism.",
     .links = TEXTS("nvidia-smi -mig", "CUDA_VISIBLE_DEVICES"),
 };
@@ -443,7 +440,6 @@ const struct doctor_check check_clocks = {
     .title = "no fault lowers the clocks of GPUs",
     .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
     .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
-    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and "
-              "are not reported.",
+    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap are normal, and not reported.",
     .links = TEXTS("nvidia-smi -q -d PERFORMANCE"),
 };

@@ -237,10 +237,9 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
 const struct doctor_check check_socket_interface = {
     DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
     .title = "variables name interfaces that exist and are up",
-    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or the start of a job "
-               "hangs.",
-    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
-             "loopback, or is written by the rules of another library. NCCL's may be in its configuration file.",
+    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or a job hangs.",
+    .cause =
+        "A variable, or NCCL's configuration file, names an interface that is not here, down or the loopback, or is written by the rules of another library.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
     .links = TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
                    "EPKIT_TCP_INTERFACE", "/etc/nccl.conf"),
@@ -269,8 +268,7 @@ const struct doctor_check check_host_name = {
     DOCTOR_CHECK("host-name", "job", 58, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_host_name),
     .title = "the host name leads to an address that other nodes reach",
     .symptom = "\"Gloo connectFullMesh failed\" with 127.0.1.1 or \"Connection refused\", where NCCL alone works.",
-    .cause = "Debian and Ubuntu give the host name the address 127.0.1.1 in /etc/hosts. Gloo resolves the host name "
-             "unless " GLOO " is set.",
+    .cause = "Debian and Ubuntu give the host name 127.0.1.1 in /etc/hosts, which Gloo takes without its variable.",
     .remedy = "Set " GLOO ", or give the name its address.",
     .links = TEXTS("/etc/hosts", GLOO),
 };
@@ -440,11 +438,8 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
 const struct doctor_check check_rails_subnet = {
     DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS, run_rails_subnet),
     .title = "interfaces in one subnet keep their addresses apart",
-    .symptom =
-        "One NIC carries the traffic of several; \"transport retry counter exceeded\" that moves from rail to rail; NCCL "
-        "connects from an address that nobody named, and hangs.",
-    .cause = "Linux answers an ARP request for any of its addresses on the interface that receives it. With several "
-             "interfaces in one subnet the answer comes from any of them, unless arp_ignore or arp_filter prevents it.",
+    .symptom = "One NIC carries the traffic of several; \"transport retry counter exceeded\" here and there.",
+    .cause = "Linux answers ARP requests for its addresses on any interface of the subnet, unless told otherwise.",
     .remedy = "Set arp_ignore=1 and arp_announce=2, or use a subnet for each rail.",
     .links =
         TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore", "https://github.com/NVIDIA/nccl/issues/1581"),
@@ -504,8 +499,7 @@ const struct doctor_check check_fastrak_interfaces = {
     DOCTOR_CHECK("fastrak-interfaces", "nccl", 61, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_fastrak_interfaces),
     .title = "GPUDirect over TCP uses the interfaces next to the GPUs",
     .symptom = "One GPU of each node is slow or its connections fail; \"Cannot find device\" of the FasTrak plugin.",
-    .cause = "The list of interfaces was written for other networks: one of them took the name that a NIC of the GPUs "
-             "should have.",
+    .cause = "The list was written for other networks: one of them took the name that a NIC of the GPUs should have.",
     .remedy = "Name the interfaces on the switches of the GPUs.",
     .links = TEXTS("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"),
 };

@@ -153,8 +153,7 @@ const struct doctor_check check_single_ranks = {
     DOCTOR_CHECK("single-ranks", "job", 30, NEEDS_ENVIRONMENT, run_single_ranks),
     .title = "a run of N ranks is one run, not N of one",
     .symptom = "The output appears N times, each with one rank; nothing is exchanged, and all is fast.",
-    .cause = "The program was started by a launcher that its MPI does not know, so each process starts an MPI of its "
-             "own.",
+    .cause = "The program's MPI does not know the launcher, so each process starts an MPI of its own.",
     .remedy = "Start it with the launcher of its MPI.",
     .links = TEXTS("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
 };

@@ -321,8 +321,7 @@ const struct doctor_check check_shm = {
     DOCTOR_CHECK("shm", "limits", 38, NEEDS_GPUS, run_shm),
     .title = "/dev/shm is large enough, and has room",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
-    .cause = "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes "
-             "beyond that is killed.",
+    .cause = "Ranks of a node share memory through /dev/shm; a process that writes beyond its size is killed.",
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
     .links = TEXTS("/dev/shm", "/proc/self/mounts"),
 };
@@ -452,8 +451,7 @@ static void run_processes(const struct doctor_machine *machine, struct doctor_re
 const struct doctor_check check_processes = {
     DOCTOR_CHECK("processes", "limits", 64, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processes),
     .title = "the process may start enough threads",
-    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ... Resource temporarily "
-               "unavailable\", or NCCL hangs because a proxy thread is missing.",
+    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ...\", or NCCL hangs.",
     .cause = "The container or the user has a small limit of processes, and each thread counts.",
     .remedy = "Raise the limit where the container or the job is started.",
     .links = TEXTS("/proc/self/limits", PIDS "max", PIDS_V1 "max"),

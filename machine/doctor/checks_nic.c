@@ -185,8 +185,7 @@ const struct doctor_check check_slow_link = {
     DOCTOR_CHECK("slow-link", "nic", 4, 0, run_slow_link),
     .title = "NICs and GPUs have their maximum link speed and width",
     .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
-    .cause = "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the "
-             "speed of the slowest NIC.",
+    .cause = "A port or a PCIe link came up slower than its siblings, and collectives run at the slowest speed.",
     .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
     .links = TEXTS("/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
                    "/sys/bus/pci/devices/*/current_link_speed"),
@@ -532,8 +531,7 @@ const struct doctor_check check_nic_access = {
     DOCTOR_CHECK("nic-access", "nic", 21, NEEDS_DATA_NICS, run_nic_access),
     .title = "the NICs' uverbs devices exist and are accessible",
     .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
-    .cause = "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may "
-             "be accessible only to root.",
+    .cause = "Programs open /dev/infiniband/uverbsN, which containers lack by default, or only root may open.",
     .remedy = "Give the devices to the container, or their permissions to the user.",
     .links = TEXTS("/dev/infiniband"),
 };

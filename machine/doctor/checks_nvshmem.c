@@ -76,13 +76,11 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_one_nic = {
     DOCTOR_CHECK("one-nic", "nvshmem", 1, 0, run_one_nic),
     .title = "no variable leads all GPUs to one NIC",
-    .symptom = "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and "
-               "more are normal), and only the counters of one NIC increase.",
-    .cause = "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
-             "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE "
-             "is number 0 there, and takes the first NIC.",
-    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set "
-              "manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
+    .symptom = "Between nodes the throughput is a fraction of one NIC's, 6.5 GB/s, and one NIC's counters increase.",
+    .cause =
+        "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE in its job, modulo the NICs. DeepEP's throughput mode makes a job for each GPU of a node: every PE is number 0 there, and takes the first NIC.",
+    .remedy =
+        "Unset it, and give each process a list of one NIC: NVSHMEM_HCA_LIST, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
     .links = TEXTS("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING"),
 };
 
@@ -289,11 +287,9 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
 const struct doctor_check check_shared_nic = {
     DOCTOR_CHECK("shared-nic", "nvshmem", 4, 0, run_shared_nic),
     .title = "each GPU has a NIC of its own, the nearest one",
-    .symptom = "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs "
-               "increase.",
-    .cause = "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
-             "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of "
-             "its own. Or the configured mapping says so.",
+    .symptom = "Between nodes the throughput is half of what it should be, and half of the NICs carry nothing.",
+    .cause =
+        "Where two GPUs and two NICs share a PCIe switch, NVSHMEM takes the first NIC for both, as each GPU is in a job of its own. Or the configured mapping says so.",
     .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
     .links = TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA"),
 };

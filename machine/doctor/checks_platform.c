@@ -119,8 +119,7 @@ const struct doctor_check check_open_driver = {
     DOCTOR_CHECK("open-driver", "driver", 26, 0, run_open_driver),
     .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
     .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
-    .cause = "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel "
-             "modules; GPUs before Turing only with the closed ones.",
+    .cause = "From Blackwell on and with Grace, GPUs need the open kernel modules; GPUs before Turing the closed ones.",
     .remedy = "Install the other variant of the same driver.",
     .links = TEXTS("/proc/driver/nvidia/version"),
 };
@@ -235,11 +234,10 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_libcuda = {
     DOCTOR_CHECK("libcuda", "driver", 18, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_libcuda),
     .title = "the linker finds the driver's libcuda.so.1",
-    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is "
-               "a stub library\"; \"unsupported display driver / cuda driver combination\".",
-    .cause = "The library comes with the driver, and in a container from the node. It is mounted in a folder that the "
-             "linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an "
-             "older driver.",
+    .symptom =
+        "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is a stub library\"; \"unsupported display driver / cuda driver combination\".",
+    .cause =
+        "It comes with the driver, in a container from the node: in a folder that the linker does not search, not at all, or after the toolkit's stub or that of an older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),
 };
@@ -295,8 +293,7 @@ const struct doctor_check check_uvm = {
     DOCTOR_CHECK("uvm", "driver", 45, NEEDS_DRIVER, run_uvm),
     .title = "CUDA can open nvidia-uvm",
     .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
-    .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
-             "nvidia-smi does not need it.",
+    .cause = "CUDA manages memory through nvidia_uvm, whose device file is missing or not accessible.",
     .remedy = "Load the module and create its device file, or give it to the container.",
     .links = TEXTS(UVM, "/sys/module/nvidia_uvm"),
 };
@@ -434,10 +431,8 @@ const struct doctor_check check_ibgda_nic = {
     DOCTOR_CHECK("ibgda-nic", "nvshmem", 9, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_ibgda_nic),
     .title = "IBGDA supports the NICs, if something needs it",
     .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
-    .cause = "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and "
-             "other NICs, and DeepEP before version 2 has no other transport between nodes.",
-    .remedy = "Use a library with a transport for these NICs between nodes; where there are NVIDIA's as well, 'epkit "
-              "env' gives the GPUs those.",
+    .cause = "With IBGDA GPUs write to registers of NVIDIA's NICs alone, and DeepEP 1 has no other transport.",
+    .remedy = "Use a library with a transport for these NICs; where NVIDIA's are too, 'epkit env' takes those.",
     .links = TEXTS("NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband"),
 };
 
@@ -501,10 +496,9 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
 const struct doctor_check check_confidential = {
     DOCTOR_CHECK("confidential", "driver", 56, NEEDS_DRIVER, run_confidential),
     .title = "confidential computing allows the GPUs to work, and to reach each other",
-    .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
-               "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
-    .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
-             "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
+    .symptom = "CUDA: \"system not yet initialized\", \"operation not permitted\"; no peer access, no RDMA.",
+    .cause =
+        "GPUs accept no work before their ready state is set, reach each other only in a mode for several GPUs, and NICs cannot reach their memory.",
     .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
     .links = TEXTS("nvidia-smi conf-compute"),
 };

@@ -113,8 +113,7 @@ const struct doctor_check check_imex = {
     DOCTOR_CHECK("imex", "topology", 32, NEEDS_DRIVER, run_imex),
     .title = "there is an IMEX channel for NVLink between nodes",
     .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
-    .cause = "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and "
-             "made accessible to the process.",
+    .cause = "Nodes exchange GPU memory through an IMEX channel, which has to be created and accessible.",
     .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
     .links = TEXTS(IMEX, "/etc/nvidia-imex/nodes_config.cfg"),
 };
@@ -281,10 +280,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
 const struct doctor_check check_visible_devices = {
     DOCTOR_CHECK("visible-devices", "topology", 37, NEEDS_GPUS, run_visible_devices),
     .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
-    .symptom = "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are "
-               "missing.",
-    .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
-             "entries that do not exist changes what an index means.",
+    .symptom = "A rank uses the NIC of another GPU, or \"invalid literal for int()\" in buffer.py; GPUs are missing.",
+    .cause = "UUIDs, another order or entries that do not exist change what an index in the mapping of NICs means.",
     .remedy = "Use numbers in ascending order, or translate the mapping.",
     .links = TEXTS("CUDA_VISIBLE_DEVICES", MAPPING),
 };

@@ -167,8 +167,7 @@ const struct doctor_check check_link_errors = {
     DOCTOR_CHECK("link-errors", "nic", 46, NEEDS_DATA_NICS, run_link_errors),
     .title = "links of NICs stay up and carry data without errors",
     .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
-    .cause = "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or "
-             "the switch port at the other end.",
+    .cause = "The link of a port goes down or corrupts data: a bad or dirty cable or transceiver, or the switch port.",
     .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
     .links = TEXTS("/sys/class/infiniband/*/ports/*/counters/link_downed",
                    "/sys/class/infiniband/*/ports/*/counters/symbol_error", "/sys/class/net/*/carrier_down_count"),
@@ -252,8 +251,7 @@ const struct doctor_check check_roce_loss = {
     DOCTOR_CHECK("roce-loss", "nic", 47, NEEDS_DATA_NICS, run_roce_loss),
     .title = "the RoCE network loses no packets",
     .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
-    .cause = "Packets are dropped where flows converge. RoCE then retransmits from the lost packet on, after a "
-             "timeout.",
+    .cause = "Packets are dropped where flows converge, and RoCE sends again from the lost one on after a timeout.",
     .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
     .links =
         TEXTS("/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC", "NVSHMEM_IB_TRAFFIC_CLASS"),
@@ -341,8 +339,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
 const struct doctor_check check_mtu = {
     DOCTOR_CHECK("mtu", "nic", 48, NEEDS_DATA_NICS, run_mtu),
     .title = "all RoCE rails use the same packet size",
-    .symptom = "One rail is slower than the others; large messages between two nodes hang where the other side has "
-               "another MTU.",
+    .symptom = "One rail is slower than the others; large messages hang where the other side has another MTU.",
     .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
     .remedy = "Set one MTU on all rails and their switch ports.",
     .links = TEXTS("/sys/class/net/*/mtu"),

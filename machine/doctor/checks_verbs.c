@@ -160,8 +160,7 @@ const struct doctor_check check_rdmav_drivers = {
     DOCTOR_CHECK("rdmav-drivers", "verbs", 15, 0, run_rdmav_drivers),
     .title = "RDMAV_DRIVERS names provider files",
     .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
-    .cause = "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. "
-             "If the entry is a folder, that file does not exist.",
+    .cause = "libibverbs appends -rdmav<NN>.so to an entry and opens the result: a folder does nothing.",
     .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
     .links = TEXTS("RDMAV_DRIVERS", "IBV_DRIVERS"),
 };
@@ -303,12 +302,9 @@ const struct doctor_check check_provider_missing = {
     DOCTOR_CHECK("provider-missing", "verbs", 13, 0, run_provider_missing),
     .title = "libibverbs finds the provider of its own installation",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause = "libibverbs and its providers share a private interface with a version number. For a NIC it loads "
-             "lib<driver>-rdmav<number>.so, and the file with that number is not where it searches: the library was "
-             "copied without it, comes from another installation than the provider, or an image was made for NICs of "
-             "another maker.",
-    .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder that "
-              "libibverbs searches.",
+    .cause =
+        "For a NIC libibverbs loads lib<driver>-rdmav<number>.so, with the number of a private interface. The library was copied without it, comes from another installation, or an image is for NICs of another maker.",
+    .remedy = "Install libibverbs and its provider from one package, or put the provider where libibverbs searches.",
     .links = TEXTS("/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH"),
 };
 
@@ -365,9 +361,7 @@ static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_re
 const struct doctor_check check_verbs_abi = {
     DOCTOR_CHECK("verbs-abi", "verbs", 65, NEEDS_DATA_NICS, run_verbs_abi),
     .title = "the provider fits the kernel's driver of the NIC",
-    .symptom =
-        "\"libibverbs: Warning: Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA "
-        "device in a container that has them on the node.",
+    .symptom = "\"Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA device.",
     .cause = "The maker's kernel driver has an interface of its own, and the image has rdma-core's provider.",
     .remedy = "Install the provider that belongs to the kernel's driver.",
     .links = TEXTS("/sys/class/infiniband_verbs/*/abi_version", "/etc/libibverbs.d"),
@@ -447,10 +441,8 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
 const struct doctor_check check_verbs_mixed = {
     DOCTOR_CHECK("verbs-mixed", "verbs", 14, 0, run_verbs_mixed),
     .title = "libibverbs and libmlx5 are from the same installation",
-    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
-               "NVSHMEM no transport.",
-    .cause = "The two libraries share a private interface with a version number, and the linker finds them in "
-             "different installations: often one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin.",
+    .cause = "They share a private interface with a number, and the linker finds different installations.",
     .remedy = "Use both from one installation: order LD_LIBRARY_PATH accordingly, or remove the copies.",
     .links = TEXTS("LD_LIBRARY_PATH"),
 };
@@ -484,8 +476,7 @@ const struct doctor_check check_verbs_from_gib = {
     DOCTOR_CHECK("verbs-from-gib", "verbs", 22, 0, run_verbs_from_gib),
     .title = "libibverbs is the system's, not gIB's",
     .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
-    .cause = "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in "
-             "LD_LIBRARY_PATH, every program loads that libibverbs.",
+    .cause = "gIB brings an rdma-core along for its plugin, which precedes the system's in LD_LIBRARY_PATH.",
     .remedy = "Put the system's library folder in front of gIB's.",
     .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/gib/lib64"),
 };
