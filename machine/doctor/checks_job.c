@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
+#include "common/json.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
 #include "queries.h"
@@ -222,49 +223,47 @@ const struct doctor_check check_environ_sourced = {
 #define INSTALL "/var/lib/epkit/install" /* INSTALL_STATE of epkit install: one folder for each recipe */
 #define RESTARTS_MANY 3
 
-struct journal {
-    int reboots;              /* since the installation was started or resumed */
-    const char *event, *step; /* the last one */
-};
-
-static struct journal read_journal(struct source *source, const char *text)
+/* The last event of a journal with its step, and the restarts since the installation was started or resumed. */
+static json_t *read_journal(const char *text, size_t bytes)
 {
-    struct journal journal = {.event = "", .step = ""};
+    char event[64] = "", step[64] = "";
+    int reboots = 0;
 
+    (void)bytes;
     while (*text) {
         size_t n = strcspn(text, "\n");
         json_t *line = n < 65536 && text[n] == '\n' ? json_loadb(text, n, 0, NULL) : NULL;
-        const char *event = json_string_value(json_object_get(line, "event"));
-        const char *step = json_string_value(json_object_get(line, "step"));
 
-        if (event) {
-            journal.event = source_printf(source, "%s", event);
-            journal.step = source_printf(source, "%s", step ? step : "");
-            journal.reboots += strcmp(event, "reboot") == 0;
-            if (strcmp(event, "finished") == 0 || strcmp(event, "uninstalled") == 0 || strcmp(event, "again") == 0)
-                journal.reboots = 0;
+        if (json_is_string(json_object_get(line, "event"))) {
+            snprintf(event, sizeof(event), "%s", json_text(line, "event"));
+            snprintf(step, sizeof(step), "%s", json_text(line, "step"));
+            reboots = text_is_any(event, TEXTS("finished", "uninstalled", "again")) ? 0
+                      : strcmp(event, "reboot") == 0                                ? reboots + 1
+                                                                                    : reboots;
         }
         json_decref(line);
         text += n + (text[n] == '\n');
     }
-    return journal;
+    return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }
 
 static void check_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
 {
     const char *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
-    struct journal journal = read_journal(machine->source, source_read(machine->source, "%s", path).text);
-    bool is_stopped = strcmp(journal.event, "stopped") == 0;
+    const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
+    const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
+    int reboots = (int)json_number(journal, "reboots");
+    bool is_stopped = strcmp(event, "stopped") == 0;
 
-    if (!is_stopped && journal.reboots < RESTARTS_MANY)
+    if (!is_stopped && reboots < RESTARTS_MANY)
         return;
     if (is_stopped)
         doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node", recipe,
-                     journal.reboots, journal.reboots == 1 ? "" : "s");
+                     reboots, reboots == 1 ? "" : "s");
     else
         doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
-                     recipe, journal.reboots);
-    doctor_evidence(result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "", journal.step);
+                     recipe, reboots);
+    doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
     doctor_advise(result,
                   "epkit install status %s says which step is not done and why. After removing the cause, resume with "
                   "epkit install apply %s --again.",

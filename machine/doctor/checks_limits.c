@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
+#include "common/json.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
 #include "queries.h"
@@ -146,31 +147,63 @@ const struct doctor_check check_memlock = {
 #define SHM_TOO_LITTLE (256 * MIB)
 #define SHM_LITTLE GIB
 
-struct mount {
-    char point[256], type[32], options[512];
-};
-
-/* The mount that contains `path`: the longest mount point, and of several there the last, which hides the others. */
-static bool mount_of(const char *mounts, const char *path, struct mount *ret_mount)
+/* size=65536k, 1g, 50%, as in tmpfs(5); the default is half of the memory. 0: *ret_percent of it; -1: no size. */
+static long long tmpfs_bytes(const char *options, int *ret_percent)
 {
+    const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
+    char *end;
+    long long value, unit = 1;
+
+    *ret_percent = size ? 0 : 50;
+    if (!size)
+        return 0;
+    size = strchr(size, '=') + 1;
+    value = strtoll(size, &end, 10);
+    if (end == size || value < 0 || (*end == '%' && value > 100))
+        return -1;
+    if (*end == '%')
+        *ret_percent = (int)value;
+    else if (value == 0)
+        return INT64_MAX;
+    if (*end == 'k' || *end == 'K')
+        unit = 1024;
+    else if (*end == 'm' || *end == 'M')
+        unit = MIB;
+    else if (*end == 'g' || *end == 'G')
+        unit = GIB;
+    return *ret_percent ? 0 : value > INT64_MAX / unit ? INT64_MAX : value * unit;
+}
+
+/*
+ * The mount that contains /dev/shm: the longest mount point, and of several there the last, which hides the others:
+ * {"point": "/dev/shm", "type": "tmpfs", "bytes": 0, "percent": 50}; null: there is none.
+ */
+static json_t *read_shm_mount(const char *text, size_t bytes)
+{
+    static const char path[] = "/dev/shm";
+    json_t *mount = json_null();
     size_t longest = 0;
 
-    for (const char *line = mounts; line && *line; line = strchr(line, '\n')) {
-        struct mount mount;
+    (void)bytes;
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        char point[256], type[32], options[512];
+        long long size;
+        int percent;
         size_t n;
 
         line += *line == '\n';
-        if (sscanf(line, "%*s %255s %31s %511s", mount.point, mount.type, mount.options) != 3)
+        if (sscanf(line, "%*s %255s %31s %511s", point, type, options) != 3)
             continue;
-        n = strcmp(mount.point, "/") == 0 ? 0 : strlen(mount.point);
-        if (strncmp(path, mount.point, n) == 0 && (path[n] == '/' || path[n] == '\0') && n + 1 > longest) {
-            longest = n + 1;
-            *ret_mount = mount;
-        } else if (n + 1 == longest && strcmp(mount.point, ret_mount->point) == 0) {
-            *ret_mount = mount;
-        }
+        n = strcmp(point, "/") == 0 ? 0 : strlen(point);
+        if (strncmp(path, point, n) != 0 || (path[n] != '/' && path[n]) || n + 1 < longest)
+            continue;
+        longest = n + 1;
+        json_decref(mount);
+        size = tmpfs_bytes(options, &percent);
+        mount = json_pack("{s:s, s:s, s:I, s:i}", "point", point, "type", type, "bytes", (json_int_t)size, "percent",
+                          percent);
     }
-    return longest > 0;
+    return mount;
 }
 
 /* MemTotal in bytes; -1: not known. */
@@ -183,44 +216,20 @@ static long long memory_of(struct source *source)
     return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
 }
 
-/* size=65536k, 1g, 50%, as in tmpfs(5); the default is half of the memory. -1: not known, INT64_MAX: no limit. */
-static long long tmpfs_bytes(const char *options, long long memory)
+static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result, const json_t *mount,
+                            long long bytes, long long memory)
 {
-    const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
-    char *end;
-    long long value, unit = 1;
+    const char *point = json_text(mount, "point");
 
-    if (!size)
-        return memory > 0 ? memory / 2 : -1;
-    size = strchr(size, '=') + 1;
-    value = strtoll(size, &end, 10);
-    if (end == size || value < 0)
-        return -1;
-    if (*end == '%')
-        return memory > 0 && value <= 100 ? memory / 100 * value : -1;
-    if (*end == 'k' || *end == 'K')
-        unit = 1024;
-    else if (*end == 'm' || *end == 'M')
-        unit = MIB;
-    else if (*end == 'g' || *end == 'G')
-        unit = GIB;
-    if (value == 0)
-        return INT64_MAX;
-    return value > INT64_MAX / unit ? INT64_MAX : value * unit;
-}
-
-static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result,
-                            const struct mount *mount, long long bytes, long long memory)
-{
     doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
+    doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", json_text(mount, "type"), point, bytes / MIB);
     /*
      * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
      * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
      * limit.
      */
-    if (strcmp(mount->point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
+    if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
         doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
     doctor_advise(result, "%s",
                   machine_by_place(
@@ -284,36 +293,39 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
 
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_text mounts;
-    struct source_stat shm;
-    struct mount mount = {.point = ""};
-    long long bytes, memory;
+    struct source_answer mount;
+    long long bytes, memory, percent;
+    const char *type;
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
-    mounts = source_read(machine->source, "/proc/self/mounts");
-    if (doctor_unknown_if(result, mounts.state != SOURCE_OK, "/proc/self/mounts: %s",
-                          machine_reason(mounts.state, mounts.why)))
+    mount = source_fact(machine->source, "shm-mount", read_shm_mount, "/proc/self/mounts");
+    if (doctor_unknown_if(result, mount.state != SOURCE_OK, "/proc/self/mounts: %s",
+                          machine_reason(mount.state, mount.why)))
         return;
-    shm = source_stat(machine->source, "/dev/shm");
-    if (shm.state == SOURCE_ABSENT) {
+    if (source_stat(machine->source, "/dev/shm").state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
         doctor_evidence(result, "/dev/shm", "not there");
         doctor_fix(result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
         return;
     }
-    if (doctor_unknown_if(result, !mount_of(mounts.text, "/dev/shm", &mount),
+    if (doctor_unknown_if(result, !json_is_object(mount.value),
                           "/proc/self/mounts: no file system that holds /dev/shm"))
         return;
-    if (strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "devtmpfs") != 0)
+    type = json_text(mount.value, "type");
+    if (strcmp(type, "tmpfs") != 0 && strcmp(type, "devtmpfs") != 0)
         return;
     memory = memory_of(machine->source);
-    bytes = tmpfs_bytes(mount.options, memory);
+    percent = json_integer_value(json_object_get(mount.value, "percent"));
+    bytes = json_integer_value(json_object_get(mount.value, "bytes"));
+    if (percent)
+        bytes = memory > 0 ? memory / 100 * percent : -1;
     if (bytes < 0)
-        doctor_unknown(result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
+        doctor_unknown(result, "the size of /dev/shm: %s",
+                       percent ? "/proc/meminfo has no MemTotal" : "size= in /proc/self/mounts is no size");
     else if (bytes < SHM_LITTLE)
-        found_small_shm(machine, result, &mount, bytes, memory);
-    else if (bytes < INT64_MAX && strcmp(mount.point, "/dev/shm") == 0)
+        found_small_shm(machine, result, mount.value, bytes, memory);
+    else if (bytes < INT64_MAX && strcmp(json_text(mount.value, "point"), "/dev/shm") == 0)
         find_full_shm(machine, result, bytes);
 }
 

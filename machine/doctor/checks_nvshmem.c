@@ -86,21 +86,12 @@ const struct doctor_check check_one_nic = {
 
 /* --- shared-nic --- */
 
-static const struct topo_port *find_port(const struct topo_nic *nic, int number)
-{
-    for (int p = 0; p < nic->n_ports; p++)
-        if (nic->ports[p].number == number)
-            return &nic->ports[p];
-    return NULL;
-}
-
 /* Reports the first GPU of the mapping without a working NIC. */
 static bool find_gpu_without(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
     for (int gpu = 0; gpu < map->n; gpu++) {
         const struct map_choice *choice = &map->choices[gpu];
-        const struct topo_port *port =
-            choice->nic < 0 ? NULL : find_port(&machine->topo->nics[choice->nic], choice->port);
+        const struct topo_port *port = topo_find_port(machine->topo, choice->nic, choice->port);
 
         if (choice->nic < 0)
             doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "checks.h"
+#include "common/text.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -293,28 +294,29 @@ const struct doctor_check check_visible_devices = {
 #define ACS_REQUEST_REDIRECT 0x04
 #define ACS_COMPLETION_REDIRECT 0x08
 
-enum acs { ACS_OFF, ACS_REDIRECTS, ACS_HIDDEN };
+enum acs { ACS_HIDDEN, ACS_OFF, ACS_REDIRECTS };
 
 static unsigned word_at(const unsigned char *config, size_t at)
 {
     return config[at] | (unsigned)config[at + 1] << 8;
 }
 
-/* Reads the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
-static enum acs acs_of(const struct source_text *config)
+/* Of the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
+static json_t *read_acs(const char *text, size_t bytes)
 {
-    const unsigned char *bytes = (const unsigned char *)config->text;
+    const unsigned char *config = (const unsigned char *)text;
     size_t at = CONFIG_EXTENDED;
 
     /* Without root, only the first 64 bytes are visible. */
-    if (config->state != SOURCE_OK || config->bytes < CONFIG_EXTENDED + 4)
-        return ACS_HIDDEN;
-    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= config->bytes; i++) {
-        if (word_at(bytes, at) == ACS_CAPABILITY)
-            return word_at(bytes, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF;
-        at = word_at(bytes, at + 2) >> 4;
+    if (bytes < CONFIG_EXTENDED + 4)
+        return json_integer(ACS_HIDDEN);
+    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= bytes; i++) {
+        if (word_at(config, at) == ACS_CAPABILITY)
+            return json_integer(
+                word_at(config, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF);
+        at = word_at(config, at + 2) >> 4;
     }
-    return ACS_OFF;
+    return json_integer(ACS_OFF);
 }
 
 /* Marks the bridges between a device and the root. */
@@ -356,28 +358,20 @@ static struct acs_count check_bridges(const struct doctor_machine *machine, stru
 
     for (int p = 0; p < machine->topo->n_pci; p++) {
         const char *address = machine->topo->pci[p].address;
-        struct source_text config;
-        size_t used;
+        struct source_answer acs;
 
         if (!marks[p])
             continue;
         count.n++;
-        config = source_read(machine->source, "/sys/bus/pci/devices/%s/config", address);
-        switch (acs_of(&config)) {
-        case ACS_OFF:
-            break;
-        case ACS_HIDDEN:
-            count.n_hidden++;
-            break;
-        case ACS_REDIRECTS:
-            count.n_redirecting++;
-            doctor_evidence(result, address, "ACS redirects requests or completions");
-            used = strlen(count.fix);
-            if (used + 64 < sizeof(count.fix))
-                snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
-                         used ? "\n" : "", shell_word(machine->source, address));
-            break;
-        }
+        acs = source_fact(machine->source, "acs", read_acs, "/sys/bus/pci/devices/%s/config", address);
+        count.n_hidden += json_integer_value(acs.value) == ACS_HIDDEN;
+        if (json_integer_value(acs.value) != ACS_REDIRECTS)
+            continue;
+        count.n_redirecting++;
+        doctor_evidence(result, address, "ACS redirects requests or completions");
+        if (strlen(count.fix) + 64 < sizeof(count.fix))
+            text_append(count.fix, sizeof(count.fix), "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000", *count.fix ? "\n" : "",
+                        shell_word(machine->source, address));
     }
     return count;
 }

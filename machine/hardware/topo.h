@@ -200,6 +200,11 @@ struct topo {
 ep_status topo_read(struct source *source, struct topo **ret_topo);
 void topo_free(struct topo *topo);
 
+#define TOPO_ROUTES "/proc/net/route"
+
+/* The names of the interfaces of default routes, a list, by TOPO_ROUTES or /proc/net/ipv6_route. */
+struct source_answer topo_default_routes(struct source *source, const char *file);
+
 /* The version of the loaded NVIDIA driver; "" if none is loaded. */
 const char *topo_driver_version(struct source *source);
 
