@@ -12,7 +12,7 @@
 static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
                                      "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
                                      "net-plugin",    "rendezvous", "hca-lists",     "topology-file",
-                                     "dmabuf-off",    "host-name"};
+                                     "dmabuf-off",    "host-name",  "rdmav-drivers"};
 
 static bool is_set(const struct doctor_machine *machine, const char *name)
 {
