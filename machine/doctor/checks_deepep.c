@@ -69,10 +69,9 @@ static const char *folder_above(const struct doctor_machine *machine, const stru
 
 static void advise_mapping(struct doctor_result *result)
 {
-    doctor_advise(result, "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls "
-                          "it, and install that build. Patch scripts that only insert the method are not sufficient. "
-                          "Without the mapping, NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the "
-                          "same effect.");
+    doctor_advise(
+        result,
+        "Build DeepEP from commit 8a07e7e of pull request 466, which defines and calls the method. Or set NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts.");
 }
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */

@@ -90,10 +90,10 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
         find_old_peermem(machine, result);
         return;
     }
-    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem: %s",
-                          machine_reason(driver->peermem, NULL)) ||
-        doctor_unknown_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf: %s",
-                          machine_reason(driver->dmabuf, driver->dmabuf_why)))
+    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem",
+                             driver->peermem, NULL) ||
+        doctor_unreadable_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf",
+                             driver->dmabuf, driver->dmabuf_why))
         return;
     doctor_found(result, DOCTOR_ERROR,
                  "NICs cannot reach GPU memory: nvidia_peermem is %s, and there is no dma-buf "
@@ -102,11 +102,9 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
     doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
     if (is_idle || is_refused(machine->source))
-        doctor_advise(result, "The module was built for another ib_core: the kernel's, or that of an OFED that was "
-                              "updated since. Install DOCA-OFED, then build the driver's modules anew (dkms build and "
-                              "install of nvidia for this kernel, reinstallation of the driver; with the GPU operator "
-                              "delete the driver's pod), and load it. Or use the open kernel modules, which have "
-                              "dma-buf and need no peermem.");
+        doctor_advise(
+            result,
+            "Install DOCA-OFED, then build the driver's modules anew (dkms build and install of nvidia; with the GPU operator delete the driver's pod), and load it. Or use the open kernel modules, which have dma-buf and need no peermem.");
     else
         fix_peermem(machine, result);
 }
@@ -155,8 +153,7 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
                                  "PeerMappingOverride is not configured"))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unknown_if(result, !*option->live && params.state != SOURCE_OK, PARAMS ": %s",
-                          machine_reason(params.state, params.why)))
+    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why))
         return;
     if (*option->configured && *option->live && same_number(option->configured, option->live))
         return;
@@ -312,10 +309,8 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
     }
     if (!machine->software->os.in_container &&
         (same_version(version, driver->installed_version) ||
-         (!*driver->installed_version && strverscmp(version, driver->version) > 0))) {
+         (!*driver->installed_version && strverscmp(version, driver->version) > 0)))
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-    }
     doctor_advise(
         result,
         machine->software->os.in_container
@@ -415,10 +410,8 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         fix_library(machine, result, &location, other);
         return;
     }
-    if (!machine->software->os.in_container) {
+    if (!machine->software->os.in_container)
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-    }
     doctor_advise(result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
                   machine->software->os.in_container ? " of the node" : "");
 }
@@ -449,7 +442,7 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
     if (doctor_not_applicable_if(result, !machine_is_grace(machine->topo), "no board with Grace processors"))
         return;
     text = source_line(machine->source, "/proc/cmdline");
-    if (doctor_unknown_if(result, text.state != SOURCE_OK, "/proc/cmdline: %s", machine_reason(text.state, text.why)))
+    if (doctor_unreadable_if(result, text.state != SOURCE_OK, "/proc/cmdline", text.state, text.why))
         return;
     text_clean(text.text, line, sizeof(line));
     while ((word = strsep(&rest, " \t")))

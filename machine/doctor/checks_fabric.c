@@ -150,9 +150,9 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
-        doctor_advise(result, "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the "
-                              "fabric and the partition with these GPUs, which cannot be done in the virtual machine. "
-                              "Contact the operator of the host.");
+        doctor_advise(
+            result,
+            "The host of this virtual machine owns the NVSwitches, and its fabric manager sets up the partition with these GPUs. Contact the operator of the host.");
         return;
     }
     if (*manager)
@@ -220,16 +220,14 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      count.n_down > 1 ? ", and of more GPUs" : "");
         if (is_switch_lost(machine, &count)) {
             doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(result, "All GPUs have lost the same number of links: the NVSwitch at their other end is "
-                                  "missing or has failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and "
-                                  "for SXids in the kernel log; take the node out of service and cycle its power. A "
-                                  "reset of a GPU does not bring a switch back.");
+            doctor_advise(
+                result,
+                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
         } else
-            doctor_advise(result,
-                          "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; "
-                          "reset the GPU when nothing runs on the node. If the link stays down, take the node out of "
-                          "service.",
-                          machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+            doctor_advise(
+                result,
+                "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     report_nvlinks(machine, result);
 }
@@ -282,9 +280,9 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
                  driver);
     doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(result, "Do not restart it now: the fabric that is up would go down. Install both in one version "
-                          "(the package is named after the driver's branch), prevent updates of only one of them, and "
-                          "restart the node when it is drained.");
+    doctor_advise(
+        result,
+        "Do not restart it now: the fabric that is up would go down. Install both in one version, prevent updates of only one, and restart the node when it is drained.");
 }
 
 const struct doctor_check check_fabric_manager = {
@@ -313,10 +311,9 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
                  log.n > 1 ? ", and more" : "");
-    doctor_advise(result, "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the "
-                          "switch out of use, and all GPUs have to be reset together with the switches. If it comes "
-                          "back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains "
-                          "the numbers.");
+    doctor_advise(
+        result,
+        "Drain the node and restart it: GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
 }
 
 const struct doctor_check check_sxid = {

@@ -108,16 +108,16 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
     if (faults->n_foreign == faults->n_none) {
         doctor_found(result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s", faults->port,
                      faults->n_none > 1 ? ", and those of other ports too" : "");
-        doctor_advise(result, "A queue pair needs a GID of an interface that this process has. Give the pod "
-                              "hostNetwork, or by its network annotations the interfaces of its NICs (Multus, GKE's "
-                              "multi-networking, DRANET).");
+        doctor_advise(
+            result,
+            "Give the pod hostNetwork, or by its network annotations the interfaces of its NICs (Multus, GKE's multi-networking, DRANET).");
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
                  faults->n_none > 1 ? ", and other ports have none either" : "");
-    doctor_advise(result, "The GID comes with the IPv4 address of the port's network interface: configure one. In a "
-                          "pod, use hostNetwork or the network annotations that bring the interface along: GIDs of "
-                          "interfaces in another network namespace look empty.");
+    doctor_advise(
+        result,
+        "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use hostNetwork or the network annotations that bring the interface along.");
 }
 
 static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,

@@ -98,11 +98,10 @@ static void compare_inventory(const struct doctor_machine *machine, struct docto
                 *topo->driver ? topo->driver : "none", expected->driver);
     expect_nics(machine, result);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result,
-                      "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in "
-                      "the kernel log; a device that is not even on the bus needs the node's power cycled, or the "
-                      "vendor.",
-                      expected->source);
+        doctor_advise(
+            result,
+            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the kernel log; if it is not there, cycle the node's power.",
+            expected->source);
 }
 
 static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
@@ -261,7 +260,6 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (errors->reboot || is_lost) {
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
         doctor_fix(result, false, "sudo %s --gpu-reset -i %s",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),

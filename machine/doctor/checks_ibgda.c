@@ -78,7 +78,7 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
                                  machine->software->nvshmem.version))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unknown_if(result, params.state != SOURCE_OK, PARAMS ": %s", machine_reason(params.state, params.why)))
+    if (doctor_unreadable_if(result, params.state != SOURCE_OK, PARAMS, params.state, params.why))
         return;
     doctor_found(result, DOCTOR_ERROR, "GPUs cannot ring the NICs' doorbells%s",
                  software_has_cpu_assisted_ibgda(&machine->software->nvshmem)
@@ -113,9 +113,9 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
         return;
     if (gdrcopy_is_complete(machine))
         return;
-    if (doctor_unknown_if(
+    if (doctor_unreadable_if(
             result, nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled,
-            "GDRCopy: %s", machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL)))
+            "GDRCopy", nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
         return;
     doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
                  nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"

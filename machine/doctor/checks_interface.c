@@ -201,8 +201,7 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
         if (!*value || is_address(value))
             continue;
         any = true;
-        if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, NET ": %s",
-                              machine_reason(interfaces.state, interfaces.why)))
+        if (doctor_unreadable_if(result, interfaces.state != SOURCE_OK, NET, interfaces.state, interfaces.why))
             return;
         why = variable->syntax == SYNTAX_LIST ? fault_of(machine, &names, &interfaces)
                                               : fault_of_names(machine, variable, value, &interfaces);
@@ -259,9 +258,9 @@ static void run_host_name(const struct doctor_machine *machine, struct doctor_re
     doctor_evidence(result, "/etc/hosts", "the host name has an address of 127.0.0.0/8 or ::1");
     if (*interface)
         doctor_fix(result, false, "export " GLOO "=%s", shell_word(machine->source, interface));
-    doctor_advise(result, "Gloo, which PyTorch's groups of processes on CPUs use, tells other ranks the address of the "
-                          "host name. Name the interface that other nodes reach, or give the name its address in "
-                          "/etc/hosts.");
+    doctor_advise(
+        result,
+        "Gloo tells other ranks the address of the host name. Name the interface that other nodes reach, or give the name its address in /etc/hosts.");
 }
 
 const struct doctor_check check_host_name = {
@@ -418,20 +417,18 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
         doctor_fix(result, false,
                    "sudo sysctl -w net.ipv4.conf.all.arp_ignore=1\n"
                    "sudo sysctl -w net.ipv4.conf.all.arp_announce=2");
-        doctor_advise(result,
-                      "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
-                      "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
-                      "rule for its own address. Or give each rail a subnet of its own.");
+        doctor_advise(
+            result,
+            "Other nodes learn the MAC address of a wrong NIC. Write the settings to /etc/sysctl.d as well, with a routing rule for each address; or give each rail a subnet of its own.");
     } else if (*others && !source_fact_bool(source_fact(machine->source, "own-tables", read_own_tables, RT_TABLES)) &&
                (machine_has_other_nodes(machine) || *machine_nccl_value(machine, "NCCL_SOCKET_IFNAME", NULL))) {
         doctor_found(result, DOCTOR_WARNING,
                      "two routes lead to one network, so connections leave by another interface than the named one: %s",
                      others);
         doctor_evidence(result, "/proc/net/route", "%s", others);
-        doctor_advise(result, "Of routes with equal metrics the kernel takes the first, whatever "
-                              "interface NCCL_SOCKET_IFNAME names, and the order differs from node to node. Give the "
-                              "interfaces different networks (a longer prefix), or one of them a larger metric on all "
-                              "nodes, or a routing rule for each address.");
+        doctor_advise(
+            result,
+            "Of routes with equal metrics the kernel takes the first, which differs from node to node. Give the interfaces different networks, one of them a larger metric on all nodes, or a routing rule for each address.");
     }
 }
 
@@ -490,9 +487,9 @@ static void run_fastrak_interfaces(const struct doctor_machine *machine, struct 
                  *far ? ", and names one that shares none: " : "", far);
     doctor_evidence(result, name, "%s", value);
     doctor_fix(result, false, "export %s=%s", name, shell_word(machine->source, near));
-    doctor_advise(result, "Networks take the names of interfaces in their order: one more network than the machine "
-                          "type has moves the names of all that follow. In Kubernetes, the annotation "
-                          "networking.gke.io/interfaces of the pod decides.");
+    doctor_advise(
+        result,
+        "One network more than the machine type has moves the names of all interfaces that follow. In Kubernetes, the annotation networking.gke.io/interfaces of the pod decides.");
 }
 
 const struct doctor_check check_fastrak_interfaces = {

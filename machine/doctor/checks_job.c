@@ -95,9 +95,9 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
     for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
             doctor_evidence_env(result, shown[i]);
-    doctor_advise(result, "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent "
-                          "numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which "
-                          "start the ranks of a node themselves. 'epkit launch' sets all of them.");
+    doctor_advise(
+        result,
+        "All ranks need the MASTER_ADDR of rank 0's node and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests. 'epkit launch' sets all of them.");
 }
 
 const struct doctor_check check_rendezvous = {
@@ -204,9 +204,9 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result, "Values with quotes, spaces or line ends are run as commands or split, and tokens get "
-                              "into logs and into each child. Pass the required variables by name: sshd's SetEnv, or a "
-                              "file with 'export NAME=VALUE' that the container writes with printf %%q.");
+        doctor_advise(
+            result,
+            "Values with quotes or spaces are run as commands, and tokens get into logs. Pass variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that is written with printf %%q.");
 }
 
 const struct doctor_check check_environ_sourced = {

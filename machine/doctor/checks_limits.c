@@ -300,8 +300,7 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
     mount = source_fact(machine->source, "shm-mount", read_shm_mount, "/proc/self/mounts");
-    if (doctor_unknown_if(result, mount.state != SOURCE_OK, "/proc/self/mounts: %s",
-                          machine_reason(mount.state, mount.why)))
+    if (doctor_unreadable_if(result, mount.state != SOURCE_OK, "/proc/self/mounts", mount.state, mount.why))
         return;
     if (source_stat(machine->source, "/dev/shm").state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");

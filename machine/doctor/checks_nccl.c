@@ -309,9 +309,9 @@ static void run_topology_file(const struct doctor_machine *machine, struct docto
     if (doctor_not_applicable_if(result, !any, TOPOLOGY_FILE " and " GRAPH_FILE " are not set") ||
         result->outcome != DOCTOR_FOUND)
         return;
-    doctor_advise(result, "Such files belong to one type of machine, and a graph to its topology. Without them, NCCL "
-                          "reads the topology from /sys; a virtual machine whose switches are hidden needs the file of "
-                          "its own type.");
+    doctor_advise(
+        result,
+        "Without such files NCCL reads the topology from /sys; a virtual machine whose switches are hidden needs the file of its own type.");
 }
 
 const struct doctor_check check_topology_file = {

@@ -176,9 +176,9 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
         return;
     doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise(result, "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d "
-                          "DEVICE -m); for a PCIe link, reseat the card and check its slot; in a cloud, take the node "
-                          "out of service.");
+    doctor_advise(
+        result,
+        "Every dispatch waits for the slowest NIC. Check cable and switch of a port (mlxlink -d DEVICE -m), and the slot of a card; in a cloud, take the node out of service.");
 }
 
 const struct doctor_check check_slow_link = {
@@ -318,9 +318,9 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
         if (machine_nic_serves_gpus(machine, k) && machine_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
             doctor_evidence(result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s", topo->nics[k].name,
                             topo->nics[k].firmware);
-    doctor_advise(result, "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or "
-                          "the vendor's tool) when the node is drained: the new firmware runs after a reset of the "
-                          "NIC, which ends its links.");
+    doctor_advise(
+        result,
+        "Bring all of them to one version (mlxfwmanager, or the vendor's tool) when the node is drained: it runs after a reset of the NIC, which ends its links.");
 }
 
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
@@ -440,9 +440,9 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
     if (n >= topo_usable_gpus(topo)) {
         doctor_found(result, DOCTOR_WARNING, "the process may use NICs of other GPUs, but none near %s",
                      machine_gpu_name(machine, gpu));
-        doctor_advise(result, "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: "
-                              "in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, "
-                              "in Slurm by binding to the GPUs.");
+        doctor_advise(
+            result,
+            "Give the process the NICs near its GPUs: in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n, topo_usable_gpus(topo),
@@ -479,9 +479,9 @@ static void find_too_many(const struct doctor_machine *machine, struct doctor_re
                  n, n == 1 ? "" : "s", n_own);
     if (advised && !advised->unset)
         doctor_fix(result, false, "export NCCL_IB_HCA=%s", shell_word(machine->source, advised->value));
-    doctor_advise(result, "NCCL takes every device that opens, and queue pairs on one without an interface here fail. "
-                          "Give the container its own devices only, by the device plugin and not by a mount of "
-                          "/dev/infiniband or privileged.");
+    doctor_advise(
+        result,
+        "NCCL takes every device that opens. Give the container its own only, by the device plugin and not by a mount of /dev/infiniband or privileged.");
 }
 
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)

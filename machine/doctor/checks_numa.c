@@ -70,11 +70,9 @@ static void run_numa_memory(const struct doctor_machine *machine, struct doctor_
         return;
     doctor_found(result, DOCTOR_WARNING, "NUMA node %d, next to %d of %d GPUs, has no %s", node, n, topo->n_gpus,
                  lacks);
-    doctor_advise(result,
-                  "Ranks that are bound to it by numactl fail, NCCL cannot allocate host memory near these GPUs, and "
-                  "buffers are on another node. Populate the memory channels of this node, or choose fewer nodes for "
-                  "a socket in the BIOS (NPS1 on EPYC, SNC off on Xeon); in a virtual machine, give each node of the "
-                  "GPUs memory and processors.");
+    doctor_advise(
+        result,
+        "numactl fails for it, and buffers near these GPUs are on another node. Populate its memory channels, or choose fewer nodes for a socket in the BIOS (NPS1, SNC off); in a virtual machine, give each node memory and processors.");
 }
 
 const struct doctor_check check_numa_memory = {

@@ -25,13 +25,13 @@ static void fix_ranks(const struct doctor_machine *machine, struct doctor_result
     bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
     doctor_fix(result, false, is_rank || reads_mapping ? "%seval \"$(epkit env)\"" : "%sepkit env -- PROGRAM", first);
-    doctor_advise(result, reads_mapping ? "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its "
-                                          "processes one NIC. For other programs put it into the script that the "
-                                          "launcher starts for each rank, or start them with 'epkit env -- PROGRAM'."
-                                        : "Put that into the script that the launcher starts for each rank, or start "
-                                          "the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to "
-                                          "its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no list, because such "
-                                          "a shell has no rank.");
+    doctor_advise(
+        result,
+        reads_mapping
+            ? "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its "
+              "processes one NIC. For other programs put it into the script that the "
+              "launcher starts for each rank, or start them with 'epkit env -- PROGRAM'."
+            : "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST, which a login shell has not.");
 }
 
 /* --- one-nic --- */

@@ -194,9 +194,9 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
     if (!*names)
         return;
     doctor_fix(result, false, "unset%s", names);
-    doctor_advise(result, "'epkit topo' shows the NICs of this machine. Entries have ',' between them: NIC:port for "
-                          "UCX and NVSHMEM, in a mapping followed by ':' and the number of PEs; DeepEP takes one "
-                          "name. 'epkit env' prints the right list of NVSHMEM for each rank.");
+    doctor_advise(
+        result,
+        "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
 }
 
 const struct doctor_check check_hca_lists = {
@@ -279,8 +279,8 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     /* With neither of the two, the check peermem reports it. */
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
         return;
-    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem: %s",
-                          machine_reason(driver->peermem, NULL)))
+    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
+                             NULL))
         return;
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
     doctor_found(result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,

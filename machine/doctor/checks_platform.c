@@ -82,7 +82,6 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
                                 major, needs_open ? "-open" : "-dkms");
     if (*install)
         doctor_fix(result, false, "%s\nsudo reboot", install);
-    doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     doctor_advise(result, needs_open
                               ? "Install the open kernel modules of the same driver (packages with -open; of the "
                                 "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
@@ -203,8 +202,7 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
         check_found(machine, result, &env, &location);
         return;
     }
-    if (doctor_unknown_if(result, location.state != SOURCE_ABSENT, "libcuda.so.1: %s",
-                          machine_reason(location.state, NULL)))
+    if (doctor_unreadable_if(result, location.state != SOURCE_ABSENT, "libcuda.so.1", location.state, NULL))
         return;
     /* On COS, programs run only in containers, where it is mounted. */
     if (doctor_not_applicable_if(result, os->family == OS_COS && !os->in_container,
@@ -254,8 +252,8 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_not_applicable_if(result, !machine_has_open_gpu(machine), "this process may not open any GPU"))
         return;
     device = source_stat(machine->source, UVM);
-    if (doctor_unknown_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM ": %s",
-                          machine_reason(device.state, device.why)))
+    if (doctor_unreadable_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM, device.state,
+                             device.why))
         return;
     if (device.state == SOURCE_OK && device.may_read && device.may_write) {
         if (!machine->software->driver.no_uvm_number)
@@ -464,20 +462,19 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
         doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on in the mode for single GPUs, which isolates the %d GPUs",
                      topo->n_gpus);
-        doctor_advise(result, "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole "
-                              "board with its switches) or with encrypted NVLinks (Blackwell). The mode is set on the "
-                              "host, while no guest has the GPUs.");
+        doctor_advise(
+            result,
+            "Several GPUs of one guest need protected PCIe mode (Hopper, a whole board) or encrypted NVLinks (Blackwell), which is set on the host while no guest has them.");
     } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
         doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs "
                      "RDMA");
-        doctor_advise(result,
-                      "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies "
-                      "through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without "
-                      "confidential computing.%s",
-                      topo->cc_mode == TOPO_CC_PROTECTED_PCIE
-                          ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
-                          : "");
+        doctor_advise(
+            result,
+            "Between nodes, use a transport through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
+            topo->cc_mode == TOPO_CC_PROTECTED_PCIE
+                ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
+                : "");
     } else {
         result->outcome = DOCTOR_FINE;
         return;

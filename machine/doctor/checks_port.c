@@ -375,10 +375,9 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
                               "reboot.");
         return;
     }
-    doctor_advise(result, "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out "
-                          "of NCCL_IB_HCA and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its "
-                          "firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this "
-                          "machine.");
+    doctor_advise(
+        result,
+        "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
 }
 
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)

@@ -31,9 +31,9 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         return true;
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
                  machine->topo->n_gpus);
-    doctor_advise(result, "The fabric is set up by the fabric manager of the rack's switches: check it there, and the "
-                          "state of this node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them "
-                          "register again.");
+    doctor_advise(
+        result,
+        "The fabric manager of the rack's switches sets up the fabric: check it there (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
     return false;
 }
 
@@ -89,8 +89,8 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
     if (!has_joined(machine, result) || !has_domain(machine, result))
         return;
     channels = source_list(machine->source, IMEX);
-    if (doctor_unknown_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX ": %s",
-                          machine_reason(channels.state, channels.why)))
+    if (doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
+                             channels.state, channels.why))
         return;
     if (channels.n == 0) {
         doctor_found(result, DOCTOR_ERROR,
@@ -222,9 +222,9 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         doctor_evidence(result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
                         best >= 0 ? topo->nics[best].name : "none");
         doctor_fix(result, false, "epkit env -- PROGRAM");
-        doctor_advise(result, "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all "
-                              "of them. If each task is started like this (srun ... epkit env -- PROGRAM), it gets the "
-                              "NIC of its GPU by PCI address.");
+        doctor_advise(
+            result,
+            "Each task sees its own GPU as number 0, so a mapping by number gives all of them one NIC. Started like this (srun ... epkit env -- PROGRAM), each gets its NIC by PCI address.");
         return true;
     }
     return false;
@@ -245,8 +245,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
     const char *fault;
     int n;
 
-    if (doctor_unknown_if(result, environment.state != SOURCE_OK, "the environment: %s",
-                          machine_reason(environment.state, environment.why)))
+    if (doctor_unreadable_if(result, environment.state != SOURCE_OK, "the environment", environment.state,
+                             environment.why))
         return;
     n = machine_visible(machine, entries);
     if (n < 0 && find_renumbered(machine, result, entries, 0))
@@ -490,8 +490,7 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     groups = source_list(machine->source, "/sys/kernel/iommu_groups");
     if (doctor_not_applicable_if(result, groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0),
                                  "the IOMMU is off") ||
-        doctor_unknown_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups: %s",
-                          machine_reason(groups.state, groups.why)))
+        doctor_unreadable_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups", groups.state, groups.why))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci >= 0)

@@ -156,11 +156,10 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
     if (first < 0)
         find_flaps(machine, result);
     else
-        doctor_advise(result,
-                      "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), "
-                      "then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A "
-                      "job ends with an error when a link is down for longer than its timeout.",
-                      shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
+        doctor_advise(
+            result,
+            "Check whether the counters still increase (epkit nics), then cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them.",
+            shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
 const struct doctor_check check_link_errors = {
@@ -241,9 +240,7 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
             has_notices
                 ? "Congestion notifications are received, so ECN works, but too late or without effect: check the "
                   "thresholds of ECN, and flow control (PFC) for the priority."
-                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow "
-                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i <interface> "
-                  "shows the NIC's side).",
+                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow control (PFC) for this priority, on NICs (mlnx_qos -i <interface>) and switches alike.",
             n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
 

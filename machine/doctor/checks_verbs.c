@@ -47,8 +47,8 @@ static bool has_libibverbs(const struct doctor_machine *machine, struct doctor_r
         return false;
     if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
                                  "libibverbs.so.1 is not installed where ld.so looks") ||
-        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
-                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
+        doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
+                             SOURCE_NOT_RECORDED, NULL))
         return false;
     facts = source_elf(machine->source, "%s", verbs->ibverbs.path);
     if (doctor_unknown_if(result, facts.state != SOURCE_OK, "%s: %s", verbs->ibverbs.path,
@@ -257,11 +257,10 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
     doctor_evidence(result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
                     verbs->ibverbs.found_by);
     doctor_evidence(result, "looked for in", "%s", searched);
-    doctor_advise(result,
-                  "Install the provider %s of the same installation as %s: package ibverbs-providers, on RHEL "
-                  "libibverbs; or the maker's own, whose version has to fit the kernel's driver. In a container it "
-                  "belongs in the image.",
-                  name, verbs->ibverbs.path);
+    doctor_advise(
+        result,
+        "Install the provider %s of the same installation as %s: package ibverbs-providers, on RHEL libibverbs; or the maker's own that fits the kernel's driver, in a container in the image.",
+        name, verbs->ibverbs.path);
 }
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
@@ -349,10 +348,9 @@ static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_re
                          providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
             doctor_evidence(result, path, "of rdma-core");
             doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
-            doctor_advise(result,
-                          "The node's driver is not the kernel's own but its maker's: install the maker's provider of "
-                          "the same release (for Broadcom libbnxt_re), in a container in the image, and see that "
-                          "/etc/libibverbs.d names it instead of this one.");
+            doctor_advise(
+                result,
+                "Install the provider of the driver's maker in the same release (for Broadcom libbnxt_re), in a container in the image, and see that /etc/libibverbs.d names it.");
             break;
         }
     }
@@ -412,8 +410,8 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
         return;
     if (doctor_not_applicable_if(result, is_from_gib(machine),
                                  "libibverbs comes from gIB; another check reports that") ||
-        doctor_unknown_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
-                          "libmlx5.so.1: %s", machine_reason(verbs->mlx5.state, NULL)))
+        doctor_unreadable_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
+                             "libmlx5.so.1", verbs->mlx5.state, NULL))
         return;
     if (!is_mixed(verbs)) {
         path = verbs->provider;
@@ -457,8 +455,8 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return;
     if (doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
-        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
-                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
+        doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
+                             SOURCE_NOT_RECORDED, NULL))
         return;
     if (!is_from_gib(machine))
         return;

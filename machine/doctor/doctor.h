@@ -150,8 +150,9 @@ void doctor_evidence_env(struct doctor_result *result, const char *name);
 void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /*
- * Call after doctor_fix(): the command is not safe, for this reason. A command that disconnects something, or that
- * resets a device or the machine, is given only if the finding is certain, and names the device by its PCI address.
+ * Call after doctor_fix(): the command is not safe, for this reason; a reboot has its own. A command that disconnects
+ * something, or that resets a device or the machine, is given only if the finding is certain, and names the device by
+ * its PCI address.
  */
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -164,6 +165,10 @@ bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, 
 /* `missing` is DOCTOR_MISSING_FILE unless the check sets another value, before or after the call. */
 #define doctor_unknown_if(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, __VA_ARGS__)
 #define doctor_unknown(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, true, __VA_ARGS__)
+
+/* The same for a file or a library, with the reason why it could not be read: machine_reason(). */
+bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,
+                          const char *why);
 
 /* What to do about it, a sentence. */
 const char *doctor_missing_text(enum doctor_missing missing);
