@@ -12,7 +12,6 @@
 #include "common/clean.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

@@ -3,14 +3,9 @@
 #include "checks.h"
 #include "inventory.h"
 #include "kernel_log.h"
-#include "machine/software/libs.h"
 #include "queries.h"
-#include "shell.h"
-#include "xid.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* --- nvlink --- */
 

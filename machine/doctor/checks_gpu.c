@@ -4,12 +4,10 @@
 #include "driver_fix.h"
 #include "inventory.h"
 #include "kernel_log.h"
-#include "machine/software/libs.h"
 #include "queries.h"
 #include "shell.h"
 #include "xid.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

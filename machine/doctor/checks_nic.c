@@ -6,7 +6,6 @@
 #include "queries.h"
 #include "shell.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- slow-link --- */

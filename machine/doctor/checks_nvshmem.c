@@ -12,7 +12,6 @@
 #include "shell.h"
 
 #include <string.h>
-#include <strings.h>
 
 /*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other

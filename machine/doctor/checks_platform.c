@@ -2,16 +2,12 @@
 /* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
 #include "common/variables.h"
-#include "inventory.h"
-#include "kernel_log.h"
 #include "machine/software/libs.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* --- open-driver --- */
 

@@ -11,7 +11,6 @@
 #include "shell.h"
 #include "stacks.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

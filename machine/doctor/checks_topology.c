@@ -5,7 +5,6 @@
 #include "queries.h"
 #include "shell.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,7 +7,6 @@
 #include "common/clean.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* --- reading --- */

@@ -3,7 +3,6 @@
 #include "read_hardware.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define NET "/sys/class/net"

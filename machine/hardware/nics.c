@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "read_hardware.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -17,7 +17,6 @@
  */
 #include "read_hardware.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define MUCH_SLOWER 0.5 /* of the fastest rail */

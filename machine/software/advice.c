@@ -13,7 +13,6 @@
 #include "common/variables.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,7 +10,6 @@
 
 #include <elf.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 /*

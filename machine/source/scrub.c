@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -2,7 +2,6 @@
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
 #include "common/loopback.h"
 #include "common/redact.h"
-#include "common/text.h"
 #include "common/variables.h"
 #include "scrub.h"
 
