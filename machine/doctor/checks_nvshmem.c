@@ -43,9 +43,9 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
     struct map *map = NULL, *deepep = NULL;
     bool spares_deepep;
 
-    if (!variable_is_true(switched) || machine_is_single_nic(list))
+    if (!variable_is_true(switched) || advice_is_single_nic(list))
         return;
-    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || machine_data_ports(machine->topo) < 2,
+    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
                                  "there are not two GPUs with two NICs"))
         return;
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
@@ -256,11 +256,12 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
-    if (doctor_not_applicable_if(
-            result, machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || machine_data_ports(machine->topo) < 1,
-            "there are not two GPUs with a NIC"))
+    if (doctor_not_applicable_if(result,
+                                 machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 ||
+                                     topo_data_ports(machine->topo, NULL) < 1,
+                                 "there are not two GPUs with a NIC"))
         return;
-    if (machine_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
+    if (advice_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
         run_single(machine, result);
         return;
     }

@@ -46,7 +46,7 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
         if (!advice_is_mlx5(topo, i))
             continue;
         n++;
-        if (machine_hca_prefix_matches(prefix, topo->nics[i].name))
+        if (advice_prefix_matches(prefix, topo->nics[i].name))
             continue;
         n_left_out++;
         left_out = left_out ? left_out : machine_nic_name(machine, i);

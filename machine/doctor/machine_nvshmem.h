@@ -7,14 +7,8 @@
 
 #define MACHINE_HCA_PREFIX "mlx5" /* default of NVSHMEM_HCA_PREFIX in NVSHMEM 3.4 and 3.5 */
 
-/* The number of active ports of data NICs. */
-int machine_data_ports(const struct topo *topo);
-
 /* The name of a NIC, safe to print. */
 const char *machine_nic_name(const struct doctor_machine *machine, int nic);
-
-/* Is it an NVSHMEM_HCA_LIST with a single NIC, which leaves no choice? False for NULL. */
-bool machine_is_single_nic(const char *list);
 
 /* Does the environment set a variable that NVSHMEM or DeepEP reads in a running program? */
 bool machine_sets_nvshmem(const struct doctor_machine *machine);
@@ -27,9 +21,6 @@ bool machine_has_deepep(const struct doctor_machine *machine);
 
 /* Will programs use IBGDA, by the environment or by a DeepEP that enables it itself? If not, sets the outcome. */
 bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result);
-
-/* As NVSHMEM matches NVSHMEM_HCA_PREFIX: a substring of the name; in later versions "^" excludes. */
-bool machine_hca_prefix_matches(const char *prefix, const char *name);
 
 /* The NICs that NVSHMEM chooses with the current variables and one NVSHMEM job for each GPU. */
 ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map);

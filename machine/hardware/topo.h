@@ -240,7 +240,7 @@ const char *topo_path_name(enum topo_path path);
 /* The port of a NIC (index) with this number; NULL if there is none. */
 const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number);
 
-/* Active ports of NICs with role DATA, in order; returns their number. */
+/* Active ports of NICs with role DATA, in order (NULL: not wanted); returns their number. */
 #define TOPO_MAX_DATA_PORTS (TOPO_MAX_NICS * TOPO_MAX_PORTS)
 int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[TOPO_MAX_DATA_PORTS]);
 

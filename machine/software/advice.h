@@ -57,6 +57,12 @@ const char *advice_prepend(struct source *source, const char *value, const char 
 bool advice_is_mlx5(const struct topo *topo, int nic);
 bool advice_has_mlx5(const struct topo *topo);
 
+/* Is it an NVSHMEM_HCA_LIST with a single NIC, which leaves no choice? False for NULL. */
+bool advice_is_single_nic(const char *list);
+
+/* As NVSHMEM matches NVSHMEM_HCA_PREFIX: a substring of the name; in later versions "^" excludes. */
+bool advice_prefix_matches(const char *prefix, const char *name);
+
 /* --- ranks --- */
 
 /*

@@ -82,27 +82,14 @@ static bool any_entry(struct audit_work *work, const struct source_variable *var
     return false;
 }
 
-static const char *value_in_environment(const struct audit_work *work, const char *name)
-{
-    const char *value = source_env(work->source, name);
-
-    return value ? value : "";
-}
-
 /* --- checks of single variables --- */
-
-/* A single NIC, not excluded: what a process needs, and no other variable can change it. */
-static bool is_single_nic(const char *list)
-{
-    return *list && *list != '^' && !strchr(list, ',');
-}
 
 static bool check_pe_mapping(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
 
-    if (!row || !variable_is_true(variable->value) || is_single_nic(value_in_environment(work, "NVSHMEM_HCA_LIST")) ||
-        work->topo->n_gpus < 2)
+    if (!row || !variable_is_true(variable->value) ||
+        advice_is_single_nic(source_env(work->source, "NVSHMEM_HCA_LIST")) || work->topo->n_gpus < 2)
         return false;
     return report(work, AUDIT_HARMFUL, variable, "All GPUs take the first NIC. %s Unset it.", row->reason);
 }
@@ -122,7 +109,6 @@ static bool check_handler(struct audit_work *work, const struct source_variable 
 
 static bool check_prefix(struct audit_work *work, const struct source_variable *variable)
 {
-    bool is_exclusion = variable->value[0] == '^';
     const struct topo *topo = work->topo;
     bool any = false;
 
@@ -130,7 +116,7 @@ static bool check_prefix(struct audit_work *work, const struct source_variable *
         if (!advice_is_mlx5(topo, i))
             continue;
         any = true;
-        if ((strstr(topo->nics[i].name, variable->value + is_exclusion) != NULL) != is_exclusion)
+        if (advice_prefix_matches(variable->value, topo->nics[i].name))
             return true;
     }
     return any &&
