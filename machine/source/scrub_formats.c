@@ -2,6 +2,7 @@
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
 #include "common/loopback.h"
 #include "common/redact.h"
+#include "common/text.h"
 #include "common/variables.h"
 #include "scrub.h"
 
@@ -10,39 +11,6 @@
 #include <string.h>
 
 #define SYMBOL_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
-
-/* The next line without its end; advances *text. False after the last. */
-static bool next_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
-{
-    const char *newline;
-
-    if (*text >= end)
-        return false;
-    newline = memchr(*text, '\n', (size_t)(end - *text));
-    *ret_line = *text;
-    *ret_bytes = (size_t)((newline ? newline : end) - *text);
-    *text += *ret_bytes + 1;
-    return true;
-}
-
-/* Words separated by white space. */
-static bool next_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
-{
-    while (*text < end && isspace((unsigned char)**text))
-        ++*text;
-    *ret_word = *text;
-    while (*text < end && !isspace((unsigned char)**text))
-        ++*text;
-    *ret_bytes = (size_t)(*text - *ret_word);
-    return *ret_bytes > 0;
-}
-
-static bool has_beginning(const char *text, size_t bytes, const char *beginning)
-{
-    size_t n = strlen(beginning);
-
-    return bytes >= n && memcmp(text, beginning, n) == 0;
-}
 
 /* Does the text have this form, whole or at its beginning? 'd': digit, '_': digit or blank, 'x': hex, 'a': letter. */
 static bool has_form(const char *text, size_t bytes, const char *form, bool is_whole)
@@ -84,35 +52,40 @@ static bool is_number(const char *word, size_t n, size_t most)
     return n > 0;
 }
 
-static void write_lines(const char *text, size_t bytes, const char *words, size_t most, FILE *out)
+static void write_lines(const char *text, const struct scrub_row *row, size_t most, FILE *out)
 {
     /* Capabilities are a mask of 64 bits, of which the upper 16 are unused (capabilities(7)). */
     static const char mask[] = "0000xxxxxxxxxxxx";
-    const char *end = text + bytes, *line, *at, *word;
-    bool is_strict;
-    size_t n, n_word;
 
-    while (next_line(&text, end, &line, &n)) {
-        is_strict = true;
-        for (at = line; is_strict && next_word(&at, line + n, &word, &n_word);)
-            is_strict = scrub_is_among(word, n_word, words) ||
-                        is_number(word, word[n_word - 1] == ':' ? n_word - 1 : n_word, most) ||
-                        (has_beginning(line, n, "CapEff:") && has_form(word, n_word, mask, true));
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *at = line.text;
+        bool is_strict = true;
+
+        while (is_strict && at < line.text + line.n) {
+            struct piece word = text_take(&at, " \t\r\v\f\n");
+            size_t n = word.n - (word.n > 0 && word.text[word.n - 1] == ':');
+
+            is_strict = word.n == 0 || scrub_is_among(word.text, word.n, row->words) || is_number(word.text, n, most) ||
+                        (text_begins(line.text, "CapEff:") && has_form(word.text, word.n, mask, true));
+        }
         if (is_strict)
-            fprintf(out, "%.*s%s", (int)n, line, line + n < end ? "\n" : "");
+            fprintf(out, "%.*s%s", (int)line.n, line.text, line.text[line.n] ? "\n" : "");
     }
 }
 
 void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, row->words, 9, out);
+    (void)bytes;
+    write_lines(text, row, 9, out);
 }
 
 void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, row->words, 20, out);
+    (void)bytes;
+    write_lines(text, row, 20, out);
 }
 
 /* --- words --- */
@@ -142,14 +115,15 @@ static bool has_key(const char *line, size_t bytes, const char *keys)
 
 void scrub_fields(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
-    const char *end = text + bytes, *line;
-    size_t n;
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
 
-    while (next_line(&text, end, &line, &n))
-        if (has_key(line, n, row->keys)) {
-            scrub_text(scrub, line, n, 0, row->words, out);
+        if (has_key(line.text, line.n, row->keys)) {
+            scrub_text(scrub, line.text, line.n, 0, row->words, out);
             fputc('\n', out);
         }
+    }
 }
 
 /* --- hardware --- */
@@ -173,7 +147,7 @@ void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, const str
         is_kept = scrub_is_among(text, n, row->words) ||
                   (name < n && name <= 64 && strcspn(text, "-:./@ ") >= name && scrub_is_among(text, name, keys) &&
                    is_number(text + name + 1, n - name - 1, 9));
-        if (n_keys && has_beginning(text, (size_t)(end - text), row->keys)) {
+        if (n_keys && text_begins(text, row->keys)) {
             is_kept = true;
             n = n_keys;
         } else if (n == 0) { /* a separator; only the last one of blanks, and none at the end */
