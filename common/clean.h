@@ -7,17 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Copies `text`, which may be ret_text, truncated to `bytes`, with '?' for each byte that is not UTF-8 and each
- * character not printable. */
+/* Copies `text`, which may be ret_text, truncated, with '?' for what is neither UTF-8 nor printable. */
 void text_clean(const char *text, char *ret_text, size_t bytes);
 
 /* Removes an incomplete UTF-8 sequence from the end of a truncated text. */
 void text_cut(char *text);
 
-/*
- * The length and the code of the UTF-8 sequence at `text`, of at most `bytes` bytes. 0: not UTF-8. TEXT_INCOMPLETE: the
- * bytes are the beginning of a sequence.
- */
+/* The length and code of the UTF-8 sequence at `text`; 0: not UTF-8, TEXT_INCOMPLETE: the beginning of one. */
 #define TEXT_INCOMPLETE ((size_t)-1)
 size_t text_decode(const char *text, size_t bytes, uint32_t *ret_code);
 

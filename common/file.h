@@ -6,10 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/*
- * Opens a file for reading. Waits for data on a pipe, as needed for `<(program)`, up to 60 s: then ENODATA. NULL with
- * errno on failure.
- */
+/* Opens a file for reading; waits for the data of a pipe, `<(program)`, up to 60 s. NULL with errno. */
 FILE *file_open(const char *path);
 
 /* file_open_regular() opens only regular files: EINVAL for others, at once. */

@@ -21,10 +21,7 @@
 struct launcher {
     const char *rank, *size;
     const char *local_size; /* number of ranks on this host; NULL: the launcher sets none */
-    /*
-     * Rank 0 without a size does not count: PMIX_RANK comes without one except from srun, and a batch script has
-     * SLURM_PROCID, too.
-     */
+    /* Rank 0 without a size does not count: PMIX_RANK often has none, and a batch script has SLURM_PROCID, too. */
     bool is_alone_without_size;
     /*
      * The variables of a batch system. An mpirun in a job starts one daemon per node as a task, and the ranks inherit

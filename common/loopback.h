@@ -5,10 +5,7 @@
 
 #include <stdbool.h>
 
-/*
- * Does `name`, without user and port, lead each host to itself? Only names and addresses that say so: "localhost",
- * "127.0.0.1", "::1".
- */
+/* Does `name` lead each host to itself? Only names and addresses that say so: "localhost", "127.0.0.1", "::1". */
 bool address_is_loopback(const char *name);
 
 #endif

@@ -34,10 +34,7 @@ struct out_column {
     unsigned flags;    /* OUT_* */
 };
 
-/*
- * Prints `rows` (an array of objects). A missing key or null is an empty cell (null in JSON). Returns 0, or -1 after
- * reporting that the output could not be written.
- */
+/* Prints `rows`; a missing key or null is an empty cell. 0, or -1 after reporting that it could not be written. */
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format);
 
@@ -86,10 +83,7 @@ void out_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* "       <text>" on standard error: what to do about the error just reported. */
 void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/*
- * A complete error on standard error: what failed, where (ranks; may be NULL), why, and what to do about it (may be
- * NULL or "").
- */
+/* A complete error on standard error: what failed, where (may be NULL), why, and what to do (may be NULL or ""). */
 void out_problem(const char *what, const char *where, const char *why, const char *hint);
 
 /* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting, once, why it could not be written. */

@@ -95,8 +95,7 @@ static size_t groups_at(const struct scan *scan, size_t at, char separator, size
     }
 }
 
-/* Ethernet (6 bytes), EUI-64 (8), IP over InfiniBand (20); "1070.fd31.829e" of switches, which without a letter is a
- * version. */
+/* Ethernet, EUI-64, IP over InfiniBand (20 bytes); "1070.fd31.829e" of switches, without a letter a version. */
 static size_t match_mac(const struct scan *scan, size_t at, size_t *ret_before)
 {
     char separator = byte_at(scan, at + 2);
@@ -369,10 +368,7 @@ static bool set_text(json_t *value, char *text)
     return good;
 }
 
-/*
- * A name in capital letters, or one that only a secret has: others are keys of our documents or of Kubernetes. In
- * "environment" all are variables.
- */
+/* In capital letters, or what only a secret is called: others are keys of our documents or of Kubernetes. */
 static bool is_variable(const char *key)
 {
     static const char *const words[] = {"password", "passwd", "token",        "secret",        "api_key",

@@ -30,10 +30,7 @@ struct identifier {
     size_t bytes;
 };
 
-/*
- * Is there an identifier at text[at], or something that introduces one? `has_versions`: the text names software, so
- * 12.8.0.38 after '-', '.' or a letter is a version.
- */
+/* Is there an identifier at text[at]? `has_versions`: 12.8.0.38 after '-', '.' or a letter is a version. */
 bool identifier_at(const char *text, size_t bytes, size_t at, bool has_versions, struct identifier *ret_identifier);
 
 bool identifier_is_uuid(const char *text, size_t bytes);

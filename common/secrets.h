@@ -76,8 +76,7 @@ static inline size_t run(const struct scan *scan, size_t at, const char *others,
     return n;
 }
 
-/* The recogniser of a row: the bytes of an identifier at a position, 0 without one. Sets *ret_before if there are any.
- */
+/* The recogniser of a row: the bytes of an identifier at a position, 0 without one, and of what precedes it. */
 typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before);
 
 /*

@@ -40,10 +40,7 @@ static void remove_files(int folder)
         closedir(stream);
 }
 
-/*
- * If the lock can be taken and the name still exists, its process is dead: a running one holds the lock beyond the
- * renaming.
- */
+/* If the lock can be taken and the name still exists, its process is dead: it holds the lock until after renaming. */
 static void remove_left(int parent, const char *name)
 {
     int fd = openat(parent, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);

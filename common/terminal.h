@@ -28,9 +28,7 @@ char *stream_json_text(const json_t *document, size_t flags);
  */
 int stream_json(FILE *stream, const json_t *document, size_t flags);
 
-/*
- * errno of the first write to the stream that failed, or 0. (errno itself may be of a later flush.)
- */
+/* errno of the first write to the stream that failed, or 0. (errno itself may be of a later flush.) */
 int stream_error(FILE *stream);
 
 #endif

@@ -22,10 +22,7 @@ bool text_begins_any(const char *text, const char *const *list);
 /* The part after the last '/'; the whole text without one. */
 const char *text_base(const char *path);
 
-/*
- * The edit distance: letters changed, inserted, removed or swapped with their neighbour; of longer words only the first
- * TEXT_DISTANCE_BYTES - 1 count.
- */
+/* Letters changed, inserted, removed or swapped; of longer words only TEXT_DISTANCE_BYTES - 1 letters count. */
 #define TEXT_DISTANCE_BYTES 65
 int text_distance(const char *a, const char *b);
 

@@ -49,8 +49,7 @@ static size_t begins_as(const struct scan *scan, size_t at, struct piece beginni
     return beginning.n;
 }
 
-/* Of random letters and digits one in six is a digit, and many are capital; words, which begin like a token, have few.
- */
+/* Of random letters and digits one in six is a digit and many are capital; words that begin so have few. */
 static bool is_random(const struct scan *scan, size_t at, size_t n, size_t head)
 {
     size_t digits = 0, upper = 0;
@@ -164,10 +163,7 @@ static bool is_token(const struct scan *scan, size_t at, size_t n)
     return n >= 20 && digits > 1 && run(scan, at, "_-", n) == n;
 }
 
-/*
- * User and password of a URL. A password may have '/', '?' and '#' in it: then what is in front of them is no port, and
- * a host follows the '@'.
- */
+/* User and password of a URL. With '/', '?' or '#' in the password no port is before them, and a host behind '@'. */
 size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
 {
     size_t n = 0, colon = 0, sign = 0, digits = 0;

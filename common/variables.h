@@ -38,16 +38,10 @@ bool variable_is_epkit(const char *name);
 /* The known name nearest to an unknown one (a likely typing error), or NULL. */
 const char *variable_nearest(const char *name);
 
-/*
- * Is `value` valid for the variable, regardless of its effect? If not, *ret_why says why ("is not one of ibrc, ucx,
- * ...").
- */
+/* Is `value` valid, regardless of the effect? If not, *ret_why says why ("is not one of ibrc, ucx, ..."). */
 bool variable_accepts(const struct variable *variable, const char *value, char *ret_why, size_t bytes);
 
-/*
- * Parses a boolean like NVSHMEM (nvshmemi_getenv_bool): a value that begins with 0, n or f in either case is false; any
- * other value is true, including "" and "off". NULL is false.
- */
+/* As nvshmemi_getenv_bool: false begins with 0, n or f in either case, all else is true, also "". NULL is false. */
 bool variable_is_true(const char *value);
 
 #endif

@@ -37,10 +37,7 @@ struct yaml_node {
     struct yaml_node *items; /* in the order of the file */
 };
 
-/*
- * Parses `bytes` of `text`. EP_E_ARG with "NAME:LINE: reason" in ep_last_error(). The caller frees the tree by
- * tree_free().
- */
+/* EP_E_ARG with "NAME:LINE: reason" in ep_last_error(). The caller frees the tree by tree_free(). */
 ep_status tree_parse(const char *name, const char *text, size_t bytes, const struct yaml_limits *limits,
                      struct yaml_node **ret_node);
 void tree_free(struct yaml_node *node);

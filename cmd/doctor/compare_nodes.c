@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* compare_nodes.c - differences between nodes. Documents come from other machines, so the type of every value is
- * checked. */
+/* compare_nodes.c - differences between nodes. Documents come from other machines: types of values are checked. */
 #include "diagnosis.h"
 
 #include "common/clean.h"
@@ -214,10 +213,7 @@ static const char *kind_of(const json_t *flat)
     return !gpus ? "" : n && strncmp(gpus + n, " x ", 3) == 0 ? gpus + n + 3 : gpus;
 }
 
-/*
- * A node with other GPUs than most would differ in everything: it becomes a single difference and is not compared
- * further.
- */
+/* A node with other GPUs than most would differ in everything: that is one difference, and the only one. */
 static void split_by_kind(const struct node *nodes, json_t **flats, int n, json_t *differences)
 {
     json_t *others = json_array();

@@ -18,10 +18,7 @@ struct diagnosis {
     int n_denied; /* of n_unknown: need root */
 };
 
-/*
- * Reads the machine that the options name, and the file of --expect (NULL if not given). Returns CMD_FINE, or another
- * code after reporting the error.
- */
+/* Reads the machine that the options name, and the file of --expect. Another code than CMD_FINE was reported. */
 int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
                    struct doctor_machine **ret_machine);
 
@@ -66,18 +63,14 @@ int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *in
 json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis);
 json_t *diagnosis_row(const struct doctor_result *result);
 json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they check: rows */
-/* A row for each installed stack, for each of `n` names, or with "all" for each that is known. NULL: one is not known,
- * which was reported. */
+/* A row for each installed stack, for each of `n` names, or with "all" for each known. NULL: one is not known. */
 json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *names, int n);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
 
 /* --- fix.c --- */
 
-/*
- * Executes --fix after the diagnosis was printed: asks for confirmation unless `yes`, and reads the machine again to
- * check what was fixed. Returns an exit code.
- */
+/* Executes --fix: asks for confirmation unless `yes`, and reads the machine again to check what was fixed. */
 int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
             const char *expect, bool yes);
 

@@ -12,7 +12,6 @@
 #include "common/clean.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -98,10 +97,7 @@ static json_t *nic_facts(const struct topo *topo)
     return nics;
 }
 
-/*
- * Is it a variable of NVSHMEM, NCCL, DeepEP or the linker? Variables that a launcher sets per rank are not facts of a
- * node.
- */
+/* A variable of NVSHMEM, NCCL, DeepEP or the linker? Those that a launcher sets per rank are no facts of a node. */
 static bool is_fact(const char *name)
 {
     /* Those of epkit apply to a single run, and one is a secret. */

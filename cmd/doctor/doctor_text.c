@@ -8,7 +8,6 @@
 #include "machine/doctor/network.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

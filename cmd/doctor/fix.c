@@ -13,7 +13,6 @@
 #include "common/clean.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -22,10 +21,7 @@
 #define TIMEOUT_MS 60000  /* of a command */
 #define OUTPUT_SHOWN 4096 /* bytes of the output of a failed command */
 
-/*
- * Root needs no sudo, which may not be installed. For others, sudo must not ask for a password, as there may be no
- * terminal.
- */
+/* Root needs no sudo, which may not be installed; others need one that asks for no password. */
 static void as_this_user(const char *line, char *ret_line, size_t bytes)
 {
     if (strncmp(line, "sudo ", 5) != 0)

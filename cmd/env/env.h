@@ -30,10 +30,7 @@ void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
 /* An array with one object for each row. A new reference. */
 json_t *env_json(const struct env_script *script);
 
-/*
- * What checks of the doctor find about variables that are set, as rows of --check: "kind" is "harmful" where the
- * finding is serious, else "differs". A new reference.
- */
+/* What checks find about variables that are set, as rows of --check: "kind" is "harmful" or "differs". */
 json_t *env_findings(const struct doctor_machine *machine);
 
 /*

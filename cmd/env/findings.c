@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* findings.c - what the checks of epkit doctor find about variables of the environment, as rows of epkit env --check.
- */
+/* findings.c - what checks of epkit doctor find about variables of the environment, as rows of epkit env --check. */
 #include "common/output.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"
@@ -13,7 +12,7 @@
 static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
                                      "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
                                      "net-plugin",    "rendezvous", "hca-lists",     "topology-file",
-                                     "dmabuf-off",    "host-name"};
+                                     "dmabuf-off",    "host-name",  "rdmav-drivers"};
 
 static bool is_set(const struct doctor_machine *machine, const char *name)
 {

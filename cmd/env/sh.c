@@ -78,10 +78,7 @@ static const char rank_text[] =
     "needs DEEP_EP_DEVICE_TO_HCA_MAPPING, where its DeepEP reads that, or has to set them before it initialises "
     "NVSHMEM.";
 
-/*
- * Two scripts: one exports the variables, the other, a prolog, prints them. Slurm takes everything after '=' to the end
- * of the line literally.
- */
+/* One script exports the variables, a prolog prints them: Slurm takes all after '=' literally. */
 static void write_export(FILE *stream, const char *name, bool is_prolog)
 {
     fprintf(stream, is_prolog ? "printf 'export %s=%%s\\n' " : "export %s=", name);

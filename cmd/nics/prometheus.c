@@ -9,10 +9,7 @@
 
 static const char *const traffic_names[] = {"sent_bytes", "received_bytes", "sent_packets", "received_packets"};
 
-/*
- * "hw_counters/np_cnp_sent" becomes np_cnp_sent. Names are unique across folders, except those of the interface of a
- * port, which interfaces have as well.
- */
+/* "hw_counters/np_cnp_sent" becomes np_cnp_sent, which is unique but for the interface of a port. */
 static void metric_name(const struct counter_row *row, char *ret_name, size_t bytes)
 {
     const char *slash = strrchr(row->file, '/');

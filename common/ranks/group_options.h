@@ -94,10 +94,7 @@ void group_warn_host(const struct ranks_spec *spec);
 /* Default number of ranks of a group with these options: one for each GPU; 0: GPUs will not be used. */
 int group_gpu_ranks(const struct group_options *group);
 
-/*
- * CMD_FINE, or CMD_USAGE after reporting an invalid EPKIT_BACKEND or EPKIT_NETWORK. Each is checked only if no option
- * takes its place.
- */
+/* CMD_FINE, or CMD_USAGE after reporting a wrong EPKIT_BACKEND or EPKIT_NETWORK that no option replaces. */
 int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_network);
 
 /* CMD_USAGE if the network is "emulated" and a launcher has started the ranks on several hosts. */

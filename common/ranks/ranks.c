@@ -10,11 +10,9 @@
 #include "common/write.h"
 #include "machine/hardware/map.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ENV_DEVICE "EPKIT_VERBS_DEVICE"
 

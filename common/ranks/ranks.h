@@ -34,10 +34,7 @@ struct ranks_spec {
 
 struct ranks_ctx;
 
-/*
- * Device memory of a backend: jobs create and check their data in host memory and copy it. All calls are synchronous;
- * copy works in any direction.
- */
+/* Device memory of a backend, to which jobs copy data that they make in host memory; all calls are synchronous. */
 struct ranks_memory {
     ep_status (*alloc)(struct ranks_ctx *ctx, size_t bytes, void **ret_memory);
     void (*free)(struct ranks_ctx *ctx, void *memory); /* accepts NULL */

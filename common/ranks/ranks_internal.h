@@ -88,10 +88,7 @@ int ranks_world_done(int code, int *ret_first);
 
 /* --- events.c --- */
 
-/*
- * Adds an error event {"what", "text", "hint", "rank"} to `problems`, a JSON array; equal errors are merged into one
- * with a list of ranks.
- */
+/* Adds an error event {"what", "text", "hint", "rank"}; equal ones become one with a list of ranks. */
 void ranks_problem_add(json_t *problems, const json_t *event);
 void ranks_problem_print(const json_t *problems);
 

@@ -12,7 +12,6 @@
 #include "ranks_internal.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -68,10 +68,7 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 
 #define CONTROL "/dev/nvidiactl"
 
-/*
- * CUDA and NVML open it before any GPU, and at least one GPU is accessible. On a host, nvidia-modprobe creates it on
- * first use.
- */
+/* CUDA and NVML open it before any GPU. On a host, nvidia-modprobe creates it on first use. */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);
@@ -141,8 +138,7 @@ const struct doctor_check check_gpu_access = {
     DOCTOR_CHECK("gpu-access", "driver", 21, 0, run_gpu_access),
     .title = "the process may use the GPUs that it needs",
     .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
-    .cause = "The device files /dev/nvidia* are missing, belong to another user, or a device cgroup blocks them: the "
-             "job or the container has not asked for GPUs.",
+    .cause = "/dev/nvidia* are missing, belong to another user, or are blocked: the job has not asked for GPUs.",
     .remedy = "Ask for GPUs when the job or the container is started.",
     .links = TEXTS("/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES"),
 };
@@ -199,8 +195,7 @@ const struct doctor_check check_rdma_device = {
     DOCTOR_CHECK("rdma-device", "nic", 21, NEEDS_GPUS, run_rdma_device),
     .title = "the NICs of GPUs have RDMA devices",
     .symptom = "\"No IB devices found\", or NCCL uses sockets, although lspci shows ConnectX cards.",
-    .cause = "mlx5_core drives a card as a network interface; RDMA devices come from mlx5_ib, which is not loaded, or "
-             "not bound to the function.",
+    .cause = "mlx5_core makes a network interface of a card; RDMA devices come from mlx5_ib, which is not bound to it.",
     .remedy = "Load mlx5_ib, or switch RDMA on for the function with devlink.",
     .links = TEXTS("/sys/class/infiniband", "/sys/module/mlx5_ib"),
 };

@@ -37,9 +37,9 @@ static void found_too_few(const struct doctor_machine *machine, struct doctor_re
     if (result->outcome != DOCTOR_FOUND) {
         doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n, n == 1 ? "" : "s",
                      n_usual);
-        doctor_advise(result, "A port has left the bond, or never joined it: look for the interface that has no master "
-                              "(ip link), at its part of the network's configuration, and whether the card shows all "
-                              "of its ports.");
+        doctor_advise(
+            result,
+            "A port has left the bond, or never joined it: look for the interface without a master (ip link), and whether the card shows all of its ports.");
     }
     doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
                     source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);

@@ -69,10 +69,9 @@ static const char *folder_above(const struct doctor_machine *machine, const stru
 
 static void advise_mapping(struct doctor_result *result)
 {
-    doctor_advise(result, "Build DeepEP from commit 8a07e7e of pull request 466, which defines the method and calls "
-                          "it, and install that build. Patch scripts that only insert the method are not sufficient. "
-                          "Without the mapping, NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts has the "
-                          "same effect.");
+    doctor_advise(
+        result,
+        "Build DeepEP from commit 8a07e7e of pull request 466, which defines and calls the method. Or set NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts.");
 }
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
@@ -125,11 +124,9 @@ static void run_mapping_inactive(const struct doctor_machine *machine, struct do
 const struct doctor_check check_mapping_inactive = {
     DOCTOR_CHECK("mapping-inactive", "deepep", 2, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_mapping_inactive),
     .title = "DeepEP's mapping of GPUs to NICs is in effect",
-    .symptom = "All traffic of a node goes over one NIC or half of them, although the mapping is \"installed\" and "
-               "DEEP_EP_DEVICE_TO_HCA_MAPPING is set.",
-    .cause = "The imported buffer.py has the method of pull request 466 but never calls it, has it below a decorator "
-             "that belongs to the next method, or does not have it at all. A search for its name finds it in all "
-             "cases.",
+    .symptom = "All traffic of a node goes over one NIC or half of them, although a mapping is \"installed\".",
+    .cause =
+        "The imported buffer.py never calls the method of pull request 466, has it below a decorator that belongs to the next one, or lacks it: a search for its name finds it in all cases.",
     .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
     .links = TEXTS(MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466"),
 };
@@ -194,8 +191,7 @@ const struct doctor_check check_stale_copy = {
     DOCTOR_CHECK("stale-copy", "deepep", 3, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stale_copy),
     .title = "the DeepEP that is imported is the one that was patched",
     .symptom = "The source tree has the patch, but the program behaves as if it had not.",
-    .cause = "Python imports the first copy on its path. It was copied or installed before the source was patched, or "
-             "an older one precedes it.",
+    .cause = "Python imports the first copy on its path, which was installed before the source was patched.",
     .remedy = "Install again after patching, and keep one copy on the path.",
     .links = TEXTS("PYTHONPATH", "deep_ep/buffer.py"),
 };
@@ -257,8 +253,7 @@ const struct doctor_check check_deepep_too_old = {
     DOCTOR_CHECK("deepep-too-old", "deepep", 8, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_deepep_too_old),
     .title = "DeepEP knows the layout of this NVSHMEM",
     .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
-    .cause = "DeepEP reads private structures of NVSHMEM. NVSHMEM 3.5 changed the order of its queue pairs; DeepEP "
-             "supports that since commit 29d31c0 (pull request 564).",
+    .cause = "NVSHMEM 3.5 changed the order of its queue pairs: DeepEP knows it since 29d31c0 (pull request 564).",
     .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
     .links = TEXTS("https://github.com/deepseek-ai/DeepEP/pull/564"),
 };
@@ -300,10 +295,7 @@ static bool is_switched_off(const struct doctor_machine *machine, const char *na
     return value && strcmp(value, "0") == 0;
 }
 
-/*
- * The command that installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if
- * not known.
- */
+/* Installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if not known. */
 static const char *cccl_package(const struct doctor_machine *machine)
 {
     struct source_text real = source_resolve(machine->source, "%s", machine->software->cuda_home);
@@ -424,10 +416,8 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
 const struct doctor_check check_build_files = {
     DOCTOR_CHECK("build-files", "deepep", 25, NEEDS_GPUS | NEEDS_DATA_NICS, run_build_files),
     .title = "what a build of DeepEP or NVSHMEM needs is installed",
-    .symptom = "The build stops with MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", cuda/std/tuple or gdrapi.h "
-               "not found.",
-    .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing: the development package is not installed, "
-             "is too old, or CUDA 13 keeps the headers where the host's compiler does not look.",
+    .symptom = "A build stops: MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", no cuda/std/tuple or gdrapi.h.",
+    .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing, old, or not where the compiler looks.",
     .remedy = "Install the package, create the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
     .links = TEXTS("/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY"),
 };

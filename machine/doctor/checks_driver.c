@@ -40,10 +40,7 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
                   os->in_container ? " (both on the node, not in this container)" : "");
 }
 
-/*
- * A module that was built for another ib_core or driver is refused: "nvidia_peermem: disagrees about version of symbol
- * ib_register_peer_memory_client".
- */
+/* "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client": built for another ib_core. */
 static json_t *read_refused(const char *text, size_t bytes)
 {
     (void)bytes;
@@ -58,8 +55,7 @@ static bool is_refused(struct source *source)
         kernel_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", &where));
 }
 
-/* nvidia_peermem registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not.
- */
+/* It registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not. */
 static bool has_not_registered(struct source *source)
 {
     return source_stat(source, "/sys/module/nvidia_peermem").state == SOURCE_OK &&
@@ -94,10 +90,10 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
         find_old_peermem(machine, result);
         return;
     }
-    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem: %s",
-                          machine_reason(driver->peermem, NULL)) ||
-        doctor_unknown_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf: %s",
-                          machine_reason(driver->dmabuf, driver->dmabuf_why)))
+    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem",
+                             driver->peermem, NULL) ||
+        doctor_unreadable_if(result, driver->dmabuf != SOURCE_ABSENT, "whether GPU memory can be exported as dma-buf",
+                             driver->dmabuf, driver->dmabuf_why))
         return;
     doctor_found(result, DOCTOR_ERROR,
                  "NICs cannot reach GPU memory: nvidia_peermem is %s, and there is no dma-buf "
@@ -106,11 +102,9 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
     doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
     if (is_idle || is_refused(machine->source))
-        doctor_advise(result, "The module was built for another ib_core: the kernel's, or that of an OFED that was "
-                              "updated since. Install DOCA-OFED, then build the driver's modules anew (dkms build and "
-                              "install of nvidia for this kernel, reinstallation of the driver; with the GPU operator "
-                              "delete the driver's pod), and load it. Or use the open kernel modules, which have "
-                              "dma-buf and need no peermem.");
+        doctor_advise(
+            result,
+            "Install DOCA-OFED, then build the driver's modules anew (dkms build and install of nvidia; with the GPU operator delete the driver's pod), and load it. Or use the open kernel modules, which have dma-buf and need no peermem.");
     else
         fix_peermem(machine, result);
 }
@@ -118,10 +112,8 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_peermem = {
     DOCTOR_CHECK("peermem", "driver", 11, NEEDS_DRIVER | NEEDS_DATA_NICS, run_peermem),
     .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
-    .symptom = "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host "
-               "memory.",
-    .cause = "A NIC reads and writes GPU memory only if the driver exports its addresses: as dma-buf (open kernel "
-             "modules, Linux 5.12 or later), or through the module nvidia_peermem. Neither is available.",
+    .symptom = "NVSHMEM: \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
+    .cause = "NICs reach GPU memory by dma-buf (open kernel modules, Linux 5.12) or nvidia_peermem: there is neither.",
     .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
     .links = TEXTS("/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem"),
 };
@@ -161,8 +153,7 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
                                  "PeerMappingOverride is not configured"))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unknown_if(result, !*option->live && params.state != SOURCE_OK, PARAMS ": %s",
-                          machine_reason(params.state, params.why)))
+    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why))
         return;
     if (*option->configured && *option->live && same_number(option->configured, option->live))
         return;
@@ -186,8 +177,7 @@ const struct doctor_check check_driver_option = {
     DOCTOR_CHECK("driver-option", "driver", 12, NEEDS_DRIVER, run_driver_option),
     .title = "driver options that are configured are in effect",
     .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
-    .cause = "An option of modprobe.d takes effect when the module is loaded: from the initramfs, at the next boot. Of "
-             "several lines with NVreg_RegistryDwords only the last counts.",
+    .cause = "The module gets options when it is loaded, from the initramfs; of several lines the last counts.",
     .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
     .links = TEXTS("/etc/modprobe.d", PARAMS),
 };
@@ -216,10 +206,7 @@ static json_t *read_foreign_module(const char *dep, size_t bytes)
     return json_false();
 }
 
-/*
- * Are the modules of DOCA-OFED installed for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that cannot be
- * determined.
- */
+/* Are DOCA-OFED's modules installed for the running kernel? SOURCE_OK, SOURCE_ABSENT, or why that is not known. */
 static struct source_text built_modules(const struct doctor_machine *machine, const char *release)
 {
     struct source *source = machine->source;
@@ -227,10 +214,7 @@ static struct source_text built_modules(const struct doctor_machine *machine, co
     struct source_answer dep;
     struct source_names names;
 
-    /*
-     * OFED's modules have a version of their own; those of current kernels have none, or the kernel's release in some
-     * distributions.
-     */
+    /* OFED's modules have a version; those of kernels have none, or in some distributions the kernel's release. */
     if (loaded.state == SOURCE_OK && *loaded.text && strcmp(loaded.text, release) != 0)
         return loaded;
     names = source_list(source, "/lib/modules/%s/updates/dkms", release);
@@ -325,10 +309,8 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
     }
     if (!machine->software->os.in_container &&
         (same_version(version, driver->installed_version) ||
-         (!*driver->installed_version && strverscmp(version, driver->version) > 0))) {
+         (!*driver->installed_version && strverscmp(version, driver->version) > 0)))
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-    }
     doctor_advise(
         result,
         machine->software->os.in_container
@@ -428,10 +410,8 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
         fix_library(machine, result, &location, other);
         return;
     }
-    if (!machine->software->os.in_container) {
+    if (!machine->software->os.in_container)
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-    }
     doctor_advise(result, "The driver was updated while the old one was loaded: a reboot%s loads the new one.",
                   machine->software->os.in_container ? " of the node" : "");
 }
@@ -440,9 +420,8 @@ const struct doctor_check check_driver_skew = {
     DOCTOR_CHECK("driver-skew", "driver", 26, NEEDS_GPUS, run_driver_skew),
     .title = "the NVIDIA driver is loaded, and all its parts are of one version",
     .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
-    .cause = "The kernel module in memory, the module on disk and the libraries of the driver work together only in "
-             "the same version. After an update the old module stays loaded until a reboot. It is not loaded at all if "
-             "it was not built for the running kernel, or if the kernel rejects its signature because of Secure Boot.",
+    .cause =
+        "The kernel module in memory, the one on disk and the libraries work together only in one version; after an update the old module stays until a reboot. A module for another kernel, or unsigned under Secure Boot, is not loaded.",
     .remedy = "Align the versions and reboot.",
     .links = TEXTS(VERSION, "/sys/module/nvidia/version"),
 };
@@ -463,7 +442,7 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
     if (doctor_not_applicable_if(result, !machine_is_grace(machine->topo), "no board with Grace processors"))
         return;
     text = source_line(machine->source, "/proc/cmdline");
-    if (doctor_unknown_if(result, text.state != SOURCE_OK, "/proc/cmdline: %s", machine_reason(text.state, text.why)))
+    if (doctor_unreadable_if(result, text.state != SOURCE_OK, "/proc/cmdline", text.state, text.why))
         return;
     text_clean(text.text, line, sizeof(line));
     while ((word = strsep(&rest, " \t")))
@@ -482,8 +461,7 @@ const struct doctor_check check_iommu_gb200 = {
     DOCTOR_CHECK("iommu-gb200", "driver", 33, NEEDS_GPUS, run_iommu_gb200),
     .title = "boards with Grace processors run with the IOMMU translating",
     .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
-    .cause = "GPU and Grace processor share page tables through the SMMU; with iommu.passthrough the GPU cannot use "
-             "them. The option is right for other servers, but not for these.",
+    .cause = "GPU and Grace processor share page tables through the SMMU, which iommu.passthrough prevents.",
     .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
     .links = TEXTS("/proc/cmdline", "/etc/default/grub"),
 };

@@ -95,10 +95,8 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
 const struct doctor_check check_other_nvshmem = {
     DOCTOR_CHECK("other-nvshmem", "deepep", 6, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_other_nvshmem),
     .title = "DeepEP was built with the NVSHMEM that is loaded",
-    .symptom = "Dispatch between nodes hangs for about 100 s and its counters stay at -1, or NVSHMEM stops with a "
-               "mismatch of its device library.",
-    .cause = "The extension contains NVSHMEM's device code of the version it was built with. Another version of the "
-             "host library is loaded with it, by LD_PRELOAD or LD_LIBRARY_PATH.",
+    .symptom = "Dispatch between nodes hangs for about 100 s with counters of -1, or device libraries do not match.",
+    .cause = "The extension has NVSHMEM's device code of one version, and the host library of another one is loaded.",
     .remedy = "Build DeepEP with NVSHMEM_DIR set to the NVSHMEM that is used.",
     .links = TEXTS("LD_PRELOAD", "LD_LIBRARY_PATH", "NVSHMEM_DIR"),
 };
@@ -208,8 +206,7 @@ const struct doctor_check check_gpu_arch = {
     DOCTOR_CHECK("gpu-arch", "deepep", 23, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_gpu_arch),
     .title = "DeepEP and NVSHMEM contain code for these GPUs",
     .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
-    .cause = "Libraries with GPU code contain it for the architectures they were built for. Machine code of another "
-             "major number does not run, nor does code for a single architecture (sm_90a) on another.",
+    .cause = "Machine code for another major number does not run, nor does sm_90a on another architecture.",
     .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
     .links = TEXTS("TORCH_CUDA_ARCH_LIST"),
 };

@@ -3,14 +3,9 @@
 #include "checks.h"
 #include "inventory.h"
 #include "kernel_log.h"
-#include "machine/software/libs.h"
 #include "queries.h"
-#include "shell.h"
-#include "xid.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* --- nvlink --- */
 
@@ -37,9 +32,7 @@ static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
     return false;
 }
 
-/*
- * The number of links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings.
- */
+/* Links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings. */
 static int links_due(const struct topo *topo, int gpu)
 {
     const struct topo_gpu *self = &topo->gpus[gpu];
@@ -152,9 +145,9 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
         machine->topo->gpus[0].cc_major < 10) {
-        doctor_advise(result, "The host of this virtual machine owns the NVSwitches. Its fabric manager sets up the "
-                              "fabric and the partition with these GPUs, which cannot be done in the virtual machine. "
-                              "Contact the operator of the host.");
+        doctor_advise(
+            result,
+            "The host of this virtual machine owns the NVSwitches, and its fabric manager sets up the partition with these GPUs. Contact the operator of the host.");
         return;
     }
     if (*manager)
@@ -222,16 +215,14 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
                      count.n_down > 1 ? ", and of more GPUs" : "");
         if (is_switch_lost(machine, &count)) {
             doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(result, "All GPUs have lost the same number of links: the NVSwitch at their other end is "
-                                  "missing or has failed. Look for it on the bus (lspci -d 10de: | grep -i bridge) and "
-                                  "for SXids in the kernel log; take the node out of service and cycle its power. A "
-                                  "reset of a GPU does not bring a switch back.");
+            doctor_advise(
+                result,
+                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
         } else
-            doctor_advise(result,
-                          "Look at the links (nvidia-smi nvlink --status -i %s) and at the kernel log for Xid 74; "
-                          "reset the GPU when nothing runs on the node. If the link stays down, take the node out of "
-                          "service.",
-                          machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
+            doctor_advise(
+                result,
+                "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
     }
     report_nvlinks(machine, result);
 }
@@ -239,8 +230,7 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
 const struct doctor_check check_nvlink = {
     DOCTOR_CHECK("nvlink", "driver", 35, NEEDS_NVML, run_nvlink),
     .title = "all NVLinks are up and the fabric is ready",
-    .symptom = "Dispatch within a node runs at a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA "
-               "802).",
+    .symptom = "Dispatch within a node is a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
     .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
     .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
     .links = TEXTS("nvidia-smi nvlink --status", "nvidia-fabricmanager"),
@@ -285,17 +275,16 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
                  driver);
     doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(result, "Do not restart it now: the fabric that is up would go down. Install both in one version "
-                          "(the package is named after the driver's branch), prevent updates of only one of them, and "
-                          "restart the node when it is drained.");
+    doctor_advise(
+        result,
+        "Do not restart it now: the fabric that is up would go down. Install both in one version, prevent updates of only one, and restart the node when it is drained.");
 }
 
 const struct doctor_check check_fabric_manager = {
     DOCTOR_CHECK("fabric-manager", "driver", 35, NEEDS_NVML, run_fabric_manager),
     .title = "the fabric manager is of the driver's version",
     .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
-    .cause = "The fabric manager works only with a driver of the same version. One of the two was updated while the "
-             "machine ran.",
+    .cause = "The fabric manager works only with a driver of its version, and one of the two was updated.",
     .remedy = "Install both in one version, and restart the node.",
     .links = TEXTS("nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG),
 };
@@ -317,10 +306,9 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
                  log.n > 1 ? ", and more" : "");
-    doctor_advise(result, "Drain the node and restart it: after a fatal SXid the fabric manager takes ports or the "
-                          "switch out of use, and all GPUs have to be reset together with the switches. If it comes "
-                          "back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains "
-                          "the numbers.");
+    doctor_advise(
+        result,
+        "Drain the node and restart it: GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
 }
 
 const struct doctor_check check_sxid = {

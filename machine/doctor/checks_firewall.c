@@ -9,7 +9,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* --- firewall --- */
 
@@ -182,10 +181,8 @@ static void run_firewall(const struct doctor_machine *machine, struct doctor_res
 const struct doctor_check check_firewall = {
     DOCTOR_CHECK("firewall", "job", 70, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_firewall),
     .title = "no firewall is between the nodes of the job",
-    .symptom =
-        "Processes on other nodes get \"No route to host\", or wait until a timeout, although ping and ssh work.",
-    .cause = "A firewall of the host drops connections to ports that no rule opens. NCCL, Gloo, NVSHMEM and MPI listen "
-             "on ports that the kernel chooses.",
+    .symptom = "Processes on other nodes get \"No route to host\", or wait until a timeout, although ping works.",
+    .cause = "A firewall drops connections to ports that no rule opens; NCCL, Gloo, NVSHMEM and MPI listen on any.",
     .remedy = "Allow all ports between the nodes.",
     .links = TEXTS("/dev/kmsg", "/etc/ufw/ufw.conf", "/etc/nftables.conf", "/etc/firewalld/firewalld.conf",
                    "https://github.com/NVIDIA/nccl/issues/352"),
@@ -253,11 +250,8 @@ static void run_ptrace(const struct doctor_machine *machine, struct doctor_resul
 const struct doctor_check check_ptrace = {
     DOCTOR_CHECK("ptrace", "limits", 71, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_ptrace),
     .title = "processes may access each other where a library needs it",
-    .symptom = "\"pidfd_getfd: Operation not permitted\"; \"process_vm_readv ... Operation not permitted\"; \"Read -1, "
-               "expected N, errno = 1\".",
-    .cause =
-        "Linux lets a process access the memory and the files of another one by the rules of ptrace: with "
-        "kernel.yama.ptrace_scope=1, Ubuntu's default, only those that it started; in a container by default none.",
+    .symptom = "\"pidfd_getfd: Operation not permitted\"; \"process_vm_readv ...\"; \"Read -1, expected N\".",
+    .cause = "By ptrace_scope=1, Ubuntu's default, a process may access those that it started; in a container none.",
     .remedy = "Set ptrace_scope to 0, or give the container the capability SYS_PTRACE.",
     .links = TEXTS(PTRACE_SCOPE, "/proc/self/status", "https://github.com/pytorch/pytorch/issues/165685"),
 };

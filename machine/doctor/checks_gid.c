@@ -108,16 +108,16 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
     if (faults->n_foreign == faults->n_none) {
         doctor_found(result, DOCTOR_ERROR, "the interface of %s is in another network namespace%s", faults->port,
                      faults->n_none > 1 ? ", and those of other ports too" : "");
-        doctor_advise(result, "A queue pair needs a GID of an interface that this process has. Give the pod "
-                              "hostNetwork, or by its network annotations the interfaces of its NICs (Multus, GKE's "
-                              "multi-networking, DRANET).");
+        doctor_advise(
+            result,
+            "Give the pod hostNetwork, or by its network annotations the interfaces of its NICs (Multus, GKE's multi-networking, DRANET).");
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "%s has no RoCE v2 GID with an IPv4 address%s", faults->port,
                  faults->n_none > 1 ? ", and other ports have none either" : "");
-    doctor_advise(result, "The GID comes with the IPv4 address of the port's network interface: configure one. In a "
-                          "pod, use hostNetwork or the network annotations that bring the interface along: GIDs of "
-                          "interfaces in another network namespace look empty.");
+    doctor_advise(
+        result,
+        "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use hostNetwork or the network annotations that bring the interface along.");
 }
 
 static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
@@ -216,8 +216,8 @@ const struct doctor_check check_gid = {
     DOCTOR_CHECK("gid", "nic", 20, NEEDS_DATA_NICS, run_gid),
     .title = "RoCE ports have a routable GID, and configured GID indices select one",
     .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
-    .cause = "Queue pairs need the GID of RoCE v2 with the port's IPv4 address. It is missing, or a fixed index names "
-             "an entry that is empty or of another type: the order of entries differs from node to node.",
+    .cause =
+        "Queue pairs need the RoCE v2 GID with the port's IPv4 address. It is missing, or a fixed index names another entry: their order differs from node to node.",
     .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
     .links = TEXTS("NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY",
                    "/sys/class/infiniband/*/ports/*/gid_attrs/types/*"),

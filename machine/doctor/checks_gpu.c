@@ -4,12 +4,10 @@
 #include "driver_fix.h"
 #include "inventory.h"
 #include "kernel_log.h"
-#include "machine/software/libs.h"
 #include "queries.h"
 #include "shell.h"
 #include "xid.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -98,11 +96,10 @@ static void compare_inventory(const struct doctor_machine *machine, struct docto
                 *topo->driver ? topo->driver : "none", expected->driver);
     expect_nics(machine, result);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result,
-                      "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in "
-                      "the kernel log; a device that is not even on the bus needs the node's power cycled, or the "
-                      "vendor.",
-                      expected->source);
+        doctor_advise(
+            result,
+            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the kernel log; if it is not there, cycle the node's power.",
+            expected->source);
 }
 
 static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
@@ -249,10 +246,7 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
     }
 }
 
-/*
- * A reset uses the PCI address: the numbers of NVML, CUDA and device files differ when a GPU is missing. A GPU that has
- * fallen off the bus cannot be reset through the driver.
- */
+/* By PCI address: the numbers of NVML, CUDA and device files differ when a GPU is missing. */
 static void fix_errors(const struct doctor_machine *machine, struct doctor_result *result,
                        const struct gpu_errors *errors)
 {
@@ -264,7 +258,6 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
         return;
     if (errors->reboot || is_lost) {
         doctor_fix(result, false, "sudo reboot");
-        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     } else if (gpu && gpu->pci >= 0) {
         doctor_fix(result, false, "sudo %s --gpu-reset -i %s",
                    os_driver_program(machine->source, &machine->software->os, "nvidia-smi"),
@@ -320,19 +313,14 @@ const struct doctor_check check_gpu_errors = {
     DOCTOR_CHECK("gpu-errors", "driver", 34, NEEDS_DRIVER, run_gpu_errors),
     .title = "GPUs report no errors of their own",
     .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
-    .cause =
-        "The GPU or its memory is failing: the driver writes an Xid to the kernel log or that it could not "
-        "initialise the GPU, and counts uncorrected ECC errors. A remapped row of memory is in use only after a reset.",
+    .cause = "The GPU or its memory fails: Xids, uncorrected ECC errors, a remapped row that waits for a reset.",
     .remedy = "Reset the GPU; if errors come back, replace it.",
     .links = TEXTS("/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
 };
 
 /* --- mig --- */
 
-/*
- * "NVIDIA H100XM-1-10C" is a virtual GPU of one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" is a
- * whole GPU.
- */
+/* "NVIDIA H100XM-1-10C" is one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" a whole GPU. */
 static bool is_virtual_instance(const struct topo_gpu *gpu)
 {
     const char *last = strrchr(gpu->name, '-'), *at = last;
@@ -389,8 +377,7 @@ const struct doctor_check check_mig = {
     DOCTOR_CHECK("mig", "driver", 44, NEEDS_NVML, run_mig),
     .title = "GPUs are whole: MIG is off",
     .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
-    .cause = "A GPU in MIG mode is divided into instances. They do not use NVLink, and cannot map memory of other "
-             "GPUs.",
+    .cause = "A GPU in MIG mode is divided into instances, which do not use NVLink nor map memory of other GPUs.",
     .remedy = "Switch MIG off on nodes for expert parallelism.",
     .links = TEXTS("nvidia-smi -mig", "CUDA_VISIBLE_DEVICES"),
 };
@@ -449,7 +436,6 @@ const struct doctor_check check_clocks = {
     .title = "no fault lowers the clocks of GPUs",
     .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
     .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
-    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap under full load are normal, and "
-              "are not reported.",
+    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap are normal, and not reported.",
     .links = TEXTS("nvidia-smi -q -d PERFORMANCE"),
 };

@@ -78,7 +78,7 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
                                  machine->software->nvshmem.version))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unknown_if(result, params.state != SOURCE_OK, PARAMS ": %s", machine_reason(params.state, params.why)))
+    if (doctor_unreadable_if(result, params.state != SOURCE_OK, PARAMS, params.state, params.why))
         return;
     doctor_found(result, DOCTOR_ERROR, "GPUs cannot ring the NICs' doorbells%s",
                  software_has_cpu_assisted_ibgda(&machine->software->nvshmem)
@@ -94,9 +94,8 @@ const struct doctor_check check_nic_handler = {
     DOCTOR_CHECK("nic-handler", "nvshmem", 5, 0, run_nic_handler),
     .title = "GPUs ring the NICs' doorbells themselves",
     .symptom = "A dispatch between nodes hangs for 100 s and ends with counters of -1, or is slow.",
-    .cause = "The handler is the CPU: because NVSHMEM_IBGDA_NIC_HANDLER says so, or because gpu and auto fall back to "
-             "it without a message where the driver does not let GPUs write to the NICs' registers. That is what its "
-             "option PeerMappingOverride is for.",
+    .cause =
+        "NVSHMEM_IBGDA_NIC_HANDLER says cpu, or gpu and auto fall back to it without a message: GPUs may not write to the NICs' registers without the driver's option PeerMappingOverride.",
     .remedy = "Set the handler to gpu and the option to 1, and reboot.",
     .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d"),
 };
@@ -114,9 +113,9 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
         return;
     if (gdrcopy_is_complete(machine))
         return;
-    if (doctor_unknown_if(
+    if (doctor_unreadable_if(
             result, nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled,
-            "GDRCopy: %s", machine_reason(nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL)))
+            "GDRCopy", nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
         return;
     doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
                  nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"
@@ -140,8 +139,7 @@ const struct doctor_check check_gdrcopy = {
     DOCTOR_CHECK("gdrcopy", "nvshmem", 10, 0, run_gdrcopy),
     .title = "GDRCopy is there where it is needed",
     .symptom = "NVSHMEM stops with \"NIC_HANDLER=cpu requires GDRCopy\".",
-    .cause = "With the CPU as handler NVSHMEM maps GPU memory into the CPU's address space, by libgdrapi and the "
-             "kernel module gdrdrv with its device " GDRDRV ", which containers have only if they are given it.",
+    .cause = "The CPU as handler maps GPU memory by libgdrapi and gdrdrv, whose device containers have to be given.",
     .remedy = "Set the handler to gpu, which needs neither, or install GDRCopy.",
     .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", GDRDRV),
 };
@@ -183,18 +181,14 @@ const struct doctor_check check_ibgda_transport = {
     DOCTOR_CHECK("ibgda-transport", "nvshmem", 9, 0, run_ibgda_transport),
     .title = "NVSHMEM has its transport for IBGDA",
     .symptom = "NVSHMEM uses another transport although IBGDA is switched on, or DeepEP fails when it initialises.",
-    .cause = "The transport is a library of its own, nvshmem_transport_ibgda.so, which NVSHMEM loads when it starts. "
-             "It is not there, or does not load.",
+    .cause = "The transport, nvshmem_transport_ibgda.so, is a library of its own: it is not there, or does not load.",
     .remedy = "Build NVSHMEM with IBGDA, against the libraries of this machine.",
     .links = TEXTS("nvshmem_transport_ibgda.so", "NVSHMEM_IB_ENABLE_IBGDA"),
 };
 
 /* --- two-nvshmem --- */
 
-/*
- * A script written by 'epkit env' does not export LD_PRELOAD; it sets this variable to say that programs are started
- * with it.
- */
+/* A script of 'epkit env' sets this variable instead of LD_PRELOAD: programs are started with it. */
 static bool is_preloaded_by_script(const struct doctor_machine *machine)
 {
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
@@ -265,8 +259,7 @@ const struct doctor_check check_two_nvshmem = {
     DOCTOR_CHECK("two-nvshmem", "nvshmem", 7, 0, run_two_nvshmem),
     .title = "a process loads one NVSHMEM",
     .symptom = "NVSHMEM stops with \"device library version does not match\", or initialises and then hangs.",
-    .cause = "PyTorch's wheel brings an NVSHMEM of its own. When it is loaded before the one that DeepEP was built "
-             "with, GPU code of one version meets the host library of another.",
+    .cause = "PyTorch brings an NVSHMEM; loaded first, it does not match the GPU code that DeepEP was built with.",
     .remedy = "Preload the one that DeepEP was built with, into that program only.",
     .links = TEXTS("LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib"),
 };
@@ -345,8 +338,7 @@ const struct doctor_check check_home = {
     DOCTOR_CHECK("home", "nvshmem", 18, 0, run_home),
     .title = "folders and files that variables name exist",
     .symptom = "A build or a script does not find NVSHMEM, GDRCopy or CUDA, or takes another copy.",
-    .cause = "A variable names a folder of another machine, or of another container: libraries that were installed "
-             "below /opt on the node are mounted elsewhere.",
+    .cause = "A variable names a folder of another machine or container: /opt of the node is mounted elsewhere.",
     .remedy = "Correct the variable, or unset it.",
     .links = TEXTS("NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME"),
 };

@@ -220,10 +220,8 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
 const struct doctor_check check_import_libraries = {
     DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "all libraries that DeepEP's extension and PyTorch need are found, in suitable versions",
-    .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"version `GLIBCXX_3.4.32' not "
-               "found\".",
-    .cause = "The extension was built on another system or in another environment, or a library has been removed "
-             "since.",
+    .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"`GLIBCXX_3.4.32' not found\".",
+    .cause = "The extension was built on another system or in another environment, or a library was removed since.",
     .remedy = "Install what is missing, or build DeepEP again where it runs.",
     .links = TEXTS("LD_LIBRARY_PATH", "deep_ep_cpp*.so", "deep_ep/_C*.so"),
 };
@@ -351,10 +349,8 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
 const struct doctor_check check_import_symbols = {
     DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
     .title = "the loaded libraries have all symbols that the extension needs",
-    .symptom =
-        "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\" or \"ncclGetLsaDevicePointer\".",
-    .cause = "The extension was built with the headers of another PyTorch, NCCL, NVSHMEM or CUDA than those that are "
-             "loaded: one of them was updated or replaced since, or pip built it in isolation.",
+    .symptom = "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\", \"ncclGetLsaDevicePointer\".",
+    .cause = "It was built for another PyTorch, NCCL, NVSHMEM or CUDA, replaced since, or by pip in isolation.",
     .remedy = "Build the extension again in this environment, or restore what was replaced.",
     .links = TEXTS("deep_ep/_C*.so", "deep_ep_cpp*.so", "https://github.com/deepseek-ai/DeepEP/issues/309",
                    "https://github.com/deepseek-ai/DeepEP/issues/710"),
@@ -478,8 +474,7 @@ const struct doctor_check check_cuda_major = {
     DOCTOR_CHECK("cuda-major", "deepep", 54, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_cuda_major),
     .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
     .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
-    .cause = "The extension was built with another major version of CUDA than PyTorch, or another library with a "
-             "version that the driver is too old for.",
+    .cause = "The extension is for another major CUDA than PyTorch, or for one that the driver is too old for.",
     .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
     .links = TEXTS("/proc/driver/nvidia/version", "deep_ep_cpp*.so"),
 };

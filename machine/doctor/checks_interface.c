@@ -201,8 +201,7 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
         if (!*value || is_address(value))
             continue;
         any = true;
-        if (doctor_unknown_if(result, interfaces.state != SOURCE_OK, NET ": %s",
-                              machine_reason(interfaces.state, interfaces.why)))
+        if (doctor_unreadable_if(result, interfaces.state != SOURCE_OK, NET, interfaces.state, interfaces.why))
             return;
         why = variable->syntax == SYNTAX_LIST ? fault_of(machine, &names, &interfaces)
                                               : fault_of_names(machine, variable, value, &interfaces);
@@ -237,10 +236,9 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
 const struct doctor_check check_socket_interface = {
     DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
     .title = "variables name interfaces that exist and are up",
-    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or the start of a job "
-               "hangs.",
-    .cause = "NCCL_SOCKET_IFNAME or a similar variable names an interface of another machine, one that is down, or the "
-             "loopback, or is written by the rules of another library. NCCL's may be in its configuration file.",
+    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or a job hangs.",
+    .cause =
+        "A variable, or NCCL's configuration file, names an interface that is not here, down or the loopback, or is written by the rules of another library.",
     .remedy = "Unset it, or name the interface that other nodes reach.",
     .links = TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
                    "EPKIT_TCP_INTERFACE", "/etc/nccl.conf"),
@@ -260,17 +258,16 @@ static void run_host_name(const struct doctor_machine *machine, struct doctor_re
     doctor_evidence(result, "/etc/hosts", "the host name has an address of 127.0.0.0/8 or ::1");
     if (*interface)
         doctor_fix(result, false, "export " GLOO "=%s", shell_word(machine->source, interface));
-    doctor_advise(result, "Gloo, which PyTorch's groups of processes on CPUs use, tells other ranks the address of the "
-                          "host name. Name the interface that other nodes reach, or give the name its address in "
-                          "/etc/hosts.");
+    doctor_advise(
+        result,
+        "Gloo tells other ranks the address of the host name. Name the interface that other nodes reach, or give the name its address in /etc/hosts.");
 }
 
 const struct doctor_check check_host_name = {
     DOCTOR_CHECK("host-name", "job", 58, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_host_name),
     .title = "the host name leads to an address that other nodes reach",
     .symptom = "\"Gloo connectFullMesh failed\" with 127.0.1.1 or \"Connection refused\", where NCCL alone works.",
-    .cause = "Debian and Ubuntu give the host name the address 127.0.1.1 in /etc/hosts. Gloo resolves the host name "
-             "unless " GLOO " is set.",
+    .cause = "Debian and Ubuntu give the host name 127.0.1.1 in /etc/hosts, which Gloo takes without its variable.",
     .remedy = "Set " GLOO ", or give the name its address.",
     .links = TEXTS("/etc/hosts", GLOO),
 };
@@ -316,10 +313,7 @@ static json_t *read_equal_routes(const char *text, size_t bytes)
     return group_routes(text, true);
 }
 
-/*
- * Does the kernel answer ARP requests for this interface's addresses on others as well (arp_ignore and arp_filter 0)?
- * Whoever sets one of them has routing rules as well.
- */
+/* Does the kernel answer ARP requests for its addresses on others? Whoever prevents that has routing rules, too. */
 static bool answers_for_others(struct source *source, const char *interface, bool is_rail)
 {
     static const char *const names[] = {"arp_ignore", "arp_filter"};
@@ -360,8 +354,7 @@ static bool is_of_data_nic(const struct doctor_machine *machine, const char *int
     return false;
 }
 
-/* Of a group, the interfaces of one kind that the kernel answers for on any other: the rails, or the others that are
- * up. */
+/* Of a group, the interfaces that the kernel answers for on any other: the rails, or the others that are up. */
 static int count_mixed(const struct doctor_machine *machine, const json_t *group, bool of_rails, const char **ret_names)
 {
     const char *names = "";
@@ -424,31 +417,26 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
         doctor_fix(result, false,
                    "sudo sysctl -w net.ipv4.conf.all.arp_ignore=1\n"
                    "sudo sysctl -w net.ipv4.conf.all.arp_announce=2");
-        doctor_advise(result,
-                      "Other nodes learn the MAC address of a wrong NIC, and several rails end up on one. These "
-                      "settings last until a reboot: write them to /etc/sysctl.d, and give each interface a routing "
-                      "rule for its own address. Or give each rail a subnet of its own.");
+        doctor_advise(
+            result,
+            "Other nodes learn the MAC address of a wrong NIC. Write the settings to /etc/sysctl.d as well, with a routing rule for each address; or give each rail a subnet of its own.");
     } else if (*others && !source_fact_bool(source_fact(machine->source, "own-tables", read_own_tables, RT_TABLES)) &&
                (machine_has_other_nodes(machine) || *machine_nccl_value(machine, "NCCL_SOCKET_IFNAME", NULL))) {
         doctor_found(result, DOCTOR_WARNING,
                      "two routes lead to one network, so connections leave by another interface than the named one: %s",
                      others);
         doctor_evidence(result, "/proc/net/route", "%s", others);
-        doctor_advise(result, "Of routes with equal metrics the kernel takes the first, whatever "
-                              "interface NCCL_SOCKET_IFNAME names, and the order differs from node to node. Give the "
-                              "interfaces different networks (a longer prefix), or one of them a larger metric on all "
-                              "nodes, or a routing rule for each address.");
+        doctor_advise(
+            result,
+            "Of routes with equal metrics the kernel takes the first, which differs from node to node. Give the interfaces different networks, one of them a larger metric on all nodes, or a routing rule for each address.");
     }
 }
 
 const struct doctor_check check_rails_subnet = {
     DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS, run_rails_subnet),
     .title = "interfaces in one subnet keep their addresses apart",
-    .symptom =
-        "One NIC carries the traffic of several; \"transport retry counter exceeded\" that moves from rail to rail; NCCL "
-        "connects from an address that nobody named, and hangs.",
-    .cause = "Linux answers an ARP request for any of its addresses on the interface that receives it. With several "
-             "interfaces in one subnet the answer comes from any of them, unless arp_ignore or arp_filter prevents it.",
+    .symptom = "One NIC carries the traffic of several; \"transport retry counter exceeded\" here and there.",
+    .cause = "Linux answers ARP requests for its addresses on any interface of the subnet, unless told otherwise.",
     .remedy = "Set arp_ignore=1 and arp_announce=2, or use a subnet for each rail.",
     .links =
         TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore", "https://github.com/NVIDIA/nccl/issues/1581"),
@@ -499,17 +487,16 @@ static void run_fastrak_interfaces(const struct doctor_machine *machine, struct 
                  *far ? ", and names one that shares none: " : "", far);
     doctor_evidence(result, name, "%s", value);
     doctor_fix(result, false, "export %s=%s", name, shell_word(machine->source, near));
-    doctor_advise(result, "Networks take the names of interfaces in their order: one more network than the machine "
-                          "type has moves the names of all that follow. In Kubernetes, the annotation "
-                          "networking.gke.io/interfaces of the pod decides.");
+    doctor_advise(
+        result,
+        "One network more than the machine type has moves the names of all interfaces that follow. In Kubernetes, the annotation networking.gke.io/interfaces of the pod decides.");
 }
 
 const struct doctor_check check_fastrak_interfaces = {
     DOCTOR_CHECK("fastrak-interfaces", "nccl", 61, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_fastrak_interfaces),
     .title = "GPUDirect over TCP uses the interfaces next to the GPUs",
     .symptom = "One GPU of each node is slow or its connections fail; \"Cannot find device\" of the FasTrak plugin.",
-    .cause = "The list of interfaces was written for other networks: one of them took the name that a NIC of the GPUs "
-             "should have.",
+    .cause = "The list was written for other networks: one of them took the name that a NIC of the GPUs should have.",
     .remedy = "Name the interfaces on the switches of the GPUs.",
     .links = TEXTS("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"),
 };

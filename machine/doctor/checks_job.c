@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
+#include "common/json.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
 #include "queries.h"
@@ -94,9 +95,9 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
     for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
             doctor_evidence_env(result, shown[i]);
-    doctor_advise(result, "All ranks need the same MASTER_ADDR, the address of the node with rank 0, and consistent "
-                          "numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests, which "
-                          "start the ranks of a node themselves. 'epkit launch' sets all of them.");
+    doctor_advise(
+        result,
+        "All ranks need the MASTER_ADDR of rank 0's node and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests. 'epkit launch' sets all of them.");
 }
 
 const struct doctor_check check_rendezvous = {
@@ -153,8 +154,7 @@ const struct doctor_check check_single_ranks = {
     DOCTOR_CHECK("single-ranks", "job", 30, NEEDS_ENVIRONMENT, run_single_ranks),
     .title = "a run of N ranks is one run, not N of one",
     .symptom = "The output appears N times, each with one rank; nothing is exchanged, and all is fast.",
-    .cause = "The program was started by a launcher that its MPI does not know, so each process starts an MPI of its "
-             "own.",
+    .cause = "The program's MPI does not know the launcher, so each process starts an MPI of its own.",
     .remedy = "Start it with the launcher of its MPI.",
     .links = TEXTS("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
 };
@@ -204,9 +204,9 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result, "Values with quotes, spaces or line ends are run as commands or split, and tokens get "
-                              "into logs and into each child. Pass the required variables by name: sshd's SetEnv, or a "
-                              "file with 'export NAME=VALUE' that the container writes with printf %%q.");
+        doctor_advise(
+            result,
+            "Values with quotes or spaces are run as commands, and tokens get into logs. Pass variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that is written with printf %%q.");
 }
 
 const struct doctor_check check_environ_sourced = {
@@ -223,49 +223,47 @@ const struct doctor_check check_environ_sourced = {
 #define INSTALL "/var/lib/epkit/install" /* INSTALL_STATE of epkit install: one folder for each recipe */
 #define RESTARTS_MANY 3
 
-struct journal {
-    int reboots;              /* since the installation was started or resumed */
-    const char *event, *step; /* the last one */
-};
-
-static struct journal read_journal(struct source *source, const char *text)
+/* The last event of a journal with its step, and the restarts since the installation was started or resumed. */
+static json_t *read_journal(const char *text, size_t bytes)
 {
-    struct journal journal = {.event = "", .step = ""};
+    char event[64] = "", step[64] = "";
+    int reboots = 0;
 
+    (void)bytes;
     while (*text) {
         size_t n = strcspn(text, "\n");
         json_t *line = n < 65536 && text[n] == '\n' ? json_loadb(text, n, 0, NULL) : NULL;
-        const char *event = json_string_value(json_object_get(line, "event"));
-        const char *step = json_string_value(json_object_get(line, "step"));
 
-        if (event) {
-            journal.event = source_printf(source, "%s", event);
-            journal.step = source_printf(source, "%s", step ? step : "");
-            journal.reboots += strcmp(event, "reboot") == 0;
-            if (strcmp(event, "finished") == 0 || strcmp(event, "uninstalled") == 0 || strcmp(event, "again") == 0)
-                journal.reboots = 0;
+        if (json_is_string(json_object_get(line, "event"))) {
+            snprintf(event, sizeof(event), "%s", json_text(line, "event"));
+            snprintf(step, sizeof(step), "%s", json_text(line, "step"));
+            reboots = text_is_any(event, TEXTS("finished", "uninstalled", "again")) ? 0
+                      : strcmp(event, "reboot") == 0                                ? reboots + 1
+                                                                                    : reboots;
         }
         json_decref(line);
         text += n + (text[n] == '\n');
     }
-    return journal;
+    return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }
 
 static void check_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
 {
     const char *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
-    struct journal journal = read_journal(machine->source, source_read(machine->source, "%s", path).text);
-    bool is_stopped = strcmp(journal.event, "stopped") == 0;
+    const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
+    const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
+    int reboots = (int)json_number(journal, "reboots");
+    bool is_stopped = strcmp(event, "stopped") == 0;
 
-    if (!is_stopped && journal.reboots < RESTARTS_MANY)
+    if (!is_stopped && reboots < RESTARTS_MANY)
         return;
     if (is_stopped)
         doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node", recipe,
-                     journal.reboots, journal.reboots == 1 ? "" : "s");
+                     reboots, reboots == 1 ? "" : "s");
     else
         doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
-                     recipe, journal.reboots);
-    doctor_evidence(result, path, "last event: %s%s%s", journal.event, *journal.step ? ", step " : "", journal.step);
+                     recipe, reboots);
+    doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
     doctor_advise(result,
                   "epkit install status %s says which step is not done and why. After removing the cause, resume with "
                   "epkit install apply %s --again.",

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
+#include "common/json.h"
 #include "common/loopback.h"
-#include "machine/software/libs.h"
 #include "queries.h"
-#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -146,34 +145,63 @@ const struct doctor_check check_memlock = {
 #define SHM_TOO_LITTLE (256 * MIB)
 #define SHM_LITTLE GIB
 
-struct mount {
-    char point[256], type[32], options[512];
-};
+/* size=65536k, 1g, 50%, as in tmpfs(5); the default is half of the memory. 0: *ret_percent of it; -1: no size. */
+static long long tmpfs_bytes(const char *options, int *ret_percent)
+{
+    const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
+    char *end;
+    long long value, unit = 1;
+
+    *ret_percent = size ? 0 : 50;
+    if (!size)
+        return 0;
+    size = strchr(size, '=') + 1;
+    value = strtoll(size, &end, 10);
+    if (end == size || value < 0 || (*end == '%' && value > 100))
+        return -1;
+    if (*end == '%')
+        *ret_percent = (int)value;
+    else if (value == 0)
+        return INT64_MAX;
+    if (*end == 'k' || *end == 'K')
+        unit = 1024;
+    else if (*end == 'm' || *end == 'M')
+        unit = MIB;
+    else if (*end == 'g' || *end == 'G')
+        unit = GIB;
+    return *ret_percent ? 0 : value > INT64_MAX / unit ? INT64_MAX : value * unit;
+}
 
 /*
- * The mount that contains `path`: the one with the longest mount point; of several at one mount point the last one,
- * which hides the others.
+ * The mount that contains /dev/shm: the longest mount point, and of several there the last, which hides the others:
+ * {"point": "/dev/shm", "type": "tmpfs", "bytes": 0, "percent": 50}; null: there is none.
  */
-static bool mount_of(const char *mounts, const char *path, struct mount *ret_mount)
+static json_t *read_shm_mount(const char *text, size_t bytes)
 {
+    static const char path[] = "/dev/shm";
+    json_t *mount = json_null();
     size_t longest = 0;
 
-    for (const char *line = mounts; line && *line; line = strchr(line, '\n')) {
-        struct mount mount;
+    (void)bytes;
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        char point[256], type[32], options[512];
+        long long size;
+        int percent;
         size_t n;
 
         line += *line == '\n';
-        if (sscanf(line, "%*s %255s %31s %511s", mount.point, mount.type, mount.options) != 3)
+        if (sscanf(line, "%*s %255s %31s %511s", point, type, options) != 3)
             continue;
-        n = strcmp(mount.point, "/") == 0 ? 0 : strlen(mount.point);
-        if (strncmp(path, mount.point, n) == 0 && (path[n] == '/' || path[n] == '\0') && n + 1 > longest) {
-            longest = n + 1;
-            *ret_mount = mount;
-        } else if (n + 1 == longest && strcmp(mount.point, ret_mount->point) == 0) {
-            *ret_mount = mount;
-        }
+        n = strcmp(point, "/") == 0 ? 0 : strlen(point);
+        if (strncmp(path, point, n) != 0 || (path[n] != '/' && path[n]) || n + 1 < longest)
+            continue;
+        longest = n + 1;
+        json_decref(mount);
+        size = tmpfs_bytes(options, &percent);
+        mount = json_pack("{s:s, s:s, s:I, s:i}", "point", point, "type", type, "bytes", (json_int_t)size, "percent",
+                          percent);
     }
-    return longest > 0;
+    return mount;
 }
 
 /* MemTotal in bytes; -1: not known. */
@@ -186,44 +214,20 @@ static long long memory_of(struct source *source)
     return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
 }
 
-/* size=65536k, 1g, 50%, as in tmpfs(5); the default is half of the memory. -1: not known, INT64_MAX: no limit. */
-static long long tmpfs_bytes(const char *options, long long memory)
+static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result, const json_t *mount,
+                            long long bytes, long long memory)
 {
-    const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
-    char *end;
-    long long value, unit = 1;
+    const char *point = json_text(mount, "point");
 
-    if (!size)
-        return memory > 0 ? memory / 2 : -1;
-    size = strchr(size, '=') + 1;
-    value = strtoll(size, &end, 10);
-    if (end == size || value < 0)
-        return -1;
-    if (*end == '%')
-        return memory > 0 && value <= 100 ? memory / 100 * value : -1;
-    if (*end == 'k' || *end == 'K')
-        unit = 1024;
-    else if (*end == 'm' || *end == 'M')
-        unit = MIB;
-    else if (*end == 'g' || *end == 'G')
-        unit = GIB;
-    if (value == 0)
-        return INT64_MAX;
-    return value > INT64_MAX / unit ? INT64_MAX : value * unit;
-}
-
-static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result,
-                            const struct mount *mount, long long bytes, long long memory)
-{
     doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(result, "/proc/self/mounts", "%s %s %s", mount->type, mount->point, mount->options);
+    doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", json_text(mount, "type"), point, bytes / MIB);
     /*
      * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
      * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
      * limit.
      */
-    if (strcmp(mount->point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
+    if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
         doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
     doctor_advise(result, "%s",
                   machine_by_place(
@@ -287,36 +291,38 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
 
 static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_text mounts;
-    struct source_stat shm;
-    struct mount mount = {.point = ""};
-    long long bytes, memory;
+    struct source_answer mount;
+    long long bytes, memory, percent;
+    const char *type;
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
-    mounts = source_read(machine->source, "/proc/self/mounts");
-    if (doctor_unknown_if(result, mounts.state != SOURCE_OK, "/proc/self/mounts: %s",
-                          machine_reason(mounts.state, mounts.why)))
+    mount = source_fact(machine->source, "shm-mount", read_shm_mount, "/proc/self/mounts");
+    if (doctor_unreadable_if(result, mount.state != SOURCE_OK, "/proc/self/mounts", mount.state, mount.why))
         return;
-    shm = source_stat(machine->source, "/dev/shm");
-    if (shm.state == SOURCE_ABSENT) {
+    if (source_stat(machine->source, "/dev/shm").state == SOURCE_ABSENT) {
         doctor_found(result, DOCTOR_ERROR, "there is no /dev/shm, and ranks share memory through it");
         doctor_evidence(result, "/dev/shm", "not there");
         doctor_fix(result, false, "sudo mkdir -m 1777 /dev/shm\nsudo mount -t tmpfs tmpfs /dev/shm");
         return;
     }
-    if (doctor_unknown_if(result, !mount_of(mounts.text, "/dev/shm", &mount),
+    if (doctor_unknown_if(result, !json_is_object(mount.value),
                           "/proc/self/mounts: no file system that holds /dev/shm"))
         return;
-    if (strcmp(mount.type, "tmpfs") != 0 && strcmp(mount.type, "devtmpfs") != 0)
+    type = json_text(mount.value, "type");
+    if (strcmp(type, "tmpfs") != 0 && strcmp(type, "devtmpfs") != 0)
         return;
     memory = memory_of(machine->source);
-    bytes = tmpfs_bytes(mount.options, memory);
+    percent = json_integer_value(json_object_get(mount.value, "percent"));
+    bytes = json_integer_value(json_object_get(mount.value, "bytes"));
+    if (percent)
+        bytes = memory > 0 ? memory / 100 * percent : -1;
     if (bytes < 0)
-        doctor_unknown(result, "the size of /dev/shm: %s, and /proc/meminfo has no MemTotal", mount.options);
+        doctor_unknown(result, "the size of /dev/shm: %s",
+                       percent ? "/proc/meminfo has no MemTotal" : "size= in /proc/self/mounts is no size");
     else if (bytes < SHM_LITTLE)
-        found_small_shm(machine, result, &mount, bytes, memory);
-    else if (bytes < INT64_MAX && strcmp(mount.point, "/dev/shm") == 0)
+        found_small_shm(machine, result, mount.value, bytes, memory);
+    else if (bytes < INT64_MAX && strcmp(json_text(mount.value, "point"), "/dev/shm") == 0)
         find_full_shm(machine, result, bytes);
 }
 
@@ -324,8 +330,7 @@ const struct doctor_check check_shm = {
     DOCTOR_CHECK("shm", "limits", 38, NEEDS_GPUS, run_shm),
     .title = "/dev/shm is large enough, and has room",
     .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
-    .cause = "Ranks of a node share memory through /dev/shm. Docker's default is 64 MiB, and a process that writes "
-             "beyond that is killed.",
+    .cause = "Ranks of a node share memory through /dev/shm; a process that writes beyond its size is killed.",
     .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
     .links = TEXTS("/dev/shm", "/proc/self/mounts"),
 };
@@ -455,8 +460,7 @@ static void run_processes(const struct doctor_machine *machine, struct doctor_re
 const struct doctor_check check_processes = {
     DOCTOR_CHECK("processes", "limits", 64, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processes),
     .title = "the process may start enough threads",
-    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ... Resource temporarily "
-               "unavailable\", or NCCL hangs because a proxy thread is missing.",
+    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ...\", or NCCL hangs.",
     .cause = "The container or the user has a small limit of processes, and each thread counts.",
     .remedy = "Raise the limit where the container or the job is started.",
     .links = TEXTS("/proc/self/limits", PIDS "max", PIDS_V1 "max"),
@@ -480,10 +484,7 @@ static int count_list(const char *list)
 #define CPU_V1 "/sys/fs/cgroup/cpu/"
 #define CPU_V1_QUOTA CPU_V1 "cpu.cfs_quota_us"
 
-/*
- * The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known. From cgroups(7)
- * version 2, then version 1.
- */
+/* The quota of the control group in processors: "200000 100000" is 2. Negative: none, or not known (cgroups(7)). */
 static double quota_of(struct source *source, const char **ret_where, const char **ret_text)
 {
     struct source_text text = source_line(source, CPU_MAX);

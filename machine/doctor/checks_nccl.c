@@ -4,7 +4,6 @@
  * in the NCCL user guide: lists contain prefixes of names, a leading '=' requires exact names, '^' excludes names.
  */
 #include "checks.h"
-#include "machine_nvshmem.h"
 #include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
@@ -309,16 +308,15 @@ static void run_topology_file(const struct doctor_machine *machine, struct docto
     if (doctor_not_applicable_if(result, !any, TOPOLOGY_FILE " and " GRAPH_FILE " are not set") ||
         result->outcome != DOCTOR_FOUND)
         return;
-    doctor_advise(result, "Such files belong to one type of machine, and a graph to its topology. Without them, NCCL "
-                          "reads the topology from /sys; a virtual machine whose switches are hidden needs the file of "
-                          "its own type.");
+    doctor_advise(
+        result,
+        "Without such files NCCL reads the topology from /sys; a virtual machine whose switches are hidden needs the file of its own type.");
 }
 
 const struct doctor_check check_topology_file = {
     DOCTOR_CHECK("topology-file", "nccl", 62, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_topology_file),
     .title = "NCCL's files of topology and graph describe this machine",
-    .symptom = "\"XML Import Channel : dev 1 not found\", \"Could not open XML graph file\"; NCCL fails while it "
-               "searches for paths, or chooses distant NICs and slow channels.",
+    .symptom = "\"XML Import Channel : dev 1 not found\", \"Could not open XML graph file\"; slow channels.",
     .cause = "The file comes from an image for a larger or another machine.",
     .remedy = "Unset it, or name the file of this type of machine.",
     .links = TEXTS(TOPOLOGY_FILE, GRAPH_FILE, "/etc/nccl.conf"),
@@ -501,8 +499,7 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
 const struct doctor_check check_traffic_class = {
     DOCTOR_CHECK("traffic-class", "nccl", 51, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_traffic_class),
     .title = "traffic classes are not set on InfiniBand",
-    .symptom = "\"Error in mlx5dv_devx_obj_modify for INIT2RTR_QP\" in NVSHMEM; traffic does not get the priority that "
-               "was asked for.",
+    .symptom = "\"Error in mlx5dv_devx_obj_modify for INIT2RTR_QP\" in NVSHMEM; traffic does not get its priority.",
     .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
     .remedy = "Unset it, or set the service level.",
     .links = TEXTS("NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"),

@@ -6,7 +6,6 @@
 #include "queries.h"
 #include "shell.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define TORCH_SWITCH "TORCH_NCCL_USE_COMM_NONBLOCKING"
@@ -64,8 +63,7 @@ const struct doctor_check check_net_plugin = {
     DOCTOR_CHECK("net-plugin", "nccl", 16, 0, run_net_plugin),
     .title = "NCCL's network plugin loads",
     .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or uses sockets.",
-    .cause = "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that the linker does not find, or that does not load "
-             "because a library which it needs is missing or of another version.",
+    .cause = "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that is not found, or lacks a library that it needs.",
     .remedy = "Add the plugin's folder to LD_LIBRARY_PATH, and install what it needs.",
     .links = TEXTS("NCCL_NET", "NCCL_NET_PLUGIN", "libnccl-net.so"),
 };
@@ -124,9 +122,7 @@ const struct doctor_check check_gib_settings = {
     DOCTOR_CHECK("gib-settings", "nccl", 17, 0, run_gib_settings),
     .title = "NCCL's variables are those that gIB expects",
     .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
-    .cause = "gIB is designed for one set of values: traffic classes that the network knows, four queue pairs for a "
-             "connection, adaptive routing. Its shim compares them, and requires " TORCH_SWITCH " to be unset; some "
-             "container images set it to 0.",
+    .cause = "gIB's shim compares values that its network is designed for, and requires " TORCH_SWITCH " to be unset.",
     .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
     .links = TEXTS("NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
                    "/usr/local/gib/scripts/set_nccl_env.sh"),
@@ -174,9 +170,7 @@ const struct doctor_check check_efa_version = {
     DOCTOR_CHECK("efa-version", "nccl", 66, NEEDS_GPUS, run_efa_version),
     .title = "the EFA installer is new enough for NCCL",
     .symptom = "\"NET/OFI Unable to register memory (type = 2) for device 0. RC: -22, Error: Invalid argument\".",
-    .cause =
-        "NCCL 2.19 and later allocate memory by cuMem calls, for which libfabric of EFA installers before " EFA_FOR_NCCL_219
-        " sets an attribute that fails. A new PyTorch brought a new NCCL to an old image.",
+    .cause = "NCCL 2.19 and later allocate by cuMem calls, which an older libfabric of EFA cannot register.",
     .remedy = "Install a newer EFA installer.",
     .links = TEXTS(EFA_PACKAGES, CUDA_SYNC),
 };
@@ -193,10 +187,7 @@ static const char *version_in_name(const struct doctor_machine *machine, const c
     return version && strchr(version + 4, '.') ? version + 4 : "";
 }
 
-/*
- * Does the first folder of LD_LIBRARY_PATH with an NCCL, which is the effective one, have another version than PyTorch?
- * gIB's own NCCL is intended to precede PyTorch's.
- */
+/* Does the first folder of LD_LIBRARY_PATH with an NCCL have another than PyTorch's? gIB's own is meant to. */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nccl *nccl = &machine->software->nccl;
@@ -254,8 +245,7 @@ const struct doctor_check check_two_nccl = {
     DOCTOR_CHECK("two-nccl", "nccl", 31, 0, run_two_nccl),
     .title = "a process loads one NCCL",
     .symptom = "NCCL stops with \"Invalid NCCL versions\", or a symbol is not found.",
-    .cause = "PyTorch's wheel brings an NCCL of its own. Another library was linked with a second one, or "
-             "LD_LIBRARY_PATH leads to it: both are loaded, or PyTorch gets the one that it was not built for.",
+    .cause = "PyTorch brings an NCCL. Another library was linked with a second one, or LD_LIBRARY_PATH leads to it.",
     .remedy = "Put PyTorch's folder in front in LD_LIBRARY_PATH, take the other one out, or preload the right one.",
     .links = TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2"),
 };

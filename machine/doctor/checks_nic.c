@@ -6,7 +6,6 @@
 #include "queries.h"
 #include "shell.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* --- slow-link --- */
@@ -21,10 +20,7 @@ static double nic_rate(const struct topo_nic *nic)
     return sum;
 }
 
-/*
- * NICs whose speed is compared: data NICs, and NICs of the same model and as near to a GPU that are so slow that they
- * look like management NICs.
- */
+/* Data NICs, and NICs of the same model, as near to a GPU, so slow that they look like management NICs. */
 static bool is_compared(const struct topo *topo, int nic)
 {
     const struct topo_nic *self = &topo->nics[nic];
@@ -40,10 +36,7 @@ static bool is_compared(const struct topo *topo, int nic)
     return false;
 }
 
-/*
- * Should two NICs have the same speed: same model, and equally near to a GPU? A storage NIC may have another speed than
- * those on the switches of GPUs.
- */
+/* The same model, and equally near to a GPU: a storage NIC may have another speed than rails. */
 static bool are_siblings(const struct topo *topo, int a, int b)
 {
     enum topo_path distance_a = machine_gpu_distance(topo, a), distance_b = machine_gpu_distance(topo, b);
@@ -182,17 +175,16 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
         return;
     doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise(result, "Every dispatch waits for the slowest NIC. For a port, check cable and switch (mlxlink -d "
-                          "DEVICE -m); for a PCIe link, reseat the card and check its slot; in a cloud, take the node "
-                          "out of service.");
+    doctor_advise(
+        result,
+        "Every dispatch waits for the slowest NIC. Check cable and switch of a port (mlxlink -d DEVICE -m), and the slot of a card; in a cloud, take the node out of service.");
 }
 
 const struct doctor_check check_slow_link = {
     DOCTOR_CHECK("slow-link", "nic", 4, 0, run_slow_link),
     .title = "NICs and GPUs have their maximum link speed and width",
     .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
-    .cause = "A port or a PCIe link came up slower or narrower than its siblings. Collective operations run at the "
-             "speed of the slowest NIC.",
+    .cause = "A port or a PCIe link came up slower than its siblings, and collectives run at the slowest speed.",
     .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
     .links = TEXTS("/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
                    "/sys/bus/pci/devices/*/current_link_speed"),
@@ -237,10 +229,7 @@ static void record_uplink(const struct doctor_machine *machine, struct doctor_re
                     pci->link_gts, pci->link_width_max, pci->link_gts_max);
 }
 
-/*
- * Checks the links above switches. The link of the device itself, which its upstream port also reports, is checked by
- * slow-link.
- */
+/* The links above switches; slow-link checks that of the device itself, which its upstream port reports as well. */
 static void check_uplinks(const struct doctor_machine *machine, struct doctor_result *result, int device,
                           unsigned char *seen)
 {
@@ -328,9 +317,9 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
         if (machine_nic_serves_gpus(machine, k) && machine_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
             doctor_evidence(result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s", topo->nics[k].name,
                             topo->nics[k].firmware);
-    doctor_advise(result, "An interrupted update can cause this. Bring all of them to one version (mlxfwmanager, or "
-                          "the vendor's tool) when the node is drained: the new firmware runs after a reset of the "
-                          "NIC, which ends its links.");
+    doctor_advise(
+        result,
+        "Bring all of them to one version (mlxfwmanager, or the vendor's tool) when the node is drained: it runs after a reset of the NIC, which ends its links.");
 }
 
 static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
@@ -450,9 +439,9 @@ static void check_share(const struct doctor_machine *machine, struct doctor_resu
     if (n >= topo_usable_gpus(topo)) {
         doctor_found(result, DOCTOR_WARNING, "the process may use NICs of other GPUs, but none near %s",
                      machine_gpu_name(machine, gpu));
-        doctor_advise(result, "Its traffic crosses host bridges or sockets. Give the process the NICs near its GPUs: "
-                              "in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, "
-                              "in Slurm by binding to the GPUs.");
+        doctor_advise(
+            result,
+            "Give the process the NICs near its GPUs: in Kubernetes by the topology manager (policy restricted or single-numa-node) or DRA, in Slurm by binding to the GPUs.");
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "the process may use only %d NICs for %d GPUs%s%s", n, topo_usable_gpus(topo),
@@ -489,9 +478,9 @@ static void find_too_many(const struct doctor_machine *machine, struct doctor_re
                  n, n == 1 ? "" : "s", n_own);
     if (advised && !advised->unset)
         doctor_fix(result, false, "export NCCL_IB_HCA=%s", shell_word(machine->source, advised->value));
-    doctor_advise(result, "NCCL takes every device that opens, and queue pairs on one without an interface here fail. "
-                          "Give the container its own devices only, by the device plugin and not by a mount of "
-                          "/dev/infiniband or privileged.");
+    doctor_advise(
+        result,
+        "NCCL takes every device that opens. Give the container its own only, by the device plugin and not by a mount of /dev/infiniband or privileged.");
 }
 
 static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
@@ -541,8 +530,7 @@ const struct doctor_check check_nic_access = {
     DOCTOR_CHECK("nic-access", "nic", 21, NEEDS_DATA_NICS, run_nic_access),
     .title = "the NICs' uverbs devices exist and are accessible",
     .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
-    .cause = "Programs talk to a NIC through /dev/infiniband/uverbsN. Containers do not have it by default, and it may "
-             "be accessible only to root.",
+    .cause = "Programs open /dev/infiniband/uverbsN, which containers lack by default, or only root may open.",
     .remedy = "Give the devices to the container, or their permissions to the user.",
     .links = TEXTS("/dev/infiniband"),
 };

@@ -36,18 +36,15 @@ static void run_numa_balancing(const struct doctor_machine *machine, struct doct
 const struct doctor_check check_numa_balancing = {
     DOCTOR_CHECK("numa-balancing", "topology", 60, NEEDS_GPUS, run_numa_balancing),
     .title = "the kernel leaves memory on the NUMA node where it is",
-    .symptom = "Steps of all ranks vary in length; launches of kernels and copies from the host are delayed now and "
-               "then.",
-    .cause = "Automatic NUMA balancing unmaps pages from time to time to see who uses them, and moves them. Each costs "
-             "a fault in programs that are bound to their node anyway, and flushes mappings of GPUs and NICs.",
+    .symptom = "Steps of all ranks vary in length; launches of kernels and copies from the host are delayed.",
+    .cause = "The kernel unmaps pages to see who uses them: each costs a fault and flushes mappings of GPUs.",
     .remedy = "Set kernel.numa_balancing=0.",
     .links = TEXTS(NUMA_BALANCING),
 };
 
 /* --- numa-memory --- */
 
-/* A GPU whose NUMA node has no memory, or no processors; memory of a GPU may be a node without processors of its own.
- */
+/* A GPU whose NUMA node has no memory, or no processors. A GPU's memory may be a node without processors. */
 static void run_numa_memory(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -73,19 +70,15 @@ static void run_numa_memory(const struct doctor_machine *machine, struct doctor_
         return;
     doctor_found(result, DOCTOR_WARNING, "NUMA node %d, next to %d of %d GPUs, has no %s", node, n, topo->n_gpus,
                  lacks);
-    doctor_advise(result,
-                  "Ranks that are bound to it by numactl fail, NCCL cannot allocate host memory near these GPUs, and "
-                  "buffers are on another node. Populate the memory channels of this node, or choose fewer nodes for "
-                  "a socket in the BIOS (NPS1 on EPYC, SNC off on Xeon); in a virtual machine, give each node of the "
-                  "GPUs memory and processors.");
+    doctor_advise(
+        result,
+        "numactl fails for it, and buffers near these GPUs are on another node. Populate its memory channels, or choose fewer nodes for a socket in the BIOS (NPS1, SNC off); in a virtual machine, give each node memory and processors.");
 }
 
 const struct doctor_check check_numa_memory = {
     DOCTOR_CHECK("numa-memory", "topology", 63, NEEDS_GPUS, run_numa_memory),
     .title = "the NUMA nodes of the GPUs have memory and processors",
-    .symptom =
-        "\"node argument 0 is out of range\" from numactl; \"Error while attaching to shared memory segment\" or "
-        "a crash in cuMemCreate when NCCL starts; staging through host memory is slow for some GPUs.",
+    .symptom = "\"node argument 0 is out of range\"; \"Error while attaching to shared memory segment\".",
     .cause = "The memory slots of a node are empty, or a virtual machine was given nodes without memory or processors.",
     .remedy = "Populate the slots, or merge the nodes in the BIOS.",
     .links = TEXTS("/sys/devices/system/node"),

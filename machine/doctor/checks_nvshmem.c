@@ -12,7 +12,6 @@
 #include "shell.h"
 
 #include <string.h>
-#include <strings.h>
 
 /*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other
@@ -25,13 +24,13 @@ static void fix_ranks(const struct doctor_machine *machine, struct doctor_result
     bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
     doctor_fix(result, false, is_rank || reads_mapping ? "%seval \"$(epkit env)\"" : "%sepkit env -- PROGRAM", first);
-    doctor_advise(result, reads_mapping ? "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its "
-                                          "processes one NIC. For other programs put it into the script that the "
-                                          "launcher starts for each rank, or start them with 'epkit env -- PROGRAM'."
-                                        : "Put that into the script that the launcher starts for each rank, or start "
-                                          "the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to "
-                                          "its GPU as NVSHMEM_HCA_LIST. In a login shell it sets no list, because such "
-                                          "a shell has no rank.");
+    doctor_advise(
+        result,
+        reads_mapping
+            ? "That sets DEEP_EP_DEVICE_TO_HCA_MAPPING, by which DeepEP gives each of its "
+              "processes one NIC. For other programs put it into the script that the "
+              "launcher starts for each rank, or start them with 'epkit env -- PROGRAM'."
+            : "Put that into the script that the launcher starts for each rank, or start the program with 'epkit env -- PROGRAM': each rank gets the NIC nearest to its GPU as NVSHMEM_HCA_LIST, which a login shell has not.");
 }
 
 /* --- one-nic --- */
@@ -44,9 +43,9 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
     struct map *map = NULL, *deepep = NULL;
     bool spares_deepep;
 
-    if (!variable_is_true(switched) || machine_is_single_nic(list))
+    if (!variable_is_true(switched) || advice_is_single_nic(list))
         return;
-    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || machine_data_ports(machine->topo) < 2,
+    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
                                  "there are not two GPUs with two NICs"))
         return;
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
@@ -76,33 +75,22 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_one_nic = {
     DOCTOR_CHECK("one-nic", "nvshmem", 1, 0, run_one_nic),
     .title = "no variable leads all GPUs to one NIC",
-    .symptom = "Between nodes the throughput is a fraction of that of one NIC (6.5 GB/s were measured where 40 and "
-               "more are normal), and only the counters of one NIC increase.",
-    .cause = "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE on its node, modulo the NICs. PEs are "
-             "counted for each NVSHMEM job, and DeepEP's throughput mode makes a job for each GPU of a node: every PE "
-             "is number 0 there, and takes the first NIC.",
-    .remedy = "Unset it, and give each process a list of one NIC before it initialises NVSHMEM: NVSHMEM_HCA_LIST, set "
-              "manually, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
+    .symptom = "Between nodes the throughput is a fraction of one NIC's, 6.5 GB/s, and one NIC's counters increase.",
+    .cause =
+        "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE in its job, modulo the NICs. DeepEP's throughput mode makes a job for each GPU of a node: every PE is number 0 there, and takes the first NIC.",
+    .remedy =
+        "Unset it, and give each process a list of one NIC: NVSHMEM_HCA_LIST, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
     .links = TEXTS("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING"),
 };
 
 /* --- shared-nic --- */
-
-static const struct topo_port *find_port(const struct topo_nic *nic, int number)
-{
-    for (int p = 0; p < nic->n_ports; p++)
-        if (nic->ports[p].number == number)
-            return &nic->ports[p];
-    return NULL;
-}
 
 /* Reports the first GPU of the mapping without a working NIC. */
 static bool find_gpu_without(const struct doctor_machine *machine, const struct map *map, struct doctor_result *result)
 {
     for (int gpu = 0; gpu < map->n; gpu++) {
         const struct map_choice *choice = &map->choices[gpu];
-        const struct topo_port *port =
-            choice->nic < 0 ? NULL : find_port(&machine->topo->nics[choice->nic], choice->port);
+        const struct topo_port *port = topo_find_port(machine->topo, choice->nic, choice->port);
 
         if (choice->nic < 0)
             doctor_found(result, DOCTOR_ERROR, "DEEP_EP_DEVICE_TO_HCA_MAPPING names no NIC for GPU %d", gpu);
@@ -149,10 +137,7 @@ static int n_on_fullest(const struct map *map)
     return most;
 }
 
-/*
- * Reports two GPUs on one port while other ports are idle; otherwise GPUs that are farther from their NIC than
- * necessary.
- */
+/* Two GPUs on one port while other ports are idle; otherwise GPUs farther from their NIC than necessary. */
 static bool find_worse(const struct doctor_machine *machine, const struct map *map, const char *by,
                        struct doctor_result *result)
 {
@@ -242,10 +227,7 @@ static void run_default_choice(const struct doctor_machine *machine, struct doct
     map_free(map);
 }
 
-/*
- * A list with one NIC is right for one process. A script that runs once sets the same list for all processes: then the
- * NIC is far from the GPU of this one, while another is near.
- */
+/* A list with one NIC is right for one process; set once for all of them, it is far from the GPUs of most. */
 static void run_single(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
@@ -274,11 +256,12 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
-    if (doctor_not_applicable_if(
-            result, machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 || machine_data_ports(machine->topo) < 1,
-            "there are not two GPUs with a NIC"))
+    if (doctor_not_applicable_if(result,
+                                 machine->topo->n_gpus + machine->topo->n_hidden_gpus < 2 ||
+                                     topo_data_ports(machine->topo, NULL) < 1,
+                                 "there are not two GPUs with a NIC"))
         return;
-    if (machine_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
+    if (advice_is_single_nic(source_env(machine->source, "NVSHMEM_HCA_LIST"))) {
         run_single(machine, result);
         return;
     }
@@ -295,11 +278,9 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
 const struct doctor_check check_shared_nic = {
     DOCTOR_CHECK("shared-nic", "nvshmem", 4, 0, run_shared_nic),
     .title = "each GPU has a NIC of its own, the nearest one",
-    .symptom = "Between nodes the throughput is half of what it should be, and only the counters of half of the NICs "
-               "increase.",
-    .cause = "Two GPUs use one NIC while another one is idle. Where two GPUs and two NICs share a PCIe switch, NVSHMEM "
-             "takes the first of the two for both GPUs: it balances within one job, and each of them is in a job of "
-             "its own. Or the configured mapping says so.",
+    .symptom = "Between nodes the throughput is half of what it should be, and half of the NICs carry nothing.",
+    .cause =
+        "Where two GPUs and two NICs share a PCIe switch, NVSHMEM takes the first NIC for both, as each GPU is in a job of its own. Or the configured mapping says so.",
     .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
     .links = TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA"),
 };

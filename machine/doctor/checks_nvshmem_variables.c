@@ -9,7 +9,6 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define MIB (1LL << 20)
 
@@ -47,7 +46,7 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
         if (!advice_is_mlx5(topo, i))
             continue;
         n++;
-        if (machine_hca_prefix_matches(prefix, topo->nics[i].name))
+        if (advice_prefix_matches(prefix, topo->nics[i].name))
             continue;
         n_left_out++;
         left_out = left_out ? left_out : machine_nic_name(machine, i);
@@ -74,8 +73,8 @@ const struct doctor_check check_hca_prefix = {
     DOCTOR_CHECK("hca-prefix", "nvshmem", 19, 0, run_hca_prefix),
     .title = "NVSHMEM knows the NICs by their names",
     .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
-    .cause = "The transports ibgda and ibdevx take devices whose name contains NVSHMEM_HCA_PREFIX, mlx5 by default. "
-             "Distributions whose udev rules name devices by their location call them rocep..., ibp... instead.",
+    .cause =
+        "The transports ibgda and ibdevx take devices with NVSHMEM_HCA_PREFIX in their name, mlx5 by default; udev rules of distributions name them rocep..., ibp... instead.",
     .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
     .links = TEXTS("NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband"),
 };
@@ -194,18 +193,16 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
     if (!*names)
         return;
     doctor_fix(result, false, "unset%s", names);
-    doctor_advise(result, "'epkit topo' shows the NICs of this machine. Entries have ',' between them: NIC:port for "
-                          "UCX and NVSHMEM, in a mapping followed by ':' and the number of PEs; DeepEP takes one "
-                          "name. 'epkit env' prints the right list of NVSHMEM for each rank.");
+    doctor_advise(
+        result,
+        "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
 }
 
 const struct doctor_check check_hca_lists = {
     DOCTOR_CHECK("hca-lists", "nvshmem", 19, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_hca_lists),
     .title = "lists of NICs name ports that exist",
-    .symptom = "NVSHMEM or UCX finds no NIC, or only some of them, and continues without the rest or stops; \"network "
-               "device ... is not available\"; DeepEP 2 divides by a rate of zero.",
-    .cause = "A list was written for another machine, names a port that the NIC does not have, or separates its "
-             "entries by something other than a comma.",
+    .symptom = "NVSHMEM or UCX finds no NIC or some; \"network device ... is not available\"; DeepEP 2 stops.",
+    .cause = "A list was written for another machine, names a port that is not there, or has no commas.",
     .remedy = "Unset the list, or write it for this machine.",
     .links = TEXTS("NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES", "EP_NIC_NAME"),
 };
@@ -263,8 +260,7 @@ const struct doctor_check check_void_variables = {
     DOCTOR_CHECK("void-variables", "nvshmem", 41, 0, run_void_variables),
     .title = "variables have an effect and valid values",
     .symptom = "A setting does not change anything, or has another effect than intended.",
-    .cause = "The variable is read by a build and not by a program, is unknown, or has an invalid value. "
-             "NVSHMEM_REMOTE_TRANSPORT=ibgda is an example: it has the effect of none, and does not enable IBGDA.",
+    .cause = "It is read by a build only, is unknown, or has an invalid value, as NVSHMEM_REMOTE_TRANSPORT=ibgda has.",
     .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
     .links = TEXTS("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY", "NVSHMEM_DEBUG"),
 };
@@ -282,8 +278,8 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     /* With neither of the two, the check peermem reports it. */
     if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
         return;
-    if (doctor_unknown_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem: %s",
-                          machine_reason(driver->peermem, NULL)))
+    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
+                             NULL))
         return;
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
     doctor_found(result, is_nvshmem ? DOCTOR_ERROR : DOCTOR_WARNING,
@@ -298,8 +294,7 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
 const struct doctor_check check_dmabuf_off = {
     DOCTOR_CHECK("dmabuf-off", "nvshmem", 11, NEEDS_DRIVER | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_dmabuf_off),
     .title = "dma-buf is not disabled where it is the only way into GPU memory",
-    .symptom = "NVSHMEM stops with \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host "
-               "memory.",
+    .symptom = "NVSHMEM: \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
     .cause = "A variable disables registration by dma-buf, and the module nvidia_peermem is not loaded.",
     .remedy = "Unset the variable, or load nvidia-peermem.",
     .links = TEXTS("NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE", "/sys/module/nvidia_peermem"),
@@ -367,8 +362,7 @@ const struct doctor_check check_heap_size = {
     DOCTOR_CHECK("heap-size", "nvshmem", 52, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_heap_size),
     .title = "NVSHMEM's heap fits the GPU and the buffers of DeepEP",
     .symptom = "NVSHMEM stops at its start because cudaMalloc fails, or nvshmem_align returns NULL and DeepEP stops.",
-    .cause = "The symmetric heap is larger than the GPU's memory, or too small for the buffers that are allocated in "
-             "it.",
+    .cause = "The symmetric heap is larger than the GPU's memory, or too small for the buffers in it.",
     .remedy = "Set NVSHMEM_SYMMETRIC_SIZE to what the buffers need, or let the heap grow.",
     .links = TEXTS("NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_MAX_MEMORY_PER_GPU"),
 };

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checks_platform.c - compatibility: GPU and driver variant, NIC and IBGDA, programs and libcuda, confidential
- * computing. */
+/* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
 #include "common/variables.h"
-#include "inventory.h"
-#include "kernel_log.h"
 #include "machine/software/libs.h"
 #include "machine_nvshmem.h"
 #include "queries.h"
 #include "shell.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 /* --- open-driver --- */
 
@@ -83,7 +78,6 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
                                 major, needs_open ? "-open" : "-dkms");
     if (*install)
         doctor_fix(result, false, "%s\nsudo reboot", install);
-    doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
     doctor_advise(result, needs_open
                               ? "Install the open kernel modules of the same driver (packages with -open; of the "
                                 "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
@@ -120,8 +114,7 @@ const struct doctor_check check_open_driver = {
     DOCTOR_CHECK("open-driver", "driver", 26, 0, run_open_driver),
     .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
     .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
-    .cause = "GPUs from Blackwell on, and those on boards with Grace processors, work only with the open kernel "
-             "modules; GPUs before Turing only with the closed ones.",
+    .cause = "From Blackwell on and with Grace, GPUs need the open kernel modules; GPUs before Turing the closed ones.",
     .remedy = "Install the other variant of the same driver.",
     .links = TEXTS("/proc/driver/nvidia/version"),
 };
@@ -205,8 +198,7 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
         check_found(machine, result, &env, &location);
         return;
     }
-    if (doctor_unknown_if(result, location.state != SOURCE_ABSENT, "libcuda.so.1: %s",
-                          machine_reason(location.state, NULL)))
+    if (doctor_unreadable_if(result, location.state != SOURCE_ABSENT, "libcuda.so.1", location.state, NULL))
         return;
     /* On COS, programs run only in containers, where it is mounted. */
     if (doctor_not_applicable_if(result, os->family == OS_COS && !os->in_container,
@@ -236,11 +228,10 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
 const struct doctor_check check_libcuda = {
     DOCTOR_CHECK("libcuda", "driver", 18, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_libcuda),
     .title = "the linker finds the driver's libcuda.so.1",
-    .symptom = "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is "
-               "a stub library\"; \"unsupported display driver / cuda driver combination\".",
-    .cause = "The library comes with the driver, and in a container from the node. It is mounted in a folder that the "
-             "linker does not search, or not at all; or another one is found first: the toolkit's stub, or that of an "
-             "older driver.",
+    .symptom =
+        "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is a stub library\"; \"unsupported display driver / cuda driver combination\".",
+    .cause =
+        "It comes with the driver, in a container from the node: in a folder that the linker does not search, not at all, or after the toolkit's stub or that of an older driver.",
     .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
     .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),
 };
@@ -257,8 +248,8 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_not_applicable_if(result, !machine_has_open_gpu(machine), "this process may not open any GPU"))
         return;
     device = source_stat(machine->source, UVM);
-    if (doctor_unknown_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM ": %s",
-                          machine_reason(device.state, device.why)))
+    if (doctor_unreadable_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM, device.state,
+                             device.why))
         return;
     if (device.state == SOURCE_OK && device.may_read && device.may_write) {
         if (!machine->software->driver.no_uvm_number)
@@ -296,8 +287,7 @@ const struct doctor_check check_uvm = {
     DOCTOR_CHECK("uvm", "driver", 45, NEEDS_DRIVER, run_uvm),
     .title = "CUDA can open nvidia-uvm",
     .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
-    .cause = "CUDA manages memory through the module nvidia_uvm, whose device file is missing or not accessible. "
-             "nvidia-smi does not need it.",
+    .cause = "CUDA manages memory through nvidia_uvm, whose device file is missing or not accessible.",
     .remedy = "Load the module and create its device file, or give it to the container.",
     .links = TEXTS(UVM, "/sys/module/nvidia_uvm"),
 };
@@ -435,10 +425,8 @@ const struct doctor_check check_ibgda_nic = {
     DOCTOR_CHECK("ibgda-nic", "nvshmem", 9, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_ibgda_nic),
     .title = "IBGDA supports the NICs, if something needs it",
     .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
-    .cause = "IBGDA has GPUs write to the registers of NVIDIA's NICs (mlx5). It does not support EFA, Broadcom's and "
-             "other NICs, and DeepEP before version 2 has no other transport between nodes.",
-    .remedy = "Use a library with a transport for these NICs between nodes; where there are NVIDIA's as well, 'epkit "
-              "env' gives the GPUs those.",
+    .cause = "With IBGDA GPUs write to registers of NVIDIA's NICs alone, and DeepEP 1 has no other transport.",
+    .remedy = "Use a library with a transport for these NICs; where NVIDIA's are too, 'epkit env' takes those.",
     .links = TEXTS("NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband"),
 };
 
@@ -470,20 +458,19 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
         doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on in the mode for single GPUs, which isolates the %d GPUs",
                      topo->n_gpus);
-        doctor_advise(result, "Several GPUs of one guest reach each other in protected PCIe mode (Hopper, a whole "
-                              "board with its switches) or with encrypted NVLinks (Blackwell). The mode is set on the "
-                              "host, while no guest has the GPUs.");
+        doctor_advise(
+            result,
+            "Several GPUs of one guest need protected PCIe mode (Hopper, a whole board) or encrypted NVLinks (Blackwell), which is set on the host while no guest has them.");
     } else if (topo->n_gpus > 1 && machine_uses_rdma(machine) && machine_has_data_nics(machine, result)) {
         doctor_found(result, DOCTOR_ERROR,
                      "confidential computing is on: NICs cannot reach the memory of the GPUs, and something needs "
                      "RDMA");
-        doctor_advise(result,
-                      "GPUDirect RDMA and IBGDA do not work with it. Between nodes, use a transport that copies "
-                      "through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without "
-                      "confidential computing.%s",
-                      topo->cc_mode == TOPO_CC_PROTECTED_PCIE
-                          ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
-                          : "");
+        doctor_advise(
+            result,
+            "Between nodes, use a transport through host memory (NCCL over sockets, or with NCCL_NET_GDR_LEVEL=LOC), or GPUs without confidential computing.%s",
+            topo->cc_mode == TOPO_CC_PROTECTED_PCIE
+                ? " In protected PCIe mode there is no CUDA IPC either, which DeepEP uses within the node."
+                : "");
     } else {
         result->outcome = DOCTOR_FINE;
         return;
@@ -502,10 +489,9 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
 const struct doctor_check check_confidential = {
     DOCTOR_CHECK("confidential", "driver", 56, NEEDS_DRIVER, run_confidential),
     .title = "confidential computing allows the GPUs to work, and to reach each other",
-    .symptom = "CUDA fails with \"system not yet initialized\" or \"operation not permitted\"; GPUs have no peer "
-               "access; NCCL and NVSHMEM fail to register GPU memory with a NIC.",
-    .cause = "In a confidential guest GPUs protect their memory. They accept no work before their ready state is set, "
-             "reach each other only in a mode for several GPUs, and cannot be reached by NICs.",
+    .symptom = "CUDA: \"system not yet initialized\", \"operation not permitted\"; no peer access, no RDMA.",
+    .cause =
+        "GPUs accept no work before their ready state is set, reach each other only in a mode for several GPUs, and NICs cannot reach their memory.",
     .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
     .links = TEXTS("nvidia-smi conf-compute"),
 };

@@ -86,10 +86,7 @@ static bool is_down_rail(const struct doctor_machine *machine, int nic)
            (machine_n_data_nics(topo) == 0 && (topo->n_gpus > 1 || machine_uses_rdma(machine)));
 }
 
-/*
- * A port in state Disabled has no cable or is switched off. On a switch with a GPU this is never intended; elsewhere it
- * may be.
- */
+/* A port in state Disabled has no cable or is off, which on a switch with a GPU is never intended. */
 static bool is_left_unplugged(const struct topo *topo, int nic)
 {
     return is_disabled(&topo->nics[nic]) && machine_gpu_distance(topo, nic) > TOPO_PXB;
@@ -106,10 +103,7 @@ static int nics_near_gpu(const struct topo *topo, int gpu)
     return n;
 }
 
-/*
- * Most GPUs have the same number of NICs, at least one, on their switch. Returns a GPU with fewer, or -1. Nothing is
- * near a GPU that sysfs does not show.
- */
+/* A GPU with fewer NICs on its switch than most, or -1. Nothing is near a GPU that sysfs does not show. */
 static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_due)
 {
     int counts[TOPO_MAX_GPUS];
@@ -251,10 +245,7 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
                       shared);
 }
 
-/*
- * There is no NIC at all. That is a fault only if somebody expected some: a variable that names single NICs was written
- * for this machine, or for others of a job that it is a part of.
- */
+/* No NIC at all is a fault only if somebody expected some: a variable names single NICs. */
 static void find_all_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NCCL_IB_HCA",
@@ -384,10 +375,9 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
                               "reboot.");
         return;
     }
-    doctor_advise(result, "Find out what these NICs are for. If one of them is an uplink or for storage, leave it out "
-                          "of NCCL_IB_HCA and NVSHMEM_HCA_LIST; if it is a rail, its link type is an option of its "
-                          "firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this "
-                          "machine.");
+    doctor_advise(
+        result,
+        "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
 }
 
 static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "checks.h"
+#include "common/text.h"
 #include "queries.h"
 #include "shell.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,16 +30,13 @@ static bool has_joined(const struct doctor_machine *machine, struct doctor_resul
         return true;
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs have not joined the NVLink fabric of their rack", n,
                  machine->topo->n_gpus);
-    doctor_advise(result, "The fabric is set up by the fabric manager of the rack's switches: check it there, and the "
-                          "state of this node in it (nvidia-smi -q, section Fabric). A reset of the GPUs makes them "
-                          "register again.");
+    doctor_advise(
+        result,
+        "The fabric manager of the rack's switches sets up the fabric: check it there (nvidia-smi -q, section Fabric). A reset of the GPUs makes them register again.");
     return false;
 }
 
-/*
- * Reports GPUs that belong to no NVLink domain, or to different ones: those of equal cluster and clique, both not zero,
- * reach each other (NVML, nvmlGpuFabricInfo).
- */
+/* GPUs of equal cluster and clique, both not zero, reach each other (NVML, nvmlGpuFabricInfo). */
 static bool has_domain(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo_gpu *first = NULL;
@@ -91,8 +88,8 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
     if (!has_joined(machine, result) || !has_domain(machine, result))
         return;
     channels = source_list(machine->source, IMEX);
-    if (doctor_unknown_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX ": %s",
-                          machine_reason(channels.state, channels.why)))
+    if (doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
+                             channels.state, channels.why))
         return;
     if (channels.n == 0) {
         doctor_found(result, DOCTOR_ERROR,
@@ -116,8 +113,7 @@ const struct doctor_check check_imex = {
     DOCTOR_CHECK("imex", "topology", 32, NEEDS_DRIVER, run_imex),
     .title = "there is an IMEX channel for NVLink between nodes",
     .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
-    .cause = "Processes of different nodes exchange GPU memory through an IMEX channel, which has to be created and "
-             "made accessible to the process.",
+    .cause = "Nodes exchange GPU memory through an IMEX channel, which has to be created and accessible.",
     .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
     .links = TEXTS(IMEX, "/etc/nvidia-imex/nodes_config.cfg"),
 };
@@ -170,9 +166,7 @@ static const char *mapping_fault(const struct machine_visible *entries, int n)
     return NULL;
 }
 
-/*
- * The number of a GPU among all GPUs of the machine, by PCI address, which is what a mapping for the whole node uses.
- */
+/* The number of a GPU among all of the machine, by PCI address, which a mapping for the whole node uses. */
 static int number_on_node(const struct topo *topo, int gpu)
 {
     int n = 0;
@@ -227,9 +221,9 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
         doctor_evidence(result, topo->pci[topo->gpus[gpu].pci].address, "its NIC is %s",
                         best >= 0 ? topo->nics[best].name : "none");
         doctor_fix(result, false, "epkit env -- PROGRAM");
-        doctor_advise(result, "Each task sees its own GPU as number 0, so a mapping by number assigns one NIC to all "
-                              "of them. If each task is started like this (srun ... epkit env -- PROGRAM), it gets the "
-                              "NIC of its GPU by PCI address.");
+        doctor_advise(
+            result,
+            "Each task sees its own GPU as number 0, so a mapping by number gives all of them one NIC. Started like this (srun ... epkit env -- PROGRAM), each gets its NIC by PCI address.");
         return true;
     }
     return false;
@@ -250,8 +244,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
     const char *fault;
     int n;
 
-    if (doctor_unknown_if(result, environment.state != SOURCE_OK, "the environment: %s",
-                          machine_reason(environment.state, environment.why)))
+    if (doctor_unreadable_if(result, environment.state != SOURCE_OK, "the environment", environment.state,
+                             environment.why))
         return;
     n = machine_visible(machine, entries);
     if (n < 0 && find_renumbered(machine, result, entries, 0))
@@ -286,10 +280,8 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
 const struct doctor_check check_visible_devices = {
     DOCTOR_CHECK("visible-devices", "topology", 37, NEEDS_GPUS, run_visible_devices),
     .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
-    .symptom = "A rank uses the NIC of another GPU, or stops with \"invalid literal for int()\" in buffer.py; GPUs are "
-               "missing.",
-    .cause = "The mapping of GPUs to NICs goes by index. CUDA_VISIBLE_DEVICES with UUIDs, in another order, or with "
-             "entries that do not exist changes what an index means.",
+    .symptom = "A rank uses the NIC of another GPU, or \"invalid literal for int()\" in buffer.py; GPUs are missing.",
+    .cause = "UUIDs, another order or entries that do not exist change what an index in the mapping of NICs means.",
     .remedy = "Use numbers in ascending order, or translate the mapping.",
     .links = TEXTS("CUDA_VISIBLE_DEVICES", MAPPING),
 };
@@ -301,28 +293,29 @@ const struct doctor_check check_visible_devices = {
 #define ACS_REQUEST_REDIRECT 0x04
 #define ACS_COMPLETION_REDIRECT 0x08
 
-enum acs { ACS_OFF, ACS_REDIRECTS, ACS_HIDDEN };
+enum acs { ACS_HIDDEN, ACS_OFF, ACS_REDIRECTS };
 
 static unsigned word_at(const unsigned char *config, size_t at)
 {
     return config[at] | (unsigned)config[at + 1] << 8;
 }
 
-/* Reads the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
-static enum acs acs_of(const struct source_text *config)
+/* Of the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
+static json_t *read_acs(const char *text, size_t bytes)
 {
-    const unsigned char *bytes = (const unsigned char *)config->text;
+    const unsigned char *config = (const unsigned char *)text;
     size_t at = CONFIG_EXTENDED;
 
     /* Without root, only the first 64 bytes are visible. */
-    if (config->state != SOURCE_OK || config->bytes < CONFIG_EXTENDED + 4)
-        return ACS_HIDDEN;
-    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= config->bytes; i++) {
-        if (word_at(bytes, at) == ACS_CAPABILITY)
-            return word_at(bytes, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF;
-        at = word_at(bytes, at + 2) >> 4;
+    if (bytes < CONFIG_EXTENDED + 4)
+        return json_integer(ACS_HIDDEN);
+    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= bytes; i++) {
+        if (word_at(config, at) == ACS_CAPABILITY)
+            return json_integer(
+                word_at(config, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF);
+        at = word_at(config, at + 2) >> 4;
     }
-    return ACS_OFF;
+    return json_integer(ACS_OFF);
 }
 
 /* Marks the bridges between a device and the root. */
@@ -364,28 +357,20 @@ static struct acs_count check_bridges(const struct doctor_machine *machine, stru
 
     for (int p = 0; p < machine->topo->n_pci; p++) {
         const char *address = machine->topo->pci[p].address;
-        struct source_text config;
-        size_t used;
+        struct source_answer acs;
 
         if (!marks[p])
             continue;
         count.n++;
-        config = source_read(machine->source, "/sys/bus/pci/devices/%s/config", address);
-        switch (acs_of(&config)) {
-        case ACS_OFF:
-            break;
-        case ACS_HIDDEN:
-            count.n_hidden++;
-            break;
-        case ACS_REDIRECTS:
-            count.n_redirecting++;
-            doctor_evidence(result, address, "ACS redirects requests or completions");
-            used = strlen(count.fix);
-            if (used + 64 < sizeof(count.fix))
-                snprintf(count.fix + used, sizeof(count.fix) - used, "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000",
-                         used ? "\n" : "", shell_word(machine->source, address));
-            break;
-        }
+        acs = source_fact(machine->source, "acs", read_acs, "/sys/bus/pci/devices/%s/config", address);
+        count.n_hidden += json_integer_value(acs.value) == ACS_HIDDEN;
+        if (json_integer_value(acs.value) != ACS_REDIRECTS)
+            continue;
+        count.n_redirecting++;
+        doctor_evidence(result, address, "ACS redirects requests or completions");
+        if (strlen(count.fix) + 64 < sizeof(count.fix))
+            text_append(count.fix, sizeof(count.fix), "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000", *count.fix ? "\n" : "",
+                        shell_word(machine->source, address));
     }
     return count;
 }
@@ -504,8 +489,7 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     groups = source_list(machine->source, "/sys/kernel/iommu_groups");
     if (doctor_not_applicable_if(result, groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0),
                                  "the IOMMU is off") ||
-        doctor_unknown_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups: %s",
-                          machine_reason(groups.state, groups.why)))
+        doctor_unreadable_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups", groups.state, groups.why))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].pci >= 0)

@@ -71,10 +71,7 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 #define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
 
-/*
- * Devices whose driver says "Link down", "Link is Down" or "Port: 1 Link DOWN" after their name and ':':
- * [{"interface": "ens1np0", "n": 12}].
- */
+/* "Link down", "Link is Down" or "Port: 1 Link DOWN" after a name and ':': [{"interface": "ens1np0", "n": 12}]. */
 static json_t *read_flaps(const char *text, size_t bytes)
 {
     json_t *all = json_object(), *flaps = json_array(), *n;
@@ -159,19 +156,17 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
     if (first < 0)
         find_flaps(machine, result);
     else
-        doctor_advise(result,
-                      "Counted since the driver was loaded. Check whether the counters still increase (epkit nics), "
-                      "then check cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them. A "
-                      "job ends with an error when a link is down for longer than its timeout.",
-                      shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
+        doctor_advise(
+            result,
+            "Check whether the counters still increase (epkit nics), then cable, transceiver and switch port (mlxlink -d %s -m -c): clean or replace them.",
+            shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
 const struct doctor_check check_link_errors = {
     DOCTOR_CHECK("link-errors", "nic", 46, NEEDS_DATA_NICS, run_link_errors),
     .title = "links of NICs stay up and carry data without errors",
     .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
-    .cause = "The link of a port goes down and comes back, or corrupts data: a dirty or bad cable or transceiver, or "
-             "the switch port at the other end.",
+    .cause = "The link of a port goes down or corrupts data: a bad or dirty cable or transceiver, or the switch port.",
     .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
     .links = TEXTS("/sys/class/infiniband/*/ports/*/counters/link_downed",
                    "/sys/class/infiniband/*/ports/*/counters/symbol_error", "/sys/class/net/*/carrier_down_count"),
@@ -245,9 +240,7 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
             has_notices
                 ? "Congestion notifications are received, so ECN works, but too late or without effect: check the "
                   "thresholds of ECN, and flow control (PFC) for the priority."
-                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow "
-                  "control (PFC) for the priority of this traffic, on NICs and switches alike (mlnx_qos -i <interface> "
-                  "shows the NIC's side).",
+                : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow control (PFC) for this priority, on NICs (mlnx_qos -i <interface>) and switches alike.",
             n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
 
@@ -255,8 +248,7 @@ const struct doctor_check check_roce_loss = {
     DOCTOR_CHECK("roce-loss", "nic", 47, NEEDS_DATA_NICS, run_roce_loss),
     .title = "the RoCE network loses no packets",
     .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
-    .cause = "Packets are dropped where flows converge. RoCE then retransmits from the lost packet on, after a "
-             "timeout.",
+    .cause = "Packets are dropped where flows converge, and RoCE sends again from the lost one on after a timeout.",
     .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
     .links =
         TEXTS("/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC", "NVSHMEM_IB_TRAFFIC_CLASS"),
@@ -344,8 +336,7 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
 const struct doctor_check check_mtu = {
     DOCTOR_CHECK("mtu", "nic", 48, NEEDS_DATA_NICS, run_mtu),
     .title = "all RoCE rails use the same packet size",
-    .symptom = "One rail is slower than the others; large messages between two nodes hang where the other side has "
-               "another MTU.",
+    .symptom = "One rail is slower than the others; large messages hang where the other side has another MTU.",
     .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
     .remedy = "Set one MTU on all rails and their switch ports.",
     .links = TEXTS("/sys/class/net/*/mtu"),

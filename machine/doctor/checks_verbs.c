@@ -47,8 +47,8 @@ static bool has_libibverbs(const struct doctor_machine *machine, struct doctor_r
         return false;
     if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
                                  "libibverbs.so.1 is not installed where ld.so looks") ||
-        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
-                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
+        doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
+                             SOURCE_NOT_RECORDED, NULL))
         return false;
     facts = source_elf(machine->source, "%s", verbs->ibverbs.path);
     if (doctor_unknown_if(result, facts.state != SOURCE_OK, "%s: %s", verbs->ibverbs.path,
@@ -160,8 +160,7 @@ const struct doctor_check check_rdmav_drivers = {
     DOCTOR_CHECK("rdmav-drivers", "verbs", 15, 0, run_rdmav_drivers),
     .title = "RDMAV_DRIVERS names provider files",
     .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
-    .cause = "An entry of RDMAV_DRIVERS is not a folder: libibverbs appends -rdmav<NN>.so to it and opens the result. "
-             "If the entry is a folder, that file does not exist.",
+    .cause = "libibverbs appends -rdmav<NN>.so to an entry and opens the result: a folder does nothing.",
     .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
     .links = TEXTS("RDMAV_DRIVERS", "IBV_DRIVERS"),
 };
@@ -258,11 +257,10 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
     doctor_evidence(result, verbs->ibverbs.path, "IBVERBS_PRIVATE_%d; found by %s", verbs->private_version,
                     verbs->ibverbs.found_by);
     doctor_evidence(result, "looked for in", "%s", searched);
-    doctor_advise(result,
-                  "Install the provider %s of the same installation as %s: package ibverbs-providers, on RHEL "
-                  "libibverbs; or the maker's own, whose version has to fit the kernel's driver. In a container it "
-                  "belongs in the image.",
-                  name, verbs->ibverbs.path);
+    doctor_advise(
+        result,
+        "Install the provider %s of the same installation as %s: package ibverbs-providers, on RHEL libibverbs; or the maker's own that fits the kernel's driver, in a container in the image.",
+        name, verbs->ibverbs.path);
 }
 
 static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
@@ -303,12 +301,9 @@ const struct doctor_check check_provider_missing = {
     DOCTOR_CHECK("provider-missing", "verbs", 13, 0, run_provider_missing),
     .title = "libibverbs finds the provider of its own installation",
     .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause = "libibverbs and its providers share a private interface with a version number. For a NIC it loads "
-             "lib<driver>-rdmav<number>.so, and the file with that number is not where it searches: the library was "
-             "copied without it, comes from another installation than the provider, or an image was made for NICs of "
-             "another maker.",
-    .remedy = "Install libibverbs and its provider from one package, or put the provider into the folder that "
-              "libibverbs searches.",
+    .cause =
+        "For a NIC libibverbs loads lib<driver>-rdmav<number>.so, with the number of a private interface. The library was copied without it, comes from another installation, or an image is for NICs of another maker.",
+    .remedy = "Install libibverbs and its provider from one package, or put the provider where libibverbs searches.",
     .links = TEXTS("/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH"),
 };
 
@@ -353,10 +348,9 @@ static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_re
                          providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
             doctor_evidence(result, path, "of rdma-core");
             doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
-            doctor_advise(result,
-                          "The node's driver is not the kernel's own but its maker's: install the maker's provider of "
-                          "the same release (for Broadcom libbnxt_re), in a container in the image, and see that "
-                          "/etc/libibverbs.d names it instead of this one.");
+            doctor_advise(
+                result,
+                "Install the provider of the driver's maker in the same release (for Broadcom libbnxt_re), in a container in the image, and see that /etc/libibverbs.d names it.");
             break;
         }
     }
@@ -365,9 +359,7 @@ static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_re
 const struct doctor_check check_verbs_abi = {
     DOCTOR_CHECK("verbs-abi", "verbs", 65, NEEDS_DATA_NICS, run_verbs_abi),
     .title = "the provider fits the kernel's driver of the NIC",
-    .symptom =
-        "\"libibverbs: Warning: Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA "
-        "device in a container that has them on the node.",
+    .symptom = "\"Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA device.",
     .cause = "The maker's kernel driver has an interface of its own, and the image has rdma-core's provider.",
     .remedy = "Install the provider that belongs to the kernel's driver.",
     .links = TEXTS("/sys/class/infiniband_verbs/*/abi_version", "/etc/libibverbs.d"),
@@ -375,10 +367,7 @@ const struct doctor_check check_verbs_abi = {
 
 /* --- verbs-mixed --- */
 
-/*
- * The folders that 'epkit env' advises to put first; if it advises none, the folder of the system's installation, by
- * the path that it would use, without resolving links.
- */
+/* The folders that 'epkit env' advises to put first; if none, that of the system's installation. */
 static void fix_order(const struct doctor_machine *machine, struct doctor_result *result,
                       const struct lib_location *system)
 {
@@ -421,8 +410,8 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
         return;
     if (doctor_not_applicable_if(result, is_from_gib(machine),
                                  "libibverbs comes from gIB; another check reports that") ||
-        doctor_unknown_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
-                          "libmlx5.so.1: %s", machine_reason(verbs->mlx5.state, NULL)))
+        doctor_unreadable_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
+                             "libmlx5.so.1", verbs->mlx5.state, NULL))
         return;
     if (!is_mixed(verbs)) {
         path = verbs->provider;
@@ -450,10 +439,8 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
 const struct doctor_check check_verbs_mixed = {
     DOCTOR_CHECK("verbs-mixed", "verbs", 14, 0, run_verbs_mixed),
     .title = "libibverbs and libmlx5 are from the same installation",
-    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin, "
-               "NVSHMEM no transport.",
-    .cause = "The two libraries share a private interface with a version number, and the linker finds them in "
-             "different installations: often one copied into a folder of LD_LIBRARY_PATH without the other.",
+    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin.",
+    .cause = "They share a private interface with a number, and the linker finds different installations.",
     .remedy = "Use both from one installation: order LD_LIBRARY_PATH accordingly, or remove the copies.",
     .links = TEXTS("LD_LIBRARY_PATH"),
 };
@@ -468,8 +455,8 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
         return;
     if (doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
-        doctor_unknown_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1: %s",
-                          machine_reason(SOURCE_NOT_RECORDED, NULL)))
+        doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
+                             SOURCE_NOT_RECORDED, NULL))
         return;
     if (!is_from_gib(machine))
         return;
@@ -487,8 +474,7 @@ const struct doctor_check check_verbs_from_gib = {
     DOCTOR_CHECK("verbs-from-gib", "verbs", 22, 0, run_verbs_from_gib),
     .title = "libibverbs is the system's, not gIB's",
     .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
-    .cause = "gIB brings an rdma-core of its own along for its plugin. If its folder precedes the system's in "
-             "LD_LIBRARY_PATH, every program loads that libibverbs.",
+    .cause = "gIB brings an rdma-core along for its plugin, which precedes the system's in LD_LIBRARY_PATH.",
     .remedy = "Put the system's library folder in front of gIB's.",
     .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/gib/lib64"),
 };

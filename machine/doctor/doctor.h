@@ -73,10 +73,7 @@ enum doctor_missing {
     DOCTOR_MISSING_DRIVER,  /* the driver did not answer */
     DOCTOR_MISSING_LIBRARY, /* the same, in a container without libnvidia-ml */
     DOCTOR_MISSING_GPUS,    /* this process was given no GPUs */
-    /*
-     * The following do not make the verdict inconclusive: such a user, container or file never shows it, whether the
-     * machine is healthy or not.
-     */
+    /* These leave the verdict as it is: such a user, container or file never shows it. */
     DOCTOR_MISSING_ROOT, /* root privileges */
     DOCTOR_MISSING_NODE, /* a view from outside of the container */
     DOCTOR_MISSING_RUN   /* a run of the program: its files do not say it, and are not at fault */
@@ -103,10 +100,7 @@ struct doctor_result {
     enum doctor_missing missing;     /* DOCTOR_UNKNOWN only */
 };
 
-/*
- * The preconditions of a check. If one does not hold, doctor_run() reports "not applicable" instead of running the
- * check; if it cannot be determined, "unknown".
- */
+/* What a check needs: if it does not hold, doctor_run() reports "not applicable", if that is not known "unknown". */
 enum doctor_needs {
     NEEDS_GPUS = 1,
     NEEDS_DRIVER = 2,      /* GPUs, and the NVIDIA driver is loaded */
@@ -156,14 +150,14 @@ void doctor_evidence_env(struct doctor_result *result, const char *name);
 void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /*
- * Call after doctor_fix(): the command is not safe, for this reason. A command that disconnects something, or that
- * resets a device or the machine, is given only if the finding is certain, and names the device by its PCI address.
+ * Call after doctor_fix(): the command is not safe, for this reason; a reboot has its own. A command that disconnects
+ * something, or that resets a device or the machine, is given only if the finding is certain, and names the device by
+ * its PCI address.
  */
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void doctor_advise(struct doctor_result *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* If `condition` holds, sets the outcome and its reason. Returns `condition`; the arguments are evaluated in any case.
- */
+/* If `condition` holds, sets outcome and reason. Returns `condition`; arguments are evaluated in any case. */
 bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define doctor_not_applicable_if(result, ...) doctor_conclude(result, DOCTOR_NOT_APPLICABLE, __VA_ARGS__)
@@ -171,6 +165,10 @@ bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, 
 /* `missing` is DOCTOR_MISSING_FILE unless the check sets another value, before or after the call. */
 #define doctor_unknown_if(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, __VA_ARGS__)
 #define doctor_unknown(result, ...) doctor_conclude(result, DOCTOR_UNKNOWN, true, __VA_ARGS__)
+
+/* The same for a file or a library, with the reason why it could not be read: machine_reason(). */
+bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,
+                          const char *why);
 
 /* What to do about it, a sentence. */
 const char *doctor_missing_text(enum doctor_missing missing);

@@ -34,18 +34,12 @@ static const char *reload_words(const struct doctor_machine *machine)
     return "The driver reads its options when it is loaded: rebuild the initramfs if this system has one, and reboot.";
 }
 
-static void driver_cost(struct doctor_result *result)
-{
-    doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
-}
-
 void driver_fix_reload(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *initramfs = os_initramfs(&machine->software->os);
 
     if (*initramfs)
         doctor_fix(result, false, "%s\nsudo reboot", initramfs);
-    driver_cost(result);
     doctor_advise(result, "%s", reload_words(machine));
 }
 
@@ -63,7 +57,6 @@ static void merge_dwords(const struct doctor_machine *machine, struct doctor_res
         /* The file belongs to a package; a file with the same name in /etc/modprobe.d overrides it (modprobe.d(5)). */
         doctor_fix(result, false, "sudo cp %s " MODPROBE_D "\nsudoedit %s\n%s\nsudo reboot", shell_word(source, file),
                    shell_word(source, source_printf(source, MODPROBE_D "%s", base)), initramfs);
-    driver_cost(result);
     doctor_advise(result,
                   "Of several lines with NVreg_RegistryDwords only the last counts, which is that of %s: it has to "
                   "contain NVreg_RegistryDwords=\"%s\". %s",
@@ -88,7 +81,6 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
                    "echo '" OPTIONS("PeerMappingOverride=1;") "' | sudo tee " MODPROBE_D
                                                               "nvidia-ibgda.conf\n%s\nsudo reboot",
                    initramfs);
-        driver_cost(result);
         doctor_advise(result, "%s", reload_words(machine));
     } else if (os->family == OS_COS && !os->in_container) {
         doctor_fix(result, false,

@@ -20,8 +20,7 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
 /* Reports that nouveau is bound to `n` of the GPUs. */
 void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n);
 
-/* Has the firmware, or the host of a virtual machine, given the GPU no addresses for its memory (BAR1)? What to do
- * then. */
+/* Has firmware or host given the GPU no addresses for its memory (BAR1)? What to do then. */
 bool machine_lacks_window(const struct doctor_machine *machine, int pci);
 const char *machine_window_advice(const struct doctor_machine *machine);
 

@@ -197,10 +197,7 @@ static bool is_strict(const struct doctor_machine *machine, struct doctor_result
     return locked || enforced;
 }
 
-/*
- * The installed version of the driver, from DKMS or a package. "" if not known, as on a machine with neither dpkg nor
- * DKMS.
- */
+/* The installed version of the driver, from DKMS or a package; "" if not known. */
 static const char *installed_version(const struct doctor_machine *machine, bool *ret_is_dkms)
 {
     struct source_names versions = source_list(machine->source, "/var/lib/dkms/nvidia");
@@ -226,11 +223,7 @@ static const char *build_commands(const struct doctor_machine *machine, bool is_
 }
 
 static const char signing[] =
-    "Use modules that are signed with a key that the firmware knows (on Ubuntu "
-    "linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import "
-    "/var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it at the console. "
-    "'sudo modprobe nvidia' answers \"Key was rejected by service\" or \"Operation not permitted\" as long as it is "
-    "rejected.";
+    "Use modules that are signed with a key that the firmware knows (on Ubuntu linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it. Until then modprobe answers \"Key was rejected by service\".";
 
 /* For systems whose modules come from packages or from DKMS. */
 static void explain_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)

@@ -2,6 +2,7 @@
 /* finding.c - functions with which checks report. */
 #include "common/text.h"
 #include "doctor.h"
+#include "queries.h"
 
 #include "common/clean.h"
 
@@ -98,6 +99,8 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
     va_end(args);
     result->fix_is_safe = is_safe;
     result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
+    if (strstr(result->fix, "sudo reboot"))
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
 }
 
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
@@ -111,6 +114,12 @@ void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, cons
     va_end(args);
     result->fix_class = class;
     result->fix_is_safe = false;
+}
+
+bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,
+                          const char *why)
+{
+    return doctor_unknown_if(result, condition, "%s: %s", what, machine_reason(state, why));
 }
 
 const char *doctor_missing_text(enum doctor_missing missing)

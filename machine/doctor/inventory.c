@@ -190,10 +190,7 @@ ep_status doctor_expect(struct doctor_machine *machine, const char *file)
 
 /* --- boards --- */
 
-/*
- * Machines whose product name (SMBIOS, type 1) implies the number of GPUs: NVIDIA's DGX systems, and Amazon's instances
- * ("EC2 Instance Types, Accelerated computing").
- */
+/* Product names (SMBIOS, type 1) that imply the number of GPUs: DGX systems; "EC2 Instance Types". */
 static const struct {
     const char *product;
     int gpus;
@@ -257,8 +254,7 @@ int inventory_of_board(const struct doctor_machine *machine, const char **ret_bo
     if (machine_virtual(machine->source) != MACHINE_BARE_METAL)
         return 0;
     n_switches = inventory_nvswitches(machine);
-    /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four; boards with 4 GPUs have none (their data sheets).
-     */
+    /* HGX A100 has six NVSwitches for 8 GPUs, HGX H100 and H200 four, boards with 4 GPUs none (data sheets). */
     if (n_switches != 4 && n_switches != 6) {
         *ret_board = "a board of modules with NVSwitches";
         return modules_due(machine->topo);

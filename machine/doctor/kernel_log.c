@@ -27,10 +27,7 @@ const char *kernel_recovery_name(enum kernel_recovery recovery)
 
 /* --- parse lines --- */
 
-/*
- * The length of the time at the start of a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00"; a host name may
- * follow.
- */
+/* The length of the time that begins a line: "[  12.345678]", RFC 3339, or "Nov 21 12:00:00". */
 static size_t time_bytes(const char *line, size_t n)
 {
     size_t length = strcspn(line, " ");
@@ -122,10 +119,7 @@ static void record_xid(json_t *errors, const struct error_line *error)
         json_array_append_new(errors, error_fact(error));
 }
 
-/*
- * A log file covers several boots; the driver prints a banner in each. Returns {"start": TIME, "n_lines": N, "errors":
- * [...]}.
- */
+/* A log covers several boots, each with the driver's banner: {"start": TIME, "n_lines": N, "errors": [...]}. */
 static json_t *read_xids(const char *text, size_t bytes)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o, s:s, s:i}", "errors", errors, "start", "", "n_lines", 0);
@@ -157,10 +151,7 @@ static json_t *read_xids(const char *text, size_t bytes)
     return value;
 }
 
-/*
- * "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x62:0x65:1792)", and before it what the driver waited for. Returns
- * {"devices": [ADDRESS], "no_firmware": BOOLEAN}.
- */
+/* "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x62:0x65:1792)", and before it what the driver waited for. */
 static json_t *read_inits(const char *text, size_t bytes)
 {
     json_t *devices = json_array(),

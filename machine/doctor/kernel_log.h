@@ -58,10 +58,7 @@ struct kernel_inits {
     const char *addresses[KERNEL_INITS_MAX]; /* "0000:0f:00.0" */
 };
 
-/*
- * The Xids of this boot, from the first readable log, except those caused by programs and those of a GPU that has
- * recovered since.
- */
+/* The Xids of this boot, except those that programs cause and those of a GPU that has recovered since. */
 void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log);
 
 /* "RmInitAdapter failed" of this boot, from the first readable log. */

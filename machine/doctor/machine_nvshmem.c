@@ -14,27 +14,12 @@
 
 #define LOAD_MS 5000 /* loading from a network file system is slow */
 
-int machine_data_ports(const struct topo *topo)
-{
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
-            n += topo->nics[i].ports[p].active;
-    return n;
-}
-
 const char *machine_nic_name(const struct doctor_machine *machine, int nic)
 {
     char name[64];
 
     text_clean(machine->topo->nics[nic].name, name, sizeof(name));
     return source_printf(machine->source, "%s", name);
-}
-
-bool machine_is_single_nic(const char *list)
-{
-    return list && *list && *list != '^' && !strchr(list, ',');
 }
 
 bool machine_sets_nvshmem(const struct doctor_machine *machine)
@@ -101,13 +86,6 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
         return true;
     doctor_not_applicable(result, "neither the environment nor a DeepEP that Python finds uses IBGDA");
     return false;
-}
-
-bool machine_hca_prefix_matches(const char *prefix, const char *name)
-{
-    bool is_exclusion = prefix[0] == '^';
-
-    return (strstr(name, prefix + is_exclusion) != NULL) != is_exclusion;
 }
 
 ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map)
@@ -187,10 +165,7 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
     struct source_answer answer;
     char shown[512];
 
-    /*
-     * The child's linker uses the LD_LIBRARY_PATH of this process at its start, so the result is not valid for a
-     * process with another one.
-     */
+    /* The child's linker uses LD_LIBRARY_PATH of this process: the result is not that of another one. */
     if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
         *ret_error = "the inspected process has another LD_LIBRARY_PATH";
         return SOURCE_NOT_RECORDED;

@@ -7,38 +7,20 @@
 
 #define MACHINE_HCA_PREFIX "mlx5" /* default of NVSHMEM_HCA_PREFIX in NVSHMEM 3.4 and 3.5 */
 
-/* The number of active ports of data NICs. */
-int machine_data_ports(const struct topo *topo);
-
 /* The name of a NIC, safe to print. */
 const char *machine_nic_name(const struct doctor_machine *machine, int nic);
-
-/* Is it an NVSHMEM_HCA_LIST with a single NIC, which leaves no choice? False for NULL. */
-bool machine_is_single_nic(const char *list);
 
 /* Does the environment set a variable that NVSHMEM or DeepEP reads in a running program? */
 bool machine_sets_nvshmem(const struct doctor_machine *machine);
 
-/*
- * Is there an NVIDIA data NIC? libmlx5 and IBGDA support no others. If not, sets the outcome like
- * machine_has_data_nics().
- */
+/* Is there an NVIDIA data NIC, as libmlx5 and IBGDA need? If not, sets the outcome. */
 bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result *result);
 
 /* Would Python import a DeepEP that loads NVSHMEM? One that was built without it works only within a node. */
 bool machine_has_deepep(const struct doctor_machine *machine);
 
-/*
- * Will programs use IBGDA: the environment enables it, or a DeepEP is imported, which enables it itself? Sets the
- * outcome "not applicable" if not, or without NVSHMEM or NICs.
- */
+/* Will programs use IBGDA, by the environment or by a DeepEP that enables it itself? If not, sets the outcome. */
 bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result);
-
-/*
- * Matches NVSHMEM_HCA_PREFIX like NVSHMEM: as a substring of the name; in later versions a leading "^" excludes
- * matches.
- */
-bool machine_hca_prefix_matches(const char *prefix, const char *name);
 
 /* The NICs that NVSHMEM chooses with the current variables and one NVSHMEM job for each GPU. */
 ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map);
@@ -67,10 +49,7 @@ const char *machine_preload_command(const struct doctor_machine *machine);
  */
 enum source_state machine_try_load(const struct doctor_machine *machine, const char *path, const char **ret_error);
 
-/*
- * "libibverbs.so.1" or "libmlx5.so.1" if the linker does not find it and the environment needs it; the check
- * provider-missing reports that. Otherwise "".
- */
+/* "libibverbs.so.1" or "libmlx5.so.1", which provider-missing reports, if needed and not found; otherwise "". */
 const char *machine_missing_verbs_library(const struct doctor_machine *machine);
 
 /*

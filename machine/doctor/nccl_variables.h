@@ -11,10 +11,7 @@
  */
 const char *machine_nccl_value(const struct doctor_machine *machine, const char *name, const char **ret_file);
 
-/*
- * The variable is wrong: its value as evidence, and how to get rid of it, where it is set. Of several variables one
- * paste mends all.
- */
+/* The variable is wrong: its value as evidence, and how to get rid of it. One paste mends several variables. */
 void doctor_found_value(struct doctor_result *result, const char *name);
 
 /* Do the launcher's variables say that the job has other nodes? */

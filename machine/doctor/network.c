@@ -9,10 +9,7 @@
 
 #define AMAZON 0x1d0f
 
-/*
- * A rail peer needs four channels, each with a ring of 1 MiB on both sides. With a limit below that, the other buffers
- * do not fit either.
- */
+/* Four channels to a rail peer, each with rings of 1 MiB on both sides; with less, nothing else fits either. */
 #define PEER_BYTES (8LL << 20)
 
 /* A decision of the library, and the reason unless it is NETWORK_USABLE. */

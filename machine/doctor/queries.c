@@ -257,16 +257,16 @@ static unsigned data_device(const struct topo *topo)
 
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower)
 {
-    const char *routes = source_read(machine->source, "/proc/net/route").text;
+    struct source_answer routes = topo_default_routes(machine->source, TOPO_ROUTES);
+    json_t *name;
+    size_t i;
 
-    for (const char *line = routes; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        size_t n = strcspn(line, " \t\n");
-        const char *route = source_printf(machine->source, "%.*s", (int)(n < 32 ? n : 32), line);
+    json_array_foreach ((json_t *)routes.value, i, name) {
+        const char *route = json_string_value(name);
 
-        if (strncmp(line + n + strspn(line + n, " \t"), "00000000", 8) == 0 &&
-            (strcmp(route, interface) == 0 ||
-             (or_lower &&
-              source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, interface).state == SOURCE_OK)))
+        if (route && (strcmp(route, interface) == 0 ||
+                      (or_lower && source_stat(machine->source, "/sys/class/net/%s/lower_%s", route, interface).state ==
+                                       SOURCE_OK)))
             return true;
     }
     return false;
@@ -297,10 +297,7 @@ static const char *master_of(struct source *source, const char *address)
     return "";
 }
 
-/*
- * If two ports of a card are in one bond, mlx5 creates one RDMA device for both: the function of the other port has
- * none.
- */
+/* If two ports of a card are in one bond, mlx5 creates one RDMA device for both. */
 static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
@@ -353,9 +350,7 @@ int machine_functions_without_rdma(const struct doctor_machine *machine)
         for (int g = 0; g < topo->n_gpus; g++)
             n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
     }
-    /*
-     * A card that is used only as a network interface needs no RDMA: unless it is near a GPU, something must need RDMA.
-     */
+    /* A card that is only a network interface needs no RDMA: near a GPU, or something must need it. */
     return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
 }
 
@@ -446,21 +441,28 @@ enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *ma
     return n[TOPO_LINK_ETHERNET] < n[TOPO_LINK_INFINIBAND] ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
 }
 
+/* On x86, hypervisors set CPUID leaf 1, ECX bit 31: is there a line with the flag? */
+static json_t *read_any(const char *text, size_t bytes)
+{
+    (void)bytes;
+    return json_boolean(*text);
+}
+
 enum machine_virtual machine_virtual(struct source *source)
 {
     /* Product names that hypervisors use (SMBIOS, type 1). */
     static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
                                            "Standard PC",           "BHYVE", "OpenStack",       NULL};
     struct source_text text = source_line(source, "/sys/class/dmi/id/product_name");
+    struct source_answer flag;
 
     for (int i = 0; text.state == SOURCE_OK && products[i]; i++)
         if (strstr(text.text, products[i]))
             return MACHINE_VIRTUAL;
-    /* On x86, hypervisors also set CPUID leaf 1, ECX bit 31. */
-    text = source_lines(source, " hypervisor", "/proc/cpuinfo");
-    if (text.state != SOURCE_OK)
+    flag = source_log_fact(source, "hypervisor", read_any, " hypervisor", "/proc/cpuinfo");
+    if (flag.state != SOURCE_OK)
         return MACHINE_VIRTUAL_UNKNOWN;
-    return *text.text ? MACHINE_VIRTUAL : MACHINE_BARE_METAL;
+    return source_fact_bool(flag) ? MACHINE_VIRTUAL : MACHINE_BARE_METAL;
 }
 
 /* "none [integrity] confidentiality" */

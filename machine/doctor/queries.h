@@ -8,10 +8,7 @@
 /* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
 const char *machine_reason(enum source_state state, const char *why);
 
-/*
- * If these return false, they set the outcome with the reason: "not applicable" if there is none, "unknown" if it
- * cannot be determined.
- */
+/* If false, they have set the outcome: "not applicable", or "unknown" if it cannot be determined. */
 bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
@@ -26,10 +23,7 @@ bool machine_has_environment(const struct doctor_machine *machine, struct doctor
 bool machine_is_data_nic(const struct topo *topo, int nic);
 int machine_n_data_nics(const struct topo *topo);
 
-/*
- * Is the NIC assigned to a GPU in the best assignment, or equivalent to such a NIC: the same model, and as near to a
- * GPU?
- */
+/* Is the NIC assigned to a GPU in the best assignment, or of the same model and as near to one? */
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic);
 
 /*
@@ -56,10 +50,7 @@ bool machine_knows_port_state(const struct topo_port *port);
  */
 const char *machine_gpu_name(const struct doctor_machine *machine, int gpu);
 
-/*
- * The number of GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not
- * support.
- */
+/* GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not support. */
 int machine_unsupported_gpus(const struct doctor_machine *machine);
 bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 
@@ -105,10 +96,7 @@ bool machine_is_spark(const struct topo *topo);
 /* GB200 and GB300: GPUs whose NVLinks connect several nodes. */
 bool machine_has_multinode_nvlink(const struct topo *topo);
 
-/*
- * The less common link layer if the NICs that GPUs use have both; otherwise TOPO_LINK_UNKNOWN. NICs that no GPU uses do
- * not count: a storage NIC may well have the other one.
- */
+/* The less common link layer of the NICs that GPUs use; TOPO_LINK_UNKNOWN if they have one. */
 enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine);
 
 /* Is confidential computing enabled in the mode that isolates GPUs from each other, with several GPUs? */
@@ -136,16 +124,10 @@ struct machine_visible {
     int gpu; /* index into topo.gpus; -1: no such GPU */
 };
 
-/*
- * Parses CUDA_VISIBLE_DEVICES. Returns the number of entries, at most MACHINE_VISIBLE_MAX; 0 if it hides all GPUs ("",
- * "-1"), -1 if it is not set.
- */
+/* Parses CUDA_VISIBLE_DEVICES. The number of entries; 0 if it hides all GPUs ("", "-1"), -1 if it is not set. */
 int machine_visible(const struct doctor_machine *machine, struct machine_visible *ret_entries);
 
-/*
- * The GPU that the process uses, -1 if it cannot be determined: the GPU of its rank, by the rule that also selects its
- * NIC; or its only visible GPU, regardless of the launcher.
- */
+/* The GPU of the process: that of its rank, as for its NIC, or its only visible one; -1 if not known. */
 int machine_own_gpu(const struct doctor_machine *machine);
 
 /* The value of a variable that is an unsigned integer; `without` if it is not set or not such a number. */

@@ -13,16 +13,10 @@ const char *shell_word(struct source *source, const char *text);
 /* Is it a valid name of a shell variable? */
 bool shell_is_name(const char *name);
 
-/*
- * Does this line of a shell script evaluate /proc/1/environ? Reading a single variable from it with grep does not
- * count.
- */
+/* Does a line of a shell script evaluate /proc/1/environ? Reading one variable from it with grep does not count. */
 bool shell_evaluates_environ(const char *line, size_t bytes);
 
-/*
- * A command that prepends `folders` to a search path, without creating an empty entry, which would mean the current
- * folder.
- */
+/* Prepends `folders` to a search path without an empty entry, which would mean the current folder. */
 const char *shell_prepend(struct source *source, const char *name, const char *folders);
 
 /* A command that removes `folder` from a search path, `path` being its current value. */

@@ -53,10 +53,7 @@ json_t *ethtool_query(void *interface)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? ethtool_count(fd, interface) : 0;
-    /*
-     * The kernel writes as many as there are at that time: a driver that opens queues meanwhile has more than it
-     * counted.
-     */
+    /* The kernel writes as many as there are by then: a driver may have opened queues meanwhile. */
     size_t room = 2 * (size_t)STATISTICS_MAX;
     struct ethtool_gstrings *names = calloc(1, sizeof(*names) + room * ETH_GSTRING_LEN);
     struct ethtool_stats *values = calloc(1, sizeof(*values) + room * sizeof(__u64));

@@ -158,9 +158,7 @@ static void read_answer(struct topo *topo, const json_t *answer)
 
 /* --- files of the driver --- */
 
-/*
- * "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build ...": the first word of digits.
- */
+/* "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release ...": the first word of digits. */
 const char *topo_driver_version(struct source *source)
 {
     const char *text = source_line(source, "/proc/driver/nvidia/version").text;
@@ -199,10 +197,7 @@ static bool is_gpu(const struct topo *topo, int pci, const json_t *answer)
     return device->class_code == 0 && is_answered(topo, pci, answer);
 }
 
-/*
- * Does the driver list the GPU, and may this process open its device file? *ret_is_denied: it exists, but may not be
- * opened.
- */
+/* Does the driver list the GPU, and may its device file be opened? *ret_is_denied: it exists and may not. */
 static bool is_openable(struct topo *topo, int pci, bool *ret_is_denied)
 {
     const char *address = topo->pci[pci].address;
@@ -269,10 +264,7 @@ static bool add_answered(struct topo *topo, const json_t *answer)
  * ConstrainDevices). Those that have fallen off the bus still have their device file; they come last, where they change
  * no number.
  */
-/*
- * If NVML does not start because no device file may be opened, it gives no evidence of GPUs off the bus: then all
- * belong to others.
- */
+/* NVML that does not start because no device file may be opened says nothing of GPUs off the bus. */
 static bool are_all_denied(struct topo *topo, const json_t *answer)
 {
     int n = 0;

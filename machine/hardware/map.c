@@ -49,16 +49,10 @@ static int64_t path_cost(enum topo_path path)
 /* The cost of an extra column: more than all paths together. */
 #define EXTRA_COST ((int64_t)STEP * STEP * STEP * STEP)
 
-/*
- * Among equally good assignments the order of GPUs follows that of ports: the first GPU's port weighs most. All these
- * weights together are less than one step of a path.
- */
+/* Of equally good assignments, the order of ports follows that of GPUs; all this weighs less than a step of a path. */
 #define ORDER_COSTS (INT64_C(1) << 23)
 
-/*
- * The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 for one that this process
- * has no access to.
- */
+/* The GPUs of an assignment, by PCI address: indices into topo.pci, and into topo.gpus or -1 without access. */
 struct rows {
     int n;
     int pci[MAX_ROWS], gpu[MAX_ROWS];

@@ -45,10 +45,7 @@ struct map {
  */
 ep_status map_best(const struct topo *topo, struct map **ret_map);
 
-/*
- * As map_best(), but if the rails are of several makers, over those that IBGDA supports: the assignment for NVSHMEM and
- * DeepEP. If it supports none, it is map_best().
- */
+/* As map_best(), over the rails that IBGDA supports, if any: the assignment for NVSHMEM and DeepEP. */
 ep_status map_ibgda(const struct topo *topo, struct map **ret_map);
 
 /* The part of NVSHMEM's environment that its choice depends on (3.4 and 3.5). */
@@ -67,10 +64,7 @@ struct map_nvshmem {
  */
 ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map);
 
-/*
- * Parses an assignment in the form of DEEP_EP_DEVICE_TO_HCA_MAPPING: "0:mlx5_0:1,1:mlx5_1". EP_E_ARG names the invalid
- * entry. A GPU that it does not name has NIC -1.
- */
+/* "0:mlx5_0:1,1:mlx5_1", DEEP_EP_DEVICE_TO_HCA_MAPPING. EP_E_ARG names a wrong entry; a GPU left out has NIC -1. */
 ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map);
 
 void map_free(struct map *map);

@@ -7,7 +7,6 @@
 #include "common/clean.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* --- reading --- */
@@ -38,9 +37,7 @@ static int first_port(const struct topo_nic *nic)
     return nic->n_ports > 0 ? nic->ports[0].number : 1;
 }
 
-/*
- * `entry` is "GPU:NIC" or "GPU:NIC:PORT", at most ENTRY_BYTES long. An entry for a GPU of other processes is ignored.
- */
+/* "GPU:NIC" or "GPU:NIC:PORT", at most ENTRY_BYTES long. Entries for GPUs of other processes are ignored. */
 static ep_status parse_entry(const struct topo *topo, const char *entry, int n, struct map *map)
 {
     size_t gpu_length = strcspn(entry, ":");

@@ -29,10 +29,7 @@
 
 /* --- candidates --- */
 
-/*
- * Does the list name this port? Entries are "NAME" or "NAME:PORT", separated by commas; the text after a second colon
- * is a count.
- */
+/* Does the list name this port? "NAME" or "NAME:PORT", separated by commas; after a second colon is a count. */
 static bool list_has(const char *list, const char *name, int port)
 {
     size_t length = strlen(name);

@@ -6,7 +6,6 @@
 #include "common/text.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define NAMED 3 /* alternatives that are named; the rest is counted */
 

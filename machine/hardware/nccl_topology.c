@@ -33,10 +33,7 @@ struct nesting {
     int above[MAX_DEPTH];
 };
 
-/*
- * A tag <pci ...>: records the switch above a device, and opens a level for nested elements. False: the file is
- * invalid.
- */
+/* A tag <pci ...>: records the switch above a device, and opens a level. False: the file is invalid. */
 static bool read_device(struct nesting *nesting, const char *tag, size_t n, json_t *devices)
 {
     size_t n_class = 0, n_address = 0;
@@ -55,9 +52,7 @@ static bool read_device(struct nesting *nesting, const char *tag, size_t n, json
     return true;
 }
 
-/*
- * [["0001:00:00.0", 1], ...]: devices, and the number of the switch above each. Empty if the file has another format.
- */
+/* [["0001:00:00.0", 1], ...]: devices, and the number of the switch above each. Empty in another format. */
 static json_t *read_switches(const char *text, size_t bytes)
 {
     json_t *devices = json_array();

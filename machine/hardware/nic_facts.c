@@ -3,7 +3,6 @@
 #include "read_hardware.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define NET "/sys/class/net"
@@ -28,35 +27,41 @@ static void add_interface(struct interfaces *interfaces, const char *name)
         interfaces->names[interfaces->n++] = name;
 }
 
-/* IPv4: destination and mask are 0 in /proc/net/route. */
-static void add_ipv4_routes(struct topo *topo, struct interfaces *interfaces)
+/*
+ * The interfaces of default routes. IPv4: destination and mask are 0. IPv6: 32 zeros with a prefix of 00; on lo such a
+ * line rejects what is not routed.
+ */
+static json_t *read_default_routes(const char *text, size_t bytes)
 {
-    const char *line = source_read(topo->source, "/proc/net/route").text;
+    json_t *names = json_array();
 
-    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        char name[32], destination[16], mask[16];
+    (void)bytes;
+    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        char name[32], destination[40], mask[16];
 
-        if (sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&
-            strcmp(destination, "00000000") == 0 && strcmp(mask, "00000000") == 0)
-            add_interface(interfaces, topo_copy_line(topo, name));
+        if ((sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&
+             strcmp(destination, "00000000") == 0 && strcmp(mask, "00000000") == 0) ||
+            (sscanf(line, "%39s %15s %*s %*s %*s %*s %*s %*s %*s %31s", destination, mask, name) == 3 &&
+             strspn(destination, "0") == 32 && strcmp(mask, "00") == 0 && strcmp(name, "lo") != 0))
+            json_array_append_new(names, json_string(name));
     }
+    return names;
 }
 
-/*
- * IPv6: the destination in /proc/net/ipv6_route is 32 zeros with a prefix of 00. The kernel also has such lines on lo,
- * to reject what is not routed.
- */
-static void add_ipv6_routes(struct topo *topo, struct interfaces *interfaces)
+struct source_answer topo_default_routes(struct source *source, const char *file)
 {
-    const char *line = source_read(topo->source, "/proc/net/ipv6_route").text;
+    return source_fact(source, "default-routes", read_default_routes, "%s", file);
+}
 
-    for (; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        char destination[40], prefix[8], name[32];
+static void add_routes(struct topo *topo, struct interfaces *interfaces, const char *file)
+{
+    struct source_answer routes = topo_default_routes(topo->source, file);
+    json_t *name;
+    size_t i;
 
-        if (sscanf(line, "%39s %7s %*s %*s %*s %*s %*s %*s %*s %31s", destination, prefix, name) == 3 &&
-            strspn(destination, "0") == 32 && strcmp(prefix, "00") == 0 && strcmp(name, "lo") != 0)
-            add_interface(interfaces, topo_copy_line(topo, name));
-    }
+    json_array_foreach ((json_t *)routes.value, i, name)
+        if (json_is_string(name))
+            add_interface(interfaces, topo_copy_line(topo, json_string_value(name)));
 }
 
 /* The interfaces below a bond, a bridge or a VLAN: its folder has a link lower_<interface> for each. */
@@ -82,8 +87,8 @@ void nics_find_uplinks(struct topo *topo)
 {
     struct interfaces interfaces = {.n = 0};
 
-    add_ipv4_routes(topo, &interfaces);
-    add_ipv6_routes(topo, &interfaces);
+    add_routes(topo, &interfaces, TOPO_ROUTES);
+    add_routes(topo, &interfaces, "/proc/net/ipv6_route");
     add_lower(topo, &interfaces);
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; p < topo->nics[i].n_ports; p++)

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "read_hardware.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -170,10 +169,7 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
 
 /* --- devices --- */
 
-/*
- * "/dev/infiniband/uverbs0". If several RDMA devices share one PCI device, ibdev names the owner of each uverbs;
- * software devices (rxe, siw) have no device folder.
- */
+/* "/dev/infiniband/uverbs0". If RDMA devices share a PCI device, ibdev names the owner; rxe and siw have no folder. */
 static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
 {
     const char *folder =

@@ -4,7 +4,6 @@
 #include "read_hardware.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* "Node 0 MemTotal:  1056317528 kB" among other lines. */

@@ -112,10 +112,7 @@ static const struct nvml_symbol nvml_symbols[] = {
 #define SYMBOL(name, member, needed, result, parameters) {#name, offsetof(struct nvml, member), needed},
     NVML_FUNCTIONS(SYMBOL)};
 
-/*
- * Paths of the library. The second is where GKE mounts the driver; only containers that request a GPU have it in their
- * search path.
- */
+/* The second is where GKE mounts the driver, which only containers with a GPU have in their search path. */
 static const char *const nvml_files[] = {"libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"};
 
 static json_t *error_answer(const char *what, const char *why)
@@ -180,8 +177,7 @@ static bool print_address(struct nvml_pci *pci, char ret_text[20])
     return true;
 }
 
-/* The NVLink domain that the GPU has joined: the UUID of its cluster, "" if that is zero, and the number of its clique.
- */
+/* The NVLink domain of the GPU: the UUID of its cluster, "" if that is zero, and the number of its clique. */
 static json_t *domain_of(const struct nvml_fabric *fabric)
 {
     static const unsigned char zero[sizeof(fabric->cluster_uuid)];
@@ -237,10 +233,7 @@ static void query_identity(const struct nvml *nvml, nvml_device device, json_t *
         json_object_set_new(gpu, "cc", json_pack("[i, i]", cc_major, cc_minor));
 }
 
-/*
- * Drivers before 535 have the call only under its older name. Power caps, idling and clocks set by the user are not
- * faults.
- */
+/* Before 535 only under its older name. Power caps, idling and clocks set by the user are not faults. */
 static void query_clocks(const struct nvml *nvml, nvml_device device, json_t *gpu)
 {
     unsigned long long reasons = 0;

@@ -9,10 +9,7 @@ struct pci_address {
     unsigned domain, bus, device, function;
 };
 
-/*
- * "0000:0f:00.0", in upper or lower case, with a domain of up to 8 digits (NVML writes 8). False if `text` is anything
- * else, including an address with a suffix.
- */
+/* "0000:0f:00.0" in either case, with a domain of up to 8 digits (NVML writes 8), and nothing else. */
 bool parse_pci_address(const char *text, struct pci_address *ret_address);
 
 /* As sysfs writes it: lower case, a domain of at least 4 digits. */

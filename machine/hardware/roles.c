@@ -17,16 +17,12 @@
  */
 #include "read_hardware.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define MUCH_SLOWER 0.5 /* of the fastest rail */
 #define N_LAYERS (TOPO_LINK_ETHERNET + 1)
 
-/*
- * The input of the rules. GPUs are all on the bus, including those that this process may not use, because NICs belong
- * to them too.
- */
+/* The input of the rules. GPUs are all on the bus, also those of others, because NICs belong to them too. */
 struct view {
     struct topo *topo;
     int n_gpus;
@@ -105,10 +101,7 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
                          *state ? state : "in an unknown state", *phys_state ? phys_state : "link unknown");
 }
 
-/*
- * Does this process have access to virtual functions, and to none of their physical ones? Then an inaccessible function
- * is a missing rail.
- */
+/* Does this process have virtual functions, and none of their physical ones? Then one without access is missing. */
 static bool is_given_functions(const struct topo *topo)
 {
     bool is_given = false;
@@ -123,10 +116,7 @@ static bool is_given_functions(const struct topo *topo)
     return is_given;
 }
 
-/*
- * Roles that follow from the NIC alone. If a virtual function was assigned to this process, it counts and its physical
- * function does not.
- */
+/* Roles by the NIC alone. A virtual function that this process was given counts, its physical one does not. */
 static void classify_individually(struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++) {
@@ -222,10 +212,7 @@ static const struct topo_nic *fastest_rail(const struct topo *topo)
     return fastest;
 }
 
-/*
- * Excludes a NIC from the rails for a reason other than speed. If it is also much slower than `best`, it is for
- * management.
- */
+/* Excludes a NIC from the rails. If it is also much slower than `best`, it is for management. */
 static void exclude(struct view *view, int nic, double best, const char *why)
 {
     struct topo_nic *it = &view->topo->nics[nic];
@@ -316,10 +303,7 @@ static bool is_same_make(const struct topo *topo, int a, int b)
     return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
 }
 
-/*
- * The bandwidth of a link layer, with or without the NICs that a default route uses; a NIC that is down counts with the
- * rate of the others.
- */
+/* The bandwidth of a link layer, with or without uplinks; a NIC that is down counts as the others. */
 static double bandwidth_of(const struct view *view, int layer, double best, bool has_uplinks)
 {
     double sum = 0;
@@ -342,10 +326,7 @@ static int count_layer(const struct view *view, int layer)
     return n;
 }
 
-/*
- * At equal bandwidth InfiniBand has precedence. If default routes use all NICs, as on a small node with one, these are
- * the rails too.
- */
+/* At equal bandwidth InfiniBand has precedence. If default routes use all NICs, these are the rails too. */
 static int main_layer(const struct view *view)
 {
     static const int order[] = {TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET, TOPO_LINK_UNKNOWN};
@@ -447,10 +428,7 @@ static bool is_like_near_one(const struct view *view, int nic)
     return false;
 }
 
-/*
- * Is it a far NIC of another make than those on switches with GPUs? If none is on a switch: than those with most
- * bandwidth.
- */
+/* Is it a far NIC of another make than those on switches with GPUs, or than those with most bandwidth? */
 static bool is_of_other_make(const struct view *view, int nic, double best)
 {
     double most = 0;
@@ -501,10 +479,7 @@ static void sum_bandwidth(const struct view *view, int nic, double *ret_alike, d
     }
 }
 
-/*
- * If an uplink is of another make than other rails with as much bandwidth, the NICs like it are uplinks too: the second
- * of a pair.
- */
+/* NICs like an uplink of another make than rails of its bandwidth are uplinks too: the second of a pair. */
 static void classify_uplinks_by_make(struct view *view)
 {
     struct topo *topo = view->topo;

@@ -169,8 +169,11 @@ int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[T
 
     for (int i = 0; i < topo->n_nics; i++)
         for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++)
-            if (topo->nics[i].ports[p].active)
-                ret_ports[n++] = &topo->nics[i].ports[p];
+            if (topo->nics[i].ports[p].active) {
+                if (ret_ports)
+                    ret_ports[n] = &topo->nics[i].ports[p];
+                n++;
+            }
     return n;
 }
 

@@ -33,9 +33,7 @@
  */
 enum topo_path { TOPO_SELF, TOPO_NVLINK, TOPO_PIX, TOPO_PXB, TOPO_PHB, TOPO_NODE, TOPO_SYS };
 
-/*
- * GPUs, network controllers, other devices with an RDMA device, and the bridges above them. Other devices are omitted.
- */
+/* GPUs, network controllers, other devices with an RDMA device, and the bridges above them. */
 struct topo_pci {
     char address[20];                    /* "0000:0f:00.0"; lower case */
     unsigned vendor, device, class_code; /* of 16, 16 and 24 bits */
@@ -91,10 +89,7 @@ enum topo_fabric {
     TOPO_FABRIC_FAILED
 };
 
-/*
- * The mode of confidential computing with several GPUs: each alone, or all of a board by protected PCIe or encrypted
- * NVLinks.
- */
+/* Confidential computing with several GPUs: each alone, or all by protected PCIe or encrypted NVLinks. */
 enum topo_cc_mode { TOPO_CC_UNKNOWN = -1, TOPO_CC_NONE, TOPO_CC_PROTECTED_PCIE, TOPO_CC_NVLINK_ENCRYPTION };
 
 enum topo_gid_type { TOPO_GID_IB, TOPO_GID_ROCE1, TOPO_GID_ROCE2, TOPO_GID_UNKNOWN };
@@ -205,18 +200,18 @@ struct topo {
 ep_status topo_read(struct source *source, struct topo **ret_topo);
 void topo_free(struct topo *topo);
 
+#define TOPO_ROUTES "/proc/net/route"
+
+/* The names of the interfaces of default routes, a list, by TOPO_ROUTES or /proc/net/ipv6_route. */
+struct source_answer topo_default_routes(struct source *source, const char *file);
+
 /* The version of the loaded NVIDIA driver; "" if none is loaded. */
 const char *topo_driver_version(struct source *source);
 
-/*
- * The number of usable GPUs: all, except those that the driver does not report while it reports others. Those have
- * fallen off the bus, and come last in the list.
- */
+/* GPUs without those off the bus, which the driver does not report while it reports others, and which come last. */
 int topo_usable_gpus(const struct topo *topo);
 
-/*
- * Does IBGDA support this NIC? It supports NVIDIA's only (mlx5). A NIC whose maker is not known counts as supported.
- */
+/* Does IBGDA support this NIC (mlx5)? One whose maker is not known counts as supported. */
 bool topo_has_ibgda(const struct topo *topo, int nic);
 
 /* Does the memory of the GPUs belong to a confidential guest? No NIC reaches it then. */
@@ -233,10 +228,7 @@ enum topo_path topo_path(const struct topo *topo, int a, int b);
 enum topo_path topo_bus_path(const struct topo *topo, int a, int b);
 enum topo_path topo_gpu_nic_path(const struct topo *topo, int gpu, int nic);
 
-/*
- * The path between two GPUs (indices): TOPO_NVLINK with the number of links; with an NVSwitch, that of the GPU with
- * fewer.
- */
+/* The path between two GPUs: TOPO_NVLINK with the number of links; with an NVSwitch, of the GPU with fewer. */
 enum topo_path topo_gpu_path(const struct topo *topo, int a, int b, int *ret_links);
 
 /* Are two PCI devices (indices) functions of one card? */
@@ -248,7 +240,7 @@ const char *topo_path_name(enum topo_path path);
 /* The port of a NIC (index) with this number; NULL if there is none. */
 const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number);
 
-/* Active ports of NICs with role DATA, in order; returns their number. */
+/* Active ports of NICs with role DATA, in order (NULL: not wanted); returns their number. */
 #define TOPO_MAX_DATA_PORTS (TOPO_MAX_NICS * TOPO_MAX_PORTS)
 int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[TOPO_MAX_DATA_PORTS]);
 
@@ -259,10 +251,7 @@ int topo_find_pci(const struct topo *topo, const char *address);
 int topo_find_nic(const struct topo *topo, const char *name);
 int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* also by a prefix, as in CUDA_VISIBLE_DEVICES */
 
-/*
- * Parses a list of ranges of sysfs ("0-3,8") into a bit mask of `bits` bits (an array of (bits + 63) / 64). False if it
- * is invalid; larger numbers are ignored.
- */
+/* Parses ranges of sysfs ("0-3,8") into a mask of `bits` bits. False if invalid; larger numbers are ignored. */
 bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits);
 
 /* "ACTIVE", "DOWN"; "LinkUp", "Disabled"; "" if unknown. */

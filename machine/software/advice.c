@@ -13,7 +13,6 @@
 #include "common/variables.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,13 +45,6 @@ const struct advice_row *advice_find(const struct advice *advice, const char *na
 
 /* --- NICs --- */
 
-static int count_data_ports(const struct topo *topo)
-{
-    const struct topo_port *ports[TOPO_MAX_DATA_PORTS];
-
-    return topo_data_ports(topo, ports);
-}
-
 bool advice_is_mlx5(const struct topo *topo, int nic)
 {
     const struct topo_nic *it = &topo->nics[nic];
@@ -66,6 +58,18 @@ bool advice_has_mlx5(const struct topo *topo)
         if (advice_is_mlx5(topo, i))
             return true;
     return false;
+}
+
+bool advice_is_single_nic(const char *list)
+{
+    return list && *list && *list != '^' && !strchr(list, ',');
+}
+
+bool advice_prefix_matches(const char *prefix, const char *name)
+{
+    bool is_exclusion = prefix[0] == '^';
+
+    return (strstr(name, prefix + is_exclusion) != NULL) != is_exclusion;
 }
 
 static bool map_is_whole(const struct map *map)
@@ -245,7 +249,7 @@ static ep_status advise_ibgda(struct advice_work *work)
     }
     if (map_is_whole(work->ibgda))
         EP_TRY(advise_hca_list(work));
-    if (count_data_ports(work->topo) > 1)
+    if (topo_data_ports(work->topo, NULL) > 1)
         advice_unset(
             work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
             "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
@@ -464,7 +468,7 @@ ep_status advice_make(const struct topo *topo, const struct software *software, 
         *ret_advice = advice;
         return EP_OK;
     }
-    if (topo->n_gpus > 0 && count_data_ports(topo) > 0) {
+    if (topo->n_gpus > 0 && topo_data_ports(topo, NULL) > 0) {
         status = advise_nvshmem(&work);
         advise_deepep(&work);
         advise_nccl(&work);

@@ -48,10 +48,7 @@ void advice_free(struct advice *advice);
 /* Returns the row with this name, or NULL. */
 const struct advice_row *advice_find(const struct advice *advice, const char *name);
 
-/*
- * Prepends `value` to the search path `path`, without repeating it: returns `value`, followed by `path` without
- * `value`. The source owns the result.
- */
+/* `value`, followed by the search path `path` without `value`. The source owns the result. */
 const char *advice_prepend(struct source *source, const char *value, const char *path);
 
 /* --- NICs --- */
@@ -59,6 +56,12 @@ const char *advice_prepend(struct source *source, const char *value, const char 
 /* Is `nic` an NVIDIA data NIC? IBGDA, and therefore DeepEP, supports no others. */
 bool advice_is_mlx5(const struct topo *topo, int nic);
 bool advice_has_mlx5(const struct topo *topo);
+
+/* Is it an NVSHMEM_HCA_LIST with a single NIC, which leaves no choice? False for NULL. */
+bool advice_is_single_nic(const char *list);
+
+/* As NVSHMEM matches NVSHMEM_HCA_PREFIX: a substring of the name; in later versions "^" excludes. */
+bool advice_prefix_matches(const char *prefix, const char *name);
 
 /* --- ranks --- */
 

@@ -14,7 +14,6 @@
 
 #include "common/clean.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define FOLDERS_MAX 24

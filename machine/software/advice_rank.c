@@ -3,7 +3,6 @@
 #include "advice.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /*
@@ -46,9 +45,7 @@ static int whole_number(const char *text)
     return *end ? -1 : value;
 }
 
-/*
- * The largest number of a list in Slurm's format, "8(x2),4"; other launchers set a plain number. -1: not such a list.
- */
+/* The largest number of Slurm's list, "8(x2),4"; other launchers set a plain number. -1: not such a list. */
 static int largest_count(const char *text)
 {
     int largest = -1;

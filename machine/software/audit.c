@@ -82,27 +82,14 @@ static bool any_entry(struct audit_work *work, const struct source_variable *var
     return false;
 }
 
-static const char *value_in_environment(const struct audit_work *work, const char *name)
-{
-    const char *value = source_env(work->source, name);
-
-    return value ? value : "";
-}
-
 /* --- checks of single variables --- */
-
-/* A single NIC, not excluded: what a process needs, and no other variable can change it. */
-static bool is_single_nic(const char *list)
-{
-    return *list && *list != '^' && !strchr(list, ',');
-}
 
 static bool check_pe_mapping(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
 
-    if (!row || !variable_is_true(variable->value) || is_single_nic(value_in_environment(work, "NVSHMEM_HCA_LIST")) ||
-        work->topo->n_gpus < 2)
+    if (!row || !variable_is_true(variable->value) ||
+        advice_is_single_nic(source_env(work->source, "NVSHMEM_HCA_LIST")) || work->topo->n_gpus < 2)
         return false;
     return report(work, AUDIT_HARMFUL, variable, "All GPUs take the first NIC. %s Unset it.", row->reason);
 }
@@ -122,7 +109,6 @@ static bool check_handler(struct audit_work *work, const struct source_variable 
 
 static bool check_prefix(struct audit_work *work, const struct source_variable *variable)
 {
-    bool is_exclusion = variable->value[0] == '^';
     const struct topo *topo = work->topo;
     bool any = false;
 
@@ -130,7 +116,7 @@ static bool check_prefix(struct audit_work *work, const struct source_variable *
         if (!advice_is_mlx5(topo, i))
             continue;
         any = true;
-        if ((strstr(topo->nics[i].name, variable->value + is_exclusion) != NULL) != is_exclusion)
+        if (advice_prefix_matches(variable->value, topo->nics[i].name))
             return true;
     }
     return any &&
@@ -201,15 +187,6 @@ static bool check_hca_pe_mapping(struct audit_work *work, const struct source_va
     return work->topo->n_nics > 0 && any_entry(work, variable, ",", check_hca);
 }
 
-static bool check_dmabuf(struct audit_work *work, const struct source_variable *variable)
-{
-    if (!variable_is_true(variable->value) || work->software->driver.peermem != SOURCE_ABSENT ||
-        work->software->driver.dmabuf == SOURCE_ABSENT)
-        return false;
-    return report(work, AUDIT_HARMFUL, variable,
-                  "NICs reach GPU memory only by dma-buf here: nvidia_peermem is not loaded. Unset it.");
-}
-
 static bool check_mapping(struct audit_work *work, const struct source_variable *variable)
 {
     const struct advice_row *row = advice_find(work->advice, variable->name);
@@ -235,32 +212,6 @@ static bool check_mapping(struct audit_work *work, const struct source_variable 
     return true;
 }
 
-static bool check_gid_index(struct audit_work *work, const struct source_variable *variable)
-{
-    const struct topo *topo = work->topo;
-    int index = atoi(variable->value);
-
-    for (int i = 0; i < topo->n_nics && index >= 0; i++) {
-        for (int p = 0; p < topo->nics[i].n_ports && topo->nics[i].role == TOPO_ROLE_DATA; p++) {
-            const struct topo_port *port = &topo->nics[i].ports[p];
-            bool is_right = false;
-
-            if (!port->active || port->link_layer != TOPO_LINK_ETHERNET || port->gids_state != SOURCE_OK)
-                continue;
-            for (int g = 0; g < port->n_gids; g++)
-                is_right = is_right || (port->gids[g].index == index && port->gids[g].type == TOPO_GID_ROCE2 &&
-                                        port->gids[g].kind != TOPO_GID_LINK_LOCAL);
-            if (!is_right)
-                return report(
-                    work, AUDIT_HARMFUL, variable,
-                    "GID %d of %s port %d is not RoCE v2 with a routable address. Unset it: the right one is selected "
-                    "automatically.",
-                    index, audit_clean(work, topo->nics[i].name), port->number);
-        }
-    }
-    return false;
-}
-
 static bool check_vmm(struct audit_work *work, const struct source_variable *variable)
 {
     if (!variable_is_true(variable->value) || advice_find(work->advice, variable->name) ||
@@ -269,16 +220,6 @@ static bool check_vmm(struct audit_work *work, const struct source_variable *var
     return report(work, AUDIT_DIFFERS, variable,
                   "The heap is static then, of 1 GiB because NVSHMEM_SYMMETRIC_SIZE is not set. GPU memory is "
                   "registered by dma-buf here, which needs no static heap: unset it.");
-}
-
-/* An entry that is a folder: libibverbs appends "-rdmavNN.so" to it and looks for a file. */
-static bool check_driver_entry(struct audit_work *work, const struct source_variable *variable, const char *entry)
-{
-    if (*entry != '/' || !source_is_folder(source_stat(work->source, "%s", entry)))
-        return false;
-    return report(work, AUDIT_VALUE, variable,
-                  "%s is a folder. libibverbs appends -rdmavNN.so to each entry, so it must end in /libmlx5.",
-                  audit_clean(work, entry));
 }
 
 /* An entry is NAME or NAME:PORT. */
@@ -325,11 +266,6 @@ static bool check_verbs_device(struct audit_work *work, const struct source_vari
     list_ports(work->topo, variable->value, given, sizeof(given));
     list_ports(work->topo, row->value, advised, sizeof(advised));
     return strcmp(given, advised) == 0;
-}
-
-static bool check_drivers(struct audit_work *work, const struct source_variable *variable)
-{
-    return any_entry(work, variable, ":;,", check_driver_entry);
 }
 
 static bool check_preload_entry(struct audit_work *work, const struct source_variable *variable, const char *entry)
@@ -379,19 +315,10 @@ static bool check_path(struct audit_work *work, const struct source_variable *va
     return true;
 }
 
-static bool check_net(struct audit_work *work, const struct source_variable *variable)
-{
-    const struct software_nccl *nccl = &work->software->nccl;
-
-    if (!*variable->value || software_is_internal_net(variable->value) || nccl->plugin.state != SOURCE_ABSENT)
-        return false;
-    return report(
-        work, AUDIT_HARMFUL, variable,
-        "It needs a plugin, and the linker does not find %s: NCCL does not start. Unset it, or install the plugin.",
-        *nccl->plugin_name ? nccl->plugin_name : "libnccl-net.so");
-}
-
-/* A check returns true if it handled the variable, whether it reported something or not. */
+/*
+ * A check returns true if it handled the variable, whether it reported something or not. What a check of the doctor
+ * compares with the machine is a row of cmd/env/findings.c instead.
+ */
 static const struct {
     const char *name;
     bool (*check)(struct audit_work *work, const struct source_variable *variable);
@@ -401,14 +328,9 @@ static const struct {
     {"NVSHMEM_HCA_PREFIX", check_prefix},
     {"NVSHMEM_HCA_LIST", check_hca_list},
     {"NVSHMEM_HCA_PE_MAPPING", check_hca_pe_mapping},
-    {"NVSHMEM_IB_DISABLE_DMABUF", check_dmabuf},
-    {"NVSHMEM_IB_GID_INDEX", check_gid_index},
     {"NVSHMEM_DISABLE_CUDA_VMM", check_vmm},
     {"DEEP_EP_DEVICE_TO_HCA_MAPPING", check_mapping},
     {"EPKIT_VERBS_DEVICE", check_verbs_device},
-    {"RDMAV_DRIVERS", check_drivers},
-    {"IBV_DRIVERS", check_drivers},
-    {"NCCL_NET", check_net},
     {"LD_PRELOAD", check_preload},
     {"LD_LIBRARY_PATH", check_path},
     {"PYTHONPATH", check_path},
@@ -480,9 +402,7 @@ static void check_by_advice(struct audit_work *work, const struct source_variabl
     if (!row || row->scope != ADVICE_NODE)
         return;
     if (row->unset) {
-        /*
-         * A boolean that is off equals one that is not set. A variable that is harmful with any value is not a boolean.
-         */
+        /* A boolean that is off equals one that is not set. */
         if (!known || !known->values || strcmp(known->values, "bool") != 0 || variable_is_true(variable->value))
             report(work, AUDIT_HARMFUL, variable, "%s Unset it.", row->reason);
         return;
@@ -523,9 +443,7 @@ static void find_missing(struct audit_work *work)
         const char *value =
             row->scope == ADVICE_RANK && gpu >= 0 && gpu < row->n_values ? row->values[gpu] : row->value;
 
-        /*
-         * LD_PRELOAD is for one program, which may not be the inspected one; epkit's commands choose their own values.
-         */
+        /* LD_PRELOAD is for one program, perhaps another one; epkit's commands choose their own values. */
         if (row->unset || variable_is_epkit(row->name) || row->scope == ADVICE_PROGRAM ||
             (row->scope == ADVICE_RANK && gpu < 0) || source_env(work->source, row->name))
             continue;

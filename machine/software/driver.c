@@ -55,10 +55,7 @@ static size_t list_files(struct source *source, struct conf_file *ret_files)
     return n;
 }
 
-/*
- * The values to which lines for the driver set RegistryDwords, each followed by a newline. Nothing else in these files
- * is read or saved.
- */
+/* The values of RegistryDwords, each followed by a newline. Nothing else of these files is read or saved. */
 static json_t *read_dwords(const char *text, size_t bytes)
 {
     struct parse_modprobe state = {.at = text};
@@ -83,10 +80,7 @@ static json_t *read_dwords(const char *text, size_t bytes)
     return value;
 }
 
-/*
- * Records a further line with RegistryDwords. The parameter is a single string, so the line replaces all of what
- * earlier lines set.
- */
+/* A further line with RegistryDwords. It is a single string, so the line replaces what earlier ones set. */
 static void record_dwords(struct source *source, struct software_option *option, struct piece dwords, const char *file,
                           struct piece *last)
 {
@@ -203,9 +197,7 @@ static void set_version(json_t *versions, const char *name, struct piece version
     json_object_set_new(versions, name, json_stringn(version.text, version.n));
 }
 
-/*
- * Keeps only the three versions that matter of dpkg's status. Other packages of the machine are private to its owner.
- */
+/* Only three versions of dpkg's status. Other packages of the machine are private to its owner. */
 static json_t *read_packages(const char *text, size_t bytes)
 {
     json_t *versions = json_object();

@@ -19,10 +19,7 @@ static bool has_known_prefix(const char *name, size_t n)
     return n > 5 && n < 128 && (strncmp(name, "NCCL_", 5) == 0 || strncmp(name, "TORCH_NCCL_", 11) == 0);
 }
 
-/*
- * Records what a name is set to: a string; null: the script unsets it; false: cannot be determined. Takes ownership of
- * `value`.
- */
+/* What a name is set to: a string; null: the script unsets it; false: not known. Takes `value`. */
 static void record_setting(json_t *settings, const char *name, size_t n, json_t *value)
 {
     char key[128];

@@ -10,7 +10,6 @@
 
 #include <elf.h>
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 /*
@@ -216,6 +215,28 @@ const char *libs_file_version(const char *path)
 
 #define MAX_MAPPED 4096
 
+/* The libraries among the files at the ends of lines of /proc/<pid>/maps, of which each has several. */
+static json_t *read_mapped(const char *text, size_t bytes)
+{
+    json_t *paths = json_array();
+
+    (void)bytes;
+    while (*text && json_array_size(paths) < MAX_MAPPED) {
+        struct piece line = text_take(&text, "\n");
+        const char *path = memchr(line.text, '/', line.n), *last;
+        size_t n = path ? line.n - (size_t)(path - line.text) : 0;
+        static const char deleted[] = " (deleted)";
+
+        if (n > strlen(deleted) && memcmp(path + n - strlen(deleted), deleted, strlen(deleted)) == 0)
+            n -= strlen(deleted);
+        last = json_string_value(json_array_get(paths, json_array_size(paths) - 1));
+        if (n > 0 && n < PATH_MAX && memmem(path, n, ".so", 3) &&
+            !(last && strlen(last) == n && memcmp(last, path, n) == 0))
+            json_array_append_new(paths, json_stringn(path, n));
+    }
+    return paths;
+}
+
 static bool has_name(const char *const *names, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++)
@@ -224,36 +245,21 @@ static bool has_name(const char *const *names, size_t n, const char *name)
     return false;
 }
 
-/* The path at the end of a line of /proc/<pid>/maps; NULL for memory without a file. */
-static const char *mapped_path(struct source *source, const char *line, size_t n)
-{
-    const char *path = memchr(line, '/', n);
-    size_t bytes = path ? n - (size_t)(path - line) : 0;
-    static const char deleted[] = " (deleted)";
-
-    if (!path || bytes >= PATH_MAX)
-        return NULL;
-    if (bytes > strlen(deleted) && memcmp(path + bytes - strlen(deleted), deleted, strlen(deleted)) == 0)
-        bytes -= strlen(deleted);
-    return source_printf(source, "%.*s", (int)bytes, path);
-}
-
 struct source_names libs_mapped(struct source *source, const char *part)
 {
-    struct source_text maps = source_read(source, "/proc/self/maps");
-    struct source_names names = {.state = maps.state, .why = maps.why};
-    const char **paths = source_alloc(source, MAX_MAPPED * sizeof(*paths));
-    const char *line = maps.text;
+    struct source_answer mapped = source_fact(source, "mapped", read_mapped, "/proc/self/maps");
+    struct source_names names = {.state = mapped.state, .why = mapped.why};
+    const char **paths = source_alloc(source, (json_array_size(mapped.value) + 1) * sizeof(*paths));
+    json_t *item;
+    size_t i;
 
     if (!paths)
         return (struct source_names){.state = SOURCE_FAILED, .why = "out of memory"};
-    while (*line && names.n < MAX_MAPPED) {
-        size_t n = strcspn(line, "\n");
-        const char *path = memmem(line, n, part, strlen(part)) ? mapped_path(source, line, n) : NULL;
+    json_array_foreach ((json_t *)mapped.value, i, item) {
+        const char *path = json_string_value(item);
 
         if (path && strstr(text_base(path), part) && !has_name(paths, names.n, path))
             paths[names.n++] = path;
-        line += n + (line[n] == '\n');
     }
     names.names = paths;
     return names;

@@ -66,8 +66,7 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname);
 /* Files with `part` in their base name that the inspected process has mapped (/proc/self/maps). */
 struct source_names libs_mapped(struct source *source, const char *part);
 
-/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" for a stub, and for a file whose name has only the ABI number.
- */
+/* "580.126.09" of "/usr/lib/libcuda.so.580.126.09"; "" for a stub, and with the ABI number alone. */
 const char *libs_file_version(const char *path);
 
 /* The folder that holds `path`. */

@@ -32,10 +32,7 @@ void libs_list_system(struct source *source, struct libs_list *list);
 /* Adds the folders of /etc/ld.so.conf and of the files that it includes (libs_conf.c). */
 void libs_conf_read(struct source *source, struct libs_list *list);
 
-/*
- * Expands $ORIGIN in `text` and removes trailing slashes. Returns NULL if $ORIGIN is not known or
- * the result is too long.
- */
+/* Expands $ORIGIN and removes trailing slashes. NULL if $ORIGIN is not known or the result is too long. */
 const char *libs_expand(struct source *source, const char *text, size_t n, const char *origin);
 
 /*

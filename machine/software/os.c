@@ -47,21 +47,20 @@ static enum os_family family_of(struct piece ids)
 }
 
 /* The root of a container is an overlay of image layers; that of an installed system is not. */
-static bool root_is_overlay_fs(struct source *source)
+static json_t *read_overlay_root(const char *text, size_t bytes)
 {
-    const char *line = source_read(source, "/proc/self/mounts").text;
     bool layered = false;
 
-    while (*line) {
-        size_t n = strcspn(line, "\n");
-        const char *place = memchr(line, ' ', n);
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *place = memchr(line.text, ' ', line.n);
 
         /* Of several mounts at one mount point, the last one hides the others. */
-        if (place && strncmp(place, " / ", 3) == 0)
-            layered = strncmp(place + 3, "overlay ", 8) == 0 || strncmp(place + 3, "fuse.fuse-overlayfs ", 20) == 0;
-        line += n + (line[n] != '\0');
+        if (place && text_begins(place, " / "))
+            layered = text_begins_any(place + 3, TEXTS("overlay ", "fuse.fuse-overlayfs "));
     }
-    return layered;
+    return json_boolean(layered);
 }
 
 /* Docker, Podman and CRI-O, Apptainer; systemd's convention for all of them (systemd.io/CONTAINER_INTERFACE). */
@@ -75,7 +74,7 @@ static bool is_in_container(struct source *source)
     for (size_t i = 0; i < COUNT(marks); i++)
         if (source_stat(source, "%s", marks[i]).state == SOURCE_OK)
             return true;
-    return root_is_overlay_fs(source);
+    return source_fact_bool(source_fact(source, "overlay-root", read_overlay_root, "/proc/self/mounts"));
 }
 
 static json_t *read_family(const char *text, size_t bytes)

@@ -37,10 +37,7 @@ const char *os_driver_program(struct source *source, const struct os *os, const 
 /* The command that rebuilds the initramfs of the running kernel; "" in a container and on systems without one. */
 const char *os_initramfs(const struct os *os);
 
-/*
- * The command that installs a package, by its names in the two families; "" for other systems and for an empty name. In
- * a container it changes the container.
- */
+/* The command that installs a package, by its names in the two families; "" for other systems or an empty name. */
 const char *os_install(struct source *source, const struct os *os, const char *debian, const char *rhel);
 
 /* A sentence that says how to add or remove a kernel argument, up to the reboot that makes it effective. */

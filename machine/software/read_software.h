@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* read_software.h - internal to software_read(): one function for each component, in the order in which they are
- * called. */
+/* read_software.h - internal to software_read(): a function for each component, in the order of the calls. */
 #ifndef EP_MACHINE_SOFTWARE_READ_SOFTWARE_H
 #define EP_MACHINE_SOFTWARE_READ_SOFTWARE_H
 

@@ -128,10 +128,7 @@ bool software_maps_devices(const struct software_copy *copy);
  */
 bool software_has_cpu_assisted_ibgda(const struct software_nvshmem *nvshmem);
 
-/*
- * The path of lib<name>-rdmavNN.so where libibverbs looks for it, by its configuration; "" if it is not there. And the
- * folders that were searched, divided by ", ".
- */
+/* The path of lib<name>-rdmavNN.so by libibverbs' configuration, "" if it is not there; the folders searched. */
 const char *software_find_provider(struct source *source, const struct software_verbs *verbs, const char *name,
                                    const char **ret_searched);
 
@@ -147,10 +144,7 @@ const char *software_nccl_conf(struct source *source, const char *name, const ch
 /* Version of the libnccl at `path`: from its file name or its wheel; "" if not known. */
 const char *software_nccl_version(struct source *source, const char *path);
 
-/*
- * Version of the libnvshmem_host at `path`: from its file name, the header of its installation, or its wheel; "" if not
- * known.
- */
+/* Version of the libnvshmem_host at `path`: by its file name, a header, or its wheel; "" if not known. */
 const char *software_nvshmem_version(struct source *source, const char *path);
 
 ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software);

@@ -40,14 +40,6 @@ static struct piece piece_trim(struct piece piece)
     return piece;
 }
 
-static struct piece next_line(const char **at)
-{
-    struct piece line = {.text = *at, .n = (size_t)(strchrnul(*at, '\n') - *at)};
-
-    *at += line.n + (line.text[line.n] == '\n');
-    return line;
-}
-
 static struct piece piece_unquote(struct piece piece)
 {
     if (piece.n >= 2 && piece.text[0] == '"' && piece.text[piece.n - 1] == '"')
@@ -60,10 +52,10 @@ static struct piece piece_unquote(struct piece piece)
 /* A line, including those that a '\' at its end continues. The backslash then counts as white space (is_space()). */
 static struct piece next_continued_line(const char **at)
 {
-    struct piece line = next_line(at);
+    struct piece line = text_take(at, "\n");
 
     while (line.n && line.text[line.n - 1] == '\\' && **at) {
-        struct piece next = next_line(at);
+        struct piece next = text_take(at, "\n");
 
         line.n = (size_t)(next.text + next.n - line.text);
     }
@@ -210,12 +202,12 @@ bool parse_package_next(const char **at, struct parse_package *ret_package)
 {
     while (**at) {
         struct parse_package package = {.name = {.text = ""}, .version = {.text = ""}, .status = {.text = ""}};
-        struct piece line = next_line(at), *status = &package.status;
+        struct piece line = text_take(at, "\n"), *status = &package.status;
 
         while (line.n) {
             if (!next_field(line, "Package", &package.name) && !next_field(line, "Version", &package.version))
                 next_field(line, "Status", status);
-            line = next_line(at);
+            line = text_take(at, "\n");
         }
         /* "install ok installed", "hold ok installed"; "deinstall ok config-files" is a removed package. */
         package.installed = status->n >= 10 && strncmp(status->text + status->n - 10, " installed", 10) == 0;
@@ -234,7 +226,7 @@ struct piece parse_field(const char *text, const char *name, char divider)
     size_t n = strlen(name);
 
     while (*text) {
-        struct piece line = piece_trim(next_line(&text));
+        struct piece line = piece_trim(text_take(&text, "\n"));
         struct piece rest;
 
         if (!piece_begins(line, name))
@@ -258,7 +250,7 @@ struct piece parse_release(const char *text, const char *name)
 struct piece parse_define(const char *text, const char *name)
 {
     while (*text) {
-        struct piece line = next_line(&text), word = next_word(&line);
+        struct piece line = text_take(&text, "\n"), word = next_word(&line);
 
         if (piece_is(word, "#define") && piece_is(next_word(&line), name)) {
             word = next_word(&line);
@@ -279,7 +271,7 @@ struct parse_buffer parse_buffer_py(const char *text)
     bool is_below_decorator = false; /* for methods without self; empty lines and comments do not count */
 
     while (*text) {
-        struct piece line = piece_trim(next_line(&text));
+        struct piece line = piece_trim(text_take(&text, "\n"));
 
         if (!line.n || *line.text == '#')
             continue;

@@ -31,10 +31,7 @@ bool parse_modprobe_next(struct parse_modprobe *state, const char *module, struc
 /* The next "<module>.<name>=<value>" of a kernel command line. */
 bool parse_cmdline_next(const char **at, const char *module, struct parse_option *ret_option);
 
-/*
- * The value of a key in "Key=1;Other=0x2", the format of the NVIDIA driver's RegistryDwords. Returns false if it is not
- * set.
- */
+/* The value of a key in "Key=1;Other=0x2", as RegistryDwords. Returns false if it is not set. */
 bool parse_dword(struct piece dwords, const char *key, struct piece *ret_value);
 
 /* parse_dwords_with() puts `setting` ("Key=1") in place of the old value of its key; ';' follows each key. */

@@ -92,10 +92,7 @@ static bool check_header(struct reader *reader)
     return elf_set(reader, "machine", json_integer(header.e_machine));
 }
 
-/*
- * The file offset of the byte at address `address` of the loaded file, and how many bytes follow it there. False if it
- * is in no segment.
- */
+/* The file offset of an address of the loaded file, and how many bytes follow it. False: in no segment. */
 static bool find_address(struct reader *reader, uint64_t address, uint64_t *ret_offset, uint64_t *ret_left)
 {
     for (size_t i = 0; i < reader->n_segments; i++) {

@@ -159,8 +159,7 @@ static bool is_definition(const struct symbols *symbols, uint32_t index, const c
            memcmp(found, name, bytes) == 0;
 }
 
-/* The table: numbers of buckets, of the first symbol, of words of the Bloom filter, its shift; filter, buckets, chains
- */
+/* Numbers of buckets, of the first symbol, of words of the Bloom filter, its shift; filter, buckets, chains. */
 static bool find_gnu(const struct symbols *symbols, const char *name, size_t bytes)
 {
     uint32_t hash = 5381, head[4], index, chain;

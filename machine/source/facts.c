@@ -5,10 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/*
- * The entry of the fact that `read` extracts from a text; an entry that is not SOURCE_OK is returned as it is. Consumes
- * `file`.
- */
+/* The fact that `read` extracts from a text; an entry that is not SOURCE_OK stays. Consumes `file`. */
 static json_t *make_fact(json_t *file, source_reader *read)
 {
     json_t *value, *entry;

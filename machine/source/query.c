@@ -10,7 +10,6 @@
 #include "common/write.h"
 #include "state.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -46,7 +45,6 @@
 
 /* The first match counts. */
 static const struct scrub_row file_rows[] = {
-    {PCI "config", scrub_pci_config, NULL, NULL},
     {PCI "class", scrub_lines, "", NULL},
     {PCI "vendor", scrub_lines, "", NULL},
     {PCI "device", scrub_lines, "", NULL},
@@ -95,14 +93,10 @@ static const struct scrub_row file_rows[] = {
     {"/proc/self/limits", scrub_numbers,
      "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", NULL},
     {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff: Seccomp:", NULL},
-    {"/proc/self/maps", scrub_maps, NULL, NULL},
-    {"/proc/self/mounts", scrub_mounts, FILE_SYSTEMS, NULL},
     {"/proc/meminfo", scrub_numbers, MEMORY, NULL},
     {"/proc/cmdline", scrub_dwords,
      "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true",
      "nvidia.NVreg_RegistryDwords="},
-    {"/proc/net/route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
-    {"/proc/net/ipv6_route", scrub_routes, SCRUB_DEVICE_WORDS, NULL},
     {"/proc/sys/net/ipv4/conf/*/arp_*", scrub_lines, "", NULL},
     {"/proc/sys/kernel/numa_balancing", scrub_lines, "", NULL},
     {"/proc/sys/kernel/yama/ptrace_scope", scrub_lines, "", NULL},
@@ -111,11 +105,6 @@ static const struct scrub_row file_rows[] = {
     {"**/ld.so.conf.d/*.conf", scrub_fields, "include ld so conf d", "/,include "},
     {"/etc/libibverbs.d/*.driver", scrub_fields, "driver efa irdma erdma cxgb4 qedr hns " SCRUB_DEVICE_WORDS,
      "driver "},
-    {"/var/lib/epkit/install/*/journal.jsonl", scrub_journal, EVENTS, NULL},
-};
-
-static const struct scrub_row line_rows[] = {
-    {"/proc/cpuinfo", scrub_hypervisor, NULL, NULL},
 };
 
 /* Words in values of variables; others have the values that common/variables_table.c lists. */
@@ -141,6 +130,10 @@ static const struct scrub_row fact_rows[] = {
     {"topology-gpus", scrub_event, NULL, NULL},
     {"gib-settings", scrub_variable, VALUES, NULL},
     {"nccl-conf", scrub_variable, VALUES, NULL},
+    {"default-routes", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"mapped", scrub_path_list, NULL, NULL},
+    {"shm-mount", scrub_words, "dev shm " FILE_SYSTEMS, NULL},
+    {"journal", scrub_words, EVENTS, NULL},
     {"host-name", scrub_words, "", NULL},
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
@@ -270,10 +263,7 @@ static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, co
     return copy;
 }
 
-/*
- * All strings of any value under a rule; without one, they and lists are omitted. Keys belong to a format, not to a
- * machine.
- */
+/* All strings of a value under a rule; without one, they and lists are omitted. Keys belong to a format. */
 static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
     json_t *copy, *item;
@@ -316,15 +306,13 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
 /* The row of an entry, or NULL if it is omitted. */
 static const struct scrub_row *row_of_entry(enum cache_kind kind, const char *key)
 {
-    char path[PATH_MAX];
     size_t n = strcspn(key, "\t");
 
     switch (kind) {
     case CACHE_FILES:
         return row_of(file_rows, COUNT(file_rows), key);
     case CACHE_LINES:
-        snprintf(path, sizeof(path), "%.*s", (int)n, key);
-        return row_of(line_rows, COUNT(line_rows), path);
+        return NULL;
     case CACHE_FACTS:
         return key[n] ? row_of(fact_rows, COUNT(fact_rows), key + n + 1) : NULL;
     case CACHE_ANSWERS:

@@ -76,8 +76,7 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
 /* Does scrub_path() leave this name unchanged? */
 bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *name);
 
-/* May it be a distribution with a library for expert parallelism? Those of other names are listed as "ep1-0.dist-info".
- */
+/* May it be a library for expert parallelism? Those of other names are listed as "ep1-0.dist-info". */
 bool scrub_is_dist(const char *name);
 
 /* The length of the name of a shared library at `text`, "libx.so.1"; 0 without one. And the name itself. */
@@ -129,23 +128,17 @@ struct scrub_row {
     const char *keys;  /* of the rule */
 };
 
-scrub_rule scrub_any;        /* any text: scrub_text() */
-scrub_rule scrub_words;      /* one line of `words` and names of devices */
-scrub_rule scrub_fields;     /* the lines that begin with one of `keys`, which commas separate */
-scrub_rule scrub_lines;      /* lines of numbers and of `words` */
-scrub_rule scrub_numbers;    /* the same, with numbers of 64 bits */
-scrub_rule scrub_dwords;     /* registry keys of the driver, with numbers, after the text `keys`; and `words` */
-scrub_rule scrub_path_list;  /* paths divided by ':', which need not be absolute */
-scrub_rule scrub_pci_config; /* header, PCI Express capability, ACS */
-scrub_rule scrub_mounts;     /* the mounts that may hold /dev/shm, and its size */
-scrub_rule scrub_routes;     /* /proc/net/route and /proc/net/ipv6_route: default routes */
-scrub_rule scrub_maps;       /* files of libraries, no addresses */
-scrub_rule scrub_hypervisor; /* /proc/cpuinfo: only the hypervisor flag */
-scrub_rule scrub_event;      /* of errors in a log: the time and the PCI address of the device; no other text */
-scrub_rule scrub_journal;    /* of epkit install: kinds of events */
-scrub_rule scrub_version;    /* the version of a package */
-scrub_rule scrub_symbol;     /* the name of a symbol that begins as one of `words` */
-scrub_rule scrub_variable;   /* the value of the variable `keys` */
+scrub_rule scrub_any;       /* any text: scrub_text() */
+scrub_rule scrub_words;     /* one line of `words` and names of devices */
+scrub_rule scrub_fields;    /* the lines that begin with one of `keys`, which commas separate */
+scrub_rule scrub_lines;     /* lines of numbers and of `words` */
+scrub_rule scrub_numbers;   /* the same, with numbers of 64 bits */
+scrub_rule scrub_dwords;    /* registry keys of the driver, with numbers, after the text `keys`; and `words` */
+scrub_rule scrub_path_list; /* paths divided by ':', which need not be absolute */
+scrub_rule scrub_event;     /* of errors in a log: the time and the PCI address of the device; no other text */
+scrub_rule scrub_version;   /* the version of a package */
+scrub_rule scrub_symbol;    /* the name of a symbol that begins as one of `words` */
+scrub_rule scrub_variable;  /* the value of the variable `keys` */
 
 /* May an environment variable be saved? Only if its name or prefix is known, and it is not a secret. */
 bool scrub_allows_variable(const char *name);

@@ -12,41 +12,7 @@
 
 #define SYMBOL_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
 
-/* The next line without its end; advances *text. False after the last. */
-static bool next_line(const char **text, const char *end, const char **ret_line, size_t *ret_bytes)
-{
-    const char *newline;
-
-    if (*text >= end)
-        return false;
-    newline = memchr(*text, '\n', (size_t)(end - *text));
-    *ret_line = *text;
-    *ret_bytes = (size_t)((newline ? newline : end) - *text);
-    *text += *ret_bytes + 1;
-    return true;
-}
-
-/* Words separated by white space. */
-static bool next_word(const char **text, const char *end, const char **ret_word, size_t *ret_bytes)
-{
-    while (*text < end && isspace((unsigned char)**text))
-        ++*text;
-    *ret_word = *text;
-    while (*text < end && !isspace((unsigned char)**text))
-        ++*text;
-    *ret_bytes = (size_t)(*text - *ret_word);
-    return *ret_bytes > 0;
-}
-
-static bool has_beginning(const char *text, size_t bytes, const char *beginning)
-{
-    size_t n = strlen(beginning);
-
-    return bytes >= n && memcmp(text, beginning, n) == 0;
-}
-
-/* Does the whole text, or with `is_whole` false its beginning, have this form? 'd': a digit, '_': a digit or a blank,
- * 'x': a hexadecimal digit, 'a': a letter. */
+/* Does the text have this form, whole or at its beginning? 'd': digit, '_': digit or blank, 'x': hex, 'a': letter. */
 static bool has_form(const char *text, size_t bytes, const char *form, bool is_whole)
 {
     size_t i;
@@ -86,35 +52,40 @@ static bool is_number(const char *word, size_t n, size_t most)
     return n > 0;
 }
 
-static void write_lines(const char *text, size_t bytes, const char *words, size_t most, FILE *out)
+static void write_lines(const char *text, const struct scrub_row *row, size_t most, FILE *out)
 {
     /* Capabilities are a mask of 64 bits, of which the upper 16 are unused (capabilities(7)). */
     static const char mask[] = "0000xxxxxxxxxxxx";
-    const char *end = text + bytes, *line, *at, *word;
-    bool is_strict;
-    size_t n, n_word;
 
-    while (next_line(&text, end, &line, &n)) {
-        is_strict = true;
-        for (at = line; is_strict && next_word(&at, line + n, &word, &n_word);)
-            is_strict = scrub_is_among(word, n_word, words) ||
-                        is_number(word, word[n_word - 1] == ':' ? n_word - 1 : n_word, most) ||
-                        (has_beginning(line, n, "CapEff:") && has_form(word, n_word, mask, true));
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
+        const char *at = line.text;
+        bool is_strict = true;
+
+        while (is_strict && at < line.text + line.n) {
+            struct piece word = text_take(&at, " \t\r\v\f\n");
+            size_t n = word.n - (word.n > 0 && word.text[word.n - 1] == ':');
+
+            is_strict = word.n == 0 || scrub_is_among(word.text, word.n, row->words) || is_number(word.text, n, most) ||
+                        (text_begins(line.text, "CapEff:") && has_form(word.text, word.n, mask, true));
+        }
         if (is_strict)
-            fprintf(out, "%.*s%s", (int)n, line, line + n < end ? "\n" : "");
+            fprintf(out, "%.*s%s", (int)line.n, line.text, line.text[line.n] ? "\n" : "");
     }
 }
 
 void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, row->words, 9, out);
+    (void)bytes;
+    write_lines(text, row, 9, out);
 }
 
 void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     (void)scrub;
-    write_lines(text, bytes, row->words, 20, out);
+    (void)bytes;
+    write_lines(text, row, 20, out);
 }
 
 /* --- words --- */
@@ -144,60 +115,18 @@ static bool has_key(const char *line, size_t bytes, const char *keys)
 
 void scrub_fields(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
-    const char *end = text + bytes, *line;
-    size_t n;
+    (void)bytes;
+    while (*text) {
+        struct piece line = text_take(&text, "\n");
 
-    while (next_line(&text, end, &line, &n))
-        if (has_key(line, n, row->keys)) {
-            scrub_text(scrub, line, n, 0, row->words, out);
+        if (has_key(line.text, line.n, row->keys)) {
+            scrub_text(scrub, line.text, line.n, 0, row->words, out);
             fputc('\n', out);
         }
+    }
 }
 
 /* --- hardware --- */
-
-/*
- * PCI Express Base Specification, chapter 7: the first 64 bytes are the header. Capabilities may hold a serial number:
- * of each the header stays, of PCI Express (id 0x10) and Access Control Services (extended, id 0x000d) everything, and
- * all other bytes become zero.
- */
-static void copy_bytes(const char *from, size_t bytes, size_t at, size_t n, char *to)
-{
-    if (at < bytes)
-        memcpy(to + at, from + at, n < bytes - at ? n : bytes - at);
-}
-
-static unsigned byte_of(const char *text, size_t bytes, size_t at)
-{
-    return at < bytes ? (unsigned char)text[at] : 0;
-}
-
-void scrub_pci_config(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    char *kept = calloc(1, bytes ? bytes : 1);
-    size_t at = byte_of(text, bytes, 0x34) & 0xfc;
-
-    (void)row;
-    if (!kept) {
-        scrub->failed = true;
-        return;
-    }
-    copy_bytes(text, bytes, 0, 64, kept);
-    /* A chain has at most as many links as there are possible positions. */
-    for (int i = 0; at >= 64 && i < 48; i++) {
-        copy_bytes(text, bytes, at, byte_of(text, bytes, at) == 0x10 ? 60 : 2, kept);
-        at = byte_of(text, bytes, at + 1) & 0xfc;
-    }
-    at = 256;
-    for (int i = 0; at >= 256 && i < 960; i++) {
-        unsigned id = byte_of(text, bytes, at) | byte_of(text, bytes, at + 1) << 8;
-
-        copy_bytes(text, bytes, at, id == 0x000d ? 8 : 4, kept);
-        at = (byte_of(text, bytes, at + 2) >> 4 | byte_of(text, bytes, at + 3) << 4) & 0xffc;
-    }
-    fwrite(kept, 1, bytes, out);
-    free(kept);
-}
 
 /*
  * "PeerMappingOverride=1;RMNvLinkDisableLinks=0x0": keys defined by the driver, with numbers; the text row->keys before
@@ -218,7 +147,7 @@ void scrub_dwords(struct scrub *scrub, const char *text, size_t bytes, const str
         is_kept = scrub_is_among(text, n, row->words) ||
                   (name < n && name <= 64 && strcspn(text, "-:./@ ") >= name && scrub_is_among(text, name, keys) &&
                    is_number(text + name + 1, n - name - 1, 9));
-        if (n_keys && has_beginning(text, (size_t)(end - text), row->keys)) {
+        if (n_keys && text_begins(text, row->keys)) {
             is_kept = true;
             n = n_keys;
         } else if (n == 0) { /* a separator; only the last one of blanks, and none at the end */
@@ -256,10 +185,7 @@ bool scrub_allows_variable(const char *name)
            strlen(name) < 128 && scrub_is_among(name, strlen(name), variables_kept) && !identifier_is_secret_name(name);
 }
 
-/*
- * The loopback, a short number, a memory size in whole pages, or one of the variable's values identify nothing. A
- * longer number may be a serial number or an account.
- */
+/* The loopback, a short number, whole pages, or a known value. A longer number may be an account. */
 static bool is_plain_value(const char *name, const char *value)
 {
     const struct variable *variable = variable_find(name);
@@ -325,116 +251,6 @@ void scrub_symbol(struct scrub *scrub, const char *text, size_t bytes, const str
     scrub_text(scrub, text, bytes, SCRUB_NAME | SCRUB_VERSIONS, is_known ? NULL : "", out);
 }
 
-/* --- other files of /proc --- */
-
-/* "65536k": a size of a tmpfs; without its unit it could be an account. */
-static bool is_tmpfs_size(const char *text, size_t n)
-{
-    size_t digits = strspn(text, "0123456789");
-
-    return digits > 0 && (digits >= n ? n <= 9 : n <= 13 && digits + 1 == n && strchr("kKmMgG%", text[digits]));
-}
-
-/* The file systems that may hold /dev/shm, with their options. */
-void scrub_mounts(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    static const char options[] = "rw ro nosuid nodev noexec relatime noatime inode64";
-    const char *end = text + bytes, *line, *source, *place, *type, *option;
-    size_t n, n_source, n_place, n_type, n_option;
-
-    (void)scrub;
-    while (next_line(&text, end, &line, &n)) {
-        const char *line_end = line + n, *separator = "";
-
-        if (!next_word(&line, line_end, &source, &n_source) || !next_word(&line, line_end, &place, &n_place) ||
-            !next_word(&line, line_end, &type, &n_type) || !scrub_is_among(place, n_place, "/ /dev /dev/shm"))
-            continue;
-        fprintf(out, "none %.*s %.*s ", (int)n_place, place, scrub_is_among(type, n_type, row->words) ? (int)n_type : 1,
-                scrub_is_among(type, n_type, row->words) ? type : "-");
-        next_word(&line, line_end, &option, &n_option);
-        for (const char *last = option + n_option; option < last; option += n_option + 1) {
-            n_option = strcspn(option, ", \t\n");
-            if (!scrub_is_among(option, n_option, options) &&
-                !(has_beginning(option, n_option, "size=") && is_tmpfs_size(option + 5, n_option - 5)))
-                continue;
-            fprintf(out, "%s%.*s", separator, (int)n_option, option);
-            separator = ",";
-        }
-        fprintf(out, "%s 0 0\n", *separator ? "" : "rw");
-    }
-}
-
-/*
- * Only default routes, without their gateways: "interface 00000000 gateway flags references use metric 00000000 ..." of
- * IPv4, "0{32} 00 source prefix gateway metric references use flags interface" of IPv6.
- */
-void scrub_routes(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    static const char zeros[] = "00000000000000000000000000000000";
-    const char *end = text + bytes, *line, *at, *word, *first, *last;
-    size_t n, n_word, n_first, n_last;
-    int n_zeros, column;
-
-    while (next_line(&text, end, &line, &n)) {
-        bool is_ipv6 = has_beginning(line, n, zeros) && has_beginning(line + 32, n - 32, " 00 ");
-
-        at = first = last = line;
-        n_first = n_last = 0;
-        for (n_zeros = column = 0; next_word(&at, line + n, &word, &n_word); column++) {
-            n_zeros += (column == 1 || column == 7) && n_word == 8 && has_beginning(word, n_word, "00000000");
-            first = column ? first : word;
-            n_first = column ? n_first : n_word;
-            last = word;
-            n_last = n_word;
-        }
-        if (is_ipv6) {
-            fprintf(out, "%s 00 %s 00 %s 00000000 00000000 00000000 00000003 ", zeros, zeros, zeros);
-            scrub_text(scrub, last, n_last, SCRUB_NAME, row->words, out);
-            fputc('\n', out);
-        } else if (n_zeros == 2) {
-            scrub_text(scrub, first, n_first, SCRUB_NAME, row->words, out);
-            fputs("\t00000000\t00000000\t0003\t0\t0\t0\t00000000\t0\t0\t0\n", out);
-        }
-    }
-}
-
-/* "address permissions offset device inode path", only of libraries, each of which has several mappings. */
-void scrub_maps(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    char path[PATH_MAX], last[PATH_MAX] = "";
-    size_t n;
-
-    (void)row;
-    while (next_line(&text, end, &line, &n)) {
-        const char *slash = memchr(line, '/', n);
-
-        if (!slash || n >= sizeof(path))
-            continue;
-        snprintf(path, sizeof(path), "%.*s", (int)(line + n - slash), slash);
-        if (!strstr(path, ".so") || strcmp(path, last) == 0)
-            continue;
-        snprintf(last, sizeof(last), "%s", path);
-        fputs("00000000-00000000 r-xp 00000000 00:00 0 ", out);
-        scrub_path(scrub, path, strlen(path), out);
-        fputc('\n', out);
-    }
-}
-
-void scrub_hypervisor(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    (void)scrub;
-    (void)row;
-    while (next_line(&text, end, &line, &n))
-        if (has_beginning(line, n, "flags") && memmem(line, n, " hypervisor", 11)) {
-            fputs("flags\t\t: hypervisor\n", out);
-            return;
-        }
-}
-
 /* --- files of packages and administrators --- */
 
 /* "+29d31c0": the beginning of a commit of Git. */
@@ -493,20 +309,4 @@ void scrub_event(struct scrub *scrub, const char *text, size_t bytes, const stru
     if (is_time(text, bytes) || has_form(text, bytes, "xxxx:xx:xx", true) ||
         has_form(text, bytes, "xxxx:xx:xx.x", true))
         fwrite(text, 1, bytes, out);
-}
-
-void scrub_journal(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    const char *end = text + bytes, *line;
-    size_t n;
-
-    (void)scrub;
-    while (next_line(&text, end, &line, &n)) {
-        json_t *value = n < 65536 ? json_loadb(line, n, 0, NULL) : NULL;
-        const char *event = json_string_value(json_object_get(value, "event"));
-
-        if (event && scrub_is_among(event, strlen(event), row->words))
-            fprintf(out, "{\"v\": 1, \"event\": \"%s\"}\n", event);
-        json_decref(value);
-    }
 }

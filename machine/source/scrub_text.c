@@ -344,10 +344,7 @@ static bool is_short_number(const char *word, size_t n)
     return digits > 0 && digits <= 9 && digits + letters == n && letters <= (digits > 6 ? 0u : 2u);
 }
 
-/*
- * "enp12s0f1np1", "rocep145s0", "mlx5": a kind of device, then locations, each a letter or two with a number
- * (systemd.net-naming).
- */
+/* "enp12s0f1np1", "rocep145s0", "mlx5": a kind of device, then locations (systemd.net-naming). */
 static bool is_device(const char *word, size_t n)
 {
     static const char *const kinds[] = {"en",  "eth", "ib",    "roce", "rdma", "bond", "wl",  "ww",   "docker", "lo",

@@ -17,9 +17,7 @@
 #include "scrub.h"
 #include "state.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

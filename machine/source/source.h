@@ -60,10 +60,7 @@ bool source_is_live(const struct source *source);
 /* For messages: "this machine", or what was given as `from`. */
 const char *source_name(const struct source *source);
 
-/*
- * From now on, files below /proc/self/ are those of process `pid` of this machine. Call it before the first read. A
- * snapshot stores them as /proc/self/.
- */
+/* Files below /proc/self/ are those of process `pid` from now on, also in a snapshot. Before the first read. */
 ep_status source_set_process(struct source *source, pid_t pid);
 
 /* The path that is being read, or "". The only function that another thread (a watchdog) may call. */
@@ -93,17 +90,11 @@ const char *source_field(struct source *source, const char *text, const char *na
 enum source_state source_number(struct source *source, int64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
-/*
- * The lines of a log that contain `needle`; a regular file, or /dev/kmsg without waiting. Only these lines are cached.
- * Of a log larger than SOURCE_LOG_MAX the end is searched.
- */
+/* The lines of a log that contain `needle`, of a large log at its end; also /dev/kmsg, without waiting. */
 struct source_text source_lines(struct source *source, const char *needle, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 
-/*
- * The current value of a counter of 64 bits; the cache is neither read nor written (a snapshot gives the value it
- * holds).
- */
+/* The current value of a counter of 64 bits, not cached; a snapshot gives the value that it holds. */
 enum source_state source_number_uncached(struct source *source, uint64_t *ret_value, const char *path, ...)
     __attribute__((format(printf, 3, 4)));
 

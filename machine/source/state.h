@@ -37,10 +37,7 @@ struct source {
 /* A source with an empty cache and without a live side. */
 ep_status source_new(const char *name, struct source **ret_source);
 
-/*
- * The entry of a query about the path that `format` and `args` make, in ret_path: the cached one, or a new one that
- * `make` reads from the live side.
- */
+/* The entry of a query about the path that `format` and `args` make: cached, or made by `make`. */
 typedef json_t *cache_maker(struct source *source, const char *path);
 const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make, char ret_path[PATH_MAX],
                           const char *format, va_list args);
@@ -74,10 +71,7 @@ int live_open(struct source *source, const char *path, int flags);
 /* The path without links that `path` leads to within the root directory; it has PATH_MAX bytes. -1 with errno. */
 int live_resolve(const struct source *source, const char *path, char *ret_real);
 
-/*
- * The name of `path` on the live side, with /proc/self of the inspected process. And the reverse, in place, for the
- * target of a link in /proc.
- */
+/* The name of `path` on the live side, with /proc/self of the inspected process. And the reverse, in place. */
 const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX]);
 void live_self_path(const struct source *source, char path[PATH_MAX]);
 

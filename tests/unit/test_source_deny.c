@@ -101,8 +101,8 @@ static size_t write_text(const char *identifier, size_t first, char *text, size_
 /* The rows of a kind; *ret_n: how many. */
 static const struct scrub_row *rows_of(int kind, size_t *ret_n)
 {
-    *ret_n = kind == CACHE_FILES ? COUNT(file_rows) : kind == CACHE_LINES ? COUNT(line_rows) : COUNT(fact_rows);
-    return kind == CACHE_FILES ? file_rows : kind == CACHE_LINES ? line_rows : kind == CACHE_FACTS ? fact_rows : NULL;
+    *ret_n = kind == CACHE_FILES ? COUNT(file_rows) : COUNT(fact_rows);
+    return kind == CACHE_FILES ? file_rows : kind == CACHE_FACTS ? fact_rows : NULL;
 }
 
 static bool holds_numbers(const char *pattern)
@@ -127,9 +127,8 @@ static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t
         for (size_t i = 0; rows && i < n; i++) {
             const char *pattern = rows[i].pattern;
 
-            /* Configuration space has its own test, and counters and limits may be any number. */
-            if (strstr(pattern, "/config") ||
-                (holds_numbers(pattern) && identifier[strspn(identifier, "0123456789")] == '\0'))
+            /* Counters and limits may be any number. */
+            if (holds_numbers(pattern) && identifier[strspn(identifier, "0123456789")] == '\0')
                 continue;
             if (kind == CACHE_FACTS) {
                 snprintf(path, sizeof(path), "/x\t%s", pattern);
@@ -140,7 +139,6 @@ static void fill_files(json_t *kept[CACHE_KINDS], const char *identifier, size_t
             }
             path_of(pattern, path);
             assert_true(scrub_match(pattern, path));
-            strcat(path, kind == CACHE_LINES ? "\tx" : "");
             json_object_set_new(kept[kind], path, json_stringn_nocheck(text, bytes));
         }
     }

@@ -68,7 +68,6 @@ static void note_stat(FILE *notes, const char *what, struct source_stat stat)
 static char *ask_everything(struct source *source)
 {
     static const char *const files[] = {PCI "class",
-                                        PCI "config",
                                         PCI "device",
                                         "/proc/modules",
                                         "/proc/self/limits",
@@ -104,7 +103,6 @@ static char *ask_everything(struct source *source)
         note_stat(notes, others[i], source_stat(source, "%s", others[i]));
         note_text(notes, others[i], source_resolve(source, "%s", others[i]));
     }
-    note_text(notes, "lines", source_lines(source, " hypervisor", "/proc/cpuinfo"));
     for (size_t i = 0; i < environment.n; i++)
         fprintf(notes, "%s=%s\n", environment.variables[i].name, environment.variables[i].value);
     fprintf(notes, "elf: %d %s\n", elf.state, elf.why);
