@@ -169,6 +169,11 @@ EP_API ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args)
  * All arithmetic is fp32, rounded to nearest even. Rounding a partial sum adds an error of up to 2^-8 of it: half a
  * unit in the last place of a bf16. With EP_LL_NO_PARTIAL_REDUCE every choice is its own group, and only out is
  * rounded.
+ *
+ * With `signals` a combine overlaps with the kernels that write x: on the CUDA backend a rank sends the rows of a token
+ * when the blocks that they are in are signalled, and those behind them in its order of tokens later; the host backend
+ * waits for all blocks first. If a signal does not come until the deadline, the communicator fails with EP_E_TIMEOUT,
+ * and the text names the expert and the block. Peers with EP_LL_MASK_DEAD mask a rank whose signals are late.
  */
 typedef struct ep_ll_combine_args {
     size_t size;
@@ -182,6 +187,18 @@ typedef struct ep_ll_combine_args {
     int32_t topk;              /* 0, or K of its dispatch */
     uint64_t call;             /* number of its dispatch, the same on all ranks; 0: the last dispatch */
     int64_t *wait_cost_add;    /* [R] as in the dispatch */
+    /*
+     * x is still being written: [L, ceil(R*M / signal_rows)] counters, one for each expert and signal_rows of its rows.
+     * A row is read when its counter has reached signal_value; whoever writes the rows adds to the counter afterwards
+     * (release). Counters of blocks without rows are not read. Until the sending half ends they must not change
+     * otherwise. NULL: x is complete.
+     */
+    const uint32_t *signals;
+    int32_t signal_rows;   /* > 0; 0 without signals */
+    uint32_t signal_value; /* 0 without signals */
+    int32_t max_sms;   /* CUDA backend: with signals, the most SMs that the sending half occupies, because it waits for
+                          kernels that need the others; 0: all */
+    uint32_t reserved; /* 0 */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)

@@ -121,6 +121,21 @@ static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
 }
 
+/* Counters of a combine for the rows of one expert. */
+static inline int64_t ep_ll_signal_blocks(const ep_ll *ll, const ep_ll_combine_args *args, int max_tokens)
+{
+    return ((int64_t)ll->comm->nranks * max_tokens + args->signal_rows - 1) / args->signal_rows;
+}
+
+static inline ep_status ep_ll_fail_signal(const ep_comm *comm, int expert, int64_t block, uint32_t value,
+                                          uint32_t wanted)
+{
+    return ep_fail(EP_E_TIMEOUT,
+                   "ep_ll_combine: the counter in `signals` of local expert %d, block %lld is %u after %d ms, and "
+                   "signal_value %u: the kernel that writes these rows has not run, or counts otherwise",
+                   expert, (long long)block, value, comm->config.timeout_ms, wanted);
+}
+
 /* What a call about the masks of an ep_ll does, in stream order. */
 enum ep_ll_control_kind {
     EP_LL_CONTROL_MASK,

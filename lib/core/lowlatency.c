@@ -223,11 +223,29 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
     return EP_OK;
 }
 
+/* *ret_bytes: of all counters. */
+static ep_status check_signals(const ep_ll *ll, const ep_ll_combine_args *args, int max_tokens, int64_t *ret_bytes)
+{
+    static const char call[] = "ep_ll_combine";
+
+    *ret_bytes = 0;
+    EP_TRY(ep_check_reserved(call, args->reserved));
+    if (!args->signals && (args->signal_rows || args->signal_value || args->max_sms))
+        return ep_fail(EP_E_ARG, "%s: signal_rows is %d, signal_value %u and max_sms %d without signals", call,
+                       args->signal_rows, args->signal_value, args->max_sms);
+    if (!args->signals)
+        return EP_OK;
+    EP_TRY(ep_check_range(call, "signal_rows", args->signal_rows, 1, INT32_MAX));
+    EP_TRY(ep_check_range(call, "max_sms", args->max_sms, 0, INT32_MAX));
+    *ret_bytes = ep_ll_signal_blocks(ll, args, max_tokens) * ll->n_local * (int64_t)sizeof(*args->signals);
+    return EP_OK;
+}
+
 static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 {
     static const char call[] = "ep_ll_combine";
     const struct ep_ll_call *dispatch = NULL, *other;
-    int64_t index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type);
+    int64_t index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type), signal_bytes;
     bool some = args->n_tokens > 0;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
@@ -244,6 +262,7 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     if (args->topk && args->topk != dispatch->topk)
         return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
     args->topk = dispatch->topk;
+    EP_TRY(check_signals(ll, args, dispatch->max_tokens, &signal_bytes));
     /* A buffer may be the same for a later combine, but only ep_ll_get_combine_buffer() waits for its readers. */
     if ((args->flags & EP_LL_ZERO_COPY) && (ll->buffer_for != ll->combines + 1 || args->x != ll->buffer))
         return ep_fail(EP_E_ARG,
@@ -256,6 +275,7 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
         {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2, EP_ROW_ALIGN, true},
         {"topk_idx", args->topk_idx, (int64_t)args->n_tokens * args->topk * index, (size_t)index, some},
         {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * 4, sizeof(float), some},
+        {"signals", args->signals, signal_bytes, sizeof(uint32_t), false},
     };
     return ep_check_buffers(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }

@@ -118,6 +118,7 @@ class LowLatency(OfThisProcess):
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
                 exact: bool = False, wait_cost: Optional[torch.Tensor] = None, hook: bool = False,
+                signals: Optional[torch.Tensor] = None, signal_rows: int = 0, signal_value: int = 1, max_sms: int = 0,
                 stream: Stream = None) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """The weighted sum of each token's rows. Collective. Without gradients.
 
@@ -127,6 +128,9 @@ class LowLatency(OfThisProcess):
             call: number of the dispatch that it answers; 0: the last one.
             exact: every row travels by itself and the sum is rounded once.
             hook: only send; the second result receives.
+            signals: x is still being written: int32 or uint32 [L * ceil(R*M / signal_rows)] counters of blocks of each expert's
+                rows, which are read when their counter has reached signal_value. On GPUs kernels in another stream count;
+                max_sms: the most SMs that the call occupies while it waits for them, 0: all.
 
         Returns (out [N, H] bfloat16, finish or None).
         """
@@ -139,9 +143,14 @@ class LowLatency(OfThisProcess):
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
-        x, topk_idx, topk_weights = aligned(x), aligned(topk_idx), aligned(topk_weights)
+        if signals is None:
+            x = aligned(x)  # otherwise a copy would be of rows that are not written yet
+        elif isinstance(signals, torch.Tensor) and signals.dtype == torch.uint32:
+            signals = signals.view(torch.int32)
+        topk_idx, topk_weights = aligned(topk_idx), aligned(topk_weights)
         pointer = self._stream(stream)
-        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer)
+        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, pointer, signals, signal_rows,
+                                    signal_value, max_sms)
         return out, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:

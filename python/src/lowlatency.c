@@ -376,7 +376,44 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     return Py_BuildValue("(KK)", (unsigned long long)number, (unsigned long long)half);
 }
 
-/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> argument of finish(), or 0 */
+/* The counters of blocks of x: as many as there are blocks, or more. */
+static bool get_signals(struct ll_object *ll, PyObject *const *args, int64_t rows, ep_ll_combine_args *combine)
+{
+    static const char call[] = "low_latency_combine";
+    struct tensor signals;
+    int64_t block, value, sms, blocks;
+    bool ok = true;
+
+    if (args[0] == Py_None)
+        return true;
+    block = want_int(args[1], call, "signal_rows", &ok);
+    value = want_int(args[2], call, "signal_value", &ok);
+    sms = want_int(args[3], call, "max_sms", &ok);
+    if (!ok || !get(ll, args[0], (struct want){call, "signals", IS(I32), 1, {-1}, false, false}, &signals))
+        return false;
+    if (block < 1 || value < 0 || value > UINT32_MAX || sms < 0) {
+        raise_arg("%s: signal_rows is %lld, must be 1 or more; signal_value %lld and max_sms %lld must be 0 or more",
+                  call, (long long)block, (long long)value, (long long)sms);
+        return false;
+    }
+    block = block > rows ? rows : block;
+    blocks = ll->n_local * ((rows + block - 1) / block);
+    if (signals.shape[0] < blocks) {
+        raise_arg("%s: signals has %lld elements, must have %lld: one for each %lld of the %lld rows of %d experts",
+                  call, (long long)signals.shape[0], (long long)blocks, (long long)block, (long long)rows, ll->n_local);
+        return false;
+    }
+    combine->signals = signals.data;
+    combine->signal_rows = (int32_t)block;
+    combine->signal_value = (uint32_t)value;
+    combine->max_sms = (int32_t)(sms < INT32_MAX ? sms : INT32_MAX);
+    return true;
+}
+
+/*
+ * combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream, signals, signal_rows,
+ * signal_value, max_sms) -> argument of finish(), or 0
+ */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_combine";
@@ -406,7 +443,8 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
              &weights) ||
         !get(ll, args[3], (struct want){call, "out", IS(BF16), 2, {topk_idx.shape[0], ll->hidden}, false, false},
              &out) ||
-        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {comm->nranks}, false, true}, &cost))
+        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {comm->nranks}, false, true}, &cost) ||
+        !get_signals(ll, args + 9, max_tokens * comm->nranks, &combine))
         return NULL;
     if (topk_idx.shape[0] > max_tokens)
         return raise_arg("%s: topk_idx has %lld tokens, the most is %lld", call, (long long)topk_idx.shape[0],
@@ -420,7 +458,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     combine.out = out.data;
     combine.call = (uint64_t)number;
     combine.wait_cost_add = cost.data;
-    if ((combine.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 9)))
+    if ((combine.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 10)))
         return NULL;
     status = call_combine(ll, &combine, stream);
     if (status != EP_OK) {
@@ -558,7 +596,7 @@ static PyObject *run_barrier(PyObject *self, PyObject *const *args)
 /* --- methods: the number of their arguments --- */
 
 MEMBER_METHOD(dispatch, "low_latency_dispatch", 12)
-MEMBER_METHOD(combine, "low_latency_combine", 9)
+MEMBER_METHOD(combine, "low_latency_combine", 13)
 MEMBER_METHOD(finish, "finish", 1)
 MEMBER_METHOD(combine_buffer, "combine_buffer", 1)
 MEMBER_METHOD(set_mask, "set_mask", 3)

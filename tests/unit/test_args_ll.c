@@ -145,6 +145,13 @@ TEST_WITH(ll_combine_refuses_bad_arguments, open_comm, close_comm)
         {{LC(flags, EP_LL_ROUND_SCALE)}, EP_E_ARG, "flags has unknown bits 0x400"},
         {{LC(call, 2)}, EP_E_STATE, "call is 2, but there were 1 dispatches"},
         {{LC(wait_cost_add, 0x8000004)}, EP_E_ALIGN, "wait_cost_add"},
+        {{LC(reserved, 1)}, EP_E_ARG, "reserved"},
+        {{LC(signal_rows, 64)}, EP_E_ARG, "signal_rows is 64, signal_value 0 and max_sms 0 without signals"},
+        {{LC(signal_value, 3)}, EP_E_ARG, "signal_value 3 and max_sms 0 without signals"},
+        {{LC(signals, 0x9000000)}, EP_E_ARG, "signal_rows is 0"},
+        {{LC(signals, 0x9000002), LC(signal_rows, 64)}, EP_E_ALIGN, "signals"},
+        {{LC(signals, 0x9000000), LC(signal_rows, 64), LC(max_sms, -1)}, EP_E_ARG, "max_sms is -1"},
+        {{LC(signals, 0x3fffffc), LC(signal_rows, 64)}, EP_E_ARG, "out overlaps signals"},
     };
     ep_ll_config config = good_ll();
     ep_ll_combine_args good = good_ll_combine();

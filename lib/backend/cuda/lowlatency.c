@@ -257,16 +257,18 @@ void cuda_ll_close(ep_ll *ll)
 
 static ep_status launch(struct cuda_ll_impl *impl, int phases)
 {
+    bool few = !impl->in_dispatch && phases & CUDA_LL_SEND && impl->max_blocks && impl->max_blocks < impl->blocks;
+    int blocks = few ? impl->max_blocks : impl->blocks;
     cudaError_t error;
 
     if (impl->in_dispatch) {
         impl->dispatch.phases = phases;
-        error = (impl->device.landing ? cuda_launch_ll_dispatch_nodes
-                                      : cuda_launch_ll_dispatch)(&impl->dispatch, impl->blocks, impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_dispatch_nodes : cuda_launch_ll_dispatch)(&impl->dispatch,
+                                                                                                 blocks, impl->stream);
     } else {
         impl->combine.phases = phases;
-        error = (impl->device.landing ? cuda_launch_ll_combine_nodes
-                                      : cuda_launch_ll_combine)(&impl->combine, impl->blocks, impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_combine_nodes : cuda_launch_ll_combine)(&impl->combine, blocks,
+                                                                                               impl->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
     cuda_ll_net_launched(impl->net);
@@ -412,6 +414,7 @@ static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_comb
 
     EP_TRY(cuda_check_pointer(cuda, call, "x", args->x));
     EP_TRY(cuda_check_pointer(cuda, call, "wait_cost_add", args->wait_cost_add));
+    EP_TRY(cuda_check_pointer(cuda, call, "signals", args->signals));
     if (!args->n_tokens)
         return EP_OK;
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->topk_idx));
@@ -452,7 +455,14 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
                                              .idx64 = args->idx_type == EP_I64,
                                              .n_tokens = args->n_tokens,
                                              .age = (int32_t)(ll->dispatches - args->call),
-                                             .wait_added = args->wait_cost_add};
+                                             .wait_added = args->wait_cost_add,
+                                             .signals = args->signals,
+                                             .signal_rows = args->signal_rows,
+                                             .signal_value = args->signal_value,
+                                             .signal_phase = EP_GROUP_LL_SIGNALS};
+    if (args->signals)
+        impl->combine.signal_blocks = (int32_t)ep_ll_signal_blocks(ll, args, answers->max_tokens);
+    impl->max_blocks = args->max_sms;
     device = &impl->combine.ll;
     device->max_tokens = answers->max_tokens;
     device->topk = args->topk;

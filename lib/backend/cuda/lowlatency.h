@@ -102,9 +102,12 @@ struct cuda_ll_combine {
     const float *weights;
     unsigned char *out;
     int32_t idx64, n_tokens, phases;
-    int32_t queued;      /* no host waits for this call */
-    int32_t age;         /* number of dispatches since the one that it answers */
-    int64_t *wait_added; /* [R] NULL: not wanted */
+    int32_t queued;          /* no host waits for this call */
+    int32_t age;             /* number of dispatches since the one that it answers */
+    int64_t *wait_added;     /* [R] NULL: not wanted */
+    const uint32_t *signals; /* [L, signal_blocks] of blocks of signal_rows rows of x; NULL: x is complete */
+    int32_t signal_rows, signal_blocks, signal_phase;
+    uint32_t signal_value;
 };
 
 enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR, CUDA_LL_MASK_MERGE };

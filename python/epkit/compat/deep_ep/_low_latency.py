@@ -209,6 +209,22 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
         return one, known
 
+    def _signals(self, comp_signal: Optional[torch.Tensor], block_m: int, threshold: int, num_sms: int,
+                 src_signals: Optional[torch.Tensor], expected: int, most: int) -> Dict[str, Any]:
+        """The arguments of LowLatency.combine() for `overlap`."""
+        call = "low_latency_combine"
+        if (comp_signal is None) == (src_signals is None):
+            raise epkit.ArgumentError(f"{call}: overlap takes comp_signal or src_signals, one of them")
+        name, signals = ("comp_signal", comp_signal) if src_signals is None else ("src_signals", src_signals)
+        assert signals is not None
+        want_tensor(signals, call, name, "of counters")
+        rows, value, sms = (block_m, threshold, num_sms) if src_signals is None else (self.group_size * most, expected, 32)
+        rows, value = want_integer(rows, call, "block_m"), want_integer(value, call, f"what {name} counts to")
+        if value < 1:
+            raise epkit.ArgumentError(f"{call}: threshold is {value}, must be 1 or more: else x would be read before it is written"
+                                      if src_signals is None else f"{call}: src_signal_expect_value is {value}, must be 1 or more")
+        return {"signals": signals, "signal_rows": rows, "signal_value": value, "max_sms": want_integer(sms, call, "num_sms")}
+
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
                             async_finish: bool = False, return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
@@ -227,24 +243,30 @@ class LowLatencyCalls(OfThisProcess):
             out: bfloat16 [N, H] for the result.
             combine_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
 
-        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
-        supported. Returns (bfloat16 [N, H], event, hook).
+            overlap: x is still being written by kernels in another stream, which count the blocks that are complete. Either
+                comp_signal, int32 [L * ceil(R*M / block_m)] or longer: block_m rows of an expert are complete at `threshold`; the
+                call occupies num_sms SMs. Or src_signals, uint32 or int32 [L]: an expert is complete at
+                src_signal_expect_value; the call occupies the 32 SMs that SGLang leaves it.
+
+        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and packed_recv_count (the counts are known).
+        Returns (bfloat16 [N, H], event, hook).
         """
-        if overlap:
-            raise NotImplementedError("low_latency_combine: overlap with the GEMMs of single experts is not supported: call it "
-                                      "behind them, with return_recv_hook=True to overlap with what follows")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
         wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
-        x = one.combine_buffer(known.most) if zero_copy else order.input(x)
+        signals: Dict[str, Any] = {}
+        if overlap:
+            signals = self._signals(comp_signal, block_m, threshold, num_sms, src_signals, src_signal_expect_value, known.most)
+        x = one.combine_buffer(known.most) if zero_copy else x if overlap else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
         self._begin_call(one, order.stream)
         result, hook = one.combine(x, topk_idx, topk_weights, call=known.number, max_tokens=known.most, out=out,
                                             zero_copy=zero_copy, wait_cost=wait_cost, hook=return_recv_hook,
-                                            stream=order.stream)
-        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), self._hook(one, hook)
+                                            stream=order.stream, **signals)
+        event = order.done(async_finish, (x, topk_idx, topk_weights, result, handle, signals.get("signals")))
+        return result, event, self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Valid for one combine: call this
