@@ -84,7 +84,8 @@ class LowLatency(OfThisProcess):
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
-                 wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None) -> LowLatencyRows:
+                 wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None, nvfp4: bool = False,
+                 mxfp8: bool = False, swizzled: bool = False, global_scale: Optional[torch.Tensor] = None) -> LowLatencyRows:
         """Sends each token to the experts that it selects. Collective. Without gradients.
 
         Arguments:
@@ -94,6 +95,11 @@ class LowLatency(OfThisProcess):
             max_tokens: M of this call, at most that of the object.
             recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.
             hook: only send; `finish` of the result receives.
+            nvfp4: rows become uint8 [L, R*M, H/2], two e2m1 in a byte, with a float8_e4m3fn scale per 16 elements, which
+                global_scale, float32 of one element (others are ignored), multiplies: the same on all ranks.
+            mxfp8: rows become float8_e4m3fn, with a ue8m0 scale (uint8) per 32 elements.
+            swizzled: their scales are [L, ceil(R*M / 128), W, 32, 4, 4] with 4 * W scales in a row, in tiles as block-scaled GEMMs
+                read them: that of row r and block b at [r / 128, b / 4, r % 32, r % 128 / 32, b % 4]. Otherwise [L, R*M, 4 * W].
         """
         want_no_grad("low_latency_dispatch", "use a Plan and epkit.dispatch()", x=x)
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
@@ -102,17 +108,30 @@ class LowLatency(OfThisProcess):
         max_tokens = want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
         if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
+        if fp8 + nvfp4 + mxfp8 > 1 or (swizzled and not (nvfp4 or mxfp8)) or (global_scale is not None and not nvfp4):
+            raise _native.ArgumentError("low_latency_dispatch: fp8, nvfp4 and mxfp8 exclude each other, swizzled is for the latter two, "
+                                        "global_scale for nvfp4")
         device, rows = self.comm.device, self.comm.size * max_tokens
-        recv_x = self._new((self.num_local, rows, self.hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
-        scales = self._scales(rows, ue8m0) if fp8 else None
+        recv_x = self._new((self.num_local, rows, self.hidden // 2 if nvfp4 else self.hidden),
+                           torch.uint8 if nvfp4 else torch.float8_e4m3fn if fp8 or mxfp8 else torch.bfloat16)
+        scales = bytes_ = self._scales(rows, ue8m0) if fp8 else None
+        if nvfp4 or mxfp8:
+            columns = self.hidden // (16 if nvfp4 else 32)
+            shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if swizzled else (self.num_local, rows, columns)
+            scales = self._new(shape, torch.uint8)
+            bytes_ = scales.view(-1)
+            scales = scales.view(torch.float8_e4m3fn) if nvfp4 else scales
+        if global_scale is not None:
+            global_scale = global_scale.reshape(-1)
         count = torch.empty(self.num_local, dtype=torch.int32, device=device)
         source = self._new((self.num_local, rows), torch.int32)
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
-        flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
+        flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0) |
+                 (_native.LL_SWIZZLED_SCALES if swizzled else 0))
         x, topk_idx = aligned(x), aligned(topk_idx)  # copies come before what waits for the current stream
         pointer = self._stream(stream)
-        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                           wait_cost, flags, pointer)
+        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, bytes_, count, source, ranges, recv_stats,
+                                           wait_cost, flags, pointer, mxfp8, global_scale)
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,

@@ -337,6 +337,7 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->n_tokens ? args->topk_idx : NULL));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_x", args->recv_x));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_scales", args->recv_scales));
+    EP_TRY(cuda_check_pointer(cuda, call, "global_scale", args->global_scale));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_count", args->recv_count));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_source", args->recv_source));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_stats_add", args->recv_stats_add));
@@ -347,7 +348,9 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
 static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
 {
     struct cuda_ll_impl *impl = ll->impl;
-    bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
+    bool packed = args->scale_type == EP_UE8M0 || args->scale_type == EP_UE8M0_32;
+    int64_t words = ep_ll_scale_words(ll, args), row = ep_ll_row_bytes(ll, args);
+    struct cuda_ll *device;
 
     EP_TRY(check_dispatch_pointers(impl->cuda, args));
     EP_TRY(receive_open(ll, "ep_ll_dispatch"));
@@ -359,9 +362,13 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
                                                .distinct = cuda_checks_distinct(ll->comm),
-                                               .fp8 = fp8,
+                                               .block = words ? ep_ll_scale_block(args) : 0,
                                                .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,
+                                               .row_vectors = (int32_t)(row / 16),
+                                               .scale_words = (int32_t)words,
+                                               .swizzled = args->flags & EP_LL_SWIZZLED_SCALES ? 1 : 0,
+                                               .global_scale = args->global_scale,
                                                .format = ep_ll_format(args),
                                                .recv_x = args->recv_x,
                                                .recv_scales = args->recv_scales,
@@ -373,11 +380,18 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .stats_add = args->recv_stats_add,
                                                .wait_added = args->wait_cost_add};
     if (!args->recv_scale_stride_token) {
-        impl->dispatch.scale_stride_token = ll->config.hidden / (packed ? 4 * EP_SCALE_BLOCK : EP_SCALE_BLOCK);
-        impl->dispatch.scale_stride_block = 1;
+        impl->dispatch.scale_stride_token = words;
+        impl->dispatch.scale_stride_block = args->flags & EP_LL_SWIZZLED_SCALES ? 128 : 1;
     }
-    impl->dispatch.ll.max_tokens = args->max_tokens;
-    impl->dispatch.ll.topk = args->topk;
+    device = &impl->dispatch.ll;
+    device->max_tokens = args->max_tokens;
+    device->topk = args->topk;
+    impl->dispatch.image_bytes = (int32_t)(device->row_at + row);
+    /* Scales of nvfp4 have no room before the row, which leaves some behind it. */
+    if (args->out_dtype == EP_F4E2M1) {
+        device->scales_at = device->row_at + row;
+        impl->dispatch.image_bytes += (int32_t)(words * 4 + 15) / 16 * 16;
+    }
     return run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 

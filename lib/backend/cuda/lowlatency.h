@@ -83,10 +83,15 @@ struct cuda_ll_dispatch {
     struct cuda_ll ll;
     const void *x, *topk_idx;
     int32_t idx64, n_tokens, phases;
-    int32_t queued;              /* no host waits for this call */
-    int32_t distinct;            /* no token may name an expert twice */
-    int32_t fp8, rounds, packed; /* packed: scales are ue8m0 */
-    int32_t format;              /* must be the same on all ranks */
+    int32_t queued;         /* no host waits for this call */
+    int32_t distinct;       /* no token may name an expert twice */
+    int32_t block;          /* elements that share a scale: 128 or 32 of e4m3, 16 of e2m1; 0: rows are not quantised */
+    int32_t rounds, packed; /* of e4m3: scales are powers of two, ue8m0 */
+    int32_t row_vectors, scale_words; /* 16 and 4 bytes, of a row */
+    int32_t swizzled;                 /* recv_scales is in tiles */
+    int32_t image_bytes;              /* bytes of a slot that rows of this format use */
+    int32_t format;                   /* must be the same on all ranks */
+    const float *global_scale;        /* of e2m1; NULL: 1 */
     unsigned char *recv_x;
     uint32_t *recv_scales;
     int64_t scale_stride_token, scale_stride_block; /* of recv_scales within an expert */

@@ -145,14 +145,14 @@ class LowLatencyCalls(OfThisProcess):
                 event records the end of the call.
             return_recv_hook: only send, on the current stream; the hook that is returned receives, on the same stream.
 
-        Ignored: x_global_scale, which is of nvfp4.
+            use_nvfp4: rows of two e2m1 in a byte, with scales of 16 elements, multiplied by x_global_scale (float32, its first
+                element; the same on all ranks); in place of fp8.
 
         Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
-        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
+        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. With use_nvfp4 (uint8 [R*M, H/2, L], float8_e4m3fn
+        [32, 4, ceil(R*M / 128), 4, H/64, L]), views of [L, R*M, H/2] and of scales in tiles, as FlashInfer's grouped GEMMs read
+        them. Two results may be in use at a time.
         """
-        if use_nvfp4:
-            raise NotImplementedError("low_latency_dispatch: nvfp4 is not supported: use use_fp8=True, or bfloat16 and "
-                                      "quantise behind the dispatch")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
         want_tensor(x, "low_latency_dispatch", "x", "[N, H]")
@@ -170,12 +170,17 @@ class LowLatencyCalls(OfThisProcess):
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
-        rows = object_.dispatch(x, topk_idx, fp8=use_fp8, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
+        rows = object_.dispatch(x, topk_idx, fp8=use_fp8 and not use_nvfp4, round_scale=round_scale, ue8m0=use_ue8m0, max_tokens=most,
+                                nvfp4=bool(use_nvfp4), swizzled=bool(use_nvfp4), global_scale=x_global_scale if use_nvfp4 else None,
                                 recv_stats=cumulative_local_expert_recv_stats,
                                 wait_cost=wait_cost, hook=return_recv_hook, stream=order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
-        out = _as_given(rows if rows.scales is not None else rows.x, rows)
+        if use_nvfp4:
+            assert rows.scales is not None
+            out: Rows = (rows.x.permute(1, 2, 0), rows.scales.permute(3, 4, 1, 5, 2, 0))
+        else:
+            out = _as_given(rows if rows.scales is not None else rows.x, rows)
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
