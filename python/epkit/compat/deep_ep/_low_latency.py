@@ -181,7 +181,7 @@ class LowLatencyCalls(OfThisProcess):
             out: Rows = (rows.x.permute(1, 2, 0), rows.scales.permute(3, 4, 1, 5, 2, 0))
         else:
             out = _as_given(rows if rows.scales is not None else rows.x, rows)
-        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats, x_global_scale))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
     def _check_sums(self, sums: Optional[torch.Tensor], call: str, name: str, dtype: torch.dtype, size: int) -> None:
