@@ -115,7 +115,12 @@ enum {
 
     /* Combine: every row is sent separately, and the rank of a token adds its rows and rounds once. More exact, but
      * more bytes on the links. See ep_ll_combine_args. */
-    EP_LL_NO_PARTIAL_REDUCE = 1u << 12
+    EP_LL_NO_PARTIAL_REDUCE = 1u << 12,
+
+    /* Dispatch nvfp4 and mxfp8: recv_scales in tiles of 128 rows, as block-scaled GEMMs read them: bytes
+     * [L, ceil(R*M / 128), W, 32, 4, 4] with W words of four scales in a row; the scale b of word w of row r is at
+     * [r / 128, w, r % 32, r % 128 / 32, b]. Bytes of rows that were not received are not written. */
+    EP_LL_SWIZZLED_SCALES = 1u << 13
 };
 
 typedef struct ep_ll_dispatch_args {
@@ -123,15 +128,17 @@ typedef struct ep_ll_dispatch_args {
     const void *x;        /* [N,H] bf16 */
     const void *topk_idx; /* [N,K] EP_I32 or EP_I64, -1: none */
     int32_t idx_type;
-    int32_t n_tokens;   /* N <= M, may differ between ranks */
-    int32_t out_dtype;  /* EP_BF16: rows unchanged; EP_F8E4M3: quantised per 128 elements; the same on all ranks */
-    int32_t scale_type; /* fp8: EP_F32 or EP_UE8M0; 0 for bf16; the same on all ranks */
-    void *recv_x;       /* [L, R*M, H] of out_dtype */
-    void *recv_scales; /* EP_F32: [L, R*M, H/128] dequantisation factors; EP_UE8M0: int32 [L, R*M, H/512]; bf16: NULL */
+    int32_t n_tokens;     /* N <= M, may differ between ranks */
+    int32_t out_dtype;    /* EP_BF16: rows unchanged; EP_F8E4M3, EP_F4E2M1: quantised; the same on all ranks */
+    int32_t scale_type;   /* fp8: EP_F32 or EP_UE8M0 of 128 elements, or EP_UE8M0_32 (mxfp8); fp4: EP_F8E4M3 of 16
+                             elements (nvfp4); 0 for bf16; the same on all ranks */
+    void *recv_x;         /* [L, R*M, H] of out_dtype */
+    void *recv_scales;    /* [L, R*M, W] words of 4 bytes. EP_F32: dequantisation factors, W = H/128; four scales in a
+                             word: EP_UE8M0, W = H/512; EP_UE8M0_32, W = H/128; EP_F8E4M3, W = H/64. bf16: NULL */
     int32_t *recv_count;  /* [L] */
     int32_t *recv_source; /* [L, R*M] token index on its source rank; NULL: not wanted */
     int64_t *recv_range;  /* [L,R] rows of each source: begin << 32 | count; NULL: not wanted */
-    uint32_t flags;       /* EP_LL_RECV_HOOK; EP_LL_ROUND_SCALE, the same on all ranks */
+    uint32_t flags;       /* EP_LL_RECV_HOOK, EP_LL_SWIZZLED_SCALES; EP_LL_ROUND_SCALE, the same on all ranks */
     int32_t max_tokens;   /* M of this call, at most that of ep_ll_new(), the same on all ranks: N <= M, and outputs are
                              [L, R*M, ...]. 0: that of ep_ll_new() */
     int64_t recv_scale_stride_token; /* strides of recv_scales within an expert, in elements of 4 bytes, > 0; experts
@@ -144,7 +151,8 @@ typedef struct ep_ll_dispatch_args {
     uint64_t *ret_call; /* host memory: the number of this dispatch, written before the call returns; may be NULL */
     int32_t topk; /* K of this call, at most that of ep_ll_new(): the columns of topk_idx. May differ between ranks.
                      0: that of ep_ll_new() */
-    uint32_t reserved; /* 0 */
+    uint32_t reserved;         /* 0 */
+    const float *global_scale; /* nvfp4: [1], > 0, by which the scales of blocks are multiplied; NULL: 1 */
 } ep_ll_dispatch_args;
 
 #define EP_LL_DISPATCH_ARGS_INIT EP_INIT(ep_ll_dispatch_args)
@@ -153,6 +161,15 @@ typedef struct ep_ll_dispatch_args {
  * Scale rule, per block of 128 elements of a row: amax = max(|x|, 1e-4); factor = amax / 448, with EP_LL_ROUND_SCALE
  * the smallest power of two not below it; stored value = x / factor, rounded to nearest even e4m3; recv_scales holds
  * factor.
+ *
+ * mxfp8, per block of 32 elements: factor = the smallest power of two not below max(|x|) / 448, at least 2^-127; stored
+ * value as above.
+ *
+ * nvfp4, per block of 16 elements, with g = global_scale: scale = g * (max(|x|) / 6), rounded to nearest even e4m3, at
+ * most 448; q = g / scale, or 0 where scale is 0; stored value = |x| * q, rounded to nearest even e2m1 (0, 0.5, 1, 1.5,
+ * 2, 3, 4, 6), at most 6, with the sign of x; a NaN becomes 6. An element is its stored value * scale / g.
+ *
+ * All of them ignore NaN elements for max(|x|), and compute in fp32, rounded to nearest even.
  */
 EP_API ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream stream);
 EP_API ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args);
@@ -169,6 +186,11 @@ EP_API ep_status ep_ll_dispatch_sync(ep_ll *ll, const ep_ll_dispatch_args *args)
  * All arithmetic is fp32, rounded to nearest even. Rounding a partial sum adds an error of up to 2^-8 of it: half a
  * unit in the last place of a bf16. With EP_LL_NO_PARTIAL_REDUCE every choice is its own group, and only out is
  * rounded.
+ *
+ * With `signals` a combine overlaps with the kernels that write x: on the CUDA backend a rank sends the rows of a token
+ * when the blocks that they are in are signalled, and those behind them in its order of tokens later; the host backend
+ * waits for all blocks first. If a signal does not come until the deadline, the communicator fails with EP_E_TIMEOUT,
+ * and the text names the expert and the block. Peers with EP_LL_MASK_DEAD mask a rank whose signals are late.
  */
 typedef struct ep_ll_combine_args {
     size_t size;
@@ -182,6 +204,18 @@ typedef struct ep_ll_combine_args {
     int32_t topk;              /* 0, or K of its dispatch */
     uint64_t call;             /* number of its dispatch, the same on all ranks; 0: the last dispatch */
     int64_t *wait_cost_add;    /* [R] as in the dispatch */
+    /*
+     * x is still being written: [L, ceil(R*M / signal_rows)] counters, one for each expert and signal_rows of its rows.
+     * A row is read when its counter has reached signal_value; whoever writes the rows adds to the counter afterwards
+     * (release). Counters of blocks without rows are not read. Until the sending half ends they must not change
+     * otherwise. NULL: x is complete.
+     */
+    const uint32_t *signals;
+    int32_t signal_rows;   /* > 0; 0 without signals */
+    uint32_t signal_value; /* 0 without signals */
+    int32_t max_sms;   /* CUDA backend: with signals, the most SMs that the sending half occupies, because it waits for
+                          kernels that need the others; 0: all */
+    uint32_t reserved; /* 0 */
 } ep_ll_combine_args;
 
 #define EP_LL_COMBINE_ARGS_INIT EP_INIT(ep_ll_combine_args)

@@ -37,8 +37,8 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_LAST_ep_combine_args reserved
 #define EP_ARGS_LAST_ep_ll_config reserved
 #define EP_ARGS_LAST_ep_ll_sizes combine_bytes
-#define EP_ARGS_LAST_ep_ll_dispatch_args reserved
-#define EP_ARGS_LAST_ep_ll_combine_args wait_cost_add
+#define EP_ARGS_LAST_ep_ll_dispatch_args global_scale
+#define EP_ARGS_LAST_ep_ll_combine_args reserved
 #define EP_ARGS_LAST_ep_plan_update_args reserved
 #define EP_ARGS_LAST_ep_plan_metadata reserved
 

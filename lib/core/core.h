@@ -112,13 +112,58 @@ struct ep_ll {
 
 static inline bool ep_ll_rounds_scales(const ep_ll_dispatch_args *args)
 {
-    return args->scale_type == EP_UE8M0 || (args->flags & EP_LL_ROUND_SCALE);
+    return args->scale_type == EP_UE8M0 || args->scale_type == EP_UE8M0_32 || (args->flags & EP_LL_ROUND_SCALE);
 }
 
 /* Arguments that must be equal on all ranks, in one word that is sent with the rows. */
 static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
 {
     return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
+}
+
+/* Bytes of a row of a dispatch's output, */
+static inline int64_t ep_ll_row_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    int64_t hidden = ll->config.hidden;
+
+    return args->out_dtype == EP_BF16 ? 2 * hidden : args->out_dtype == EP_F4E2M1 ? hidden / 2 : hidden;
+}
+
+/* elements that share a scale, */
+static inline int ep_ll_scale_block(const ep_ll_dispatch_args *args)
+{
+    return args->out_dtype == EP_F4E2M1 ? 16 : args->scale_type == EP_UE8M0_32 ? 32 : EP_SCALE_BLOCK;
+}
+
+/* and words of 4 bytes of a row's scales. */
+static inline int64_t ep_ll_scale_words(const ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    int64_t scales = ll->config.hidden / ep_ll_scale_block(args);
+
+    return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_F32 ? scales : scales / 4;
+}
+
+/* Rows of an expert for which recv_scales has room: tiles are whole. */
+static inline int64_t ep_ll_scale_rows(const ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    int64_t rows = (int64_t)ll->comm->nranks * args->max_tokens;
+
+    return args->flags & EP_LL_SWIZZLED_SCALES ? (rows + 127) / 128 * 128 : rows;
+}
+
+/* Counters of a combine for the rows of one expert. */
+static inline int64_t ep_ll_signal_blocks(const ep_ll *ll, const ep_ll_combine_args *args, int max_tokens)
+{
+    return ((int64_t)ll->comm->nranks * max_tokens + args->signal_rows - 1) / args->signal_rows;
+}
+
+static inline ep_status ep_ll_fail_signal(const ep_comm *comm, int expert, int64_t block, uint32_t value,
+                                          uint32_t wanted)
+{
+    return ep_fail(EP_E_TIMEOUT,
+                   "ep_ll_combine: the counter in `signals` of local expert %d, block %lld is %u after %d ms, and "
+                   "signal_value %u: the kernel that writes these rows has not run, or counts otherwise",
+                   expert, (long long)block, value, comm->config.timeout_ms, wanted);
 }
 
 /* What a call about the masks of an ep_ll does, in stream order. */

@@ -86,25 +86,42 @@ static ep_status fail_open(const char *call, const struct ep_ll_call *open)
                    open->open == EP_LL_OPEN_DISPATCH ? "dispatch" : "combine", (unsigned long long)open->number);
 }
 
-static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
+static ep_status check_plain(const ep_ll_dispatch_args *args)
 {
     static const char call[] = "ep_ll_dispatch";
 
-    if (args->out_dtype == EP_BF16) {
-        if (args->scale_type)
-            return ep_fail(EP_E_ARG, "%s: scale_type is %d with bf16", call, args->scale_type);
-        if (args->recv_scales)
-            return ep_fail(EP_E_ARG, "%s: recv_scales with bf16", call);
-        if (args->flags & EP_LL_ROUND_SCALE)
-            return ep_fail(EP_E_ARG, "%s: EP_LL_ROUND_SCALE with bf16", call);
-        return EP_OK;
-    }
-    if (args->out_dtype != EP_F8E4M3)
-        return ep_fail(EP_E_ARG, "%s: out_dtype is %d (%s), neither EP_BF16 nor EP_F8E4M3", call, args->out_dtype,
-                       ep_dtype_name((ep_dtype)args->out_dtype));
-    if (args->scale_type != EP_F32 && args->scale_type != EP_UE8M0)
-        return ep_fail(EP_E_ARG, "%s: scale_type is %d (%s), neither EP_F32 nor EP_UE8M0", call, args->scale_type,
+    if (args->scale_type)
+        return ep_fail(EP_E_ARG, "%s: scale_type is %d with bf16", call, args->scale_type);
+    if (args->recv_scales)
+        return ep_fail(EP_E_ARG, "%s: recv_scales with bf16", call);
+    if (args->flags & (EP_LL_ROUND_SCALE | EP_LL_SWIZZLED_SCALES))
+        return ep_fail(EP_E_ARG, "%s: %s with bf16", call,
+                       args->flags & EP_LL_ROUND_SCALE ? "EP_LL_ROUND_SCALE" : "EP_LL_SWIZZLED_SCALES");
+    return EP_OK;
+}
+
+static ep_status check_format(const ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    static const char call[] = "ep_ll_dispatch";
+    bool fp4 = args->out_dtype == EP_F4E2M1, blocks = fp4 || args->scale_type == EP_UE8M0_32;
+
+    if (args->global_scale && !fp4)
+        return ep_fail(EP_E_ARG, "%s: global_scale with rows of %s", call, ep_dtype_name((ep_dtype)args->out_dtype));
+    if (args->out_dtype == EP_BF16)
+        return check_plain(args);
+    if (args->out_dtype != EP_F8E4M3 && !fp4)
+        return ep_fail(EP_E_ARG, "%s: out_dtype is %d (%s), none of EP_BF16, EP_F8E4M3 and EP_F4E2M1", call,
+                       args->out_dtype, ep_dtype_name((ep_dtype)args->out_dtype));
+    if (fp4 && args->scale_type != EP_F8E4M3)
+        return ep_fail(EP_E_ARG, "%s: scale_type is %d (%s), must be EP_F8E4M3 with EP_F4E2M1", call, args->scale_type,
                        ep_dtype_name((ep_dtype)args->scale_type));
+    if (!fp4 && args->scale_type != EP_F32 && args->scale_type != EP_UE8M0 && args->scale_type != EP_UE8M0_32)
+        return ep_fail(EP_E_ARG, "%s: scale_type is %d (%s), none of EP_F32, EP_UE8M0 and EP_UE8M0_32", call,
+                       args->scale_type, ep_dtype_name((ep_dtype)args->scale_type));
+    if (fp4 && (args->flags & EP_LL_ROUND_SCALE))
+        return ep_fail(EP_E_ARG, "%s: EP_LL_ROUND_SCALE with EP_F4E2M1", call);
+    if (!blocks && (args->flags & EP_LL_SWIZZLED_SCALES))
+        return ep_fail(EP_E_ARG, "%s: EP_LL_SWIZZLED_SCALES is for EP_F4E2M1 and EP_UE8M0_32", call);
     if (args->scale_type == EP_UE8M0 && ll->config.hidden % (4 * EP_SCALE_BLOCK))
         return ep_fail(EP_E_ARG, "%s: hidden %d with EP_UE8M0 scales is not a multiple of %d", call, ll->config.hidden,
                        4 * EP_SCALE_BLOCK);
@@ -120,8 +137,9 @@ static ep_status check_scale_strides(const ep_ll *ll, const ep_ll_dispatch_args 
 
     if (!token && !block)
         return EP_OK;
-    if (args->out_dtype == EP_BF16)
-        return ep_fail(EP_E_ARG, "%s: strides of recv_scales with bf16", call);
+    if (args->out_dtype == EP_BF16 || (args->flags & EP_LL_SWIZZLED_SCALES))
+        return ep_fail(EP_E_ARG, "%s: strides of recv_scales with %s", call,
+                       args->out_dtype == EP_BF16 ? "bf16" : "EP_LL_SWIZZLED_SCALES");
     return ep_check_out_strides(call, token, block, in_expert, words, in_expert * words);
 }
 
@@ -130,12 +148,11 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
     static const char call[] = "ep_ll_dispatch";
     const struct ep_ll_call *before = &ll->call[(ll->dispatches + 1) & 1];
     const int64_t each = (int64_t)sizeof(int32_t), index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type);
-    int64_t out_row = (int64_t)ll->config.hidden * (args->out_dtype == EP_BF16 ? 2 : 1), rows;
-    int64_t scale_row = (int64_t)ll->config.hidden / EP_SCALE_BLOCK * (args->scale_type == EP_UE8M0 ? 1 : 4);
+    int64_t rows, scale_words;
 
     if (before->open)
         return fail_open(call, before);
-    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE));
+    EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ROUND_SCALE | EP_LL_SWIZZLED_SCALES));
     EP_TRY(ep_check_range(call, "max_tokens", args->max_tokens, 0, ll->config.max_tokens));
     if (!args->max_tokens)
         args->max_tokens = ll->config.max_tokens;
@@ -147,11 +164,13 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
     EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, args->max_tokens));
     EP_TRY(ep_check_idx_type(call, args->idx_type));
     EP_TRY(check_format(ll, args));
-    EP_TRY(check_scale_strides(ll, args, rows, scale_row / 4));
+    scale_words = ep_ll_scale_words(ll, args);
+    EP_TRY(check_scale_strides(ll, args, rows, scale_words));
     EP_TRY(ep_check_buffer(call, "ret_call", args->ret_call, true, sizeof(uint64_t)));
     const struct ep_buffer buffers[] = {
-        {"recv_x", args->recv_x, rows * out_row, EP_ROW_ALIGN, true},
-        {"recv_scales", args->recv_scales, rows * scale_row, EP_ROW_ALIGN, args->out_dtype != EP_BF16},
+        {"recv_x", args->recv_x, rows * ep_ll_row_bytes(ll, args), EP_ROW_ALIGN, true},
+        {"recv_scales", args->recv_scales, ll->n_local * ep_ll_scale_rows(ll, args) * scale_words * 4, EP_ROW_ALIGN,
+         args->out_dtype != EP_BF16},
         {"recv_count", args->recv_count, ll->n_local * each, sizeof(int32_t), true},
         {"recv_source", args->recv_source, rows * each, sizeof(int32_t), false},
         {"recv_range", args->recv_range, 2 * each * ll->n_local * ll->comm->nranks, sizeof(int64_t), false},
@@ -159,6 +178,7 @@ static ep_status check_dispatch(const ep_ll *ll, ep_ll_dispatch_args *args)
         {"wait_cost_add", args->wait_cost_add, 2 * each * ll->comm->nranks, sizeof(int64_t), false},
         {"x", args->x, (int64_t)args->n_tokens * ll->config.hidden * 2, EP_ROW_ALIGN, args->n_tokens > 0},
         {"topk_idx", args->topk_idx, (int64_t)args->n_tokens * args->topk * index, (size_t)index, args->n_tokens > 0},
+        {"global_scale", args->global_scale, sizeof(float), sizeof(float), false},
     };
     return ep_check_buffers(call, buffers, 7, sizeof(buffers) / sizeof(buffers[0]));
 }
@@ -223,11 +243,29 @@ static ep_status find_call(const ep_ll *ll, uint64_t number, const struct ep_ll_
     return EP_OK;
 }
 
+/* *ret_bytes: of all counters. */
+static ep_status check_signals(const ep_ll *ll, const ep_ll_combine_args *args, int max_tokens, int64_t *ret_bytes)
+{
+    static const char call[] = "ep_ll_combine";
+
+    *ret_bytes = 0;
+    EP_TRY(ep_check_reserved(call, args->reserved));
+    if (!args->signals && (args->signal_rows || args->signal_value || args->max_sms))
+        return ep_fail(EP_E_ARG, "%s: signal_rows is %d, signal_value %u and max_sms %d without signals", call,
+                       args->signal_rows, args->signal_value, args->max_sms);
+    if (!args->signals)
+        return EP_OK;
+    EP_TRY(ep_check_range(call, "signal_rows", args->signal_rows, 1, INT32_MAX));
+    EP_TRY(ep_check_range(call, "max_sms", args->max_sms, 0, INT32_MAX));
+    *ret_bytes = ep_ll_signal_blocks(ll, args, max_tokens) * ll->n_local * (int64_t)sizeof(*args->signals);
+    return EP_OK;
+}
+
 static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
 {
     static const char call[] = "ep_ll_combine";
     const struct ep_ll_call *dispatch = NULL, *other;
-    int64_t index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type);
+    int64_t index = (int64_t)ep_dtype_bytes((ep_dtype)args->idx_type), signal_bytes;
     bool some = args->n_tokens > 0;
 
     EP_TRY(ep_check_flags(call, args->flags, EP_LL_RECV_HOOK | EP_LL_ZERO_COPY | EP_LL_NO_PARTIAL_REDUCE));
@@ -244,6 +282,7 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
     if (args->topk && args->topk != dispatch->topk)
         return ep_fail(EP_E_ARG, "%s: topk is %d, but its dispatch had %d", call, args->topk, dispatch->topk);
     args->topk = dispatch->topk;
+    EP_TRY(check_signals(ll, args, dispatch->max_tokens, &signal_bytes));
     /* A buffer may be the same for a later combine, but only ep_ll_get_combine_buffer() waits for its readers. */
     if ((args->flags & EP_LL_ZERO_COPY) && (ll->buffer_for != ll->combines + 1 || args->x != ll->buffer))
         return ep_fail(EP_E_ARG,
@@ -256,6 +295,7 @@ static ep_status check_combine(const ep_ll *ll, ep_ll_combine_args *args)
         {"x", args->x, result_rows(ll, dispatch->max_tokens) * ll->config.hidden * 2, EP_ROW_ALIGN, true},
         {"topk_idx", args->topk_idx, (int64_t)args->n_tokens * args->topk * index, (size_t)index, some},
         {"topk_weights", args->topk_weights, (int64_t)args->n_tokens * args->topk * 4, sizeof(float), some},
+        {"signals", args->signals, signal_bytes, sizeof(uint32_t), false},
     };
     return ep_check_buffers(call, buffers, 2, sizeof(buffers) / sizeof(buffers[0]));
 }

@@ -26,8 +26,8 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    [EP_BF16] = {"bf16", 2}, [EP_F8E4M3] = {"fp8", 1}, [EP_F32] = {"f32", 4},
-    [EP_I32] = {"i32", 4},   [EP_I64] = {"i64", 8},    [EP_UE8M0] = {"ue8m0", 1},
+    [EP_BF16] = {"bf16", 2}, [EP_F8E4M3] = {"fp8", 1},  [EP_F32] = {"f32", 4},    [EP_I32] = {"i32", 4},
+    [EP_I64] = {"i64", 8},   [EP_UE8M0] = {"ue8m0", 1}, [EP_F4E2M1] = {"fp4", 1}, [EP_UE8M0_32] = {"ue8m0 of 32", 1},
 };
 
 static int dtype_known(ep_dtype type)
@@ -209,6 +209,51 @@ void ep_quantize_row(const uint16_t *x, int hidden, int round_scale, uint8_t *re
     for (i = 0; !quantize; i++)
         quantize = ep_quantize_find(best_first[i]);
     quantize(x, hidden, round_scale, ret_x, ret_scales);
+}
+
+static float largest_of(const uint16_t *x, int n)
+{
+    uint16_t most = 0;
+
+    for (int i = 0; i < n; i++) {
+        uint16_t magnitude = x[i] & 0x7fffu;
+
+        most = magnitude <= 0x7f80u && magnitude > most ? magnitude : most;
+    }
+    return ep_bf16_widen(most);
+}
+
+void ep_quantize_mxfp8(const uint16_t *x, int hidden, uint8_t *ret_x, uint8_t *ret_scales)
+{
+    for (int block = 0; block < hidden / 32; block++, x += 32, ret_x += 32) {
+        uint8_t scale = ep_ue8m0_from_f32(largest_of(x, 32) / E4M3_MAX);
+        float factor = ep_ue8m0_to_f32(scale);
+
+        for (int i = 0; i < 32; i++)
+            ret_x[i] = e4m3_round(ep_bf16_widen(x[i]) / factor);
+        ret_scales[block] = scale;
+    }
+}
+
+/* Ties go to codes with an even mantissa; NaN fails every comparison. */
+static uint8_t e2m1_round(float magnitude)
+{
+    return (uint8_t)(!(magnitude <= 0.25f) + !(magnitude < 0.75f) + !(magnitude <= 1.25f) + !(magnitude < 1.75f) +
+                     !(magnitude <= 2.5f) + !(magnitude < 3.5f) + !(magnitude <= 5.0f));
+}
+
+void ep_quantize_nvfp4(const uint16_t *x, int hidden, float global_scale, uint8_t *ret_x, uint8_t *ret_scales)
+{
+    for (int block = 0; block < hidden / 16; block++, x += 16, ret_x += 8) {
+        uint8_t scale = e4m3_round(global_scale * (largest_of(x, 16) / 6.0f)), codes[16];
+        float q = scale ? global_scale / ep_e4m3_to_f32(scale) : 0;
+
+        for (int i = 0; i < 16; i++)
+            codes[i] = (uint8_t)(e2m1_round(ep_bf16_widen(x[i] & 0x7fffu) * q) | x[i] >> 15 << 3);
+        for (int i = 0; i < 8; i++)
+            ret_x[i] = (uint8_t)(codes[2 * i] | codes[2 * i + 1] << 4);
+        ret_scales[block] = scale;
+    }
 }
 
 void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed)

@@ -40,6 +40,7 @@
     X(EP_GROUP_LL_RECV, "low-latency dispatch: rows")                                                                  \
     X(EP_GROUP_LL_COMBINE_BUFFER, "low-latency combine: buffer free")                                                  \
     X(EP_GROUP_LL_WEIGHTS, "low-latency combine: weights of other nodes")                                              \
+    X(EP_GROUP_LL_SIGNALS, "low-latency combine: signals of the experts' outputs")                                     \
     X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
     X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
     X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \

@@ -86,7 +86,8 @@ class LowLatency(OfThisProcess):
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
-                 wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None) -> LowLatencyRows:
+                 wait_cost: Optional[torch.Tensor] = None, hook: bool = False, stream: Stream = None, nvfp4: bool = False,
+                 mxfp8: bool = False, swizzled: bool = False, global_scale: Optional[torch.Tensor] = None) -> LowLatencyRows:
         """Sends each token to the experts that it selects. Collective. Without gradients.
 
         Arguments:
@@ -96,33 +97,54 @@ class LowLatency(OfThisProcess):
             max_tokens: M of this call, at most that of the object.
             recv_stats: int32 [L]: rows received are added to it. wait_cost: int64 [R]: nanoseconds of waiting.
             hook: only send; `finish` of the result receives.
+            nvfp4: rows become uint8 [L, R*M, H/2], two e2m1 in a byte, with a float8_e4m3fn scale per 16 elements, which
+                global_scale, float32 of one element (others are ignored), multiplies: the same on all ranks.
+            mxfp8: rows become float8_e4m3fn, with a ue8m0 scale (uint8) per 32 elements.
+            swizzled: their scales are [L, ceil(R*M / 128), W, 32, 4, 4] with 4 * W scales in a row, in tiles as block-scaled GEMMs
+                read them: that of row r and block b at [r / 128, b / 4, r % 32, r % 128 / 32, b % 4]. Otherwise [L, R*M, 4 * W].
         """
         want_no_grad("low_latency_dispatch", "use a Plan and epkit.dispatch()", x=x)
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
         max_tokens = want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
         if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
-        return self._dispatch(aligned(x), aligned(topk_idx), fp8, round_scale, ue8m0, max_tokens, recv_stats, wait_cost, hook, stream)
+        return self._dispatch(aligned(x), aligned(topk_idx), max_tokens, fp8, round_scale, ue8m0, nvfp4, mxfp8, swizzled, global_scale,
+                              recv_stats, wait_cost, hook, stream)
 
-    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, fp8: bool, round_scale: bool, ue8m0: bool, max_tokens: int,
-                  recv_stats: Optional[torch.Tensor], wait_cost: Optional[torch.Tensor], hook: bool, stream: Stream) -> LowLatencyRows:
+    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, fp8: bool, round_scale: bool, ue8m0: bool, nvfp4: bool,
+                  mxfp8: bool, swizzled: bool, global_scale: Optional[torch.Tensor], recv_stats: Optional[torch.Tensor],
+                  wait_cost: Optional[torch.Tensor], hook: bool, stream: Stream) -> LowLatencyRows:
         """dispatch() of numbers that are checked, and tensors as aligned() returns them."""
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
+        if fp8 + nvfp4 + mxfp8 > 1 or (swizzled and not (nvfp4 or mxfp8)) or (global_scale is not None and not nvfp4):
+            raise _native.ArgumentError("low_latency_dispatch: fp8, nvfp4 and mxfp8 exclude each other, swizzled is for the latter two, "
+                                        "global_scale for nvfp4")
         device, rows = self.comm.device, self.comm.size * max_tokens
-        recv_x = self._new((self.num_local, rows, self.hidden), torch.float8_e4m3fn if fp8 else torch.bfloat16)
-        scales = self._scales(rows, ue8m0) if fp8 else None
+        recv_x = self._new((self.num_local, rows, self.hidden // 2 if nvfp4 else self.hidden),
+                           torch.uint8 if nvfp4 else torch.float8_e4m3fn if fp8 or mxfp8 else torch.bfloat16)
+        scales = bytes_ = self._scales(rows, ue8m0) if fp8 else None
+        if nvfp4 or mxfp8:
+            columns = self.hidden // (16 if nvfp4 else 32)
+            shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if swizzled else (self.num_local, rows, columns)
+            scales = self._new(shape, torch.uint8)
+            bytes_ = scales.view(-1)
+            scales = scales.view(torch.float8_e4m3fn) if nvfp4 else scales
+        if global_scale is not None:
+            global_scale = global_scale.reshape(-1)
         count = torch.empty(self.num_local, dtype=torch.int32, device=device)
         source = self._new((self.num_local, rows), torch.int32)
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
-        flags = (_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0)
-        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, scales, count, source, ranges, recv_stats,
-                                           wait_cost, flags, self._stream(stream))
+        flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0) |
+                 (_native.LL_SWIZZLED_SCALES if swizzled else 0))
+        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, bytes_, count, source, ranges, recv_stats,
+                                           wait_cost, flags, self._stream(stream), mxfp8, global_scale)
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
                 exact: bool = False, wait_cost: Optional[torch.Tensor] = None, hook: bool = False,
+                signals: Optional[torch.Tensor] = None, signal_rows: int = 0, signal_value: int = 1, max_sms: int = 0,
                 stream: Stream = None) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """The weighted sum of each token's rows. Collective. Without gradients.
 
@@ -132,6 +154,9 @@ class LowLatency(OfThisProcess):
             call: number of the dispatch that it answers; 0: the last one.
             exact: every row travels by itself and the sum is rounded once.
             hook: only send; the second result receives.
+            signals: x is still being written: int32 or uint32 [L * ceil(R*M / signal_rows)] counters of blocks of each expert's
+                rows, which are read when their counter has reached signal_value. On GPUs kernels in another stream count;
+                max_sms: the most SMs that the call occupies while it waits for them, 0: all.
 
         Returns (out [N, H] bfloat16, finish or None).
         """
@@ -140,18 +165,24 @@ class LowLatency(OfThisProcess):
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         if want_integer(call, "low_latency_combine", "call") < 0:
             raise _native.ArgumentError(f"low_latency_combine: call is {call}, must be the number of a dispatch, or 0: the last one")
-        return self._combine(aligned(x), aligned(topk_idx), aligned(topk_weights), call, max_tokens, out, zero_copy, exact, wait_cost,
-                             hook, stream)
+        if signals is None:
+            x = aligned(x)  # otherwise a copy would be of rows that are not written yet
+        return self._combine(x, aligned(topk_idx), aligned(topk_weights), call, max_tokens, out, zero_copy, exact, wait_cost, hook, stream,
+                             signals, signal_rows, signal_value, max_sms)
 
     def _combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, call: int, max_tokens: int,
                  out: Optional[torch.Tensor], zero_copy: bool, exact: bool, wait_cost: Optional[torch.Tensor], hook: bool,
-                 stream: Stream) -> Tuple[torch.Tensor, Optional[_Finish]]:
+                 stream: Stream, signals: Optional[torch.Tensor] = None, signal_rows: int = 0, signal_value: int = 1,
+                 max_sms: int = 0) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """combine() of numbers that are checked, and tensors as aligned() returns them."""
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
-        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, self._stream(stream))
+        if isinstance(signals, torch.Tensor) and signals.dtype == torch.uint32:
+            signals = signals.view(torch.int32)
+        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, self._stream(stream), signals,
+                                    signal_rows, signal_value, max_sms)
         return out, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:

@@ -237,8 +237,23 @@ static bool get(struct ll_object *ll, PyObject *object, const struct want want, 
     return tensor_get(object, &want, place_of(ll->member.comm), ret_tensor);
 }
 
+/* Those of nvfp4 and mxfp8: bytes, of whole tiles with EP_LL_SWIZZLED_SCALES. */
+static bool get_byte_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_ll_dispatch_args *args)
+{
+    int64_t each = args->flags & EP_LL_SWIZZLED_SCALES ? (rows + 127) / 128 * 128 : rows;
+    int64_t bytes = ll->n_local * each * (ll->hidden / (args->out_dtype == EP_F4E2M1 ? 16 : 32));
+    struct tensor scales;
+
+    if (!get(ll, object, (struct want){"low_latency_dispatch", "recv_scales", IS(U8), 1, {bytes}, false, false},
+             &scales))
+        return false;
+    args->scale_type = args->out_dtype == EP_F4E2M1 ? EP_F8E4M3 : EP_UE8M0_32;
+    args->recv_scales = scales.data;
+    return true;
+}
+
 /* The scales of one expert may have any strides; experts follow each other without a gap. */
-static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_ll_dispatch_args *args)
+static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, bool mxfp8, ep_ll_dispatch_args *args)
 {
     static const char call[] = "low_latency_dispatch";
     int64_t blocks = ll->hidden / EP_SCALE_BLOCK;
@@ -246,6 +261,8 @@ static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_
 
     if (object == Py_None && args->out_dtype == EP_BF16)
         return true;
+    if (args->out_dtype == EP_F4E2M1 || mxfp8)
+        return get_byte_scales(ll, object, rows, args);
     if (!get(ll, object, (struct want){call, "recv_scales", IS(F32) | IS(I32), 3, {ll->n_local, rows, -1}, true, false},
              &scales))
         return false;
@@ -264,14 +281,14 @@ static bool get_scales(struct ll_object *ll, PyObject *object, int64_t rows, ep_
     return true;
 }
 
-static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t rows, int nranks,
+static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t rows, int nranks, bool mxfp8,
                         ep_ll_dispatch_args *ret_args)
 {
     static const char call[] = "low_latency_dispatch";
     struct tensor tensor[6];
 
     if (!get(ll, args[0],
-             (struct want){call, "recv_x", IS(BF16) | IS(F8), 3, {ll->n_local, rows, ll->hidden}, false, false},
+             (struct want){call, "recv_x", IS(BF16) | IS(F8) | IS(U8), 3, {ll->n_local, rows, -1}, false, false},
              &tensor[0]) ||
         !get(ll, args[2], (struct want){call, "recv_count", IS(I32), 1, {ll->n_local}, false, false}, &tensor[1]) ||
         !get(ll, args[3], (struct want){call, "recv_source", IS(I32), 2, {ll->n_local, rows}, false, true},
@@ -281,14 +298,18 @@ static bool get_outputs(struct ll_object *ll, PyObject *const *args, int64_t row
         !get(ll, args[5], (struct want){call, "recv_stats", IS(I32), 1, {ll->n_local}, false, true}, &tensor[4]) ||
         !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {nranks}, false, true}, &tensor[5]))
         return false;
-    ret_args->out_dtype = tensor[0].type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
+    ret_args->out_dtype = tensor[0].type == TYPE_BF16 ? EP_BF16 : tensor[0].type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
+    if (tensor[0].shape[2] != ll->hidden / (tensor[0].type == TYPE_U8 ? 2 : 1)) {
+        raise_arg("%s: recv_x has %lld columns, hidden is %d", call, (long long)tensor[0].shape[2], ll->hidden);
+        return false;
+    }
     ret_args->recv_x = tensor[0].data;
     ret_args->recv_count = tensor[1].data;
     ret_args->recv_source = tensor[2].data;
     ret_args->recv_range = tensor[3].data;
     ret_args->recv_stats_add = tensor[4].data;
     ret_args->wait_cost_add = tensor[5].data;
-    return get_scales(ll, args[1], rows, ret_args);
+    return get_scales(ll, args[1], rows, mxfp8, ret_args);
 }
 
 /* Both calls, with the interpreter lock released. */
@@ -325,7 +346,7 @@ static ep_status call_combine(struct ll_object *ll, const ep_ll_combine_args *co
 
 /*
  * dispatch(x, topk_idx, max_tokens, recv_x, recv_scales, recv_count, recv_source, recv_range, recv_stats, wait_cost,
- * flags, stream) -> number of the call, and the argument of finish(), 0 without EP_LL_RECV_HOOK
+ * flags, stream, mxfp8, global_scale) -> number of the call, and the argument of finish(), 0 without EP_LL_RECV_HOOK
  */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
@@ -334,7 +355,7 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     ep_ll_dispatch_args dispatch = EP_LL_DISPATCH_ARGS_INIT;
     struct comm_object *comm = ll->member.comm;
     PyObject *tensors = NULL;
-    struct tensor x, topk_idx;
+    struct tensor x, topk_idx, global;
     uint64_t number = 0, half = 0;
     int64_t max_tokens;
     ep_status status;
@@ -342,17 +363,21 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     bool ok = true;
 
     max_tokens = want_int(args[2], call, "max_tokens", &ok);
+    dispatch.flags = (uint32_t)want_int(args[10], call, "flags", &ok);
     if (ok && (max_tokens < 1 || max_tokens > ll->max_tokens))
         return raise_arg("%s: max_tokens is %lld, must be 1 to %d", call, (long long)max_tokens, ll->max_tokens);
     if (!ok || !get(ll, args[0], (struct want){call, "x", IS(BF16), 2, {-1, ll->hidden}, false, false}, &x) ||
         !get(ll, args[1], (struct want){call, "topk_idx", IS(I32) | IS(I64), 2, {x.shape[0], -1}, false, false},
              &topk_idx) ||
         !has_topk(ll, call, &topk_idx) ||
-        !get_outputs(ll, args + 3, max_tokens * comm->nranks, comm->nranks, &dispatch))
+        !get_outputs(ll, args + 3, max_tokens * comm->nranks, comm->nranks, args[12] == Py_True, &dispatch) ||
+        !get(ll, args[13], (struct want){call, "global_scale", IS(F32), 1, {-1}, false, true}, &global))
         return NULL;
+    if (args[13] != Py_None && global.shape[0] < 1)
+        return raise_arg("%s: global_scale has no element", call);
+    dispatch.global_scale = global.data;
     if (x.shape[0] > max_tokens)
         return raise_arg("%s: x has %lld tokens, the most is %lld", call, (long long)x.shape[0], (long long)max_tokens);
-    dispatch.flags = (uint32_t)want_int(args[10], call, "flags", &ok);
     stream = stream_of(args[11]);
     if (!ok || PyErr_Occurred())
         return NULL;
@@ -363,7 +388,7 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     dispatch.max_tokens = (int32_t)max_tokens;
     dispatch.topk = (int32_t)topk_idx.shape[1];
     dispatch.ret_call = &number;
-    if ((dispatch.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 12)))
+    if ((dispatch.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 14)))
         return NULL;
     status = call_dispatch(ll, &dispatch, stream);
     if (status != EP_OK) {
@@ -376,7 +401,44 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     return Py_BuildValue("(KK)", (unsigned long long)number, (unsigned long long)half);
 }
 
-/* combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream) -> argument of finish(), or 0 */
+/* The counters of blocks of x: as many as there are blocks, or more. */
+static bool get_signals(struct ll_object *ll, PyObject *const *args, int64_t rows, ep_ll_combine_args *combine)
+{
+    static const char call[] = "low_latency_combine";
+    struct tensor signals;
+    int64_t block, value, sms, blocks;
+    bool ok = true;
+
+    if (args[0] == Py_None)
+        return true;
+    block = want_int(args[1], call, "signal_rows", &ok);
+    value = want_int(args[2], call, "signal_value", &ok);
+    sms = want_int(args[3], call, "max_sms", &ok);
+    if (!ok || !get(ll, args[0], (struct want){call, "signals", IS(I32), 1, {-1}, false, false}, &signals))
+        return false;
+    if (block < 1 || value < 0 || value > UINT32_MAX || sms < 0) {
+        raise_arg("%s: signal_rows is %lld, must be 1 or more; signal_value %lld and max_sms %lld must be 0 or more",
+                  call, (long long)block, (long long)value, (long long)sms);
+        return false;
+    }
+    block = block > rows ? rows : block;
+    blocks = ll->n_local * ((rows + block - 1) / block);
+    if (signals.shape[0] < blocks) {
+        raise_arg("%s: signals has %lld elements, must have %lld: one for each %lld of the %lld rows of %d experts",
+                  call, (long long)signals.shape[0], (long long)blocks, (long long)block, (long long)rows, ll->n_local);
+        return false;
+    }
+    combine->signals = signals.data;
+    combine->signal_rows = (int32_t)block;
+    combine->signal_value = (uint32_t)value;
+    combine->max_sms = (int32_t)(sms < INT32_MAX ? sms : INT32_MAX);
+    return true;
+}
+
+/*
+ * combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream, signals, signal_rows,
+ * signal_value, max_sms) -> argument of finish(), or 0
+ */
 static PyObject *run_combine(PyObject *self, PyObject *const *args)
 {
     static const char call[] = "low_latency_combine";
@@ -406,7 +468,8 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
              &weights) ||
         !get(ll, args[3], (struct want){call, "out", IS(BF16), 2, {topk_idx.shape[0], ll->hidden}, false, false},
              &out) ||
-        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {comm->nranks}, false, true}, &cost))
+        !get(ll, args[6], (struct want){call, "wait_cost", IS(I64), 1, {comm->nranks}, false, true}, &cost) ||
+        !get_signals(ll, args + 9, max_tokens * comm->nranks, &combine))
         return NULL;
     if (topk_idx.shape[0] > max_tokens)
         return raise_arg("%s: topk_idx has %lld tokens, the most is %lld", call, (long long)topk_idx.shape[0],
@@ -420,7 +483,7 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
     combine.out = out.data;
     combine.call = (uint64_t)number;
     combine.wait_cost_add = cost.data;
-    if ((combine.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 9)))
+    if ((combine.flags & EP_LL_RECV_HOOK) && !(tensors = keep(args, 10)))
         return NULL;
     status = call_combine(ll, &combine, stream);
     if (status != EP_OK) {
@@ -557,8 +620,8 @@ static PyObject *run_barrier(PyObject *self, PyObject *const *args)
 
 /* --- methods: the number of their arguments --- */
 
-MEMBER_METHOD(dispatch, "low_latency_dispatch", 12)
-MEMBER_METHOD(combine, "low_latency_combine", 9)
+MEMBER_METHOD(dispatch, "low_latency_dispatch", 14)
+MEMBER_METHOD(combine, "low_latency_combine", 13)
 MEMBER_METHOD(finish, "finish", 1)
 MEMBER_METHOD(combine_buffer, "combine_buffer", 1)
 MEMBER_METHOD(set_mask, "set_mask", 3)

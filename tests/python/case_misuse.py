@@ -144,7 +144,8 @@ def test_freed_and_foreign_handles(rank, size):
     raises(epkit.ArgumentError, "mask_status int64", shrinks.low_latency_query_mask_buffer, torch.zeros(size, dtype=torch.int64))
     raises(epkit.ArgumentError, "mask_status shape", shrinks.low_latency_query_mask_buffer, torch.zeros(size + 1, dtype=torch.int32))
     raises(TypeError, "low_latency_combine tuple", one.low_latency_combine, recv, topk_idx, weights, tuple(handle))
-    raises(NotImplementedError, "nvfp4 use_fp8", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True)
+    raises(epkit.ArgumentError, "global_scale float64 float32", one.low_latency_dispatch, x, topk_idx, 8, 2 * size, use_nvfp4=True,
+           x_global_scale=torch.ones(1, dtype=torch.float64))
     if not one._comm.is_cuda:
         raises(NotImplementedError, "MemPool empty", one._comm.mem_pool)
     raises(epkit.ArgumentError, "sms -1", one._comm.set_num_sms, -1)

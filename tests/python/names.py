@@ -3,7 +3,7 @@
 """names.py WHEELS TORCH: every order of installing and removing epkit and other distributions with a package deep_ep, by pip.
 
 WHEELS: folder with what scripts/wheel.sh makes. TORCH: a site-packages with torch, for a Python environment that is made here.
-The others have the files of DeepEP V1 and of sgl-deep-ep, and nothing in them. Every state of the environment is reached once,
+The others have the files of DeepEP V1, of sgl-deep-ep and of sgl-deep-ep-v25, and nothing in them. Every state of the environment is reached once,
 by whichever order comes first, and judged: imports are of one distribution, and hide another one only with a warning.
 """
 import itertools
@@ -26,6 +26,7 @@ OTHERS = {
     "sgl-deep-ep": ("0.1.2.post1", ["__init__", "buffers/__init__", "buffers/elastic", "buffers/legacy", "envs", "utils/__init__"],
                     [f"deep_ep/_C.{SUFFIX}", "deep_ep/include/deep_ep/api.cuh"]),
 }
+V25 = {"sgl-deep-ep-v25": ("0.1.0rc0", ["__init__", "ep", "utils/__init__"], [f"deep_ep_v25/_C.{SUFFIX}"])}
 OWN = ("epkit", "epkit-deep-ep")
 
 # What a program finds: the distribution of each module, and the warnings.
@@ -60,7 +61,7 @@ class Environment:
                        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"})
 
     def install(self, name):
-        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in OTHERS else []),
+        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in {**OTHERS, **V25} else []),
                  self.wheels[name])
 
     def run(self, *words):
@@ -75,11 +76,11 @@ class Environment:
                      for path in sorted(self.site.rglob("*")) if path.is_file())
 
 
-def other_wheel(folder, name):
-    version, modules, binaries = OTHERS[name]
+def other_wheel(folder, name, package_name="deep_ep"):
+    version, modules, binaries = {**OTHERS, **V25}[name]
     package = f"{name.replace('-', '_')}-{version}"
     info = f"{package}.dist-info"
-    files = [(f"deep_ep/{module}.py", f"owner = {name!r}\n".encode()) for module in modules]
+    files = [(f"{package_name}/{module}.py", f"owner = {name!r}\n".encode()) for module in modules]
     files += [(path, b"not a library") for path in binaries]
     files += [(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()),
               (f"{info}/WHEEL", b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")]
@@ -200,6 +201,40 @@ def empty(environment):
     environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", *OWN)
 
 
+PROBE_V25 = """
+import json, warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import deep_ep_v25
+print(json.dumps([getattr(deep_ep_v25, "owner", "epkit" if hasattr(deep_ep_v25, "EPBuffer") else "nobody"),
+                  [str(one.message) for one in seen if "epkit" in str(one.message)]]))
+"""
+
+
+def v25(environment):
+    """The name deep_ep_v25 is epkit's where it is installed, in every order, and leaves the other one whole."""
+    own, other = ("epkit", "epkit-deep-ep-v25"), "sgl-deep-ep-v25"
+    made = environment.folder / "v25"
+    made.mkdir()
+    wheels.main(made, f"{other}==0.1.0rc0")
+    some = ((own, own), ((other,), (other,)))
+    for first, last in itertools.product((own, (other,)), repeat=2) if os.environ.get("EPKIT_TEST_LONG") else some:
+        for name in (*first, *((other,) if first == own else own)):
+            environment.install(name)
+        owner, warned = json.loads(environment.run("-c", PROBE_V25))
+        assert owner == "epkit" and len(warned) == 1 and "pip uninstall epkit-deep-ep-v25" in warned[0] and other in warned[0], warned
+        assert "deep_ep_v25: epkit's, by" in environment.run("-m", "epkit.selftest", "--who")
+        environment.pip("uninstall", "--yes", *last)
+        left = other if last == own else "epkit"
+        assert json.loads(environment.run("-c", PROBE_V25)) == [left, []], (first, last)
+        environment.pip("uninstall", "--yes", *((other,) if last == own else own))
+    environment.pip("install", "--no-index", "--find-links", environment.folder.parent / "own", "--find-links", made,
+                    f"{other}==0.1.0rc0+epkit")
+    assert json.loads(environment.run("-c", PROBE_V25)) == ["epkit", []]
+    environment.pip("install", "--no-index", f"{other}==0.1.0rc0")  # satisfied
+    environment.pip("uninstall", "--yes", other, *own)
+
+
 def main(own, torch):
     wheels.print = lambda *_: None  # which would not be TAP
     folder = pathlib.Path(tempfile.mkdtemp(prefix="epkit-names-"))
@@ -208,12 +243,13 @@ def main(own, torch):
         (folder / "work").mkdir()
         environment = Environment(folder / "work", torch)
         environment.wheels = {name: other_wheel(folder, name) for name in OTHERS}
-        for name in OWN:
+        environment.wheels.update({name: other_wheel(folder, name, "deep_ep_v25") for name in V25})
+        for name in (*OWN, "epkit-deep-ep-v25"):
             environment.wheels[name] = next((folder / "own").glob(f"{name.replace('-', '_')}-*.whl"))
         clean = environment.state()
-        print("1..4", flush=True)
+        print("1..5", flush=True)
         failed = 0
-        for number, test in enumerate((orders, whole, alone, empty), 1):
+        for number, test in enumerate((orders, whole, alone, empty, v25), 1):
             try:
                 count = test(environment)
                 assert environment.state() == clean, "something is left"

@@ -174,6 +174,17 @@ assert maps and all(name.startswith("'"$work"'/moved/epkit/") for name in maps),
 assert deep_ep.Buffer is deep_ep_cpp.Buffer and deep_ep.__version__.endswith(epkit.__version__)'
 }
 
+# As vLLM and SGLang find their plugins. The latter imports SGLang.
+plugins() {
+    (cd "$work" && VLLM_PLUGINS=epkit PYTHONPATH=$work/moved "$python" -c '
+import importlib.metadata, sys
+points = {one.group: one for one in importlib.metadata.distribution("epkit").entry_points}
+assert {group: one.value for group, one in points.items()} == {
+    "vllm.general_plugins": "epkit.compat.vllm:plugin", "sglang.srt.plugins": "epkit.compat.sglang:plugin"}, points
+points["vllm.general_plugins"].load()()
+assert sys.modules["deep_ep"].__name__ == "epkit.compat.deep_ep"')
+}
+
 # -S: without the packages of the interpreter, torch among them.
 no_torch() {
     PYTHONPATH=$work/moved "$python" -S -c 'import deep_ep' 2>"$work/said" && return 1
@@ -220,7 +231,7 @@ orders() {
 }
 
 failed=0
-if [ -n "${EPKIT_TEST_LONG-}" ]; then echo 1..17; else echo 1..16; fi
+if [ -n "${EPKIT_TEST_LONG-}" ]; then echo 1..18; else echo 1..17; fi
 report "a wheel is built" build
 report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
 report "the version of CUDA is part of a wheel's version" cuda_in_the_version
@@ -231,6 +242,7 @@ report "it searches no path but its own" no_foreign_paths
 report "it calls what Python has since 3.10, whichever version compiled it" any_headers
 report "its selftest passes without the source and without numpy" selftest
 report "it brings its own libepkit" own_library
+report "vLLM and SGLang find their plugins" plugins
 report "a Python without torch is told" no_torch
 report "an old torch and a broken one are named at import" other_torch
 report "an interpreter that it is not for is named at import" other_python

@@ -34,8 +34,12 @@ TEST(test_types)
         size_t bytes;
         const char *name;
     } expected[] = {
-        {EP_BF16, 2, "bf16"},   {EP_F8E4M3, 1, "fp8"}, {EP_F32, 4, "f32"}, {EP_I32, 4, "i32"}, {EP_I64, 8, "i64"},
-        {EP_UE8M0, 1, "ue8m0"}, {0, 0, "?"},           {7, 0, "?"},        {-1, 0, "?"},
+        {EP_BF16, 2, "bf16"},  {EP_F8E4M3, 1, "fp8"},
+        {EP_F32, 4, "f32"},    {EP_I32, 4, "i32"},
+        {EP_I64, 8, "i64"},    {EP_UE8M0, 1, "ue8m0"},
+        {EP_F4E2M1, 1, "fp4"}, {EP_UE8M0_32, 1, "ue8m0 of 32"},
+        {0, 0, "?"},           {9, 0, "?"},
+        {-1, 0, "?"},
     };
     char version[32];
     size_t i;

@@ -5,8 +5,8 @@
  * Matrices:
  *   intranode   24 = previous event {no, yes} x async {no, yes} x {bf16 random, bf16 constant, fp8} x top-k {no, yes}
  *   internode   32 = previous event x async x {bf16, fp8} {random, constant} x top-k, combines with two biases
- *   lowlatency  32 = {random, constant} x hook {no, yes} x {bf16, fp8 with f32, rounded f32 and ue8m0 scales} x combine
- *               {copy, zero copy}
+ *   lowlatency  32 = {bf16, fp8 with f32, rounded f32 and ue8m0 scales, nvfp4, mxfp8; constant: bf16, fp8 with ue8m0} x
+ *               hook {no, yes} x combine {copy, zero copy}; scales of nvfp4 and mxfp8 alternate between rows and tiles
  * The network between the ranks is that of the communicator: each throughput matrix runs on any group.
  *
  * Other properties alternate with the number of the case: type of the indices, type and strides of the scales,

@@ -14,15 +14,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum ll_format { LL_BF16 = 0, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0 };
+enum ll_format { LL_BF16 = 0, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0, LL_NVFP4, LL_MXFP8 };
 
-static const char *const format_names[] = {"bf16", "fp8 f32 scales", "fp8 rounded f32 scales", "fp8 ue8m0"};
+static const char *const format_names[] = {"bf16",      "fp8 f32 scales", "fp8 rounded f32 scales",
+                                           "fp8 ue8m0", "nvfp4",          "mxfp8"};
+
+#define GLOBAL_SCALE 37.5f
 
 struct ll_case {
     enum data_kind kind;
     bool hook, zero_copy;
     enum ll_format format;
-    bool sources; /* recv_source and recv_range are requested */
+    bool sources;  /* recv_source and recv_range are requested; and a global scale */
+    bool swizzled; /* scales in tiles */
     int idx_type;
     bool symmetric;
     uint64_t seed;
@@ -41,6 +45,7 @@ struct ll_state {
     int64_t *ranges;
     void *topk_idx;
     float *x_weights;
+    float *global_scale;
     uint16_t *x, *out;
     uint16_t expected[EP_MAX_HIDDEN], input[EP_MAX_HIDDEN]; /* one row each */
     float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];          /* of one row */
@@ -57,11 +62,17 @@ struct ll_step {
 
 static struct ll_case make_case(const struct check_run *run, int index)
 {
+    static const enum ll_format formats[2][4] = {{LL_BF16, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0},
+                                                 {LL_BF16, LL_NVFP4, LL_MXFP8, LL_FP8_UE8M0}};
+    enum ll_format format = formats[index / 16][index / 2 % 4];
+    bool blocks = format == LL_NVFP4 || format == LL_MXFP8;
+
     return (struct ll_case){
         .zero_copy = index % 2 == 1,
-        .format = (enum ll_format)(index / 2 % 4),
+        .format = format,
         .hook = index / 8 % 2 == 1,
-        .kind = index / 16 ? DATA_BF16_CONSTANT : DATA_BF16_RANDOM,
+        .swizzled = blocks && index % 3 != 0,
+        .kind = index / 16 && !blocks ? DATA_BF16_CONSTANT : DATA_BF16_RANDOM,
         .sources = index % 5 != 4,
         .idx_type = index / 3 % 2 ? EP_I64 : EP_I32,
         .symmetric = check_is_symmetric(run, index),
@@ -73,8 +84,9 @@ static bool describe(const struct check_run *run, int index, char ret_name[CHECK
 {
     struct ll_case c = make_case(run, index);
 
-    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s%s, %s", c.kind == DATA_BF16_RANDOM ? "random" : "constant",
-             format_names[c.format], c.hook ? ", hook" : "", c.zero_copy ? "zero copy" : "copy");
+    snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s%s%s, %s", c.kind == DATA_BF16_RANDOM ? "random" : "constant",
+             format_names[c.format], c.swizzled ? " in tiles" : "", c.hook ? ", hook" : "",
+             c.zero_copy ? "zero copy" : "copy");
     return c.format == LL_BF16 ? run->parameters.bf16 : run->parameters.fp8;
 }
 
@@ -93,16 +105,18 @@ static ep_status new_buffers(struct ll_state *state, int max_tokens)
 {
     struct check_run *run = state->run;
     size_t hidden = (size_t)run->parameters.hidden, topk = (size_t)run->group.topk;
-    int64_t n_local = run->group.n_local, n_slots = n_local * state->slots;
+    int64_t n_local = run->group.n_local, n_slots = n_local * state->slots, n_tiles = (state->slots + 127) / 128;
 
     for (int where = CHECK_SYMMETRIC; where >= CHECK_ORDINARY; where--)
         if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where) {
             state->rows[where] = check_alloc(run, n_slots, hidden * sizeof(uint16_t), where == CHECK_SYMMETRIC);
-            state->scales[where] = check_alloc(run, n_slots, hidden / EP_SCALE_BLOCK * 4, where == CHECK_SYMMETRIC);
+            state->scales[where] =
+                check_alloc(run, n_local * n_tiles * 128, hidden / 16, where == CHECK_SYMMETRIC); /* those of nvfp4 */
         }
     state->counts = check_alloc(run, n_local, sizeof(int32_t), false);
     state->sources = check_alloc(run, n_slots, sizeof(int32_t), false);
     state->ranges = check_alloc(run, n_local * run->group.n_ranks, sizeof(int64_t), false);
+    state->global_scale = check_alloc(run, 1, sizeof(float), false);
     state->topk_idx = check_alloc(run, max_tokens, topk * sizeof(int64_t), false);
     state->x = check_alloc(run, max_tokens, hidden * sizeof(uint16_t), false);
     state->x_weights = check_alloc(run, max_tokens, topk * sizeof(float), false);
@@ -183,9 +197,16 @@ static bool is_rounded(const struct ll_case *c)
     return c->format == LL_FP8_ROUNDED || c->format == LL_FP8_UE8M0;
 }
 
+static bool is_blocks(const struct ll_case *c)
+{
+    return c->format == LL_NVFP4 || c->format == LL_MXFP8;
+}
+
 static size_t row_bytes_of(const struct ll_state *state)
 {
-    return (size_t)state->run->parameters.hidden * (is_fp8(&state->c) ? 1 : 2);
+    size_t hidden = (size_t)state->run->parameters.hidden;
+
+    return state->c.format == LL_NVFP4 ? hidden / 2 : hidden * (is_fp8(&state->c) ? 1 : 2);
 }
 
 static size_t scale_bytes_of(const struct ll_state *state)
@@ -194,7 +215,17 @@ static size_t scale_bytes_of(const struct ll_state *state)
 
     if (!is_fp8(&state->c))
         return 0;
+    if (is_blocks(&state->c))
+        return n_blocks * (state->c.format == LL_NVFP4 ? 8 : 4);
     return state->c.format == LL_FP8_UE8M0 ? n_blocks : n_blocks * sizeof(float);
+}
+
+/* Bytes of all scales. */
+static size_t all_scales_of(const struct ll_state *state)
+{
+    size_t rows = (size_t)state->slots, n_local = (size_t)state->run->group.n_local;
+
+    return n_local * (state->c.swizzled ? (rows + 127) / 128 * 128 : rows) * scale_bytes_of(state);
 }
 
 /* Index of the first row of a local expert in the output of dispatch. */
@@ -239,7 +270,10 @@ static void each_output(struct ll_state *state, part_fn act)
     size_t n_local = (size_t)state->run->group.n_local;
 
     each_part(state, state->rows[state->c.symmetric], row_bytes_of(state), act);
-    each_part(state, state->scales[state->c.symmetric], scale_bytes_of(state), act);
+    if (state->c.swizzled)
+        act(mirrors, state->scales[state->c.symmetric], all_scales_of(state) + CHECK_GUARD_BYTES);
+    else
+        each_part(state, state->scales[state->c.symmetric], scale_bytes_of(state), act);
     act(mirrors, state->counts, n_local * sizeof(int32_t) + CHECK_GUARD_BYTES);
     act(mirrors, state->sources, n_local * (size_t)state->slots * sizeof(int32_t) + CHECK_GUARD_BYTES);
     act(mirrors, state->ranges, n_local * (size_t)state->run->group.n_ranks * sizeof(int64_t) + CHECK_GUARD_BYTES);
@@ -256,6 +290,8 @@ static void load_dispatch(const struct ll_step *step)
         memcpy(state->x_weights, group->weights[rank], n * sizeof(float));
     for (int token = 0; token < state->n_tokens; token++)
         input_row(&step->data, rank, token, state->x + (size_t)token * hidden);
+    *state->global_scale = GLOBAL_SCALE;
+    mirrors_push(&state->run->mirrors, state->global_scale, sizeof(float));
     check_load_choices(state->run, state->c.idx_type, state->topk_idx);
     mirrors_push(&state->run->mirrors, state->x_weights, n * sizeof(float));
     mirrors_push(&state->run->mirrors, state->x, (size_t)state->n_tokens * hidden * sizeof(uint16_t));
@@ -271,21 +307,48 @@ static ep_status start_dispatch(const struct ll_step *step)
     args.topk_idx = check_address(state->run, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.out_dtype = is_fp8(c) ? EP_F8E4M3 : EP_BF16;
+    args.out_dtype = c->format == LL_NVFP4 ? EP_F4E2M1 : is_fp8(c) ? EP_F8E4M3 : EP_BF16;
     args.recv_x = check_address(state->run, state->rows[c->symmetric]);
     if (is_fp8(c)) {
-        args.scale_type = c->format == LL_FP8_UE8M0 ? EP_UE8M0 : EP_F32;
+        static const int scale_types[] = {0, EP_F32, EP_F32, EP_UE8M0, EP_F8E4M3, EP_UE8M0_32};
+
+        args.scale_type = scale_types[c->format];
         args.recv_scales = check_address(state->run, state->scales[c->symmetric]);
     }
     args.recv_count = check_address(state->run, state->counts);
     args.recv_source = c->sources ? check_address(state->run, state->sources) : NULL;
     args.recv_range = c->sources ? check_address(state->run, state->ranges) : NULL;
     /* ue8m0 scales are powers of two even without the flag. */
-    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0);
+    args.flags = (c->hook ? EP_LL_RECV_HOOK : 0) | (c->format == LL_FP8_ROUNDED ? EP_LL_ROUND_SCALE : 0) |
+                 (c->swizzled ? EP_LL_SWIZZLED_SCALES : 0);
+    args.global_scale = c->format == LL_NVFP4 && c->sources ? check_address(state->run, state->global_scale) : NULL;
     CHECK_CALL(state->run, ep_ll_dispatch_sync, state->ll, &args);
     if (c->hook)
         CHECK_CALL(state->run, ep_ll_finish_sync, state->ll, 0);
     return EP_OK;
+}
+
+/* nvfp4 and mxfp8. */
+static void verify_blocks(const struct ll_step *step, int64_t slot, const struct reference_row *row)
+{
+    struct ll_state *state = step->state;
+    const struct ll_case *c = &state->c;
+    uint8_t expected[EP_MAX_HIDDEN / 16], gathered[EP_MAX_HIDDEN / 16];
+    size_t row_bytes = row_bytes_of(state), scale_bytes = scale_bytes_of(state), words = scale_bytes / 4;
+    size_t expert = (size_t)(slot / state->slots), at = (size_t)(slot % state->slots);
+    size_t tiles = ((size_t)state->slots + 127) / 128;
+    const unsigned char *scales = state->scales[c->symmetric] + (size_t)slot * scale_bytes;
+
+    reference_quantize_blocks(state->input, step->data.hidden, c->format == LL_NVFP4 ? 16 : 32,
+                              c->sources ? GLOBAL_SCALE : 1, (uint8_t *)state->expected, expected);
+    check_row(state->run, "recv_x", slot, row, 1, row_bytes, state->expected,
+              state->rows[c->symmetric] + (size_t)slot * row_bytes);
+    for (size_t word = 0; c->swizzled && word < words; word++)
+        memcpy(gathered + 4 * word,
+               state->scales[c->symmetric] +
+                   ((((expert * tiles + at / 128) * words + word) * 32 + at % 32) * 4 + at % 128 / 32) * 4,
+               4);
+    check_row(state->run, "recv_scales", slot, row, 1, scale_bytes, expected, c->swizzled ? gathered : scales);
 }
 
 static void verify_row(const struct ll_step *step, int64_t slot, const struct reference_row *row)
@@ -301,6 +364,10 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
     input_row(&step->data, row->rank, row->token, state->input);
     if (!is_fp8(c)) {
         check_row(run, "recv_x", slot, row, sizeof(uint16_t), row_bytes, state->input, got);
+        return;
+    }
+    if (is_blocks(c)) {
+        verify_blocks(step, slot, row);
         return;
     }
     reference_quantize(state->input, step->data.hidden, is_rounded(c), (uint8_t *)state->expected, state->factors);
@@ -357,7 +424,7 @@ static void verify_dispatch(const struct ll_step *step)
             verify_sources(state, local);
     }
     check_guard(run, "recv_x", state->rows[c->symmetric], all * row_bytes_of(state));
-    check_guard(run, "recv_scales", state->scales[c->symmetric], all * scale_bytes_of(state));
+    check_guard(run, "recv_scales", state->scales[c->symmetric], all_scales_of(state));
     check_guard(run, "recv_count", state->counts, (size_t)n_local * sizeof(int32_t));
     check_guard(run, "recv_source", state->sources, c->sources ? all * sizeof(int32_t) : 0);
     check_guard(run, "recv_range", state->ranges,

@@ -21,3 +21,18 @@ uint8_t format_to_e4m3(float value)
     /* 8..15: within the exponent; 16: first code of the next one; 0..7: subnormal. Codes are consecutive. */
     return sign | (uint8_t)(steps + (exponent + 6) * 8);
 }
+
+uint8_t format_to_e2m1(float magnitude)
+{
+    static const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    uint8_t code = 7;
+
+    while (code && magnitude < values[code]) {
+        float below = magnitude - values[code - 1], above = values[code] - magnitude;
+
+        if (above < below || (above == below && code % 2 == 0))
+            break;
+        code--;
+    }
+    return code;
+}

@@ -60,6 +60,9 @@ static inline float format_from_e4m3(uint8_t bits)
 /* Nearest, ties to even, saturating at 448; NaN is 0x7f. */
 uint8_t format_to_e4m3(float value);
 
+/* fp4 e2m1, of a magnitude: nearest, ties to even, at most 6, which a NaN becomes, too. */
+uint8_t format_to_e2m1(float magnitude);
+
 /* ue8m0: a biased exponent byte. */
 static inline float format_from_ue8m0(uint8_t bits)
 {

@@ -111,6 +111,13 @@ void reference_combine_row(const struct reference_group *group, const struct ref
  */
 void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8_t *ret_row, float *ret_factors);
 
+/*
+ * The same for nvfp4 (`block` 16: [H/2] bytes of codes and [H/16] of scales) and mxfp8 (32: [H] and [H/32]), as
+ * contiguous bytes.
+ */
+void reference_quantize_blocks(const uint16_t *row, int hidden, int block, float global_scale, uint8_t *ret_row,
+                               uint8_t *ret_scales);
+
 /* Packs H/128 factors, which are powers of two, into H/512 int32. */
 void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed);
 

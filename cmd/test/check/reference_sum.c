@@ -69,25 +69,64 @@ void reference_combine_row(const struct reference_group *group, const struct ref
         ret_row[i] = n_terms ? format_to_bf16(total[i]) : 0;
 }
 
+static float amax_of(const uint16_t *row, int n)
+{
+    float amax = 0;
+
+    for (int i = 0; i < n; i++) {
+        float magnitude = fabsf(format_from_bf16(row[i]));
+
+        amax = magnitude > amax ? magnitude : amax;
+    }
+    return amax;
+}
+
 void reference_quantize(const uint16_t *row, int hidden, bool round_scale, uint8_t *ret_row, float *ret_factors)
 {
     for (int block = 0; block < hidden / EP_SCALE_BLOCK; block++) {
         const uint16_t *in = row + block * EP_SCALE_BLOCK;
         uint8_t *out = ret_row + block * EP_SCALE_BLOCK;
-        float amax = 1e-4f, factor;
+        float factor = fmaxf(amax_of(in, EP_SCALE_BLOCK), 1e-4f) / 448.0f;
 
-        for (int i = 0; i < EP_SCALE_BLOCK; i++) {
-            float magnitude = fabsf(format_from_bf16(in[i]));
-
-            amax = magnitude > amax ? magnitude : amax;
-        }
-        factor = amax / 448.0f;
         if (round_scale)
             factor = format_power_of_two(factor);
         for (int i = 0; i < EP_SCALE_BLOCK; i++)
             out[i] = format_to_e4m3(format_from_bf16(in[i]) / factor);
         ret_factors[block] = factor;
     }
+}
+
+static uint8_t quantize_32(const uint16_t *row, uint8_t *ret_codes)
+{
+    float amax = amax_of(row, 32), factor = ldexpf(1, -127);
+
+    if (amax > 0)
+        factor = fmaxf(format_power_of_two(amax / 448.0f), factor);
+    for (int i = 0; i < 32; i++)
+        ret_codes[i] = format_to_e4m3(format_from_bf16(row[i]) / factor);
+    return (uint8_t)(127 + ilogbf(factor));
+}
+
+static uint8_t quantize_16(const uint16_t *row, float global_scale, uint8_t *ret_codes)
+{
+    uint8_t scale = format_to_e4m3(global_scale * (amax_of(row, 16) / 6.0f));
+    float q = scale ? global_scale / format_from_e4m3(scale) : 0;
+
+    for (int i = 0; i < 16; i += 2) {
+        int low = format_to_e2m1(fabsf(format_from_bf16(row[i])) * q) | row[i] >> 15 << 3;
+        int high = format_to_e2m1(fabsf(format_from_bf16(row[i + 1])) * q) | row[i + 1] >> 15 << 3;
+
+        ret_codes[i / 2] = (uint8_t)(low | high << 4);
+    }
+    return scale;
+}
+
+void reference_quantize_blocks(const uint16_t *row, int hidden, int block, float global_scale, uint8_t *ret_row,
+                               uint8_t *ret_scales)
+{
+    for (int i = 0; i < hidden; i += block)
+        ret_scales[i / block] =
+            block == 32 ? quantize_32(row + i, ret_row + i) : quantize_16(row + i, global_scale, ret_row + i / 2);
 }
 
 void reference_pack_ue8m0(const float *factors, int n, int32_t *ret_packed)

@@ -138,7 +138,8 @@ enum {
     CUDA_FAILED_DAMAGE,      /* an address or index that the rank has published is not valid */
     CUDA_FAILED_UNMAPPED,    /* memory of the rank was not mapped here within the deadline */
     CUDA_FAILED_STRIDE,      /* metadata: the rank has more tokens than source_stride */
-    CUDA_FAILED_TOKENS       /* an operation for another number of tokens than its plan has: cuda_report.detail */
+    CUDA_FAILED_TOKENS,      /* an operation for another number of tokens than its plan has: cuda_report.detail */
+    CUDA_FAILED_SIGNAL       /* rows of a combine were not signalled within the deadline: cuda_report.detail */
 };
 #define CUDA_STOPPED 1u /* contains no CUDA_FAILED_... */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
@@ -146,6 +147,8 @@ enum {
 /*
  * Two ranks have published different words: CUDA_DESC_..., the other rank (of the group), and both words.
  * CUDA_FAILED_TOKENS: MINE are the tokens of the operation, THEIRS those of the plan.
+ * CUDA_FAILED_SIGNAL: RANK is the local expert, WORD the block of its rows, MINE the value waited for, THEIRS that of
+ * the counter.
  */
 enum { CUDA_DETAIL_WORD, CUDA_DETAIL_RANK, CUDA_DETAIL_MINE, CUDA_DETAIL_THEIRS };
 
@@ -155,7 +158,7 @@ struct cuda_report {
     uint32_t failure; /* 0, or CUDA_FAILURE(CUDA_FAILED_..., failed rank of the group, phase) */
     uint32_t lost;    /* the host writes: ranks that have died or left. All that they have sent is here */
     uint32_t unused;
-    uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE and _TOKENS */
+    uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE, _TOKENS and _SIGNAL */
     int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
     uint64_t counted;   /* number of the last routing counted */
     uint64_t bad;       /* not 0: that routing has invalid entries */

@@ -180,7 +180,7 @@ __device__ inline void load_row(const cuda_ll_dispatch &d, const unsigned char *
 __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *slot, uint32_t votes, int64_t row,
                                 int begin, int end, int lane, uint4 (&v)[VECTORS_IN_FLIGHT])
 {
-    int n = d.ll.hidden / (d.fp8 ? 16 : 8);
+    int n = d.row_vectors;
 
     for (int base = begin + lane; base - lane < end; base += VECTORS_IN_FLIGHT * WARP) {
         if (base != begin + lane)
@@ -200,9 +200,11 @@ __device__ inline void pack_row(const cuda_ll_dispatch &d, const unsigned char *
 /* Offset of the scales of a row of an expert. */
 __device__ __forceinline__ int64_t scales_of(const cuda_ll_dispatch &d, int expert, int64_t row)
 {
-    int64_t rows = (int64_t)d.ll.waits.nranks * d.ll.max_tokens, words = d.ll.hidden / (d.packed ? 512 : 128);
+    int64_t rows = (int64_t)d.ll.waits.nranks * d.ll.max_tokens, at = row - expert * rows;
 
-    return expert * rows * words + (row - expert * rows) * d.scale_stride_token;
+    if (d.swizzled)
+        return (expert * ((rows + 127) / 128) + at / 128) * d.scale_words * 128 + at % 32 * 4 + at % 128 / 32;
+    return expert * rows * d.scale_words + at * d.scale_stride_token;
 }
 
 /*
@@ -213,7 +215,7 @@ __device__ inline void pack_scales(const cuda_ll_dispatch &d, const unsigned cha
                                    int lane)
 {
     const uint32_t *from = reinterpret_cast<const uint32_t *>(slot + d.ll.scales_at);
-    int words = d.ll.hidden / (d.packed ? 512 : 128);
+    int words = d.scale_words;
 
 #pragma unroll 2
     for (int i = lane; i - lane < words; i += WARP) {
@@ -249,7 +251,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
                                     int t, int part, int parts, int lane)
 {
     const cuda_ll &ll = d.ll;
-    int me = ll.waits.rank, vectors = ll.hidden / (d.fp8 ? 16 : 8);
+    int me = ll.waits.rank, vectors = d.row_vectors;
     int share = (vectors / parts + WARP - 1) / WARP * WARP; /* a multiple of the warp size */
     int begin = part * share, end = part == parts - 1 ? vectors : min(begin + share, vectors);
     const unsigned char *slot = slot_of(ll, me, source, t);
@@ -288,7 +290,7 @@ __device__ inline bool receive_slot(const cuda_ll_dispatch &d, const ll_call &ca
         row = row_of(d, before, source, choice);
     if (part == 0)
         set_origin(d, call, source, t, lane, choice.x >= 0 ? row : -1);
-    if (d.fp8 && part == parts - 1)
+    if (d.block && part == parts - 1)
         pack_scales(d, slot, votes, choice.x >= 0 ? scales_of(d, choice.x, row) : 0, lane);
     pack_row(d, slot, votes, row, begin, end, lane, v);
     return true;

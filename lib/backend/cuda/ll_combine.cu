@@ -225,6 +225,56 @@ __device__ void load_tile(const cuda_ll_combine &c, const tile &p, pipe_state &p
                   bytes, pipe.full + slot);
 }
 
+/* Has a counter of c.signals reached its value? Remembers what it was. */
+struct has_signalled {
+    const uint32_t *counter;
+    uint32_t wanted, *ret_value;
+
+    __device__ __forceinline__ bool operator()() const
+    {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(*ret_value) : "l"(counter) : "memory");
+        return *ret_value >= wanted;
+    }
+};
+
+/*
+ * Are the rows of an item written? `wait`: waits for it; false then: the kernel must exit, and the failure is reported.
+ * Called by all lanes.
+ */
+__device__ __noinline__ bool rows_ready(const cuda_ll_combine &c, const tile &p, int lane, bool wait)
+{
+    const cuda_ll &ll = c.ll;
+    bool ours = p.votes >> lane & 1, ok = true;
+    int32_t of_expert = ll.waits.nranks * ll.max_tokens;
+    int32_t expert = ours ? p.row / of_expert : 0, block = ours ? p.row % of_expert / c.signal_rows : 0;
+    uint32_t value = 0;
+    has_signalled met = {c.signals + (int64_t)expert * c.signal_blocks + block, c.signal_value, &value};
+
+    if (ours && !wait) {
+        ok = met();
+    } else if (ours) {
+        wait_end end = wait_for(ll.waits, met, nullptr, 0);
+        volatile uint32_t *detail = ll.waits.report->detail;
+
+        ok = end == WAIT_OK;
+        if (end == WAIT_TIMEOUT) {
+            detail[CUDA_DETAIL_RANK] = (uint32_t)expert;
+            detail[CUDA_DETAIL_WORD] = (uint32_t)block;
+            detail[CUDA_DETAIL_MINE] = c.signal_value;
+            detail[CUDA_DETAIL_THEIRS] = value;
+            __threadfence_system();
+        }
+        if (!ok)
+            set_failure(ll.waits, end == WAIT_TIMEOUT ? CUDA_FAILED_SIGNAL : 0, ll.waits.rank, c.signal_phase);
+    }
+    ok = __all_sync(ALL_LANES, ok);
+    /* The copy engine reads what other SMs have written, each row loaded by the lane that has found it complete. */
+    if (ok)
+        bulk_fence_global();
+    __syncwarp();
+    return ok;
+}
+
 __device__ void await_tile(pipe_state &pipe, int slot)
 {
     barrier_wait(pipe.full + slot, pipe.parity >> slot & 1);
@@ -329,22 +379,34 @@ __device__ pipe_state pipe_init(unsigned char *slots, uint64_t *barriers)
     return pipe;
 }
 
-/* Sends all items of this warp. `p`: the first tile, which is being loaded. */
+/* Loads a tile into the slot of an earlier one, whose store must have completed its reads. Called by all lanes. */
+__device__ __forceinline__ void load_next(const cuda_ll_combine &c, const tile &next, pipe_state &pipe, int slot)
+{
+    if (pipe.lane == 0)
+        bulk_wait_all_read();
+    __syncwarp();
+    load_tile(c, next, pipe, slot);
+}
+
+/* Sends all items of this warp. `p`: the first tile, which is being loaded, unless its rows must be signalled. */
 __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p, pipe_state &pipe)
 {
     const cuda_ll &ll = c.ll;
     bool ok = true;
 
+    if (c.signals && p.votes) {
+        ok = rows_ready(c, p, pipe.lane, true);
+        if (ok)
+            load_tile(c, p, pipe, 0);
+        else
+            p.votes = 0;
+    }
     for (int slot = 0; p.votes; slot ^= 1) {
         tile next = next_tile(ll, call, p, pipe.lane);
+        bool early = ok && next.votes && (!c.signals || !next.first || rows_ready(c, next, pipe.lane, false));
 
-        if (ok && next.votes) {
-            /* The store of the slot's previous tile must have completed its reads. */
-            if (pipe.lane == 0)
-                bulk_wait_all_read();
-            __syncwarp();
-            load_tile(c, next, pipe, slot ^ 1);
-        }
+        if (early)
+            load_next(c, next, pipe, slot ^ 1);
         await_tile(pipe, slot);
         if (!ok)
             break;
@@ -363,6 +425,15 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
         }
         if (ok && pipe.lane == 0)
             store_tile(ll, call, p, pipe, slot);
+        if (ok && next.votes && !early) {
+            /* The owner may have this item now. */
+            if (pipe.lane == 0)
+                flag_item(ll, call, pipe);
+            __syncwarp();
+            if (!rows_ready(c, next, pipe.lane, true))
+                break;
+            load_next(c, next, pipe, slot ^ 1);
+        }
         p = next;
     }
     if (pipe.lane == 0) {
@@ -463,11 +534,11 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
         pipe = pipe_init(slots, barriers);
         first = find_tile(ll, call, own, row, lane);
         /* Only when the routing has been read, whose loads would otherwise queue behind all the rows. */
-        if (first.votes)
+        if (first.votes && !c.signals)
             load_tile(c, first, pipe, 0);
         if (!sync_to_send(c, call)) {
             /* The copy engine must have finished with the block's shared memory. */
-            if (first.votes)
+            if (first.votes && !c.signals)
                 await_tile(pipe, 0);
             return;
         }

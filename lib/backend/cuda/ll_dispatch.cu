@@ -71,15 +71,39 @@ __device__ inline uint4 quantise(sixteen v, float factor)
 }
 
 /* The factor of the block that this lane shares; all lanes of the warp call it. */
-__device__ inline float factor_of(sixteen v, bool rounds)
+__device__ inline float factor_of(sixteen v, int block, bool rounds)
 {
     uint32_t largest = max(largest_of(v.low), largest_of(v.high));
     float factor;
 
-    for (int distance = 4; distance; distance /= 2)
+    for (int distance = block / 32; distance; distance /= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    factor = __fdiv_rn(fmaxf(__uint_as_float(largest << 16), 1e-4f), 448.0f);
+    /* mxfp8 has no least factor but that of its scales. */
+    factor = __fdiv_rn(fmaxf(__uint_as_float(largest << 16), block == EP_SCALE_BLOCK ? 1e-4f : 0.0f), 448.0f);
     return rounds ? float_of_ue8m0(ue8m0_of(factor)) : factor;
+}
+
+/* Two bf16 elements as e2m1 in the low byte. Ties go to even codes; a NaN fails every comparison and becomes 6. */
+__device__ inline uint32_t quantise_pair(uint32_t pair, float q)
+{
+    uint32_t codes = 0;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t bits = i ? pair & 0xffff0000u : pair << 16;
+        float v = __fmul_rn(__uint_as_float(bits & 0x7fffffffu), q);
+        uint32_t code = !(v <= 0.25f) + !(v < 0.75f) + !(v <= 1.25f) + !(v < 1.75f) + !(v <= 2.5f) + !(v < 3.5f) +
+                        !(v <= 5.0f);
+
+        codes |= (code | bits >> 31 << 3) << 4 * i;
+    }
+    return codes;
+}
+
+__device__ inline uint32_t quantise_eight(uint4 v, float q)
+{
+    return quantise_pair(v.x, q) | quantise_pair(v.y, q) << 8 | quantise_pair(v.z, q) << 16 |
+           quantise_pair(v.w, q) << 24;
 }
 
 /* The choices of the token being sent. */
@@ -260,21 +284,31 @@ __device__ void prepare_choices(const cuda_ll_dispatch &d, const ll_call &call, 
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* The scales of four blocks, one per lane. */
-__device__ void store_scales(const cuda_ll_dispatch &d, unsigned char *image, int unit, bool active, float factor)
+/* The scale of a block, by the first lane that has a unit of it. */
+__device__ void store_scale(const cuda_ll_dispatch &d, unsigned char *image, int unit, float factor)
 {
-    int lane = unit % WARP, block = unit / 8;
-    uint32_t byte = ue8m0_of(factor), packed = 0;
+    int lanes = d.block / 16, at = unit / lanes;
 
-    if (!d.packed) {
-        if (active && unit % 8 == 0)
-            reinterpret_cast<float *>(image + d.ll.scales_at)[block] = factor;
+    if (unit % lanes)
         return;
-    }
-    for (int i = 0; i < 4; i++)
-        packed |= __shfl_sync(ALL_LANES, byte, 8 * i) << 8 * i;
-    if (active && lane == 0)
-        reinterpret_cast<uint32_t *>(image + d.ll.scales_at)[block / 4] = packed;
+    if (d.packed)
+        image[d.ll.scales_at + at] = (unsigned char)ue8m0_of(factor);
+    else
+        reinterpret_cast<float *>(image + d.ll.scales_at)[at] = factor;
+}
+
+/* A block of nvfp4: its codes and its scale. */
+__device__ void make_fp4(const cuda_ll_dispatch &d, unsigned char *image, int unit, sixteen v, float global)
+{
+    uint32_t largest = max(largest_of(v.low), largest_of(v.high));
+    float amax = __uint_as_float(largest << 16);
+    __nv_fp8_storage_t scale =
+        __nv_cvt_float_to_fp8(__fmul_rn(global, __fdiv_rn(amax, 6.0f)), __NV_SATFINITE, __NV_E4M3);
+    float q = scale ? __fdiv_rn(global, __half2float(__half(__nv_cvt_fp8_to_halfraw(scale, __NV_E4M3)))) : 0.0f;
+
+    reinterpret_cast<uint2 *>(image + d.ll.row_at)[unit] =
+        make_uint2(quantise_eight(v.low, q), quantise_eight(v.high, q));
+    image[d.ll.scales_at + unit] = scale;
 }
 
 __device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
@@ -291,14 +325,20 @@ __device__ sixteen load_sixteen(const cuda_ll_dispatch &d, int t, int unit)
 __device__ void make_quantised(const cuda_ll_dispatch &d, unsigned char *image, int t, sixteen first, const team &by)
 {
     int units = d.ll.hidden / 16, all = (units + WARP - 1) / WARP * WARP;
+    float global = d.global_scale ? __ldg(d.global_scale) : 1.0f;
 
     for (int unit = by.thread; unit < all; unit += by.threads) {
         sixteen v = unit == by.thread ? first : load_sixteen(d, t, unit);
-        float factor = factor_of(v, d.rounds);
+        float factor = factor_of(v, d.block, d.rounds);
 
-        if (unit < units)
-            reinterpret_cast<uint4 *>(image + d.ll.row_at)[unit] = quantise(v, factor);
-        store_scales(d, image, unit, unit < units, factor);
+        if (unit >= units)
+            continue;
+        if (d.block == 16) {
+            make_fp4(d, image, unit, v, global);
+            continue;
+        }
+        reinterpret_cast<uint4 *>(image + d.ll.row_at)[unit] = quantise(v, factor);
+        store_scale(d, image, unit, factor);
     }
 }
 
@@ -334,24 +374,18 @@ __device__ prefetched prefetch(const cuda_ll_dispatch &d, int t, const team &by)
     if (t >= d.n_tokens)
         return a;
     a.expert = i < d.ll.topk ? read_expert(d, (int64_t)t * d.ll.topk + i) : -1;
-    if (d.fp8)
+    if (d.block)
         a.row = load_sixteen(d, t, i);
     else
         a.row = {load_eight(d, t, i), load_eight(d, t, i + by.threads)};
     return a;
 }
 
-/* The bytes of a slot that rows of this format use. */
-__host__ __device__ int image_bytes(const cuda_ll_dispatch &d)
-{
-    return (int)d.ll.row_at + d.ll.hidden * (d.fp8 ? 1 : 2);
-}
-
 /* Builds the image of token t's slot; it is complete on return. */
 __device__ void make_image(const cuda_ll_dispatch &d, const ll_call &call, int t, const prefetched &a, choices &c,
                            unsigned char *image, const team &by)
 {
-    if (d.fp8)
+    if (d.block)
         make_quantised(d, image, t, a.row, by);
     else
         make_plain(d, image, t, a.row, by);
@@ -377,7 +411,7 @@ __device__ inline bool has_rank(const choices &c, int rank)
 __device__ void store_slot(const cuda_ll_dispatch &d, const ll_call &call, const choices &c, int t, uint32_t ranks,
                            const unsigned char *image, const team &by)
 {
-    int me = d.ll.waits.rank, vectors = image_bytes(d) / VECTOR;
+    int me = d.ll.waits.rank, vectors = d.image_bytes / VECTOR;
     uint32_t rotated = __funnelshift_r(ranks, ranks, (uint32_t)me + 1);
 
     for (int i = by.thread; i < vectors; i += by.threads) {
@@ -424,7 +458,7 @@ __device__ void send(const cuda_ll_dispatch &d, const ll_call &call, choices &c,
     for (int t = d.n_tokens + (int)blockIdx.x; t < d.ll.max_tokens; t += (int)gridDim.x)
         if (i < d.ll.waits.nranks && !is_masked(call, i))
             *(volatile uint64_t *)slot_flag_of(d.ll, i, d.ll.waits.rank, t) = call.number << 1;
-    ll_notify_peers(d.ll, call, &ll_wire_segment::rows_ready, false, image_bytes(d));
+    ll_notify_peers(d.ll, call, &ll_wire_segment::rows_ready, false, d.image_bytes);
 }
 
 /*
@@ -506,7 +540,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
 
 cudaError_t LL_NAME(cuda_launch_ll_dispatch)(const struct cuda_ll_dispatch *dispatch, int blocks, cudaStream_t stream)
 {
-    return launch(ep::LL_NAME(dispatch_ll), (unsigned)blocks, CUDA_LL_THREADS, (size_t)image_bytes(*dispatch), stream,
+    return launch(ep::LL_NAME(dispatch_ll), (unsigned)blocks, CUDA_LL_THREADS, (size_t)dispatch->image_bytes, stream,
                   *dispatch);
 }
 

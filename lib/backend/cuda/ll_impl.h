@@ -22,6 +22,7 @@ struct cuda_ll_impl {
     struct cuda_block combine_buffer; /* allocated on first use */
     cudaEvent_t done;
     int blocks;
+    int max_blocks;        /* of the sending half of the last combine; 0: any number */
     size_t bytes;          /* of each rank's segment */
     bool in_dispatch;      /* kind of the last call */
     bool open;             /* the last call has been sent and not received: ep_ll_finish() completes it */

@@ -229,10 +229,10 @@ __device__ inline void ll_notify_peers(const cuda_ll &ll, const ll_call &call, l
     __syncthreads();
     if (!last || i >= ll.waits.nranks || is_masked(call, i))
         return;
+    /* After a failure the data is incomplete. */
+    if (*(volatile uint32_t *)&ll.waits.mine->failure)
+        return;
     if (ll_is_remote(ll, i)) {
-        /* After a failure the data is incomplete. */
-        if (*(volatile uint32_t *)&ll.waits.mine->failure)
-            return;
         ll_peer(ll, i)->words.desc[weights ? (int)LL_WIRE_DESC_WEIGHTS : (int)(call.number & 1)] = {
             call.number, combine, ll.max_tokens, ll.parts, image_bytes, (int32_t)(call.dispatch & 1), 0};
     }

@@ -257,16 +257,18 @@ void cuda_ll_close(ep_ll *ll)
 
 static ep_status launch(struct cuda_ll_impl *impl, int phases)
 {
+    bool few = !impl->in_dispatch && phases & CUDA_LL_SEND && impl->max_blocks && impl->max_blocks < impl->blocks;
+    int blocks = few ? impl->max_blocks : impl->blocks;
     cudaError_t error;
 
     if (impl->in_dispatch) {
         impl->dispatch.phases = phases;
-        error = (impl->device.landing ? cuda_launch_ll_dispatch_nodes
-                                      : cuda_launch_ll_dispatch)(&impl->dispatch, impl->blocks, impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_dispatch_nodes : cuda_launch_ll_dispatch)(&impl->dispatch,
+                                                                                                 blocks, impl->stream);
     } else {
         impl->combine.phases = phases;
-        error = (impl->device.landing ? cuda_launch_ll_combine_nodes
-                                      : cuda_launch_ll_combine)(&impl->combine, impl->blocks, impl->stream);
+        error = (impl->device.landing ? cuda_launch_ll_combine_nodes : cuda_launch_ll_combine)(&impl->combine, blocks,
+                                                                                               impl->stream);
     }
     EP_TRY(cuda_status(error, "low-latency kernel"));
     cuda_ll_net_launched(impl->net);
@@ -335,6 +337,7 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->n_tokens ? args->topk_idx : NULL));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_x", args->recv_x));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_scales", args->recv_scales));
+    EP_TRY(cuda_check_pointer(cuda, call, "global_scale", args->global_scale));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_count", args->recv_count));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_source", args->recv_source));
     EP_TRY(cuda_check_pointer(cuda, call, "recv_stats_add", args->recv_stats_add));
@@ -345,7 +348,9 @@ static ep_status check_dispatch_pointers(struct cuda_comm *cuda, const ep_ll_dis
 static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number)
 {
     struct cuda_ll_impl *impl = ll->impl;
-    bool fp8 = args->out_dtype == EP_F8E4M3, packed = args->scale_type == EP_UE8M0;
+    bool packed = args->scale_type == EP_UE8M0 || args->scale_type == EP_UE8M0_32;
+    int64_t words = ep_ll_scale_words(ll, args), row = ep_ll_row_bytes(ll, args);
+    struct cuda_ll *device;
 
     EP_TRY(check_dispatch_pointers(impl->cuda, args));
     EP_TRY(receive_open(ll, "ep_ll_dispatch"));
@@ -357,9 +362,13 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
                                                .distinct = cuda_checks_distinct(ll->comm),
-                                               .fp8 = fp8,
+                                               .block = words ? ep_ll_scale_block(args) : 0,
                                                .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,
+                                               .row_vectors = (int32_t)(row / 16),
+                                               .scale_words = (int32_t)words,
+                                               .swizzled = args->flags & EP_LL_SWIZZLED_SCALES ? 1 : 0,
+                                               .global_scale = args->global_scale,
                                                .format = ep_ll_format(args),
                                                .recv_x = args->recv_x,
                                                .recv_scales = args->recv_scales,
@@ -371,11 +380,18 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .stats_add = args->recv_stats_add,
                                                .wait_added = args->wait_cost_add};
     if (!args->recv_scale_stride_token) {
-        impl->dispatch.scale_stride_token = ll->config.hidden / (packed ? 4 * EP_SCALE_BLOCK : EP_SCALE_BLOCK);
-        impl->dispatch.scale_stride_block = 1;
+        impl->dispatch.scale_stride_token = words;
+        impl->dispatch.scale_stride_block = args->flags & EP_LL_SWIZZLED_SCALES ? 128 : 1;
     }
-    impl->dispatch.ll.max_tokens = args->max_tokens;
-    impl->dispatch.ll.topk = args->topk;
+    device = &impl->dispatch.ll;
+    device->max_tokens = args->max_tokens;
+    device->topk = args->topk;
+    impl->dispatch.image_bytes = (int32_t)(device->row_at + row);
+    /* Scales of nvfp4 have no room before the row, which leaves some behind it. */
+    if (args->out_dtype == EP_F4E2M1) {
+        device->scales_at = device->row_at + row;
+        impl->dispatch.image_bytes += (int32_t)(words * 4 + 15) / 16 * 16;
+    }
     return run_checked(ll, args->flags, args->topk_idx, args->idx_type, args->n_tokens, args->topk);
 }
 
@@ -412,6 +428,7 @@ static ep_status check_combine_pointers(struct cuda_comm *cuda, const ep_ll_comb
 
     EP_TRY(cuda_check_pointer(cuda, call, "x", args->x));
     EP_TRY(cuda_check_pointer(cuda, call, "wait_cost_add", args->wait_cost_add));
+    EP_TRY(cuda_check_pointer(cuda, call, "signals", args->signals));
     if (!args->n_tokens)
         return EP_OK;
     EP_TRY(cuda_check_pointer(cuda, call, "topk_idx", args->topk_idx));
@@ -452,7 +469,14 @@ static ep_status combine(ep_ll *ll, const ep_ll_combine_args *args)
                                              .idx64 = args->idx_type == EP_I64,
                                              .n_tokens = args->n_tokens,
                                              .age = (int32_t)(ll->dispatches - args->call),
-                                             .wait_added = args->wait_cost_add};
+                                             .wait_added = args->wait_cost_add,
+                                             .signals = args->signals,
+                                             .signal_rows = args->signal_rows,
+                                             .signal_value = args->signal_value,
+                                             .signal_phase = EP_GROUP_LL_SIGNALS};
+    if (args->signals)
+        impl->combine.signal_blocks = (int32_t)ep_ll_signal_blocks(ll, args, answers->max_tokens);
+    impl->max_blocks = args->max_sms;
     device = &impl->combine.ll;
     device->max_tokens = answers->max_tokens;
     device->topk = args->topk;

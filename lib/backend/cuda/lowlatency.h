@@ -83,10 +83,15 @@ struct cuda_ll_dispatch {
     struct cuda_ll ll;
     const void *x, *topk_idx;
     int32_t idx64, n_tokens, phases;
-    int32_t queued;              /* no host waits for this call */
-    int32_t distinct;            /* no token may name an expert twice */
-    int32_t fp8, rounds, packed; /* packed: scales are ue8m0 */
-    int32_t format;              /* must be the same on all ranks */
+    int32_t queued;         /* no host waits for this call */
+    int32_t distinct;       /* no token may name an expert twice */
+    int32_t block;          /* elements that share a scale: 128 or 32 of e4m3, 16 of e2m1; 0: rows are not quantised */
+    int32_t rounds, packed; /* of e4m3: scales are powers of two, ue8m0 */
+    int32_t row_vectors, scale_words; /* 16 and 4 bytes, of a row */
+    int32_t swizzled;                 /* recv_scales is in tiles */
+    int32_t image_bytes;              /* bytes of a slot that rows of this format use */
+    int32_t format;                   /* must be the same on all ranks */
+    const float *global_scale;        /* of e2m1; NULL: 1 */
     unsigned char *recv_x;
     uint32_t *recv_scales;
     int64_t scale_stride_token, scale_stride_block; /* of recv_scales within an expert */
@@ -102,9 +107,12 @@ struct cuda_ll_combine {
     const float *weights;
     unsigned char *out;
     int32_t idx64, n_tokens, phases;
-    int32_t queued;      /* no host waits for this call */
-    int32_t age;         /* number of dispatches since the one that it answers */
-    int64_t *wait_added; /* [R] NULL: not wanted */
+    int32_t queued;          /* no host waits for this call */
+    int32_t age;             /* number of dispatches since the one that it answers */
+    int64_t *wait_added;     /* [R] NULL: not wanted */
+    const uint32_t *signals; /* [L, signal_blocks] of blocks of signal_rows rows of x; NULL: x is complete */
+    int32_t signal_rows, signal_blocks, signal_phase;
+    uint32_t signal_value;
 };
 
 enum { CUDA_LL_MASK_KEEP, CUDA_LL_MASK_SET, CUDA_LL_MASK_CLEAR, CUDA_LL_MASK_MERGE };

@@ -138,6 +138,10 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
         break;
     case CUDA_FAILED_TOKENS:
         return fail_tokens(cuda, rank, phase);
+    case CUDA_FAILED_SIGNAL:
+        status = ep_ll_fail_signal(cuda->group.comm, (int)detail[CUDA_DETAIL_RANK], detail[CUDA_DETAIL_WORD],
+                                   detail[CUDA_DETAIL_THEIRS], detail[CUDA_DETAIL_MINE]);
+        break;
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
     case CUDA_FAILED_LOST:

@@ -21,14 +21,20 @@
 
 static size_t out_row_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    return (size_t)ll->config.hidden * ep_dtype_bytes((ep_dtype)args->out_dtype);
+    return (size_t)ep_ll_row_bytes(ll, args);
 }
 
 static size_t out_scale_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    size_t blocks = (size_t)ll->config.hidden / EP_SCALE_BLOCK;
+    return (size_t)ep_ll_scale_words(ll, args) * 4;
+}
 
-    return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_UE8M0 ? blocks : blocks * sizeof(float);
+/* In a slot. Those of nvfp4 have no room before the row, which leaves some behind it. */
+static size_t scales_at(const ep_ll *ll, const ep_ll_dispatch_args *args)
+{
+    const struct host_ll *inner = ll->impl;
+
+    return args->out_dtype == EP_F4E2M1 ? inner->row_at + out_row_bytes(ll, args) : inner->scales_at;
 }
 
 static ep_status check_format(ep_ll *ll, const ep_ll_dispatch_args *args, int rank, int32_t theirs, int32_t max_tokens)
@@ -62,8 +68,17 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     *ret_scales = NULL;
     if (args->out_dtype == EP_BF16)
         return x;
-    ep_quantize_row(x, ll->config.hidden, ep_ll_rounds_scales(args), inner->row, inner->scales);
     *ret_scales = inner->scales;
+    if (args->out_dtype == EP_F4E2M1) {
+        ep_quantize_nvfp4(x, ll->config.hidden, args->global_scale ? *args->global_scale : 1, inner->row,
+                          (uint8_t *)inner->scales);
+        return inner->row;
+    }
+    if (args->scale_type == EP_UE8M0_32) {
+        ep_quantize_mxfp8(x, ll->config.hidden, inner->row, (uint8_t *)inner->scales);
+        return inner->row;
+    }
+    ep_quantize_row(x, ll->config.hidden, ep_ll_rounds_scales(args), inner->row, inner->scales);
     if (args->scale_type == EP_UE8M0) {
         ep_pack_ue8m0(inner->scales, ll->config.hidden / EP_SCALE_BLOCK, inner->packed_scales);
         *ret_scales = inner->packed_scales;
@@ -107,7 +122,7 @@ static void send_token(ep_ll *ll, const struct ll_dispatch *dispatch, int t)
         slot = to.segment + ll_wire_slot_at(to.layout, to.source, t);
         memcpy(slot, choices, (size_t)ll->config.topk * sizeof(*choices));
         if (scales)
-            memcpy(slot + inner->scales_at, scales, out_scale_bytes(ll, args));
+            memcpy(slot + scales_at(ll, args), scales, out_scale_bytes(ll, args));
         memcpy(slot + inner->row_at, row, out_row_bytes(ll, args));
         ll_wire_store(to.segment, ll_wire_slot_flag_at(to.layout, to.source, t), dispatch->serial << 1 | 1);
     }
@@ -134,7 +149,7 @@ static void begin_slots(const ep_ll *ll, const struct ll_dispatch *dispatch)
             ll_words_of(&to)->desc[dispatch->serial & 1] =
                 (struct ll_wire_desc){.number = dispatch->serial,
                                       .max_tokens = args->max_tokens,
-                                      .image_bytes = (int32_t)ll_slot_bytes(ll, args->out_dtype)};
+                                      .image_bytes = (int32_t)ll_slot_bytes(ll, args)};
     }
 }
 
@@ -213,19 +228,23 @@ static ep_status make_ranges(ep_ll *ll, const struct ll_dispatch *dispatch, stru
     return EP_OK;
 }
 
-/* Writes the scales of row `row` of an expert with the strides of the caller. */
+/* Writes the scales of row `row` of an expert, in tiles or with the strides of the caller. */
 static void place_scales(const ep_ll *ll, const ep_ll_dispatch_args *args, int expert, int32_t row, const void *scales)
 {
-    size_t bytes = out_scale_bytes(ll, args), rows = (size_t)ll->comm->nranks * (size_t)args->max_tokens;
-    uint32_t *out = (uint32_t *)args->recv_scales + (size_t)expert * rows * (bytes / 4);
+    int64_t words = ep_ll_scale_words(ll, args), block = args->recv_scale_stride_block, at;
+    uint32_t *out = (uint32_t *)args->recv_scales + expert * ep_ll_scale_rows(ll, args) * words;
 
-    if (!args->recv_scale_stride_token) {
-        memcpy(out + (size_t)row * (bytes / 4), scales, bytes);
+    if (args->flags & EP_LL_SWIZZLED_SCALES) {
+        at = row / 128 * words * 128 + row % 32 * 4 + row % 128 / 32;
+        block = 128;
+    } else if (args->recv_scale_stride_token) {
+        at = row * args->recv_scale_stride_token;
+    } else {
+        memcpy(out + row * words, scales, (size_t)words * 4);
         return;
     }
-    for (size_t word = 0; word < bytes / 4; word++)
-        out[row * args->recv_scale_stride_token + (int64_t)word * args->recv_scale_stride_block] =
-            ((const uint32_t *)scales)[word];
+    for (int64_t word = 0; word < words; word++)
+        out[at + word * block] = ((const uint32_t *)scales)[word];
 }
 
 /* Copies the row of a slot to each of its experts here. */
@@ -249,7 +268,7 @@ static void pack_slot(const ep_ll *ll, const struct ll_dispatch *dispatch, int s
         at = (size_t)expert * rows + (size_t)row;
         memcpy((char *)args->recv_x + at * out_row_bytes(ll, args), slot + inner->row_at, out_row_bytes(ll, args));
         if (args->out_dtype != EP_BF16)
-            place_scales(ll, args, expert, row, slot + inner->scales_at);
+            place_scales(ll, args, expert, row, slot + scales_at(ll, args));
         if (args->recv_source)
             args->recv_source[at] = t;
     }

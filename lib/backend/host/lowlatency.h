@@ -151,11 +151,12 @@ static inline size_t ll_combine_bytes(const ep_ll *ll, int max_tokens)
 }
 
 /* Slots differ in size between formats: only the row is at their end. */
-static inline size_t ll_slot_bytes(const ep_ll *ll, int out_dtype)
+static inline size_t ll_slot_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
     const struct host_ll *inner = ll->impl;
+    int64_t behind = args->out_dtype == EP_F4E2M1 ? ep_ll_scale_words(ll, args) * 4 : 0;
 
-    return inner->row_at + ((size_t)ll->config.hidden * (out_dtype == EP_BF16 ? 2 : 1) + 15) / 16 * 16;
+    return inner->row_at + ((size_t)(ep_ll_row_bytes(ll, args) + behind) + 15) / 16 * 16;
 }
 
 /*

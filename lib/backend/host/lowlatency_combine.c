@@ -2,6 +2,7 @@
 /* Low latency: the combine. Within a node it pulls: see lowlatency.c. */
 #include "backend/host/lowlatency.h"
 
+#include "base/backoff.h"
 #include "core/routing.h"
 
 #include <stdio.h>
@@ -222,6 +223,47 @@ ep_status ll_reserve_rows(ep_ll *ll, uint64_t number, int max_tokens, int expert
     EP_TRY(ep_group_reserve(inner->group, inner->segment, at + ((size_t)expert * rows + (size_t)*reserved) * row,
                             (size_t)(n_rows - *reserved) * row));
     *reserved = n_rows;
+    return EP_OK;
+}
+
+/* Waits until a block of an expert's rows is complete, and meanwhile takes what ranks of other nodes send. */
+static ep_status wait_signal(ep_ll *ll, const struct ll_combine *combine, int expert, int64_t block)
+{
+    const ep_ll_combine_args *args = &combine->args;
+    const uint32_t *signal = args->signals + expert * ep_ll_signal_blocks(ll, args, combine->max_tokens) + block;
+    struct ep_group *group = ep_group_of(ll->comm);
+    uint64_t limit_ns = ep_deadline_ns(ll->comm->config.timeout_ms);
+    bool moved;
+
+    for (;;) {
+        uint64_t now = ep_now_ns();
+        uint32_t value = __atomic_load_n(signal, __ATOMIC_ACQUIRE);
+
+        if (value >= args->signal_value)
+            return EP_OK;
+        if (now >= limit_ns)
+            return ep_group_set_own_failure(group,
+                                            ep_ll_fail_signal(ll->comm, expert, block, value, args->signal_value),
+                                            ll->comm->rank, EP_GROUP_LL_SIGNALS);
+        moved = false;
+        EP_TRY(ll_net_progress(ll, EP_GROUP_LL_SIGNALS, ll->comm->rank, NULL, &moved));
+        EP_TRY(ll->config.flags & EP_LL_MASK_DEAD ? ep_group_check_abort(group) : ep_group_check(group));
+        if (!moved)
+            ep_backoff_sleep();
+    }
+}
+
+static ep_status wait_signals(ep_ll *ll, const struct ll_combine *combine)
+{
+    const struct host_ll *inner = ll->impl;
+    const struct ll_range *ranges = inner->ranges[combine->call & 1];
+
+    for (int expert = 0; combine->args.signals && expert < ll->n_local; expert++) {
+        const struct ll_range *last = &ranges[expert * ll->comm->nranks + ll->comm->nranks - 1];
+
+        for (int64_t block = 0; block * combine->args.signal_rows < last->begin + last->count; block++)
+            EP_TRY(wait_signal(ll, combine, expert, block));
+    }
     return EP_OK;
 }
 
@@ -495,6 +537,7 @@ ep_status ll_start_combine(ep_ll *ll, const struct ll_combine *wanted)
         return ep_fail(EP_E_VALUE, "ep_ll_combine: NaN in topk_weights of rank %d", ll->comm->rank);
     combine->serial = ++inner->serial;
     EP_TRY(ll_wait(ll, &unused));
+    EP_TRY(wait_signals(ll, combine));
     EP_TRY(publish_input(ll, combine));
     for (int rank = inner->group->first; rank < inner->group->first + inner->group->nlocal; rank++)
         ll_publish_to(ll, rank, LL_WORD(rows_ready), combine->serial);

@@ -105,7 +105,7 @@ static void add_arrays(const ep_ll *ll, struct host_ll *inner)
     inner->seen = add_array(inner, local * nranks, sizeof(*inner->seen));
     inner->row = add_array(inner, hidden, sizeof(*inner->row));
     inner->sums = add_array(inner, topk * hidden, sizeof(*inner->sums));
-    inner->scales = add_array(inner, blocks, sizeof(*inner->scales));
+    inner->scales = add_array(inner, 2 * blocks, sizeof(*inner->scales)); /* nvfp4 has a byte for 16 elements */
     inner->packed_scales = add_array(inner, blocks, sizeof(*inner->packed_scales));
 }
 

@@ -145,14 +145,14 @@ class LowLatencyCalls(OfThisProcess):
                 event records the end of the call.
             return_recv_hook: only send, on the current stream; the hook that is returned receives, on the same stream.
 
-        Ignored: x_global_scale, which is of nvfp4.
+            use_nvfp4: rows of two e2m1 in a byte, with scales of 16 elements, multiplied by x_global_scale (float32, its first
+                element; the same on all ranks); in place of fp8.
 
         Returns (rows, count int32 [L], handle, event, hook). rows: bfloat16 [L, R*M, H], or (float8_e4m3fn, scales): scales
-        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. Two results may be in use at a time.
+        float32 [L, R*M, H/128] or int32 [L, R*M, H/512], columns contiguous. With use_nvfp4 (uint8 [R*M, H/2, L], float8_e4m3fn
+        [32, 4, ceil(R*M / 128), 4, H/64, L]), views of [L, R*M, H/2] and of scales in tiles, as FlashInfer's grouped GEMMs read
+        them. Two results may be in use at a time.
         """
-        if use_nvfp4:
-            raise NotImplementedError("low_latency_dispatch: nvfp4 is not supported: use use_fp8=True, or bfloat16 and "
-                                      "quantise behind the dispatch")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
         want_tensor(x, "low_latency_dispatch", "x", "[N, H]")
@@ -170,12 +170,17 @@ class LowLatencyCalls(OfThisProcess):
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         self._begin_call(object_, order.stream)
-        rows = object_._dispatch(x, topk_idx, use_fp8, round_scale, use_ue8m0, most, cumulative_local_expert_recv_stats, wait_cost,
+        rows = object_._dispatch(x, topk_idx, most, use_fp8 and not use_nvfp4, round_scale, use_ue8m0, bool(use_nvfp4), False,
+                                 bool(use_nvfp4), x_global_scale if use_nvfp4 else None, cumulative_local_expert_recv_stats, wait_cost,
                                  return_recv_hook, order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
-        out = _as_given(rows if rows.scales is not None else rows.x, rows)
-        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats))
+        if use_nvfp4:
+            assert rows.scales is not None
+            out: Rows = (rows.x.permute(1, 2, 0), rows.scales.permute(3, 4, 1, 5, 2, 0))
+        else:
+            out = _as_given(rows if rows.scales is not None else rows.x, rows)
+        event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats, x_global_scale))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
     def _check_sums(self, sums: Optional[torch.Tensor], call: str, name: str, dtype: torch.dtype, size: int) -> None:
@@ -208,6 +213,22 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
         return one, known
 
+    def _signals(self, comp_signal: Optional[torch.Tensor], block_m: int, threshold: int, num_sms: int,
+                 src_signals: Optional[torch.Tensor], expected: int, most: int) -> Dict[str, Any]:
+        """The arguments of LowLatency.combine() for `overlap`."""
+        call = "low_latency_combine"
+        if (comp_signal is None) == (src_signals is None):
+            raise epkit.ArgumentError(f"{call}: overlap takes comp_signal or src_signals, one of them")
+        name, signals = ("comp_signal", comp_signal) if src_signals is None else ("src_signals", src_signals)
+        assert signals is not None
+        want_tensor(signals, call, name, "of counters")
+        rows, value, sms = (block_m, threshold, num_sms) if src_signals is None else (self.group_size * most, expected, 32)
+        rows, value = want_integer(rows, call, "block_m"), want_integer(value, call, f"what {name} counts to")
+        if value < 1:
+            raise epkit.ArgumentError(f"{call}: threshold is {value}, must be 1 or more: else x would be read before it is written"
+                                      if src_signals is None else f"{call}: src_signal_expect_value is {value}, must be 1 or more")
+        return {"signals": signals, "signal_rows": rows, "signal_value": value, "max_sms": want_integer(sms, call, "num_sms")}
+
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
                             async_finish: bool = False, return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
@@ -226,24 +247,30 @@ class LowLatencyCalls(OfThisProcess):
             out: bfloat16 [N, H] for the result.
             combine_wait_recv_cost_stats: int64 [R] or [R, R] (then this rank's row): time of waiting is added, in ns.
 
-        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and the arguments behind `overlap`, which is not
-        supported. Returns (bfloat16 [N, H], event, hook).
+            overlap: x is still being written by kernels in another stream, which count the blocks that are complete. Either
+                comp_signal, int32 [L * ceil(R*M / block_m)] or longer: block_m rows of an expert are complete at `threshold`; the
+                call occupies num_sms SMs. Or src_signals, uint32 or int32 [L]: an expert is complete at
+                src_signal_expect_value; the call occupies the 32 SMs that SGLang leaves it.
+
+        Ignored: use_logfmt (rows travel as bfloat16, which is more exact), and packed_recv_count (the counts are known).
+        Returns (bfloat16 [N, H], event, hook).
         """
-        if overlap:
-            raise NotImplementedError("low_latency_combine: overlap with the GEMMs of single experts is not supported: call it "
-                                      "behind them, with return_recv_hook=True to overlap with what follows")
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
         wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
-        x = one.combine_buffer(known.most) if zero_copy else order.input(x)
+        signals: Dict[str, Any] = {}
+        if overlap:
+            signals = self._signals(comp_signal, block_m, threshold, num_sms, src_signals, src_signal_expect_value, known.most)
+        x = one.combine_buffer(known.most) if zero_copy else x if overlap else order.input(x)
         topk_idx, topk_weights = order.input(topk_idx), order.input(topk_weights)
         self._begin_call(one, order.stream)
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         result, hook = one._combine(x, topk_idx, topk_weights, known.number, known.most, out, zero_copy, False, wait_cost,
-                                    return_recv_hook, order.stream)
-        return result, order.done(async_finish, (x, topk_idx, topk_weights, result, handle)), self._hook(one, hook)
+                                    return_recv_hook, order.stream, **signals)
+        event = order.done(async_finish, (x, topk_idx, topk_weights, result, handle, signals.get("signals")))
+        return result, event, self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Valid for one combine: call this
