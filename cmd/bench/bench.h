@@ -84,12 +84,17 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
 
 /*
  * The main baseline of a row: memcpy of the same bytes on the host, all-to-all copies by the copy engine on GPUs.
- * `key`: its object in the row; vs_<key>: the ratio.
+ * `key`: its object in the row; vs_<key>: the ratio. `kind`: " queued" where both figures of the ratio are of queued
+ * operations, as on GPUs, else "".
  */
 struct bench_baseline {
-    const char *key, *name;
+    const char *key, *name, *kind;
 };
 struct bench_baseline bench_baseline_of(const json_t *row);
+
+/* The measured figures of that ratio: logical GB/s, and microseconds. */
+double bench_rate_of(const json_t *row);
+double bench_time_of(const json_t *row);
 
 /* That ratio, or NULL. Borrowed. */
 const json_t *bench_ratio_of(const json_t *row);

@@ -147,8 +147,8 @@ const json_t *bench_largest(const json_t *rows, const char *op)
 
 struct bench_baseline bench_baseline_of(const json_t *row)
 {
-    static const struct bench_baseline memcpy_baseline = {"memcpy", "memcpy"};
-    static const struct bench_baseline engine_baseline = {"engine_all", "the copy engine"};
+    static const struct bench_baseline memcpy_baseline = {"memcpy", "memcpy", ""};
+    static const struct bench_baseline engine_baseline = {"engine_all", "the copy engine", " queued"};
 
     return json_object_get(row, "sms") ? engine_baseline : memcpy_baseline;
 }
@@ -161,13 +161,26 @@ const json_t *bench_ratio_of(const json_t *row)
     return json_object_get(row, key);
 }
 
+double bench_rate_of(const json_t *row)
+{
+    return *bench_baseline_of(row).kind ? json_number(json_object_get(row, "queued"), "gbps")
+                                        : json_number(row, "logical_gbps");
+}
+
+double bench_time_of(const json_t *row)
+{
+    return json_number(*bench_baseline_of(row).kind ? json_object_get(row, "queued") : row, "time_us");
+}
+
 static void write_ratio(FILE *text, const json_t *row)
 {
+    struct bench_baseline baseline = bench_baseline_of(row);
+
     if (json_object_get(row, "sms"))
-        fprintf(text, " moves %.0f GB/s,", json_number(row, "logical_gbps"));
+        fprintf(text, " moves %.0f GB/s%s,", bench_rate_of(row), baseline.kind);
     else
         fputs(" runs at", text);
-    fprintf(text, " %.2f of %s", json_number_value(bench_ratio_of(row)), bench_baseline_of(row).name);
+    fprintf(text, " %.2f of %s", json_number_value(bench_ratio_of(row)), baseline.name);
 }
 
 static void write_sentence(FILE *text, const json_t *rows)

@@ -108,12 +108,12 @@ static void plot_rates(FILE *stream, const json_t *rows)
     json_t *row;
     size_t i;
 
-    svg_begin(&plot, "epkit");
-    svg_begin(&plot, "%s, same bytes", baseline.name);
+    svg_begin(&plot, "epkit%s", baseline.kind);
+    svg_begin(&plot, "%s%s, same bytes", baseline.name, baseline.kind);
     json_array_foreach (rows, i, row) {
         if (has_rate(row) && json_number(row, "tokens") >= most)
-            svg_pair(&plot, json_number(row, "logical_gbps"), json_number(json_object_get(row, baseline.key), "gbps"),
-                     "%s %s", json_text(row, "op"), json_text(row, "type"));
+            svg_pair(&plot, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
+                     json_text(row, "op"), json_text(row, "type"));
     }
     (void)svg_draw(stream, &plot);
 }
@@ -137,7 +137,7 @@ static void plot_tokens(FILE *stream, const json_t *rows)
                 strcmp(json_text(row, "type"), "bf16") == 0)
                 svg_point(series, json_number(row, "tokens"),
                           json_number(json_object_get(row, bench_baseline_of(row).key), "time_us") /
-                              json_number(row, "time_us"));
+                              bench_time_of(row));
         }
     }
     (void)svg_draw(stream, &plot);
@@ -168,8 +168,8 @@ static void print_bench(FILE *stream, const json_t *results)
     fputs("</div>\n", stream);
     fputs(
         "<p class=\"soft\">Logical GB/s count the rows that a rank receives, its own included; wire GB/s those that "
-        "come from other ranks; both over the time of the whole operation, of the slowest rank. memcpy, or the copy "
-        "engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is possible: a "
+        "come from other ranks; both over the time of the whole operation, of the slowest rank. Ratios and plots of "
+        "GPUs are of queued operations, as the copy engine's figures are. memcpy, or the copy engine of GPUs, moves the same bytes, by the same processes, in the same run. A ratio above 1 is possible: a "
         "row for several ranks is read once and written to each of them, while memcpy reads it each time. On a shared "
         "machine only the ratio is meaningful.</p></section>\n",
         stream);

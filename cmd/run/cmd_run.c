@@ -303,9 +303,8 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
     }
     text_add(&text, "epkit %s here: %s cases passed", run->code ? "does not work" : "works", passed);
     if (row)
-        text_add(&text, "; %s dispatch moves %.1f GB/s, %.2f of %s.", device ? device : "host",
-                 json_number_value(json_object_get(row, "logical_gbps")), json_number_value(bench_ratio_of(row)),
-                 bench_baseline_of(row).name);
+        text_add(&text, "; %s dispatch moves %.1f GB/s%s, %.2f of %s.", device ? device : "host", bench_rate_of(row),
+                 bench_baseline_of(row).kind, json_number_value(bench_ratio_of(row)), bench_baseline_of(row).name);
     else
         text_add(&text, "; nothing was measured.");
 }
@@ -399,7 +398,7 @@ static void print_table(const struct run *run)
     json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
-        snprintf(text, sizeof(text), "%.1f GB/s, %.2f of %s", json_number_value(json_object_get(item, "logical_gbps")),
+        snprintf(text, sizeof(text), "%.1f GB/s%s, %.2f of %s", bench_rate_of(item), bench_baseline_of(item).kind,
                  json_number_value(bench_ratio_of(item)), bench_baseline_of(item).name);
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",

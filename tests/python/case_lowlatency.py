@@ -404,6 +404,8 @@ def test_standby_of_a_buffer_that_shrinks(rank, size):
         assert calc_diff(x * weights.masked_fill(topk_idx == -1, 0).sum(1, keepdim=True), out) < 1e-5
         for most, topk, more in ((TOKENS // 2, 2, False), (TOKENS + 1, 2, True), (TOKENS, TOPK, False),
                                  (TOKENS, 32, not known), (TOKENS, 33, True), (TOKENS + 1, 33, True), (TOKENS + 1, 1, False)):
+            if CUDA and topk > 32:  # the most of that backend
+                continue
             before = len(buffer._low_latency)
             choices = torch.full((4, topk), -1)
             choices[:, :2] = torch.arange(min(topk, 2))

@@ -268,3 +268,30 @@ TEST(impossible_requests_are_named)
     request.types = BENCH_FP8;
     assert_non_null(strstr(bench_check(&request, 8, buffer, sizeof(buffer)), "fp8"));
 }
+
+/* On GPUs the ratio is of queued operations, and so is the rate that stands beside it. */
+TEST(a_ratio_is_that_of_the_figures_beside_it)
+{
+    json_t *rows = json_pack(
+        "[{s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:f, s:f}, s:{s:f, s:f}, s:f}]", "op", "dispatch", "type", "bf16",
+        "ranks", 2, "tokens", 4096, "row_bytes", 14336, "sms", 16, "time_us", 193.0, "logical_gbps", 622.6, "queued",
+        "time_us", 178.6, "gbps", 656.1, "engine_all", "time_us", 170.0, "gbps", 689.1, "vs_engine_all", 0.952);
+    const json_t *row = json_array_get(rows, 0);
+    char text[256];
+
+    assert_non_null(rows);
+    assert_near(bench_rate_of(row) / 689.1, 656.1 / 689.1);
+    assert_near(bench_time_of(row), 178.6);
+    bench_verdict(rows, text, sizeof(text));
+    assert_string_equal(text, "2 ranks: dispatch moves 656 GB/s queued, 0.95 of the copy engine");
+    json_decref(rows);
+
+    rows = json_pack("[{s:s, s:s, s:i, s:i, s:f, s:f, s:{s:f, s:f}, s:f}]", "op", "combine", "type", "bf16", "ranks", 2,
+                     "tokens", 512, "time_us", 100.0, "logical_gbps", 5.6, "memcpy", "time_us", 132.0, "gbps", 4.24,
+                     "vs_memcpy", 1.32);
+    assert_near(bench_rate_of(json_array_get(rows, 0)), 5.6);
+    assert_near(bench_time_of(json_array_get(rows, 0)), 100.0);
+    bench_verdict(rows, text, sizeof(text));
+    assert_string_equal(text, "2 ranks: combine runs at 1.32 of memcpy");
+    json_decref(rows);
+}
