@@ -277,10 +277,12 @@ static int weight(enum verdict_result result)
     return result == VERDICT_FAILED ? 3 : result == VERDICT_SLOW ? 2 : result == VERDICT_PASSED ? 1 : 0;
 }
 
-static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fatal)
+/* `fault`: without runs, the one that says most, if there is any. */
+static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fault, bool is_fatal)
 {
-    if (n == 0 && fatal) {
-        json_t *head = headline("No test began: ", fatal), *sentence = json_sprintf("%s.", json_string_value(head));
+    if (n == 0 && fault) {
+        json_t *head = headline(is_fatal ? "No test began: " : "No test was recognised, but a warning: ", fault);
+        json_t *sentence = json_sprintf("%s.", json_string_value(head));
 
         json_decref(head);
         return sentence;
@@ -305,7 +307,8 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     bool is_unexplained = false;
     int counts[4] = {0};
     char worst[SENTENCE] = "";
-    const struct parse_fault *fatal;
+    const struct parse_fault *fatal, *known;
+    size_t n_known;
 
     survey(&context);
     for (size_t i = 0; i < parser_count(parser); i++) {
@@ -327,7 +330,8 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     faults = faults_document(parser, runs);
     if (result == VERDICT_NOTHING && fatal)
         result = VERDICT_FAILED;
-    sentence = overall(counts, parser_count(parser), worst, fatal);
+    known = parser_faults(parser, &n_known);
+    sentence = overall(counts, parser_count(parser), worst, fatal ? fatal : n_known ? known : NULL, fatal != NULL);
     if (!sentence) /* bytes of the log that are not UTF-8 */
         sentence = text(worst);
     /* A launch that failed has failed, even if its logs contain nothing that is known; and why a run did may be

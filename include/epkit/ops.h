@@ -70,10 +70,16 @@ enum {
      * EP_COMBINE_ROUND_PARTIAL, and not on the CUDA backend (EP_E_UNSUPPORTED). */
     EP_COMBINE_BY_CHOICE = 1u << 3,
 
-    /* With EP_COMBINE_BY_CHOICE: the rows of each rank (expanded layout), and between nodes those of each node, are
-     * first added and rounded to bf16. All ranks or none. In the expanded layout on CUDA, without topk_weights, each rank
-     * adds up its own rows, so that one row for each (token, rank) crosses the links; the first such combine after new
-     * routing includes ep_plan_get_metadata(). */
+    /*
+     * With EP_COMBINE_BY_CHOICE: the rows of each rank (expanded layout), and between nodes those of each node, are
+     * first added and rounded to bf16. All ranks or none (EP_E_MISMATCH).
+     *
+     * On CUDA within a node, in the expanded layout with up to 32 choices and without topk_weights, each rank adds up
+     * its own rows, on all SMs (with EP_COMM_STRICT_SMS on those of ep_cuda_set_sms()), into staging memory of out_rows
+     * rows, so that one row for each (token, rank) crosses the links. Such a combine includes ep_plan_get_metadata():
+     * the first one after new routing or after a capture, each one in a capture, and each one of a plan that was
+     * updated in a capture.
+     */
     EP_COMBINE_ROUND_PARTIAL = 1u << 4
 };
 
@@ -89,7 +95,8 @@ typedef struct ep_combine_args {
     void *out;               /* [N,H] bf16; must not overlap any input or bias */
     float *out_topk_weights; /* [N,K]: per token and k the sum over its rows; NULL exactly if topk_weights is NULL */
 
-    uint32_t flags; /* EP_COMBINE_*; on one node they may differ between ranks: each rank adds the rows of its tokens */
+    uint32_t flags; /* EP_COMBINE_*; on one node EP_COMBINE_BY_CHOICE may differ between ranks: each rank adds the rows
+                       of its tokens */
     uint32_t reserved; /* 0 */
 } ep_combine_args;
 

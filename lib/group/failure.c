@@ -298,7 +298,7 @@ ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank
                                                         : "an output";
     bool have = mine & differ & -differ;
 
-    if (differ & EP_GROUP_ROUND_PARTIAL)
+    if (differ == EP_GROUP_ROUND_PARTIAL)
         return ep_fail(EP_E_MISMATCH, "ranks disagree: EP_COMBINE_ROUND_PARTIAL is set on rank %d and not on rank %d",
                        mine & EP_GROUP_ROUND_PARTIAL ? me : rank, mine & EP_GROUP_ROUND_PARTIAL ? rank : me);
     return ep_fail(EP_E_MISMATCH, "ranks disagree: %s is given on rank %d and NULL on rank %d", name, have ? me : rank,

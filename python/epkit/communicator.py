@@ -422,7 +422,6 @@ class Communicator(OfThisProcess):
         want_tensor(topk_idx, "layout", "topk_idx", "[N, K]")
         if want_integer(num_experts, "layout", "num_experts") < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
-        # One piece, the ranks behind the experts: the library clears them at once.
         per_expert, per_rank = torch.empty(num_experts + self.size, dtype=torch.int32, device=self.device).tensor_split((num_experts,))
         token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
         self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,

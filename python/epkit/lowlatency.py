@@ -138,7 +138,7 @@ class LowLatency(OfThisProcess):
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0) |
                  (_native.LL_SWIZZLED_SCALES if swizzled else 0))
         call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, bytes_, count, source, ranges, recv_stats,
-                                           wait_cost, flags, self._stream(stream), mxfp8, global_scale)
+                                           wait_cost, flags, self._stream(stream), bool(mxfp8), global_scale)
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,

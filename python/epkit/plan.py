@@ -158,7 +158,7 @@ class Plan(OfThisProcess):
             topk_weights: float32 [n, K] (expanded [n]): summed up per token and choice.
             bias: none, one or two [N, H] bfloat16, added first.
             by_choice: add up in the order of each token's choices, as DeepEP's ElasticBuffer does, instead of rank order.
-            round_partial: with by_choice, expanded: the sum of each rank is rounded to bfloat16 first.
+            round_partial: with by_choice, expanded: the sum of each rank is rounded to bfloat16 first. The same on all ranks.
 
         Returns (out [N, H] bfloat16, weights float32 [N, K] or None).
         """

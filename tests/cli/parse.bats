@@ -167,6 +167,13 @@ END
     [[ "$output" != *"Nothing was recognised"* ]]
 }
 
+@test "a line that is known without a test: the verdict is that line" {
+    cd "$BATS_TEST_TMPDIR"
+    echo "NCCL/NET (shim) mismatch in NCCL_CROSS_NIC" >log
+    run -4 --separate-stderr epkit parse log
+    [[ "${lines[0]}" == "No test was recognised, but a warning: NCCL variables differ from what the gIB plugin expects: "* ]]
+}
+
 @test "a rate below what any number of nodes may have is slow, though the number is not known" {
     cd "$BATS_TEST_TMPDIR"
     for best in 'dispatch (FP8)' 'dispatch (BF16)' combine; do

@@ -163,11 +163,14 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     return cuda_status(cuda_launch_order(&order, c->call.stream), "order kernel");
 }
 
-/* Whether each rank adds up its own rows first: its choice of the calls, so that all ranks make the same. */
+/*
+ * Whether each rank adds up its own rows first: the same on all ranks, since it follows from what they must agree on. A
+ * lane of the kernel has one choice.
+ */
 static bool reduces(const struct combine *c)
 {
     return c->args->flags & EP_COMBINE_ROUND_PARTIAL && c->plan->args.flags & EP_PLAN_EXPANDED && !c->plan->from_mask &&
-           !c->args->out_topk_weights && !cuda_crosses_nodes(c->call.cuda);
+           c->plan->args.topk <= 32 && !c->args->out_topk_weights && !cuda_crosses_nodes(c->call.cuda);
 }
 
 /* After the plan's rows are known, before the combine's kernel. */
@@ -182,9 +185,11 @@ static ep_status reduce(struct combine *c, const struct cuda_combine *sum, const
                             .topk = sum->route.topk,
                             .row_bytes = (int32_t)c->row_bytes};
 
+    int sms = cuda_is_strict(c->call.cuda) ? c->call.cuda->sms : cuda_ll_sms(c->call.cuda);
+
     if (!c->reduces || !cuda_plan_rows(c->plan))
         return EP_OK;
-    return cuda_status(cuda_launch_reduce(&r, cuda_ll_sms(c->call.cuda), c->call.stream), "reduce kernel");
+    return cuda_status(cuda_launch_reduce(&r, sms, c->call.stream), "reduce kernel");
 }
 
 static ep_status launch(struct combine *c, const struct cuda_route *route)

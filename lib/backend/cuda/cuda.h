@@ -487,6 +487,8 @@ void cuda_pool_close(struct cuda_comm *cuda);
  */
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
                             void **ret_placed);
+/* Does a number that the caller has set count all blocks (EP_COMM_STRICT_SMS)? */
+bool cuda_is_strict(const struct cuda_comm *cuda);
 /*
  * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is copied
  * before or after the kernel.

@@ -399,6 +399,7 @@ struct cuda_metadata {
     float *choices, *recv_choices; /* [N,K], [received rows] expanded: the choice; NULL: not wanted */
     int32_t row_words, alignment, stride, unused;
     int64_t max_rows; /* that this rank can receive */
+    int64_t out_rows; /* of the caller's arrays: more between nodes, where the host knows what it receives */
     int32_t *recv_source, *recv_slot, *n_recv_tokens, *psum_rank, *psum_expert, *count_exact, *rank_prefix;
     int32_t *later_prefix; /* rank_prefix that cuda_nodes_plan_prefix() writes; NULL: none */
 };

@@ -434,6 +434,8 @@ __device__ void send_rows(const cuda_ll_combine &c, const ll_call &call, tile p,
                 break;
             load_next(c, next, pipe, slot ^ 1);
         }
+        if (!ok && !early)
+            break; /* nothing is on its way to the other slot */
         p = next;
     }
     if (pipe.lane == 0) {

@@ -120,6 +120,8 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .alignment = plan->args.expert_alignment,
                                 .stride = dst->source_stride,
                                 .max_rows = cuda_plan_rows(plan),
+                                .out_rows =
+                                    plan->args.max_recv_tokens > 0 ? plan->args.max_recv_tokens : plan->full.n_recv,
                                 .recv_source = dst->recv_source,
                                 .recv_slot = dst->recv_slot,
                                 .n_recv_tokens = dst->n_recv_tokens,
@@ -261,13 +263,9 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_node", l.per_node));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_expert", l.per_expert));
     EP_TRY(cuda_check_pointer(call->cuda, name, "token_in_rank", args->n_tokens ? l.in_rank : NULL));
+    EP_TRY(zero(l.per_rank, nranks * sizeof(int32_t), call->stream));
     EP_TRY(zero(l.per_node, (size_t)comm->nnodes * sizeof(int32_t), call->stream));
-    if (l.per_expert && l.per_rank == l.per_expert + args->n_experts) {
-        EP_TRY(zero(l.per_expert, ((size_t)args->n_experts + nranks) * sizeof(int32_t), call->stream));
-    } else {
-        EP_TRY(zero(l.per_rank, nranks * sizeof(int32_t), call->stream));
-        EP_TRY(zero(l.per_expert, (size_t)args->n_experts * sizeof(int32_t), call->stream));
-    }
+    EP_TRY(zero(l.per_expert, (size_t)args->n_experts * sizeof(int32_t), call->stream));
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &l.waits);
     return cuda_status(cuda_launch_layout(&l, call->stream), "layout kernel");
 }

@@ -171,9 +171,9 @@ __device__ void clear_outputs(const cuda_metadata &m)
         m.recv_rows[i * m.row_words + WORD_RANK] = 0;
     for (int64_t i = thread; i < slots && m.recv_slot; i += threads)
         m.recv_slot[i] = -1;
-    for (int64_t i = m.first[m.nranks] + thread; i < m.max_rows && m.recv_source; i += threads)
+    for (int64_t i = m.first[m.nranks] + thread; i < m.out_rows && m.recv_source; i += threads)
         m.recv_source[i] = 0;
-    for (int64_t i = slots + thread; i < m.max_rows * m.route.topk && m.recv_slot; i += threads)
+    for (int64_t i = slots + thread; i < m.out_rows * m.route.topk && m.recv_slot; i += threads)
         m.recv_slot[i] = 0;
 }
 

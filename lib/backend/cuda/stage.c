@@ -60,6 +60,11 @@ static int count_sharing(const struct cuda_comm *cuda)
     return n;
 }
 
+bool cuda_is_strict(const struct cuda_comm *cuda)
+{
+    return cuda->sms_given && cuda->group.comm->config.flags & EP_COMM_STRICT_SMS;
+}
+
 /*
  * Multiprocessors for the blocks that move rows and for those that copy. With EP_COMM_STRICT_SMS a number set by the
  * caller limits both together: three fifths of it copy, similar to the default. With one multiprocessor none is left
@@ -67,11 +72,14 @@ static int count_sharing(const struct cuda_comm *cuda)
  */
 static void share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
 {
-    bool strict = cuda->sms_given && cuda->group.comm->config.flags & EP_COMM_STRICT_SMS;
+    int room = copies ? cuda->all_sms / count_sharing(cuda) - COPY_BLOCKS : cuda->sms;
 
     *ret_move_blocks = cuda->sms;
     *ret_copy_blocks = copies ? COPY_BLOCKS : 0;
-    if (!copies || !strict)
+    /* As many as are left: more than saturate the links. */
+    if (copies && !cuda_is_strict(cuda) && *ret_move_blocks > room && room > 0)
+        *ret_move_blocks = room;
+    if (!copies || !cuda_is_strict(cuda))
         return;
     *ret_copy_blocks = cuda->sms * 3 / 5 < COPY_BLOCKS ? cuda->sms * 3 / 5 : COPY_BLOCKS;
     *ret_move_blocks = cuda->sms - *ret_copy_blocks;

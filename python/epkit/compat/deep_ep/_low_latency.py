@@ -169,6 +169,8 @@ class LowLatencyCalls(OfThisProcess):
                          torch.int32, object_.num_local)
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
+        if use_nvfp4 and isinstance(x_global_scale, torch.Tensor):
+            x_global_scale = order.copied(x_global_scale, order.input(x_global_scale.reshape(-1)))
         self._begin_call(object_, order.stream)
         rows = object_._dispatch(x, topk_idx, most, use_fp8 and not use_nvfp4, round_scale, use_ue8m0, bool(use_nvfp4), False,
                                  bool(use_nvfp4), x_global_scale if use_nvfp4 else None, cumulative_local_expert_recv_stats, wait_cost,

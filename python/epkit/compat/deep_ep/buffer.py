@@ -449,7 +449,7 @@ class Buffer(LowLatencyCalls):
             if not plan.fixed:
                 new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
         if plan.fixed:
-            with order.on_stream():  # which zeroes what the library leaves as it is
+            with order.on_stream():  # where a capture fills the handle
                 new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
             made = (*tuple.__iter__(new), *new.written)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
