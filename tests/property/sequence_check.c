@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE_BYTES = 6 << 20, BARRIER_SECONDS = 120, MAX_ITEMS = 8 };
+enum { PAGE_BYTES = 6 << 20, BARRIER_SECONDS = 360, MAX_ITEMS = 8 };
 enum item { CHOICES, CHOICE_WEIGHTS, ROWS, ROW_SCALES, ANSWERS };
 
 struct publication {
