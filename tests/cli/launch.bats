@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # epkit launch without hosts: a stand-in for ssh runs each command here. Wrong and unusual inputs; tests/hosts has sshd.
 #
-# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # $stderr is set by run; programs of inner shells; a test is a subshell
 
 load common
 
@@ -195,9 +195,9 @@ refused() {
     mkdir bin
     printf '#!/bin/bash\nprintf "%%s\\n" "$@" >>%q/words\nexec /usr/bin/env "$@"\n' "$PWD" >bin/env
     chmod +x bin/env
-    echo 'export SEEN=$HF_TOKEN; tr "\0" "\n" </proc/$$/cmdline >>words; tr "\0" "\n" </proc/$PPID/cmdline >>words' >script
+    printf '%s\n' 'export SEEN=$HF_TOKEN; tr "\0" "\n" </proc/$$/cmdline >>words; tr "\0" "\n" </proc/$PPID/cmdline >>words' >script
     export JOBSET_NAME=js NNODES=1 JOB_COMPLETION_INDEX=0 HF_TOKEN=hush-hush PATH=$PWD/bin:$PATH
-    launch --source "$PWD/script" -- sh -c 'echo "seen $SEEN, $HF_TOKEN"'
+    launch --hostfiles no --source "$PWD/script" -- sh -c 'echo "seen $SEEN, $HF_TOKEN"'
     [ "$status" -eq 0 ]
     [[ "$output" == *"seen hush-hush, hush-hush"* ]]
     [ -s words ]
