@@ -204,8 +204,17 @@ refused() {
     run ! grep hush words
 }
 
+end_server() {
+    [ -z "${SERVER:-}" ] || kill "$SERVER" 2>/dev/null || true
+}
+
+teardown() {
+    end_server
+}
+
 # answers TEXT: $PORT is that of a server whose answer is TEXT; it reads nothing and closes if there is none
 answers() {
+    end_server
     rm -f port
     python3 -c 'import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
@@ -227,16 +236,13 @@ while True:
     for line in 'HTTP/1.0 200 OK' 'HTTP/1.0 200'; do
         answers "$line"$'\r\n\r\n\r\n'
         GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
-        kill "$SERVER"
-        [[ "$stderr" == *"a: http://127.0.0.1:$PORT/"*": the answer is empty"* ]]
+            [[ "$stderr" == *"a: http://127.0.0.1:$PORT/"*": the answer is empty"* ]]
     done
     answers ''
     GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
-    kill "$SERVER"
     [[ "$stderr" == *"a: http://127.0.0.1:$PORT/"*": HTTP status missing"* ]]
     answers $'HTTP/1.0 200\r\n\r\n/a/b/c\r\n'
     GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
-    kill "$SERVER"
     [[ "$stderr" != *"not known"* ]]
 }
 
