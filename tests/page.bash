@@ -8,9 +8,11 @@ page_section() {
         "$EPKIT_SOURCE/docs/quickstart.md"
 }
 
-# page_commands HEADING [N]: its Nth block of commands, the first one by default
+# page_commands HEADING [N]: its Nth block of commands, the first one by default. Without one it prints a command that
+# fails, since a shell has no fault to find in nothing.
 page_commands() {
-    page_section "$1" | awk -v n="${2:-1}" '/^```sh$/ { on = ++i == n; next } /^```/ { on = 0 } on'
+    page_section "$1" | awk -v n="${2:-1}" -v heading="$1" '/^```sh$/ { on = ++i == n; next } /^```/ { on = 0 } on { print; found = 1 }
+        END { if (!found) { print "echo \047the page has no commands " n " below: " heading "\047 >&2; exit 1"; exit 1 } }'
 }
 
 # page_row PLACE HEADING: the row of its table for this place: sets $command, $expected, and the exit code $code
@@ -22,12 +24,17 @@ page_row() {
 
 # page_agrees TEXT OUTPUT: the output has each piece in backquotes of what the page expects ("..." stands for anything)
 page_agrees() {
-    local piece
+    local piece pieces
+    pieces=$(grep -oE '`[^`]+`' <<<"$1" | tr -d '`' | sed 's/ \.\.\. /\n/g')
+    if [ -z "$pieces" ]; then
+        printf 'the page promises nothing: there is no piece in backquotes in "%s"\n' "$1"
+        return 1
+    fi
     while IFS= read -r piece; do
         [[ "$2" == *"$piece"* ]] && continue
         printf 'the page promises: %s\n' "$piece"
         return 1
-    done < <(grep -oE '`[^`]+`' <<<"$1" | tr -d '`' | sed 's/ \.\.\. /\n/g')
+    done <<<"$pieces"
 }
 
 # page_expects HEADING OUTPUT: the same for a section's sentence that begins with "Expected:"

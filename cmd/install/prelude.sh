@@ -225,6 +225,12 @@ epkit_set_aside() {
     if [ ! -e "$EPKIT_BEFORE/written" ] || [ ! -f "$target" ] || [ -L "$target" ]; then return 0; fi
     if grep -qxF -e "$(sha256sum <"$target")" "$EPKIT_BEFORE/written"; then return 0; fi
     if epkit_same "$target" "$EPKIT_BEFORE/old$1"; then return 0; fi
+    if [ -d "$target.epkit-old" ] && [ ! -L "$target.epkit-old" ]; then
+        rm -rf "$target.epkit-new"
+        echo "$target was changed since epkit wrote it, and cannot be saved as $target.epkit-old, which is a folder:" \
+            "move that folder away and try again" >&2
+        exit 1
+    fi
     cp -aT --remove-destination "$target" "$target.epkit-old"
     epkit_left "$target.epkit-old: the file as it was changed since epkit wrote it"
 }
@@ -238,9 +244,9 @@ epkit_write() {
     fi
     printf '%s\n' "$2" | epkit_keep
     mkdir -p "${target%/*}"
-    # Who made the root folder may have put a link there.
+    # Who made the root folder may have put a link there, or puts one there now: a new file is made, and none followed.
     rm -rf "$target.epkit-new"
-    printf %s "$3" >"$target.epkit-new"
+    (set -C && printf %s "$3" >"$target.epkit-new") || exit 1
     chmod "$1" "$target.epkit-new"
     sync "$target.epkit-new"
     if epkit_same "$target" "$target.epkit-new"; then :; else epkit_set_aside "$2"; fi
@@ -260,7 +266,7 @@ epkit_files_undo() {
         rm -rf "$target.epkit-new"
         if [ -e "$old" ] || [ -L "$old" ]; then
             mkdir -p "${target%/*}"
-            cp -a "$old" "$target.epkit-new"
+            cp -aT --remove-destination "$old" "$target.epkit-new"
             if [ -d "$target" ] && [ ! -L "$target" ]; then rm -rf "$target"; fi
             mv -fT "$target.epkit-new" "$target"
         else

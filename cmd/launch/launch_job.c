@@ -79,43 +79,65 @@ static ep_status take_environment(struct capture *capture, struct job_rank *rank
     return ep_fail(EP_E_SYSTEM, "sourcing scripts failed: %s", clean);
 }
 
+static void set(const char *name, const char *value)
+{
+    if (setenv(name, value, 1) == 0)
+        return;
+    fprintf(stderr, "epkit: %s: %s\n", name, strerror(errno));
+    _exit(126);
+}
+
+static void set_inherited(const json_t *spec)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach (json_object_get(spec, "inherited"), name, value) {
+        set(name, json_string_value(value));
+    }
+}
+
+struct source_run {
+    const json_t *spec;
+    const char *const *argv;
+};
+
+/* The variables are no words of a command line, which everybody can read: some are secrets. */
+static void execute_source(const void *context)
+{
+    const struct source_run *run = context;
+
+    set("LC_ALL", "C"); /* what the shell prints is parsed */
+    set_inherited(run->spec);
+    execvp(run->argv[0], (char *const *)run->argv);
+}
+
 static ep_status source_scripts(struct job_rank *rank)
 {
-    json_t *scripts = json_object_get(rank->spec, "source"), *inherited = json_object_get(rank->spec, "inherited");
-    size_t n_env = json_object_size(inherited);
-    const char **argv = calloc(1 + n_env + 5 + json_array_size(scripts) + 1, sizeof(*argv));
-    const char **words = argv;
-    json_t *held = json_array(), *value; /* "NAME=VALUE" */
+    json_t *scripts = json_object_get(rank->spec, "source"), *script;
+    const char **argv = calloc(5 + json_array_size(scripts) + 1, sizeof(*argv));
     char self[4096] = "epkit";
-    const char *name;
-    struct capture capture = {.argv = (char *const *)argv};
-    json_t *script;
+    struct source_run run = {rank->spec, argv};
+    struct capture capture = {.execute = execute_source, .context = &run};
     ep_status status;
     size_t i;
 
     if (!argv || json_array_size(scripts) == 0) {
-        json_decref(held);
         status = argv ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
         free(argv);
         return status;
     }
-    *words++ = "env";
-    json_object_foreach (inherited, name, value) {
-        json_array_append_new(held, json_sprintf("%s=%s", name, json_string_value(value)));
-        *words++ = json_string_value(json_array_get(held, json_array_size(held) - 1));
-    }
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "epkit");
-    memcpy(words, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*words));
+    memcpy(argv, TEXTS("bash", "-c", source_program, "bash", self), 5 * sizeof(*argv));
     json_array_foreach (scripts, i, script) {
-        words[5 + i] = json_string_value(script);
+        argv[5 + i] = json_string_value(script);
     }
     if (capture_run(&capture, 1, 1, SOURCE_SECONDS * 1000, NULL, NULL) != 0)
         status = ep_fail(EP_E_MEMORY, "no memory for the environment that scripts leave");
     else
         status = take_environment(&capture, rank);
     capture_done(&capture);
-    json_decref(held);
     free(argv);
     return status;
 }
@@ -138,14 +160,6 @@ static const char *find_master(const json_t *spec)
         return given;
     }
     return other;
-}
-
-static void set(const char *name, const char *value)
-{
-    if (setenv(name, value, 1) == 0)
-        return;
-    fprintf(stderr, "epkit: %s: %s\n", name, strerror(errno));
-    _exit(126);
 }
 
 static void set_number(const char *name, int value)
@@ -223,15 +237,10 @@ void job_leave_rank(void)
 /* What the scripts leave becomes the environment of this process; without scripts what they would begin with. */
 static void set_sourced(const struct job_rank *rank)
 {
-    const char *name;
-    json_t *value;
-
     if (rank->sourced)
         clearenv();
     else
-        json_object_foreach (json_object_get(rank->spec, "inherited"), name, value) {
-            set(name, json_string_value(value));
-        }
+        set_inherited(rank->spec);
     for (size_t at = 0; rank->sourced && at < rank->sourced_bytes; at += strlen(rank->sourced + at) + 1)
         putenv(rank->sourced + at);
 }

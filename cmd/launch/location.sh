@@ -17,7 +17,10 @@ slurm() {
 # The labels of the pod by the downward API, key="value"; from the widest to the narrowest: nearby nodes share a prefix.
 kubernetes() {
     local file=/etc/podinfo/labels key labels location=
-    labels=$(<"$file") || return 1
+    if ! labels=$(cat "$file" 2>/dev/null); then
+        echo "$file cannot be read" >&2
+        return 1
+    fi
     for key in topology.kubernetes.io/zone cloud.google.com/gce-topology-{block,subblock,host} kubernetes.io/hostname; do
         [[ $'\n'$labels =~ $'\n'"$key"=\"?([^\"$'\n']+) ]] && location+=/${BASH_REMATCH[1]}
     done
@@ -35,14 +38,19 @@ metadata() {
         echo "$url: no connection" >&2
         return 1
     fi
-    printf 'GET %s HTTP/1.0\r\nHost: %s\r\nMetadata-Flavor: Google\r\n\r\n' "${url#"http://$1"}" "$1" >&3
-    read -r _ status _ <&3
+    # A server that has closed the connection is one without an answer.
+    trap '' PIPE
+    printf 'GET %s HTTP/1.0\r\nHost: %s\r\nMetadata-Flavor: Google\r\n\r\n' "${url#"http://$1"}" "$1" 2>/dev/null >&3
+    # After the status a reason phrase may be missing.
+    read -r _ status _ <&3 2>/dev/null
+    status=${status%$'\r'}
     if [ "$status" != 200 ]; then
         echo "$url: HTTP status ${status:-missing}" >&2
         return 1
     fi
     while read -r line <&3 && [ "$line" != $'\r' ]; do :; done
     read -r line <&3
+    line=${line%$'\r'}
     if [ -z "$line" ]; then
         echo "$url: the answer is empty" >&2
         return 1

@@ -494,7 +494,7 @@ const struct cmd command_run = {
         "On a machine with GPUs everything on one node runs on them, with one rank per GPU, if the CUDA backend can "
         "use all of them together ('epkit test --help'); if not, a warning and the report say why. EPKIT_BACKEND "
         "selects the backend. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured; "
-        "'epkit bench' measures it if MPI is installed.\n\n"
+        "'mpirun -n 8 epkit bench' measures it.\n\n"
         "The report is a run folder, which 'epkit report' reads: run.json with the results, report.html, which needs no "
         "other file, and report.json with the same data. Each file is written completely or not at all.\n\n"
         "Takes less than two minutes on two cores.",

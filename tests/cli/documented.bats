@@ -31,6 +31,15 @@ documented() {
     page_expects 'Laptop · 10 s' "$output"
 }
 
+@test "a page without the heading, or without an output to compare, is no agreement" {
+    run ! page_commands 'No such heading'
+    run -1 bash -c "$(page_commands 'No such heading')"
+    [ "$output" = "the page has no commands 1 below: No such heading" ]
+    run ! page_expects 'No such heading' anything
+    [[ "$output" == "the page promises nothing: "* ]]
+    run ! page_agrees 'no backquotes' anything
+}
+
 @test "links of the documents lead to files and headings, and both languages have the same commands and checks" {
     cd "$EPKIT_SOURCE"
     python3 - <<'END'

@@ -130,6 +130,7 @@ ended() {
 }
 
 @test "an uninstall that was killed while it removed the state is completed by the next one" {
+    local action log=m/var/log/epkit/install/files/one.log
     recipe files >files.yaml
     mkdir m
     epkit install apply files.yaml --root m
@@ -279,6 +280,26 @@ END
     [ "$(cat m/dst/folder/file)" = inside ]
     epkit install uninstall copies --root m
     diff -r before m/dst
+}
+
+@test "a folder at the place for the user's version of a file: nothing is changed, and nothing is left" {
+    local action log=m/var/log/epkit/install/files/one.log
+    recipe files >files.yaml
+    mkdir m
+    epkit install apply files.yaml --root m
+    echo mine >m/etc/one
+    mkdir m/etc/one.epkit-old
+    for action in apply uninstall; do
+        rm -f "$log"
+        run -1 epkit install $action files.yaml --root m
+        [[ "$output" == *"$log"* ]]
+        grep -q 'm/etc/one.epkit-old, which is a folder: move that folder away and try again$' "$log"
+        [ "$(cat m/etc/one)" = mine ]
+        [ ! -e m/etc/one.epkit-new ]
+    done
+    rmdir m/etc/one.epkit-old
+    epkit install uninstall files.yaml --root m
+    [ "$(cat m/etc/one.epkit-old)" = mine ]
 }
 
 @test "user changes of a file since it was written are saved next to it, and uninstall reports that it leaves them" {

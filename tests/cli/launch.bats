@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # epkit launch without hosts: a stand-in for ssh runs each command here. Wrong and unusual inputs; tests/hosts has sshd.
 #
-# shellcheck disable=SC2154,SC2016 # $stderr is set by run; programs of inner shells
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031 # $stderr is set by run; programs of inner shells; a test is a subshell
 
 load common
 
@@ -189,6 +189,61 @@ refused() {
     launch --hosts a --source "$PWD/ends" -- sh -c 'echo $FROM'
     [[ "$output" == "a: script"* ]]
     refused "--workload missing: No such file or directory" --hosts a --workload missing
+}
+
+@test "inherited variables reach sourced scripts, and no command line" {
+    mkdir bin
+    printf '#!/bin/bash\nprintf "%%s\\n" "$@" >>%q/words\nexec /usr/bin/env "$@"\n' "$PWD" >bin/env
+    chmod +x bin/env
+    printf '%s\n' 'export SEEN=$HF_TOKEN; tr "\0" "\n" </proc/$$/cmdline >>words; tr "\0" "\n" </proc/$PPID/cmdline >>words' >script
+    export JOBSET_NAME=js NNODES=1 JOB_COMPLETION_INDEX=0 HF_TOKEN=hush-hush PATH=$PWD/bin:$PATH
+    launch --hostfiles no --source "$PWD/script" -- sh -c 'echo "seen $SEEN, $HF_TOKEN"'
+    [ "$status" -eq 0 ]
+    [[ "$output" == *"seen hush-hush, hush-hush"* ]]
+    [ -s words ]
+    run ! grep hush words
+}
+
+end_server() {
+    [ -z "${SERVER:-}" ] || kill "$SERVER" 2>/dev/null || true
+}
+
+teardown() {
+    end_server
+}
+
+# answers TEXT: $PORT is that of a server whose answer is TEXT; it reads nothing and closes if there is none
+answers() {
+    end_server
+    rm -f port
+    python3 -c 'import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    with server.accept()[0] as end:
+        asked = b""
+        while sys.argv[1] and b"\r\n\r\n" not in asked:
+            asked += end.recv(4096)
+        end.sendall(sys.argv[1].encode())' "$1" >port 3>&- &
+    SERVER=$!
+    within 60 test -s port
+    PORT=$(<port)
+}
+
+@test "a location that is not found has a reason" {
+    launch --hosts a,b --location kubernetes true
+    [[ "$stderr" == *"a: /etc/podinfo/labels cannot be read"* ]]
+    for line in 'HTTP/1.0 200 OK' 'HTTP/1.0 200'; do
+        answers "$line"$'\r\n\r\n\r\n'
+        GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
+            [[ "$stderr" == *"a: http://127.0.0.1:$PORT/"*": the answer is empty"* ]]
+    done
+    answers ''
+    GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
+    [[ "$stderr" == *"a: http://127.0.0.1:$PORT/"*": HTTP status missing"* ]]
+    answers $'HTTP/1.0 200\r\n\r\n/a/b/c\r\n'
+    GCE_METADATA_HOST=127.0.0.1:$PORT launch --hosts a,b --location metadata true
+    [[ "$stderr" != *"not known"* ]]
 }
 
 @test "what NICs of EFA moved is recorded, from the counters of their driver" {

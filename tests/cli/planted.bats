@@ -305,6 +305,22 @@ END
     [ "$(cat m/etc/one.epkit-old)" = changed ]
 }
 
+@test "install --root: a link that is planted after its place was cleared" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    mkdir -p m/etc bin
+    printf '#!/bin/sh\n/bin/rm "$@"\ncase "$*" in *one.epkit-new) ln -s "%s" "$2"; echo >"%s" ;; esac\n' "$PWD/victim/file" "$PWD/planted" >bin/rm
+    chmod +x bin/rm
+    VICTIM=$(find victim -printf '%P:%m ')
+    PATH=$PWD/bin:$PATH run -1 epkit install apply ./one.yaml --root m
+    [ -e planted ]
+    [[ "$output" == *"one.epkit-new"*"xist"* ]]
+    unharmed
+    [ ! -e m/etc/one ]
+    run -0 epkit install apply ./one.yaml --root m
+    [ "$(cat m/etc/one)" = x ]
+}
+
 @test "install --root: scripts of another user are not run outside of the root" {
     local state=m/var/lib/epkit/install/one
     printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \

@@ -165,9 +165,16 @@ END
     recipe first
     cp /proc/sys/kernel/random/boot_id "$SHARED/grant"
     NODE_HAS='mkdir data/victim && mv opt data/opt && ln -s /data/opt opt && chmod 1777 data/opt
-        for name in epkit-installer epkit-installer.new epkit-installer.old; do ln -s /data/victim opt/$name; done'
+        for name in epkit-installer epkit-installer.new epkit-installer.old; do ln -s /data/victim opt/$name; done
+        mkdir data/victim/bin
+        for name in cat sh find rm tar mkdir mv env; do
+            printf "#!/bin/bash\necho %s >>/run/epkit-agent/ran\nexec /bin/%s \"\$@\"\n" "$name" "$name" >data/victim/bin/$name
+        done
+        chmod +x data/victim/bin/*
+        ln -sf /bin/false usr/bin/epkit'
     run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml
     phase_is "done"
+    [ ! -e "$SHARED/ran" ]
     [ "$(cat "$SHARED/etc/epkit-test-first")" = first ]
     for folder in data data/opt; do
         for change in 'chown 54321' 'chgrp 54321' 'chmod 777'; do

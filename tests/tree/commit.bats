@@ -95,3 +95,17 @@ record() {
     record
     [ "$(jq -r '.runs[0].document.build.commit' "$REPOSITORY"/bench/results/*-host-a-cpu-"$BUILT".json)" = "$BUILT" ]
 }
+
+@test "a record where mpirun is Hydra, which does not know the options of Open MPI" {
+    BUILT=$(described)
+    mkdir "$BATS_TEST_TMPDIR/bin"
+    cat >"$BATS_TEST_TMPDIR/bin/mpirun" <<'END'
+#!/bin/bash
+if [ "$1" = --version ]; then echo 'HYDRA build details:'; exit; fi
+[ "$1 $2" = "-n 8" ] && [ "${3#-}" = "$3" ] || { echo "unrecognized argument $3" >&2; exit 255; }
+shift 2
+exec "$@"
+END
+    chmod +x "$BATS_TEST_TMPDIR/bin/mpirun"
+    PATH=$BATS_TEST_TMPDIR/bin:$PATH record
+}

@@ -24,9 +24,15 @@ fail() {
     exit 1
 }
 
-# on_node COMMAND...: in the node's own namespaces, with this container's environment
+# on_node COMMAND...: in the node's own namespaces, with this container's environment. The folder of epkit comes last:
+# before copy_epkit() has checked it, it holds what the owner of /opt put there.
 on_node() {
-    nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/opt/epkit-installer/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
+    nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/epkit-installer/bin "$@"
+}
+
+# epkit_on_node ARGUMENT...: the epkit that was copied, whichever the node has of its own
+epkit_on_node() {
+    on_node /opt/epkit-installer/bin/epkit "$@"
 }
 
 # Copies the epkit of this image to the node, atomically, since a pod may be killed meanwhile; to a folder that no
@@ -94,7 +100,7 @@ copy_epkit || fail "epkit cannot be copied to /opt/epkit-installer of the node; 
 # still works.
 plan() {
     local code=0 text
-    text=$(on_node epkit install plan "$1" 2>&1) || code=$?
+    text=$(epkit_on_node install plan "$1" 2>&1) || code=$?
     printf '%s\n' "$text"
     case $code in
     0) ;;
@@ -126,7 +132,7 @@ reboot_node() {
 # apply RECIPE
 apply() {
     local code=0
-    on_node epkit install apply "$1" --reboot sentinel --no-resume-unit || code=$?
+    epkit_on_node install apply "$1" --reboot sentinel --no-resume-unit || code=$?
     if [ "$code" -eq 3 ]; then reboot_node; fi
     [ "$code" -eq 0 ] || fail "recipe $1 failed with exit code $code; the node stays cordoned"
 }
@@ -145,7 +151,7 @@ fi
 
 phase verifying
 for recipe in "${recipes[@]}"; do
-    on_node epkit install verify "$recipe" || fail "the node does not pass the tests of recipe $recipe"
+    epkit_on_node install verify "$recipe" || fail "the node does not pass the tests of recipe $recipe"
 done
 phase "done"
 say "installation complete"
