@@ -227,10 +227,15 @@ static bool reads_password(struct piece text)
         bool is_program = false, is_told = !*readers[i].words;
 
         for (size_t at = 0, n; at < text.n; at += n + 1) {
+            struct piece word = {.text = text.text + at};
+
             for (n = 0; at + n < text.n && !is_one_of(text.text[at + n], " \t\"'"); n++)
                 ;
-            is_program |= is_among(readers[i].programs, (struct piece){.text = text.text + at, .n = n});
-            is_told |= is_among(readers[i].words, (struct piece){.text = text.text + at, .n = n});
+            /* A sentence may go on behind the command. */
+            for (word.n = n; word.n > 0 && is_one_of(word.text[word.n - 1], ".,:;)");)
+                word.n--;
+            is_program |= is_among(readers[i].programs, word);
+            is_told |= is_among(readers[i].words, word);
         }
         if (is_program && is_told)
             return true;

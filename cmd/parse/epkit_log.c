@@ -70,6 +70,7 @@ static void read_test(struct parser *parser, json_t *document)
 /* As the lines of the table in the text form. */
 static void read_bench(struct parser *parser, json_t *document)
 {
+    const char *device = json_text(document, "device");
     struct parse_run *run;
     json_t *row;
     size_t i;
@@ -79,7 +80,7 @@ static void read_bench(struct parser *parser, json_t *document)
     if (!run)
         return;
     json_array_foreach (json_object_get(document, "rows"), i, row)
-        feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", json_text(document, "device"),
+        feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", *device ? device : "-",
              json_text(row, "op"), json_text(row, "type"), json_number(row, "ranks"), json_number(row, "tokens"),
              json_number(row, "time_us"), json_number(row, "logical_gbps"));
     read_settings(run, json_object_get(document, "parameters"));
@@ -230,39 +231,48 @@ static bool is_first_key(const char *text)
                            TEXTS("\"schema_version\":", "\"version\":", "\"test_info\":", "test_info:", "\"#wrong\":"));
 }
 
-bool epkit_document_line(struct parser *parser, const char *line)
+/* A line, or what stands behind a document in one: what follows the next document's end; NULL: nothing does. */
+static const char *document_piece(struct parser *parser, const char *line, bool *ret_is_ours)
 {
     struct stream *stream = stream_now(parser);
     const char *rest;
 
+    *ret_is_ours = false;
     if (!stream)
-        return false;
+        return NULL;
     if (!stream->document) {
         if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
-            return false;
+            return NULL;
     } else if (stream->n_document == 2) {
         if (!strstr(line, "\"schema_version\"") && !is_first_key(line)) {
             forget(stream); /* from another program */
-            return false;
+            return NULL;
         }
     } else if (!continues(line) && !stream->in_string && !continues_bare(stream->document, line)) {
         /* Standard error within the document, or other output after a document that was cut off. */
-        if (*line && !text_begins(line, "epkit:"))
-            return false;
-        return true;
+        *ret_is_ours = !*line || text_begins(line, "epkit:");
+        return NULL;
     }
+    *ret_is_ours = true;
     rest = follow(stream, line);
     if (!append(stream, line, rest ? (size_t)(rest - line) : strlen(line))) {
         parser->totals.unreadable++;
         forget(stream);
-        return true;
+        return NULL;
     }
     if (rest) {
         read_document(parser, stream->document, stream->n_document);
         forget(stream);
     }
-    /* Another one, of files that were joined. */
-    if (rest && *rest)
-        (void)epkit_document_line(parser, rest);
-    return true;
+    return rest && *rest ? rest : NULL;
+}
+
+bool epkit_document_line(struct parser *parser, const char *line)
+{
+    bool is_ours, is_rest_ours;
+
+    /* Behind one stand others, as many as were joined. */
+    for (line = document_piece(parser, line, &is_ours); line;)
+        line = document_piece(parser, line, &is_rest_ours);
+    return is_ours;
 }

@@ -487,6 +487,47 @@ END
     run -1 epkit parse <<<"$(head -n -1 log)"
 }
 
+@test "a plug-in or a call that failed before a run that passed is a notice; a launcher's whole phrase counts" {
+    local log='[ 1/1] bf16 random, sync ... passed 1 ms' line
+    for line in 'gpu1:9:9 [0] init:1 NCCL WARN NET/OFI aws-ofi-nccl initialization failed' \
+        "gpu1:9:9 [7] init:1 NCCL WARN NET/OFI Couldn't open AV. RC: -22" 'mem.cpp:9: non-zero status: 2 cuMemCreate failed' \
+        'gpu1:9:9 [1] p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument'; do
+        run -0 epkit parse <<<"$line"$'\n'"$log"
+        run -1 epkit parse <<<"$line"
+    done
+    run -0 epkit parse <<<"$log"$'\n''not enough slots available for a second cache'
+    run -1 epkit parse <<<"$log"$'\n''There are not enough slots available in the system to satisfy the 16'
+}
+
+@test "documents of a benchmark: each operation of the schema is read, without a device too; many in one line" {
+    local type device
+    cd "$BATS_TEST_TMPDIR"
+    for type in bf16 fp8; do
+        [ $type = bf16 ] && device=host || device=
+        jq -c --arg device "$device" --arg type $type '[.["$defs"].row.properties.op.enum[] | {op: ., type: (if . == "plan" then "" else $type end),
+            ranks: 2, tokens: 128, time_us: 9.5, logical_gbps: 3}] as $rows |
+            {schema_version: 1, subcommand: "bench", device: $device, parameters: {}, $rows}' \
+            "$EPKIT_SOURCE/cmd/bench/schema.json" >log
+        run -0 --separate-stderr epkit parse --json log
+        jq -e --argjson rows "$(jq .rows log)" '[.runs[0].measures[] | .op] | sort == ([$rows[].op] | sort)' <<<"$output"
+    done
+    python3 -c "print('{\"version\":1}' * 25000)" >log
+    run -4 epkit parse log
+    # Totals that no matrix has are not believed.
+    run -4 epkit parse <<<'[ 1/4000000000] bf16 random, sync ... passed 1 ms'
+    run -0 epkit parse <<<'[ 1/1] bf16 random, sync ... passed 1 ms'$'\n''4000000000/4000000000 cases passed'
+    [ "${lines[0]}" = "epkit test: 1/1 cases passed." ]
+}
+
+@test "the password of a command at the end of a sentence is not shown" {
+    for end in . , ';' : ')' ').' ''; do
+        for form in "" --json; do
+            run ! --separate-stderr epkit parse $form <<<"epkit: error: echo root:Secr3t | chpasswd$end"
+            [[ "$output$stderr" == *chpasswd* && "$output$stderr" != *Secr3t* ]]
+        done
+    done
+}
+
 @test "a case of DeepEP 2 that began and printed no result has not passed" {
     run -1 epkit parse < <(printf '%s\n' 'Config:' ' > Ranks: 1 x 2' ' > Experts: 6/256' ' > Tokens: 4096 (max: 4096), hidden: 7168' \
         'Running all test cases:' ' > Testing with do_handle_copy=1, expert_alignment=128, use_fp8_dispatch=1, num_bias=0, with_previous_event=0, async_with_compute_stream=0, allocate_on_comm_stream=0 ...')
