@@ -473,7 +473,11 @@ void ep_group_plan_close(ep_plan *plan)
         ep_plan *orphan = malloc(sizeof(*orphan));
 
         if (orphan) {
-            *orphan = (ep_plan){.comm = plan->comm, .impl = plan->impl, .args = plan->args, .info = plan->info};
+            *orphan = (ep_plan){.comm = plan->comm,
+                                .impl = plan->impl,
+                                .args = plan->args,
+                                .info = plan->info,
+                                .from_mask = plan->from_mask};
             ep_group_plan_of(plan)->orphaned = true;
             group->pending[i] = orphan;
             plan->impl = NULL;

@@ -69,6 +69,28 @@ TEST_WITH(defaults_are_filled_in, reset, NULL)
 
 /* --- environment --- */
 
+static void *create_on_a_small_stack(void *ret_status)
+{
+    ep_comm *comm;
+
+    *(ep_status *)ret_status = create(NULL, &comm);
+    return NULL;
+}
+
+TEST_WITH(a_small_stack_is_refused, reset, NULL)
+{
+    ep_status status = EP_OK;
+    pthread_attr_t attributes;
+    pthread_t thread;
+
+    pthread_attr_init(&attributes);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, 96 << 10), 0);
+    assert_int_equal(pthread_create(&thread, &attributes, create_on_a_small_stack, &status), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    pthread_attr_destroy(&attributes);
+    assert_int_equal(status, EP_E_SYSTEM);
+}
+
 TEST_WITH(strict_sms_come_from_the_environment, reset, NULL)
 {
     static const struct {
