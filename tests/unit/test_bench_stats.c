@@ -272,10 +272,10 @@ TEST(impossible_requests_are_named)
 /* On GPUs the ratio is of queued operations, and so is the rate that stands beside it. */
 TEST(a_ratio_is_that_of_the_figures_beside_it)
 {
-    json_t *rows = json_pack(
-        "[{s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:f, s:f}, s:{s:f, s:f}, s:f}]", "op", "dispatch", "type", "bf16",
-        "ranks", 2, "tokens", 4096, "row_bytes", 14336, "sms", 16, "time_us", 193.0, "logical_gbps", 622.6, "queued",
-        "time_us", 178.6, "gbps", 656.1, "engine_all", "time_us", 170.0, "gbps", 689.1, "vs_engine_all", 0.952);
+    json_t *rows = json_pack("[{s:s, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:{s:f, s:f}, s:{s:f, s:f}, s:f}]", "op",
+                             "dispatch", "type", "bf16", "ranks", 2, "tokens", 4096, "row_bytes", 14336, "sms", 16,
+                             "time_us", 193.0, "logical_gbps", 622.6, "queued", "time_us", 178.6, "gbps", 656.1,
+                             "engine_all", "time_us", 170.0, "gbps", 689.1, "vs_engine_all", 0.952);
     const json_t *row = json_array_get(rows, 0);
     char text[256];
 
