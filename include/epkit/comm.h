@@ -64,7 +64,7 @@ extern "C" {
 typedef struct ep_comm ep_comm;
 
 enum {
-    EP_COMM_CHECK_VALUES = 1u << 0,  /* reject NaN in weights and scales (EP_E_VALUE); costs a pass over them */
+    EP_COMM_CHECK_VALUES = 1u << 0,   /* reject NaN in weights and scales (EP_E_VALUE); costs a pass over them */
     EP_COMM_CHECK_DISTINCT = 1u << 5, /* reject a token that names an expert twice (EP_E_ROUTING): see plan.h */
     EP_COMM_STRICT_SMS = 1u << 6      /* CUDA: ep_cuda_set_sms() counts all blocks; also EPKIT_STRICT_SMS=1 */
 };

@@ -152,8 +152,8 @@ EP_API ep_status ep_plan_get_tokens(const ep_plan *plan, ep_stream stream, int32
  *
  * n is the number of tokens that this rank receives; a token counts once in both layouts. They are ordered by (source
  * rank, token index): in the rank layout token i is row i. Arrays of n elements must have room for out_rows elements;
- * those behind the n-th become 0. If the call is queued and the plan then refused (EP_E_CAPACITY), all of them become 0, so
- * that a kernel that takes them for sizes finds none.
+ * those behind the n-th become 0. If the call is queued and the plan then refused (EP_E_CAPACITY), all of them become
+ * 0, so that a kernel that takes them for sizes finds none.
  */
 typedef struct ep_plan_metadata {
     size_t size;            /* EP_PLAN_METADATA_INIT sets it */

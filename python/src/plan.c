@@ -406,9 +406,9 @@ static PyObject *run_combine(PyObject *self, PyObject *const *args)
 }
 
 /*
- * metadata(memory, stride, stream, offset of recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert, count_exact,
- * rank_prefix): to parts of one int32 tensor; an offset of -1: not wanted. A tensor for each would be made before the
- * call, and is rarely read.
+ * metadata(memory, stride, stream, offset of recv_source, recv_slot, n_recv_tokens, psum_rank, psum_expert,
+ * count_exact, rank_prefix): to parts of one int32 tensor; an offset of -1: not wanted. A tensor for each would be made
+ * before the call, and is rarely read.
  */
 static PyObject *run_metadata(PyObject *self, PyObject *const *args)
 {

@@ -203,7 +203,7 @@ END
 }
 
 @test "no log passes that tells of a failure, wherever it stands; what Python ignores is none" {
-    local log fault
+    local log
     log=$(for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done)
     # Each row of the data in front of a run that passed, behind it and within it; a notice before one that is cut off.
     python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/failures.json" "$log" <<'END'
@@ -520,7 +520,7 @@ END
 }
 
 @test "the password of a command at the end of a sentence is not shown" {
-    for end in . , ';' : ')' ').' ''; do
+    for end in . ',' ';' : ')' ').' ''; do
         for form in "" --json; do
             run ! --separate-stderr epkit parse $form <<<"epkit: error: echo root:Secr3t | chpasswd$end"
             [[ "$output$stderr" == *chpasswd* && "$output$stderr" != *Secr3t* ]]

@@ -92,8 +92,8 @@ __device__ inline uint32_t quantise_pair(uint32_t pair, float q)
     for (int i = 0; i < 2; i++) {
         uint32_t bits = i ? pair & 0xffff0000u : pair << 16;
         float v = __fmul_rn(__uint_as_float(bits & 0x7fffffffu), q);
-        uint32_t code = !(v <= 0.25f) + !(v < 0.75f) + !(v <= 1.25f) + !(v < 1.75f) + !(v <= 2.5f) + !(v < 3.5f) +
-                        !(v <= 5.0f);
+        uint32_t code =
+            !(v <= 0.25f) + !(v < 0.75f) + !(v <= 1.25f) + !(v < 1.75f) + !(v <= 2.5f) + !(v < 3.5f) + !(v <= 5.0f);
 
         codes |= (code | bits >> 31 << 3) << 4 * i;
     }
