@@ -244,14 +244,14 @@ bool dir_has(int dir, const char *path)
     return fd >= 0;
 }
 
-/* Makes the folder if it may; a name that is there is a link that leads nowhere. */
+/* Makes the folder if it may. A name that is there is a folder that another process has just made, or leads nowhere. */
 static int make_below(int parent, const char *name, bool make)
 {
     struct stat info;
     int fd;
 
     if (fstatat(parent, name, &info, AT_SYMLINK_NOFOLLOW) == 0)
-        return ENOTDIR;
+        return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
     if (!make)
         return ENOENT;
     if (mkdirat(parent, name, 0755) != 0 && errno != EEXIST)
