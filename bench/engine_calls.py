@@ -329,7 +329,7 @@ def main():
 
 
 if __name__ == "__main__":
-    parse()  # a wrong option is told before ranks start
+    parse()  # reports a wrong option before ranks start
     if "RANK" not in os.environ:
         os.environ["EPKIT_BACKEND"] = "host"
     launch(main)

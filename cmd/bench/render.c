@@ -163,20 +163,23 @@ const json_t *bench_ratio_of(const json_t *row)
 
 double bench_rate_of(const json_t *row)
 {
-    return *bench_baseline_of(row).kind ? json_number(json_object_get(row, "queued"), "gbps")
-                                        : json_number(row, "logical_gbps");
+    const json_t *queued = json_object_get(row, "queued");
+
+    return queued ? json_number(queued, "gbps") : json_number(row, "logical_gbps");
 }
 
 double bench_time_of(const json_t *row)
 {
-    return json_number(*bench_baseline_of(row).kind ? json_object_get(row, "queued") : row, "time_us");
+    const json_t *queued = json_object_get(row, "queued");
+
+    return json_number(queued ? queued : row, "time_us");
 }
 
 static void write_ratio(FILE *text, const json_t *row)
 {
     struct bench_baseline baseline = bench_baseline_of(row);
 
-    if (json_object_get(row, "sms"))
+    if (*baseline.kind)
         fprintf(text, " moves %.0f GB/s%s,", bench_rate_of(row), baseline.kind);
     else
         fputs(" runs at", text);

@@ -289,13 +289,23 @@ static void name_unsupported(const struct run *run, const char *passed, char *re
                  passed);
 }
 
+/* "656.1 GB/s queued, 0.95 of the copy engine" */
+static void describe_rate(const json_t *row, char *ret_text, size_t bytes)
+{
+    struct bench_baseline baseline = bench_baseline_of(row);
+
+    snprintf(ret_text, bytes, "%.1f GB/s%s, %.2f of %s", bench_rate_of(row), baseline.kind,
+             json_number_value(bench_ratio_of(row)), baseline.name);
+}
+
 static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
 {
     const json_t *row = bench_largest(json_object_get(run->bench, "rows"), "dispatch");
     const char *device = json_string_value(json_object_get(run->bench, "device"));
     struct text text = text_in(ret_text, bytes);
-    char passed[128];
+    char passed[128], rate[128];
 
+    describe_rate(row, rate, sizeof(rate));
     count_passed(run, passed, sizeof(passed));
     if (run->code == CMD_UNSUPPORTED) {
         name_unsupported(run, passed, ret_text, bytes);
@@ -303,8 +313,7 @@ static void make_verdict(const struct run *run, char *ret_text, size_t bytes)
     }
     text_add(&text, "epkit %s here: %s cases passed", run->code ? "does not work" : "works", passed);
     if (row)
-        text_add(&text, "; %s dispatch moves %.1f GB/s%s, %.2f of %s.", device ? device : "host", bench_rate_of(row),
-                 bench_baseline_of(row).kind, json_number_value(bench_ratio_of(row)), bench_baseline_of(row).name);
+        text_add(&text, "; %s dispatch moves %s.", device ? device : "host", rate);
     else
         text_add(&text, "; nothing was measured.");
 }
@@ -398,8 +407,7 @@ static void print_table(const struct run *run)
     json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
             continue;
-        snprintf(text, sizeof(text), "%.1f GB/s%s, %.2f of %s", bench_rate_of(item), bench_baseline_of(item).kind,
-                 json_number_value(bench_ratio_of(item)), bench_baseline_of(item).name);
+        describe_rate(item, text, sizeof(text));
         json_array_append_new(rows,
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s %s, %d tokens", json_string_value(json_object_get(item, "op")),

@@ -24,6 +24,16 @@ hosts_up() {
     "$HOSTS" up "$HOSTS_DIR" "$1"
 }
 
+# The same with Slurm on the hosts, in the long tier: its daemons take a while to start.
+hosts_up_slurm() {
+    HOSTS_WHY=$("$EPKIT_SOURCE/tests/hosts/slurm.sh" check) || true
+    [ -n "${EPKIT_TEST_LONG:-}" ] || HOSTS_WHY="in the long tier only"
+    hosts_up "$1"
+    [ -z "$HOSTS_WHY" ] || return 0
+    "$EPKIT_SOURCE/tests/hosts/slurm.sh" up "$HOSTS_DIR" "$1"
+    mkdir -p "$HOSTS_DIR/work"
+}
+
 hosts_down() {
     [ -n "${HOSTS_DIR:-}" ] || return 0
     "$HOSTS" down "$HOSTS_DIR"

@@ -9,12 +9,8 @@ load common
 load ../page
 
 setup_file() {
-    HOSTS_WHY=$("$EPKIT_SOURCE/tests/hosts/slurm.sh" check) || true
-    [ -n "${EPKIT_TEST_LONG:-}" ] || HOSTS_WHY="in the long tier only"
-    hosts_up 2
+    hosts_up_slurm 2
     [ -z "$HOSTS_WHY" ] || return 0
-    "$EPKIT_SOURCE/tests/hosts/slurm.sh" up "$HOSTS_DIR" 2
-    mkdir -p "$HOSTS_DIR/work"
     deepep_tree a4
     # A program of MPI has the name of its library in it; this one prints what all_reduce_perf prints.
     mkdir -p "$HOSTS_DIR/node/opt/nccl-tests/build"

@@ -8,12 +8,7 @@
 load common
 
 setup_file() {
-    HOSTS_WHY=$("$EPKIT_SOURCE/tests/hosts/slurm.sh" check) || true
-    [ -n "${EPKIT_TEST_LONG:-}" ] || HOSTS_WHY="in the long tier only"
-    hosts_up 4
-    [ -z "$HOSTS_WHY" ] || return 0
-    "$EPKIT_SOURCE/tests/hosts/slurm.sh" up "$HOSTS_DIR" 4
-    mkdir -p "$HOSTS_DIR/work"
+    hosts_up_slurm 4
 }
 
 teardown_file() {

@@ -24,7 +24,9 @@ struct combine {
     const ep_combine_args *args;
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel copies into staging */
-    bool reduces;                   /* this rank's rows are added up into staging first */
+    /* Of cuda_plan_slots(), by which this rank's rows are added up into staging first; NULL: they are not. */
+    const int32_t *slots;
+    const int64_t *n_received;
     struct cuda_copy copy[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
@@ -53,7 +55,7 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     c->staged[which] = row_bytes;
     if (!bytes)
         return EP_OK;
-    if (c->reduces) {
+    if (c->slots) {
         EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, NULL, bytes, &placed));
         desc->own.at[which] = placed;
         return EP_OK;
@@ -80,7 +82,7 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_OUTPUTS] =
-        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->reduces ? EP_GROUP_ROUND_PARTIAL : 0);
+        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->slots ? EP_GROUP_ROUND_PARTIAL : 0);
     EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, desc));
     if (args->out_topk_weights)
         EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, desc));
@@ -152,12 +154,12 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
         return EP_OK;
     sum->by_choice = 1;
     order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
-    sum->rounds_partial = order.by_rank && !c->reduces;
+    sum->rounds_partial = order.by_rank && !c->slots;
     bytes = (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry);
     if (!device->ordered.memory)
         EP_TRY(cuda_pool_alloc(c->call.cuda, bytes + tokens * sizeof(int32_t), device->captured, &device->ordered));
     order.ret_entry = device->ordered.memory;
-    if (c->reduces)
+    if (c->slots)
         sum->route.count = order.ret_count = (int32_t *)((char *)device->ordered.memory + bytes);
     sum->route.entry = order.ret_entry;
     return cuda_status(cuda_launch_order(&order, c->call.stream), "order kernel");
@@ -174,28 +176,25 @@ static bool reduces(const struct combine *c)
 }
 
 /* After the plan's rows are known, before the combine's kernel. */
-static ep_status reduce(struct combine *c, const struct cuda_combine *sum, const int32_t *slots, const int64_t *n)
+static ep_status reduce(const struct combine *c, const struct cuda_combine *sum)
 {
+    int sms = cuda_is_strict(c->call.cuda) ? c->call.cuda->sms : cuda_ll_sms(c->call.cuda);
     struct cuda_reduce r = {.waits = sum->waits,
                             .counts = sum->route.counts,
                             .from = c->args->x,
                             .to = sum->desc.own.at[EP_GROUP_AT_X],
-                            .slots = slots,
-                            .n = n,
+                            .slots = c->slots,
+                            .n = c->n_received,
                             .topk = sum->route.topk,
                             .row_bytes = (int32_t)c->row_bytes};
 
-    int sms = cuda_is_strict(c->call.cuda) ? c->call.cuda->sms : cuda_ll_sms(c->call.cuda);
-
-    if (!c->reduces || !cuda_plan_rows(c->plan))
+    if (!c->slots || !cuda_plan_rows(c->plan))
         return EP_OK;
     return cuda_status(cuda_launch_reduce(&r, sms, c->call.stream), "reduce kernel");
 }
 
 static ep_status launch(struct combine *c, const struct cuda_route *route)
 {
-    const int32_t *slots = NULL;
-    const int64_t *n = NULL;
     const ep_combine_args *args = c->args;
     struct cuda_comm *cuda = c->call.cuda;
     struct cuda_combine *sum = &cuda->last_combine;
@@ -207,14 +206,13 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
-    c->reduces = reduces(c);
-    if (c->reduces)
-        EP_TRY(cuda_plan_slots(&c->call, c->plan, &slots, &n));
+    if (reduces(c))
+        EP_TRY(cuda_plan_slots(&c->call, c->plan, &c->slots, &c->n_received));
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_desc(c, &sum->desc));
     EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
-    EP_TRY(reduce(c, sum, slots, n));
+    EP_TRY(reduce(c, sum));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(&c->call, c->plan, sum);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);

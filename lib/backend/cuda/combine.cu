@@ -307,9 +307,8 @@ __device__ void sum_piece(const cuda_combine &c, const slot_content &h, const un
     int64_t at = h.token * c.row_bytes + h.at;
     bool plain = !c.bias[0] && !c.bias[1] && !c.rounds_partial;
 
-    if (plain && !c.by_choice && sum_few<false>(c.out + at, terms, h.bytes, h.n, lane))
-        return;
-    if (plain && c.by_choice && sum_few<true>(c.out + at, terms, h.bytes, h.n, lane))
+    if (plain && (c.by_choice ? sum_few<true>(c.out + at, terms, h.bytes, h.n, lane)
+                              : sum_few<false>(c.out + at, terms, h.bytes, h.n, lane)))
         return;
     sum_with_bias(c, h, terms, at, lane);
 }
