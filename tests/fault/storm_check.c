@@ -208,6 +208,9 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
             j->result->starved++;
             return NULL;
         }
+        /* It cannot accept the connections of a shrink, or make them: to the others it does not answer. */
+        if (outcome->call == CALL_SHRINK && injected_before(j, named, INJECT_DESCRIPTORS, ns))
+            return NULL;
         return left_before(j, named, ns) ? "a rank that left is called late" : "a healthy rank is called late";
     case EP_E_PEER_DEAD:
         if (named < 0)
