@@ -40,7 +40,7 @@
  * Failure. A status of the 3xx or 4xx group means that the communicator has failed. Every later collective call on
  * every rank then returns the same status at once, as does ep_comm_async_error(); the text names the rank that failed
  * first. Ranks of one host report the same failure: the first that any of them detects. The outputs of the failed call
- * are undefined. ep_comm_shrink() creates a new group of the survivors; ep_comm_free() is always allowed.
+ * are undefined. ep_comm_free() is always allowed. To continue without the failed rank, see ep_comm_get_failed().
  *
  * A status of the 1xx or 2xx group that is detected before anything was sent does not change the communicator. The
  * peers that made the call correctly are waiting, however: correct and repeat the call, or abort. If it is detected
@@ -188,61 +188,17 @@ EP_API ep_status ep_comm_async_error(const ep_comm *comm);
 EP_API const char *ep_comm_last_error(const ep_comm *comm);
 
 /*
- * Creates a new group of the surviving ranks, usually after a failure; it also works without one. Every survivor calls
- * it. The survivors agree on the members; the new ranks are consecutive, in the old order.
+ * What this rank knows of each rank: ret_failed [R], host memory, is EP_OK for a rank of which nothing is known,
+ * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, or else the
+ * status of the failure of this communicator for the rank that it names. Ranks may know different things, and more
+ * later. Never blocks. Any thread.
  *
- * Outcome. The call succeeds on all ranks of the new group, or it fails on all of them with the same status and names
- * the same rank; then all may call it again. Between hosts the statuses may differ if the leader (see Duration) dies
- * while it sends the reason of a failure: ranks that have not received it get EP_E_PEER_DEAD, which names the leader.
- * The old communicator does not change, whether it has failed or not, and must still be freed. Its memory of ep_alloc
- * does not belong to the new group.
- *
- * Deaths in the last step. Between hosts, a rank that dies while the others receive the confirmation of the new group
- * may count as a member. Then the call succeeds, and the next call on the new communicator names that rank. Only if a
- * second rank dies or stops answering at the same time, some ranks may have the group and others get EP_E_PEER_DEAD,
- * after at most one more deadline. Then the next call on the new communicator fails and names a dead rank, and each
- * part can shrink the communicator that it has. To get one group again, free both communicators and create a new one
- * with ep_comm_new().
- *
- * Members. The ranks wait for each other until the deadline. A live rank is one that is neither dead nor has called
- * ep_comm_free(); a rank whose state cannot be read counts as live.
- *   - If more than half of the live ranks have called by then, they form the group without the others. An excluded rank
- *     gets EP_E_EXCLUDED from this call and from every later one.
- *   - Otherwise they wait for one more deadline. Then the call fails with EP_E_TIMEOUT and names a rank that did not
- *     call, also on ranks that call later.
- * So two groups never exist, except after the two deaths above, and a single slow rank never forms one alone. If half
- * of the ranks are stopped, end them first.
- *
- * Queued work. The host backend first waits for all work queued on the old communicator, so signal the events that this
- * work waits for (ep_stream_wait) before the call: a rank that waits too long is late for the others. On a communicator
- * that has failed nothing waits.
- *
- * Duration. At most two deadlines, and two more for each rank that stops answering during the call. Over "tcp" and
- * "verbs" the lowest rank that answers leads: one more deadline for each lower rank that does not answer, and three
- * more for each rank that stops answering during the call. A rank that is excluded while it waits gets the result
- * within three deadlines, or within thirteen if the others are still creating their group.
- *
- * Late calls. Over "tcp" and "verbs" a rank that calls later is informed by the members of the new group, as long as
- * they have it. For this each member keeps one more thread, which sleeps, and two descriptors, unless all excluded
- * ranks have died. Without sockets between nodes the ranks make at most 32 attempts on one communicator in all calls;
- * each call makes at least one, and a call that has none left fails with EP_E_TIMEOUT.
- *
- * Abort. ep_comm_abort() on the old communicator wakes the call with EP_E_ABORTED, if it was called after this rank, or
- * a peer that it waits for, began the call. Between hosts the order of the two is unknown: an abort ends the call at
- * once if its rank was in the call; otherwise it ends the call after half the deadline, at most two seconds, unless its
- * rank begins the call within that time. In that case the abort counts as the reason for the shrink. A rank that loses
- * the leader in the last step asks the others whether they have the group, for at most one deadline. An abort has no
- * effect on its call then, because the rank would give up a group that others may have.
- *
- * Nodes. `config` NULL keeps the old configuration. If the survivors no longer fill their nodes evenly, or if
- * config->ranks_per_node is 0, they form one node (they share a host).
- *
- * Several hosts. A rank of another host counts as dead when its connections have ended. If its host was only silent
- * before, it counts as live, even if its connections end afterwards: after a network partition the smaller part forms
- * no group, and of two halves neither does. The new ranks_per_node is the largest number that divides the survivors of
- * each old node, unless config->ranks_per_node is neither 0 nor the old value.
+ * Continuing. Who goes on is for the program to decide, because it alone knows what else a rank is needed for: its
+ * controller, or the survivors through any store that can set a key once (examples/continue.c: a file; a TCPStore with
+ * compare_set() is the same). The ranks that go on free the failed communicator and create one of their own with
+ * ep_comm_new(), over a bootstrap of these ranks.
  */
-EP_API ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm);
+EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
 
 /*
  * Rows, bytes and times of the last dispatch or combine on this rank. All counts are those of this rank. The CUDA

@@ -37,9 +37,9 @@ extern "C" {
     X(EP_E_UNSUPPORTED, 203, "not supported here", "the error text says what is missing on this machine")              \
     X(EP_E_DEVICE, 204, "device error", "the error text has the driver's message")                                     \
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
-      "check whether the named rank is stopped, overloaded or in another call; then call ep_comm_shrink()")            \
+      "check whether the named rank is stopped, overloaded or in another call; then continue without it (comm.h)")     \
     X(EP_E_PEER_DEAD, 302, "a peer died or cannot be reached",                                                         \
-      "check the log of the named rank; continue without it: ep_comm_shrink()")                                        \
+      "check the log of the named rank; continue without it (comm.h)")                                        \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
       "the named rank has freed its communicator, as the end of a Python program does, or an object that this call "   \
       "needs: check its log")                                                                                          \
@@ -72,9 +72,9 @@ EP_API void ep_set_last_error(const char *reason);
  * Sets the log callback of the process; NULL, the initial value, disables logging. Returns when no call of the previous
  * callback is in progress.
  *
- * The callback gets events that no status reports: a communicator is created or fails, a rank is masked, a group
- * shrinks. `line` is one line without a newline. The callback runs on the thread of the event, which may be a library
- * thread, and may run on several threads at the same time. It must not call the library.
+ * The callback gets events that no status reports: a communicator is created or fails, a rank is masked. `line` is one
+ * line without a newline. The callback runs on the thread of the event, which may be a library thread, and may run on
+ * several threads at the same time. It must not call the library.
  */
 typedef enum ep_log_level { EP_LOG_INFO = 1, EP_LOG_WARNING = 2, EP_LOG_ERROR = 3 } ep_log_level;
 typedef void (*ep_log_fn)(void *context, ep_log_level level, const char *line);

@@ -208,59 +208,12 @@ void ep_comm_abort(ep_comm *comm)
         comm->ops->abort(comm);
 }
 
-static ep_status shrink(ep_comm *comm, const ep_comm_config *config, ep_comm *next)
+ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed)
 {
-    next->ops = comm->ops;
-    next->config = comm->config;
-    next->emulation = comm->emulation;
-    next->config.network = NULL;
-    if (config)
-        EP_TRY(ep_config_resolve(next, config, NULL, "ep_comm_shrink"));
-    /* Survivors share a host. The network of a bootstrap may not work after the death of a rank; sockets do. */
-    if (!next->config.network)
-        next->config.network = ep_net_is_linked(comm->config.network) ? comm->config.network : ep_net_emulated.name;
-    next->ranks_per_node = next->config.ranks_per_node;
-    return comm->ops->shrink(comm, next);
-}
-
-/* A failed shrink does not change the status of a failed communicator. */
-static ep_status record_shrink_failure(ep_comm *comm, ep_status status)
-{
-    if (atomic_load(&comm->failed) == EP_OK)
-        return ep_comm_record(comm, status);
-    pthread_mutex_lock(&comm->error_lock);
-    snprintf(comm->error, sizeof(comm->error), "%s", ep_last_error());
-    pthread_mutex_unlock(&comm->error_lock);
-    return status;
-}
-
-ep_status ep_comm_shrink(ep_comm *comm, const ep_comm_config *config, ep_comm **ret_comm)
-{
-    ep_comm *next = NULL;
-    ep_status status;
-
     EP_CHECK_COMM(comm, comm);
-    status = EP_CHECK_PTR(__func__, ret_comm);
-    if (status == EP_OK && comm->shrunk)
-        status = ep_fail(EP_E_STATE, "%s: this communicator was shrunk before; shrink the newer one", __func__);
-    /* For ever: when the others have freed the old group, the backend might see no peer and form a group of this rank.
-     */
-    if (status == EP_OK && comm->excluded)
-        status = ep_fail(EP_E_EXCLUDED, "%s: the other ranks continued without rank %d", __func__, comm->rank);
-    if (status == EP_OK && !comm->ops->shrink)
-        status = ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
-    if (status == EP_OK) {
-        next = new_comm();
-        status = next ? shrink(comm, config, next) : ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
-        comm->excluded = status == EP_E_EXCLUDED;
-    }
-    if (status != EP_OK) {
-        free_comm(next);
-        return record_shrink_failure(comm, status);
-    }
-    comm->shrunk = true;
-    *ret_comm = next;
-    ep_log(EP_LOG_WARNING, "rank %d of %d: is rank %d of %d in the new group", comm->rank, comm->nranks, next->rank,
-           next->nranks);
+    EP_TRY(EP_CHECK_PTR(__func__, ret_failed));
+    if (!comm->ops->get_failed)
+        return ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
+    comm->ops->get_failed(comm, ret_failed);
     return EP_OK;
 }

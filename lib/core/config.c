@@ -64,21 +64,14 @@ static ep_status resolve_backend(ep_comm *comm, const char *call)
     const char *requested = comm->config.backend;
     const char *env = read_env("EPKIT_BACKEND");
 
-    if (comm->ops) {
-        if (requested && strcmp(requested, comm->ops->name) != 0)
-            return ep_fail(EP_E_ARG, "%s: backend is \"%s\", but the communicator has \"%s\"", call, requested,
-                           comm->ops->name);
-    } else {
-        ep_status status = ep_backend_find(requested ? requested : env, &comm->ops);
+    ep_status status = ep_backend_find(requested ? requested : env, &comm->ops);
 
-        if (status != EP_OK)
-            return ep_fail_prefix(status, "%s: %s", call, !requested && env ? "$EPKIT_BACKEND: " : "");
-    }
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: %s", call, !requested && env ? "$EPKIT_BACKEND: " : "");
     comm->config.backend = comm->ops->name;
     return EP_OK;
 }
 
-/* `env`: NULL in a shrink, which keeps the network of the old group. */
 static ep_status resolve_network(ep_comm_config *config, const char *env, const struct ep_net_provider *brought,
                                  const char *call)
 {
@@ -155,7 +148,7 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
     comm->emulation = emulation_of_thread;
     EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
-    EP_TRY(resolve_network(&comm->config, comm->ops ? NULL : read_env("EPKIT_NETWORK"), network, call));
+    EP_TRY(resolve_network(&comm->config, read_env("EPKIT_NETWORK"), network, call));
     return resolve_backend(comm, call);
 }
 

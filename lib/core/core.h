@@ -32,10 +32,7 @@ struct ep_comm {
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
-    bool shrunk;                      /* a newer group has replaced this one */
-    bool excluded;                    /* the others have formed a newer group without this rank */
     bool logged;                      /* its failure was logged; under error_lock */
-    int inherited_device;             /* 1 + the device of the group that was shrunk; 0: not fixed */
     _Atomic int live;                 /* plans, events and low-latency objects not yet freed */
     char reason[EP_ERROR_TEXT_BYTES]; /* of the failure in `failed` */
     bool blocking; /* the call in progress is a _sync one: it may run at once instead of being queued */
@@ -207,11 +204,7 @@ struct ep_backend_ops {
      * EP_E_CAPACITY, without a failure, if a queued operation was refused and no wait has reported it.
      */
     ep_status (*poll)(ep_comm *comm);
-    /*
-     * All fields of `next` are set, except rank, nranks, node and impl, which the survivors agree on. They also compare
-     * their configurations (ep_config_agree) before they open the new group.
-     */
-    ep_status (*shrink)(ep_comm *comm, ep_comm *next);
+    void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
     ep_status (*free)(ep_comm *comm, void *memory);
@@ -272,7 +265,7 @@ struct ep_backend_ops {
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 7u
+#define EP_BACKEND_ABI 8u
 
 static inline bool ep_is_capturing(ep_comm *comm, ep_stream stream)
 {

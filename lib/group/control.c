@@ -323,7 +323,7 @@ void ep_group_net_describe(struct ep_group *group, struct ep_net_provider *ret_p
     *ret_provider = group->provider;
     /* The bootstrap may have been freed: the endpoint has kept what is needed. */
     if (ep_net_is_linked(group->provider.name))
-        ret_provider->context = (void *)&ep_net_tcp_get_rendezvous(ep_streams_get_net(group->streams)->tcp)->context;
+        ret_provider->context = (void *)ep_net_tcp_get_context(ep_streams_get_net(group->streams)->tcp);
     make_params(group, ret_params);
 }
 
@@ -344,7 +344,7 @@ void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank
 {
     if (!net->ops->lost || !group->remote || !net->ops->lost(net, rank) || atomic_load(&group->remote[rank].lost))
         return;
-    /* No rank has reported its death: a shrink asks its host. */
+    /* No rank has reported its death. */
     atomic_store(&group->remote[rank].cut, 1);
     atomic_store(&group->remote[rank].lost, 1);
 }
@@ -452,7 +452,6 @@ void ep_group_close(ep_comm *comm)
     if (group->backend->stop)
         group->backend->stop(group);
     ep_group_link_close(group);
-    ep_group_refusal_free(group->refusal);
     if (atomic_load(&comm->failed) != EP_OK)
         ep_streams_abandon(group->streams);
     ep_streams_free(group->streams);

@@ -16,7 +16,6 @@
 #define EP_GROUP_CACHE_LINE 64
 #define EP_GROUP_SLOTS 512   /* symmetric allocations of one rank, staging included */
 #define EP_GROUP_EXCHANGES 4 /* exchanges in flight: plans whose counts were not requested yet */
-#define EP_GROUP_ATTEMPTS 32 /* of all calls of ep_comm_shrink on one communicator */
 #define EP_GROUP_GATHER_BYTES 4096
 #define EP_GROUP_REASON_BYTES 256      /* of a failure, as published to peers; longer ones are truncated */
 #define EP_GROUP_RING_BYTES (1u << 20) /* stream between nodes: several of the largest rows (EP_MAX_HIDDEN) */
@@ -44,7 +43,6 @@
     X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
     X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
     X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
-    X(EP_GROUP_SHRINK, "shrink: survivors")                                                                            \
     X(EP_GROUP_STREAM_WAIT, "waiting for the event of ep_stream_wait")                                                 \
     X(EP_GROUP_ATTACH, "mapping memory of a peer")
 
@@ -89,49 +87,14 @@ struct ep_group_slot {
     struct ep_shm_name name;
 };
 
-/*
- * Votes of ep_comm_shrink, in the lowest byte; see shrink_vote.c. Besides doorbells, the votes against the group are
- * the only words that peers write, by compare-exchange from OPEN.
- */
-enum {
-    EP_GROUP_VOTE_OPEN = 0,
-    EP_GROUP_VOTE_LOCKED,
-    EP_GROUP_VOTE_VETO,
-    EP_GROUP_VOTE_BANNED,
-    EP_GROUP_VOTE_GIVEN_UP,
-    EP_GROUP_VOTE_LEFT_OUT
-};
-
-/* Whether a rank has received the confirmation of the new group (shrink_confirm.c). The value only increases. */
-enum ep_group_confirm {
-    EP_GROUP_CONFIRM_PENDING = 0,
-    EP_GROUP_CONFIRM_LEADER_LOST, /* the connection to the leader ended first */
-    EP_GROUP_CONFIRM_RECEIVED
-};
-
 /* What a rank publishes about itself to all ranks. On other hosts the control link of its node updates a copy. */
 struct ep_group_state {
     _Atomic uint32_t waiting;   /* (rank waited for + 1) << 8 | phase; 0: not waiting */
     _Atomic uint64_t probed_ns; /* when it last probed its peers while waiting; by the clock of the host of a copy */
     _Atomic uint32_t left;      /* ep_comm_free was called */
-    _Atomic uint32_t aborts;    /* calls of ep_comm_abort, also after a failure: wakes a shrink */
-    _Atomic uint32_t aborts_before; /* 1 + aborts before its last shrink began; 0: none. In a copy also 0 if it has
-                                     * aborted since then. */
-    _Atomic uint32_t confirmation;  /* of the group that a shrink creates over control links: enum ep_group_confirm */
-    _Atomic uint64_t reason_for;    /* the failure that it has set with this reason; 0: none */
+    _Atomic uint32_t aborts;    /* calls of ep_comm_abort, also after a failure */
+    _Atomic uint64_t reason_for; /* the failure that it has set with this reason; 0: none */
     char reason[EP_GROUP_REASON_BYTES];
-};
-
-struct ep_group_shrink {
-    _Atomic uint32_t attempt;                   /* 0: not joined yet; else the attempt this rank is in */
-    _Atomic uint32_t vote[EP_GROUP_ATTEMPTS];   /* on the set of survivors */
-    _Atomic uint32_t opened[EP_GROUP_ATTEMPTS]; /* on whether the new group was created */
-    _Atomic uint64_t out[EP_GROUP_ATTEMPTS][EP_MAX_RANKS / 64]; /* ranks to leave out; bits are only added */
-    /* Over control links: a shrink has succeeded without these ranks (shrink_linked.c). */
-    _Atomic uint32_t passed;
-    _Atomic uint64_t passed_out[EP_MAX_RANKS / 64];
-    _Atomic uint64_t gathered; /* number of the last all-gather among the survivors */
-    unsigned char block[2][EP_GROUP_GATHER_BYTES];
 };
 
 struct ep_group_control {
@@ -149,7 +112,6 @@ struct ep_group_control {
     _Atomic uint32_t reason_set;    /* by the owner: state.reason does not change any more */
     _Atomic uint32_t frees;         /* number of frees in slot[], so that peers drop stale mappings */
     struct ep_group_slot slot[EP_GROUP_SLOTS];
-    struct ep_group_shrink shrink;
     /* Followed by EP_GROUP_EXCHANGES exchange slots of nnodes rows of exchange_row_bytes. */
 };
 

@@ -167,6 +167,19 @@ uint64_t ep_group_get_failure(const struct ep_group *group)
                             group->arbiter);
 }
 
+void ep_group_get_failed(const ep_comm *comm, int32_t *ret_failed)
+{
+    const struct ep_group *group = ep_group_of(comm);
+    uint64_t failure = ep_group_get_failure(group);
+
+    for (int rank = 0; rank < comm->nranks; rank++)
+        ret_failed[rank] = ep_group_has_left(group, rank)    ? EP_E_PEER_LEFT
+                           : ep_group_peer_dead(group, rank) ? EP_E_PEER_DEAD
+                                                             : EP_OK;
+    if (failure && ret_failed[(uint16_t)(failure >> 32)] == EP_OK)
+        ret_failed[(uint16_t)(failure >> 32)] = (int32_t)(failure >> 48);
+}
+
 static _Thread_local int failed_owner = -1;
 
 int ep_group_get_failed_owner(void)

@@ -48,6 +48,9 @@ void ep_group_abort(ep_comm *comm);
 ep_status ep_group_poll(ep_comm *comm);
 const char *ep_group_phase_name(enum ep_group_phase phase);
 
+/* As ep_comm_get_failed(). */
+void ep_group_get_failed(const ep_comm *comm, int32_t *ret_failed);
+
 /* The failure of the group in one word, if a rank of this node knows one; 0: none. */
 uint64_t ep_group_get_failure(const struct ep_group *group);
 /* Takes over a failure received over the control link of rank `from`. `word` may be invalid. */

@@ -12,7 +12,6 @@
  *   exchange.h  all-gather of small rows over control blocks (and rails between nodes)
  *   plan.h      counts of a plan, the final row of each token and the routes to them, computed with the peers
  *   collective.h  barrier, all-gather, agreement of all ranks
- *   shrink.h    agreement of the survivors, and their new group
  *
  * A file includes the headers of those above it in this list only.
  *
@@ -74,18 +73,15 @@ struct ep_group_allocation {
  *
  * `lost` is also written by low latency, whose endpoint has a connection to each rank. When one is cut its rank is lost
  * for the whole communicator, as on the endpoint of the streams: no connection is made twice, and a rank that only some
- * calls reach could agree on nothing. It is never reset; state.left takes precedence. A shrink finds out which ranks
- * are alive.
+ * calls reach could agree on nothing. It is never reset; state.left takes precedence.
  */
 struct ep_group_remote {
     struct ep_group_state state;
     _Atomic uint64_t heard_ns; /* of a rail peer: when its last heartbeat arrived */
     _Atomic uint32_t lost;     /* it has died, or a connection to it has ended before it said that it leaves */
-    _Atomic uint32_t silent;   /* a rail peer: its host does not answer, or did not when its control link ended */
     /* A connection to it ended, but its process did not close it: the control link of a rail peer, or one of low
      * latency. Written before `lost`. */
     _Atomic uint32_t cut;
-    _Atomic uint32_t excludes; /* a shrink has succeeded there without this rank */
 };
 
 struct ep_group_link; /* link.c */
@@ -105,8 +101,6 @@ struct ep_group;
 /* What a backend supplies to its groups. */
 struct ep_group_backend {
     size_t comm_bytes; /* size of a communicator; it begins with struct ep_group */
-    /* Opens a communicator (ep_backend_ops.comm_open) for the group that a shrink forms. */
-    ep_status (*open)(ep_comm *comm, const ep_boot *boot);
     /* NULL, or the PCI address of the GPU that this rank will use, as far as it is known before it is chosen. */
     const char *(*find_gpu)(struct ep_group *group);
     /* NULL, or ends the threads of objects that were not freed, before the communicator is freed. */
@@ -137,12 +131,8 @@ struct ep_group {
     const char *gpu;                /* PCI address: that of find_gpu(), later of the chosen one; NULL: none */
     struct ep_group_remote *remote; /* [R]; NULL unless the network has control links */
     struct ep_group_link *link;
-    struct ep_group_refusal *refusal; /* answers ranks that the shrinks before this group have excluded; NULL: none */
-    bool excluded;                    /* by a shrink; permanent */
-    uint32_t unreported_aborts; /* calls of ep_comm_abort, if the last ended a shrink unknown to the leader; else 0 */
     int link_event;             /* eventfd that wakes the link thread; -1: none */
     _Atomic uint32_t link_owes_failure; /* futex word. 1: the link thread has yet to send the failure of the group */
-    int shrink_deadlines; /* deadlines that expired in calls of ep_comm_shrink, those of all-gathers not included */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, in addition to their allocations */
     pthread_mutex_t memory_lock;  /* protects allocations: used by the caller's thread and the worker */
@@ -206,9 +196,6 @@ void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank
 void ep_group_leave(struct ep_group *group);
 size_t ep_group_bytes(const ep_comm *comm);
 
-/* For a group that is freed; NULL is allowed. */
-void ep_group_refusal_free(struct ep_group_refusal *refusal);
-
 static inline int ep_group_rail(const struct ep_group *group, int node)
 {
     return ep_net_rail_rank(group->comm->rank, group->comm->ranks_per_node, node);
@@ -218,8 +205,5 @@ static inline int ep_group_rail(const struct ep_group *group, int node)
 ep_status ep_group_link_open(struct ep_group *group);
 /* Sends the state a last time: the peers learn whether this rank has left the group. */
 void ep_group_link_close(struct ep_group *group);
-
-/* shrink.c */
-ep_status ep_group_shrink(ep_comm *comm, ep_comm *next);
 
 #endif

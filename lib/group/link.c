@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The control links: one connection to each rail peer of another host, all served by one thread of this rank that
- * sleeps in poll(). It also holds the ranks that connect to the listener for a shrink, and drops strangers there.
+ * sleeps in poll().
  *
  * Heartbeats carry the state that peers on the same host read in control blocks: the rank that each rank of the node
  * waits for, and when it last probed its peers. So a rank whose deadline expires follows the chain of waits across
@@ -34,12 +34,6 @@
 #define HEARTBEAT_MAX_MS 1000
 /* Time for the last state to be sent. */
 #define LEAVE_MS 200
-/*
- * A host is silent if it has acknowledged nothing for this many heartbeats, with a margin for delayed acknowledgements.
- * The others exclude a live rank after a deadline at the earliest: by then its own heartbeats show the silence.
- */
-#define SILENT_HEARTBEATS 3
-#define ACKNOWLEDGE_MS 50
 
 /*
  * The message on a control link, of one kind: the state of the sender's node, and the failure that it knows. A rank
@@ -49,10 +43,7 @@
 
 enum {
     LINK_RANK_LEFT = 1u << 0,
-    LINK_RANK_DEAD = 1u << 1,
-    LINK_RANK_SHRINKS = 1u << 2,  /* it has begun a shrink since its last abort */
-    LINK_RANK_EXCLUDES = 1u << 3, /* a shrink has succeeded there without the receiver */
-    LINK_RANK_CONFIRMATION = 4,   /* first of two bits: enum ep_group_confirm */
+    LINK_RANK_DEAD = 1u << 1
 };
 
 struct link_entry {
@@ -79,8 +70,6 @@ struct conn {
     int fd; /* -1: ended */
     int rank;
     uint64_t heartbeat_ns; /* when the next heartbeat is due */
-    uint64_t sent_ns;      /* when the last periodic one was sent */
-    int unacknowledged;    /* consecutive ones without an acknowledgement */
     bool sent_last;
     uint32_t sent_events;     /* count_events() */
     struct link_message *out; /* the last message, */
@@ -92,8 +81,7 @@ struct conn {
 
 struct ep_group_link {
     struct ep_group *group;
-    /* Of the connections, of link_event, of the processes of this node, of the listener for a shrink. */
-    struct pollfd polls[EP_MAX_RANKS + 1 + TCP_ACCEPTOR_POLLS];
+    struct pollfd polls[EP_MAX_RANKS + 1]; /* of the connections, of link_event, of the processes of this node */
     uint64_t heartbeat_ns;   /* interval */
     bool dead[EP_MAX_RANKS]; /* by index on this node: its process was seen to end */
     bool watch_processes;    /* poll() watches processes, so that a death is reported at once */
@@ -138,12 +126,7 @@ static void handle_message(struct conn *conn)
 
         atomic_store(&remote->state.probed_ns, age_ns < now ? now - age_ns : 0);
         atomic_store(&remote->state.waiting, entry->waiting);
-        /* Before the aborts: the reader must not take that for an abort without a shrink. */
-        atomic_store(&remote->state.aborts_before, entry->flags & LINK_RANK_SHRINKS ? entry->aborts + 1 : 0);
         atomic_store(&remote->state.aborts, entry->aborts);
-        atomic_store(&remote->state.confirmation, entry->flags >> LINK_RANK_CONFIRMATION & 3);
-        if (entry->flags & LINK_RANK_EXCLUDES)
-            atomic_store(&remote->excludes, 1);
         if (entry->flags & LINK_RANK_LEFT)
             atomic_store(&remote->state.left, 1);
         if (entry->flags & LINK_RANK_DEAD)
@@ -158,8 +141,6 @@ static void close_conn(struct conn *conn, int error)
 
     ep_fd_close(conn->fd);
     conn->fd = -1;
-    if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN)
-        atomic_store(&group->remote[conn->rank].silent, 1);
     if (error)
         atomic_store(&group->remote[conn->rank].cut, 1);
     atomic_store(&group->remote[conn->rank].lost, 1);
@@ -201,29 +182,9 @@ static uint32_t count_events(const struct ep_group_link *link)
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
 
-        n += atomic_load(&control->state.aborts) + atomic_load(&control->state.aborts_before) +
-             atomic_load(&control->state.confirmation) + atomic_load(&control->shrink.passed) + link->dead[i];
+        n += atomic_load(&control->state.aborts) + link->dead[i];
     }
     return n;
-}
-
-/*
- * Checks whether the host of the peer acknowledges. Counted in heartbeats of this rank, which sends none while it is
- * stopped or not scheduled.
- */
-static void note_acknowledged(struct conn *conn, uint64_t now)
-{
-    struct tcp_info info = {0};
-    socklen_t bytes = sizeof(info);
-    uint64_t acknowledged_ns;
-
-    if (now < conn->heartbeat_ns || getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0)
-        return;
-    acknowledged_ns = now - (uint64_t)info.tcpi_last_ack_recv * 1000000u;
-    conn->unacknowledged =
-        acknowledged_ns + ACKNOWLEDGE_MS * UINT64_C(1000000) < conn->sent_ns ? conn->unacknowledged + 1 : 0;
-    conn->sent_ns = now;
-    atomic_store(&conn->link->group->remote[conn->rank].silent, conn->unacknowledged >= SILENT_HEARTBEATS);
 }
 
 static struct link_entry describe_rank(const struct conn *conn, int local, uint64_t now)
@@ -242,13 +203,6 @@ static struct link_entry describe_rank(const struct conn *conn, int local, uint6
     /* After that probe: a process that has ended has published before whether it left. */
     if (atomic_load(&state->left))
         entry.flags |= LINK_RANK_LEFT;
-    if (atomic_load(&state->aborts_before) == entry.aborts + 1)
-        entry.flags |= LINK_RANK_SHRINKS;
-    if (atomic_load(&control->shrink.passed) &&
-        atomic_load(&control->shrink.passed_out[conn->rank / 64]) >> (conn->rank % 64) & 1)
-        entry.flags |= LINK_RANK_EXCLUDES;
-    /* After `left`: a rank that leaves without the confirmation has given up. */
-    entry.flags |= (atomic_load(&state->confirmation) & 3) << LINK_RANK_CONFIRMATION;
     return entry;
 }
 
@@ -276,7 +230,6 @@ static bool queue_next(struct conn *conn, uint64_t now)
     if (out->failure && atomic_load_explicit(&state->reason_for, memory_order_acquire) == out->failure)
         memcpy(out->reason, state->reason, sizeof(out->reason));
     conn->rest = (struct iovec){out, link_message_bytes(group->nlocal)};
-    note_acknowledged(conn, now);
     conn->heartbeat_ns = now + link->heartbeat_ns;
     return true;
 }
@@ -339,15 +292,13 @@ static void note_failure_sent(struct ep_group_link *link)
 
 static void run_once(struct ep_group_link *link)
 {
-    struct ep_net *tcp = ep_streams_get_net(link->group->streams)->tcp;
     uint64_t now = ep_now_ns(), events;
     nfds_t n_processes = link->watch_processes ? (nfds_t)link->group->nlocal : 0;
-    int n = 0, n_listener, ready;
+    int n = 0, ready;
 
     for (int i = 0; i < link->n; i++)
         send_all(&link->conns[i], now);
     note_failure_sent(link);
-    ep_net_tcp_hold(tcp);
     for (int i = 0; i < link->n; i++) {
         const struct conn *conn = &link->conns[i];
 
@@ -357,8 +308,7 @@ static void run_once(struct ep_group_link *link)
     link->polls[n++] =
         (struct pollfd){.fd = ep_fd_is_ours(link->group->link_event) ? link->group->link_event : -1, .events = POLLIN};
     list_processes(link, link->polls + n);
-    n_listener = ep_net_tcp_get_polls(tcp, link->polls + n + n_processes);
-    ready = poll(link->polls, (nfds_t)n + n_processes + (nfds_t)n_listener, wait_ms(link, now));
+    ready = poll(link->polls, (nfds_t)n + n_processes, wait_ms(link, now));
     /* More descriptors than RLIMIT_NOFILE allows now: deaths are sent with the next heartbeat. */
     if (ready < 0 && errno == EINVAL)
         link->watch_processes = false;

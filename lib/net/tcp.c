@@ -403,40 +403,9 @@ static ep_status tcp_revoke(struct ep_net *net, int peer)
     return EP_OK;
 }
 
-const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net)
+const struct ep_net_tcp_context *ep_net_tcp_get_context(struct ep_net *net)
 {
-    return &tcp_of(net)->rendezvous;
-}
-
-int ep_net_tcp_get_polls(struct ep_net *net, struct pollfd *ret_polls)
-{
-    struct tcp_net *t = tcp_of(net);
-    int n;
-
-    pthread_mutex_lock(&t->acceptor_lock);
-    n = t->acceptor_taken ? 0 : tcp_acceptor_get_polls(&t->acceptor, ret_polls);
-    pthread_mutex_unlock(&t->acceptor_lock);
-    return n;
-}
-
-void ep_net_tcp_hold(struct ep_net *net)
-{
-    struct tcp_net *t = tcp_of(net);
-
-    pthread_mutex_lock(&t->acceptor_lock);
-    if (!t->acceptor_taken)
-        tcp_acceptor_hold(&t->acceptor);
-    pthread_mutex_unlock(&t->acceptor_lock);
-}
-
-struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net, bool take)
-{
-    struct tcp_net *t = tcp_of(net);
-
-    pthread_mutex_lock(&t->acceptor_lock);
-    t->acceptor_taken = take;
-    pthread_mutex_unlock(&t->acceptor_lock);
-    return &t->acceptor;
+    return &tcp_of(net)->context;
 }
 
 int ep_net_tcp_detach_link(struct ep_net *net, int peer)

@@ -24,18 +24,6 @@ struct ep_net_tcp_context {
     void *check_context;
 };
 
-/* Kept by an endpoint so that its ranks can connect to each other again when the group shrinks. */
-struct ep_net_tcp_rendezvous {
-    struct ep_net_tcp_context context;
-    struct tcp_key key;
-    uint64_t session;
-    struct tcp_address from; /* local address of outgoing connections; family 0: any */
-    struct {
-        int n;
-        struct tcp_address addresses[TCP_ADDRESSES]; /* usable from this rank */
-    } * ranks;                                       /* [R] */
-};
-
 /* The checks of params and context (NULL: none), at intervals, while the creation of an endpoint waits for peers. */
 struct ep_net_tcp_watch {
     const struct ep_net_params *params;
@@ -46,18 +34,8 @@ struct ep_net_tcp_watch {
 /* Call it at every turn of the wait. EP_OK, or the reason to fail: a rank has died, or the call was aborted. */
 ep_status ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
 
-/* Of an endpoint of ep_net_tcp, borrowed. */
-const struct ep_net_tcp_rendezvous *ep_net_tcp_get_rendezvous(struct ep_net *net);
-
-/*
- * The listener that it keeps for a shrink; its fd is -1 if there is none. A thread of the communicator serves it, so
- * that strangers do not fill the queue of the kernel: it holds ranks that connect (tcp_acceptor_hold()), until a shrink
- * takes the acceptor for itself. get_polls() returns as tcp_acceptor_get_polls().
- */
-int ep_net_tcp_get_polls(struct ep_net *net, struct pollfd *ret_polls);
-void ep_net_tcp_hold(struct ep_net *net);
-/* take false: gives it back. */
-struct tcp_acceptor *ep_net_tcp_take_acceptor(struct ep_net *net, bool take);
+/* The context with which an endpoint of ep_net_tcp was opened, without its check; borrowed. */
+const struct ep_net_tcp_context *ep_net_tcp_get_context(struct ep_net *net);
 
 /* Moves the connected socket of its control link to `peer` to the caller; -1: it was detached before. */
 int ep_net_tcp_detach_link(struct ep_net *net, int peer);

@@ -6,8 +6,6 @@
 #include "net/tcp.h"
 #include "net/tcp_wire.h"
 
-#include <pthread.h>
-
 /* Puts and records that may be queued for a socket; beyond that put and signal return false. */
 #define RECORDS 64
 /* Signals of a connection that may be held. */
@@ -54,10 +52,7 @@ struct tcp_net {
     int n;                  /* connections */
     struct tcp_conn *conns; /* [npeers][channels] */
     int *links;             /* [npeers] control links that are not detached */
-    struct ep_net_tcp_rendezvous rendezvous;
-    struct tcp_acceptor acceptor; /* while the ranks connect, and then for a shrink */
-    pthread_mutex_t acceptor_lock;
-    bool acceptor_taken;
+    struct ep_net_tcp_context context; /* the bootstrap may have been freed when another endpoint is opened like this */
 };
 
 static inline bool tcp_conn_has_output(const struct tcp_conn *conn)
@@ -87,7 +82,7 @@ void tcp_conn_end(struct tcp_conn *conn, int error);
 
 /*
  * Connects this rank with its rail peers, all channels and the control links; succeeds on all ranks or on none, also if
- * this rank has failed already, with the status `mine`. Sets the rendezvous.
+ * this rank has failed already, with the status `mine`.
  */
 ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *params,
                              const struct ep_net_tcp_context *context, ep_status mine);

@@ -22,8 +22,6 @@
 #define POLL_MOST_MS 50
 /* File descriptors in addition to the connections: the listener, and a rejected connection. */
 #define DESCRIPTORS 2
-/* Of connections to the listener of a shrink, whose messages are small: what those of strangers may hold. */
-#define SHRINK_RECEIVE_BYTES 16384
 
 struct hello {
     struct ep_net_hello common;
@@ -48,7 +46,10 @@ struct mesh {
     const struct ep_net_params *params;
     const struct ep_net_tcp_context *context;
     struct tcp_net *t;
-    struct ep_net_tcp_rendezvous *rendezvous; /* of t */
+    struct tcp_acceptor acceptor;
+    struct tcp_key key; /* of this endpoint */
+    uint64_t session;
+    struct tcp_address from; /* local address of outgoing connections; family 0: any */
     int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
     struct hello *all;                        /* [R] */
     int accept_error;                         /* errno of the last connection that could not be accepted, 0: none */
@@ -121,9 +122,9 @@ static ep_status find_addresses(struct mesh *mesh, struct hello *mine)
     if (status != EP_OK && (wanted || !local->family))
         return status;
     if (wanted)
-        mesh->rendezvous->from = found[0];
+        mesh->from = found[0];
     EP_TRY(tcp_listen(wanted && n == 1 ? &found[0] : NULL, 0, &fd, &port));
-    tcp_acceptor_open(&mesh->t->acceptor, fd, &mesh->rendezvous->key);
+    tcp_acceptor_open(&mesh->acceptor, fd, &mesh->key);
     if (!wanted && local->family && !tcp_address_is_loopback(local))
         add_address(mine, local, port);
     for (int loopback = 0; loopback < 2; loopback++)
@@ -148,7 +149,7 @@ static ep_status agree(struct mesh *mesh, struct hello *mine, ep_status status)
 /* Link-local addresses are on the link of the bootstrap; each host has its own index for that interface. */
 static void complete_addresses(struct mesh *mesh)
 {
-    uint32_t scope = mesh->rendezvous->from.scope ? mesh->rendezvous->from.scope : mesh->context->local.scope;
+    uint32_t scope = mesh->from.scope ? mesh->from.scope : mesh->context->local.scope;
 
     for (int rank = 0; rank < mesh->params->nranks; rank++)
         for (int i = 0; i < mesh->all[rank].n_addresses; i++)
@@ -162,7 +163,7 @@ static ep_status make_key(struct mesh *mesh)
     size_t n = (size_t)mesh->params->nranks, bytes = sizeof(mesh->all[0].random);
     unsigned char *random = malloc(n * bytes), digest[EP_SHA256_BYTES];
     struct ep_sha256_piece piece = {random, n * bytes};
-    struct tcp_key *key = &mesh->rendezvous->key;
+    struct tcp_key *key = &mesh->key;
 
     if (!random)
         return ep_fail(EP_E_MEMORY, "network tcp: no memory for %zu ranks", n);
@@ -170,8 +171,8 @@ static ep_status make_key(struct mesh *mesh)
         memcpy(random + rank * bytes, mesh->all[rank].random, bytes);
     ep_hmac_sha256(mesh->context->key.bytes, sizeof(mesh->context->key.bytes), &piece, 1, key->bytes);
     ep_hmac_sha256(key->bytes, sizeof(key->bytes), &piece, 1, digest);
-    memcpy(&mesh->rendezvous->session, digest, sizeof(mesh->rendezvous->session));
-    mesh->t->acceptor.key = *key;
+    memcpy(&mesh->session, digest, sizeof(mesh->session));
+    mesh->acceptor.key = *key;
     free(random);
     return EP_OK;
 }
@@ -185,7 +186,7 @@ static ep_status check_conn(void *context, const struct tcp_handshake *hs, char 
     const struct ep_net_params *params = mesh->params;
 
     snprintf(ret_reason, bytes, "rank %d did not expect such a connection of rank %d", params->rank, hello->rank);
-    if (hello->session != mesh->rendezvous->session || hello->to != params->rank || hello->rank < 0 ||
+    if (hello->session != mesh->session || hello->to != params->rank || hello->rank < 0 ||
         hello->rank >= params->nranks ||
         hello->rank % params->ranks_per_node != params->rank % params->ranks_per_node ||
         hello->rank / params->ranks_per_node <= mesh->t->net.node || !ep_net_is_connected(mesh->params, hello->rank))
@@ -222,7 +223,7 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
                                     .rank = mesh->params->rank,
                                     .to = connector->rank,
                                     .detail = (uint32_t)(connector->slot % mesh->per_peer),
-                                    .session = mesh->rendezvous->session};
+                                    .session = mesh->session};
     const struct tcp_address *address;
     int fd;
 
@@ -237,14 +238,14 @@ static void start_connector(struct mesh *mesh, struct connector *connector)
     if (!is_usable_address(mesh, theirs, address))
         return;
     share = (mesh->deadline_ns > now ? mesh->deadline_ns - now : 0) / (uint64_t)theirs->n_addresses;
-    if (tcp_connect(address, &mesh->rendezvous->from, &fd) != EP_OK) {
+    if (tcp_connect(address, &mesh->from, &fd) != EP_OK) {
         if (tcp_is_exhausted(errno))
             connector->lack = errno;
         snprintf(connector->why, sizeof(connector->why), "%.*s", TCP_WHY_BYTES - 1, ep_last_error());
         return;
     }
     tcp_set_options(fd, mesh->params->timeout_ms);
-    tcp_handshake_connect(&connector->hs, fd, &mesh->rendezvous->key, &hello, address, now + share);
+    tcp_handshake_connect(&connector->hs, fd, &mesh->key, &hello, address, now + share);
     connector->under_way = true;
 }
 
@@ -308,8 +309,8 @@ static ep_status fail_late(const struct mesh *mesh)
         if (is_missing(mesh, slot))
             return ep_fail(EP_E_TIMEOUT, "network tcp: rank %d did not connect to rank %d within %d ms%s%s",
                            rank_of_slot(mesh, slot), mesh->params->rank, timeout_ms,
-                           mesh->t->acceptor.dropped ? "; the last connection that was rejected: " : "",
-                           mesh->t->acceptor.last_drop);
+                           mesh->acceptor.dropped ? "; the last connection that was rejected: " : "",
+                           mesh->acceptor.last_drop);
     return EP_OK;
 }
 
@@ -340,12 +341,12 @@ static ep_status connect_all(struct mesh *mesh)
             return fail_late(mesh);
         for (int i = 0; i < mesh->n_connectors; i++)
             step_connector(mesh, &mesh->connectors[i]);
-        tcp_acceptor_step(&mesh->t->acceptor, check_conn, add_conn, mesh);
-        if (mesh->t->acceptor.error)
-            mesh->accept_error = mesh->t->acceptor.error;
+        tcp_acceptor_step(&mesh->acceptor, check_conn, add_conn, mesh);
+        if (mesh->acceptor.error)
+            mesh->accept_error = mesh->acceptor.error;
         if (count_missing(mesh) == 0)
             break;
-        n = tcp_acceptor_get_polls(&mesh->t->acceptor, mesh->polls);
+        n = tcp_acceptor_get_polls(&mesh->acceptor, mesh->polls);
         for (int i = 0; i < mesh->n_connectors; i++)
             if (mesh->connectors[i].under_way)
                 mesh->polls[n++] = (struct pollfd){.fd = mesh->connectors[i].hs.fd,
@@ -377,25 +378,6 @@ static ep_status prepare(struct mesh *mesh, struct hello *mine)
     return find_addresses(mesh, mine);
 }
 
-/* For a shrink: the listener stays open. */
-static ep_status keep_rendezvous(const struct mesh *mesh)
-{
-    struct ep_net_tcp_rendezvous *rendezvous = mesh->rendezvous;
-    int bytes = SHRINK_RECEIVE_BYTES;
-
-    rendezvous->context = *mesh->context;
-    rendezvous->context.check = NULL; /* belongs to this creation */
-    rendezvous->ranks = calloc((size_t)mesh->params->nranks, sizeof(*rendezvous->ranks));
-    if (!rendezvous->ranks)
-        return ep_fail(EP_E_MEMORY, "network tcp: no memory for %d ranks", mesh->params->nranks);
-    for (int rank = 0; rank < mesh->params->nranks; rank++)
-        for (int i = 0; i < mesh->all[rank].n_addresses; i++)
-            if (is_usable_address(mesh, &mesh->all[rank], &mesh->all[rank].addresses[i]))
-                rendezvous->ranks[rank].addresses[rendezvous->ranks[rank].n++] = mesh->all[rank].addresses[i];
-    setsockopt(mesh->t->acceptor.fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
-    return EP_OK;
-}
-
 ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *params,
                              const struct ep_net_tcp_context *context, ep_status mine)
 {
@@ -403,10 +385,9 @@ ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *para
     struct mesh mesh = {.params = params,
                         .context = context,
                         .t = t,
-                        .rendezvous = &t->rendezvous,
+                        .acceptor.fd = -1,
                         .n_slots = (t->net.nnodes - 1) * per_peer,
                         .per_peer = per_peer};
-    bool keeps = !params->block_ranks; /* a shrink uses the endpoint of the communicator */
     struct hello self;
     struct ep_process_id process;
     ep_status status = mine;
@@ -426,15 +407,14 @@ ep_status ep_net_tcp_connect(struct tcp_net *t, const struct ep_net_params *para
         plan_connectors(&mesh);
         if (status == EP_OK)
             status = connect_all(&mesh);
-        if (status == EP_OK && keeps)
-            status = keep_rendezvous(&mesh);
         status = agree(&mesh, &self, status);
     }
     for (int i = 0; mesh.connectors && i < mesh.n_connectors; i++)
         if (mesh.connectors[i].under_way)
             tcp_handshake_drop(&mesh.connectors[i].hs);
-    if (status != EP_OK || !keeps)
-        tcp_acceptor_close(&t->acceptor); /* no other connection is expected */
+    tcp_acceptor_close(&mesh.acceptor); /* no other connection is expected */
+    explicit_bzero(&mesh.acceptor.key, sizeof(mesh.acceptor.key));
+    explicit_bzero(&mesh.key, sizeof(mesh.key));
     free(mesh.connectors);
     free(mesh.polls);
     free(mesh.all);

@@ -125,11 +125,7 @@ void ep_net_tcp_free(struct ep_net *net)
             ep_fd_close(t->links[i]);
     if (t->epoll >= 0)
         ep_fd_close(t->epoll);
-    tcp_acceptor_close(&t->acceptor);
-    pthread_mutex_destroy(&t->acceptor_lock);
-    explicit_bzero(&t->acceptor.key, sizeof(t->acceptor.key));
-    memset(&t->rendezvous.key, 0, sizeof(t->rendezvous.key));
-    free(t->rendezvous.ranks);
+    explicit_bzero(&t->context.key, sizeof(t->context.key));
     free(t->conns);
     free(t->links);
     ep_net_free(net);
@@ -204,8 +200,9 @@ static ep_status tcp_open(const struct ep_net_provider *provider, const struct e
     }
     t = tcp_of(*ret_net);
     t->net.tcp = &t->net;
-    t->epoll = t->acceptor.fd = -1;
-    pthread_mutex_init(&t->acceptor_lock, NULL);
+    t->epoll = -1;
+    t->context = *context;
+    t->context.check = NULL; /* belongs to this creation */
     t->n = (t->net.nnodes - 1) * params->channels;
     status = ep_net_tcp_connect(t, params, context, prepare(t));
     if (status == EP_OK)

@@ -19,7 +19,7 @@
 
 /* Who decides about authenticated connections. */
 struct judge {
-    tcp_acceptor_check_fn check; /* NULL: nobody yet */
+    tcp_acceptor_check_fn check;
     tcp_acceptor_accept_fn accept;
     void *context;
 };
@@ -81,10 +81,6 @@ static bool advance(struct tcp_acceptor *acceptor, int i, const struct judge *ju
         tcp_handshake_drop(hs);
         remove_pending(acceptor, i);
         return false;
-    }
-    if (result == TCP_HANDSHAKE_AUTHENTICATED && !judge->check) {
-        hs->deadline_ns = UINT64_MAX; /* the deadline is that of the other side */
-        return true;
     }
     if (result == TCP_HANDSHAKE_AUTHENTICATED) {
         char reason[TCP_REASON_BYTES] = "";
@@ -177,26 +173,18 @@ static void accept_all(struct tcp_acceptor *acceptor, const struct judge *judge)
     }
 }
 
-static void step(struct tcp_acceptor *acceptor, const struct judge *judge)
+void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
+                       void *context)
 {
+    const struct judge judge = {check, accept, context};
+
     if (acceptor->fd >= 0 && !ep_fd_is_ours(acceptor->fd))
         tcp_acceptor_close(acceptor);
     if (acceptor->fd < 0)
         return;
-    accept_all(acceptor, judge);
+    accept_all(acceptor, &judge);
     for (int i = 0; i < acceptor->n;)
-        i += advance(acceptor, i, judge);
-}
-
-void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
-                       void *context)
-{
-    step(acceptor, &(struct judge){check, accept, context});
-}
-
-void tcp_acceptor_hold(struct tcp_acceptor *acceptor)
-{
-    step(acceptor, &(struct judge){0});
+        i += advance(acceptor, i, &judge);
 }
 
 void tcp_acceptor_close(struct tcp_acceptor *acceptor)

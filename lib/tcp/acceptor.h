@@ -43,8 +43,6 @@ int tcp_acceptor_get_polls(const struct tcp_acceptor *acceptor, struct pollfd *r
 /* Accepts connections and continues all handshakes; never blocks. */
 void tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn accept,
                        void *context);
-/* As a step, while no rank is expected yet: those that are authenticated wait for the reply of a later step. */
-void tcp_acceptor_hold(struct tcp_acceptor *acceptor);
 /* Connections that are not authenticated yet are dropped, and counted, too. Does nothing if fd is -1. */
 void tcp_acceptor_close(struct tcp_acceptor *acceptor);
 

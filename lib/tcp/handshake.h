@@ -36,9 +36,7 @@ struct tcp_key {
 enum tcp_kind {
     TCP_BOOTSTRAP = 1,
     TCP_STREAM,
-    TCP_LINK,
-    TCP_SHRINK,      /* to take part in a shrink */
-    TCP_SHRINK_QUERY /* to ask whether a shrink has excluded this rank */
+    TCP_LINK
 };
 
 /* Wire format, in host byte order: a rank of another byte order fails at the magic number. */

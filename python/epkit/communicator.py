@@ -288,13 +288,14 @@ class Communicator(OfThisProcess):
         raised it, that an operation of fixed capacity was refused. Never waits. Any thread."""
         self._native.check()
 
-    def shrink(self) -> "Communicator":
-        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards."""
-        native = self._native.shrink()
-        new = object.__new__(Communicator)
-        new.is_cuda, new.device, new.group = self.is_cuda, self.device, None
-        new._adopt(native)
-        return new
+    def failed_ranks(self) -> Dict[int, str]:
+        """Ranks of which this rank knows that they cannot take part any more, with the name of the status: EP_E_PEER_DEAD,
+        EP_E_PEER_LEFT, or that of the failure of the communicator for the rank that it names. Never waits. Any thread.
+
+        Ranks may know different things. Who goes on is for the program to decide: its controller, or the survivors through a
+        store (torch's TCPStore has compare_set()). They free this communicator and create one of their own group.
+        """
+        return self._native.failed()
 
     def info(self) -> Dict[str, Any]:
         """rank, nranks, backend, network, timeout_ms, library_bytes (memory of the library for this rank), as a dict."""

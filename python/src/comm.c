@@ -274,34 +274,33 @@ static PyObject *comm_check(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *comm_shrink(PyObject *self, PyObject *unused)
+static PyObject *comm_failed(PyObject *self, PyObject *unused)
 {
-    struct comm_object *comm = (struct comm_object *)self, *next;
+    struct comm_object *comm = (struct comm_object *)self;
+    int32_t failed[EP_MAX_RANKS];
+    ep_comm_info info = {.size = sizeof(info)};
+    PyObject *ranks;
     ep_status status;
 
     (void)unused;
-    if (!call_begin(comm, "shrink"))
-        return NULL;
-    next = comm_alloc();
-    if (next)
-        next->box = box_new();
-    if (!next || !next->box) {
-        call_done(comm);
-        Py_XDECREF((PyObject *)next);
-        return NULL;
+    if (!comm->box)
+        return raise_state("failed_ranks: the communicator has been freed");
+    status = ep_comm_get_info(comm->box->comm, &info);
+    if (status == EP_OK)
+        status = ep_comm_get_failed(comm->box->comm, failed);
+    if (status != EP_OK)
+        return raise_status(status);
+    ranks = PyDict_New();
+    for (int rank = 0; ranks && rank < info.nranks; rank++) {
+        PyObject *key = failed[rank] ? PyLong_FromLong(rank) : NULL;
+        PyObject *value = key ? PyUnicode_FromString(ep_status_name((ep_status)failed[rank])) : NULL;
+
+        if (failed[rank] && (!value || PyDict_SetItem(ranks, key, value) < 0))
+            Py_CLEAR(ranks);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
     }
-    next->device = comm->device;
-    Py_BEGIN_ALLOW_THREADS;
-    status = ep_comm_shrink(comm->box->comm, NULL, &next->box->comm);
-    Py_END_ALLOW_THREADS;
-    call_done(comm);
-    if (status == EP_OK)
-        status = comm_fill(next);
-    if (status == EP_OK)
-        return (PyObject *)next;
-    raise_status(status);
-    Py_DECREF((PyObject *)next);
-    return NULL;
+    return ranks;
 }
 
 static PyObject *comm_info(PyObject *self, PyObject *unused)
@@ -397,7 +396,7 @@ static PyMethodDef methods[] = {
     {"allgather", comm_allgather, METH_O, "allgather(bytes) -> bytes of all ranks"},
     {"abort", comm_abort, METH_NOARGS, "Wake every wait of every rank. Any thread."},
     {"check", comm_check, METH_NOARGS, "Raise what the communicator failed with. Never waits."},
-    {"shrink", comm_shrink, METH_NOARGS, "A new Comm of the ranks that live."},
+    {"failed", comm_failed, METH_NOARGS, "Names of the statuses of ranks that have failed, by rank."},
     {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
     {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},
     {"alloc", comm_alloc_memory, METH_O, "alloc(bytes) -> capsule of symmetric memory. Collective."},

@@ -68,7 +68,7 @@ static const struct {
     {"ep_comm_abort", "Communicator.abort"},
     {"ep_comm_allgather", "Communicator.allgather_bytes"},
     {"ep_comm_barrier", "Communicator.barrier"},
-    {"ep_comm_shrink", "Communicator.shrink"},
+    {"ep_comm_get_failed", "Communicator.failed_ranks"},
     {"ep_comm_free", "Communicator.free"},
     {"ep_alloc", "Communicator.empty"},
     {"ep_plan_layout", "Communicator.layout"},

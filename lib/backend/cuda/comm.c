@@ -66,9 +66,7 @@ static ep_status choose_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaGetDeviceCount(&n));
     if (device < -1 || device >= n)
         return ep_fail(EP_E_ARG, "ep_comm_new: device is %d, but %d are visible", device, n);
-    if (comm->inherited_device)
-        device = comm->inherited_device - 1;
-    else if (device < 0)
+    if (device < 0)
         device = cuda->device_order % n;
     CUDA_TRY(cudaDeviceGetAttribute(&clusters, cudaDevAttrComputeCapabilityMajor, device));
     if (clusters < CUDA_MIN_MAJOR)
@@ -248,7 +246,7 @@ static const char *find_gpu(struct ep_group *group)
 {
     struct cuda_comm *cuda = (struct cuda_comm *)group;
     const ep_comm *comm = group->comm;
-    int n = 0, device = comm->inherited_device ? comm->inherited_device - 1 : comm->config.device;
+    int n = 0, device = comm->config.device;
 
     if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0 && device < n &&
         cudaDeviceGetPCIBusId(cuda->likely_gpu, sizeof(cuda->likely_gpu), device < 0 ? group->local % n : device) ==
@@ -261,7 +259,7 @@ static const char *find_gpu(struct ep_group *group)
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
     static const struct ep_group_backend backend = {
-        .comm_bytes = sizeof(struct cuda_comm), .open = cuda_comm_open, .find_gpu = find_gpu};
+        .comm_bytes = sizeof(struct cuda_comm), .find_gpu = find_gpu};
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;
@@ -368,15 +366,4 @@ void cuda_abort(ep_comm *comm)
 {
     ep_group_abort(comm);
     cuda_stop_kernels(cuda_of(comm));
-}
-
-ep_status cuda_shrink(ep_comm *comm, ep_comm *next)
-{
-    struct cuda_comm *cuda = cuda_of(comm);
-
-    /* Kernels that still wait for a lost rank would block the device for the new group. */
-    cuda_stop_kernels(cuda);
-    /* This rank keeps its device, whatever its number among the survivors. */
-    next->inherited_device = cuda->device + 1;
-    return ep_group_shrink(comm, next);
 }

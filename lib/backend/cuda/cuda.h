@@ -30,7 +30,7 @@
  *   module.c       device memory, clocks and baselines for the command
  *   *.cu           kernels and their launch functions
  *
- * The group layer, compiled into this module, is the control plane: control blocks, exchanges, blame, shrink. In an
+ * The group layer, compiled into this module, is the control plane: control blocks, exchanges, blame. In an
  * operation the kernels of the ranks synchronise, and their hosts do not: each call launches in its stream and returns.
  * The kernels enforce the deadlines. A monitor thread, which mostly sleeps, reports to them what they cannot see.
  */
@@ -285,7 +285,6 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);
 void cuda_comm_close(ep_comm *comm);
 size_t cuda_comm_bytes(const ep_comm *comm);
 void cuda_abort(ep_comm *comm);
-ep_status cuda_shrink(ep_comm *comm, ep_comm *next);
 
 /* module.c */
 void cuda_module_close(struct cuda_comm *cuda);

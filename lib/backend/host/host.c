@@ -22,8 +22,8 @@ static ep_status host_probe(void)
 
 ep_status host_comm_open(ep_comm *comm, const ep_boot *boot)
 {
-    static const struct ep_group_backend backend = {
-        .comm_bytes = sizeof(struct host_comm), .open = host_comm_open, .stop = host_ll_stop_threads};
+    static const struct ep_group_backend backend = {.comm_bytes = sizeof(struct host_comm),
+                                                    .stop = host_ll_stop_threads};
 
     return ep_group_open(comm, boot, &backend);
 }
@@ -40,7 +40,7 @@ const struct ep_backend_ops ep_backend_host = {
     .allgather = ep_group_allgather,
     .abort = ep_group_abort,
     .poll = ep_group_poll,
-    .shrink = ep_group_shrink,
+    .get_failed = ep_group_get_failed,
     .alloc = ep_group_alloc,
     .free = ep_group_free,
     .alloc_local = ep_group_alloc_local,
