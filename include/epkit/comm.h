@@ -40,7 +40,7 @@
  * Failure. A status of the 3xx or 4xx group means that the communicator has failed. Every later collective call on
  * every rank then returns the same status at once, as does ep_comm_async_error(); the text names the rank that failed
  * first. Ranks of one host report the same failure: the first that any of them detects. The outputs of the failed call
- * are undefined. ep_comm_free() is always allowed. To continue without the failed rank, see ep_comm_get_failed().
+ * are undefined. ep_comm_free() is always allowed. To continue without the failed rank: ep_comm_regroup().
  *
  * A status of the 1xx or 2xx group that is detected before anything was sent does not change the communicator. The
  * peers that made the call correctly are waiting, however: correct and repeat the call, or abort. If it is detected
@@ -66,7 +66,8 @@ typedef struct ep_comm ep_comm;
 enum {
     EP_COMM_CHECK_VALUES = 1u << 0,   /* reject NaN in weights and scales (EP_E_VALUE); costs a pass over them */
     EP_COMM_CHECK_DISTINCT = 1u << 5, /* reject a token that names an expert twice (EP_E_ROUTING): see plan.h */
-    EP_COMM_STRICT_SMS = 1u << 6      /* CUDA: ep_cuda_set_sms() counts all blocks; also EPKIT_STRICT_SMS=1 */
+    EP_COMM_STRICT_SMS = 1u << 6,     /* CUDA: ep_cuda_set_sms() counts all blocks; also EPKIT_STRICT_SMS=1 */
+    EP_COMM_DROP_ABSENT = 1u << 7     /* choices of experts of absent ranks count as -1; else they are EP_E_ROUTING */
 };
 
 typedef struct ep_comm_config {
@@ -88,6 +89,9 @@ typedef struct ep_comm_config {
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
     int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): local rank on the host modulo the number of visible
                          devices. Ignored by the host backend */
+    int32_t slots;    /* > 0: the number of ranks R, of which those of the bootstrap are the members; see ep_comm_regroup().
+                         0: all ranks are members */
+    int32_t slot;     /* with slots: number of this rank, 0..slots-1, whatever its number in the bootstrap */
 } ep_comm_config;
 
 #ifdef __cplusplus
@@ -150,6 +154,8 @@ typedef struct ep_comm_info {
     const char *backend;  /* static strings */
     const char *network;  /* "none" on one node */
     size_t library_bytes; /* memory that the library holds now for this rank, in addition to memory of ep_alloc */
+    int32_t n_members;    /* ranks that are not absent */
+    int32_t reserved;     /* 0 */
 } ep_comm_info;
 
 #define EP_COMM_INFO_INIT EP_INIT(ep_comm_info)
@@ -189,16 +195,42 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
 
 /*
  * What this rank knows of each rank: ret_failed [R], host memory, is EP_OK for a rank of which nothing is known,
- * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, or else the
- * status of the failure of this communicator for the rank that it names. Ranks may know different things, and more
- * later. Never blocks. Any thread.
- *
- * Continuing. Who goes on is for the program to decide, because it alone knows what else a rank is needed for: its
- * controller, or the survivors through any store that can set a key once (examples/continue.c: a file; a TCPStore with
- * compare_set() is the same). The ranks that go on free the failed communicator and create one of their own with
- * ep_comm_new(), over a bootstrap of these ranks.
+ * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, EP_E_EXCLUDED if
+ * it is absent, or else the status of the failure of this communicator for the rank that it names. Ranks may know
+ * different things, and more later. Never blocks. Any thread.
  */
 EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
+
+/*
+ * Changes the members: those of `boot` are present from now on, the other ranks absent. Collective over `boot`. A rank
+ * that has the communicator makes this call; a new one, or one that was absent, calls ep_comm_new() at the same time,
+ * with the same number of slots and its own slot. After a failure or without one, any number of times.
+ *
+ * Who goes on is for the program to decide, because it alone knows what else a rank is needed for: its controller, or
+ * the survivors through any store that can set a key once (examples/continue.c). The bootstrap is the decision: one
+ * that is made for these members, with an address or key of its own for each change, lets no others in.
+ *
+ * What stays: the number of each rank, its experts, memory of ep_alloc() and ep_register() with its contents, queues,
+ * handles. What was published of the failure of before is gone. Plans and low-latency objects are EP_E_STATE until all
+ * members have renewed them, in the same order: by ep_plan_renew() and ep_ll_renew(), new members by ep_plan_new() and
+ * ep_ll_new().
+ *
+ * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
+ * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
+ * ended, its connections are closed, or, if it lives on this host, the memory of ep_alloc() of the members has moved to
+ * new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of ep_register(),
+ * threads of one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
+ *
+ * The members agree before anything changes: until then (a late member: EP_E_TIMEOUT of the bootstrap; other slots:
+ * EP_E_MISMATCH) the communicator is as before. A failure after that fails on all members and leaves a failed
+ * communicator, on which the call can be made again.
+ *
+ * Between nodes, each node that has members must have them at the same places (EP_E_UNSUPPORTED names one that has
+ * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. Queued work is
+ * waited for. No other call may be in progress, except those of "Threads" that do not wait. The CUDA backend does not
+ * provide it (EP_E_UNSUPPORTED): free the communicator there, and create one of the ranks that go on.
+ */
+EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
 
 /*
  * Rows, bytes and times of the last dispatch or combine on this rank. All counts are those of this rank. The CUDA

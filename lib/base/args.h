@@ -27,11 +27,11 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_END(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 #define EP_ARGS_LAST_ep_boot reserved
 #define EP_ARGS_LAST_ep_boot_tcp_args ranks_per_node
-#define EP_ARGS_LAST_ep_comm_config device
-#define EP_ARGS_LAST_ep_comm_info library_bytes
+#define EP_ARGS_LAST_ep_comm_config slot
+#define EP_ARGS_LAST_ep_comm_info reserved
 #define EP_ARGS_LAST_ep_stats ns_total
 #define EP_ARGS_LAST_ep_plan_args stream
-#define EP_ARGS_LAST_ep_plan_info expert_start
+#define EP_ARGS_LAST_ep_plan_info n_dropped
 #define EP_ARGS_LAST_ep_layout token_in_rank
 #define EP_ARGS_LAST_ep_dispatch_args reserved
 #define EP_ARGS_LAST_ep_combine_args reserved

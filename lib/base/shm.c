@@ -250,6 +250,27 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
     return EP_OK;
 }
 
+ep_status ep_shm_move(struct ep_shm *shm)
+{
+    size_t mapped = ep_shm_mapped_bytes(shm->bytes);
+    struct ep_shm next;
+    uint64_t serial;
+
+    EP_TRY(ep_shm_new(shm->bytes, &next));
+    memcpy(next.base, shm->base, mapped);
+    if (mmap(shm->base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, next.fd, 0) == MAP_FAILED) {
+        ep_status status = ep_reserve_fail_map(errno, mapped);
+
+        ep_shm_done(&next);
+        return status;
+    }
+    serial = ep_segments_rename(shm->serial, next.serial);
+    ep_fd_close(shm->fd);
+    shm->fd = next.fd;
+    shm->serial = serial;
+    return EP_OK;
+}
+
 ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)
 {
     return bytes ? ep_reserve_file(shm->fd, offset, bytes) : EP_OK;

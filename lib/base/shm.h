@@ -84,6 +84,12 @@ EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm
 EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
                                        struct ep_shm *ret_shm);
 
+/*
+ * Moves the contents of an own segment to new pages at the same address: peers that have mapped it keep the old ones,
+ * and may attach it again. Nobody may write to it meanwhile. Unchanged on failure.
+ */
+EP_PRIVATE_API ep_status ep_shm_move(struct ep_shm *shm);
+
 /* For owners and peers; a zeroed struct is allowed. Other mappings of the segment stay valid. */
 EP_PRIVATE_API void ep_shm_done(struct ep_shm *shm);
 

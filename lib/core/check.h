@@ -54,6 +54,20 @@
         EP_TRY_ON(comm, ep_comm_usable((comm), __func__));                                                             \
     } while (0)
 
+/* As EP_CHECK_USABLE() and EP_CHECK_COMM(), for a plan or low-latency object: it must be of the members of now. */
+#define EP_CHECK_CURRENT(object)                                                                                       \
+    do {                                                                                                               \
+        EP_CHECK_USABLE(object, (object)->comm);                                                                       \
+        EP_CHECK_GENERATION(object);                                                                                   \
+    } while (0)
+#define EP_CHECK_GENERATION(object)                                                                                    \
+    do {                                                                                                               \
+        EP_CHECK_COMM(object, (object)->comm);                                                                         \
+        if ((object)->generation != (object)->comm->generation)                                                        \
+            return ep_comm_record((object)->comm,                                                                      \
+                                  ep_fail(EP_E_STATE, "%s: the members of the group have changed: renew it", __func__)); \
+    } while (0)
+
 /* For other pointers: a status, which the caller can record in the communicator. */
 #define EP_CHECK_PTR(call, pointer) ((pointer) ? EP_OK : ep_fail(EP_E_ARG, "%s: %s is NULL", (call), #pointer))
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/backoff.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "core/check.h"
@@ -18,6 +19,7 @@ static ep_comm *new_comm(void)
     if (!comm)
         return NULL;
     comm->process = ep_process_generation();
+    comm->generation = 1;
     pthread_mutex_init(&comm->error_lock, NULL);
     return comm;
 }
@@ -30,18 +32,18 @@ static void free_comm(ep_comm *comm)
     free(comm);
 }
 
-static ep_status load_boot(const ep_boot *boot, ep_boot *ret_boot)
+static ep_status load_boot(const char *call, const ep_boot *boot, ep_boot *ret_boot)
 {
-    EP_TRY(EP_CHECK_LOAD("ep_comm_new", ret_boot, boot, ep_boot));
+    EP_TRY(ep_args_load(ret_boot, sizeof(*ret_boot), EP_ARGS_FIRST_BYTES(ep_boot), boot, "boot"));
     if (!ret_boot->allgather)
-        return ep_fail(EP_E_ARG, "ep_comm_new: boot.allgather is NULL");
-    EP_TRY(ep_check_range("ep_comm_new", "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));
-    EP_TRY(ep_check_range("ep_comm_new", "boot.rank", ret_boot->rank, 0, ret_boot->nranks - 1));
-    EP_TRY(ep_check_range("ep_comm_new", "boot.ranks_per_node", ret_boot->ranks_per_node, 0, ret_boot->nranks));
+        return ep_fail(EP_E_ARG, "%s: boot.allgather is NULL", call);
+    EP_TRY(ep_check_range(call, "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));
+    EP_TRY(ep_check_range(call, "boot.rank", ret_boot->rank, 0, ret_boot->nranks - 1));
+    EP_TRY(ep_check_range(call, "boot.ranks_per_node", ret_boot->ranks_per_node, 0, ret_boot->nranks));
     if (ret_boot->ranks_per_node && ret_boot->nranks % ret_boot->ranks_per_node)
-        return ep_fail(EP_E_ARG, "ep_comm_new: boot.ranks_per_node %d does not divide the %d ranks",
+        return ep_fail(EP_E_ARG, "%s: boot.ranks_per_node %d does not divide the %d ranks", call,
                        ret_boot->ranks_per_node, ret_boot->nranks);
-    return ep_check_reserved("ep_comm_new", (uint32_t)ret_boot->reserved);
+    return ep_check_reserved(call, (uint32_t)ret_boot->reserved);
 }
 
 /* Coroutines have stacks of their own, which the thread does not know. */
@@ -70,7 +72,8 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
     comm->nranks = boot->nranks;
     EP_TRY(check_stack());
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
-    if (!comm->config.ranks_per_node && boot->ranks_per_node) {
+    /* The hosts of absent ranks are not those of the bootstrap. */
+    if (!comm->config.ranks_per_node && !comm->config.slots) {
         comm->config.ranks_per_node = boot->ranks_per_node;
         comm->boot_has_nodes = true;
     }
@@ -104,13 +107,49 @@ static ep_status gather_with_reason(void *context, const void *mine, size_t byte
     return ep_fail_prefix(status, "ep_comm_new: bootstrap: ");
 }
 
+/* A bootstrap of the members, as one of all slots: the blocks of absent ranks are zero. */
+struct slots {
+    const ep_boot *boot;
+    const ep_comm *comm;
+};
+
+static ep_status gather_slots(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const struct slots *slots = context;
+    const ep_boot *boot = slots->boot;
+    char *blocks = malloc((size_t)boot->nranks * bytes + 1);
+    ep_status status;
+
+    if (!blocks)
+        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
+    memset(ret_all, 0, (size_t)slots->comm->nranks * bytes);
+    status = boot->allgather(boot->context, mine, bytes, timeout_ms, blocks);
+    for (int i = 0; status == EP_OK && i < boot->nranks; i++)
+        memcpy((char *)ret_all + (size_t)slots->comm->slot_of[i] * bytes, blocks + (size_t)i * bytes, bytes);
+    free(blocks);
+    return status;
+}
+
+static ep_boot boot_of_slots(struct slots *slots)
+{
+    ep_boot boot = *slots->boot;
+
+    if (slots->comm->n_members == slots->comm->nranks && !slots->comm->permuted)
+        return boot;
+    boot.rank = slots->comm->rank;
+    boot.nranks = slots->comm->nranks;
+    boot.allgather = gather_slots;
+    boot.context = slots;
+    return boot;
+}
+
 ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm)
 {
-    ep_boot given, mine;
+    ep_boot given, mine, all;
     ep_comm *comm;
     ep_status status;
 
-    EP_TRY(load_boot(boot, &given));
+    EP_TRY(load_boot("ep_comm_new", boot, &given));
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;
@@ -120,8 +159,10 @@ ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm
     if (status == EP_OK)
         status = EP_CHECK_PTR("ep_comm_new", ret_comm);
     status = ep_config_agree(&mine, comm, status, "ep_comm_new");
-    if (status == EP_OK)
-        status = comm->ops->comm_open(comm, &mine);
+    if (status == EP_OK) {
+        all = boot_of_slots(&(struct slots){&mine, comm});
+        status = comm->ops->comm_open(comm, &all);
+    }
     if (status != EP_OK) {
         free_comm(comm);
         return status;
@@ -161,6 +202,7 @@ ep_status ep_comm_get_info(const ep_comm *comm, ep_comm_info *ret_info)
     info.timeout_ms = comm->config.timeout_ms;
     info.backend = comm->ops->name;
     info.network = ep_config_network(comm);
+    info.n_members = comm->n_members;
     info.library_bytes = comm->ops->comm_bytes ? comm->ops->comm_bytes(comm) : 0;
     return EP_CHECK_STORE("ep_comm_get_info", ret_info, &info, ep_comm_info);
 }
@@ -202,18 +244,136 @@ ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void 
     return ep_comm_record(comm, EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all));
 }
 
+/*
+ * Around a call of any thread, which may be made while another thread changes the members: false if one does. Also in
+ * signal handlers.
+ */
+bool ep_comm_enter(ep_comm *comm)
+{
+    atomic_fetch_add(&comm->visitors, 1);
+    if (!atomic_load(&comm->changes))
+        return true;
+    atomic_fetch_sub(&comm->visitors, 1);
+    return false;
+}
+
+void ep_comm_exit(ep_comm *comm)
+{
+    atomic_fetch_sub(&comm->visitors, 1);
+}
+
 void ep_comm_abort(ep_comm *comm)
 {
-    if (comm && ep_comm_is_own(comm) && comm->ops->abort)
-        comm->ops->abort(comm);
+    if (!comm || !ep_comm_is_own(comm) || !comm->ops->abort)
+        return;
+    if (!ep_comm_enter(comm)) {
+        atomic_store(&comm->abort_due, 1);
+        return;
+    }
+    comm->ops->abort(comm);
+    ep_comm_exit(comm);
 }
 
 ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed)
 {
+    ep_comm *own = (ep_comm *)comm; /* its state does not change */
+
     EP_CHECK_COMM(comm, comm);
     EP_TRY(EP_CHECK_PTR(__func__, ret_failed));
     if (!comm->ops->get_failed)
         return ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", __func__, comm->ops->name);
+    if (!ep_comm_enter(own))
+        return ep_fail(EP_E_STATE, "%s: another thread is in ep_comm_regroup()", __func__);
     comm->ops->get_failed(comm, ret_failed);
+    ep_comm_exit(own);
+    for (int rank = 0; rank < comm->nranks; rank++)
+        if (!ep_comm_has(comm, rank))
+            ret_failed[rank] = EP_E_EXCLUDED;
     return EP_OK;
+}
+
+/* --- regroup ----------------------------------------------------------------------------------------------------- */
+
+/* What a rank would pass to ep_comm_new() to be a member again. */
+static ep_comm *next_comm(const ep_comm *comm)
+{
+    ep_comm *next = new_comm();
+
+    if (!next)
+        return NULL;
+    next->ops = comm->ops;
+    next->config = comm->config;
+    next->emulation = comm->emulation;
+    next->nranks = comm->nranks;
+    return next;
+}
+
+static void take_members(ep_comm *comm, const ep_comm *next)
+{
+    comm->n_members = next->n_members;
+    comm->permuted = next->permuted;
+    memcpy(comm->members, next->members, sizeof(comm->members));
+    memcpy(comm->slot_of, next->slot_of, sizeof(comm->slot_of));
+    comm->generation++;
+}
+
+/* Forgets the failure of the members of before. */
+static void forget_failure(ep_comm *comm)
+{
+    pthread_mutex_lock(&comm->error_lock);
+    comm->reason[0] = '\0';
+    comm->logged = false;
+    atomic_store(&comm->failed, EP_OK);
+    pthread_mutex_unlock(&comm->error_lock);
+}
+
+/* The members have agreed. Whatever fails from here on fails on all of them, and leaves a failed communicator. */
+static ep_status change_members(ep_comm *comm, const ep_boot *boot, const ep_comm *next)
+{
+    ep_boot all;
+    ep_status status;
+    int none = EP_OK;
+
+    atomic_store(&comm->changes, 1);
+    while (atomic_load(&comm->visitors))
+        ep_backoff_sleep();
+    status = comm->ops->regroup_leave(comm, next->members);
+    forget_failure(comm);
+    take_members(comm, next);
+    all = boot_of_slots(&(struct slots){boot, comm});
+    status = comm->ops->regroup_join(comm, &all, status);
+    if (status != EP_OK)
+        atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
+    status = ep_comm_record(comm, status);
+    atomic_store(&comm->changes, 0);
+    if (atomic_exchange(&comm->abort_due, 0))
+        ep_comm_abort(comm);
+    return status;
+}
+
+ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot)
+{
+    ep_boot given, mine;
+    ep_comm *next;
+    ep_status status;
+
+    EP_CHECK_COMM(comm, comm);
+    EP_TRY(load_boot(__func__, boot, &given));
+    if (!comm->ops->regroup_join)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "%s: backend %s does not provide it: free the communicator, and create one of the ranks that go on",
+                       __func__, comm->ops->name);
+    mine = given;
+    mine.allgather = gather_with_reason;
+    mine.context = &given;
+    next = next_comm(comm);
+    if (!next)
+        return ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
+    status = ep_config_agree(&mine, next, EP_OK, __func__);
+    if (status == EP_OK)
+        status = change_members(comm, &mine, next);
+    free_comm(next);
+    if (status == EP_OK)
+        ep_log(EP_LOG_INFO, "rank %d of %d: the group has %d members", comm->rank, comm->nranks, comm->n_members);
+    return status;
 }

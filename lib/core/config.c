@@ -56,7 +56,7 @@ static ep_status resolve_flags(ep_comm_config *config, const char *call)
         return ep_fail(EP_E_ARG, "%s: $EPKIT_STRICT_SMS is \"%.32s\", neither 0 nor 1", call, strict);
     if (strict && *strict == '1')
         config->flags |= EP_COMM_STRICT_SMS;
-    return ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS);
+    return ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS | EP_COMM_DROP_ABSENT);
 }
 
 static ep_status resolve_backend(ep_comm *comm, const char *call)
@@ -109,15 +109,20 @@ static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, 
     EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
     if (emulation->ring_bytes)
         EP_TRY(ep_check_range(call, "emulation.ring_bytes", emulation->ring_bytes, EP_NET_WIRE_MIN_BYTES, UINT32_MAX));
-    if (emulation->stall_ms && nranks)
+    if (emulation->stall_ms)
         EP_TRY(ep_check_range(call, "emulation.stall_rank", emulation->stall_rank, 0, nranks - 1));
     return EP_OK;
 }
 
 static ep_status resolve_numbers(ep_comm_config *config, int nranks, const char *call)
 {
-    EP_TRY(ep_check_range(call, "ranks_per_node", config->ranks_per_node, 0, nranks ? nranks : EP_MAX_RANKS));
-    if (nranks && config->ranks_per_node && nranks % config->ranks_per_node)
+    if (config->slots) {
+        EP_TRY(ep_check_range(call, "slots", config->slots, nranks, EP_MAX_RANKS));
+        EP_TRY(ep_check_range(call, "slot", config->slot, 0, config->slots - 1));
+        nranks = config->slots;
+    }
+    EP_TRY(ep_check_range(call, "ranks_per_node", config->ranks_per_node, 0, nranks));
+    if (config->ranks_per_node && nranks % config->ranks_per_node)
         return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d ranks", call, config->ranks_per_node,
                        nranks);
     EP_TRY(resolve_flags(config, call));
@@ -171,15 +176,16 @@ struct digest {
     int32_t channels, partial_type;
     char backend[16], network[16]; /* network "": from the hosts */
     int32_t nodes_from;            /* NODES_*: source of ranks_per_node */
+    int32_t slots, slot;           /* number of slots, and that of this rank */
     union {
-        char reason[416]; /* of a failure */
+        char reason[408]; /* of a failure */
         struct ep_locality locality;
     };
 };
 
 enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
 
-#define DIGEST_FORMAT 3u
+#define DIGEST_FORMAT 4u
 
 _Static_assert(sizeof(struct digest) == 512, "the size of the digest never changes");
 
@@ -188,14 +194,16 @@ static void copy_text(char *to, size_t bytes, const char *from)
     snprintf(to, bytes, "%s", from);
 }
 
-static void make_digest(struct digest *digest, int rank, const ep_comm *comm, ep_status local)
+static void make_digest(struct digest *digest, const ep_boot *boot, const ep_comm *comm, ep_status local)
 {
-    *digest = (struct digest){.format = DIGEST_FORMAT, .rank = rank, .status = (int32_t)local};
+    *digest = (struct digest){.format = DIGEST_FORMAT, .rank = boot->rank, .status = (int32_t)local};
     copy_text(digest->version, sizeof(digest->version), ep_version());
     if (local != EP_OK) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
         return;
     }
+    digest->slots = comm->config.slots ? comm->config.slots : boot->nranks;
+    digest->slot = comm->config.slots ? comm->config.slot : boot->rank;
     digest->ranks_per_node = comm->config.ranks_per_node;
     digest->nodes_from = comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
     ep_locality_get_self(&digest->locality);
@@ -219,7 +227,10 @@ static const struct field {
     {"flags", offsetof(struct digest, flags), VALUE_BITS},
     {"channels", offsetof(struct digest, channels), VALUE_NUMBER},
     {"partial_type", offsetof(struct digest, partial_type), VALUE_DTYPE},
+    {"slots", offsetof(struct digest, slots), VALUE_NUMBER},
 };
+
+enum { N_FIELDS = sizeof(fields) / sizeof(fields[0]) }; /* the last one before all that depends on it */
 
 /* Values are compared by their text. */
 static void print_value(const struct field *field, const struct digest *digest, char text[40])
@@ -278,10 +289,10 @@ static bool is_one_host(const struct digest *all, int nranks)
     return true;
 }
 
-/* Fills in what follows from the hosts, with the same result on all ranks. */
+/* Fills in what follows from the hosts, with the same result on all ranks. The hosts of absent ranks are not known. */
 static ep_status find_nodes(struct digest *all, int nranks, const char *call)
 {
-    bool one_host = is_one_host(all, nranks);
+    bool one_host = is_one_host(all, nranks), all_present = all[0].slots == nranks;
     char why[EP_ERROR_TEXT_BYTES];
     int found = 0;
 
@@ -289,7 +300,12 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
         if (all[rank].ranks_per_node)
             continue;
         if (!found)
-            found = one_host ? nranks : ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why);
+            found = one_host       ? all[0].slots
+                    : all_present ? ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why)
+                                  : 0;
+        if (!found && !all_present)
+            return ep_fail(EP_E_ARG, "%s: of %d slots on several hosts %d have members: set ranks_per_node", call,
+                           all[0].slots, nranks);
         if (!found)
             return ep_fail(
                 EP_E_ARG,
@@ -301,10 +317,54 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
     }
     EP_TRY(compare_nodes(all, nranks, call));
     for (int rank = 0; rank < nranks; rank++)
-        if (all[rank].ranks_per_node == nranks)
+        if (all[rank].ranks_per_node == all[rank].slots)
             copy_text(all[rank].network, sizeof(all[rank].network), NO_NETWORK);
         else if (!all[rank].network[0])
             copy_text(all[rank].network, sizeof(all[rank].network), one_host ? ep_net_emulated.name : ep_net_tcp.name);
+    return EP_OK;
+}
+
+/* Each slot has one member at most. The text is the same on all ranks. */
+static ep_status check_slots(const struct digest *all, int nranks, const char *call)
+{
+    int member[EP_MAX_RANKS] = {0};
+
+    for (int rank = 0; rank < nranks; rank++) {
+        int slot = all[rank].slot;
+
+        if (slot < 0 || slot >= all[rank].slots || all[rank].slots > EP_MAX_RANKS)
+            return ep_fail(EP_E_MISMATCH, "%s: what rank %d of the bootstrap has published is damaged: slot %d of %d",
+                           call, rank, slot, all[rank].slots);
+        if (member[slot])
+            return ep_fail(EP_E_MISMATCH, "%s: ranks %d and %d of the bootstrap both have slot %d", call,
+                           member[slot] - 1, rank, slot);
+        member[slot] = 1 + rank;
+    }
+    return EP_OK;
+}
+
+/*
+ * Rows travel between nodes from each rank to the rank with the same place on the other node, which places them there:
+ * so each node that has members must have them at the same places.
+ */
+static ep_status check_rails(const struct digest *all, int nranks, const char *call)
+{
+    int per_node = all[0].ranks_per_node, nnodes = all[0].slots / per_node, first = all[0].slot / per_node;
+    bool present[EP_MAX_RANKS] = {false}, used[EP_MAX_RANKS] = {false};
+
+    if (all[0].slots % per_node)
+        return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d slots", call, per_node, all[0].slots);
+    for (int rank = 0; rank < nranks; rank++) {
+        present[all[rank].slot] = true;
+        used[all[rank].slot / per_node] = true;
+    }
+    for (int node = 0; node < nnodes; node++)
+        for (int place = 0; used[node] && place < per_node; place++)
+            if (present[node * per_node + place] != present[first * per_node + place])
+                return ep_fail(EP_E_UNSUPPORTED,
+                               "%s: of the ranks %d and %d, which have the same place on their nodes, one is absent: "
+                               "leave out both, or use ranks_per_node 1",
+                               call, first * per_node + place, node * per_node + place);
     return EP_OK;
 }
 
@@ -327,21 +387,35 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
             return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
                            (int)sizeof(all[rank].reason), all[rank].reason);
         else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_HOSTS ||
-                 all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > nranks)
+                 all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > EP_MAX_RANKS)
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: ranks_per_node %d", call, rank,
                            all[rank].ranks_per_node);
     EP_TRY(compare_field(&fields[1], all, nranks, call));
+    EP_TRY(compare_field(&fields[N_FIELDS - 1], all, nranks, call));
+    EP_TRY(check_slots(all, nranks, call));
     EP_TRY(find_nodes(all, nranks, call));
-    for (size_t i = 2; i < sizeof(fields) / sizeof(fields[0]); i++)
+    EP_TRY(check_rails(all, nranks, call));
+    for (size_t i = 2; i < N_FIELDS - 1; i++)
         EP_TRY(compare_field(&fields[i], all, nranks, call));
     return EP_OK;
 }
 
 /* Copies the agreed values into this rank's communicator. */
-static void apply_agreed(ep_comm *comm, const struct digest *agreed, int rank, int nranks)
+static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot *boot)
 {
-    comm->rank = rank;
-    comm->nranks = nranks;
+    const struct digest *agreed = &all[boot->rank];
+    int rank = agreed->slot, nranks = agreed->slots;
+
+    comm->rank = comm->config.slot = rank;
+    comm->nranks = comm->config.slots = nranks;
+    comm->n_members = boot->nranks;
+    comm->permuted = false;
+    memset(comm->members, 0, sizeof(comm->members));
+    for (int i = 0; i < boot->nranks; i++) {
+        comm->permuted |= all[i].slot != i;
+        comm->slot_of[i] = (int16_t)all[i].slot;
+        comm->members[all[i].slot / 64] |= UINT64_C(1) << (all[i].slot % 64);
+    }
     comm->ranks_per_node = comm->config.ranks_per_node = agreed->ranks_per_node;
     comm->node = rank / comm->ranks_per_node;
     comm->nnodes = nranks / comm->ranks_per_node;
@@ -356,7 +430,7 @@ ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, c
     ep_status status;
 
     copy_text(text, sizeof(text), ep_last_error());
-    make_digest(&mine, boot->rank, comm, local);
+    make_digest(&mine, boot, comm, local);
     all = calloc((size_t)boot->nranks, sizeof(*all));
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, boot->nranks);
@@ -365,7 +439,7 @@ ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, c
     if (status == EP_OK)
         status = compare(all, boot->nranks, call);
     if (local == EP_OK && status == EP_OK)
-        apply_agreed(comm, &all[boot->rank], boot->rank, boot->nranks);
+        apply_agreed(comm, all, boot);
     if (local != EP_OK || status == EP_OK)
         status = ep_fail(local, "%s", text);
     free(all);

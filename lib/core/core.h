@@ -24,11 +24,19 @@ struct ep_comm {
     const struct ep_backend_ops *ops;
     void *impl;
     uint64_t process; /* ep_process_generation() of its creator: a forked child must not use it */
-    int rank, nranks;
+    int rank, nranks; /* nranks: slots, of which the members are present */
+    int n_members;
+    uint64_t members[EP_MAX_RANKS / 64];
+    bool permuted; /* the bootstrap has the members in another order */
+    int16_t slot_of[EP_MAX_RANKS]; /* of each rank of the bootstrap that made the group */
+    uint32_t generation; /* of the members; plans and low-latency objects of an earlier one must be renewed */
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
     bool boot_has_nodes;              /* config.ranks_per_node is that of the bootstrap */
     ep_comm_config config;            /* resolved: defaults filled in */
     ep_net_emulation emulation;       /* of the emulated network between nodes */
+    _Atomic int visitors;             /* calls in progress that any thread may make */
+    _Atomic int changes;              /* the members are changing: no visitor is let in */
+    _Atomic int abort_due;            /* ep_comm_abort() was called meanwhile */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
@@ -41,9 +49,25 @@ struct ep_comm {
     int pool_calls;                  /* allocator callbacks in progress; under the lock of the pools in memory.c */
 };
 
+static inline bool ep_comm_has(const ep_comm *comm, int rank)
+{
+    return comm->members[rank / 64] >> (rank % 64) & 1;
+}
+
+/* The lowest member. */
+static inline int ep_comm_first(const ep_comm *comm)
+{
+    int rank = 0;
+
+    while (!ep_comm_has(comm, rank))
+        rank++;
+    return rank;
+}
+
 struct ep_plan {
     ep_comm *comm;
     void *impl;
+    uint32_t generation; /* of the members, when it was opened */
     ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
     ep_plan_info info; /* the part that is known without the peers */
     ep_plan_info full; /* with the peers' counts; valid once `counted` is set, possibly by a worker */
@@ -98,6 +122,7 @@ struct ep_ll_call {
 struct ep_ll {
     ep_comm *comm;
     void *impl;
+    uint32_t generation; /* of the members, when it was opened */
     ep_ll_config config;
     int n_local; /* experts on this rank */
     uint64_t dispatches, combines;
@@ -205,6 +230,13 @@ struct ep_backend_ops {
      */
     ep_status (*poll)(ep_comm *comm);
     void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
+    /*
+     * The members of `comm` are about to change. leave: ends all communication with those of now, and fences off those
+     * that are not in `next`. join: as comm_open, into what has remained: memory, queues, events. `mine`: of leave; all
+     * members fail if it is a failure.
+     */
+    ep_status (*regroup_leave)(ep_comm *comm, const uint64_t *next);
+    ep_status (*regroup_join)(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);
     ep_status (*free)(ep_comm *comm, void *memory);
@@ -301,6 +333,10 @@ struct ep_queue {
  * async-signal-safe.
  */
 EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
+
+/* comm.c: around a call of any thread. false: another thread changes the members. Async-signal-safe. */
+bool ep_comm_enter(ep_comm *comm);
+void ep_comm_exit(ep_comm *comm);
 
 /* Sets the statistics of the last operation. Any thread. */
 EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);

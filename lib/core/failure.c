@@ -106,8 +106,10 @@ ep_status ep_comm_async_error(const ep_comm *comm)
     EP_CHECK_OWN(comm, comm);
     /* As the next call would. Also if a signal handler or another thread of this rank has set `failed` without a
      * reason. */
-    if ((atomic_load(&comm->failed) == EP_OK || !has_reason(own)) && comm->ops->poll)
+    if ((atomic_load(&comm->failed) == EP_OK || !has_reason(own)) && comm->ops->poll && ep_comm_enter(own)) {
         status = ep_comm_record(own, comm->ops->poll(own));
+        ep_comm_exit(own);
+    }
     return status == EP_OK ? (ep_status)atomic_load(&comm->failed) : status;
 }
 

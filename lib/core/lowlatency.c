@@ -46,6 +46,18 @@ ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll
     return EP_CHECK_STORE("ep_ll_get_sizes", ret_sizes, &sizes, ep_ll_sizes);
 }
 
+/* Opens an ep_ll of which only communicator and configuration are set, or that is closed. */
+static ep_status open_ll(ep_ll *ll)
+{
+    ep_comm *comm = ll->comm;
+    ep_status status;
+
+    *ll = (ep_ll){.comm = comm, .config = ll->config, .n_local = ll->config.n_experts / comm->nranks};
+    status = ep_comm_record(comm, EP_BACKEND_CALL(comm, ll_open, ll));
+    ll->generation = status == EP_OK ? comm->generation : 0;
+    return status;
+}
+
 ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 {
     ep_ll_config mine;
@@ -59,22 +71,31 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     ll = calloc(1, sizeof(*ll));
     if (!ll)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
-    *ll = (ep_ll){.comm = comm, .config = mine, .n_local = mine.n_experts / comm->nranks};
-    status = EP_BACKEND_CALL(comm, ll_open, ll);
+    *ll = (ep_ll){.comm = comm, .config = mine};
+    status = open_ll(ll);
     if (status != EP_OK) {
         free(ll);
-        return ep_comm_record(comm, status);
+        return status;
     }
     comm->live++;
     *ret_ll = ll;
     return EP_OK;
 }
 
+ep_status ep_ll_renew(ep_ll *ll)
+{
+    EP_CHECK_USABLE(ll, ll->comm);
+    if (ll->generation)
+        ll->comm->ops->ll_close(ll);
+    return open_ll(ll);
+}
+
 void ep_ll_free(ep_ll *ll)
 {
     if (!ll || !ep_comm_may_free(ll->comm))
         return;
-    ll->comm->ops->ll_close(ll);
+    if (ll->generation)
+        ll->comm->ops->ll_close(ll);
     ll->comm->live--;
     free(ll);
 }
@@ -204,7 +225,7 @@ ep_status ep_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, ep_stream s
     ep_ll_dispatch_args mine;
     uint64_t number;
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     number = ll->dispatches + 1;
     EP_TRY_ON(ll->comm, EP_CHECK_LOAD("ep_ll_dispatch", &mine, args, ep_ll_dispatch_args));
     EP_TRY_ON(ll->comm, check_dispatch(ll, &mine));
@@ -305,7 +326,7 @@ ep_status ep_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream str
     ep_ll_combine_args mine;
     struct ep_ll_call *call;
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_LOAD("ep_ll_combine", &mine, args, ep_ll_combine_args));
     EP_TRY_ON(ll->comm, check_combine(ll, &mine));
     EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine, ll, &mine, stream));
@@ -342,7 +363,7 @@ static ep_status find_open(const ep_ll *ll, uint64_t number, uint64_t *ret_numbe
 
 ep_status ep_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream)
 {
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, find_open(ll, call, &call));
     EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_finish, ll, call, stream));
     ll->call[call & 1].open = EP_LL_CLOSED;
@@ -357,7 +378,7 @@ ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call)
 
 ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
-    EP_CHECK_COMM(ll, ll->comm);
+    EP_CHECK_GENERATION(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_buffer));
     EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
     ll->buffer = *ret_buffer;
@@ -367,7 +388,7 @@ ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 
 ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
-    EP_CHECK_COMM(ll, ll->comm);
+    EP_CHECK_GENERATION(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_masked));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked));
 }
@@ -383,11 +404,13 @@ ep_status ep_ll_set_mask(ep_ll *ll, int rank, int on, ep_stream stream)
 {
     const struct ep_ll_control control = {.kind = on ? EP_LL_CONTROL_MASK : EP_LL_CONTROL_UNMASK, .rank = rank};
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "rank", rank, 0, ll->comm->nranks - 1));
     if (rank == ll->comm->rank)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is this one", __func__, rank));
+    if (!ep_comm_has(ll->comm, rank))
+        return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: rank %d is absent", __func__, rank));
     EP_TRY_ON(ll->comm, ep_check_range(__func__, "on", on, 0, 1));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
@@ -396,7 +419,7 @@ ep_status ep_ll_clear_mask(ep_ll *ll, ep_stream stream)
 {
     const struct ep_ll_control control = {.kind = EP_LL_CONTROL_UNMASK, .rank = -1};
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }
@@ -405,7 +428,7 @@ ep_status ep_ll_query_mask(ep_ll *ll, int32_t *out, ep_stream stream)
 {
     const struct ep_ll_control control = {.kind = EP_LL_CONTROL_QUERY, .out = out};
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, out));
     EP_TRY_ON(ll->comm, ep_check_buffer(__func__, "out", out, false, sizeof(int32_t)));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
@@ -415,7 +438,7 @@ ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
 {
     const struct ep_ll_control control = {.kind = EP_LL_CONTROL_MERGE, .rank = -1, .from = from};
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, from));
     if (from == ll || from->comm != ll->comm)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: from is %s", __func__,
@@ -429,6 +452,6 @@ ep_status ep_ll_barrier(ep_ll *ll, ep_stream stream)
 {
     const struct ep_ll_control control = {.kind = EP_LL_CONTROL_BARRIER};
 
-    EP_CHECK_USABLE(ll, ll->comm);
+    EP_CHECK_CURRENT(ll);
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));
 }

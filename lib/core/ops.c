@@ -205,7 +205,7 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream str
 {
     ep_dispatch_args mine;
 
-    EP_CHECK_USABLE(plan, plan->comm);
+    EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
     EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, ep_plan_tokens_in(plan, stream)));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream));
@@ -281,7 +281,7 @@ ep_status ep_combine(ep_plan *plan, const ep_combine_args *args, ep_stream strea
 {
     ep_combine_args mine;
 
-    EP_CHECK_USABLE(plan, plan->comm);
+    EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(COMBINE, &mine, args, ep_combine_args));
     EP_TRY_ON(plan->comm, check_combine(plan, &mine, ep_plan_tokens_in(plan, stream)));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, combine, plan, &mine, stream));

@@ -112,6 +112,21 @@ ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, in
     return EP_OK;
 }
 
+/* Opens a plan that is zero but for its communicator, or closed. */
+static ep_status open_plan(ep_plan *plan, const ep_plan_args *args)
+{
+    ep_comm *comm = plan->comm;
+    ep_status status;
+
+    *plan = (ep_plan){.comm = comm, .args = *args, .from_mask = args->tokens_per_expert};
+    plan->args.topk_idx = NULL;
+    plan->args.token_in_rank = NULL;
+    plan->args.tokens_per_expert = NULL;
+    status = ep_comm_record(comm, EP_BACKEND_CALL(comm, plan_open, plan, args));
+    plan->generation = status == EP_OK ? comm->generation : 0;
+    return status;
+}
+
 ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
 {
     ep_plan_args mine;
@@ -125,25 +140,34 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
     plan = calloc(1, sizeof(*plan));
     if (!plan)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
-    *plan = (ep_plan){.comm = comm, .args = mine, .from_mask = mine.tokens_per_expert};
-    plan->args.topk_idx = NULL;
-    plan->args.token_in_rank = NULL;
-    plan->args.tokens_per_expert = NULL;
-    status = EP_BACKEND_CALL(comm, plan_open, plan, &mine);
+    plan->comm = comm;
+    status = open_plan(plan, &mine);
     if (status != EP_OK) {
         free(plan);
-        return ep_comm_record(comm, status);
+        return status;
     }
     comm->live++;
     *ret_plan = plan;
     return EP_OK;
 }
 
+ep_status ep_plan_renew(ep_plan *plan, const ep_plan_args *args)
+{
+    ep_plan_args mine;
+
+    EP_CHECK_USABLE(plan, plan->comm);
+    EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_renew", &mine, args, ep_plan_args));
+    EP_TRY_ON(plan->comm, check_plan_args(__func__, plan->comm, &mine));
+    if (plan->impl && plan->comm->ops->plan_close)
+        plan->comm->ops->plan_close(plan);
+    return open_plan(plan, &mine);
+}
+
 void ep_plan_free(ep_plan *plan)
 {
     if (!plan || !ep_comm_may_free(plan->comm))
         return;
-    if (plan->comm->ops->plan_close)
+    if (plan->generation && plan->comm->ops->plan_close)
         plan->comm->ops->plan_close(plan);
     plan->comm->live--;
     free(plan);
@@ -157,7 +181,7 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     info = *ep_plan_info_now(plan);
     if (plan->updated) {
         info.n_tokens = plan->args.n_tokens;
-        info.n_send = info.n_wire = info.n_net = -1;
+        info.n_send = info.n_wire = info.n_net = info.n_dropped = -1;
     }
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
 }
@@ -192,7 +216,7 @@ ep_status ep_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_stre
 {
     ep_plan_update_args mine;
 
-    EP_CHECK_USABLE(plan, plan->comm);
+    EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_update", &mine, args, ep_plan_update_args));
     EP_TRY_ON(plan->comm, check_update(plan, &mine));
     EP_TRY_ON(plan->comm, EP_BACKEND_CALL(plan->comm, plan_update, plan, &mine, stream));
@@ -257,7 +281,7 @@ ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_st
 {
     ep_plan_metadata mine;
 
-    EP_CHECK_USABLE(plan, plan->comm);
+    EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_get_metadata", &mine, dst, ep_plan_metadata));
     EP_TRY_ON(plan->comm, check_metadata(plan, &mine, stream));
     return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &mine, stream));
@@ -274,7 +298,7 @@ static ep_status check_sources(const ep_plan *plan, const int32_t *ret_rank, con
 
 ep_status ep_plan_get_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token)
 {
-    EP_CHECK_USABLE(plan, plan->comm);
+    EP_CHECK_CURRENT(plan);
     if (ep_plan_info_now(plan)->n_recv < 0)
         return ep_comm_record(plan->comm,
                               ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,

@@ -145,6 +145,29 @@ static bool new_scratch(const struct ep_routing_shape *shape, struct count_scrat
     return true;
 }
 
+ep_status ep_routing_drop_absent(const ep_comm *comm, const struct ep_routing_shape *shape, bool drop, int32_t *idx,
+                                 int64_t *ret_dropped)
+{
+    int n_local = shape->n_experts / shape->nranks;
+    size_t topk = (size_t)shape->topk, n = (size_t)shape->n_tokens * topk;
+
+    *ret_dropped = 0;
+    for (size_t i = 0; comm->n_members < comm->nranks && i < n; i++) {
+        int rank = idx[i] < 0 ? -1 : idx[i] / n_local;
+
+        if (rank < 0 || ep_comm_has(comm, rank))
+            continue;
+        if (!drop)
+            return ep_fail(EP_E_ROUTING,
+                           "routing: token %zu: expert %d at position %zu is of rank %d, which is absent: choose another "
+                           "one, or set EP_COMM_DROP_ABSENT",
+                           i / topk, idx[i], i % topk, rank);
+        idx[i] = -1;
+        ++*ret_dropped;
+    }
+    return EP_OK;
+}
+
 ep_status ep_routing_count(const struct ep_routing_shape *shape, const int32_t *idx,
                            const struct ep_routing_counts *counts)
 {

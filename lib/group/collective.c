@@ -204,9 +204,12 @@ static ep_status compare_configs(const ep_ll *ll, const struct ll_identity *all)
         {"flags", offsetof(ep_ll_config, flags)},
     };
 
-    for (int rank = 1; rank < ll->comm->nranks; rank++)
-        EP_TRY(ep_group_compare("ep_ll_new: ", fields, sizeof(fields) / sizeof(fields[0]), &all[0].config, 0,
-                                &all[rank].config, rank));
+    int first = ep_comm_first(ll->comm);
+
+    for (int rank = first + 1; rank < ll->comm->nranks; rank++)
+        if (ep_comm_has(ll->comm, rank))
+            EP_TRY(ep_group_compare("ep_ll_new: ", fields, sizeof(fields) / sizeof(fields[0]), &all[first].config,
+                                    first, &all[rank].config, rank));
     return EP_OK;
 }
 

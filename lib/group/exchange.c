@@ -95,7 +95,7 @@ static ep_status step_rails(void *context, bool *ret_moved, bool *ret_busy, int 
     for (int peer = 0; peer < group->comm->nnodes; peer++) {
         bool was_sent = rails->sent[peer], was_received = rails->received[peer];
 
-        if (peer == node)
+        if (peer == node || !ep_group_has_node(group, peer))
             continue;
         if (!was_sent)
             rails->sent[peer] = ep_stream_send(group->streams, peer, 0, &head, sizeof(head), &piece, 1);
@@ -141,8 +141,9 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         struct row_head row;
 
+        if (!ep_comm_has(group->comm, rank))
+            continue;
         ep_group_read_shared(&row, row_of(group, number, rank), sizeof(row));
-
         if (row.phase != mine.phase)
             return ep_group_set_own_failure(
                 group, ep_group_fail_calls((uint32_t)mine.phase, me, (uint32_t)row.phase, rank), rank, phase);
@@ -158,7 +159,10 @@ ep_status ep_group_exchange_complete(struct ep_group *group, uint64_t number, en
 
 void ep_group_exchange_read(const struct ep_group *group, uint64_t number, int rank, void *ret_row, size_t bytes)
 {
-    ep_group_read_shared(ret_row, row_of(group, number, rank) + 1, bytes);
+    if (ep_comm_has(group->comm, rank))
+        ep_group_read_shared(ret_row, row_of(group, number, rank) + 1, bytes);
+    else
+        memset(ret_row, 0, bytes);
 }
 
 void ep_group_exchange_release(struct ep_group *group, uint64_t number)

@@ -192,6 +192,10 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
                                  struct ep_net_params *ret_params);
 /* Marks a rank as lost if its connection on such an endpoint was cut. */
 void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank);
+/* As in ep_backend_ops. */
+ep_status ep_group_regroup_leave(ep_comm *comm, const uint64_t *next);
+ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
+
 /* Publishes that this rank leaves the group. Part of ep_group_close(); called earlier where the rest takes time. */
 void ep_group_leave(struct ep_group *group);
 size_t ep_group_bytes(const ep_comm *comm);
@@ -199,6 +203,13 @@ size_t ep_group_bytes(const ep_comm *comm);
 static inline int ep_group_rail(const struct ep_group *group, int node)
 {
     return ep_net_rail_rank(group->comm->rank, group->comm->ranks_per_node, node);
+}
+
+/* Does that node have members? */
+static inline bool ep_group_has_node(const struct ep_group *group, int node)
+{
+    /* Those of all nodes have the same places, of which one is that of this rank. */
+    return ep_comm_has(group->comm, ep_group_rail(group, node));
 }
 
 /* link.c: a thread that serves the control links to the rail peers. It takes the sockets of the network. */

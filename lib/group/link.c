@@ -182,7 +182,8 @@ static uint32_t count_events(const struct ep_group_link *link)
     for (int i = 0; i < group->nlocal; i++) {
         const struct ep_group_control *control = group->peers[group->first + i].control;
 
-        n += atomic_load(&control->state.aborts) + link->dead[i];
+        if (control)
+            n += atomic_load(&control->state.aborts) + link->dead[i];
     }
     return n;
 }
@@ -223,7 +224,8 @@ static bool queue_next(struct conn *conn, uint64_t now)
     out->magic = LINK_MAGIC;
     out->nlocal = group->nlocal;
     for (int i = 0; i < group->nlocal; i++)
-        out->entries[i] = describe_rank(conn, i, now);
+        if (group->peers[group->first + i].control)
+            out->entries[i] = describe_rank(conn, i, now);
     /* After the number of aborts: a rank that sees that finds the failure. */
     out->failure = ep_group_get_failure(group);
     state = ep_group_state_of(group, (uint16_t)out->failure);

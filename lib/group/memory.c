@@ -294,7 +294,7 @@ void ep_group_unmap_stale(struct ep_group *group)
 {
     for (int i = 0; i < group->nlocal; i++) {
         struct ep_group_peer *peer = &group->peers[group->first + i];
-        uint32_t frees = atomic_load_explicit(&peer->control->frees, memory_order_acquire);
+        uint32_t frees = !peer->control ? 0 : atomic_load_explicit(&peer->control->frees, memory_order_acquire);
 
         if (!peer->mappings || frees == peer->frees_seen)
             continue;
@@ -328,6 +328,10 @@ void ep_group_memory_close(struct ep_group *group)
     for (int index = 0; group->control && index < EP_GROUP_SLOTS; index++)
         if (group->allocations[index].shm.base)
             release(group, index);
+}
+
+void ep_group_unmap_peers(struct ep_group *group)
+{
     for (int rank = 0; group->peers && rank < group->comm->nranks; rank++) {
         struct ep_group_mapping *mappings = group->peers[rank].mappings;
 
@@ -336,6 +340,53 @@ void ep_group_memory_close(struct ep_group *group)
         free(mappings);
         group->peers[rank].mappings = NULL;
     }
+}
+
+void ep_group_free_stages(struct ep_group *group)
+{
+    for (int which = 0; which < EP_GROUP_AT_COUNT; which++) {
+        ep_group_free_internal(group, group->stage[which]);
+        group->stage[which] = NULL;
+        group->stage_bytes[which] = 0;
+    }
+}
+
+ep_status ep_group_move_memory(struct ep_group *group, int rank)
+{
+    ep_status status = EP_OK;
+
+    pthread_mutex_lock(&group->memory_lock);
+    for (int index = 0; status == EP_OK && index < EP_GROUP_SLOTS; index++) {
+        struct ep_group_allocation *allocation = &group->allocations[index];
+
+        if (!allocation->shm.base || allocation->kind == EP_GROUP_MEMORY_INTERNAL)
+            continue;
+        status = allocation->kind == EP_GROUP_MEMORY_REGISTERED
+                     ? ep_fail(EP_E_STATE,
+                               "rank %d lives, and may still write to memory of ep_register(): end it, or let it free its "
+                               "communicator",
+                               rank)
+                     : ep_shm_move(&allocation->shm);
+    }
+    pthread_mutex_unlock(&group->memory_lock);
+    return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_comm_regroup: ");
+}
+
+ep_status ep_group_publish_memory(struct ep_group *group)
+{
+    ep_status status = EP_OK;
+
+    pthread_mutex_lock(&group->memory_lock);
+    for (int index = 0; status == EP_OK && index < EP_GROUP_SLOTS; index++) {
+        struct ep_group_slot *slot = &group->control->slot[index];
+
+        if (!group->allocations[index].shm.base)
+            continue;
+        status = ep_shm_get_name(&group->allocations[index].shm, &slot->name);
+        atomic_store_explicit(&slot->generation, group->allocations[index].generation, memory_order_release);
+    }
+    pthread_mutex_unlock(&group->memory_lock);
+    return status;
 }
 
 size_t ep_group_bytes(const ep_comm *comm)

@@ -40,6 +40,14 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
 /* Unmaps allocations that the peers have freed. */
 void ep_group_unmap_stale(struct ep_group *group);
 void ep_group_memory_close(struct ep_group *group);
+/* Unmaps all that this rank has mapped of the peers. */
+void ep_group_unmap_peers(struct ep_group *group);
+/* Frees all staging; the next operations allocate it again. */
+void ep_group_free_stages(struct ep_group *group);
+/* Moves the allocations to new pages at the same addresses, which `rank` has not mapped. */
+ep_status ep_group_move_memory(struct ep_group *group, int rank);
+/* Writes the allocations into the slot table of a new control block. */
+ep_status ep_group_publish_memory(struct ep_group *group);
 /* Staging buffer number `which` of at least `bytes`. */
 ep_status ep_group_stage(struct ep_group *group, int which, size_t bytes, void **ret_memory);
 

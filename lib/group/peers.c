@@ -26,7 +26,7 @@ void ep_group_ring_rank(struct ep_group *group, int rank)
 void ep_group_ring_node(struct ep_group *group)
 {
     for (int i = 1; i < group->nlocal; i++)
-        ring(group->peers[group->first + (group->local + i) % group->nlocal].control);
+        ep_group_ring_rank(group, group->first + (group->local + i) % group->nlocal);
 }
 
 void ep_group_ring_all(struct ep_group *group)
@@ -47,6 +47,8 @@ bool ep_group_peer_dead(const struct ep_group *group, int rank)
 {
     const struct ep_group_peer *peer = &group->peers[rank];
 
+    if (!ep_comm_has(group->comm, rank))
+        return false;
     if (!peer->control && group->remote)
         return atomic_load(&group->remote[rank].lost) && !ep_group_has_left(group, rank);
     return !peer->same_process && ep_process_probe(&peer->process) == EP_PROCESS_DEAD;

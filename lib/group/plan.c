@@ -93,7 +93,7 @@ static void complete(struct ep_group *group, ep_plan *plan)
     status = ep_group_exchange_complete(group, inner->exchange, EP_GROUP_PLAN_COUNTS, &extent);
     if (status != EP_OK)
         goto done;
-    copies = malloc(nranks * row_bytes);
+    copies = calloc(nranks, row_bytes); /* absent ranks have no tokens */
     c.rows = malloc(nranks * sizeof(*c.rows));
     c.base = malloc(bases * sizeof(*c.base));
     c.row = malloc(((size_t)inner->n_tokens + 1) * (size_t)plan->args.topk * sizeof(*c.row));
@@ -225,7 +225,8 @@ void ep_group_plan_fill_info(ep_plan *plan)
                        .out_rows = plan->args.max_recv_tokens,
                        .n_send = inner->n_send,
                        .n_wire = inner->n_send - to_self,
-                       .n_net = sum(inner->tokens_per_node, comm->nnodes) - inner->tokens_per_node[comm->node]};
+                       .n_net = sum(inner->tokens_per_node, comm->nnodes) - inner->tokens_per_node[comm->node],
+                       .n_dropped = inner->n_dropped};
 }
 
 /* Memory that lives as long as the plan. */
@@ -361,6 +362,8 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         int64_t sum = 0;
 
+        if (!ep_comm_has(plan->comm, rank))
+            continue;
         for (int expert = rank * n_local; expert < (rank + 1) * n_local; expert++) {
             int32_t n = tokens_per_expert[expert];
 
@@ -376,7 +379,9 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
                            "there",
                            (long long)sum, rank, inner->tokens_per_rank[rank]);
     }
-    memcpy(inner->tokens_per_expert, tokens_per_expert, (size_t)plan->args.n_experts * sizeof(int32_t));
+    for (int expert = 0; expert < plan->args.n_experts; expert++)
+        inner->tokens_per_expert[expert] =
+            ep_comm_has(plan->comm, expert / n_local) ? tokens_per_expert[expert] : 0;
     return EP_OK;
 }
 
@@ -392,6 +397,8 @@ static ep_status read_routing(const ep_plan *plan, const struct routing *routing
 
     EP_TRY(plan->from_mask ? read_mask(plan, routing->token_in_rank)
                            : ep_routing_check(&shape, routing->topk_idx, plan->args.idx_type, inner->index));
+    EP_TRY(ep_routing_drop_absent(plan->comm, &shape, plan->comm->config.flags & EP_COMM_DROP_ABSENT, inner->index,
+                                  &inner->n_dropped));
     EP_TRY(ep_routing_count(&shape, inner->index, &counts));
     return plan->from_mask ? read_counts(plan, routing->tokens_per_expert) : EP_OK;
 }

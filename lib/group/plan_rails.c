@@ -126,7 +126,7 @@ static ep_status step_routes(void *context, bool *ret_moved, bool *ret_busy, int
     struct rail_half *send = rails->send, *receive = rails->receive;
 
     for (int node = 0; node < c->plan->comm->nnodes; node++) {
-        if (node == c->plan->comm->node)
+        if (node == c->plan->comm->node || !ep_group_has_node(c->group, node))
             continue;
         *ret_moved |= send_some(c, node, &send[node]);
         EP_TRY(receive_some(c, node, &receive[node], ret_moved));
@@ -187,7 +187,7 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
     if (!send || !receive)
         status = ep_fail(EP_E_MEMORY, "plan: no memory for %d nodes", nnodes);
     for (int node = 0; status == EP_OK && node < nnodes; node++) {
-        if (node == me)
+        if (node == me || !ep_group_has_node(c->group, node))
             continue;
         status = list_tokens(c, node, &send[node]);
         if (status == EP_OK)
@@ -199,7 +199,7 @@ ep_status ep_group_plan_exchange_routes(struct ep_group_completion *c)
         status = ep_group_net_run(c->group, EP_GROUP_PLAN_ROUTES, step_routes,
                                   &(struct rails){.c = c, .send = send, .receive = receive});
     for (int node = 0; status == EP_OK && node < nnodes; node++)
-        if (node != me)
+        if (node != me && ep_group_has_node(c->group, node))
             status = make_rail_route(c, node, &receive[node]);
     free_halves(send, nnodes);
     free_halves(receive, nnodes);

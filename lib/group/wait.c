@@ -33,7 +33,7 @@ static int find_dead(struct ep_group *group, int only)
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         const struct ep_group_peer *peer = &group->peers[rank];
 
-        if ((!peer->control && !group->remote) || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if (!ep_comm_has(group->comm, rank) || (!peer->control && !group->remote) || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;
@@ -337,6 +337,8 @@ ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value
         int rank = group->first + (group->local + i) % group->nlocal;
         uint64_t at;
 
+        if (!ep_comm_has(group->comm, rank))
+            continue;
         status = wait_counter(&wait, rank, (_Atomic uint64_t *)((char *)group->peers[rank].control + word), value, &at);
         /* No rank can be further ahead than the number of exchanges in flight. */
         if (status == EP_OK && at - value > 2 * EP_GROUP_EXCHANGES)

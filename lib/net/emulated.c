@@ -589,7 +589,10 @@ static ep_status exchange_hello(struct emulated *e, const struct ep_net_params *
     status = ep_net_exchange_hello(name, params, status, &mine, sizeof(mine), all);
     if (status == EP_OK) {
         for (int slot = 0; slot < e->npeers && status == EP_OK; slot++)
-            status = attach_peer(e, params, slot, all);
+            if (ep_net_is_present(params, ep_net_rail(&e->net, ep_net_peer(e->net.node, slot))))
+                status = attach_peer(e, params, slot, all);
+            else
+                (void)emulated_revoke(&e->net, ep_net_peer(e->net.node, slot));
         status = ep_net_exchange_hello(name, params, status, &mine, sizeof(mine), all);
     }
     free(all);

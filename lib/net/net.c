@@ -100,6 +100,8 @@ static ep_status compare_ranks(const char *name, const struct ep_net_params *par
     for (int rank = 0; rank < params->nranks; rank++) {
         struct ep_net_hello theirs;
 
+        if (!ep_net_is_present(params, rank))
+            continue;
         memcpy(&theirs, (const char *)all + (size_t)rank * bytes, sizeof(theirs));
         if ((theirs.status == EP_E_TIMEOUT) == late)
             EP_TRY(compare(name, params->rank, own, rank, &theirs));

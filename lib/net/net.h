@@ -123,6 +123,7 @@ struct ep_net {
 
 struct ep_net_params {
     int rank, nranks; /* in the group */
+    const uint64_t *members; /* a bit for each rank that is present; NULL: all. Used while the endpoint is opened */
     int ranks_per_node;
     int channels;
     size_t region_bytes; /* the same on all ranks */
@@ -222,10 +223,16 @@ const struct ep_net_provider *ep_net_find(const char *name);
 /* Whether nodes on that network are separate hosts: connected by control links, without shared memory. */
 bool ep_net_is_linked(const char *name);
 
+static inline bool ep_net_is_present(const struct ep_net_params *params, int rank)
+{
+    return !params->members || params->members[rank / 64] >> (rank % 64) & 1;
+}
+
 /* Whether this rank communicates with `rank` on that endpoint: see block_ranks. */
 static inline bool ep_net_is_connected(const struct ep_net_params *params, int rank)
 {
-    return !params->block_ranks || rank / params->block_ranks != params->rank / params->block_ranks;
+    return ep_net_is_present(params, rank) &&
+           (!params->block_ranks || rank / params->block_ranks != params->rank / params->block_ranks);
 }
 
 /* node -> rank of the rail peer, given any rank of the rail. */

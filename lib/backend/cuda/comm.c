@@ -268,6 +268,9 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
      * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
      * failure would hide the cause.
      */
+    if (comm->n_members < comm->nranks)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend needs a member in each of the %d slots, not %d",
+                       comm->nranks, comm->n_members);
     if (comm->ranks_per_node > CUDA_MAX_RANKS)
         return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
                        CUDA_MAX_RANKS, comm->ranks_per_node);

@@ -136,11 +136,13 @@ static void begin_slots(const ep_ll *ll, const struct ll_dispatch *dispatch)
     uint64_t number = dispatch->serial << 32;
 
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
-        const struct ll_view to = ll_to(ll, rank);
-        int64_t at = ll_wire_counts_at(to.layout, 0, to.source);
+        struct ll_view to;
+        int64_t at;
 
         if (inner->masked[rank])
             continue;
+        to = ll_to(ll, rank);
+        at = ll_wire_counts_at(to.layout, 0, to.source);
         ll_wire_store(to.segment, at, number | (uint32_t)ep_ll_format(args));
         ll_wire_store(to.segment, at + 8, number | (uint32_t)args->max_tokens);
         for (int t = 0; t < args->max_tokens; t++)
@@ -376,7 +378,7 @@ static ep_status run_control(ep_ll *ll, const struct ep_ll_control *control)
     case EP_LL_CONTROL_MASK:
     case EP_LL_CONTROL_UNMASK:
         for (int rank = 0; rank < ll->comm->nranks; rank++)
-            if (control->rank < 0 || control->rank == rank)
+            if (ep_comm_has(ll->comm, rank) && (control->rank < 0 || control->rank == rank))
                 ll_set_mask(ll, rank, on);
         /* Ranks that synchronise after this may call: they must not see masks that were cleared. */
         return on ? EP_OK : ll_net_flush_masks(ll);

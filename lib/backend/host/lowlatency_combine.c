@@ -498,9 +498,12 @@ ep_status ll_load_index(const ep_ll *ll, const void *topk_idx, int idx_type, int
                         int32_t *ret_index)
 {
     struct ep_routing_shape shape = ep_routing_shape_of(ll->comm, n_tokens, topk, ll->config.n_experts);
+    bool drop = ll->config.flags & EP_LL_MASK_DEAD || ll->comm->config.flags & EP_COMM_DROP_ABSENT;
+    int64_t n_dropped;
 
     shape.max_rows = max_rows;
-    return ep_routing_check(&shape, topk_idx, idx_type, ret_index);
+    EP_TRY(ep_routing_check(&shape, topk_idx, idx_type, ret_index));
+    return ep_routing_drop_absent(ll->comm, &shape, drop, ret_index, &n_dropped);
 }
 
 /* The routing must be that of the dispatch, except for excluded choices. */

@@ -114,7 +114,8 @@ static bool is_outstanding(const ep_ll *ll)
     if (has_failed(ll))
         return false;
     for (int rank = 0; rank < ll->comm->nranks; rank++)
-        if (ll_is_remote(ll, rank) && !is_given_up(&inner->net->remotes[rank]) && !is_flushed(inner->net, rank))
+        if (ll_is_remote(ll, rank) && ep_comm_has(ll->comm, rank) && !is_given_up(&inner->net->remotes[rank]) &&
+            !is_flushed(inner->net, rank))
             return true;
     return false;
 }
@@ -144,7 +145,7 @@ static ep_status step(const ep_ll *ll, struct ll_net *n, bool *ret_moved)
     for (int rank = 0; rank < ll->comm->nranks; rank++) {
         struct ll_remote *remote = &n->remotes[rank];
 
-        if (!ll_is_remote(ll, rank))
+        if (!ll_is_remote(ll, rank) || !ep_comm_has(ll->comm, rank))
             continue;
         EP_TRY(receive(ll, n, rank, ret_moved));
         ep_group_net_note_lost(ep_group_of(ll->comm), ep_streams_get_net(n->send.streams), rank);
@@ -226,7 +227,8 @@ static ep_status flush(ep_ll *ll, bool closes)
         status = closes ? step(ll, n, &moved) : step_or_fail(ll, n, EP_GROUP_LL_BARRIER, &moved);
         all = true;
         for (int rank = 0; status == EP_OK && rank < ll->comm->nranks; rank++)
-            if (ll_is_remote(ll, rank) && !(closes && inner->masked[rank]) && !ep_group_peer_dead(inner->group, rank))
+            if (ll_is_remote(ll, rank) && ep_comm_has(ll->comm, rank) && !(closes && inner->masked[rank]) &&
+                !ep_group_peer_dead(inner->group, rank))
                 all &= is_flushed(n, rank);
         pthread_mutex_unlock(&n->lock);
         if (!all)
@@ -369,7 +371,7 @@ void ll_net_close(ep_ll *ll)
         flush(ll, true);
     }
     if (n->send.streams) {
-        if (atomic_load(&ll->comm->failed) != EP_OK)
+        if (atomic_load(&ll->comm->failed) != EP_OK || ll->generation != ll->comm->generation)
             ep_streams_abandon(n->send.streams);
         ep_streams_free(n->send.streams);
     }

@@ -43,7 +43,7 @@ static ep_status alloc_segment(const ep_ll *ll, struct host_ll *inner)
 
 static ep_status attach_segment(ep_ll *ll, struct host_ll *inner, int rank)
 {
-    if (ll_is_remote(ll, rank))
+    if (ll_is_remote(ll, rank) || !ep_comm_has(ll->comm, rank))
         return EP_OK;
     if (rank == ll->comm->rank) {
         inner->peer[rank] = inner->segment;
@@ -65,6 +65,7 @@ static ep_status exchange_segments(ep_ll *ll, struct host_ll *inner, ep_status m
     status = ep_group_ll_exchange(ll, mine, &address, all);
     for (int rank = 0; inner && status == EP_OK && rank < ll->comm->nranks; rank++) {
         inner->address[rank] = all[rank];
+        inner->masked[rank] = !ep_comm_has(ll->comm, rank);
         status = attach_segment(ll, inner, rank);
         /* Names the rank that has exited as the cause, not this one. */
         if (ep_status_is_fatal(status))
@@ -194,12 +195,16 @@ void host_ll_close(ep_ll *ll)
         return;
     group = inner->group;
     status = ep_group_drain(group);
+    /* Those who read and wrote these segments have left. */
+    if (ll->generation != ll->comm->generation)
+        goto free;
     /* This rank will read no more rows: peers that leave, too, need not wait for it. */
     for (int rank = group->first; rank < group->first + group->nlocal; rank++)
         ll_publish_to(ll, rank, LL_WORD(completed), inner->serial);
     /* Ranks of other nodes were sent their rows. */
     for (int rank = group->first; status == EP_OK && rank < group->first + group->nlocal; rank++)
         status = rank == ll->comm->rank ? EP_OK : wait_for_reader(ll, rank);
+free:
     group->object_bytes -= inner->bytes;
     ll_net_close(ll);
     free_inner(inner, ll->comm->nranks);

@@ -28,8 +28,11 @@ static void announce(ep_ll *ll, int rank)
 
 void ll_publish_to(ep_ll *ll, int rank, size_t word, uint64_t value)
 {
-    const struct ll_view to = ll_to(ll, rank);
+    struct ll_view to;
 
+    if (!ep_comm_has(ll->comm, rank))
+        return;
+    to = ll_to(ll, rank);
     ep_rows_stream_end();
     ll_wire_store(to.segment, (int64_t)word + to.source * 8, value);
     announce(ll, rank);

@@ -67,6 +67,8 @@ ep_status host_op_begin(struct ep_group *group, const ep_plan *plan, const struc
         int me = group->comm->rank;
         ep_status status;
 
+        if (!ep_comm_has(group->comm, rank))
+            continue;
         EP_TRY(check_descriptor(group, plan, rank, descriptor));
         if (other->phase != descriptor->phase)
             status = ep_group_fail_calls((uint32_t)phase, me, (uint32_t)other->phase, rank);
@@ -87,7 +89,7 @@ ep_status host_op_map(struct ep_group *group, enum ep_group_phase phase, const s
         const struct ep_group_descriptor *descriptor = &group->descriptors[local];
         int rank = group->first + local;
 
-        for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
+        for (int i = 0; ep_comm_has(group->comm, rank) && i < EP_GROUP_AT_COUNT; i++) {
             void *address;
             ep_status status =
                 ep_group_map(group, rank, &descriptor->at[i], (size_t)descriptor->rows * row_bytes[i], &address);
