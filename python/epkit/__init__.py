@@ -30,10 +30,11 @@ from ._build import cuda as cuda_version
 from .autograd import combine, dispatch, moe
 from .communicator import Communicator
 from .lowlatency import LowLatency, LowLatencyRows
+from .members import Members
 from .plan import Metadata, Plan, Rows
 
 __all__ = [
-    "ArgumentError", "Communicator", "Error", "GroupError", "LowLatency", "LowLatencyRows", "Metadata", "PeerError",
+    "ArgumentError", "Communicator", "Error", "GroupError", "LowLatency", "LowLatencyRows", "Members", "Metadata", "PeerError",
     "Plan", "ResourceError", "Rows", "UnsupportedError", "__version__", "combine", "cuda_version", "dispatch",
     "moe",
 ]

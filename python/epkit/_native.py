@@ -82,5 +82,6 @@ LL_ZERO_COPY = 1 << 11
 LL_NO_PARTIAL_REDUCE = 1 << 12
 COMM_CHECK_VALUES = 1 << 0
 COMM_CHECK_DISTINCT = 1 << 5
+COMM_DROP_ABSENT = 1 << 7
 
 __all__ = ["ArgumentError", "Error", "GroupError", "PeerError", "ResourceError", "UnsupportedError", "_C", "__version__"]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from . import _build, _native
 from ._native import _C
 from ._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
+from .members import Members
 
 if TYPE_CHECKING:
     from .lowlatency import LowLatency
@@ -118,6 +119,16 @@ def _gather_of_mpi(comm: Any) -> _Gather:
     return lambda data, timeout_ms: b"".join(comm.allgather(data))
 
 
+def _bootstrap_of(group: Any) -> Tuple[int, int, _Gather]:
+    """Number in the group, its size, and its all-gather."""
+    if isinstance(group, Members):
+        return group.ranks.index(group.rank), len(group.ranks), group.gather
+    if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
+        return group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
+    rank, size = _rank_in(group)
+    return rank, size, _gather_of_group(group, size)
+
+
 def nodes_of(group: Any, size: int, per_node: int) -> int:
     """Ranks per node of a group of so many ranks, if the ranks of the program are divided into nodes of per_node. 0 where the
     nodes have different numbers of the group's ranks, or these are not together."""
@@ -180,8 +191,8 @@ class Communicator(OfThisProcess):
     ranks) keeps other programs of the network out.
 
     Arguments:
-        group: a process group of torch.distributed (gloo or nccl), None for the default one, or a communicator of
-            mpi4py. It is used while the communicator is made, and not afterwards.
+        group: a process group of torch.distributed (gloo or nccl), None for the default one, a communicator of mpi4py, or
+            Members. It is used while the communicator is made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
         timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
@@ -193,6 +204,9 @@ class Communicator(OfThisProcess):
         ranks_per_node: None: $EPKIT_RANKS_PER_NODE, else $LOCAL_WORLD_SIZE where a network is given, by argument or variable,
             else the ranks that share a host. Less, to try several nodes on one host. The variables count all ranks of the
             program, of which the group may have a part.
+        slots: the number of ranks R, of which those of the group are present; see regroup(). None: all are.
+        slot: the number of this rank. None: that of Members, else its number in the group.
+        drop_absent: choices of experts of absent ranks count as -1, otherwise they are refused.
 
     Creation is collective, as are plan(), low_latency(), barrier(), empty() and all operations: every rank makes the
     same calls in the same order. A communicator and what belongs to it is used by one thread at a time; abort() and
@@ -204,7 +218,8 @@ class Communicator(OfThisProcess):
 
     def __init__(self, group: Any = None, *, backend: Optional[str] = None, device: Union[None, str, torch.device] = None,
                  timeout: Optional[float] = None, check_values: bool = False, network: Optional[str] = None,
-                 ranks_per_node: Optional[int] = None, check_distinct: bool = False) -> None:
+                 ranks_per_node: Optional[int] = None, check_distinct: bool = False, slots: Optional[int] = None,
+                 slot: Optional[int] = None, drop_absent: bool = False) -> None:
         if network is not None and not isinstance(network, str):
             raise TypeError(f"Communicator: network is a {type(network).__name__}, must be a name")
         backend = _choose_backend(backend, device)
@@ -214,17 +229,19 @@ class Communicator(OfThisProcess):
             self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         else:
             self.device = torch.device("cpu")
-        if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
-            rank, size, gather = group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
+        rank, size, gather = _bootstrap_of(group)
+        flags = ((_native.COMM_CHECK_VALUES if check_values else 0) | (_native.COMM_CHECK_DISTINCT if check_distinct else 0)
+                 | (_native.COMM_DROP_ABSENT if drop_absent else 0))
+        if slot is None:
+            slot = group.rank if isinstance(group, Members) else rank
+        if ranks_per_node is not None:
+            per_node = want_integer(ranks_per_node, "Communicator", "ranks_per_node")
         else:
-            rank, size = _rank_in(group)
-            gather = _gather_of_group(group, size)
-        flags = (_native.COMM_CHECK_VALUES if check_values else 0) | (_native.COMM_CHECK_DISTINCT if check_distinct else 0)
-        per_node = _ranks_per_node(group, size, network) if ranks_per_node is None else \
-            want_integer(ranks_per_node, "Communicator", "ranks_per_node")
+            per_node = 0 if slots or isinstance(group, Members) else _ranks_per_node(group, size, network)
         try:
             self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout), self.device.index if self.is_cuda else -1,
-                                flags, network, per_node))
+                                flags, network, per_node, want_integer(slots or 0, "Communicator", "slots"),
+                                want_integer(slot, "Communicator", "slot")))
         except _native.UnsupportedError as error:
             if self.is_cuda and _build.cuda is None:
                 error.args = (f"{error}; this epkit was built without CUDA: install a wheel that scripts/wheel.sh has made with "
@@ -292,10 +309,29 @@ class Communicator(OfThisProcess):
         """Ranks of which this rank knows that they cannot take part any more, with the name of the status: EP_E_PEER_DEAD,
         EP_E_PEER_LEFT, or that of the failure of the communicator for the rank that it names. Never waits. Any thread.
 
-        Ranks may know different things. Who goes on is for the program to decide: its controller, or the survivors through a
-        store (torch's TCPStore has compare_set()). They free this communicator and create one of their own group.
+        EP_E_EXCLUDED: absent. Ranks may know different things. Who goes on is for the program to decide: its controller, or the
+        survivors through a store (torch's TCPStore has compare_set()). See regroup().
         """
         return self._native.failed()
+
+    @property
+    def members(self) -> Tuple[int, ...]:
+        """The ranks that are present."""
+        failed = self._native.failed()
+        return tuple(rank for rank in range(self.size) if failed.get(rank) != "EP_E_EXCLUDED")
+
+    def regroup(self, group: Any) -> None:
+        """Changes the members: those of `group` are present from now on, the other ranks absent. After a failure or without one.
+
+        Every member calls it that has the communicator; a new one, or one that was absent, makes a Communicator of this group
+        at the same time, with the same slots and its own. Ranks keep their numbers, experts and memory of empty(). Plans and
+        low-latency objects of before raise: all members make new ones, in the same order. On the CPU only.
+
+        Arguments:
+            group: Members, or as of Communicator.
+        """
+        self._native.regroup(*_bootstrap_of(group))
+        self.group = group
 
     def info(self) -> Dict[str, Any]:
         """rank, nranks, backend, network, timeout_ms, library_bytes (memory of the library for this rank), as a dict."""

@@ -89,6 +89,13 @@ static void raise_with_cause(ep_status status, struct gather *gather)
     PyErr_Restore(type, value, trace);
 }
 
+static void forget_cause(struct gather *gather)
+{
+    Py_XDECREF(gather->type);
+    Py_XDECREF(gather->value);
+    Py_XDECREF(gather->trace);
+}
+
 /* --- creation --- */
 
 static struct comm_object *comm_alloc(void)
@@ -113,7 +120,8 @@ static ep_status comm_fill(struct comm_object *comm)
     return status;
 }
 
-/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0) */
+/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0, slots or
+ * 0, slot) */
 static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;
@@ -126,8 +134,9 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
     (void)type;
     if (names && PyDict_Size(names))
         return PyErr_Format(PyExc_TypeError, "Comm: takes no keywords");
-    if (!PyArg_ParseTuple(args, "iiOziiIzi:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
-                          &config.timeout_ms, &config.device, &flags, &config.network, &config.ranks_per_node))
+    if (!PyArg_ParseTuple(args, "iiOziiIziii:Comm", &boot.rank, &boot.nranks, &gather.function, &config.backend,
+                          &config.timeout_ms, &config.device, &flags, &config.network, &config.ranks_per_node,
+                          &config.slots, &config.slot))
         return NULL;
     config.flags = flags;
     boot.context = &gather;
@@ -151,10 +160,33 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
         Py_DECREF((PyObject *)comm);
         comm = NULL;
     }
-    Py_XDECREF(gather.type);
-    Py_XDECREF(gather.value);
-    Py_XDECREF(gather.trace);
+    forget_cause(&gather);
     return (PyObject *)comm;
+}
+
+/* regroup(rank, nranks, gather): of the members */
+static PyObject *comm_regroup(PyObject *self, PyObject *args)
+{
+    struct comm_object *comm = (struct comm_object *)self;
+    ep_boot boot = {.size = sizeof(boot), .allgather = gather_bytes};
+    struct gather gather = {NULL, NULL, NULL, NULL, 0};
+    ep_status status;
+
+    if (!PyArg_ParseTuple(args, "iiO:regroup", &boot.rank, &boot.nranks, &gather.function) ||
+        !call_begin(comm, "regroup"))
+        return NULL;
+    boot.context = &gather;
+    gather.nranks = boot.nranks;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_comm_regroup(comm->box->comm, &boot);
+    Py_END_ALLOW_THREADS;
+    call_done(comm);
+    if (status != EP_OK)
+        raise_with_cause(status, &gather);
+    forget_cause(&gather);
+    if (status != EP_OK)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static void comm_close(struct comm_object *comm)
@@ -396,6 +428,7 @@ static PyMethodDef methods[] = {
     {"allgather", comm_allgather, METH_O, "allgather(bytes) -> bytes of all ranks"},
     {"abort", comm_abort, METH_NOARGS, "Wake every wait of every rank. Any thread."},
     {"check", comm_check, METH_NOARGS, "Raise what the communicator failed with. Never waits."},
+    {"regroup", comm_regroup, METH_VARARGS, "Changes the members. Collective over them."},
     {"failed", comm_failed, METH_NOARGS, "Names of the statuses of ranks that have failed, by rank."},
     {"info", comm_info, METH_NOARGS, "rank, nranks, backend, ... as a dict"},
     {"stats", comm_stats, METH_NOARGS, "what the last operation moved"},

@@ -33,12 +33,12 @@ static int tokens_of(const struct work *work, int rank)
     return work->members >> rank & 1 ? (int)(number_of(work, rank, 0, 15) % (TOKENS + 1)) : 0;
 }
 
-/* As the rank passes it: also experts of absent ranks. */
+/* As the rank passes it, distinct: also experts of absent ranks. */
 static int choice_of(const struct work *work, int rank, int token, int k)
 {
-    uint64_t number = number_of(work, rank, token, k);
+    uint64_t first = number_of(work, rank, token, 13), n = (uint64_t)(work->table->slots * LOCAL_EXPERTS);
 
-    return number % 8 ? (int)(number / 8 % (uint64_t)(work->table->slots * LOCAL_EXPERTS)) : -1;
+    return number_of(work, rank, token, k) % 8 ? (int)((first + (uint64_t)k * (1 + first / n % 2 * 2)) % n) : -1;
 }
 
 static bool is_chosen(const struct work *work, int expert)

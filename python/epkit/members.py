@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members: the ranks that are present in a communicator, who meet through a store."""
+import datetime
+from typing import Any, Sequence
+
+from ._tensors import want_integer
+
+
+class Members:
+    """For Communicator(group=...) and Communicator.regroup(): some of the ranks, which meet through a store.
+
+    Arguments:
+        store: a torch.distributed.Store that all members reach, such as a TCPStore; its host should outlive any of them.
+        ranks: the numbers of all members, the same on each of them.
+        rank: the number of this one.
+        key: a name of this meeting, the same on all members and used once, such as "members-7" for the seventh change.
+    """
+
+    def __init__(self, store: Any, ranks: Sequence[int], rank: int, key: str) -> None:
+        self.store = store
+        self.ranks = sorted(want_integer(other, "Members", "ranks") for other in ranks)
+        self.rank = want_integer(rank, "Members", "rank")
+        self.key = key
+        self._round = 0
+        if len(set(self.ranks)) != len(self.ranks) or (self.ranks and self.ranks[0] < 0):
+            raise ValueError(f"Members: ranks are {self.ranks}, must be numbers of ranks, each once")
+        if self.rank not in self.ranks:
+            raise ValueError(f"Members: rank {self.rank} is not one of the members {self.ranks}")
+
+    def gather(self, data: bytes, timeout_ms: int) -> bytes:
+        """An all-gather of bytes of the members, in the order of their numbers."""
+        self._round += 1
+        names = [f"{self.key}/{self._round}/{rank}" for rank in self.ranks]
+        self.store.set(names[self.ranks.index(self.rank)], data)
+        try:
+            self.store.wait(names, datetime.timedelta(milliseconds=timeout_ms))
+        except Exception as error:  # noqa: BLE001 - stores raise errors of different types at the deadline
+            late = [rank for rank, name in zip(self.ranks, names) if not self._has(name)]
+            if not late:
+                raise
+            raise TimeoutError(f"rank {', '.join(map(str, late))} of the members {self.ranks} did not come to {self.key!r} within "
+                               f"{timeout_ms} ms") from error
+        return b"".join(self.store.get(name) for name in names)
+
+    def _has(self, name: str) -> bool:
+        try:
+            return bool(self.store.check([name]))
+        except Exception:  # noqa: BLE001 - the store itself is gone
+            return True

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ep_comm_regroup: what is refused and named, what a rank that is left out can still do, and that nothing leaks. The
+ * ranks are processes, which agree by tests/regroup.h. Random changes with faults: tests/property/elastic_host.
+ */
+#include "group/group.h"
+#include "tests/regroup.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ranks.h"
+
+enum { MOST_RANKS = 4, PATIENT_MS = 60000, BYTES = 4096, CHANGES = 200 };
+
+struct scene {
+    struct regroup regroup;
+    _Atomic int at; /* a stage of the test */
+    int slots, ranks_per_node;
+    bool registers;
+    char text[MOST_RANKS][256];
+    ep_status status[MOST_RANKS];
+};
+
+static struct scene *new_scene(int slots, int ranks_per_node)
+{
+    static const struct scene empty;
+    struct scene *scene = unit_share(&empty, sizeof(empty));
+
+    scene->slots = slots;
+    scene->ranks_per_node = ranks_per_node;
+    return scene;
+}
+
+static void free_scene(struct scene *scene)
+{
+    munmap(scene, sizeof(*scene));
+}
+
+static void decide(struct scene *scene, int number, unsigned members)
+{
+    atomic_store(&scene->regroup.groups[number].members, members);
+}
+
+/* Makes a group of the ranks that are decided, by ep_comm_new() or in place. */
+static ep_status make(struct scene *scene, int number, int rank, ep_comm **comm)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    struct regroup_boot boot;
+
+    regroup_boot(&scene->regroup, number, rank, scene->slots, &boot);
+    boot.boot.ranks_per_node = 0;
+    config.backend = "host";
+    config.timeout_ms = PATIENT_MS;
+    config.slots = scene->slots;
+    config.slot = rank;
+    config.ranks_per_node = scene->ranks_per_node;
+    return *comm ? ep_comm_regroup(*comm, &boot.boot) : ep_comm_new(&boot.boot, &config, comm);
+}
+
+static void keep(struct scene *scene, int rank, ep_status status)
+{
+    scene->status[rank] = status;
+    snprintf(scene->text[rank], sizeof(scene->text[rank]), "%s", status == EP_OK ? "" : ep_last_error());
+}
+
+static void run(struct scene *scene, int nranks, ep_rank_fn program)
+{
+    ep_rank_exit exits[MOST_RANKS];
+
+    assert_int_equal(unit_fork_ranks(nranks, program, scene, RANKS_PATIENT_MS, exits), EP_OK);
+    for (int rank = 0; rank < nranks; rank++)
+        assert_int_equal(exits[rank].code, 0);
+}
+
+/* --- a rank that is left out, and lives ---------------------------------------------------------------------------- */
+
+/* Each rank maps the memory of the other one. */
+static int exchange(ep_comm *comm, void *memory)
+{
+    static const int32_t index[2] = {0, 1};
+    ep_plan_args args = args_plan(index, EP_I32, 2, 1, 2);
+    static alignas(16) uint16_t x[2 * 64];
+    ep_dispatch_args dispatch = args_dispatch(EP_BF16, 64, x, memory, 2);
+    ep_plan *plan;
+
+    SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
+    SURE(ep_dispatch_sync(plan, &dispatch) == EP_OK);
+    ep_plan_free(plan);
+    return 0;
+}
+
+/* Where this rank has mapped the memory of rank 0; NULL: it has not. */
+static unsigned char *mapped(ep_comm *comm)
+{
+    const struct ep_group_mapping *mappings = ep_group_of(comm)->peers[0].mappings;
+
+    for (int slot = 0; mappings && slot < EP_GROUP_SLOTS; slot++)
+        if (mappings[slot].generation)
+            return mappings[slot].shm.base;
+    return NULL;
+}
+
+static int write_after_eviction(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    unsigned char *memory;
+    ep_comm *comm = NULL;
+    void *made;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    SURE(ep_alloc(comm, BYTES, &made) == EP_OK);
+    memory = made;
+    SURE(exchange(comm, memory) == 0);
+    if (boot->rank == 1) {
+        unsigned char *theirs = mapped(comm);
+
+        SURE(theirs);
+        theirs[BYTES - 1] = 7; /* it can, as long as it is a member */
+        atomic_store(&scene->at, 1);
+        unit_await(&scene->at, 2);
+        memset(theirs, 9, BYTES);
+        SURE(ep_comm_barrier(comm) == EP_E_PEER_LEFT);
+        atomic_store(&scene->at, 3);
+        ep_comm_free(comm);
+        return 0;
+    }
+    unit_await(&scene->at, 1);
+    SURE(memory[BYTES - 1] == 7);
+    memset(memory, 5, BYTES);
+    SURE(make(scene, 1, 0, &comm) == EP_OK);
+    atomic_store(&scene->at, 2);
+    unit_await(&scene->at, 3);
+    for (int i = 0; i < BYTES; i++)
+        SURE(memory[i] == 5);
+    SURE(ep_free(comm, memory) == EP_OK);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(a_rank_that_is_left_out_cannot_write)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    decide(scene, 0, 3);
+    decide(scene, 1, 1);
+    run(scene, 2, write_after_eviction);
+    free_scene(scene);
+}
+
+/* Memory of the program cannot move: the rank must have left, and until then nothing but the failure changes. */
+static int registered(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    int fd = memfd_create("of the program", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+    ep_comm *comm = NULL;
+    void *memory;
+
+    SURE(fd >= 0 && ftruncate(fd, BYTES) == 0);
+    memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    SURE(memory != MAP_FAILED);
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    SURE(ep_register(comm, memory, BYTES) == EP_OK);
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    if (boot->rank == 2) {
+        unit_await(&scene->at, 2);
+        ep_comm_free(comm);
+        atomic_store(&scene->at, 3);
+        return 0;
+    }
+    keep(scene, boot->rank, make(scene, 1, boot->rank, &comm));
+    SURE(ep_comm_async_error(comm) == EP_E_STATE);
+    atomic_fetch_add(&scene->at, 1);
+    unit_await(&scene->at, 3);
+    SURE(make(scene, 2, boot->rank, &comm) == EP_OK);
+    SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
+    SURE(ep_unregister(comm, memory) == EP_OK);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(registered_memory_is_fenced_by_name)
+{
+    struct scene *scene = new_scene(3, 3);
+
+    decide(scene, 0, 7);
+    decide(scene, 1, 3);
+    decide(scene, 2, 3);
+    run(scene, 3, registered);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(scene->status[rank], EP_E_STATE);
+        assert_non_null(strstr(scene->text[rank], "rank 2 lives, and may still write to memory of ep_register()"));
+    }
+    free_scene(scene);
+}
+
+static int leave_out_thread(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm *comm = NULL;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    if (boot->rank == 0)
+        keep(scene, 0, make(scene, 1, 0, &comm));
+    unit_count(&scene->at, 2);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(a_thread_of_this_process_is_not_left_out_while_it_lives)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    decide(scene, 0, 3);
+    decide(scene, 1, 1);
+    unit_run_threads(2, leave_out_thread, scene);
+    assert_int_equal(scene->status[0], EP_E_STATE);
+    assert_non_null(strstr(scene->text[0], "rank 1 is a thread of this process"));
+    free_scene(scene);
+}
+
+/* --- what is refused ---------------------------------------------------------------------------------------------- */
+
+static int create_only(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm *comm = NULL;
+
+    if (!(atomic_load(&scene->regroup.groups[0].members) >> boot->rank & 1))
+        return 0;
+    keep(scene, boot->rank, make(scene, 0, boot->rank, &comm));
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(nodes_have_their_members_at_the_same_places)
+{
+    struct scene *scene = new_scene(4, 2);
+
+    decide(scene, 0, 7);
+    run(scene, 4, create_only);
+    for (int rank = 0; rank < 3; rank++) {
+        assert_int_equal(scene->status[rank], EP_E_UNSUPPORTED);
+        assert_non_null(strstr(scene->text[rank], "of the ranks 1 and 3, which have the same place on their nodes, one "
+                                                  "is absent"));
+    }
+    free_scene(scene);
+}
+
+/* Nothing changes if the members do not agree: here another one does not come. */
+static int not_all_come(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    struct regroup_boot next;
+    ep_comm *comm = NULL;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    if (boot->rank == 0) {
+        ep_boot alone;
+
+        regroup_boot(&scene->regroup, 1, 0, scene->slots, &next);
+        next.boot.ranks_per_node = 0;
+        alone = next.boot;
+        atomic_store(&scene->regroup.ended, 2); /* to the bootstrap rank 1 has ended */
+        SURE(ep_comm_regroup(comm, &alone) == EP_E_PEER_DEAD);
+        SURE(strstr(ep_last_error(), "rank 1 has ended"));
+    }
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(a_meeting_that_fails_changes_nothing)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    decide(scene, 0, 3);
+    decide(scene, 1, 3);
+    run(scene, 2, not_all_come);
+    free_scene(scene);
+}
+
+static int use_absent(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    static const int32_t index[3] = {0, 1, 5};
+    ep_plan_args args = args_plan(index, EP_I32, 3, 1, 6);
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    int32_t failed[3];
+    ep_comm *comm = NULL;
+    ep_plan *plan;
+
+    if (boot->rank == 2)
+        return 0;
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    SURE(ep_plan_new(comm, &args, &plan) == EP_E_ROUTING);
+    SURE(strstr(ep_last_error(), "token 2: expert 5 at position 0 is of rank 2, which is absent"));
+    SURE(ep_comm_get_failed(comm, failed) == EP_OK);
+    SURE(failed[0] == EP_OK && failed[1] == EP_OK && failed[2] == EP_E_EXCLUDED);
+    SURE(ep_comm_get_info(comm, &info) == EP_OK && info.nranks == 3 && info.n_members == 2);
+    args.n_tokens = 2;
+    SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
+    SURE(make(scene, 1, boot->rank, &comm) == EP_OK);
+    SURE(ep_plan_update(plan, &(ep_plan_update_args)EP_PLAN_UPDATE_ARGS_INIT, NULL) == EP_E_STATE);
+    SURE(strstr(ep_last_error(), "the members of the group have changed: renew it"));
+    args.n_tokens = -1;
+    SURE(ep_plan_renew(plan, &args) == EP_E_ARG);
+    args.n_tokens = 2;
+    SURE(ep_plan_renew(plan, &args) == EP_OK);
+    ep_plan_free(plan);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(experts_of_absent_ranks_and_plans_of_before_are_refused)
+{
+    struct scene *scene = new_scene(3, 3);
+
+    decide(scene, 0, 3);
+    decide(scene, 1, 3);
+    run(scene, 3, use_absent);
+    free_scene(scene);
+}
+
+/* --- many changes ------------------------------------------------------------------------------------------------- */
+
+static int count_entries(const char *path)
+{
+    DIR *folder = opendir(path);
+    int n = 0;
+
+    while (folder && readdir(folder))
+        n++;
+    if (folder)
+        closedir(folder);
+    return n;
+}
+
+/* The numbers of the groups are used again and again. */
+static void reset(struct scene *scene, int number)
+{
+    struct regroup_group *group = &scene->regroup.groups[number % REGROUP_GROUPS];
+
+    memset(group->rounds, 0, sizeof(group->rounds));
+    atomic_store(&group->members, number % 2 ? 3 : 7);
+}
+
+static int change_often(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    ep_comm_info info = EP_COMM_INFO_INIT;
+    int descriptors = 0;
+    size_t bytes = 0;
+    ep_comm *comm = NULL;
+    void *memory = NULL;
+
+    for (int number = 0; number < CHANGES; number++) {
+        if (boot->rank == 0)
+            reset(scene, number + 1); /* nobody is in that one yet, and all have left its last use */
+        unit_count(&scene->at, 3 * (number + 1));
+        if (boot->rank == 2 && number % 2) {
+            ep_comm_free(comm);
+            comm = NULL;
+            continue;
+        }
+        SURE(make(scene, number % REGROUP_GROUPS, boot->rank, &comm) == EP_OK);
+        if (!number)
+            SURE(ep_alloc_local(comm, BYTES, &memory) == EP_OK);
+        SURE(ep_comm_barrier(comm) == EP_OK);
+        if (number == 10) {
+            descriptors = count_entries("/proc/self/fd");
+            SURE(ep_comm_get_info(comm, &info) == EP_OK);
+            bytes = info.library_bytes;
+        }
+        if (number == CHANGES - 2) {
+            SURE(ep_comm_get_info(comm, &info) == EP_OK);
+            SURE(count_entries("/proc/self/fd") == descriptors);
+            SURE(info.library_bytes == bytes);
+        }
+    }
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(two_hundred_changes_leave_nothing_behind)
+{
+    for (int ranks_per_node = 3; ranks_per_node > 0; ranks_per_node -= 2) {
+        struct scene *scene = new_scene(3, ranks_per_node);
+
+        reset(scene, 0);
+        run(scene, 3, change_often);
+        free_scene(scene);
+    }
+}
+
