@@ -5,12 +5,13 @@
 # epkit: by `pip wheel .`, whose backend (python/backend.py) checks the wheel and names its platform. Needs Python 3.10
 # with pip, a C compiler, CMake, binutils. EPKIT_PYTHON names the Python. With an nvcc (CUDACXX, PATH) the wheel has
 # libepkit-cuda: one wheel for each version of CUDA. EPKIT_CUDA=ON: it must; OFF: it has not. epkit-deep-ep: the name
-# deep_ep, for programs that import it; epkit-deep-ep-v25: deep_ep_v25. --for: a wheel without files that satisfies a
-# program that requires another distribution of these names, sgl-deep-ep==0.1.2.post1 for instance (python/wheels.py).
+# deep_ep, for programs that import it; epkit-deep-ep-v25: deep_ep_v25; epkit-nixl-ep: nixl_ep. --for: a wheel without
+# files that satisfies a program that requires another distribution of the first two names, sgl-deep-ep==0.1.2.post1 for
+# instance (python/wheels.py).
 set -euo pipefail
 
 [ $# -ge 1 ] || {
-    sed -n '3,9s/^# //p' "$0" >&2
+    sed -n '3,10s/^# //p' "$0" >&2
     exit 2
 }
 out=$1

@@ -4,7 +4,7 @@
 Runs on the GPUs that torch finds, otherwise on the CPU (as $EPKIT_BACKEND=host always does). Exit code 0: everything
 that was received and added up was exact. 1: something was not, or a rank ended; the text says what and where.
 
---who starts nothing: it says which deep_ep a program would import, and why.
+--who starts nothing: it says which deep_ep and nixl_ep a program would import, and why.
 """
 import os
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""names.py WHEELS TORCH: every order of installing and removing epkit and other distributions with a package deep_ep, by pip.
+"""names.py WHEELS TORCH: every order of installing and removing epkit and other distributions with a package of the same name, by pip.
 
 WHEELS: folder with what scripts/wheel.sh makes. TORCH: a site-packages with torch, for a Python environment that is made here.
-The others have the files of DeepEP V1, of sgl-deep-ep and of sgl-deep-ep-v25, and nothing in them. Every state of the environment is reached once,
+The others have the files of DeepEP V1, of sgl-deep-ep, of sgl-deep-ep-v25 and of nixl, and nothing in them. Every state of the environment is reached once,
 by whichever order comes first, and judged: imports are of one distribution, and hide another one only with a warning.
 """
 import itertools
@@ -26,7 +26,10 @@ OTHERS = {
     "sgl-deep-ep": ("0.1.2.post1", ["__init__", "buffers/__init__", "buffers/elastic", "buffers/legacy", "envs", "utils/__init__"],
                     [f"deep_ep/_C.{SUFFIX}", "deep_ep/include/deep_ep/api.cuh"]),
 }
-V25 = {"sgl-deep-ep-v25": ("0.1.0rc0", ["__init__", "ep", "utils/__init__"], [f"deep_ep_v25/_C.{SUFFIX}"])}
+# The other names: that of the package, an attribute of epkit's, and another distribution with it.
+MORE = {"deep_ep_v25": ("EPBuffer", "sgl-deep-ep-v25"), "nixl_ep": ("Buffer", "nixl")}
+OTHERS_MORE = {"sgl-deep-ep-v25": ("0.1.0rc0", ["__init__", "ep", "utils/__init__"], [f"deep_ep_v25/_C.{SUFFIX}"]),
+               "nixl": ("1.5.1", ["__init__", "buffer"], [f"nixl_ep_cu13/nixl_ep_cpp.{SUFFIX}"])}
 OWN = ("epkit", "epkit-deep-ep")
 
 # What a program finds: the distribution of each module, and the warnings.
@@ -61,7 +64,7 @@ class Environment:
                        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"})
 
     def install(self, name):
-        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in {**OTHERS, **V25} else []),
+        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in {**OTHERS, **OTHERS_MORE} else []),
                  self.wheels[name])
 
     def run(self, *words):
@@ -77,7 +80,7 @@ class Environment:
 
 
 def other_wheel(folder, name, package_name="deep_ep"):
-    version, modules, binaries = {**OTHERS, **V25}[name]
+    version, modules, binaries = {**OTHERS, **OTHERS_MORE}[name]
     package = f"{name.replace('-', '_')}-{version}"
     info = f"{package}.dist-info"
     files = [(f"{package_name}/{module}.py", f"owner = {name!r}\n".encode()) for module in modules]
@@ -191,7 +194,7 @@ def empty(environment):
     judge(environment, list(OWN))
     environment.pip("install", "--no-index", "sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1")  # satisfied
     judge(environment, list(OWN))
-    for wrong in ("torch==2.0", "sgl-deep-ep", "sgl-deep-ep>=1", "deep_ep==1.2.1+29d31c0"):
+    for wrong in ("torch==2.0", "nixl==1.5.1", "sgl-deep-ep", "sgl-deep-ep>=1", "deep_ep==1.2.1+29d31c0"):
         try:
             wheels.main(made, wrong)
         except SystemExit as error:
@@ -201,38 +204,45 @@ def empty(environment):
     environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", *OWN)
 
 
-PROBE_V25 = """
+PROBE_MORE = """
 import json, warnings
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    import deep_ep_v25
-print(json.dumps([getattr(deep_ep_v25, "owner", "epkit" if hasattr(deep_ep_v25, "EPBuffer") else "nobody"),
+    import {name}
+print(json.dumps([getattr({name}, "owner", "epkit" if hasattr({name}, "{attribute}") else "nobody"),
                   [str(one.message) for one in seen if "epkit" in str(one.message)]]))
 """
 
 
-def v25(environment):
-    """The name deep_ep_v25 is epkit's where it is installed, in every order, and leaves the other one whole."""
-    own, other = ("epkit", "epkit-deep-ep-v25"), "sgl-deep-ep-v25"
-    made = environment.folder / "v25"
+def more(environment):
+    """The names deep_ep_v25 and nixl_ep are epkit's where they are installed, in every order, and leave the others whole."""
+    for name, (attribute, other) in MORE.items():
+        of_name, probe = f"epkit-{name.replace('_', '-')}", PROBE_MORE.format(name=name, attribute=attribute)
+        own = ("epkit", of_name)
+        some = ((own, own), ((other,), (other,)))
+        for first, last in itertools.product((own, (other,)), repeat=2) if os.environ.get("EPKIT_TEST_LONG") else some:
+            for one in (*first, *((other,) if first == own else own)):
+                environment.install(one)
+            owner, warned = json.loads(environment.run("-c", probe))
+            assert owner == "epkit" and len(warned) == 1 and f"pip uninstall {of_name}" in warned[0] and other in warned[0], warned
+            assert ("scripts/wheel.sh --for" in warned[0]) == (name != "nixl_ep") and f"uninstall {other}" not in warned[0] * (name == "nixl_ep")
+            assert f"{name}: epkit's, by" in environment.run("-m", "epkit.selftest", "--who")
+            environment.pip("uninstall", "--yes", *last)
+            left = other if last == own else "epkit"
+            assert json.loads(environment.run("-c", probe)) == [left, []], (first, last)
+            environment.pip("uninstall", "--yes", *((other,) if last == own else own))
+
+
+def empty_v25(environment):
+    """A wheel without files is there for deep_ep_v25, and for nixl_ep, whose distributions have more, there is none."""
+    other, made = MORE["deep_ep_v25"][1], environment.folder / "v25"
     made.mkdir()
     wheels.main(made, f"{other}==0.1.0rc0")
-    some = ((own, own), ((other,), (other,)))
-    for first, last in itertools.product((own, (other,)), repeat=2) if os.environ.get("EPKIT_TEST_LONG") else some:
-        for name in (*first, *((other,) if first == own else own)):
-            environment.install(name)
-        owner, warned = json.loads(environment.run("-c", PROBE_V25))
-        assert owner == "epkit" and len(warned) == 1 and "pip uninstall epkit-deep-ep-v25" in warned[0] and other in warned[0], warned
-        assert "deep_ep_v25: epkit's, by" in environment.run("-m", "epkit.selftest", "--who")
-        environment.pip("uninstall", "--yes", *last)
-        left = other if last == own else "epkit"
-        assert json.loads(environment.run("-c", PROBE_V25)) == [left, []], (first, last)
-        environment.pip("uninstall", "--yes", *((other,) if last == own else own))
     environment.pip("install", "--no-index", "--find-links", environment.folder.parent / "own", "--find-links", made,
                     f"{other}==0.1.0rc0+epkit")
-    assert json.loads(environment.run("-c", PROBE_V25)) == ["epkit", []]
+    assert json.loads(environment.run("-c", PROBE_MORE.format(name="deep_ep_v25", attribute="EPBuffer"))) == ["epkit", []]
     environment.pip("install", "--no-index", f"{other}==0.1.0rc0")  # satisfied
-    environment.pip("uninstall", "--yes", other, *own)
+    environment.pip("uninstall", "--yes", other, "epkit", "epkit-deep-ep-v25")
 
 
 def main(own, torch):
@@ -243,13 +253,13 @@ def main(own, torch):
         (folder / "work").mkdir()
         environment = Environment(folder / "work", torch)
         environment.wheels = {name: other_wheel(folder, name) for name in OTHERS}
-        environment.wheels.update({name: other_wheel(folder, name, "deep_ep_v25") for name in V25})
-        for name in (*OWN, "epkit-deep-ep-v25"):
+        environment.wheels.update({other: other_wheel(folder, other, name) for name, (_, other) in MORE.items()})
+        for name in (*OWN, *(f"epkit-{name.replace('_', '-')}" for name in MORE)):
             environment.wheels[name] = next((folder / "own").glob(f"{name.replace('-', '_')}-*.whl"))
         clean = environment.state()
-        print("1..5", flush=True)
+        print("1..6", flush=True)
         failed = 0
-        for number, test in enumerate((orders, whole, alone, empty, v25), 1):
+        for number, test in enumerate((orders, whole, alone, empty, more, empty_v25), 1):
             try:
                 count = test(environment)
                 assert environment.state() == clean, "something is left"

@@ -112,7 +112,7 @@ cuda_wheel() {
     "$python" -m pip --python "$work/gpu/venv/bin/python" install --quiet --no-deps --no-index "$work"/gpu/wheels/*.whl
     rm -rf "$work/gpu/lib" "$work/gpu/python" "$work/gpu/build-wheel"
     (cd "$work" && "$work/gpu/venv/bin/python" -m epkit.selftest 2 >"$work/said" && grep -q 'all results are exact' "$work/said" &&
-        "$work/gpu/venv/bin/python" -c 'import deep_ep, deep_ep_v25, epkit; assert epkit.cuda_version and deep_ep_v25 is deep_ep')
+        "$work/gpu/venv/bin/python" -c 'import deep_ep, deep_ep_v25, epkit, nixl_ep; assert epkit.cuda_version and deep_ep_v25 is deep_ep')
 }
 
 # `pip wheel python/` is the same package.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages with the interface of others: epkit.compat.deep_ep is DeepEP's.
+"""Packages with the interface of others: epkit.compat.deep_ep is DeepEP's, epkit.compat.nixl_ep that of NIXL EP.
 
 Each can be imported under this name. Under its own name, which programs import, it is a distribution of its own
 (epkit-deep-ep), because several distributions have a package of that name: pip installs all of them side by side.
@@ -15,7 +15,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Iterator, List
 
-NAMES = ("deep_ep", "deep_ep_v25")
+# Name -> whether a wheel without files can take the place of another distribution that has it. Those of nixl_ep have more.
+NAMES = {"deep_ep": True, "deep_ep_v25": True, "nixl_ep": False}
 
 
 def stand_in(name: str) -> None:
@@ -94,5 +95,7 @@ def _advice(name: str, path: str) -> str:
     owners = [owner.split()[0] for owner in _owners(path)]
     if not owners:
         return f"To keep one: pip uninstall {_distribution(name)}, or take that folder from sys.path"
+    if not NAMES[name]:
+        return f"To have theirs: pip uninstall {_distribution(name)}"
     return (f"To keep one: pip uninstall {_distribution(name)}, or pip uninstall {' '.join(owners)}; where another package requires "
             f"{owners[0]}, install in its place the wheel without files that scripts/wheel.sh --for makes")

@@ -41,6 +41,24 @@ def size_hint(most: int, hidden: int, ranks: int, num_experts: int) -> int:
     return bytes_
 
 
+def hinted(comm: epkit.Communicator, num_bytes: int, ranks: int, num_experts: int = 0) -> List[epkit.LowLatency]:
+    """The low-latency object, with masks, of the sizes that num_bytes was the hint for, of so many ranks; num_experts: in place of
+    that of the hint. When a rank has failed, no new one can be created. None where num_bytes is no hint, not the same one on
+    all ranks, or of sizes that cannot be. Collective."""
+    sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
+    mine = struct.pack("4q", *sizes)
+    every = comm.allgather_bytes(mine)
+    if sizes[2] != ranks or any(every[len(mine) * one:len(mine) * (one + 1)] != mine for one in comm.members):
+        return []
+    most, hidden, _, experts = sizes
+    try:
+        return [comm.low_latency(most, hidden, num_experts or experts, _MOST_TOPK, mask_dead=True)]
+    except (epkit.ArgumentError, epkit.ResourceError) as error:  # on all ranks
+        warnings.warn(f"Buffer: no low-latency object of {most} tokens, hidden size {hidden}, {num_experts or experts} experts and "
+                      f"top-{_MOST_TOPK} can be made, so the first low-latency call needs all ranks: {error}", stacklevel=3)
+        return []
+
+
 class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
     """(src_info int32 [L, R*M], layout_range int64 [L, R], M, H, E), and the call behind them."""
     behind: _Call
@@ -49,29 +67,14 @@ class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
 class LowLatencyCalls(OfThisProcess):
     """A base class of Buffer, which sets the attributes."""
     rank: int
-    group_size: int
     enable_shrink: bool
+    _OTHER = "another Buffer"
     _comm: epkit.Communicator
     _comm_stream: CommStream
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
     _used: Optional[epkit.LowLatency]  # by the last call that was not captured
     _graphs: bool  # a call has been captured: which objects graphs use is not known
-
-    def _add_hinted(self, num_bytes: int) -> None:
-        """With enable_shrink, creates the low-latency object of the sizes that num_bytes was the hint for with the buffer: when a
-        rank has failed, no new one can be created. Nothing where num_bytes is no hint, not the same one on all ranks, or of
-        sizes that cannot be. Collective."""
-        sizes = _hinted.get(num_bytes, (0, 0, 0, 0))
-        most, hidden, ranks, num_experts = sizes
-        mine = struct.pack("4q", *sizes)
-        if self._comm.allgather_bytes(mine) != mine * self.group_size or ranks != self.group_size:
-            return
-        try:
-            self._low_latency.append(self._comm.low_latency(most, hidden, num_experts, _MOST_TOPK, mask_dead=True))
-        except (epkit.ArgumentError, epkit.ResourceError) as error:  # on all ranks
-            warnings.warn(f"Buffer: no low-latency object of {most} tokens, hidden size {hidden}, {num_experts} experts and "
-                          f"top-{_MOST_TOPK} can be made, so the first low-latency call needs all ranks: {error}", stacklevel=3)
 
     def _object(self, most: int, hidden: int, num_experts: int, topk: int) -> epkit.LowLatency:
         """The first low-latency object that these sizes fit: the same on all ranks, because nothing but the sizes decides.
@@ -197,11 +200,11 @@ class LowLatencyCalls(OfThisProcess):
 
     def _own_row(self, stats: Optional[torch.Tensor], call: str, name: str) -> Optional[torch.Tensor]:
         if isinstance(stats, torch.Tensor) and stats.dim() == 2:
-            if stats.shape[0] != self.group_size:
-                raise epkit.ArgumentError(f"{call}: {name}: shape is {list(stats.shape)}, must be [{self.group_size}] or "
-                                          f"[{self.group_size}, {self.group_size}]")
+            if stats.shape[0] != self._comm.size:
+                raise epkit.ArgumentError(f"{call}: {name}: shape is {list(stats.shape)}, must be [{self._comm.size}] or "
+                                          f"[{self._comm.size}, {self._comm.size}]")
             stats = stats[self.rank]
-        self._check_sums(stats, call, name, torch.int64, self.group_size)
+        self._check_sums(stats, call, name, torch.int64, self._comm.size)
         return stats
 
     def _low_latency_of(self, handle: Any, call: str) -> Tuple[epkit.LowLatency, _Call]:
@@ -212,7 +215,7 @@ class LowLatencyCalls(OfThisProcess):
         if self._comm.closed:
             raise epkit.ArgumentError(f"{call}: the Buffer has been freed")
         if one is None or one.comm is not self._comm:
-            raise epkit.ArgumentError(f"{call}: handle is of another Buffer")
+            raise epkit.ArgumentError(f"{call}: handle is of {self._OTHER}")
         return one, known
 
     def _signals(self, comp_signal: Optional[torch.Tensor], block_m: int, threshold: int, num_sms: int,
@@ -224,7 +227,7 @@ class LowLatencyCalls(OfThisProcess):
         name, signals = ("comp_signal", comp_signal) if src_signals is None else ("src_signals", src_signals)
         assert signals is not None
         want_tensor(signals, call, name, "of counters")
-        rows, value, sms = (block_m, threshold, num_sms) if src_signals is None else (self.group_size * most, expected, 32)
+        rows, value, sms = (block_m, threshold, num_sms) if src_signals is None else (self._comm.size * most, expected, 32)
         rows, value = want_integer(rows, call, "block_m"), want_integer(value, call, f"what {name} counts to")
         if value < 1:
             raise epkit.ArgumentError(f"{call}: threshold is {value}, must be 1 or more: else x would be read before it is written"
@@ -287,9 +290,9 @@ class LowLatencyCalls(OfThisProcess):
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, so that low-latency calls leave it out, or unmasks it, in the order of the current stream. Not collective."""
         self._need_shrink("low_latency_update_mask_buffer")
-        if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self.group_size:
+        if not 0 <= want_integer(rank_to_mask, "low_latency_update_mask_buffer", "rank_to_mask") < self._comm.size:
             raise epkit.ArgumentError(f"low_latency_update_mask_buffer: rank_to_mask is {rank_to_mask}, must be 0 to "
-                                      f"{self.group_size - 1}")
+                                      f"{self._comm.size - 1}")
         self._masked[rank_to_mask] = bool(mask)
         for one in self._low_latency:
             one.set_mask(rank_to_mask, mask)
@@ -298,9 +301,9 @@ class LowLatencyCalls(OfThisProcess):
         """Sets mask_status, int32 [R], to 1 for ranks that are masked and 0 for others, in the order of the current stream."""
         self._need_shrink("low_latency_query_mask_buffer")
         want_tensor(mask_status, "low_latency_query_mask_buffer", "mask_status")
-        if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self.group_size]:
+        if mask_status.dtype != torch.int32 or list(mask_status.shape) != [self._comm.size]:
             raise epkit.ArgumentError(f"low_latency_query_mask_buffer: mask_status: shape is {list(mask_status.shape)} of "
-                                      f"{mask_status.dtype}, must be [{self.group_size}] of torch.int32")
+                                      f"{mask_status.dtype}, must be [{self._comm.size}] of torch.int32")
         mask_status.zero_()
         for rank, masked in self._masked.items():
             mask_status[rank] = int(masked)

@@ -11,7 +11,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
-from ._low_latency import LowLatencyCalls, size_hint
+from ._low_latency import LowLatencyCalls, hinted, size_hint
 from ._order import CommStream, Event, Mark, Order, run_untraced
 from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales
 from .utils.envs import check_torch_deterministic
@@ -222,7 +222,7 @@ class Buffer(LowLatencyCalls):
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
         if enable_shrink:
-            self._add_hinted(num_rdma_bytes)
+            self._low_latency += hinted(self._comm, num_rdma_bytes, self.group_size)
 
     def destroy(self) -> None:
         """Leaves the group and frees everything. Needs explicitly_destroy."""
