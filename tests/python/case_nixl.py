@@ -12,7 +12,8 @@ from case_members import store_of
 from ranks import on_ranks, raises
 
 MOST_RANKS, LOCAL, HIDDEN, TOPK, M = 6, 2, 512, 3, 16
-NOT_ON_CUDA = {f"test_{name}": "the CUDA backend has no absent ranks" for name in ("a_rank_is_killed_and_replaced", "masks", "meetings")}
+NOT_ON_CUDA = {f"test_{name}": "the CUDA backend has no absent ranks" for name in (
+    "a_rank_is_killed_and_replaced", "a_rank_is_stopped", "masks", "meetings")}
 
 
 def buffer_of(rank, store, hint=True, seconds=20, **options):
@@ -25,7 +26,8 @@ def buffer_of(rank, store, hint=True, seconds=20, **options):
 def inputs(rank, seed):
     draw = torch.Generator(device=torch.get_default_device()).manual_seed(100 * seed + rank)
     idx = torch.rand(9 + rank, MOST_RANKS * LOCAL, generator=draw).topk(TOPK).indices
-    return (torch.randint(-9, 9, (9 + rank, HIDDEN), generator=draw).bfloat16(), idx, torch.randint(1, 3, idx.shape, generator=draw).float())
+    x = torch.randint(-9, 9, (9 + rank, HIDDEN), generator=draw).bfloat16()
+    return x, idx, torch.randint(1, 3, idx.shape, generator=draw).float()
 
 
 def step(buffer, live, seed, hook=False, fp8=False, zero_copy=False):
@@ -122,9 +124,13 @@ def test_staged(rank, size):
         raises(epkit.ArgumentError, "disconnect_ranks rank 3 active", buffer.disconnect_ranks, [2])
         raises(epkit.ArgumentError, "connect_ranks rank 3 active", buffer.connect_ranks, [2, 4])
         buffer.update_mask_buffer(2, mask=True)  # as it is
+        x, idx, weights = inputs(rank, 2)
+        rows, _, handle, _, _ = buffer.dispatch(x, idx, M, 2 * LOCAL, use_fp8=False)
         buffer.update_mask_buffer(2, mask=False)
         assert masks(buffer) == shown(0, 1, 2)
         buffer.update_mask_buffer(3)
+        out = buffer.combine(rows, idx, weights, handle)[0]  # of the dispatch before
+        assert torch.equal(out, (x * (weights * (idx < 2 * LOCAL)).sum(1, keepdim=True)).bfloat16())
     elif rank == 2:
         buffer.connect_ranks(range(3))
         buffer.connect_ranks([3])
@@ -182,12 +188,49 @@ def test_a_rank_is_killed_and_replaced(rank, size):
     together(store, 4, "left", here=rank == 0)
 
 
+@on_ranks(4)
+def test_a_rank_is_stopped(rank, size):
+    """It is late, and masked; left out, it learns that when it goes on, and comes again. Again and again, nothing is left of it."""
+    store = store_of(rank)
+    buffer = buffer_of(rank, store, seconds=4)
+    buffer.connect_ranks(range(4))
+    step(buffer, range(4), 1)
+    x, idx, _ = inputs(rank, 2)
+    if rank == 1:
+        store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        raises(epkit.GroupError, "EP_E_EXCLUDED masked", buffer.dispatch, x, idx, M, 4 * LOCAL)
+        buffer.destroy()
+        buffer = buffer_of(1, store)
+        buffer.connect_ranks(range(4))
+    else:
+        buffer.dispatch(x, idx, M, 4 * LOCAL)
+        assert masks(buffer) == shown(0, 2, 3)
+        buffer.disconnect_ranks([1])
+        step(buffer, (0, 2, 3), 3)
+        if rank == 0:
+            os.kill(int(store.get("pid")), signal.SIGCONT)
+        buffer.connect_ranks([1])
+    step(buffer, range(4), 4)
+    files = []
+    for seed in range(8):
+        buffer.disconnect_ranks([1]) if rank != 1 else buffer.destroy()
+        together(store, 4, f"left-{seed}")
+        buffer = buffer_of(1, store) if rank == 1 else buffer
+        buffer.connect_ranks(range(4))
+        step(buffer, range(4), seed)
+        files.append(len(os.listdir("/proc/self/fd")))
+    assert files[2:] == files[2:3] * 6, files
+    together(store, 4, "end", here=rank == 0)
+
+
 @on_ranks(3)
 def test_masks(rank, size):
     store = store_of(rank)
     buffer = buffer_of(rank, store, hint=False)
     buffer.connect_ranks(range(3))
     step(buffer, range(3), 1)
+    dist.barrier()  # a mask ends also a call that has begun before
     other = (rank + 1) % 3
     raises(epkit.ArgumentError, "update_mask_buffer another", buffer.update_mask_buffer, rank, True)
     raises(epkit.ArgumentError, "update_mask_buffer connected", buffer.update_mask_buffer, 4)
@@ -203,6 +246,7 @@ def test_masks(rank, size):
     assert masks(buffer) == shown(0, 1, 2)
     dist.barrier()
     step(buffer, range(3), 2)
+    dist.barrier()
     if rank == 2:
         together(store, 3, "two")
         raises(epkit.GroupError, "EP_E_EXCLUDED", step, buffer, range(3), 3)
@@ -290,7 +334,8 @@ def test_refused(rank, size):
     raises(epkit.ArgumentError, "connect_ranks []", buffer.connect_ranks, [])
     raises(TypeError, "connect_ranks remote_ranks", buffer.connect_ranks, ["a"])
     raises(epkit.ArgumentError, "disconnect_ranks this", buffer.disconnect_ranks, [0])
-    raises(epkit.ArgumentError, "disconnect_ranks rank 3 not connected", buffer.disconnect_ranks, [3])
+    for wrong in (0, -1, "long"):
+        raises(ValueError, f"timeout_ms {wrong}", nixl_ep.Buffer, timeout_ms=wrong)
     for call in (buffer.barrier, buffer.get_comm_stream):
         raises(epkit.ArgumentError, f"{call.__name__} connect_ranks", call)
     buffer.connect_ranks([0])

@@ -3,8 +3,9 @@
 """names.py WHEELS TORCH: every order of installing and removing epkit and other distributions with a package of the same name, by pip.
 
 WHEELS: folder with what scripts/wheel.sh makes. TORCH: a site-packages with torch, for a Python environment that is made here.
-The others have the files of DeepEP V1, of sgl-deep-ep, of sgl-deep-ep-v25 and of nixl, and nothing in them. Every state of the environment is reached once,
-by whichever order comes first, and judged: imports are of one distribution, and hide another one only with a warning.
+The others have the files of DeepEP V1, of sgl-deep-ep, of sgl-deep-ep-v25 and of nixl, and nothing in them. Every state of the
+environment is reached once, by whichever order comes first, and judged: imports are of one distribution, and hide another one
+only with a warning.
 """
 import itertools
 import json
@@ -225,7 +226,8 @@ def more(environment):
                 environment.install(one)
             owner, warned = json.loads(environment.run("-c", probe))
             assert owner == "epkit" and len(warned) == 1 and f"pip uninstall {of_name}" in warned[0] and other in warned[0], warned
-            assert ("scripts/wheel.sh --for" in warned[0]) == (name != "nixl_ep") and f"uninstall {other}" not in warned[0] * (name == "nixl_ep")
+            # Nothing may take the place of nixl, nor should it be removed: it has more than this package.
+            assert ("wheel.sh --for" in warned[0]) == (f"pip uninstall {other}" in warned[0]) == (name != "nixl_ep"), warned
             assert f"{name}: epkit's, by" in environment.run("-m", "epkit.selftest", "--who")
             environment.pip("uninstall", "--yes", *last)
             left = other if last == own else "epkit"

@@ -20,18 +20,18 @@ DEFAULT_TIMEOUT_MS = 30000
 class Buffer(LowLatencyCalls):
     """Dispatch and combine for decoding of ranks that come and go.
 
-    A Buffer begins with this rank alone, or with the ranks of a group. Experts belong to ranks: those of rank r are r * L to
-    r * L + L - 1, whoever is connected, with L = num_experts_per_rank. With B = the highest connected rank + 1, rows are [L, B*M,
-    H] for calls of up to M tokens per rank. A choice of an expert of a rank that is not connected counts as -1.
+    A Buffer begins with this rank alone, or with the ranks of a group. Experts belong to ranks: rank r has r * L to r * L + L - 1,
+    connected or not, with L = num_experts_per_rank. With B = the highest connected rank + 1, rows are [L, B*M, H] for calls of
+    up to M tokens per rank. A choice of an expert of a rank that is not connected counts as -1.
 
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
-    call them for the same ranks, a new one calls connect_ranks() for all others. They meet in the store, for which they have
-    ten times the deadline; then each makes a communicator of these ranks. Handles, hooks and captured graphs of before are
-    invalid, and masks are clear. If a rank does not come, epkit.PeerError names it, the ranks that were connected still are, and
-    the call can be made again. A rank that has been left out, and lives, has no access to the others any more.
+    call them for the same ranks, a new one calls connect_ranks() for all others. They meet in the store, for which they have ten
+    times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
+    A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
+    call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
 
-    On GPUs the connected ranks must be 0 to B - 1, because the CUDA backend has no absent ranks: otherwise
-    epkit.UnsupportedError, on all of them. On the CPU any of them may be missing.
+    On GPUs the connected ranks must be 0 to B - 1, because the CUDA backend has no absent ranks: else epkit.UnsupportedError, on
+    all of them. On the CPU any may be missing.
 
     Attributes: rank, group_size (num_ranks), group, comm, tcp_store_group, num_rdma_bytes, low_latency_mode, explicitly_destroy.
 
@@ -39,19 +39,17 @@ class Buffer(LowLatencyCalls):
         rank: the number of this rank.
         low_latency_mode: must be True.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        group, comm: a process group, or a communicator of mpi4py, of the first ranks: where there is no store, connect_ranks() for
-            all ranks of it meets in it.
+        group, comm: a process group, or a communicator of mpi4py: without a store connect_ranks() for all its ranks meets in it.
         tcp_store_group: a torch.distributed.Store, such as a TCPStore, that all ranks reach.
-        timeout_ms: deadline of the waits of a call, after which it masks those that did not come. None: $EPKIT_TIMEOUT_MS, else
-            30 s.
+        timeout_ms: deadline of the waits of a call, which then masks those that did not come. None: $EPKIT_TIMEOUT_MS, else 30 s.
 
     Ignored: nvlink_backend, disable_ll_nvlink; enable_shrink (always on); nvl_group_size.
     """
 
     _OTHER = "another Buffer, or of before its ranks have changed"
 
-    def __init__(self, *, rank: int = 0, low_latency_mode: bool = True, explicitly_destroy: bool = False, group: Any = None, comm: Any = None,
-                 tcp_store_group: Any = None, timeout_ms: Optional[int] = None, nvlink_backend: str = "nixl",
+    def __init__(self, *, rank: int = 0, low_latency_mode: bool = True, explicitly_destroy: bool = False, group: Any = None,
+                 comm: Any = None, tcp_store_group: Any = None, timeout_ms: Optional[int] = None, nvlink_backend: str = "nixl",
                  disable_ll_nvlink: bool = False, enable_shrink: bool = True, nvl_group_size: Optional[int] = None) -> None:
         if not low_latency_mode:
             raise NotImplementedError("nixl_ep.Buffer: low_latency_mode=False is not provided: its ranks cannot change: use "
@@ -62,6 +60,8 @@ class Buffer(LowLatencyCalls):
         self.group, self.comm, self.tcp_store_group = group, comm, tcp_store_group
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = True, explicitly_destroy, True
         given = timeout_ms if timeout_ms is not None else os.environ.get("EPKIT_TIMEOUT_MS") or DEFAULT_TIMEOUT_MS
+        if not str(given).isdecimal() or not int(given):
+            raise ValueError(f"nixl_ep.Buffer: timeout_ms (or $EPKIT_TIMEOUT_MS) is {given!r}, must be a number of milliseconds")
         self._seconds = int(given) / 1000
         self.group_size = self.num_experts_per_rank = self.num_rdma_bytes = 0  # until update_memory_buffers()
         self._connected = {self.rank}
@@ -82,14 +82,12 @@ class Buffer(LowLatencyCalls):
 
     @staticmethod
     def get_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-        """A number of bytes for num_rdma_bytes of update_memory_buffers(): then memory for calls of this hidden size, of up to so many
-        tokens and a top-k of up to 32, is allocated where ranks are connected. Otherwise the first call of a size allocates, and
-        needs all of them."""
+        """For num_rdma_bytes of update_memory_buffers(): memory for calls of this hidden size, up to so many tokens and a top-k of up to
+        32 is allocated where ranks are connected. Otherwise the first call of a size allocates, and needs all of them."""
         return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
-    get_low_latency_buffer_size_hint = get_rdma_size_hint
-
-    def update_memory_buffers(self, num_ranks: int, num_experts_per_rank: int, num_rdma_bytes: int = 0, num_nvl_bytes: int = 0) -> None:
+    def update_memory_buffers(self, num_ranks: int, num_experts_per_rank: int, num_rdma_bytes: int = 0,
+                              num_nvl_bytes: int = 0) -> None:
         """The most ranks that may ever be connected, and L. Once, before connect_ranks(). num_nvl_bytes: ignored."""
         call = "update_memory_buffers"
         num_ranks, local = want_integer(num_ranks, call, "num_ranks"), want_integer(num_experts_per_rank, call, "num_experts_per_rank")
@@ -115,7 +113,8 @@ class Buffer(LowLatencyCalls):
     def _meeting_of(self, members: List[int]) -> Any:
         """The bootstrap of a communicator of these ranks."""
         if members == [self.rank]:
-            return epkit.Members(dist.HashStore(), members, self.rank, "alone")
+            stores: Any = dist
+            return epkit.Members(stores.HashStore(), members, self.rank, "alone")
         if self.tcp_store_group is not None:
             return meet(self.tcp_store_group, members, self.rank, 10 * self._seconds)
         first = self.group if self.group is not None else self.comm
@@ -125,9 +124,11 @@ class Buffer(LowLatencyCalls):
                                       "set_tcp_store_group() (etcd is not provided)")
         return first
 
-    def _change(self, connected: Set[int], staged: Set[int]) -> None:
+    def _change(self, call: str, connected: Set[int], staged: Set[int]) -> None:
         """Makes a communicator of the ranks that are connected from now on. Calls use it at once if none of them is staged; otherwise
         they go on in that of before, in which the staged ones have no calls to miss."""
+        if staged and not staged - self._staged:
+            raise epkit.ArgumentError(f"{call}: rank {min(staged)} is connected and not active: call update_mask_buffer() for it first")
         if self._new != self._staged:
             self._activate()
         members, comm = sorted(connected), None
@@ -171,11 +172,8 @@ class Buffer(LowLatencyCalls):
         """
         ranks = self._numbers(remote_ranks, "connect_ranks")
         new = ranks - self._connected
-        staged = self._staged - ranks if activate else self._staged | new
-        if new and activate and staged:
-            raise epkit.ArgumentError(f"connect_ranks: rank {min(staged)} is connected and not active: update_mask_buffer() it first")
         if new or not (self._active or self._next):
-            self._change(self._connected | ranks, staged)
+            self._change("connect_ranks", self._connected | ranks, self._staged - ranks if activate else self._staged | new)
         elif activate:
             for rank in ranks - {self.rank}:
                 self.update_mask_buffer(rank, False)
@@ -183,12 +181,9 @@ class Buffer(LowLatencyCalls):
     def disconnect_ranks(self, remote_ranks: Iterable[int]) -> None:
         """Goes on without these ranks, alive or not, which do not make this call. See Buffer."""
         ranks = self._numbers(remote_ranks, "disconnect_ranks")
-        wrong = sorted(ranks - (self._connected - {self.rank})) or sorted(self._staged - ranks)
-        if wrong:
-            raise epkit.ArgumentError(f"disconnect_ranks: remote_ranks is {sorted(ranks)}: rank {wrong[0]} is "
-                                      + ("this one" if wrong[0] == self.rank else "connected and not active: update_mask_buffer() it first"
-                                         if wrong[0] in self._staged else "not connected"))
-        self._change(self._connected - ranks, set())
+        if self.rank in ranks:
+            raise epkit.ArgumentError(f"disconnect_ranks: remote_ranks is {sorted(ranks)}: rank {self.rank} is this one")
+        self._change("disconnect_ranks", self._connected - ranks, self._staged - ranks)
 
     def _want_active(self, call: str, begins: bool = False) -> None:
         """begins: calls may use another communicator from this one on."""
@@ -211,7 +206,7 @@ class Buffer(LowLatencyCalls):
         self._want_active("dispatch", begins=True)
         most, local = self.group_size * self.num_experts_per_rank, self.num_experts_per_rank
         if not 0 < want_integer(num_experts, "dispatch", "num_experts") <= most or num_experts % local:
-            raise epkit.ArgumentError(f"dispatch: num_experts is {num_experts}, must be a multiple of {local} experts per rank, up to {most}")
+            raise epkit.ArgumentError(f"dispatch: num_experts is {num_experts}, must be a multiple of the {local} of a rank, up to {most}")
         return super().low_latency_dispatch(x, self._routing(topk_idx), num_max_dispatch_tokens_per_rank, self._comm.size * local, *args,
                                             **kwargs)
 
@@ -231,11 +226,9 @@ class Buffer(LowLatencyCalls):
     def barrier(self) -> None:
         """A barrier of the ranks that are not masked, which masks those that do not come."""
         self._want_active("barrier", begins=True)
-        if self._low_latency:
-            self._begin_call(self._low_latency[0])
-            self._low_latency[0].barrier()
-        else:
+        if not self._low_latency:
             self._comm.barrier()
+        self.clean_low_latency_buffer(0, 0, 0)
 
     def clean_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """A barrier: buffers need no cleaning."""
@@ -265,10 +258,8 @@ class Buffer(LowLatencyCalls):
         masked = torch.zeros_like(mask_status)
         if self._active:
             self.low_latency_query_mask_buffer(masked[:self._comm.size])
-        ranks, live = range(self.group_size), self._connected - self._staged
-        known = torch.tensor([rank in live - self._new for rank in ranks], device=masked.device)
-        mask_status.copy_(torch.where(known, masked, torch.tensor([int(rank not in live) for rank in ranks], dtype=torch.int32,
-                                                                  device=masked.device)))
+        live = self._connected - self._staged
+        mask_status.copy_(masked | torch.tensor([int(rank not in live) for rank in range(self.group_size)], device=masked.device))
 
     def clean_mask_buffer(self) -> None:
         """Unmasks all connected ranks. Not collective: ranks may do so at different times between the same two calls."""
