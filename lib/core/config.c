@@ -56,7 +56,8 @@ static ep_status resolve_flags(ep_comm_config *config, const char *call)
         return ep_fail(EP_E_ARG, "%s: $EPKIT_STRICT_SMS is \"%.32s\", neither 0 nor 1", call, strict);
     if (strict && *strict == '1')
         config->flags |= EP_COMM_STRICT_SMS;
-    return ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS | EP_COMM_DROP_ABSENT);
+    return ep_check_flags(call, config->flags,
+                          EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS | EP_COMM_DROP_ABSENT);
 }
 
 static ep_status resolve_backend(ep_comm *comm, const char *call)
@@ -177,8 +178,9 @@ struct digest {
     char backend[16], network[16]; /* network "": from the hosts */
     int32_t nodes_from;            /* NODES_*: source of ranks_per_node */
     int32_t slots, slot;           /* number of slots, and that of this rank */
+    uint64_t process;              /* ep_process_generation() */
     union {
-        char reason[408]; /* of a failure */
+        char reason[400]; /* of a failure */
         struct ep_locality locality;
     };
 };
@@ -197,13 +199,14 @@ static void copy_text(char *to, size_t bytes, const char *from)
 static void make_digest(struct digest *digest, const ep_boot *boot, const ep_comm *comm, ep_status local)
 {
     *digest = (struct digest){.format = DIGEST_FORMAT, .rank = boot->rank, .status = (int32_t)local};
+    digest->slot = comm && comm->config.slots ? comm->config.slot : boot->rank;
     copy_text(digest->version, sizeof(digest->version), ep_version());
     if (local != EP_OK) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
         return;
     }
     digest->slots = comm->config.slots ? comm->config.slots : boot->nranks;
-    digest->slot = comm->config.slots ? comm->config.slot : boot->rank;
+    digest->process = ep_process_generation();
     digest->ranks_per_node = comm->config.ranks_per_node;
     digest->nodes_from = comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
     ep_locality_get_self(&digest->locality);
@@ -251,7 +254,7 @@ static void print_value(const struct field *field, const struct digest *digest, 
         snprintf(text, 40, "%s", ep_dtype_name((ep_dtype)number));
 }
 
-/* All ranks find the first field, and in it the first rank, that differs from rank 0: so all have the same text. */
+/* All ranks find the first field, and in it the first rank, that differs from the first: so all have the same text. */
 static ep_status compare_field(const struct field *field, const struct digest *all, int nranks, const char *call)
 {
     char first[40], other[40];
@@ -260,8 +263,8 @@ static ep_status compare_field(const struct field *field, const struct digest *a
     for (int rank = 1; rank < nranks; rank++) {
         print_value(field, &all[rank], other);
         if (strcmp(first, other) != 0)
-            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: %s is %s on rank 0 and %s on rank %d", call, field->name,
-                           first, other, rank);
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: %s is %s on rank %d and %s on rank %d", call,
+                           field->name, first, all[0].slot, other, all[rank].slot);
     }
     return EP_OK;
 }
@@ -272,9 +275,9 @@ static ep_status compare_nodes(const struct digest *all, int nranks, const char 
 
     for (int rank = 1; rank < nranks; rank++)
         if (all[rank].ranks_per_node != all[0].ranks_per_node)
-            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: ranks_per_node is %d%s on rank 0 and %d%s on rank %d",
-                           call, all[0].ranks_per_node, from[all[0].nodes_from], all[rank].ranks_per_node,
-                           from[all[rank].nodes_from], rank);
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: ranks_per_node is %d%s on rank %d and %d%s on rank %d",
+                           call, all[0].ranks_per_node, from[all[0].nodes_from], all[0].slot, all[rank].ranks_per_node,
+                           from[all[rank].nodes_from], all[rank].slot);
     return EP_OK;
 }
 
@@ -296,11 +299,14 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
     char why[EP_ERROR_TEXT_BYTES];
     int found = 0;
 
+    /* New members take what those have that are members already. */
+    for (int rank = 0; rank < nranks && !all_present && !found; rank++)
+        found = all[rank].ranks_per_node;
     for (int rank = 0; rank < nranks; rank++) {
         if (all[rank].ranks_per_node)
             continue;
         if (!found)
-            found = one_host       ? all[0].slots
+            found = one_host      ? all[0].slots
                     : all_present ? ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why)
                                   : 0;
         if (!found && !all_present)
@@ -384,7 +390,7 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d", call, rank,
                            all[rank].status);
         else if (all[rank].status != EP_OK)
-            return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
+            return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, all[rank].slot,
                            (int)sizeof(all[rank].reason), all[rank].reason);
         else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_HOSTS ||
                  all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > EP_MAX_RANKS)
@@ -414,6 +420,7 @@ static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot 
     for (int i = 0; i < boot->nranks; i++) {
         comm->permuted |= all[i].slot != i;
         comm->slot_of[i] = (int16_t)all[i].slot;
+        comm->process_of[all[i].slot] = all[i].process;
         comm->members[all[i].slot / 64] |= UINT64_C(1) << (all[i].slot % 64);
     }
     comm->ranks_per_node = comm->config.ranks_per_node = agreed->ranks_per_node;

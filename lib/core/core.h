@@ -27,8 +27,9 @@ struct ep_comm {
     int rank, nranks; /* nranks: slots, of which the members are present */
     int n_members;
     uint64_t members[EP_MAX_RANKS / 64];
-    bool permuted; /* the bootstrap has the members in another order */
-    int16_t slot_of[EP_MAX_RANKS]; /* of each rank of the bootstrap that made the group */
+    bool permuted;                     /* the bootstrap has the members in another order */
+    int16_t slot_of[EP_MAX_RANKS];     /* of each rank of the bootstrap that made the group */
+    uint64_t process_of[EP_MAX_RANKS]; /* ep_process_id.key of each member */
     uint32_t generation; /* of the members; plans and low-latency objects of an earlier one must be renewed */
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
     bool boot_has_nodes;              /* config.ranks_per_node is that of the bootstrap */
@@ -68,9 +69,9 @@ struct ep_plan {
     ep_comm *comm;
     void *impl;
     uint32_t generation; /* of the members, when it was opened */
-    ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
-    ep_plan_info info; /* the part that is known without the peers */
-    ep_plan_info full; /* with the peers' counts; valid once `counted` is set, possibly by a worker */
+    ep_plan_args args;   /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
+    ep_plan_info info;   /* the part that is known without the peers */
+    ep_plan_info full;   /* with the peers' counts; valid once `counted` is set, possibly by a worker */
     _Atomic bool counted;
     bool from_mask;          /* created from token_in_rank: args.topk is then the number of ranks */
     bool updated;            /* the counts in info are no longer valid */
@@ -231,11 +232,11 @@ struct ep_backend_ops {
     ep_status (*poll)(ep_comm *comm);
     void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
     /*
-     * The members of `comm` are about to change. leave: ends all communication with those of now, and fences off those
-     * that are not in `next`. join: as comm_open, into what has remained: memory, queues, events. `mine`: of leave; all
-     * members fail if it is a failure.
+     * The members of `comm` are about to change to those of `next`. leave: ends all communication with those of now,
+     * and fences off the processes that are no members any more. join: as comm_open, into what has remained: memory,
+     * queues, events. `mine`: of leave; all members fail if it is a failure.
      */
-    ep_status (*regroup_leave)(ep_comm *comm, const uint64_t *next);
+    ep_status (*regroup_leave)(ep_comm *comm, const ep_comm *next);
     ep_status (*regroup_join)(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);

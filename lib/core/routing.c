@@ -158,10 +158,11 @@ ep_status ep_routing_drop_absent(const ep_comm *comm, const struct ep_routing_sh
         if (rank < 0 || ep_comm_has(comm, rank))
             continue;
         if (!drop)
-            return ep_fail(EP_E_ROUTING,
-                           "routing: token %zu: expert %d at position %zu is of rank %d, which is absent: choose another "
-                           "one, or set EP_COMM_DROP_ABSENT",
-                           i / topk, idx[i], i % topk, rank);
+            return ep_fail(
+                EP_E_ROUTING,
+                "routing: token %zu: expert %d at position %zu is of rank %d, which is absent: choose another "
+                "one, or set EP_COMM_DROP_ABSENT",
+                i / topk, idx[i], i % topk, rank);
         idx[i] = -1;
         ++*ret_dropped;
     }

@@ -141,8 +141,7 @@ static int64_t dropped(const struct work *work)
 
 static ep_status use_plan(struct work *work, const int32_t *index)
 {
-    ep_plan_args args =
-        args_plan(index, EP_I32, tokens_of(work, work->rank), TOPK, work->table->slots * LOCAL_EXPERTS);
+    ep_plan_args args = args_plan(index, EP_I32, tokens_of(work, work->rank), TOPK, work->table->slots * LOCAL_EXPERTS);
     ep_plan_info info = EP_PLAN_INFO_INIT;
     ep_plan *plan;
     ep_status status = ep_plan_new(work->comm, &args, &plan);

@@ -76,7 +76,8 @@ static void run(struct scene *scene, int nranks, ep_rank_fn program)
         assert_int_equal(exits[rank].code, 0);
 }
 
-/* --- a rank that is left out, and lives ---------------------------------------------------------------------------- */
+/* --- a rank that is left out, and lives ----------------------------------------------------------------------------
+ */
 
 /* Each rank maps the memory of the other one. */
 static int exchange(ep_comm *comm, void *memory)
@@ -395,4 +396,3 @@ TEST(two_hundred_changes_leave_nothing_behind)
         free_scene(scene);
     }
 }
-
