@@ -38,7 +38,7 @@ static int choice_of(const struct work *work, int rank, int token, int k)
 {
     uint64_t first = number_of(work, rank, token, 13), n = (uint64_t)(work->table->slots * LOCAL_EXPERTS);
 
-    return number_of(work, rank, token, k) % 8 ? (int)((first + (uint64_t)k * (1 + first / n % 2 * 2)) % n) : -1;
+    return number_of(work, rank, token, k) % 8 ? (int)((first + (uint64_t)k * (first / n % 2 ? 1 : n - 1)) % n) : -1;
 }
 
 static bool is_chosen(const struct work *work, int expert)
