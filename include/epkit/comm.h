@@ -195,8 +195,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  *
  * Continuing. Who goes on is for the program to decide, because it alone knows what else a rank is needed for: its
  * controller, or the survivors through any store that can set a key once (examples/continue.c: a file; a TCPStore with
- * compare_set() is the same). The ranks that go on free the failed communicator and create one of their own with
- * ep_comm_new(), over a bootstrap of these ranks.
+ * compare_set() is the same). The ranks that go on create a communicator of their own with ep_comm_new(), over a
+ * bootstrap of these ranks, and free the failed one: after the decision, because a rank that has freed it has left.
  */
 EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
 

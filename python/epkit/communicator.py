@@ -293,7 +293,8 @@ class Communicator(OfThisProcess):
         EP_E_PEER_LEFT, or that of the failure of the communicator for the rank that it names. Never waits. Any thread.
 
         Ranks may know different things. Who goes on is for the program to decide: its controller, or the survivors through a
-        store (torch's TCPStore has compare_set()). They free this communicator and create one of their own group.
+        store (torch's TCPStore has compare_set()). They create a communicator of their own group, and free this one after the
+        decision: a rank that has freed it has left.
         """
         return self._native.failed()
 
