@@ -197,7 +197,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * What this rank knows of each rank: ret_failed [R], host memory, is EP_OK for a rank of which nothing is known,
  * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, EP_E_EXCLUDED
  * if it is absent, or else the status of the failure of this communicator for the rank that it names. Ranks may know
- * different things, and more later. Never blocks. Any thread.
+ * different things, and more later: decide who goes on before any of them frees its communicator, because it has left
+ * then. Never blocks. Any thread.
  */
 EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
 

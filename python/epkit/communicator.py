@@ -310,7 +310,7 @@ class Communicator(OfThisProcess):
         EP_E_PEER_LEFT, or that of the failure of the communicator for the rank that it names. Never waits. Any thread.
 
         EP_E_EXCLUDED: absent. Ranks may know different things. Who goes on is for the program to decide: its controller, or the
-        survivors through a store (torch's TCPStore has compare_set()). See regroup().
+        survivors through a store (torch's TCPStore has compare_set()), before any of them frees its communicator. See regroup().
         """
         return self._native.failed()
 

@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import sys
 
+import torch.distributed as dist
 from ranks import run
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -25,3 +26,9 @@ def test_moe_training():
 def test_decode_loop():
     module = load("decode_loop")
     run(4, lambda rank, size: module.decode())
+
+
+def test_continue_training():
+    module = load("continue_training")
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run(3, lambda rank, size: module.train(rank, server.port), group=False)

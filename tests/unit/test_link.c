@@ -198,7 +198,7 @@ static void connect_pair(int ends[2])
     close(listener);
 }
 
-/* A shrink takes a rank for dead whose process closed the link, but not one whose link was reset. */
+/* A rank whose process closed the link is dead; one whose link was reset may be beyond a network that is cut. */
 TEST(an_end_is_classified_where_a_send_fails)
 {
     static const struct linger at_once = {.l_onoff = 1};
