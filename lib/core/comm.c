@@ -34,7 +34,10 @@ static void free_comm(ep_comm *comm)
 
 static ep_status load_boot(const char *call, const ep_boot *boot, ep_boot *ret_boot)
 {
-    EP_TRY(ep_args_load(ret_boot, sizeof(*ret_boot), EP_ARGS_FIRST_BYTES(ep_boot), boot, "boot"));
+    ep_status status = ep_args_load(ret_boot, sizeof(*ret_boot), EP_ARGS_FIRST_BYTES(ep_boot), boot, "boot");
+
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: ", call);
     if (!ret_boot->allgather)
         return ep_fail(EP_E_ARG, "%s: boot.allgather is NULL", call);
     EP_TRY(ep_check_range(call, "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));

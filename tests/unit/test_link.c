@@ -252,6 +252,7 @@ static struct made_group *make_group(int silent_ms)
         made->peers[rank].control = rank < ONE_NODE ? &controls[rank] : NULL;
     }
     made->comm = (ep_comm){.nranks = MADE_RANKS, .nnodes = 2, .ranks_per_node = ONE_NODE};
+    made->comm.members[0] = (1u << MADE_RANKS) - 1;
     made->comm.config.timeout_ms = DEADLINE_MS;
     made->group = (struct ep_group){.comm = &made->comm,
                                     .peers = made->peers,
