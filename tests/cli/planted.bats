@@ -343,6 +343,31 @@ steps_shell() {
     [ -e planted ]
 }
 
+@test "install: another user who may read the state does not hold up a run" {
+    local open action
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
+        >one.yaml
+    open=$(mktemp -d)
+    chmod 755 "$open"
+    run -0 epkit install apply ./one.yaml --root "$open"
+    find "$open" >names
+    setpriv --reuid $MALLORY --clear-groups bash -c 'while read -r name; do
+            { exec {held}<"$name" && flock -n $held && echo "$name"; } 2>/dev/null
+        done
+        echo all
+        exec sleep 600' <names >held 3>&- &
+    within 60 grep -qx all held
+    for action in apply uninstall; do
+        run timeout 60 "$EPKIT" install $action ./one.yaml --root "$open"
+        echo "$action: $status: $output"
+        [ "$status" -eq 0 ] || break
+    done
+    kill $!
+    [ "$status" -eq 0 ]
+    [ "$(wc -l <held)" -gt 9 ]
+    rm -r "$open"
+}
+
 @test "install --root: scripts of another user are not run outside of the root" {
     local state=m/var/lib/epkit/install/one
     printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
