@@ -455,7 +455,8 @@ epkit_apply_build() {
     mkdir -p "$build"
     if [ -n "$arg_url" ]; then
         epkit_checksum "$source.tar" "$arg_sha256"
-        tar -xf "$source.tar" -C "$build" --strip-components=1 --no-same-owner
+        # Root's tar would give others the rights that the archive names.
+        tar -xf "$source.tar" -C "$build" --strip-components=1 --no-same-owner --no-same-permissions
     else
         cp -a "$source/." "$build"
     fi

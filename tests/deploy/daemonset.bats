@@ -395,8 +395,8 @@ shopt -s nullglob
 for ((round = 0; ; round++)); do
     for at in /opt/epkit-installer{,.new,.old} /opt/epkit /opt/epkit-test; do
         case $((RANDOM % 4)) in
-        0) ln -s ~/evil $at ;;
-        1) ln -s /nowhere $at ;;
+        0) ln -sn ~/evil $at ;;
+        1) ln -sn /nowhere $at ;;
         2) mkfifo $at ;;
         3) cp -r ~/evil $at ;;
         esac 2>/dev/null && echo $at >>~/planted
@@ -406,7 +406,7 @@ for ((round = 0; ; round++)); do
     done
     for at in /opt/epkit-installer/bin/* /{var/lib,var/log,run}/epkit*/{,*/,*/*/,*/*/*/}* /etc/epkit-test* \
         /proc/[0-9]*/root/{run/epkit-agent,scripts,var/run/secrets/kubernetes.io/serviceaccount}/* /var/lib/kubelet/*/*/*/*/*/*; do
-        [ ! -f $at ] || { echo x >>$at && echo $at >>~/written; } 2>/dev/null
+        [ ! -f $at ] || [ -O $at ] || { echo x >>$at && echo $at >>~/written; } 2>/dev/null
         case $at in */scripts/*.sh | */token | */grant | */settings.json) head -c1 $at >/dev/null 2>&1 && echo $at >>~/read ;; esac
         case " $locked " in *" $at "*) ;; *) [ ! -f $at ] || { exec {held}<$at && flock -n $held && locked="$locked $at"; } 2>/dev/null ;; esac
     done

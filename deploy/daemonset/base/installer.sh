@@ -58,7 +58,7 @@ copy_epkit() {
         done
         rm -rf epkit-installer.new
         mkdir epkit-installer.new
-        tar -C epkit-installer.new -x --no-same-owner' || return 1
+        tar -C epkit-installer.new -x --no-same-owner --no-same-permissions' || return 1
     for i in "${!recipes[@]}"; do
         [ -e "${recipes[i]}" ] || continue
         on_node sh -c "cat >/opt/epkit-installer.new/recipe-$i.yaml" <"${recipes[i]}" || return 1
