@@ -60,7 +60,7 @@ def _with_columns(x: Any) -> Any:
     return x
 
 
-def _with_scales(x: Any) -> Any:
+def _with_scales(x: Any) -> Tuple[Any, Any]:
     """(rows, scales) of what Order.rows() returned; scales None: there are none."""
     return x if isinstance(x, tuple) else (x, None)
 

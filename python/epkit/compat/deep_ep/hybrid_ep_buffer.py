@@ -14,6 +14,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from ._order import run_untraced
 from ._rows import _as_given, _check_group, _with_columns
 from .buffer import deadline
+from .utils.math import align
 
 _MOST_TOPK = 64  # EP_MAX_TOPK of the library
 _STRIDE = 1 << 21  # of source ids, which nothing here reads: more tokens than a rank has
@@ -72,7 +73,7 @@ class HybridEPHandle(OfThisProcess, Tuple[Any, ...]):
             return torch.tensor(self.recv_idx.shape[0], dtype=torch.int32), chosen
         data = plan.metadata(_STRIDE)
         assert data.recv_slot is not None
-        ends = _aligned(data.count_exact, plan.alignment).cumsum(0)  # row behind each expert's last one, padding included
+        ends = align(data.count_exact, plan.alignment).cumsum(0)  # row behind each expert's last one, padding included
         expert = torch.where(data.recv_slot < 0, -1, torch.bucketize(data.recv_slot, ends, right=True))
         valid = torch.arange(len(expert), device=expert.device) < data.n_recv_tokens
         expert = torch.where(valid.unsqueeze(1), expert, -1)
@@ -87,10 +88,6 @@ class HybridEPHandle(OfThisProcess, Tuple[Any, ...]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._all())
-
-
-def _aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    return ((counts + alignment - 1) // alignment * alignment).long()
 
 
 class HybridEPBuffer(OfThisProcess):
@@ -227,7 +224,7 @@ class HybridEPBuffer(OfThisProcess):
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
             counts = plan._metadata(_STRIDE, None, ("count_exact",)).count_exact if plan.fixed else torch.tensor(plan.recv_per_expert)
-            counts = _aligned(counts, alignment)
+            counts = align(counts, alignment).long()
             over = (counts.sum() > most if non_blocking else torch.zeros((), device=hidden.device)).to(torch.int32).view(1)
             handle = self._handle(_PERMUTED, plan, idx, len(hidden), over)
             handle.tokens_per_expert = counts
