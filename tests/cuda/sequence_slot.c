@@ -289,7 +289,8 @@ static ep_status combine(const struct slot *slot, ep_plan *plan, bool device, ep
     bool echo = slot->dtype == EP_BF16;
     ep_combine_args args = args_combine(slot->hidden, at(slot, echo ? RECV_X : ANSWER, device), at(slot, OUT, device));
 
-    args.flags = slot->by_choice ? EP_COMBINE_BY_CHOICE : 0;
+    if (slot->by_choice)
+        args.flags = EP_COMBINE_BY_CHOICE | (slot->expanded ? EP_COMBINE_ROUND_PARTIAL : 0);
     if (slot->choice) {
         args.topk_weights = (const float *)(const void *)at(slot, ANSWER_WEIGHTS, device);
         args.out_topk_weights = (float *)(void *)at(slot, OUT_WEIGHTS, device);

@@ -124,7 +124,7 @@ static void describe_outputs(struct dispatch *d)
     size_t topk = (size_t)d->plan->args.topk;
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
-    d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
+    d->move.row_bytes = (size_t)ep_row_bytes(args->dtype, args->hidden);
     d->move.scale_bytes = 4 * (size_t)ep_scale_words(args);
     d->output[EP_GROUP_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
     d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales,

@@ -66,13 +66,12 @@ def _with_scales(x: Any) -> Tuple[Any, Any]:
 
 
 def _as_bits(x: Any) -> Any:
-    """A dispatch copies bits: rows of other types are viewed as bfloat16, or as fp8 where an element is one byte."""
+    """A dispatch copies bits: rows of other types are viewed as bfloat16."""
     if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
         return x  # the library may refuse it
-    dtype = _ROW_TYPES[x.element_size() == 1]
     if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
         return x
-    return x.detach().view(dtype)
+    return x.detach().view(torch.bfloat16)
 
 
 def _as_given(x: Any, rows: Any) -> Rows:

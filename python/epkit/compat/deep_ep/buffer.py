@@ -412,7 +412,8 @@ class Buffer(LowLatencyCalls):
 
         Arguments:
             x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides). Rows may be of
-                any other type, too, with a multiple of 16 bytes each: their bits are moved.
+                any other type, too, with a multiple of 16 bytes each: their bits are moved. nvfp4 and mxfp8: see
+                epkit.Plan.dispatch().
             handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
             is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].

@@ -363,7 +363,8 @@ class ElasticBuffer(OfThisProcess):
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
-            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales of 4 bytes [N, any], any strides).
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales of 4 bytes [N, any], any strides); nvfp4 and mxfp8: see
+                epkit.Plan.dispatch().
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
             cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
             num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
