@@ -181,7 +181,8 @@ class Communicator(OfThisProcess):
 
     Arguments:
         group: a process group of torch.distributed (gloo or nccl), None for the default one, or a communicator of
-            mpi4py. It is used while the communicator is made, and not afterwards.
+            mpi4py, or anything else with its Get_rank(), Get_size() and allgather(bytes). It is used while the communicator
+            is made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
         timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
@@ -289,7 +290,10 @@ class Communicator(OfThisProcess):
         self._native.check()
 
     def shrink(self) -> "Communicator":
-        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards."""
+        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards.
+
+        num_experts of its calls is a multiple of the ranks that are left: where it is not, add experts that no token names.
+        """
         native = self._native.shrink()
         new = object.__new__(Communicator)
         new.is_cuda, new.device, new.group = self.is_cuda, self.device, None
