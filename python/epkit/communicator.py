@@ -237,7 +237,7 @@ class Communicator(OfThisProcess):
 
     def _adopt(self, native: _C.Comm) -> None:
         info = native.info()
-        self._native = native
+        self._native, self._sms = native, 0
         self.rank: int = info["rank"]
         self.size: int = info["nranks"]
         self.backend: str = info["backend"]
@@ -324,7 +324,9 @@ class Communicator(OfThisProcess):
         May differ between ranks. On the CPU there are none: nothing happens. A few of them cost speed: the default fills
         the links.
         """
-        self._native.set_sms(sms)
+        if sms != self._sms:
+            self._native.set_sms(sms)
+            self._sms = sms
 
     def set_net_memory(self, reserve: int, limit: int = 0) -> None:
         """Memory that holds rows until they are sent to other nodes, on CUDA: of the host, or of the GPU if the NIC accesses it.

@@ -74,15 +74,14 @@ def _as_bits(x: Any) -> Any:
     return x.detach().view(torch.bfloat16)
 
 
-def _as_given(x: Any, rows: Any) -> Rows:
+def _as_given(x: Any, rows: Any) -> Any:
     """Received rows in the type and form of x, with scales of as many dimensions if x has scales."""
     scales, with_scales = rows.scales, isinstance(x, (tuple, list))
     if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
         scales = scales.squeeze(1)
     first = x[0] if with_scales else x
     received = rows.x if first.dtype in _ROW_TYPES else rows.x.view(first.dtype)
-    given: Rows = (received, scales) if with_scales else received
-    return given
+    return (received, scales) if with_scales else received
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:

@@ -218,7 +218,6 @@ class Buffer(LowLatencyCalls):
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
-        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
         if enable_shrink:
@@ -256,9 +255,7 @@ class Buffer(LowLatencyCalls):
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
+        self._comm.set_num_sms(sms)
 
     @staticmethod
     def capture() -> EventOverlap:

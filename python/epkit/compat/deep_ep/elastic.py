@@ -249,7 +249,6 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
-        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._theoretical_sms = 4
         if self._comm.is_cuda:
             most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
@@ -309,12 +308,6 @@ class ElasticBuffer(OfThisProcess):
         Arguments are accepted and ignored.
         """
         return self._theoretical_sms
-
-    def _apply_sms(self, sms: int) -> None:
-        """Sets the number of multiprocessors that move the rows of an operation; 0: the library's default."""
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """min(num_sms, num_allocated_qps), as DeepEP; there are no queue pairs here."""
@@ -399,7 +392,7 @@ class ElasticBuffer(OfThisProcess):
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = handle._plan(order.stream)
-        self._apply_sms(num_sms or 0)
+        self._comm.set_num_sms(num_sms or 0)
         with order.allocating():
             out, self._out = self._out, None
             rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
@@ -464,7 +457,7 @@ class ElasticBuffer(OfThisProcess):
         check_torch_deterministic()
         self._plan_of(handle, "combine")
         order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
-        self._apply_sms(num_sms or self._sms)
+        self._comm.set_num_sms(num_sms or self._comm._sms)
         x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)

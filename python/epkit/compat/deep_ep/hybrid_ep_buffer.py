@@ -124,7 +124,7 @@ class HybridEPBuffer(OfThisProcess):
                                       num_of_ranks_per_node=self.num_of_hybrid_ep_ranks_per_nvlink_domain, use_fp8=use_fp8)
         self.configurer = SimpleNamespace(buffer_config=self.config)
         self.runtime = self._comm
-        self._dispatch_sms, self._combine_sms, self._sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0, 0
+        self._dispatch_sms, self._combine_sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0
 
     def empty_jit_cache(self) -> None:
         """Does nothing: nothing is compiled at run time."""
@@ -153,7 +153,7 @@ class HybridEPBuffer(OfThisProcess):
         x, idx, weights, experts = self._inputs("dispatch", hidden, scaling_factor, topk_idx, topk_weights, num_of_experts,
                                                 routing_map, probs, handle, False)
         plan = self._comm.plan(idx, experts) if handle is None else handle.plan
-        self._apply_sms(self._dispatch_sms)
+        self._comm.set_num_sms(self._dispatch_sms)
         with torch.no_grad():  # as in DeepEP, gradients are the program's
             rows = plan.dispatch(_with_columns(x), weights, want_topk_idx=True)
         assert rows.topk_idx is not None
@@ -162,7 +162,7 @@ class HybridEPBuffer(OfThisProcess):
             handle.recv_idx = rows.topk_idx
         received = None if rows.topk_weights is None else _dense(self._of_node(rows.topk_idx, experts), rows.topk_weights,
                                                                  experts // self.num_of_nodes)
-        return _given_type(hidden, rows), received, rows.scales, handle
+        return _as_given(hidden, rows), received, rows.scales, handle
 
     def combine(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None, handle: Optional[HybridEPHandle] = None
                 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
@@ -219,7 +219,7 @@ class HybridEPBuffer(OfThisProcess):
                                    max_recv_tokens=max(most, 1) if non_blocking else 0)
         else:
             plan = handle.plan
-        self._apply_sms(self._dispatch_sms)
+        self._comm.set_num_sms(self._dispatch_sms)
         with torch.no_grad():
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
@@ -228,7 +228,7 @@ class HybridEPBuffer(OfThisProcess):
             over = (counts.sum() > most if non_blocking else torch.zeros((), device=hidden.device)).to(torch.int32).view(1)
             handle = self._handle(_PERMUTED, plan, idx, len(hidden), over)
             handle.tokens_per_expert = counts
-        return _given_type(hidden, rows), rows.topk_weights, rows.scales, handle.tokens_per_expert, handle
+        return _as_given(hidden, rows), rows.topk_weights, rows.scales, handle.tokens_per_expert, handle
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                                handle: Optional[HybridEPHandle] = None, pad_multiple: Optional[int] = None,
@@ -253,11 +253,6 @@ class HybridEPBuffer(OfThisProcess):
         return self._combine(handle, hidden, probs)
 
     # --- common ---
-
-    def _apply_sms(self, sms: int) -> None:
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
 
     def _handle(self, entries: int, plan: epkit.Plan, idx: torch.Tensor, tokens: int, *last: torch.Tensor) -> HybridEPHandle:
         behind = (tokens, self.config, *last)
@@ -327,15 +322,10 @@ class HybridEPBuffer(OfThisProcess):
 
     def _combine(self, handle: HybridEPHandle, hidden: torch.Tensor, weights: Optional[torch.Tensor]
                  ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        self._apply_sms(self._combine_sms)
+        self._comm.set_num_sms(self._combine_sms)
         with torch.no_grad():
             out, back = handle.plan.combine(hidden.contiguous(), None if weights is None else weights.float().contiguous())
         return out, None if back is None else _dense(handle.topk_idx, back, handle.plan.num_experts)
-
-
-def _given_type(hidden: torch.Tensor, rows: epkit.Rows) -> torch.Tensor:
-    received: Any = _as_given(hidden, rows)
-    return received  # type: ignore[no-any-return]
 
 
 run_untraced(HybridEPBuffer.dispatch, HybridEPBuffer.combine, HybridEPBuffer.dispatch_with_permute,
