@@ -99,7 +99,8 @@ def as_words(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         return scales.view(torch.int32)
     except RuntimeError:
         raise ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
-                            "scales of a byte must be contiguous in each row, a multiple of 4 of them") from None
+                            "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)"
+                            ) from None
 
 
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:

@@ -543,6 +543,10 @@ def test_opaque_scales(rank, size):
         c = plan.dispatch((x, words[:1].expand(6, 5)))
         assert torch.equal(a.scales, b.scales) and b.scales.stride(0) == 1
         assert c.scales.shape == a.scales.shape
+        codes = torch.zeros(6, 32, dtype=torch.uint8)
+        for scales, options in ((codes[:, :6], {}), (codes.t()[:8].t(), {"column_major_scales": True}), (codes[:, ::2], {})):
+            raises(epkit.ArgumentError, "dispatch scales uint8 contiguous int32", plan.dispatch, (x, scales), **options)
+        raises(epkit.ArgumentError, "hidden 66 fp4 64", plan.dispatch, torch.zeros(6, 33, dtype=torch.uint8))
         if not expanded:
             assert torch.equal(a.scales, torch.cat([w[((t >= 2 * rank) & (t < 2 * rank + 2)).any(1)]
                                                     for w, t in zip(gather(words, size), gather(topk_idx, size))]))
