@@ -140,11 +140,10 @@ class LowLatency(OfThisProcess):
         ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_SWIZZLED_SCALES if format_.swizzled else 0) |
                  (_native.LL_ROUND_SCALE if format_.fp8 and (format_.round_scale or format_.ue8m0) else 0))
-        in_blocks = scales is not None and (format_.nvfp4 or format_.mxfp8)
-        call, half = self._native.dispatch(
-            x, topk_idx, max_tokens, recv_x, scales.view(-1) if scales is not None and in_blocks else scales, count, source, ranges,
-            recv_stats, wait_cost, flags, self._stream(stream), bool(format_.mxfp8),
-            None if format_.global_scale is None else format_.global_scale.reshape(-1))
+        given = scales.view(-1) if scales is not None and scales.dtype == torch.uint8 else scales
+        global_scale = None if format_.global_scale is None else format_.global_scale.reshape(-1)
+        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, given, count, source, ranges, recv_stats, wait_cost, flags,
+                                           self._stream(stream), bool(format_.mxfp8), global_scale)
         if scales is not None and format_.nvfp4:
             scales = scales.view(torch.float8_e4m3fn)
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
