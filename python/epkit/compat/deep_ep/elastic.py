@@ -470,27 +470,20 @@ class ElasticBuffer(OfThisProcess):
             out, weights = plan._combine(x, topk_weights, biases, flags, None, order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
-    engram_write = not_here("ElasticBuffer.engram_write", ENGRAM)
-    engram_fetch = not_here("ElasticBuffer.engram_fetch", ENGRAM)
-    get_engram_storage_size_hint = not_here("ElasticBuffer.get_engram_storage_size_hint", ENGRAM)
-    pp_set_config = not_here("ElasticBuffer.pp_set_config", PP)
-    pp_send = not_here("ElasticBuffer.pp_send", PP)
-    pp_recv = not_here("ElasticBuffer.pp_recv", PP)
-    get_pp_buffer_size_hint = not_here("ElasticBuffer.get_pp_buffer_size_hint", PP)
-    create_agrs_session = not_here("ElasticBuffer.create_agrs_session", _AGRS)
-    destroy_agrs_session = not_here("ElasticBuffer.destroy_agrs_session", _AGRS)
-    agrs_set_config = not_here("ElasticBuffer.agrs_set_config", _AGRS)
-    agrs_get_inplace_tensor = not_here("ElasticBuffer.agrs_get_inplace_tensor", _AGRS)
-    all_gather = not_here("ElasticBuffer.all_gather", _AGRS)
-    get_agrs_num_max_session_bytes = not_here("ElasticBuffer.get_agrs_num_max_session_bytes", _AGRS)
-    get_agrs_buffer_size_hint = not_here("ElasticBuffer.get_agrs_buffer_size_hint", _AGRS)
-
     @contextlib.contextmanager
     def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
         """Not supported, but for enabled=False, which does nothing."""
         if enabled:
-            self.create_agrs_session()
+            not_here("ElasticBuffer.agrs_new_session", _AGRS)()
         yield
+
+
+for _names, _instead in (("engram_write engram_fetch get_engram_storage_size_hint", ENGRAM),
+                         ("pp_set_config pp_send pp_recv get_pp_buffer_size_hint", PP),
+                         ("create_agrs_session destroy_agrs_session agrs_set_config agrs_get_inplace_tensor all_gather "
+                          "get_agrs_num_max_session_bytes get_agrs_buffer_size_hint", _AGRS)):
+    for _name in _names.split():
+        setattr(ElasticBuffer, _name, not_here(f"ElasticBuffer.{_name}", _instead))
 
 
 run_untraced(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)
