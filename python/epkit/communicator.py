@@ -290,10 +290,7 @@ class Communicator(OfThisProcess):
         self._native.check()
 
     def shrink(self) -> "Communicator":
-        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards.
-
-        num_experts of its calls is a multiple of the ranks that are left: where it is not, add experts that no token names.
-        """
+        """After a failure: a new communicator of the ranks that live, called by each of them. Free this one afterwards."""
         native = self._native.shrink()
         new = object.__new__(Communicator)
         new.is_cuda, new.device, new.group = self.is_cuda, self.device, None
