@@ -237,7 +237,7 @@ class Communicator(OfThisProcess):
 
     def _adopt(self, native: _C.Comm) -> None:
         info = native.info()
-        self._native, self._sms = native, 0
+        self._native = native
         self.rank: int = info["rank"]
         self.size: int = info["nranks"]
         self.backend: str = info["backend"]
@@ -308,6 +308,8 @@ class Communicator(OfThisProcess):
         other nodes), _forward (what it placed or read on its node for other nodes). ns_move, ns_total.
         """
         return self._native.stats()
+
+    _sms = 0  # of the last set_num_sms()
 
     @property
     def num_sms(self) -> int:
