@@ -236,7 +236,8 @@ EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
 /*
  * Rows, bytes and times of the last dispatch or combine on this rank. All counts are those of this rank. The CUDA
  * backend gives those of the last call, which returns before the rows are transferred: all times are 0, and so are the
- * counts of a plan whose counts only the device knows.
+ * counts of a plan whose counts only the device knows. A combine that adds up the rows of each rank first
+ * (EP_COMBINE_ROUND_PARTIAL) counts their sums there.
  */
 typedef struct ep_stats {
     size_t size;           /* EP_STATS_INIT sets it */

@@ -85,15 +85,30 @@ static inline int32_t ep_plan_tokens(const ep_plan *plan, bool capturing)
     return capturing && plan->captured ? plan->captured_tokens : plan->args.n_tokens;
 }
 
-/* Elements of 4 bytes in a row of scales; 0: there are none. */
+/* Bytes of a row, */
+static inline int64_t ep_row_bytes(int dtype, int64_t hidden)
+{
+    return hidden * (int64_t)ep_dtype_bytes((ep_dtype)dtype) / (dtype == EP_F4E2M1 ? 2 : 1);
+}
+
+/* elements that share a scale, */
+static inline int ep_scale_block(int dtype, int scale_type)
+{
+    return dtype == EP_F4E2M1 ? 16 : scale_type == EP_UE8M0_32 ? 32 : EP_SCALE_BLOCK;
+}
+
+/* and words of 4 bytes of a row's scales. */
+static inline int64_t ep_words_of_scales(int dtype, int scale_type, int64_t hidden)
+{
+    int64_t scales = scale_type ? hidden / ep_scale_block(dtype, scale_type) : 0;
+
+    return scale_type == EP_F32 ? scales : scales / 4;
+}
+
 static inline int64_t ep_scale_words(const ep_dispatch_args *args)
 {
-    int64_t blocks = args->hidden / EP_SCALE_BLOCK;
-
-    return !args->scale_type              ? 0
-           : args->scale_type == EP_I32   ? args->scale_words
-           : args->scale_type == EP_UE8M0 ? blocks / 4
-                                          : blocks;
+    return args->scale_type == EP_I32 ? args->scale_words
+                                      : ep_words_of_scales(args->dtype, args->scale_type, args->hidden);
 }
 
 /* Most tokens of a routing of the plan. */
@@ -144,26 +159,14 @@ static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
 }
 
-/* Bytes of a row of a dispatch's output, */
 static inline int64_t ep_ll_row_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    int64_t hidden = ll->config.hidden;
-
-    return args->out_dtype == EP_BF16 ? 2 * hidden : args->out_dtype == EP_F4E2M1 ? hidden / 2 : hidden;
+    return ep_row_bytes(args->out_dtype, ll->config.hidden);
 }
 
-/* elements that share a scale, */
-static inline int ep_ll_scale_block(const ep_ll_dispatch_args *args)
-{
-    return args->out_dtype == EP_F4E2M1 ? 16 : args->scale_type == EP_UE8M0_32 ? 32 : EP_SCALE_BLOCK;
-}
-
-/* and words of 4 bytes of a row's scales. */
 static inline int64_t ep_ll_scale_words(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    int64_t scales = ll->config.hidden / ep_ll_scale_block(args);
-
-    return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_F32 ? scales : scales / 4;
+    return ep_words_of_scales(args->out_dtype, args->scale_type, ll->config.hidden);
 }
 
 /* Rows of an expert for which recv_scales has room: tiles are whole. */
