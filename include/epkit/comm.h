@@ -222,9 +222,9 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of ep_register(),
  * threads of one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
  *
- * The members agree before anything changes: until then (a late member: EP_E_TIMEOUT of the bootstrap; other slots:
- * EP_E_MISMATCH) the communicator is as before. A failure after that fails on all members and leaves a failed
- * communicator, on which the call can be made again.
+ * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
+ * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can
+ * be made again, with another bootstrap. An abort during the call takes effect after it.
  *
  * Between nodes, each node that has members must have them at the same places (EP_E_UNSUPPORTED names one that has
  * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. Queued work

@@ -290,15 +290,18 @@ static int use_absent(const ep_boot *boot, void *argument)
     static const int32_t index[3] = {0, 1, 5};
     ep_plan_args args = args_plan(index, EP_I32, 3, 1, 6);
     ep_comm_info info = EP_COMM_INFO_INIT;
-    int32_t failed[3];
+    int32_t failed[3], per_rank[3];
+    ep_layout layout = EP_LAYOUT_INIT;
     ep_comm *comm = NULL;
     ep_plan *plan;
 
+    layout.tokens_per_rank = per_rank;
     if (boot->rank == 2)
         return 0;
     SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
     SURE(ep_plan_new(comm, &args, &plan) == EP_E_ROUTING);
     SURE(strstr(ep_last_error(), "token 2: expert 5 at position 0 is of rank 2, which is absent"));
+    SURE(ep_plan_layout(comm, &args, &layout) == EP_E_ROUTING);
     SURE(ep_comm_get_failed(comm, failed) == EP_OK);
     SURE(failed[0] == EP_OK && failed[1] == EP_OK && failed[2] == EP_E_EXCLUDED);
     SURE(ep_comm_get_info(comm, &info) == EP_OK && info.nranks == 3 && info.n_members == 2);
