@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# torch_venv.sh [REQUIREMENTS] - print the Python of a virtual environment that has torch; creates it if necessary.
+# torch_venv.sh [MODULE] - print the Python of a virtual environment that has torch, or MODULE (mypy); creates it if
+# necessary.
 #
 # It is in ~/.cache/epkit-tests, named after the requirements and the version of Python, so it is created once per
-# machine: about 3 GB from the package registry. Concurrent runs wait for each other. EPKIT_TORCH_PYTHON names a Python
-# that already has torch. If it cannot be created, exits with 77 and prints the reason on stderr.
+# machine: torch is about 3 GB from the package registry. Concurrent runs wait for each other. EPKIT_TORCH_PYTHON names
+# a Python that already has torch. If it cannot be created, exits with 77 and prints the reason on stderr.
 set -euo pipefail
 
-requirements=${1:-$(dirname "$0")/../tests/python/requirements.txt}
+module=${1:-torch}
+requirements=$(dirname "$0")/../tests/python/requirements.txt
+[ "$module" = torch ] || requirements=${requirements%/*}/$module.txt
 python=${EPKIT_PYTHON:-/usr/bin/python3}
 
 skip() {
@@ -15,7 +18,7 @@ skip() {
     exit 77
 }
 
-if [ -n "${EPKIT_TORCH_PYTHON:-}" ]; then
+if [ "$module" = torch ] && [ -n "${EPKIT_TORCH_PYTHON:-}" ]; then
     "$EPKIT_TORCH_PYTHON" -c 'import torch' 2>/dev/null || skip "EPKIT_TORCH_PYTHON=$EPKIT_TORCH_PYTHON has no torch"
     echo "$EPKIT_TORCH_PYTHON"
     exit 0
@@ -23,20 +26,20 @@ fi
 version=$("$python" -c 'import sys; assert sys.version_info >= (3, 10); print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
     skip "$python is no Python of version 3.10 or later"
 hash=$({ cat "$requirements" && echo "$version"; } | sha256sum | cut -c1-16)
-venv=${XDG_CACHE_HOME:-$HOME/.cache}/epkit-tests/torch-$hash
+venv=${XDG_CACHE_HOME:-$HOME/.cache}/epkit-tests/$module-$hash
 
 mkdir -p "$(dirname "$venv")"
 exec 9>"$venv.lock"
 flock 9
 if [ ! -e "$venv/complete" ]; then
-    printf 'installing torch with pip into %s (about 3 GB, once)\n' "$venv" >&2
+    printf 'installing %s with pip into %s (torch: about 3 GB, once)\n' "$module" "$venv" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv" >"$venv.log" 2>&1 || skip "$python -m venv fails (package python3-venv): see $venv.log"
     if ! "$venv/bin/pip" install --quiet --no-deps --no-compile --no-cache-dir -r "$requirements" >>"$venv.log" 2>&1; then
         rm -rf "$venv"
-        skip "pip cannot install torch: $(tail -n 1 "$venv.log")"
+        skip "pip cannot install $module: $(tail -n 1 "$venv.log")"
     fi
-    "$venv/bin/python" -c 'import torch, torch.distributed' >>"$venv.log" 2>&1 || skip "torch does not load: see $venv.log"
+    "$venv/bin/python" -c "import $module" >>"$venv.log" 2>&1 || skip "$module does not load: see $venv.log"
     touch "$venv/complete"
 fi
 echo "$venv/bin/python"

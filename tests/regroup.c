@@ -108,11 +108,8 @@ void regroup_boot(struct regroup *shared, int number, int rank, int per_node, st
 
     for (int first = 0; first < REGROUP_RANKS; first += per_node)
         of_nodes = gcd(of_nodes, __builtin_popcount(members >> first & ((1u << per_node) - 1)));
-    *boot = (struct regroup_boot){.boot = EP_BOOT_INIT,
-                                  .shared = shared,
-                                  .group = &shared->groups[number],
-                                  .members = members,
-                                  .rank = rank};
+    *boot = (struct regroup_boot){
+        .boot = EP_BOOT_INIT, .shared = shared, .group = &shared->groups[number], .members = members, .rank = rank};
     boot->boot.rank = __builtin_popcount(members & ((1u << rank) - 1));
     boot->boot.nranks = __builtin_popcount(members);
     boot->boot.allgather = allgather;

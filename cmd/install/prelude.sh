@@ -244,14 +244,18 @@ epkit_write() {
     fi
     printf '%s\n' "$2" | epkit_keep
     mkdir -p "${target%/*}"
-    # Who made the root folder may have put a link there, or puts one there now: a new file is made, and none followed.
-    rm -rf "$target.epkit-new"
-    (set -C && printf %s "$3" >"$target.epkit-new") || exit 1
-    chmod "$1" "$target.epkit-new"
-    sync "$target.epkit-new"
-    if epkit_same "$target" "$target.epkit-new"; then :; else epkit_set_aside "$2"; fi
-    sha256sum <"$target.epkit-new" >>"$EPKIT_BEFORE/written"
+    text="$EPKIT_BEFORE/text"
+    rm -f "$text"
+    (umask 077 && printf %s "$3" >"$text")
+    chmod "$1" "$text"
+    if epkit_same "$target" "$text"; then :; else epkit_set_aside "$2"; fi
+    sha256sum <"$text" >>"$EPKIT_BEFORE/written"
     sync "$EPKIT_BEFORE/written"
+    # Who owns the folder may put a link or a pipe there at any time, and a shell's noclobber opens pipes and devices: cp
+    # makes a new file, or fails, and sets its mode through the descriptor.
+    rm -rf "$target.epkit-new"
+    cp -T --remove-destination --preserve=mode "$text" "$target.epkit-new"
+    sync "$target.epkit-new"
     mv -fT "$target.epkit-new" "$target"
 }
 
@@ -322,8 +326,9 @@ epkit_set_begin() {
     printf '%s\n' "$1.epkit-$EPKIT_STEP" | epkit_keep
     epkit_inside "$EPKIT_ROOT$1"
     epkit_missing_folders "$EPKIT_ROOT$1"
+    mkdir -p "$EPKIT_ROOT$1"
     rm -rf "$new"
-    mkdir -p "$EPKIT_ROOT$1" "$new"
+    mkdir "$new" # with -p it might be a link
 }
 
 # epkit_set_end TO: the set is complete; it is moved into TO, name by name. An existing name is replaced, never copied
@@ -450,7 +455,8 @@ epkit_apply_build() {
     mkdir -p "$build"
     if [ -n "$arg_url" ]; then
         epkit_checksum "$source.tar" "$arg_sha256"
-        tar -xf "$source.tar" -C "$build" --strip-components=1 --no-same-owner
+        # Root's tar would give others the rights that the archive names.
+        tar -xf "$source.tar" -C "$build" --strip-components=1 --no-same-owner --no-same-permissions
     else
         cp -a "$source/." "$build"
     fi

@@ -147,7 +147,8 @@ static enum install_result acquire_lock(struct install *install)
     int pid;
 
     install_path(install, LOCK, NULL, path);
-    install->lock_fd = dir_append_in(install->state_fd, LOCK, 0644);
+    /* Who may read a file may lock it. */
+    install->lock_fd = dir_append_in(install->state_fd, LOCK, 0600);
     if (install->lock_fd < 0 && errno == ENOENT)
         return just_uninstalled(install);
     if (install->lock_fd < 0)

@@ -46,8 +46,11 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
     size_t i, j;
 
     json_array_foreach (rows, i, row) {
-        struct program_form *grown = realloc(parser->forms, (parser->n_forms + 1) * sizeof(*grown)), *form;
+        size_t n = parser->n_forms; /* the space is a power of two, and full */
+        struct program_form *grown = parser->forms, *form;
 
+        if ((n & (n - 1)) == 0)
+            grown = realloc(parser->forms, (n ? 2 * n : 1) * sizeof(*grown));
         if (!grown) {
             parser->has_failed_alloc = true;
             return;

@@ -89,8 +89,8 @@ typedef struct ep_comm_config {
         partial_type; /* network combine: EP_F32 (exact, default when 0) or EP_BF16 (half the bytes, rounded twice) */
     int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): local rank on the host modulo the number of visible
                          devices. Ignored by the host backend */
-    int32_t slots;    /* > 0: the number of ranks R, of which those of the bootstrap are the members; see ep_comm_regroup().
-                         0: all ranks are members */
+    int32_t slots;    /* > 0: the number of ranks R, of which those of the bootstrap are the members; see
+                         ep_comm_regroup().    0: all ranks are members */
     int32_t slot;     /* with slots: number of this rank, 0..slots-1, whatever its number in the bootstrap */
 } ep_comm_config;
 
@@ -195,9 +195,10 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
 
 /*
  * What this rank knows of each rank: ret_failed [R], host memory, is EP_OK for a rank of which nothing is known,
- * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, EP_E_EXCLUDED if
- * it is absent, or else the status of the failure of this communicator for the rank that it names. Ranks may know
- * different things, and more later. Never blocks. Any thread.
+ * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, EP_E_EXCLUDED
+ * if it is absent, or else the status of the failure of this communicator for the rank that it names. Ranks may know
+ * different things, and more later: decide who goes on before any of them frees its communicator, because it has left
+ * then. Never blocks. Any thread.
  */
 EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
 
@@ -221,21 +222,22 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of ep_register(),
  * threads of one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
  *
- * The members agree before anything changes: until then (a late member: EP_E_TIMEOUT of the bootstrap; other slots:
- * EP_E_MISMATCH) the communicator is as before. A failure after that fails on all members and leaves a failed
- * communicator, on which the call can be made again.
+ * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
+ * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can
+ * be made again, with another bootstrap. An abort during the call takes effect after it.
  *
  * Between nodes, each node that has members must have them at the same places (EP_E_UNSUPPORTED names one that has
- * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. Queued work is
- * waited for. No other call may be in progress, except those of "Threads" that do not wait. The CUDA backend does not
- * provide it (EP_E_UNSUPPORTED): free the communicator there, and create one of the ranks that go on.
+ * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. Queued work
+ * is waited for. No other call may be in progress, except those of "Threads" that do not wait. The CUDA backend does
+ * not provide it (EP_E_UNSUPPORTED): free the communicator there, and create one of the ranks that go on.
  */
 EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
 
 /*
  * Rows, bytes and times of the last dispatch or combine on this rank. All counts are those of this rank. The CUDA
  * backend gives those of the last call, which returns before the rows are transferred: all times are 0, and so are the
- * counts of a plan whose counts only the device knows.
+ * counts of a plan whose counts only the device knows. A combine that adds up the rows of each rank first
+ * (EP_COMBINE_ROUND_PARTIAL) counts their sums there.
  */
 typedef struct ep_stats {
     size_t size;           /* EP_STATS_INIT sets it */

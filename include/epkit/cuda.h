@@ -78,7 +78,7 @@ EP_API ep_status ep_cuda_get_device(ep_comm *comm, int *ret_device, int *ret_sms
  * allocated, and both values are 0.
  *
  * Size. An operation needs twice the bytes of its chunks. A chunk has up to 32 tokens for one node.
- *   - Bytes per token of a dispatch: hidden (fp8) or 2 * hidden (bf16), plus its scales and weights.
+ *   - Bytes per token of a dispatch: hidden (fp8; fp4: half of it) or 2 * hidden (bf16), plus scales and weights.
  *   - Bytes per token of a combine: 4 * hidden, or 2 * hidden if the partial sum is a single row or partial_type is
  *     EP_BF16, plus its weights.
  *   - Tokens of a dispatch: those that this rank sends to other nodes, counted once for each node. For a plan with

@@ -25,14 +25,15 @@ extern "C" {
 #endif
 
 typedef struct ep_dispatch_args {
-    size_t size;   /* EP_DISPATCH_ARGS_INIT sets it */
-    const void *x; /* [N,H] */
-    int32_t
-        dtype; /* EP_BF16 or EP_F8E4M3; the same on all ranks, as are hidden, scale_type and which outputs are given */
+    size_t size;        /* EP_DISPATCH_ARGS_INIT sets it */
+    const void *x;      /* [N,H] */
+    int32_t dtype;      /* EP_BF16, EP_F8E4M3 or EP_F4E2M1 (H a multiple of 64); the same on all ranks, as are hidden,
+                           scale_type and which outputs are given */
     int32_t hidden;     /* H */
-    const void *scales; /* fp8: EP_F32 [N,H/128] or EP_UE8M0 packed int32 [N,H/512]. Rows of any type: EP_I32, opaque
-                           words [N,scale_words], which are sent unchanged. NULL: rows without scales */
-    int32_t scale_type; /* EP_F32, EP_UE8M0 or EP_I32; 0 without scales */
+    const void *scales; /* [N,W] words of 4 bytes, sent unchanged. fp8: EP_F32, W = H/128; four scales in a word:
+                           EP_UE8M0, W = H/512, and EP_UE8M0_32 (mxfp8), W = H/128; fp4: EP_F8E4M3 (nvfp4), W = H/64.
+                           Rows of any type: EP_I32, W = scale_words, opaque. NULL: rows without scales */
+    int32_t scale_type; /* one of these; 0 without scales */
     uint32_t flags;     /* 0 */
     int64_t scale_stride_token; /* strides of `scales` in elements of 4 bytes; both 0: contiguous rows */
     int64_t scale_stride_block;

@@ -109,7 +109,8 @@ typedef struct ep_plan_info {
     const int64_t *recv_from_rank; /* [R+1] rank layout: rows of source r are recv_from_rank[r] .. [r+1]; NULL: not yet,
                                       or expanded */
     const int64_t *expert_start;   /* [L+1] expanded layout: first row of each local expert; NULL otherwise */
-    int64_t n_dropped; /* choices of this rank's tokens that count as -1, because their ranks are absent; -1 after an update */
+    int64_t n_dropped; /* choices of this rank's tokens that count as -1, because their ranks are absent; -1 after an
+                          update */
 } ep_plan_info;
 
 #define EP_PLAN_INFO_INIT EP_INIT(ep_plan_info)
@@ -121,8 +122,8 @@ typedef struct ep_plan_info {
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
 /*
- * Opens a plan again in place, as ep_plan_new() would: after ep_comm_regroup(), where new members call ep_plan_new(). The
- * arguments may differ from those before. After a failure the plan can only be renewed again, or freed.
+ * Opens a plan again in place, as ep_plan_new() would: after ep_comm_regroup(), where new members call ep_plan_new().
+ * The arguments may differ from those before. After a failure the plan can only be renewed again, or freed.
  */
 EP_API ep_status ep_plan_renew(ep_plan *plan, const ep_plan_args *args);
 

@@ -39,7 +39,7 @@ extern "C" {
     X(EP_E_TIMEOUT, 301, "a peer did not answer within the deadline",                                                  \
       "check whether the named rank is stopped, overloaded or in another call; then continue without it (comm.h)")     \
     X(EP_E_PEER_DEAD, 302, "a peer died or cannot be reached",                                                         \
-      "check the log of the named rank; continue without it (comm.h)")                                        \
+      "check the log of the named rank; continue without it (comm.h)")                                                 \
     X(EP_E_PEER_LEFT, 303, "a peer left the group",                                                                    \
       "the named rank has freed its communicator, as the end of a Python program does, or an object that this call "   \
       "needs: check its log")                                                                                          \

@@ -71,8 +71,8 @@ typedef enum ep_dtype {
     EP_I32 = 4,    /* int32_t; as a scale type: opaque words of 4 bytes */
     EP_I64 = 5,    /* int64_t */
     EP_UE8M0 = 6, /* power-of-two scales, one byte each (value 2^(b-127)), four packed in an int32, lowest byte first */
-    EP_F4E2M1 = 7,  /* fp4 e2m1 (largest 6), two in a byte, the first in the low half: nvfp4 rows, low latency alone */
-    EP_UE8M0_32 = 8 /* as EP_UE8M0, one for 32 elements: of mxfp8 rows, low latency alone */
+    EP_F4E2M1 = 7,  /* fp4 e2m1 (largest 6), two in a byte, the first in the low half: nvfp4 rows */
+    EP_UE8M0_32 = 8 /* as EP_UE8M0, one for 32 elements: of mxfp8 rows */
 } ep_dtype;
 
 /* Bytes of one element, of two for EP_F4E2M1, 1 for scales of a byte; 0 for a value that is not an ep_dtype. */

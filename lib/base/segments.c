@@ -121,19 +121,14 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
     return mapped;
 }
 
-uint64_t ep_segments_rename(uint64_t serial, uint64_t next)
+void ep_segments_set_fd(uint64_t serial, int fd)
 {
     struct registry *registry = lock_registry();
-    struct local_segment *from = find_local(registry, serial), *to = find_local(registry, next);
+    struct local_segment *segment = find_local(registry, serial);
 
-    if (from && to) {
-        from->fd = to->fd;
-        from->serial = next;
-        to->refs = 0;
-        drop_unused(registry, to);
-    }
+    if (segment)
+        segment->fd = fd;
     unlock_registry(registry);
-    return next;
 }
 
 int ep_segments_dup(uint64_t serial)

@@ -22,11 +22,8 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
 /* The owner passes its descriptor, others -1. The last release unmaps the segment. */
 void ep_segments_release(uint64_t serial, int fd);
 
-/*
- * The segment `serial` gets the descriptor and the serial number of the segment `next`, whose own mapping ends. Returns
- * that number.
- */
-uint64_t ep_segments_rename(uint64_t serial, uint64_t next);
+/* The segment has moved to another file, at the same address. */
+void ep_segments_set_fd(uint64_t serial, int fd);
 
 /* A duplicate of the descriptor; -1: there is none. */
 int ep_segments_dup(uint64_t serial);

@@ -253,22 +253,26 @@ ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
 ep_status ep_shm_move(struct ep_shm *shm)
 {
     size_t mapped = ep_shm_mapped_bytes(shm->bytes);
+    ep_status status = EP_OK;
     struct ep_shm next;
-    uint64_t serial;
+    int fd;
 
     EP_TRY(ep_shm_new(shm->bytes, &next));
     memcpy(next.base, shm->base, mapped);
-    if (mmap(shm->base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, next.fd, 0) == MAP_FAILED) {
-        ep_status status = ep_reserve_fail_map(errno, mapped);
-
-        ep_shm_done(&next);
-        return status;
+    fd = ep_fd_above_stdio(fcntl(next.fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+    if (fd < 0)
+        status = ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: a descriptor");
+    else if (mmap(shm->base, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        status = ep_reserve_fail_map(errno, mapped);
+    ep_shm_done(&next);
+    if (status == EP_OK) {
+        ep_segments_set_fd(shm->serial, fd);
+        ep_fd_close(shm->fd);
+        shm->fd = fd;
+    } else if (fd >= 0) {
+        close(fd);
     }
-    serial = ep_segments_rename(shm->serial, next.serial);
-    ep_fd_close(shm->fd);
-    shm->fd = next.fd;
-    shm->serial = serial;
-    return EP_OK;
+    return status;
 }
 
 ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)

@@ -64,8 +64,8 @@
     do {                                                                                                               \
         EP_CHECK_COMM(object, (object)->comm);                                                                         \
         if ((object)->generation != (object)->comm->generation)                                                        \
-            return ep_comm_record((object)->comm,                                                                      \
-                                  ep_fail(EP_E_STATE, "%s: the members of the group have changed: renew it", __func__)); \
+            return ep_comm_record(                                                                                     \
+                (object)->comm, ep_fail(EP_E_STATE, "%s: the members of the group have changed: renew it", __func__)); \
     } while (0)
 
 /* For other pointers: a status, which the caller can record in the communicator. */

@@ -34,7 +34,10 @@ static void free_comm(ep_comm *comm)
 
 static ep_status load_boot(const char *call, const ep_boot *boot, ep_boot *ret_boot)
 {
-    EP_TRY(ep_args_load(ret_boot, sizeof(*ret_boot), EP_ARGS_FIRST_BYTES(ep_boot), boot, "boot"));
+    ep_status status = ep_args_load(ret_boot, sizeof(*ret_boot), EP_ARGS_FIRST_BYTES(ep_boot), boot, "boot");
+
+    if (status != EP_OK)
+        return ep_fail_prefix(status, "%s: ", call);
     if (!ret_boot->allgather)
         return ep_fail(EP_E_ARG, "%s: boot.allgather is NULL", call);
     EP_TRY(ep_check_range(call, "boot.nranks", ret_boot->nranks, 1, EP_MAX_RANKS));
@@ -73,7 +76,7 @@ static ep_status resolve_new(ep_comm *comm, const ep_boot *boot, const ep_comm_c
     EP_TRY(check_stack());
     EP_TRY(ep_config_resolve(comm, config, boot->network, "ep_comm_new"));
     /* The hosts of absent ranks are not those of the bootstrap. */
-    if (!comm->config.ranks_per_node && !comm->config.slots) {
+    if (!comm->config.ranks_per_node && !comm->config.slots && boot->ranks_per_node) {
         comm->config.ranks_per_node = boot->ranks_per_node;
         comm->boot_has_nodes = true;
     }
@@ -314,6 +317,7 @@ static void take_members(ep_comm *comm, const ep_comm *next)
     comm->permuted = next->permuted;
     memcpy(comm->members, next->members, sizeof(comm->members));
     memcpy(comm->slot_of, next->slot_of, sizeof(comm->slot_of));
+    memcpy(comm->process_of, next->process_of, sizeof(comm->process_of));
     comm->generation++;
 }
 
@@ -337,7 +341,7 @@ static ep_status change_members(ep_comm *comm, const ep_boot *boot, const ep_com
     atomic_store(&comm->changes, 1);
     while (atomic_load(&comm->visitors))
         ep_backoff_sleep();
-    status = comm->ops->regroup_leave(comm, next->members);
+    status = comm->ops->regroup_leave(comm, next);
     forget_failure(comm);
     take_members(comm, next);
     all = boot_of_slots(&(struct slots){boot, comm});
@@ -360,9 +364,10 @@ ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot)
     EP_CHECK_COMM(comm, comm);
     EP_TRY(load_boot(__func__, boot, &given));
     if (!comm->ops->regroup_join)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "%s: backend %s does not provide it: free the communicator, and create one of the ranks that go on",
-                       __func__, comm->ops->name);
+        return ep_fail(
+            EP_E_UNSUPPORTED,
+            "%s: backend %s does not provide it: free the communicator, and create one of the ranks that go on",
+            __func__, comm->ops->name);
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;

@@ -56,7 +56,8 @@ static ep_status resolve_flags(ep_comm_config *config, const char *call)
         return ep_fail(EP_E_ARG, "%s: $EPKIT_STRICT_SMS is \"%.32s\", neither 0 nor 1", call, strict);
     if (strict && *strict == '1')
         config->flags |= EP_COMM_STRICT_SMS;
-    return ep_check_flags(call, config->flags, EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS | EP_COMM_DROP_ABSENT);
+    return ep_check_flags(call, config->flags,
+                          EP_COMM_CHECK_VALUES | EP_COMM_CHECK_DISTINCT | EP_COMM_STRICT_SMS | EP_COMM_DROP_ABSENT);
 }
 
 static ep_status resolve_backend(ep_comm *comm, const char *call)
@@ -176,9 +177,10 @@ struct digest {
     int32_t channels, partial_type;
     char backend[16], network[16]; /* network "": from the hosts */
     int32_t nodes_from;            /* NODES_*: source of ranks_per_node */
-    int32_t slots, slot;           /* number of slots, and that of this rank */
+    int32_t slots, slot;           /* number of slots, and that of this rank; -1: `rank` */
+    uint64_t process;              /* ep_process_generation() */
     union {
-        char reason[408]; /* of a failure */
+        char reason[400]; /* of a failure */
         struct ep_locality locality;
     };
 };
@@ -197,13 +199,14 @@ static void copy_text(char *to, size_t bytes, const char *from)
 static void make_digest(struct digest *digest, const ep_boot *boot, const ep_comm *comm, ep_status local)
 {
     *digest = (struct digest){.format = DIGEST_FORMAT, .rank = boot->rank, .status = (int32_t)local};
+    digest->slot = comm && comm->config.slots ? comm->config.slot : -1;
     copy_text(digest->version, sizeof(digest->version), ep_version());
     if (local != EP_OK) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
         return;
     }
     digest->slots = comm->config.slots ? comm->config.slots : boot->nranks;
-    digest->slot = comm->config.slots ? comm->config.slot : boot->rank;
+    digest->process = ep_process_generation();
     digest->ranks_per_node = comm->config.ranks_per_node;
     digest->nodes_from = comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
     ep_locality_get_self(&digest->locality);
@@ -212,6 +215,11 @@ static void make_digest(struct digest *digest, const ep_boot *boot, const ep_com
     digest->partial_type = comm->config.partial_type;
     copy_text(digest->backend, sizeof(digest->backend), comm->ops->name);
     copy_text(digest->network, sizeof(digest->network), comm->config.network ? comm->config.network : "");
+}
+
+static int slot_of(const struct digest *digest)
+{
+    return digest->slot < 0 ? digest->rank : digest->slot;
 }
 
 enum value_kind { VALUE_TEXT, VALUE_NUMBER, VALUE_BITS, VALUE_DTYPE };
@@ -251,7 +259,7 @@ static void print_value(const struct field *field, const struct digest *digest, 
         snprintf(text, 40, "%s", ep_dtype_name((ep_dtype)number));
 }
 
-/* All ranks find the first field, and in it the first rank, that differs from rank 0: so all have the same text. */
+/* All ranks find the first field, and in it the first rank, that differs from the first: so all have the same text. */
 static ep_status compare_field(const struct field *field, const struct digest *all, int nranks, const char *call)
 {
     char first[40], other[40];
@@ -260,8 +268,8 @@ static ep_status compare_field(const struct field *field, const struct digest *a
     for (int rank = 1; rank < nranks; rank++) {
         print_value(field, &all[rank], other);
         if (strcmp(first, other) != 0)
-            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: %s is %s on rank 0 and %s on rank %d", call, field->name,
-                           first, other, rank);
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: %s is %s on rank %d and %s on rank %d", call,
+                           field->name, first, slot_of(&all[0]), other, slot_of(&all[rank]));
     }
     return EP_OK;
 }
@@ -272,9 +280,9 @@ static ep_status compare_nodes(const struct digest *all, int nranks, const char 
 
     for (int rank = 1; rank < nranks; rank++)
         if (all[rank].ranks_per_node != all[0].ranks_per_node)
-            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: ranks_per_node is %d%s on rank 0 and %d%s on rank %d",
-                           call, all[0].ranks_per_node, from[all[0].nodes_from], all[rank].ranks_per_node,
-                           from[all[rank].nodes_from], rank);
+            return ep_fail(EP_E_MISMATCH, "%s: ranks disagree: ranks_per_node is %d%s on rank %d and %d%s on rank %d",
+                           call, all[0].ranks_per_node, from[all[0].nodes_from], slot_of(&all[0]),
+                           all[rank].ranks_per_node, from[all[rank].nodes_from], slot_of(&all[rank]));
     return EP_OK;
 }
 
@@ -296,11 +304,14 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
     char why[EP_ERROR_TEXT_BYTES];
     int found = 0;
 
+    /* New members take what those have that are members already. */
+    for (int rank = 0; rank < nranks && !all_present && !found; rank++)
+        found = all[rank].ranks_per_node;
     for (int rank = 0; rank < nranks; rank++) {
         if (all[rank].ranks_per_node)
             continue;
         if (!found)
-            found = one_host       ? all[0].slots
+            found = one_host      ? all[0].slots
                     : all_present ? ep_locality_find_nodes(&all[0].locality, sizeof(all[0]), nranks, why)
                                   : 0;
         if (!found && !all_present)
@@ -330,7 +341,7 @@ static ep_status check_slots(const struct digest *all, int nranks, const char *c
     int member[EP_MAX_RANKS] = {0};
 
     for (int rank = 0; rank < nranks; rank++) {
-        int slot = all[rank].slot;
+        int slot = slot_of(&all[rank]);
 
         if (slot < 0 || slot >= all[rank].slots || all[rank].slots > EP_MAX_RANKS)
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d of the bootstrap has published is damaged: slot %d of %d",
@@ -349,14 +360,14 @@ static ep_status check_slots(const struct digest *all, int nranks, const char *c
  */
 static ep_status check_rails(const struct digest *all, int nranks, const char *call)
 {
-    int per_node = all[0].ranks_per_node, nnodes = all[0].slots / per_node, first = all[0].slot / per_node;
+    int per_node = all[0].ranks_per_node, nnodes = all[0].slots / per_node, first = slot_of(&all[0]) / per_node;
     bool present[EP_MAX_RANKS] = {false}, used[EP_MAX_RANKS] = {false};
 
     if (all[0].slots % per_node)
         return ep_fail(EP_E_ARG, "%s: ranks_per_node %d does not divide the %d slots", call, per_node, all[0].slots);
     for (int rank = 0; rank < nranks; rank++) {
-        present[all[rank].slot] = true;
-        used[all[rank].slot / per_node] = true;
+        present[slot_of(&all[rank])] = true;
+        used[slot_of(&all[rank]) / per_node] = true;
     }
     for (int node = 0; node < nnodes; node++)
         for (int place = 0; used[node] && place < per_node; place++)
@@ -384,7 +395,7 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: status %d", call, rank,
                            all[rank].status);
         else if (all[rank].status != EP_OK)
-            return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, rank,
+            return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, slot_of(&all[rank]),
                            (int)sizeof(all[rank].reason), all[rank].reason);
         else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_HOSTS ||
                  all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > EP_MAX_RANKS)
@@ -404,7 +415,7 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
 static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot *boot)
 {
     const struct digest *agreed = &all[boot->rank];
-    int rank = agreed->slot, nranks = agreed->slots;
+    int rank = slot_of(agreed), nranks = agreed->slots;
 
     comm->rank = comm->config.slot = rank;
     comm->nranks = comm->config.slots = nranks;
@@ -412,9 +423,10 @@ static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot 
     comm->permuted = false;
     memset(comm->members, 0, sizeof(comm->members));
     for (int i = 0; i < boot->nranks; i++) {
-        comm->permuted |= all[i].slot != i;
-        comm->slot_of[i] = (int16_t)all[i].slot;
-        comm->members[all[i].slot / 64] |= UINT64_C(1) << (all[i].slot % 64);
+        comm->permuted |= slot_of(&all[i]) != i;
+        comm->slot_of[i] = (int16_t)slot_of(&all[i]);
+        comm->process_of[slot_of(&all[i])] = all[i].process;
+        comm->members[slot_of(&all[i]) / 64] |= UINT64_C(1) << (slot_of(&all[i]) % 64);
     }
     comm->ranks_per_node = comm->config.ranks_per_node = agreed->ranks_per_node;
     comm->node = rank / comm->ranks_per_node;

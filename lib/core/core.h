@@ -27,8 +27,9 @@ struct ep_comm {
     int rank, nranks; /* nranks: slots, of which the members are present */
     int n_members;
     uint64_t members[EP_MAX_RANKS / 64];
-    bool permuted; /* the bootstrap has the members in another order */
-    int16_t slot_of[EP_MAX_RANKS]; /* of each rank of the bootstrap that made the group */
+    bool permuted;                     /* the bootstrap has the members in another order */
+    int16_t slot_of[EP_MAX_RANKS];     /* of each rank of the bootstrap that made the group */
+    uint64_t process_of[EP_MAX_RANKS]; /* ep_process_id.key of each member */
     uint32_t generation; /* of the members; plans and low-latency objects of an earlier one must be renewed */
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
     bool boot_has_nodes;              /* config.ranks_per_node is that of the bootstrap */
@@ -68,9 +69,9 @@ struct ep_plan {
     ep_comm *comm;
     void *impl;
     uint32_t generation; /* of the members, when it was opened */
-    ep_plan_args args; /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
-    ep_plan_info info; /* the part that is known without the peers */
-    ep_plan_info full; /* with the peers' counts; valid once `counted` is set, possibly by a worker */
+    ep_plan_args args;   /* resolved; topk_idx is not kept here. n_tokens: of the last update outside of captures */
+    ep_plan_info info;   /* the part that is known without the peers */
+    ep_plan_info full;   /* with the peers' counts; valid once `counted` is set, possibly by a worker */
     _Atomic bool counted;
     bool from_mask;          /* created from token_in_rank: args.topk is then the number of ranks */
     bool updated;            /* the counts in info are no longer valid */
@@ -84,15 +85,30 @@ static inline int32_t ep_plan_tokens(const ep_plan *plan, bool capturing)
     return capturing && plan->captured ? plan->captured_tokens : plan->args.n_tokens;
 }
 
-/* Elements of 4 bytes in a row of scales; 0: there are none. */
+/* Bytes of a row, */
+static inline int64_t ep_row_bytes(int dtype, int64_t hidden)
+{
+    return hidden * (int64_t)ep_dtype_bytes((ep_dtype)dtype) / (dtype == EP_F4E2M1 ? 2 : 1);
+}
+
+/* elements that share a scale, */
+static inline int ep_scale_block(int dtype, int scale_type)
+{
+    return dtype == EP_F4E2M1 ? 16 : scale_type == EP_UE8M0_32 ? 32 : EP_SCALE_BLOCK;
+}
+
+/* and words of 4 bytes of a row's scales. */
+static inline int64_t ep_words_of_scales(int dtype, int scale_type, int64_t hidden)
+{
+    int64_t scales = scale_type ? hidden / ep_scale_block(dtype, scale_type) : 0;
+
+    return scale_type == EP_F32 ? scales : scales / 4;
+}
+
 static inline int64_t ep_scale_words(const ep_dispatch_args *args)
 {
-    int64_t blocks = args->hidden / EP_SCALE_BLOCK;
-
-    return !args->scale_type              ? 0
-           : args->scale_type == EP_I32   ? args->scale_words
-           : args->scale_type == EP_UE8M0 ? blocks / 4
-                                          : blocks;
+    return args->scale_type == EP_I32 ? args->scale_words
+                                      : ep_words_of_scales(args->dtype, args->scale_type, args->hidden);
 }
 
 /* Most tokens of a routing of the plan. */
@@ -143,26 +159,14 @@ static inline int32_t ep_ll_format(const ep_ll_dispatch_args *args)
     return args->out_dtype | args->scale_type << 8 | (int32_t)ep_ll_rounds_scales(args) << 16;
 }
 
-/* Bytes of a row of a dispatch's output, */
 static inline int64_t ep_ll_row_bytes(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    int64_t hidden = ll->config.hidden;
-
-    return args->out_dtype == EP_BF16 ? 2 * hidden : args->out_dtype == EP_F4E2M1 ? hidden / 2 : hidden;
+    return ep_row_bytes(args->out_dtype, ll->config.hidden);
 }
 
-/* elements that share a scale, */
-static inline int ep_ll_scale_block(const ep_ll_dispatch_args *args)
-{
-    return args->out_dtype == EP_F4E2M1 ? 16 : args->scale_type == EP_UE8M0_32 ? 32 : EP_SCALE_BLOCK;
-}
-
-/* and words of 4 bytes of a row's scales. */
 static inline int64_t ep_ll_scale_words(const ep_ll *ll, const ep_ll_dispatch_args *args)
 {
-    int64_t scales = ll->config.hidden / ep_ll_scale_block(args);
-
-    return args->out_dtype == EP_BF16 ? 0 : args->scale_type == EP_F32 ? scales : scales / 4;
+    return ep_words_of_scales(args->out_dtype, args->scale_type, ll->config.hidden);
 }
 
 /* Rows of an expert for which recv_scales has room: tiles are whole. */
@@ -231,11 +235,11 @@ struct ep_backend_ops {
     ep_status (*poll)(ep_comm *comm);
     void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
     /*
-     * The members of `comm` are about to change. leave: ends all communication with those of now, and fences off those
-     * that are not in `next`. join: as comm_open, into what has remained: memory, queues, events. `mine`: of leave; all
-     * members fail if it is a failure.
+     * The members of `comm` are about to change to those of `next`. leave: ends all communication with those of now,
+     * and fences off the processes that are no members any more. join: as comm_open, into what has remained: memory,
+     * queues, events. `mine`: of leave; all members fail if it is a failure.
      */
-    ep_status (*regroup_leave)(ep_comm *comm, const uint64_t *next);
+    ep_status (*regroup_leave)(ep_comm *comm, const ep_comm *next);
     ep_status (*regroup_join)(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
     ep_status (*alloc)(ep_comm *comm, size_t bytes, void **ret_memory);

@@ -47,13 +47,16 @@ ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll
 }
 
 /* Opens an ep_ll of which only communicator and configuration are set, or that is closed. */
-static ep_status open_ll(ep_ll *ll)
+static ep_status open_ll(const char *call, ep_ll *ll)
 {
     ep_comm *comm = ll->comm;
     ep_status status;
 
     *ll = (ep_ll){.comm = comm, .config = ll->config, .n_local = ll->config.n_experts / comm->nranks};
-    status = ep_comm_record(comm, EP_BACKEND_CALL(comm, ll_open, ll));
+    status = comm->ops->ll_open
+                 ? comm->ops->ll_open(ll)
+                 : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", call, comm->ops->name);
+    status = ep_comm_record(comm, status);
     ll->generation = status == EP_OK ? comm->generation : 0;
     return status;
 }
@@ -72,7 +75,7 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     if (!ll)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
     *ll = (ep_ll){.comm = comm, .config = mine};
-    status = open_ll(ll);
+    status = open_ll(__func__, ll);
     if (status != EP_OK) {
         free(ll);
         return status;
@@ -87,7 +90,7 @@ ep_status ep_ll_renew(ep_ll *ll)
     EP_CHECK_USABLE(ll, ll->comm);
     if (ll->generation)
         ll->comm->ops->ll_close(ll);
-    return open_ll(ll);
+    return open_ll(__func__, ll);
 }
 
 void ep_ll_free(ep_ll *ll)

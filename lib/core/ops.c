@@ -4,12 +4,14 @@
 /* For both operations: hidden in range, and rows of a size that the copy loops support. */
 static ep_status check_rows(const char *call, int dtype, int hidden, int64_t *ret_row_bytes)
 {
+    int multiple = dtype == EP_F4E2M1 ? 4 * ep_scale_block(dtype, 0) : EP_SCALE_BLOCK; /* whole words of scales */
     int64_t bytes;
 
     EP_TRY(ep_check_range(call, "hidden", hidden, 1, EP_MAX_HIDDEN));
-    bytes = (int64_t)hidden * (int64_t)ep_dtype_bytes((ep_dtype)dtype);
-    if (dtype == EP_F8E4M3 && hidden % EP_SCALE_BLOCK)
-        return ep_fail(EP_E_ARG, "%s: hidden %d of fp8 rows is not a multiple of %d", call, hidden, EP_SCALE_BLOCK);
+    bytes = ep_row_bytes(dtype, hidden);
+    if (dtype != EP_BF16 && hidden % multiple)
+        return ep_fail(EP_E_ARG, "%s: hidden %d of %s rows is not a multiple of %d", call, hidden,
+                       ep_dtype_name((ep_dtype)dtype), multiple);
     if (bytes % EP_ROW_ALIGN)
         return ep_fail(EP_E_ALIGN, "%s: rows of hidden %d have %lld bytes, not a multiple of %d", call, hidden,
                        (long long)bytes, EP_ROW_ALIGN);
@@ -94,6 +96,12 @@ static ep_status check_recv_scales(const ep_dispatch_args *args, int64_t *ret_by
     return EP_OK;
 }
 
+static bool takes_scales(int dtype, int type)
+{
+    return type == EP_I32 ||
+           (dtype == EP_F4E2M1 ? type == EP_F8E4M3 : type == EP_F32 || type == EP_UE8M0 || type == EP_UE8M0_32);
+}
+
 /* `scale_type` decides whether there are scales: a rank without tokens may have no pointer. */
 static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
@@ -102,13 +110,15 @@ static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct
     if (args->scale_type != EP_I32 && args->scale_words)
         return ep_fail(EP_E_ARG, DISPATCH ": scale_words is %d with scale_type %d, not EP_I32", args->scale_words,
                        args->scale_type);
-    if (args->dtype != EP_F8E4M3 && args->scale_type != EP_I32)
+    if (args->dtype == EP_BF16 && args->scale_type != EP_I32)
         return check_no_scales(args, "rows that are not fp8");
     if (!args->scales && (!args->scale_type || n_tokens))
         return check_no_scales(args, "no scales given");
-    if (args->scale_type != EP_F32 && args->scale_type != EP_UE8M0 && args->scale_type != EP_I32)
-        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d (%s), neither EP_F32 nor EP_UE8M0 nor EP_I32",
-                       args->scale_type, ep_dtype_name((ep_dtype)args->scale_type));
+    if (!takes_scales(args->dtype, args->scale_type))
+        return ep_fail(EP_E_ARG, DISPATCH ": scale_type is %d (%s), %s", args->scale_type,
+                       ep_dtype_name((ep_dtype)args->scale_type),
+                       args->dtype == EP_F4E2M1 ? "neither EP_F8E4M3 nor EP_I32 with EP_F4E2M1"
+                                                : "none of EP_F32, EP_UE8M0, EP_UE8M0_32 and EP_I32");
     if (args->scale_type == EP_UE8M0 && args->hidden % (4 * EP_SCALE_BLOCK))
         return ep_fail(EP_E_ARG, DISPATCH ": hidden %d with EP_UE8M0 scales is not a multiple of %d", args->hidden,
                        4 * EP_SCALE_BLOCK);
@@ -180,8 +190,8 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
 
     EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
     EP_TRY(ep_check_reserved(DISPATCH, args->reserved));
-    if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3)
-        return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), neither EP_BF16 nor EP_F8E4M3", args->dtype,
+    if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3 && args->dtype != EP_F4E2M1)
+        return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), none of EP_BF16, EP_F8E4M3 and EP_F4E2M1", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));
     EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
     if (args->out_rows < 0)

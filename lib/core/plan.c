@@ -113,7 +113,7 @@ ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, in
 }
 
 /* Opens a plan that is zero but for its communicator, or closed. */
-static ep_status open_plan(ep_plan *plan, const ep_plan_args *args)
+static ep_status open_plan(const char *call, ep_plan *plan, const ep_plan_args *args)
 {
     ep_comm *comm = plan->comm;
     ep_status status;
@@ -122,7 +122,10 @@ static ep_status open_plan(ep_plan *plan, const ep_plan_args *args)
     plan->args.topk_idx = NULL;
     plan->args.token_in_rank = NULL;
     plan->args.tokens_per_expert = NULL;
-    status = ep_comm_record(comm, EP_BACKEND_CALL(comm, plan_open, plan, args));
+    status = comm->ops->plan_open
+                 ? comm->ops->plan_open(plan, args)
+                 : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", call, comm->ops->name);
+    status = ep_comm_record(comm, status);
     plan->generation = status == EP_OK ? comm->generation : 0;
     return status;
 }
@@ -141,7 +144,7 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
     if (!plan)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
     plan->comm = comm;
-    status = open_plan(plan, &mine);
+    status = open_plan(__func__, plan, &mine);
     if (status != EP_OK) {
         free(plan);
         return status;
@@ -160,7 +163,7 @@ ep_status ep_plan_renew(ep_plan *plan, const ep_plan_args *args)
     EP_TRY_ON(plan->comm, check_plan_args(__func__, plan->comm, &mine));
     if (plan->impl && plan->comm->ops->plan_close)
         plan->comm->ops->plan_close(plan);
-    return open_plan(plan, &mine);
+    return open_plan(__func__, plan, &mine);
 }
 
 void ep_plan_free(ep_plan *plan)

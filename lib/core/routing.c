@@ -158,10 +158,11 @@ ep_status ep_routing_drop_absent(const ep_comm *comm, const struct ep_routing_sh
         if (rank < 0 || ep_comm_has(comm, rank))
             continue;
         if (!drop)
-            return ep_fail(EP_E_ROUTING,
-                           "routing: token %zu: expert %d at position %zu is of rank %d, which is absent: choose another "
-                           "one, or set EP_COMM_DROP_ABSENT",
-                           i / topk, idx[i], i % topk, rank);
+            return ep_fail(
+                EP_E_ROUTING,
+                "routing: token %zu: expert %d at position %zu is of rank %d, which is absent: choose another "
+                "one, or set EP_COMM_DROP_ABSENT",
+                i / topk, idx[i], i % topk, rank);
         idx[i] = -1;
         ++*ret_dropped;
     }
@@ -221,11 +222,14 @@ ep_status ep_routing_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *
                                        .in_rank = layout->token_in_rank};
     size_t entries = (size_t)args->n_tokens * (size_t)args->topk;
     int32_t *idx = malloc((entries ? entries : 1) * sizeof(*idx));
+    int64_t n_dropped;
     ep_status status;
 
     if (!idx)
         return ep_fail(EP_E_MEMORY, "routing: no memory for %zu top-k entries", entries);
     status = ep_routing_check(&shape, args->topk_idx, args->idx_type, idx);
+    if (status == EP_OK)
+        status = ep_routing_drop_absent(comm, &shape, comm->config.flags & EP_COMM_DROP_ABSENT, idx, &n_dropped);
     if (status == EP_OK)
         status = ep_routing_count(&shape, idx, &counts);
     free(idx);

@@ -34,11 +34,11 @@ static inline struct ep_routing_shape ep_routing_shape_of(const ep_comm *comm, i
 ep_status ep_routing_check(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type, int32_t *ret_idx);
 
 /*
- * Choices of experts of absent ranks in a routing [N,K] that ep_routing_check() has accepted: with `drop` they become -1
- * and are counted, otherwise EP_E_ROUTING names the first.
+ * Choices of experts of absent ranks in a routing [N,K] that ep_routing_check() has accepted: with `drop` they become
+ * -1 and are counted, otherwise EP_E_ROUTING names the first.
  */
-ep_status ep_routing_drop_absent(const ep_comm *comm, const struct ep_routing_shape *shape, bool drop,
-                                                int32_t *idx, int64_t *ret_dropped);
+ep_status ep_routing_drop_absent(const ep_comm *comm, const struct ep_routing_shape *shape, bool drop, int32_t *idx,
+                                 int64_t *ret_dropped);
 
 /* Arrays for the counts; each may be NULL. All elements are written. */
 struct ep_routing_counts {

@@ -508,25 +508,28 @@ void ep_group_close(ep_comm *comm)
  * freed its communicator, or one of another host, whose connections are closed. One of this host that still lives has
  * mapped the memory of this rank: then all of it moves to new pages, at the same addresses.
  */
-static ep_status fence(struct ep_group *group, const uint64_t *next)
+static ep_status fence(struct ep_group *group, const ep_comm *next)
 {
     int living = -1;
 
     for (int rank = 0; rank < group->comm->nranks; rank++) {
-        if (next[rank / 64] >> (rank % 64) & 1 || rank == group->comm->rank || !group->peers[rank].control ||
-            ep_group_dead_or_left(group, rank))
+        /* Another process may have its slot from now on. */
+        bool stays = ep_comm_has(next, rank) && next->process_of[rank] == group->comm->process_of[rank];
+
+        if (stays || rank == group->comm->rank || !group->peers[rank].control || ep_group_dead_or_left(group, rank))
             continue;
         if (group->peers[rank].same_process)
-            return ep_fail(EP_E_STATE,
-                           "ep_comm_regroup: rank %d is a thread of this process, which nothing keeps from writing: free "
-                           "its communicator first",
-                           rank);
+            return ep_fail(
+                EP_E_STATE,
+                "ep_comm_regroup: rank %d is a thread of this process, which nothing keeps from writing: free "
+                "its communicator first",
+                rank);
         living = rank;
     }
     return living < 0 ? EP_OK : ep_group_move_memory(group, living);
 }
 
-ep_status ep_group_regroup_leave(ep_comm *comm, const uint64_t *next)
+ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next)
 {
     struct ep_group *group = ep_group_of(comm);
     ep_status status;

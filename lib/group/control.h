@@ -89,10 +89,10 @@ struct ep_group_slot {
 
 /* What a rank publishes about itself to all ranks. On other hosts the control link of its node updates a copy. */
 struct ep_group_state {
-    _Atomic uint32_t waiting;   /* (rank waited for + 1) << 8 | phase; 0: not waiting */
-    _Atomic uint64_t probed_ns; /* when it last probed its peers while waiting; by the clock of the host of a copy */
-    _Atomic uint32_t left;      /* ep_comm_free was called */
-    _Atomic uint32_t aborts;    /* calls of ep_comm_abort, also after a failure */
+    _Atomic uint32_t waiting;    /* (rank waited for + 1) << 8 | phase; 0: not waiting */
+    _Atomic uint64_t probed_ns;  /* when it last probed its peers while waiting; by the clock of the host of a copy */
+    _Atomic uint32_t left;       /* ep_comm_free was called */
+    _Atomic uint32_t aborts;     /* calls of ep_comm_abort, also after a failure */
     _Atomic uint64_t reason_for; /* the failure that it has set with this reason; 0: none */
     char reason[EP_GROUP_REASON_BYTES];
 };

@@ -131,7 +131,7 @@ struct ep_group {
     const char *gpu;                /* PCI address: that of find_gpu(), later of the chosen one; NULL: none */
     struct ep_group_remote *remote; /* [R]; NULL unless the network has control links */
     struct ep_group_link *link;
-    int link_event;             /* eventfd that wakes the link thread; -1: none */
+    int link_event;                     /* eventfd that wakes the link thread; -1: none */
     _Atomic uint32_t link_owes_failure; /* futex word. 1: the link thread has yet to send the failure of the group */
 
     _Atomic int64_t object_bytes; /* of low-latency objects, in addition to their allocations */
@@ -193,7 +193,7 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
 /* Marks a rank as lost if its connection on such an endpoint was cut. */
 void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank);
 /* As in ep_backend_ops. */
-ep_status ep_group_regroup_leave(ep_comm *comm, const uint64_t *next);
+ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next);
 ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
 /* Publishes that this rank leaves the group. Part of ep_group_close(); called earlier where the rest takes time. */

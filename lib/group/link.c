@@ -41,10 +41,7 @@
  */
 #define LINK_MAGIC 0x324c5045u /* "EPL2" */
 
-enum {
-    LINK_RANK_LEFT = 1u << 0,
-    LINK_RANK_DEAD = 1u << 1
-};
+enum { LINK_RANK_LEFT = 1u << 0, LINK_RANK_DEAD = 1u << 1 };
 
 struct link_entry {
     uint32_t waiting; /* ep_group_state.waiting */
@@ -82,9 +79,9 @@ struct conn {
 struct ep_group_link {
     struct ep_group *group;
     struct pollfd polls[EP_MAX_RANKS + 1]; /* of the connections, of link_event, of the processes of this node */
-    uint64_t heartbeat_ns;   /* interval */
-    bool dead[EP_MAX_RANKS]; /* by index on this node: its process was seen to end */
-    bool watch_processes;    /* poll() watches processes, so that a death is reported at once */
+    uint64_t heartbeat_ns;                 /* interval */
+    bool dead[EP_MAX_RANKS];               /* by index on this node: its process was seen to end */
+    bool watch_processes;                  /* poll() watches processes, so that a death is reported at once */
     pthread_t thread;
     bool started;
     _Atomic bool stops;

@@ -361,12 +361,13 @@ ep_status ep_group_move_memory(struct ep_group *group, int rank)
 
         if (!allocation->shm.base || allocation->kind == EP_GROUP_MEMORY_INTERNAL)
             continue;
-        status = allocation->kind == EP_GROUP_MEMORY_REGISTERED
-                     ? ep_fail(EP_E_STATE,
-                               "rank %d lives, and may still write to memory of ep_register(): end it, or let it free its "
-                               "communicator",
-                               rank)
-                     : ep_shm_move(&allocation->shm);
+        status =
+            allocation->kind == EP_GROUP_MEMORY_REGISTERED
+                ? ep_fail(EP_E_STATE,
+                          "rank %d lives, and may still write to memory of ep_register(): end it, or let it free its "
+                          "communicator",
+                          rank)
+                : ep_shm_move(&allocation->shm);
     }
     pthread_mutex_unlock(&group->memory_lock);
     return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_comm_regroup: ");

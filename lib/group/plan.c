@@ -214,19 +214,18 @@ void ep_group_plan_fill_info(ep_plan *plan)
                           ? sum(inner->tokens_per_expert + (size_t)comm->rank * (size_t)n_local, n_local)
                           : inner->tokens_per_rank[comm->rank];
 
-    plan->info =
-        (ep_plan_info){.size = sizeof(plan->info),
-                       .n_tokens = plan->args.n_tokens,
-                       .topk = plan->args.topk,
-                       .n_experts = plan->args.n_experts,
-                       .n_local_experts = n_local,
-                       .flags = plan->args.flags,
-                       .n_recv = -1,
-                       .out_rows = plan->args.max_recv_tokens,
-                       .n_send = inner->n_send,
-                       .n_wire = inner->n_send - to_self,
-                       .n_net = sum(inner->tokens_per_node, comm->nnodes) - inner->tokens_per_node[comm->node],
-                       .n_dropped = inner->n_dropped};
+    plan->info = (ep_plan_info){.size = sizeof(plan->info),
+                                .n_tokens = plan->args.n_tokens,
+                                .topk = plan->args.topk,
+                                .n_experts = plan->args.n_experts,
+                                .n_local_experts = n_local,
+                                .flags = plan->args.flags,
+                                .n_recv = -1,
+                                .out_rows = plan->args.max_recv_tokens,
+                                .n_send = inner->n_send,
+                                .n_wire = inner->n_send - to_self,
+                                .n_net = sum(inner->tokens_per_node, comm->nnodes) - inner->tokens_per_node[comm->node],
+                                .n_dropped = inner->n_dropped};
 }
 
 /* Memory that lives as long as the plan. */
@@ -380,8 +379,7 @@ static ep_status read_counts(const ep_plan *plan, const int32_t *tokens_per_expe
                            (long long)sum, rank, inner->tokens_per_rank[rank]);
     }
     for (int expert = 0; expert < plan->args.n_experts; expert++)
-        inner->tokens_per_expert[expert] =
-            ep_comm_has(plan->comm, expert / n_local) ? tokens_per_expert[expert] : 0;
+        inner->tokens_per_expert[expert] = ep_comm_has(plan->comm, expert / n_local) ? tokens_per_expert[expert] : 0;
     return EP_OK;
 }
 

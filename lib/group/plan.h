@@ -24,8 +24,8 @@ struct ep_group_route {
 
 struct ep_group_plan {
     int number;
-    int n_tokens;   /* of the routing that operations use: the caller may have called an update meanwhile */
-    int64_t n_send; /* rows that its tokens become */
+    int n_tokens;      /* of the routing that operations use: the caller may have called an update meanwhile */
+    int64_t n_send;    /* rows that its tokens become */
     int64_t n_dropped; /* choices of absent ranks */
     uint64_t exchange;
     int32_t *index;             /* [N,K] as int32, until the route takes it over */

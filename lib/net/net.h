@@ -122,7 +122,7 @@ struct ep_net {
 };
 
 struct ep_net_params {
-    int rank, nranks; /* in the group */
+    int rank, nranks;        /* in the group */
     const uint64_t *members; /* a bit for each rank that is present; NULL: all. Used while the endpoint is opened */
     int ranks_per_node;
     int channels;

@@ -49,9 +49,9 @@ struct tcp_conn {
 struct tcp_net {
     struct ep_net net;
     int epoll;
-    int n;                  /* connections */
-    struct tcp_conn *conns; /* [npeers][channels] */
-    int *links;             /* [npeers] control links that are not detached */
+    int n;                             /* connections */
+    struct tcp_conn *conns;            /* [npeers][channels] */
+    int *links;                        /* [npeers] control links that are not detached */
     struct ep_net_tcp_context context; /* the bootstrap may have been freed when another endpoint is opened like this */
 };
 

@@ -50,9 +50,9 @@ struct mesh {
     struct tcp_key key; /* of this endpoint */
     uint64_t session;
     struct tcp_address from; /* local address of outgoing connections; family 0: any */
-    int n_slots, per_peer;                    /* connections, also of one peer: channels first, the control link last */
-    struct hello *all;                        /* [R] */
-    int accept_error;                         /* errno of the last connection that could not be accepted, 0: none */
+    int n_slots, per_peer;   /* connections, also of one peer: channels first, the control link last */
+    struct hello *all;       /* [R] */
+    int accept_error;        /* errno of the last connection that could not be accepted, 0: none */
     uint64_t deadline_ns;
     struct connector *connectors;
     int n_connectors;

@@ -33,11 +33,7 @@ struct tcp_key {
 };
 
 /* Purpose of a connection. */
-enum tcp_kind {
-    TCP_BOOTSTRAP = 1,
-    TCP_STREAM,
-    TCP_LINK
-};
+enum tcp_kind { TCP_BOOTSTRAP = 1, TCP_STREAM, TCP_LINK };
 
 /* Wire format, in host byte order: a rank of another byte order fails at the magic number. */
 struct tcp_hello {

@@ -83,6 +83,26 @@ def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # since torch 2.8
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of fp4 as bytes of two elements; others as they are."""
+    return rows.view(torch.uint8) if isinstance(rows, torch.Tensor) and rows.dtype is _FLOAT4 else rows
+
+
+def as_words(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """Scales of a byte as words of four; others as they are."""
+    if not isinstance(scales, torch.Tensor) or scales.element_size() != 1:
+        return scales
+    try:
+        return scales.view(torch.int32)
+    except RuntimeError:
+        raise ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
+                            "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)"
+                            ) from None
+
+
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:
     """The stream argument of the library: None on the CPU, else the pointer of `stream` or of torch's current one."""
     if not cuda:

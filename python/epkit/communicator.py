@@ -191,8 +191,9 @@ class Communicator(OfThisProcess):
     ranks) keeps other programs of the network out.
 
     Arguments:
-        group: a process group of torch.distributed (gloo or nccl), None for the default one, a communicator of mpi4py, or
-            Members. It is used while the communicator is made, and not afterwards.
+        group: a process group of torch.distributed (gloo or nccl), None for the default one, a communicator of mpi4py or
+            anything else with its Get_rank(), Get_size() and allgather(bytes), or Members. It is used while the communicator is
+            made, and not afterwards.
         backend: "cuda" or "host" (CPU). None: by `device`, else $EPKIT_BACKEND, else cuda where torch finds a device.
         device: what tensors will be on. None: torch's current CUDA device, or the CPU.
         timeout: seconds after which a wait raises an exception that names the rank it waited for. None: $EPKIT_TIMEOUT_MS,
@@ -310,7 +311,7 @@ class Communicator(OfThisProcess):
         EP_E_PEER_LEFT, or that of the failure of the communicator for the rank that it names. Never waits. Any thread.
 
         EP_E_EXCLUDED: absent. Ranks may know different things. Who goes on is for the program to decide: its controller, or the
-        survivors through a store (torch's TCPStore has compare_set()). See regroup().
+        survivors through a store (torch's TCPStore has compare_set()), before any of them frees its communicator. See regroup().
         """
         return self._native.failed()
 
@@ -345,6 +346,8 @@ class Communicator(OfThisProcess):
         """
         return self._native.stats()
 
+    _sms = 0  # of the last set_num_sms()
+
     @property
     def num_sms(self) -> int:
         """Multiprocessors of an operation on CUDA, without those that copy rows outside of empty()'s memory; 0 on the CPU."""
@@ -357,7 +360,9 @@ class Communicator(OfThisProcess):
         May differ between ranks. On the CPU there are none: nothing happens. A few of them cost speed: the default fills
         the links.
         """
-        self._native.set_sms(sms)
+        if sms != self._sms:
+            self._native.set_sms(sms)
+            self._sms = sms
 
     def set_net_memory(self, reserve: int, limit: int = 0) -> None:
         """Memory that holds rows until they are sent to other nodes, on CUDA: of the host, or of the GPU if the NIC accesses it.

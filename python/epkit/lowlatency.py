@@ -25,6 +25,25 @@ class LowLatencyRows(NamedTuple):
     finish: Optional[_Finish]  # with hook: receives; the outputs are valid afterwards
 
 
+class Format(NamedTuple):
+    """Of the rows of a dispatch: arguments of LowLatency.dispatch()."""
+    fp8: bool = False
+    round_scale: bool = False
+    ue8m0: bool = False
+    nvfp4: bool = False
+    mxfp8: bool = False
+    swizzled: bool = False
+    global_scale: Optional[torch.Tensor] = None
+
+
+class Signals(NamedTuple):
+    """Of a combine whose input is being written: arguments of LowLatency.combine()."""
+    signals: Optional[torch.Tensor] = None
+    rows: int = 0
+    value: int = 1
+    max_sms: int = 0
+
+
 class LowLatency(OfThisProcess):
     """Made by Communicator.low_latency(). Owns the buffers for two dispatches: dispatch n + 2 voids n.
 
@@ -108,38 +127,44 @@ class LowLatency(OfThisProcess):
         max_tokens = want_integer(max_tokens, "low_latency_dispatch", "max_tokens")
         if not 0 < max_tokens <= self.max_tokens:
             raise _native.ArgumentError(f"low_latency_dispatch: max_tokens is {max_tokens}, must be 1 to {self.max_tokens}")
-        return self._dispatch(aligned(x), aligned(topk_idx), max_tokens, fp8, round_scale, ue8m0, nvfp4, mxfp8, swizzled, global_scale,
-                              recv_stats, wait_cost, hook, stream)
+        format_ = Format(fp8, round_scale, ue8m0, nvfp4, mxfp8, swizzled, global_scale)
+        return self._dispatch(aligned(x), aligned(topk_idx), max_tokens, format_, recv_stats, wait_cost, hook, stream)
 
-    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, fp8: bool, round_scale: bool, ue8m0: bool, nvfp4: bool,
-                  mxfp8: bool, swizzled: bool, global_scale: Optional[torch.Tensor], recv_stats: Optional[torch.Tensor],
+    def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, format_: Format, recv_stats: Optional[torch.Tensor],
                   wait_cost: Optional[torch.Tensor], hook: bool, stream: Stream) -> LowLatencyRows:
         """dispatch() of numbers that are checked, and tensors as aligned() returns them."""
+        rows = self.comm.size * max_tokens
+        recv_x, scales = self._outputs(format_, rows)
+        count = torch.empty(self.num_local, dtype=torch.int32, device=self.comm.device)
+        source = self._new((self.num_local, rows), torch.int32)
+        ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=self.comm.device)
+        flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_SWIZZLED_SCALES if format_.swizzled else 0) |
+                 (_native.LL_ROUND_SCALE if format_.fp8 and (format_.round_scale or format_.ue8m0) else 0))
+        given = scales.view(-1) if scales is not None and scales.dtype == torch.uint8 else scales
+        global_scale = None if format_.global_scale is None else format_.global_scale.reshape(-1)
+        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, given, count, source, ranges, recv_stats, wait_cost, flags,
+                                           self._stream(stream), bool(format_.mxfp8), global_scale)
+        if scales is not None and format_.nvfp4:
+            scales = scales.view(torch.float8_e4m3fn)
+        return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
+
+    def _outputs(self, format_: Format, rows: int) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """(rows, scales or None); those of a byte as uint8."""
+        fp8, _, ue8m0, nvfp4, mxfp8, swizzled, global_scale = format_
         if fp8 and ue8m0 and self.hidden % 512:
             raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
         if fp8 + nvfp4 + mxfp8 > 1 or (swizzled and not (nvfp4 or mxfp8)) or (global_scale is not None and not nvfp4):
             raise _native.ArgumentError("low_latency_dispatch: fp8, nvfp4 and mxfp8 exclude each other, swizzled is for the latter two, "
                                         "global_scale for nvfp4")
-        device, rows = self.comm.device, self.comm.size * max_tokens
         recv_x = self._new((self.num_local, rows, self.hidden // 2 if nvfp4 else self.hidden),
                            torch.uint8 if nvfp4 else torch.float8_e4m3fn if fp8 or mxfp8 else torch.bfloat16)
-        scales = bytes_ = self._scales(rows, ue8m0) if fp8 else None
-        if nvfp4 or mxfp8:
-            columns = self.hidden // (16 if nvfp4 else 32)
-            shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if swizzled else (self.num_local, rows, columns)
-            scales = self._new(shape, torch.uint8)
-            bytes_ = scales.view(-1)
-            scales = scales.view(torch.float8_e4m3fn) if nvfp4 else scales
-        if global_scale is not None:
-            global_scale = global_scale.reshape(-1)
-        count = torch.empty(self.num_local, dtype=torch.int32, device=device)
-        source = self._new((self.num_local, rows), torch.int32)
-        ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=device)
-        flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ROUND_SCALE if fp8 and (round_scale or ue8m0) else 0) |
-                 (_native.LL_SWIZZLED_SCALES if swizzled else 0))
-        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, bytes_, count, source, ranges, recv_stats,
-                                           wait_cost, flags, self._stream(stream), bool(mxfp8), global_scale)
-        return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
+        if fp8:
+            return recv_x, self._scales(rows, ue8m0)
+        if not (nvfp4 or mxfp8):
+            return recv_x, None
+        columns = self.hidden // (16 if nvfp4 else 32)
+        shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if swizzled else (self.num_local, rows, columns)
+        return recv_x, self._new(shape, torch.uint8)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
@@ -168,21 +193,21 @@ class LowLatency(OfThisProcess):
         if signals is None:
             x = aligned(x)  # otherwise a copy would be of rows that are not written yet
         return self._combine(x, aligned(topk_idx), aligned(topk_weights), call, max_tokens, out, zero_copy, exact, wait_cost, hook, stream,
-                             signals, signal_rows, signal_value, max_sms)
+                             Signals(signals, signal_rows, signal_value, max_sms))
 
     def _combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, call: int, max_tokens: int,
                  out: Optional[torch.Tensor], zero_copy: bool, exact: bool, wait_cost: Optional[torch.Tensor], hook: bool,
-                 stream: Stream, signals: Optional[torch.Tensor] = None, signal_rows: int = 0, signal_value: int = 1,
-                 max_sms: int = 0) -> Tuple[torch.Tensor, Optional[_Finish]]:
+                 stream: Stream, overlap: Signals) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """combine() of numbers that are checked, and tensors as aligned() returns them."""
         if out is None:
             out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
+        signals, *sizes = overlap
         if isinstance(signals, torch.Tensor) and signals.dtype == torch.uint32:
             signals = signals.view(torch.int32)
         half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, self._stream(stream), signals,
-                                    signal_rows, signal_value, max_sms)
+                                    *sizes)
         return out, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, column_major, in_stream, stream_pointer, want_no_grad,
-                       want_tensor, zeros)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, column_major, in_stream, stream_pointer,
+                       want_no_grad, want_tensor, zeros)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -103,7 +103,8 @@ class Plan(OfThisProcess):
 
         Arguments:
             x: [N, H] bfloat16 or float8_e4m3fn, or (x, scales): scales float32 [N, H/128], int32 [N, H/512] (packed
-                ue8m0), or int32 [N, any] (opaque words), with any strides.
+                ue8m0), or int32 [N, any] (opaque words), with any strides. mxfp8: scales uint8 or float8_e8m0fnu [N, H/32].
+                nvfp4: rows uint8 or float4_e2m1fn_x2 [N, H/2], scales float8_e4m3fn or uint8 [N, H/16].
             topk_weights: [N, K] float32, travels with the row.
             want_topk_idx: rank layout: also the local expert numbers of each row.
             column_major_scales: scales with strides (1, multiple of 4), as TMA requires.
@@ -125,8 +126,8 @@ class Plan(OfThisProcess):
             out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
         if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
             scales = scales.contiguous()
-        self._native.dispatch(rows, scales, topk_weights, *out,
-                              stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
+        self._native.dispatch(as_bytes(rows), as_words(scales), topk_weights, as_bytes(out.x), as_words(out.scales), out.topk_idx,
+                              out.topk_weights, stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
         return out
 
     def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
@@ -255,7 +256,7 @@ def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Op
     other ranks are in the dispatch, where a repeated call of this rank would not find them."""
     if isinstance(routing, torch.Tensor) and routing.dim() == 2:  # otherwise plan() refuses it
         rows, scales = x if isinstance(x, tuple) else (x, None)
-        comm._native.check_dispatch(rows, scales, topk_weights, *routing.shape)
+        comm._native.check_dispatch(as_bytes(rows), as_words(scales), topk_weights, *routing.shape)
 
 
 def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tensor]) -> int:

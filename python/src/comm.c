@@ -120,8 +120,8 @@ static ep_status comm_fill(struct comm_object *comm)
     return status;
 }
 
-/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0, slots or
- * 0, slot) */
+/* Comm(rank, nranks, gather, backend or None, timeout in ms, device, flags, network or None, ranks per node or 0, slots
+ * or 0, slot) */
 static PyObject *comm_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;

@@ -260,7 +260,7 @@ struct sent {
 static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64_t n_tokens, int64_t topk,
                           struct sent *ret_sent)
 {
-    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8), 2, {n_tokens, -1}, false, false), &ret_sent->x);
+    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8) | IS(U8), 2, {n_tokens, -1}, false, false), &ret_sent->x);
     GET(args[1], WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {n_tokens, -1}, true, true), &ret_sent->scales);
     GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {n_tokens, topk}, false, true), &ret_sent->weights);
     return Py_None;
@@ -280,11 +280,35 @@ PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t 
     Py_RETURN_NONE;
 }
 
-/* The scales of fp8 rows: floats or packed ue8m0 of their blocks, or words that the library does not interpret. */
+/* Elements of a row: bytes are two fp4 each. */
+static int64_t hidden_of(const struct tensor *x)
+{
+    return x->shape[1] * (x->type == TYPE_U8 ? 2 : 1);
+}
+
+/* Scales of a known format by their number: floats, or words of four bytes. Others are words that are not interpreted.
+ */
+static int scale_type_of(const struct tensor *x, const struct tensor *scales)
+{
+    static const struct {
+        enum tensor_type x, scales;
+        int block, scale_type; /* elements for each float or word */
+    } formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32},
+                   {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0},
+                   {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32},
+                   {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3}};
+
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
+        if (x->type == formats[i].x && scales->type == formats[i].scales &&
+            scales->shape[1] * formats[i].block == hidden_of(x))
+            return formats[i].scale_type;
+    return EP_I32;
+}
+
 static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, ep_dispatch_args *args)
 {
     struct comm_object *comm = plan->member.comm;
-    const struct tensor *x = &sent->x, *scales = &sent->scales;
+    const struct tensor *scales = &sent->scales;
     const int64_t words = scales->shape[1];
     struct tensor recv;
 
@@ -298,14 +322,9 @@ static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, P
     args->recv_scales = recv.data;
     args->recv_scale_stride_token = recv.stride[0];
     args->recv_scale_stride_block = recv.stride[1];
-    if (x->type == TYPE_F8 && scales->type == TYPE_F32 && words * EP_SCALE_BLOCK == x->shape[1]) {
-        args->scale_type = EP_F32;
-    } else if (x->type == TYPE_F8 && scales->type == TYPE_I32 && words * 4 * EP_SCALE_BLOCK == x->shape[1]) {
-        args->scale_type = EP_UE8M0;
-    } else {
-        args->scale_type = EP_I32;
+    args->scale_type = scale_type_of(&sent->x, scales);
+    if (args->scale_type == EP_I32)
         args->scale_words = narrow(words);
-    }
     return Py_None;
 }
 
@@ -349,8 +368,8 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     if (!get_topk(plan, args, &dispatch))
         return NULL;
     dispatch.x = sent.x.data;
-    dispatch.dtype = sent.x.type == TYPE_BF16 ? EP_BF16 : EP_F8E4M3;
-    dispatch.hidden = narrow(sent.x.shape[1]);
+    dispatch.dtype = sent.x.type == TYPE_BF16 ? EP_BF16 : sent.x.type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
+    dispatch.hidden = narrow(hidden_of(&sent.x));
     dispatch.topk_weights = sent.weights.data;
     dispatch.recv_x = recv_x.data;
     dispatch.out_rows = recv_x.shape[0];

@@ -699,6 +699,9 @@ applied() {
     main=$(git -C repo symbolic-ref HEAD)
     mkdir archive
     echo archived >archive/tool
+    cp /bin/true archive/program
+    chmod 6777 archive/program # root, who builds here, does not give it to others
+    chmod 777 archive
     tar -czf archive.tar.gz archive
     wheels index thing 1.0 2.0
     cat >builds.yaml <<END
@@ -712,7 +715,7 @@ steps:
   - {id: git, type: build, title: t, why: w, budget: 9s, git: "file://$PWD/repo", ref: $main, commit: "@{commit}",
      script: "mkdir -p $PWD/out && cp tool $PWD/out/git", provides: [$PWD/out/git], owns: [$PWD/out/git]}
   - {id: tar, type: build, title: t, why: w, budget: 9s, url: "file://$PWD/archive.tar.gz", sha256: "@{sum}",
-     script: "cp tool $PWD/out/tar", provides: [$PWD/out/tar], owns: [$PWD/out/tar]}
+     script: "! find . -perm /7022 | grep . && cp tool $PWD/out/tar", provides: [$PWD/out/tar], owns: [$PWD/out/tar]}
   - {id: pip, type: pip, title: t, why: w, budget: 9s, target: $PWD/out/python, index: "file://$PWD/index",
      packages: {thing: "@{thing}"}}
 END

@@ -12,15 +12,14 @@ teardown() {
     [ ! -L "$BATS_TEST_TMPDIR/venv" ] || rm -rf "$(readlink "$BATS_TEST_TMPDIR/venv")"
 }
 
-# collection WHICH [--live]
+# collection WHICH [OPTION...]
 collection() {
     python3 "$MACHINES/collection.py" "$EPKIT" "$@"
 }
 
 # All machines of a collection live, and every third one from its snapshot as well; in the long tier "all" does the rest.
 both() {
-    collection "$1" --live
-    collection "$1" --every 3
+    collection "$1" --saved 3
 }
 
 # With sanitizers one look at some machines is enough: what is said of them is compared without.

@@ -305,20 +305,67 @@ END
     [ "$(cat m/etc/one.epkit-old)" = changed ]
 }
 
-@test "install --root: a link that is planted after its place was cleared" {
+# steps_shell SHELL LINE: a function of prelude.sh as a step in that shell runs it, with programs of bin before others
+steps_shell() {
+    PATH=$PWD/bin:$PATH EPKIT_ROOT=$PWD/m EPKIT_STATE=$PWD/m/state EPKIT_BEFORE=$PWD/m/state/before EPKIT_STEP=one \
+        timeout 60 "$1" -euc "umask 022; . '$EPKIT_SOURCE/cmd/install/prelude.sh'; $2"
+}
+
+@test "install: what another user puts beside the file of a step after its place was cleared, or was written" {
+    local shell planted program
+    VICTIM=$(find victim -printf '%P:%m ')
+    for shell in dash bash; do
+        for planted in "ln -s '$PWD/victim/file'" "ln -s '$PWD/victim/none'" 'ln -s /dev/full' mkfifo mkdir; do
+            for program in rm cp chmod sync; do
+                rm -rf m bin
+                mkdir -p m/etc m/state/before bin
+                printf '#!/bin/sh\n/bin/%s "$@" || exit\nfor at; do :; done\ncase $at in *.epkit-new) at=%s; /bin/rm -rf $at; %s $at; echo >%s ;; esac\n' \
+                    $program "$PWD/m/etc/one.epkit-new" "$planted" "$PWD/planted" >bin/$program
+                chmod +x bin/$program
+                run steps_shell "$shell" 'epkit_write 0755 /etc/one "$(echo text)"'
+                echo "$shell, $planted after $program -> $status: $output"
+                [ "$status" -ne 124 ]
+                unharmed
+                # What was there before the file is written is replaced.
+                [ "$program$planted" = rmmkdir ] || [ "$program" != rm ] || [ "$status$(cat m/etc/one)$(stat -c %a m/etc/one)" = 0text755 ]
+            done
+        done
+        rm -rf m bin
+        mkdir -p m/etc m/state/before bin
+        run -0 steps_shell "$shell" 'epkit_write 0600 /etc/one text'
+        [ "$(cat m/etc/one)$(stat -c %a m/etc/one)" = text600 ]
+        # The folder of a set.
+        printf '#!/bin/sh\n/bin/rm "$@"\nfor at; do :; done\ncase $at in *.epkit-one) ln -s "%s" "$at" ;; esac\n' "$PWD/victim/empty" >bin/rm
+        chmod +x bin/rm
+        run ! steps_shell "$shell" 'epkit_set_begin /set'
+        [[ "$output" == *'/m/set.epkit-one'*xist* ]]
+    done
+    [ -e planted ]
+}
+
+@test "install: another user who may read the state does not hold up a run" {
+    local open action
     printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /etc/one, content: x}\n' \
         >one.yaml
-    mkdir -p m/etc bin
-    printf '#!/bin/sh\n/bin/rm "$@"\ncase "$*" in *one.epkit-new) ln -s "%s" "$2"; echo >"%s" ;; esac\n' "$PWD/victim/file" "$PWD/planted" >bin/rm
-    chmod +x bin/rm
-    VICTIM=$(find victim -printf '%P:%m ')
-    PATH=$PWD/bin:$PATH run -1 epkit install apply ./one.yaml --root m
-    [ -e planted ]
-    [[ "$output" == *"one.epkit-new"*"xist"* ]]
-    unharmed
-    [ ! -e m/etc/one ]
-    run -0 epkit install apply ./one.yaml --root m
-    [ "$(cat m/etc/one)" = x ]
+    open=$(mktemp -d)
+    chmod 755 "$open"
+    run -0 epkit install apply ./one.yaml --root "$open"
+    find "$open" >names
+    setpriv --reuid $MALLORY --clear-groups bash -c 'while read -r name; do
+            { exec {held}<"$name" && flock -n $held && echo "$name"; } 2>/dev/null
+        done
+        echo all
+        exec sleep 600' <names >held 3>&- &
+    within 60 grep -qx all held
+    for action in apply uninstall; do
+        run timeout 60 "$EPKIT" install $action ./one.yaml --root "$open"
+        echo "$action: $status: $output"
+        [ "$status" -eq 0 ] || break
+    done
+    kill $!
+    [ "$status" -eq 0 ]
+    [ "$(wc -l <held)" -gt 9 ]
+    rm -r "$open"
 }
 
 @test "install --root: scripts of another user are not run outside of the root" {

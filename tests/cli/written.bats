@@ -135,7 +135,8 @@ END
         replaced $state/ settings.json | sed s/0644/0600/
         printf '%s: mkdirat 0755\n' $state/before{,/one}
         replaced $state/before/one/ undo.sh | sed s/0644/0600/
-        printf '%s: new 0600, fchmod 0644\n' $state/{journal.jsonl,lock}
+        echo $state/journal.jsonl: new 0600, fchmod 0644
+        echo $state/lock: new 0600, fchmod 0600
         echo "$state/scripts: mkdirat 0755"
         replaced $state/scripts/ one.apply.sh | sed s/0644/0600/
         for folder in m/var/log{,/epkit{,/install{,/one}}}; do echo "$folder: mkdirat 0755, fchmod 0755"; done

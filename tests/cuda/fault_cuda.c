@@ -70,7 +70,7 @@ static bool dies_of(enum fault fault)
 }
 
 struct scenario {
-    ep_boot_shm *second;
+    ep_boot_shm *second, *next; /* for the host backend, for the new group */
     const struct kind *kind;
     _Atomic int *victim_pid; /* in shared memory */
 };
@@ -308,11 +308,16 @@ static int run_into_fault(struct state *s)
     return 0;
 }
 
+/* Does the group go on without the victim? */
+static bool is_lost(enum fault fault)
+{
+    return fault == STOP || fault == LEAVE || dies_of(fault);
+}
+
 static int continue_group(struct state *s)
 {
-    bool excluded = s->kind->fault == STOP || s->kind->fault == LEAVE || dies_of(s->kind->fault);
     struct group next = s->group;
-    ep_comm_info info = {.size = sizeof(info)};
+    ep_boot boot;
     struct shape mine = {.n_tokens = s->kind->n_tokens < 1500 ? s->kind->n_tokens : 1500,
                          .hidden = 1024,
                          .topk = TOPK,
@@ -321,20 +326,16 @@ static int continue_group(struct state *s)
                          .symmetric = s->kind->ordinary ? 0 : AT_ALL,
                          .choice = true,
                          .seed = (uint64_t)s->group.rank + 1};
-    ep_status status;
+    int32_t failed[MAX_RANKS];
     int code;
 
-    status = ep_comm_shrink(s->group.cuda, NULL, &next.cuda);
-    /* With two live ranks, one is no majority. */
-    if (s->group.nranks == 2 && s->kind->fault == STOP)
-        return expect_failed_rank("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
-    CALL(status);
-    CALL(ep_comm_shrink(s->group.host, NULL, &next.host));
-    CALL(ep_comm_get_info(next.cuda, &info));
-    EXPECT(info.nranks == s->group.nranks - (excluded ? 1 : 0), "%d ranks in the new group", info.nranks);
-    next.rank = info.rank;
-    next.nranks = info.nranks;
-    mine.n_experts = 840 / info.nranks * info.nranks;
+    CALL(ep_comm_get_failed(s->group.cuda, failed));
+    EXPECT(failed[s->victim] != EP_OK, "ep_comm_get_failed knows nothing of rank %d", s->victim);
+    CALL(ep_boot_shm_join(s->scenario->next, s->group.rank, &boot));
+    TRY(group_next(&boot, "cuda", TIMEOUT_MS, &next.cuda));
+    TRY(group_next(&boot, "host", TIMEOUT_MS, &next.host));
+    next.nranks = boot.nranks;
+    mine.n_experts = 840 / next.nranks * next.nranks;
     code = case_run(&next, &mine);
     ep_comm_free(next.cuda);
     ep_comm_free(next.host);
@@ -388,11 +389,13 @@ static int run_scenario(struct options *options, const struct kind *kind)
 
     if (!options_select(options, launch.name))
         return SKIPPED;
-    if (scenario.victim_pid && ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK)
+    if (scenario.victim_pid && ep_boot_shm_new(options->ranks, &scenario.second) == EP_OK &&
+        ep_boot_shm_new(options->ranks - is_lost(kind->fault), &scenario.next) == EP_OK)
         code = launch_ranks(&launch);
     else
         test_report("%s", ep_last_error());
     ep_boot_shm_free(scenario.second);
+    ep_boot_shm_free(scenario.next);
     printf("fault_cuda: %d ranks, %s: %s\n", options->ranks, launch.name, result_name(code));
     fflush(stdout);
     return code;

@@ -124,11 +124,16 @@ static ep_status fail_allgather(void *context, const void *mine, size_t bytes, i
 static bool run_group(const char *name, int nranks, int nnodes, ep_status expected, const char *says)
 {
     bool gathered = false, good;
-    ep_comm comm = {
-        .nranks = nranks, .nnodes = nnodes, .ranks_per_node = nranks / nnodes, .config = {.timeout_ms = 1000}};
+    ep_comm comm = {.nranks = nranks,
+                    .n_members = nranks,
+                    .nnodes = nnodes,
+                    .ranks_per_node = nranks / nnodes,
+                    .config = {.timeout_ms = 1000}};
     ep_boot boot = {.size = sizeof(boot), .nranks = nranks, .context = &gathered, .allgather = fail_allgather};
-    ep_status status = cuda_comm_open(&comm, &boot);
+    ep_status status;
 
+    memset(comm.members, 0xff, sizeof(comm.members));
+    status = cuda_comm_open(&comm, &boot);
     good = status == expected && strstr(ep_last_error(), says) && !comm.impl && gathered == (expected == EP_E_STATE);
     printf("%s: %s\n", name, good ? "ok" : "FAILED");
     if (!good)
@@ -153,6 +158,8 @@ static int choose(const ep_boot *boot, void *argument)
     const struct choice *choice = argument;
     ep_comm comm = {.rank = boot->rank,
                     .nranks = 2,
+                    .n_members = 2,
+                    .members = {3},
                     .nnodes = 1,
                     .ranks_per_node = 2,
                     .config = {.timeout_ms = 10000, .device = choice->device[boot->rank]}};

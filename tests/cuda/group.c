@@ -387,6 +387,22 @@ void group_divide(ep_boot *boot, ep_comm_config *config)
     config->partial_type = group_division.partial_type;
 }
 
+int group_next(const ep_boot *boot, const char *backend, int timeout_ms, ep_comm **ret_comm)
+{
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    ep_boot own = *boot;
+
+    config.backend = backend;
+    config.timeout_ms = group_slow * timeout_ms;
+    config.flags = strcmp(backend, "cuda") == 0 ? group_flags : 0;
+    group_divide(&own, &config);
+    /* With a network the nodes share no memory. */
+    if (group_division.nodes > 1 && own.nranks % group_division.nodes)
+        config.ranks_per_node = group_division.network ? 1 : own.nranks;
+    CALL(ep_comm_new(&own, &config, ret_comm));
+    return 0;
+}
+
 int group_open(const ep_boot *boot, ep_boot_shm *second, int timeout_ms, struct group *ret_group)
 {
     ep_comm_config config = EP_COMM_CONFIG_INIT;

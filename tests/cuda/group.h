@@ -116,6 +116,9 @@ extern uint32_t group_flags;
 /* Applies the division to a configuration, which names its backend, and to its boot. */
 void group_divide(ep_boot *boot, ep_comm_config *config);
 
+/* A communicator of the ranks that go on, over their bootstrap: on one node if they no longer fill the nodes. */
+int group_next(const ep_boot *boot, const char *backend, int timeout_ms, ep_comm **ret_comm);
+
 /* What a rank's program returns: 0, FAILED, SKIPPED. */
 struct group {
     ep_comm *host, *cuda; /* the host backend is the oracle for the CUDA backend; NULL if not used */

@@ -27,17 +27,16 @@ enum { IN_FLIGHT = 4, PASSES = 3, DEEP = 40 };
 enum how { CALLS, HOOKS, GRAPHS };
 static const char *const how_names[] = {"calls", "hooks", "graphs"};
 
-/* A rank spoils the routing of a call of this kind; the new group is made by ep_comm_shrink() or ep_comm_new(). */
+/* A rank spoils the routing of a call of this kind. */
 static const struct bad {
     const char *name;
     enum spoil spoil;
     enum how how;
-    bool shrinks;
 } bads[] = {
-    {"bad-twice", SPOIL_TWICE, CALLS, true},         {"bad-wide", SPOIL_WIDE, CALLS, false},
-    {"bad-other", SPOIL_OTHER, CALLS, false},        {"bad-hook", SPOIL_BEYOND, HOOKS, false},
-    {"bad-hook-other", SPOIL_OTHER, HOOKS, true},    {"bad-graph", SPOIL_BELOW, GRAPHS, true},
-    {"bad-graph-twice", SPOIL_TWICE, GRAPHS, false}, {"bad-graph-other", SPOIL_OTHER, GRAPHS, true},
+    {"bad-twice", SPOIL_TWICE, CALLS},        {"bad-wide", SPOIL_WIDE, CALLS},
+    {"bad-other", SPOIL_OTHER, CALLS},        {"bad-hook", SPOIL_BEYOND, HOOKS},
+    {"bad-hook-other", SPOIL_OTHER, HOOKS},   {"bad-graph", SPOIL_BELOW, GRAPHS},
+    {"bad-graph-twice", SPOIL_TWICE, GRAPHS}, {"bad-graph-other", SPOIL_OTHER, GRAPHS},
 };
 enum { N_BADS = sizeof(bads) / sizeof(bads[0]) };
 
@@ -433,26 +432,13 @@ static int with_exchange(struct group *g, const struct scenario *scenario, const
 
 static int make_new_group(struct group *g, struct scenario *scenario)
 {
-    ep_comm_config config = EP_COMM_CONFIG_INIT;
-    ep_comm_info info = {.size = sizeof(info)};
-    ep_comm *next = NULL;
     ep_boot boot;
 
-    config.backend = "cuda";
-    config.flags = group_flags;
-    config.timeout_ms = TIMEOUT_MS;
-    if (scenario->bad->shrinks)
-        CALL(ep_comm_shrink(g->cuda, NULL, &next));
     TRY(group_barrier(g));
     ep_comm_free(g->cuda);
-    g->cuda = next;
-    if (!scenario->bad->shrinks) {
-        CALL(ep_boot_shm_join(scenario->third, g->rank, &boot));
-        CALL(ep_comm_new(&boot, &config, &g->cuda));
-    }
-    CALL(ep_comm_get_info(g->cuda, &info));
-    EXPECT(info.nranks == g->nranks && info.rank == g->rank, "rank %d of %d in the new group", info.rank, info.nranks);
-    return 0;
+    g->cuda = NULL;
+    CALL(ep_boot_shm_join(scenario->third, g->rank, &boot));
+    return group_next(&boot, "cuda", TIMEOUT_MS, &g->cuda);
 }
 
 static int run_bad(struct group *g, struct scenario *scenario)

@@ -92,6 +92,7 @@ struct state {
     struct group group;
     struct model model;
     cudaGraphExec_t graph;
+    ep_boot_shm *next; /* of the others */
     int victim;
     uint64_t all, others;
 };
@@ -99,6 +100,7 @@ struct state {
 struct start {
     const struct scenario *scenario;
     struct page *page;
+    ep_boot_shm *next;
 };
 
 static bool has_mode(const struct state *s, unsigned ways)
@@ -398,21 +400,16 @@ static int check_named(struct state *s)
 static int make_new_group(struct state *s)
 {
     struct group next = s->group;
-    ep_comm_info info = {.size = sizeof(info)};
+    int32_t failed[MAX_RANKS];
     struct model model;
-    ep_status status;
+    ep_boot boot;
     int code;
 
-    status = ep_comm_shrink(s->group.cuda, NULL, &next.cuda);
-    /* With two live ranks, one is no majority. */
-    if (s->group.nranks == 2 &&
-        (s->scenario->fault == LATE || s->scenario->fault == STOP || s->scenario->fault == STUCK))
-        return expect_failed_rank("ep_comm_shrink", status, EP_E_TIMEOUT, s->victim);
-    CALL(status);
-    CALL(ep_comm_get_info(next.cuda, &info));
-    EXPECT(info.nranks == s->group.nranks - 1, "%d ranks in the new group", info.nranks);
-    next.rank = info.rank;
-    next.nranks = info.nranks;
+    CALL(ep_comm_get_failed(s->group.cuda, failed));
+    EXPECT(failed[s->victim] != EP_OK, "ep_comm_get_failed knows nothing of rank %d", s->victim);
+    CALL(ep_boot_shm_join(s->next, s->group.rank, &boot));
+    TRY(group_next(&boot, "cuda", TIMEOUT_MS, &next.cuda));
+    next.nranks = boot.nranks;
     code = model_open(&next, TOKENS, HIDDEN, has_mode(s, ONCE) ? EP_LL_NO_PARTIAL_REDUCE : 0, NULL, &model);
     for (int round = 0; round < MASKED && !code; round++)
         code = model_round(&model, round, s->scenario->flags, s->others);
@@ -455,7 +452,11 @@ static int check_context(struct state *s)
 static int run_rank(const ep_boot *boot, void *argument)
 {
     const struct start *start = argument;
-    struct state state = {.scenario = start->scenario, .page = start->page, .victim = boot->nranks - 1}, *s = &state;
+    struct state state = {.scenario = start->scenario,
+                          .page = start->page,
+                          .next = start->next,
+                          .victim = boot->nranks - 1},
+                 *s = &state;
     int code = group_open(boot, NULL, TIMEOUT_MS, &s->group);
 
     if (code)
@@ -496,10 +497,11 @@ static int run_scenario(struct options *options, const struct scenario *scenario
     if (!options_select(options, scenario->name))
         return SKIPPED;
     start.page = share(sizeof(*start.page));
-    if (start.page) {
+    if (start.page && ep_boot_shm_new(options->ranks - 1, &start.next) == EP_OK) {
         atomic_store(&start.page->last, INT_MAX);
         code = launch_ranks(&launch);
     }
+    ep_boot_shm_free(start.next);
     printf("ll_fault_cuda: %d ranks, %s: %s\n", options->ranks, scenario->name, result_name(code));
     fflush(stdout);
     return code;

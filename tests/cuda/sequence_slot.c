@@ -58,16 +58,23 @@ static size_t index_bytes(const struct slot *slot)
     return ep_dtype_bytes((ep_dtype)slot->idx_type);
 }
 
+static const struct format {
+    int dtype, scale_type, elements; /* for each word of scales; 0: there are none */
+} formats[] = {{EP_BF16, 0, 0},
+               {EP_BF16, 0, 0},
+               {EP_F8E4M3, EP_F32, 128},
+               {EP_F8E4M3, EP_UE8M0, 512},
+               {EP_F8E4M3, EP_UE8M0_32, 128},
+               {EP_F4E2M1, EP_F8E4M3, 64}};
+
 static int make_inputs(const struct group *group, struct dice *dice, struct slot *slot)
 {
     size_t n = (size_t)slot->max_tokens, hidden = (size_t)slot->hidden, topk = (size_t)slot->topk;
-    size_t blocks = hidden / EP_SCALE_BLOCK, ranks = (size_t)group->nranks;
+    size_t ranks = (size_t)group->nranks;
 
-    TRY(new_buffer(group, dice, slot, X, n, hidden * ep_dtype_bytes((ep_dtype)slot->dtype)));
-    TRY(new_buffer(group, dice, slot, SCALES, n,
-                   !slot->scale_type            ? 0
-                   : slot->scale_type == EP_F32 ? blocks * 4
-                                                : blocks));
+    TRY(new_buffer(group, dice, slot, X, n,
+                   hidden * ep_dtype_bytes((ep_dtype)slot->dtype) / (slot->dtype == EP_F4E2M1 ? 2 : 1)));
+    TRY(new_buffer(group, dice, slot, SCALES, n, (size_t)slot->scale_words * 4));
     TRY(new_buffer(group, dice, slot, WEIGHTS, n, topk * 4));
     for (int i = 0; i < ROUTINGS; i++) {
         TRY(new_buffer(group, dice, slot, (enum buffer)(IDX + i), n, slot->mask ? ranks : topk * index_bytes(slot)));
@@ -83,7 +90,7 @@ static int make_outputs(const struct group *group, struct dice *dice, struct slo
     const struct {
         size_t n, bytes;
     } sizes[BUFFERS] = {
-        [RECV_X] = {rows, hidden * ep_dtype_bytes((ep_dtype)slot->dtype)},
+        [RECV_X] = {rows, slot->b[X].row_bytes},
         [RECV_SCALES] = {rows, slot->b[SCALES].row_bytes},
         [RECV_IDX] = {rows, topk * index_bytes(slot)},
         [RECV_WEIGHTS] = {rows, slot->expanded ? 4 : topk * 4},
@@ -184,22 +191,22 @@ int slot_load(const struct group *group, struct dice *dice, struct slot *slot)
 static void choose_shape(const struct group *group, struct dice *dice, struct slot *slot)
 {
     static const int hidden[] = {512, 1024, 2560, 7168}, tokens[] = {1, 33, 200, 600};
-    int format = draw(dice, 4), kind = draw(dice, 5);
+    const struct format *format = &formats[draw(dice, sizeof(formats) / sizeof(formats[0]))];
+    int kind = draw(dice, 5);
 
     *slot = (struct slot){.fixed = draw(dice, 2),
                           .expanded = kind < 2,
                           .mask = kind == 4,
                           .choice = kind != 4 && draw(dice, 2),
                           .by_choice = draw(dice, 3) == 0 && group_division.nodes < 2,
-                          .dtype = (format > 1) ? EP_F8E4M3 : EP_BF16,
-                          .scale_type = format == 2   ? EP_F32
-                                        : format == 3 ? EP_UE8M0
-                                                      : 0,
+                          .dtype = format->dtype,
+                          .scale_type = format->scale_type,
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
                           .hidden = hidden[draw(dice, 4)],
                           .topk = kind == 4 ? 0 : 1 + draw(dice, 8),
                           .max_tokens = tokens[draw(dice, 4)],
                           .alignment = draw(dice, 2) ? 0 : 1 + draw(dice, 16)};
+    slot->scale_words = format->elements ? slot->hidden / format->elements : 0;
     slot->flags = slot->expanded ? EP_PLAN_EXPANDED | (draw(dice, 2) ? EP_PLAN_ZERO_PADDING : 0) : 0;
     slot->n_experts = group->nranks * (8 + draw(dice, 12));
     for (int i = 0; i < ROUTINGS; i++)
@@ -289,7 +296,8 @@ static ep_status combine(const struct slot *slot, ep_plan *plan, bool device, ep
     bool echo = slot->dtype == EP_BF16;
     ep_combine_args args = args_combine(slot->hidden, at(slot, echo ? RECV_X : ANSWER, device), at(slot, OUT, device));
 
-    args.flags = slot->by_choice ? EP_COMBINE_BY_CHOICE : 0;
+    if (slot->by_choice)
+        args.flags = EP_COMBINE_BY_CHOICE | (slot->expanded ? EP_COMBINE_ROUND_PARTIAL : 0);
     if (slot->choice) {
         args.topk_weights = (const float *)(const void *)at(slot, ANSWER_WEIGHTS, device);
         args.out_topk_weights = (float *)(void *)at(slot, OUT_WEIGHTS, device);

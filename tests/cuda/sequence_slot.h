@@ -33,7 +33,7 @@ enum buffer {
 
 struct slot {
     bool used, fixed, expanded, mask, choice, by_choice, updated;
-    int dtype, scale_type, idx_type, hidden, topk, n_experts, max_tokens, alignment;
+    int dtype, scale_type, scale_words, idx_type, hidden, topk, n_experts, max_tokens, alignment;
     uint32_t flags;
     int n_tokens[ROUTINGS]; /* of this rank */
     int called, recorded;   /* routing of the last update that was called outside of captures; of the last one */

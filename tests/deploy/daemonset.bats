@@ -1,8 +1,8 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# The DaemonSet: what it is made of, what its account may do; and (long) on two nodes that really reboot.
+# The DaemonSet: what it is made of, what its account may do; and (long) on nodes that really reboot.
 #
-# shellcheck disable=SC2154,SC2030,SC2031,SC2317 # set by run; functions are called by name
+# shellcheck disable=SC2154,SC2016,SC2030,SC2031,SC2317 # set by run; texts of scripts; functions are called by name
 
 load common
 
@@ -294,19 +294,32 @@ END
     run ! granted
 }
 
-@test "two nodes: one after the other, cordoned, drained, rebooted, resumed, uncordoned; a pod deleted amid a step" {
-    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "boots and reboots two nodes: only with EPKIT_TEST_LONG=1"
+in_cluster() { "$REAL" in "$BATS_FILE_TMPDIR/nodes" "$@"; }
+of_node() { in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=$1" -o name; }
+
+# nodes_up COUNT: a cluster of nodes that really reboot, with the images, instead of that of an earlier test
+nodes_up() {
+    [ -n "${EPKIT_TEST_LONG:-}" ] || skip "boots and reboots nodes: only with EPKIT_TEST_LONG=1"
     for command in systemd-nspawn mmdebstrap containerd runc buildah etcd; do
         command -v $command >/dev/null || skip "$command is not installed"
     done
     [ "$(id -u)" -eq 0 ] || skip "needs root"
     "$EPKIT" help install >/dev/null 2>&1 || skip "this epkit has no 'install'"
     need kubelet coredns kube-apiserver
-    local work=$BATS_FILE_TMPDIR nodes=$BATS_FILE_TMPDIR/nodes file pod
-    in_cluster() { "$REAL" in "$nodes" "$@"; }
-    "$REAL" base "$work/base.tar"
+    local work=$BATS_FILE_TMPDIR file
+    if [ -e "$work/epkit.tar" ]; then
+        "$REAL" down "$work/nodes"
+        rm -rf "$work/nodes"
+    else
+        images
+    fi
+    "$REAL" up "$work/nodes" "$work/base.tar" "$1" "$work/pause.tar" "$work/epkit.tar"
+    kubectl kustomize --load-restrictor LoadRestrictionsNone "$EPKIT_SOURCE/tests/deploy/daemonset" >"$work/set.yaml"
+}
 
-    # Images: the sandbox, and epkit with the libraries of this build.
+# The sandbox, and epkit with the libraries of this build.
+images() {
+    "$REAL" base "$work/base.tar"
     mkdir -p "$work/pause" "$work/image/opt/epkit/bin"
     cc -static -O1 -o "$work/pause/pause" "$EPKIT_SOURCE/tests/cluster/pause.c"
     printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$work/pause/Dockerfile"
@@ -318,9 +331,11 @@ END
     cp "$work/base.tar" "$("$PROGRAMS" path)/bin/kubectl" "$work/image/"
     printf 'FROM scratch\nADD base.tar /\nCOPY kubectl /usr/local/bin/kubectl\nCOPY opt/epkit /opt/epkit\n' >"$work/image/Dockerfile"
     "$REAL" image localhost/epkit:1 "$work/epkit.tar" "$work/image/Dockerfile" "$work/image"
+}
 
-    "$REAL" up "$nodes" "$work/base.tar" 2 "$work/pause.tar" "$work/epkit.tar"
-    kubectl kustomize --load-restrictor LoadRestrictionsNone "$EPKIT_SOURCE/tests/deploy/daemonset" >"$work/set.yaml"
+@test "two nodes: one after the other, cordoned, drained, rebooted, resumed, uncordoned; a pod deleted amid a step" {
+    local work=$BATS_FILE_TMPDIR nodes=$BATS_FILE_TMPDIR/nodes pod
+    nodes_up 2
     # Record every state of the nodes, to check that never two are closed.
     in_cluster kubectl get nodes --watch -o json 2>/dev/null |
         jq --unbuffered -r '[.metadata.name, (.spec.unschedulable // false)] | @tsv' >"$work/states" &
@@ -337,7 +352,7 @@ END
     }
     victim=
     within 600 amid_step
-    pod=$(in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=$victim" -o name)
+    pod=$(of_node "$victim")
     in_cluster kubectl delete -n kube-system "$pod" --wait=false >/dev/null
 
     finished() { [ "$(in_cluster kubectl get nodes -l epkit.dev/install=done --no-headers 2>/dev/null | grep -cw Ready)" = 2 ]; }
@@ -349,7 +364,7 @@ END
         [ "$("$REAL" boots "$nodes" "real-$i")" = 2 ]
         # The step that was running went on, once.
         [ "$("$REAL" on "$nodes" "real-$i" sh -c 'wc -l </etc/epkit-test-starts')" -eq 1 ]
-        pod=$(in_cluster kubectl get pods -n kube-system -l k8s-app=deepep-installer-ubuntu --field-selector "spec.nodeName=real-$i" -o name)
+        pod=$(of_node "real-$i")
         in_cluster kubectl logs -n kube-system "$pod" -c deepep-installer >"$work/log-$i"
         # The guide's three.
         grep -qE "(complete|success|installed)" "$work/log-$i"
@@ -364,4 +379,68 @@ END
     # Never two: replay the states.
     awk '{closed[$1] = $2 == "true"; n = 0; for (i in closed) n += closed[i]; if (n > most) most = n} END {exit most != 1}' "$work/states"
     [ -z "$(in_cluster kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+}
+
+# What the user mallory does on the node, from each boot on: takes the names that the scripts use where everybody may
+# write, puts links, pipes and locks wherever that is possible, and reads what the pods keep.
+attack() {
+    cat <<'END'
+mkdir -p ~/evil/bin
+for name in epkit sh cat env tar mv rm mkdir find systemctl; do
+    printf '#!/bin/bash\nid -un >>/home/mallory/ran\nexec /bin/%s "$@"\n' $name >~/evil/bin/$name
+done
+chmod -R 755 ~ ~/evil
+trap '' TERM
+shopt -s nullglob
+for ((round = 0; ; round++)); do
+    for at in /opt/epkit-installer{,.new,.old} /opt/epkit /opt/epkit-test; do
+        case $((RANDOM % 4)) in
+        0) ln -sn ~/evil $at ;;
+        1) ln -sn /nowhere $at ;;
+        2) mkfifo $at ;;
+        3) cp -r ~/evil $at ;;
+        esac 2>/dev/null && echo $at >>~/planted
+    done
+    for at in {/tmp,/var/tmp,/dev/shm,/run/lock}/*; do
+        [ -O $at ] || [ -L $at ] || { ln -s /etc/passwd $at.new; mkfifo $at.epkit-new; } 2>/dev/null
+    done
+    for at in /opt/epkit-installer/bin/* /{var/lib,var/log,run}/epkit*/{,*/,*/*/,*/*/*/}* /etc/epkit-test* \
+        /proc/[0-9]*/root/{run/epkit-agent,scripts,var/run/secrets/kubernetes.io/serviceaccount}/* /var/lib/kubelet/*/*/*/*/*/*; do
+        [ ! -f $at ] || [ -O $at ] || { echo x >>$at && echo $at >>~/written; } 2>/dev/null
+        case $at in */scripts/*.sh | */token | */grant | */settings.json) head -c1 $at >/dev/null 2>&1 && echo $at >>~/read ;; esac
+        case " $locked " in *" $at "*) ;; *) [ ! -f $at ] || { exec {held}<$at && flock -n $held && locked="$locked $at"; } 2>/dev/null ;; esac
+    done
+    for at in /proc/[0-9]*/environ; do grep -qsz EPKIT_RECIPE $at && echo $at >>~/read; done
+    echo $round >~/round
+    # The scripts are refused, and begin again, as often as it is faster than they: not for ever.
+    [ $round -lt 150 ] || sleep 1
+done
+END
+}
+
+@test "a node whose /opt everybody may write to: what a user of it plants, locks and reads does not reach the installation" {
+    local work=$BATS_FILE_TMPDIR nodes=$BATS_FILE_TMPDIR/nodes pod
+    nodes_up 1
+    on() { "$REAL" on "$nodes" real-1 "$@"; }
+    on useradd --create-home --shell /bin/bash mallory
+    attack | on sh -c 'cat >/home/mallory/attack && chown mallory /home/mallory/attack'
+    printf '[Service]\nUser=mallory\nExecStart=/bin/bash /home/mallory/attack\nKillMode=mixed\nTimeoutStopSec=5\n[Install]\nWantedBy=sysinit.target\n' |
+        on sh -c 'cat >/etc/systemd/system/mallory.service; chmod 1777 /opt; systemctl enable --now mallory' 2>/dev/null
+    within 300 on test -s /home/mallory/planted
+    in_cluster kubectl apply -f "$work/set.yaml" >/dev/null
+    finished() { [ "$(in_cluster kubectl get node -l epkit.dev/install=done --no-headers 2>/dev/null | grep -cw Ready)" = 1 ]; }
+    within 1800 finished || {
+        in_cluster kubectl get pods -A -o wide
+        in_cluster kubectl logs -n kube-system "$(of_node real-1)" -c deepep-installer
+        return 1
+    }
+    [ "$("$REAL" boots "$nodes" real-1)" = 2 ]
+    # It was there in both boots, and tried.
+    on systemctl is-active mallory
+    on test -s /home/mallory/round
+    on sh -c 'cd /home/mallory && sort planted | uniq -c; for file in ran written read; do [ ! -e $file ] || { echo "$file:"; sort -u $file; }; done' >"$work/seen"
+    cat "$work/seen"
+    run ! grep -E '^(ran|written|read):' "$work/seen"
+    on sh -c 'test "$(cat /etc/epkit-test-last)" = last && test "$(stat -c %u /opt/epkit-installer /opt/epkit-installer/bin/epkit | sort -u)" = 0'
+    [ "$(on sh -c 'wc -l </etc/epkit-test-starts')" -eq 1 ]
 }

@@ -171,11 +171,19 @@ END
             printf "#!/bin/bash\necho %s >>/run/epkit-agent/ran\nexec /bin/%s \"\$@\"\n" "$name" "$name" >data/victim/bin/$name
         done
         chmod +x data/victim/bin/*
-        ln -sf /bin/false usr/bin/epkit'
-    run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml
+        ln -sf /bin/false usr/bin/epkit
+        ln -s /data/victim opt/epkit'
+    run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml PATH="/opt/epkit/bin:$PATH"
     phase_is "done"
     [ ! -e "$SHARED/ran" ]
     [ "$(cat "$SHARED/etc/epkit-test-first")" = first ]
+    # Others may make names in a sticky folder.
+    for planted in 'ln -s /nowhere' mkfifo 'mkdir -p' 'ln -s /dev/full'; do
+        NODE_HAS="chmod 1777 opt
+            for name in epkit-installer epkit-installer.new epkit-installer.old; do $planted opt/\$name && chown -h 54321 opt/\$name; done"
+        run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml
+        phase_is "done"
+    done
     for folder in data data/opt; do
         for change in 'chown 54321' 'chgrp 54321' 'chmod 777'; do
             NODE_HAS="mv opt data/opt && ln -s /data/opt opt && chmod 775 data/opt data && $change $folder"

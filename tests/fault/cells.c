@@ -48,15 +48,6 @@ static const struct track mask_tcp = {.name = "mask.tcp",
                                       .masking = true,
                                       .steps = {STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE},
                                       .n_steps = 3};
-static const struct track shrinking = {.name = "shrink", .nnodes = 1, .steps = {STEP_BARRIER}, .n_steps = 1};
-
-static const struct track shrinking_internode = {
-    .name = "hop.shrink", .nnodes = 2, .steps = {STEP_BARRIER}, .n_steps = 1};
-
-/* The leader of the shrink dies during it. */
-static const struct track shrinking_tcp = {
-    .name = "tcp.shrink", .nnodes = 2, .linked = true, .steps = {STEP_BARRIER}, .n_steps = 1};
-
 #define KILL (1u << FAULT_KILL)
 #define KILLS (1u << FAULT_KILL | 1u << FAULT_CRASH)
 #define STOPS (1u << FAULT_STOP)
@@ -143,15 +134,6 @@ const struct point points[] = {
     {"mask.tcp.finish.middle", &mask_tcp, STEP_LL_FINISH, WHERE_MIDDLE, BUFFER_LL_RECV, 50, KILL},
     {"mask.tcp.combine.before", &mask_tcp, STEP_LL_COMBINE, WHERE_BEFORE, 0, 0, KILL | STOPS},
     {"mask.tcp.combine.middle", &mask_tcp, STEP_LL_COMBINE, WHERE_MIDDLE, BUFFER_OUT, 10, KILL | STOPS},
-
-    {"shrink.before", &shrinking, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILLS | STOPS | EXITS},
-    {"shrink.waiting", &shrinking, STEP_SHRINK, WHERE_WAITING, 0, 0, KILLS | STOPS},
-    {"shrink.any", &shrinking, STEP_SHRINK, WHERE_ANY, 0, 0, KILLS | STOPS},
-    {"hop.shrink.waiting", &shrinking_internode, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
-    {"hop.shrink.any", &shrinking_internode, STEP_SHRINK, WHERE_ANY, 0, 0, KILL},
-    {"tcp.shrink.before", &shrinking_tcp, STEP_SHRINK, WHERE_BEFORE, 0, 0, KILL | EXITS},
-    {"tcp.shrink.waiting", &shrinking_tcp, STEP_SHRINK, WHERE_WAITING, 0, 0, KILL},
-    {"tcp.shrink.any", &shrinking_tcp, STEP_SHRINK, WHERE_ANY, 0, 0, KILL},
 };
 const int n_points = (int)(sizeof(points) / sizeof(points[0]));
 
@@ -169,12 +151,7 @@ void cell_name(const struct cell *cell, char *ret_name, size_t bytes)
 
 static struct cell cell_of(const struct point *point, enum fault fault)
 {
-    struct cell cell = {
-        .point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent, .delay_us = 300};
-    /* Over control links the lowest rank is the leader. */
-    if (point->track == &shrinking_tcp)
-        cell.victim = 0;
-    return cell;
+    return (struct cell){.point = point, .fault = fault, .victim = 2, .warm = 1, .percent = point->percent};
 }
 
 bool cell_at(int i, struct cell *ret_cell)
@@ -199,7 +176,6 @@ struct cell cell_random(uint64_t seed)
     cell_at((int)(fault_draw(&state) % (unsigned)n), &cell);
     cell.victim = (int)(fault_draw(&state) % RANKS);
     cell.warm = (int)(fault_draw(&state) % 3);
-    cell.delay_us = (int)(fault_draw(&state) % 4000);
     cell.free_early = fault_draw(&state) & 1;
     /* Not below the whole pages before the trap, not above what is always accessed. */
     if (cell.point->step != STEP_NEW && cell.point->percent == 50)

@@ -4,7 +4,8 @@
  *
  * A cell is a point (a step of a track of calls, and a position in it) and a fault. Its ranks are forked processes that
  * run the track; the victim suffers the fault at the point. The others must all get the status that belongs to the
- * fault, in time, naming the victim, in every call; must shrink to a group that works; and must leave nothing behind.
+ * fault, in time, naming the victim, in every call and in ep_comm_get_failed(); must agree who goes on, and create a
+ * group that works; and must leave nothing behind.
  *
  *   cells.c     the points, and which faults happen at them
  *   traffic.c   the steps: calls with data that is checked; traffic_ll.c those of the low-latency layout
@@ -19,6 +20,8 @@
  */
 #ifndef EP_TESTS_FAULT_H
 #define EP_TESTS_FAULT_H
+
+#include "tests/regroup.h"
 
 #include <epkit/epkit.h>
 #include <stdarg.h>
@@ -70,7 +73,6 @@ enum step {
     STEP_LL_SEND,
     STEP_LL_FINISH,
     STEP_LL_COMBINE,
-    STEP_SHRINK,
     STEPS
 };
 
@@ -88,8 +90,7 @@ enum where {
     WHERE_BEFORE = 0, /* the victim has not made the call */
     WHERE_MIDDLE,     /* it accesses the second part of a buffer */
     WHERE_WAITING,    /* it waits in the call for a late rank */
-    WHERE_END,        /* it has done its part and waits for a slow rank */
-    WHERE_ANY         /* at some time during the call */
+    WHERE_END         /* it has done its part and waits for a slow rank */
 };
 
 enum buffer { BUFFER_X = 0, BUFFER_TOPK, BUFFER_OUT, BUFFER_RECV, BUFFER_LL_RECV, BUFFERS };
@@ -111,7 +112,6 @@ struct cell {
     int victim;
     int warm;        /* runs of the track before the fault */
     int percent;     /* as in the point, or drawn anew */
-    int delay_us;    /* WHERE_ANY */
     bool free_early; /* survivors free the old communicator before they use the new one */
 };
 
@@ -137,19 +137,14 @@ static inline uint64_t fault_draw(uint64_t *state)
 /* One of them with its parameters drawn from a seed. */
 struct cell cell_random(uint64_t seed);
 
-/* The late rank, if one is needed; the rank that dies first, if the victim dies during the shrink. */
+/* The late rank, if one is needed. */
 static inline int late_rank(const struct cell *cell)
 {
     return (cell->victim + 2) % RANKS;
 }
 
-static inline int first_rank(const struct cell *cell)
-{
-    return cell->point->step == STEP_SHRINK ? (cell->victim + 1) % RANKS : -1;
-}
-
 /* --- run_cell.c: what parent and ranks share --- */
-enum rank_state { RANK_RUNNING = 0, RANK_SHRUNK, RANK_DONE };
+enum rank_state { RANK_RUNNING = 0, RANK_AGREED, RANK_DONE };
 
 /* The kind of a complaint, which decides between a failure and a repetition. */
 enum flaw {
@@ -169,7 +164,7 @@ struct table {
     struct cell cell;
     _Atomic uint64_t injected_ns; /* when the fault was injected, 0: not yet */
     _Atomic int resumed;          /* the stopped victim runs again */
-    _Atomic int n_failed;         /* ranks that have checked the failure before the shrink */
+    struct regroup regroup;
     struct rank_context ranks[RANKS];
 };
 
@@ -189,6 +184,15 @@ extern int n_again, n_again_unloaded;
 
 /* Runs a cell and prints its line. */
 bool run_cell(const struct cell *cell);
+
+/* Returns a status that is a failure. */
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        ep_status try_status = (call);                                                                                 \
+                                                                                                                       \
+        if (try_status != EP_OK)                                                                                       \
+            return try_status;                                                                                         \
+    } while (0)
 
 /* --- watching processes: watch.c --- */
 uint64_t now_ns(void);
@@ -261,24 +265,20 @@ ep_status traffic_round_trip(struct traffic *traffic);
 /* --- rank.c --- */
 int rank_main(struct table *table, const ep_boot *boot);
 
-enum { TRIES = 6 };
-
 struct rank_run {
     struct table *table;
     const struct cell *cell;
     struct rank_context *context;
     int rank;
-    bool victim, late, first;
-    ep_comm *comm;
+    bool victim, late;
+    ep_comm *comm, *next;
     struct traffic traffic;
-    ep_comm *newer[TRIES]; /* of the shrinks, oldest first */
-    int n_newer;
 };
 
 /* One call of the track, with the fault at its point. *ret_leave: the victim leaves instead. */
 ep_status run_step(struct rank_run *run, enum step step, int round, bool *ret_leave);
-/* Shrinks until the group has the members that it should have, and uses it. */
-void continue_without(struct rank_run *run);
+/* Agrees with the others who goes on, without `gone`, a mask; creates that group and uses it. */
+void continue_without(struct rank_run *run, unsigned gone);
 
 /* --- masked.c --- */
 /* The track of a group with masking: no call fails. */

@@ -63,8 +63,8 @@ static void run_random(uint64_t seed, int rounds)
 
         count(passed);
         if (!passed)
-            printf("     again: --rounds 1 --seed %llu (victim %d, %d rounds before, from %d %%, after %d us)\n",
-                   (unsigned long long)(seed + (uint64_t)i), cell.victim, cell.warm, cell.percent, cell.delay_us);
+            printf("     again: --rounds 1 --seed %llu (victim %d, %d rounds before, from %d %%)\n",
+                   (unsigned long long)(seed + (uint64_t)i), cell.victim, cell.warm, cell.percent);
     }
 }
 

@@ -28,18 +28,23 @@ static ep_status run_rounds(struct rank_run *run, bool *ret_leave)
     return status;
 }
 
-static void check_mask(struct rank_run *run)
+/* Returns the mask. */
+static unsigned check_mask(struct rank_run *run)
 {
     int32_t masked[RANKS];
+    unsigned mask = 0;
 
     if (ep_ll_get_mask(run->traffic.ll, masked) != EP_OK) {
         complain(run->context, FLAW_WRONG, "ep_ll_get_mask: %s", ep_last_error());
-        return;
+        return 0;
     }
-    for (int rank = 0; rank < RANKS; rank++)
+    for (int rank = 0; rank < RANKS; rank++) {
+        mask |= masked[rank] ? 1u << rank : 0;
         if (masked[rank] != (rank == run->cell->victim))
             complain(run->context, masked[rank] ? FLAW_DEADLINE | FLAW_FOLLOWS : FLAW_WRONG, "rank %d is %smasked",
                      rank, masked[rank] ? "" : "not ");
+    }
+    return mask;
 }
 
 void run_masked(struct rank_run *run)
@@ -65,6 +70,5 @@ void run_masked(struct rank_run *run)
         complain(run->context, FLAW_SLOW, "the rounds took %d ms", took_ms);
     if (ep_comm_async_error(run->comm) != EP_OK)
         complain(run->context, FLAW_FOLLOWS, "the communicator has failed: %s", ep_comm_last_error(run->comm));
-    check_mask(run);
-    continue_without(run);
+    continue_without(run, check_mask(run));
 }

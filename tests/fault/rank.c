@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program of a rank: the track until a call fails, the checks of that failure, the shrink, traffic in the new
- * group, and the check for leftovers.
+ * The program of a rank: the track until a call fails, the checks of that failure, the agreement with the others,
+ * traffic in the new group, and the check for leftovers.
  */
 #include "fault.h"
 
@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { ALL_RANKS = (1 << RANKS) - 1 };
 
 static int ms_since(uint64_t begin_ns)
 {
@@ -34,20 +36,12 @@ static ep_status expected_status(const struct cell *cell)
                                                [FAULT_ABORT] = EP_E_ABORTED,
                                                [FAULT_EXIT] = EP_E_PEER_LEFT};
 
-    return cell->point->step == STEP_SHRINK ? EP_E_PEER_DEAD : by_fault[cell->fault];
+    return by_fault[cell->fault];
 }
 
-/* The rank whose failure the others must see first. */
-static int expected_failed_rank(const struct cell *cell)
+static unsigned survivors(const struct cell *cell)
 {
-    return cell->point->step == STEP_SHRINK ? first_rank(cell) : cell->victim;
-}
-
-static int survivors(const struct cell *cell)
-{
-    if (cell->point->step == STEP_SHRINK)
-        return RANKS - 2;
-    return cell->fault == FAULT_ABORT ? RANKS : RANKS - 1;
+    return cell->fault == FAULT_ABORT ? ALL_RANKS : ALL_RANKS & ~(1u << cell->victim);
 }
 
 static bool is_lowlatency(const struct rank_run *run)
@@ -55,14 +49,13 @@ static bool is_lowlatency(const struct rank_run *run)
     return run->cell->point->track->steps[0] == STEP_LL_NEW || run->cell->point->track->masking;
 }
 
-/* Notes that a rank without an injected fault was late for a whole deadline, or was excluded for that. */
+/* Notes that a rank without an injected fault was late for a whole deadline. */
 static void note_deadline(struct rank_run *run, ep_status status, int named)
 {
     uint64_t injected_ns = atomic_load(&run->table->injected_ns);
     bool early = !injected_ns || ms_since(injected_ns) < TIMEOUT_MS;
 
-    if (status == EP_E_EXCLUDED ||
-        (status == EP_E_TIMEOUT && named >= 0 && (named != expected_failed_rank(run->cell) || early)))
+    if (status == EP_E_TIMEOUT && named >= 0 && (named != run->cell->victim || early))
         atomic_fetch_or(&run->context->flaws, FLAW_DEADLINE);
 }
 
@@ -166,10 +159,6 @@ ep_status run_step(struct rank_run *run, enum step step, int round, bool *ret_le
     ep_status status;
 
     *ret_leave = here && run->victim && cell->fault == FAULT_EXIT;
-    if (run->first && round == cell->warm) {
-        atomic_store(&run->table->injected_ns, now_ns());
-        kill(getpid(), SIGKILL);
-    }
     if (concerned)
         prepare_injection(run);
     if (*ret_leave)
@@ -207,9 +196,8 @@ static void check_text(struct rank_run *run)
 {
     const char *text = ep_comm_last_error(run->comm);
 
-    if (rank_named(text) != expected_failed_rank(run->cell))
-        complain(run->context, FLAW_FOLLOWS, "the text does not name rank %d: \"%s\"", expected_failed_rank(run->cell),
-                 text);
+    if (rank_named(text) != run->cell->victim)
+        complain(run->context, FLAW_FOLLOWS, "the text does not name rank %d: \"%s\"", run->cell->victim, text);
     /* A rank that called ep_comm_abort() between two calls is told that it did. */
     if (!strchr(text, '"') && !(run->victim && run->cell->fault == FAULT_ABORT))
         complain(run->context, FLAW_WRONG, "the text names no phase: \"%s\"", text);
@@ -227,7 +215,7 @@ static void check_failure(struct rank_run *run, ep_status status)
     if (run->traffic.wrong[0])
         complain(run->context, FLAW_WRONG, "before the fault: %s", run->traffic.wrong);
     /* The victim sees its own failure differently: from the outside, or late. */
-    if (run->victim && cell->fault == FAULT_STOP && cell->point->step != STEP_SHRINK)
+    if (run->victim && cell->fault == FAULT_STOP)
         return;
     note_deadline(run, status, rank_named(ep_comm_last_error(run->comm)));
     if (status != expected_status(cell))
@@ -285,90 +273,50 @@ static void check_repeats(struct rank_run *run, ep_status status)
 
 /* --- the new group ---------------------------------------------------------------------------------------------- */
 
-/* Between hosts a death may arrive before the failure that the victim saw first; the others would report the death. */
-static void await_failure_on_all(struct rank_run *run)
+/* Of the victim it is known what happened to it, or at least that it has ended; of the others nothing. */
+static void check_failed(struct rank_run *run)
 {
-    uint64_t begin_ns = now_ns();
+    int32_t failed[RANKS];
+    ep_status status = ep_comm_get_failed(run->comm, failed);
 
-    while (atomic_load(&run->table->n_failed) < RANKS && ms_since(begin_ns) < LATE_MS)
-        sleep_us(1000);
-}
-
-static void inject_in_shrink(struct rank_run *run)
-{
-    const struct cell *cell = run->cell;
-
-    if (cell->point->step != STEP_SHRINK)
+    if (run->victim && run->cell->fault == FAULT_STOP)
         return;
-    if (run->victim && cell->point->where == WHERE_BEFORE && cell->point->track->linked)
-        await_failure_on_all(run);
-    if (run->victim && cell->point->where == WHERE_BEFORE)
-        inject_now();
-    else if (run->victim)
-        inject_later(cell->point->where == WHERE_ANY ? cell->delay_us : INJECT_MS * 1000);
-    else if (run->late && cell->point->where == WHERE_WAITING)
-        sleep_us(LATE_MS * 1000);
+    if (status != EP_OK)
+        complain(run->context, FLAW_WRONG, "ep_comm_get_failed: %s: %s", ep_status_name(status), ep_last_error());
+    for (int rank = 0; status == EP_OK && rank < RANKS; rank++) {
+        bool ended = failed[rank] == EP_E_PEER_DEAD && run->cell->fault == FAULT_EXIT;
+
+        if (rank == run->cell->victim ? failed[rank] != (int32_t)expected_status(run->cell) && !ended
+                                      : failed[rank] != EP_OK)
+            complain(run->context, FLAW_FOLLOWS, "ep_comm_get_failed gives %s for rank %d",
+                     ep_status_name((ep_status)failed[rank]), rank);
+    }
 }
 
-/* Shrinks until the group has the members that it should have. */
-static ep_status settle(struct rank_run *run)
+/* EP_E_EXCLUDED: the others go on without this rank. */
+static ep_status create_next(struct rank_run *run, unsigned gone)
 {
-    ep_comm *comm = run->comm;
-    ep_status status = EP_E_STATE;
-    int32_t members[RANKS];
+    const struct track *track = run->cell->point->track;
+    unsigned members = regroup_agree(&run->table->regroup, 1, ALL_RANKS & ~gone);
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    struct regroup_boot boot;
+    int32_t all[RANKS];
+    int n = 0;
 
-    for (int i = 0; i < TRIES; i++) {
-        ep_comm_info info = {.size = sizeof(info)};
-        ep_comm *next = NULL;
-
-        status = ep_comm_shrink(comm, NULL, &next);
-        if (run->victim)
-            inject_join();
-        /* A rank has failed during the shrink: repeat. */
-        if (status == EP_E_PEER_DEAD || status == EP_E_TIMEOUT || status == EP_E_PEER_LEFT)
-            continue;
-        if (status != EP_OK)
-            return status;
-        run->newer[run->n_newer++] = comm = next;
-        ep_comm_get_info(next, &info);
-        status = ep_comm_allgather(next, &run->rank, sizeof(run->rank), members);
-        if (status != EP_OK)
-            continue;
-        for (int r = 0; r < info.nranks; r++)
-            if (r > 0 && members[r] <= members[r - 1])
-                complain(run->context, FLAW_WRONG, "rank %d of the new group was %d, rank %d was %d", r - 1,
-                         members[r - 1], r, members[r]);
-        if (info.nranks != survivors(run->cell) || members[info.rank] != run->rank)
-            complain(run->context, FLAW_FOLLOWS, "the new group has %d members", info.nranks);
-        return EP_OK;
-    }
-    return status;
-}
-
-static void shrink(struct rank_run *run, ep_status *ret_status)
-{
-    const struct cell *cell = run->cell;
-    int limit_ms = MARGIN_MS + LATE_MS + (cell->fault == FAULT_STOP ? 3 * TIMEOUT_MS : 0);
-    uint64_t begin_ns;
-
-    inject_in_shrink(run);
-    begin_ns = now_ns();
-    *ret_status = settle(run);
-    if (run->victim && cell->fault == FAULT_STOP) {
-        /* The time includes that in which the victim was stopped, if it was stopped in the shrink. */
-        if (*ret_status == EP_OK)
-            complain(run->context, FLAW_FOLLOWS, "the stopped rank found a group that works");
-        if (cell->point->step != STEP_SHRINK && ms_since(begin_ns) > 2 * TIMEOUT_MS + MARGIN_MS)
-            complain(run->context, FLAW_SLOW, "ep_comm_shrink kept the stopped rank for %d ms", ms_since(begin_ns));
-        return;
-    }
-    /* If no rank of this group is stopped, it has no other reason to be late. */
-    if (*ret_status == EP_E_EXCLUDED || (*ret_status == EP_E_TIMEOUT && cell->fault != FAULT_STOP))
-        atomic_fetch_or(&run->context->flaws, FLAW_DEADLINE);
-    if (*ret_status != EP_OK)
-        complain(run->context, FLAW_FOLLOWS, "ep_comm_shrink: %s: %s", ep_status_name(*ret_status), ep_last_error());
-    if (ms_since(begin_ns) > limit_ms)
-        complain(run->context, FLAW_SLOW, "ep_comm_shrink took %d ms", ms_since(begin_ns));
+    if (members != survivors(run->cell))
+        complain(run->context, FLAW_FOLLOWS, "the ranks of the new group are %#x", members);
+    if (!(members >> run->rank & 1))
+        return EP_E_EXCLUDED;
+    config.backend = "host";
+    config.timeout_ms = 3 * TIMEOUT_MS; /* a rank may come a deadline later than the first */
+    config.network = track->linked ? linked_network : NULL;
+    regroup_boot(&run->table->regroup, 1, run->rank, RANKS / track->nnodes, &boot);
+    TRY(ep_comm_new(&boot.boot, &config, &run->next));
+    TRY(ep_comm_allgather(run->next, &run->rank, sizeof(run->rank), all));
+    for (int rank = 0; rank < RANKS; rank++)
+        if (members >> rank & 1 && all[n++] != rank)
+            complain(run->context, FLAW_WRONG, "rank %d of the new group was %d", n - 1, all[n - 1]);
+    return EP_OK;
 }
 
 static void free_old(struct rank_run *run)
@@ -378,32 +326,14 @@ static void free_old(struct rank_run *run)
     run->comm = NULL;
 }
 
-/* A victim that was only stopped must know its outcome. All ranks of the group return the same status. */
-static bool victim_is_done(struct rank_run *run, struct traffic *traffic)
-{
-    int32_t done = atomic_load(&run->table->ranks[run->cell->victim].state) == RANK_DONE, all[RANKS] = {0};
-
-    if (ep_comm_allgather(traffic->comm, &done, sizeof(done), all) != EP_OK)
-        return true;
-    for (int rank = 0; rank < traffic->nranks; rank++)
-        if (!all[rank])
-            return false;
-    return true;
-}
-
 static void use_new_group(struct rank_run *run)
 {
     static const enum step lowlatency[] = {STEP_LL_NEW, STEP_LL_SEND, STEP_LL_FINISH, STEP_LL_COMBINE};
     struct traffic traffic = {0};
-    uint64_t end_ns = now_ns() + (uint64_t)(4 * TIMEOUT_MS + MARGIN_MS) * 1000000u;
-    ep_status status = traffic_init(&traffic, run->newer[run->n_newer - 1]);
-    bool stopped = run->cell->fault == FAULT_STOP;
+    ep_status status = traffic_init(&traffic, run->next);
 
-    for (int i = 0; status == EP_OK && (i < 2 || stopped); i++) {
+    for (int i = 0; status == EP_OK && i < 2; i++)
         status = traffic_round_trip(&traffic);
-        if (status == EP_OK && stopped && (victim_is_done(run, &traffic) || now_ns() > end_ns))
-            break;
-    }
     for (size_t i = 0; status == EP_OK && is_lowlatency(run) && i < sizeof(lowlatency) / sizeof(lowlatency[0]); i++)
         status = traffic_step(&traffic, lowlatency[i]);
     if (status == EP_OK)
@@ -417,14 +347,27 @@ static void use_new_group(struct rank_run *run)
     traffic_done(&traffic);
 }
 
-void continue_without(struct rank_run *run)
+void continue_without(struct rank_run *run, unsigned gone)
 {
-    ep_status status;
+    int limit_ms = MARGIN_MS + LATE_MS + (run->cell->fault == FAULT_STOP ? 3 * TIMEOUT_MS : 0);
+    bool stopped = run->victim && run->cell->fault == FAULT_STOP;
+    uint64_t begin_ns = now_ns();
+    ep_status status = create_next(run, gone);
 
-    shrink(run, &status);
+    if (stopped) {
+        if (status != EP_E_EXCLUDED)
+            complain(run->context, FLAW_FOLLOWS, "the stopped rank goes on");
+        return;
+    }
+    if (status == EP_E_EXCLUDED || status == EP_E_TIMEOUT)
+        atomic_fetch_or(&run->context->flaws, FLAW_DEADLINE);
+    if (status != EP_OK)
+        complain(run->context, FLAW_FOLLOWS, "ep_comm_new: %s: %s", ep_status_name(status), ep_last_error());
+    if (ms_since(begin_ns) > limit_ms)
+        complain(run->context, FLAW_SLOW, "ep_comm_new took %d ms", ms_since(begin_ns));
     if (status != EP_OK)
         return;
-    atomic_store(&run->context->state, RANK_SHRUNK);
+    atomic_store(&run->context->state, RANK_AGREED);
     if (run->cell->free_early)
         free_old(run);
     use_new_group(run);
@@ -458,13 +401,8 @@ static void live(struct rank_run *run, const ep_boot *boot)
         return;
     check_failure(run, status);
     check_repeats(run, status);
-    atomic_fetch_add(&run->table->n_failed, 1);
-    if (run->victim && run->cell->fault == FAULT_EXIT) {
-        /* While the others shrink, the victim leaves. */
-        inject_in_shrink(run);
-        return;
-    }
-    continue_without(run);
+    check_failed(run);
+    continue_without(run, regroup_failed(run->comm, ALL_RANKS));
 }
 
 int rank_main(struct table *table, const ep_boot *boot)
@@ -474,8 +412,7 @@ int rank_main(struct table *table, const ep_boot *boot)
                            .context = &table->ranks[boot->rank],
                            .rank = boot->rank,
                            .victim = boot->rank == table->cell.victim,
-                           .late = boot->rank == late_rank(&table->cell),
-                           .first = boot->rank == first_rank(&table->cell)};
+                           .late = boot->rank == late_rank(&table->cell)};
     struct resources before = count_resources();
     char why[128];
 
@@ -484,8 +421,7 @@ int rank_main(struct table *table, const ep_boot *boot)
     live(&run, boot);
     if (run.comm)
         free_old(&run);
-    while (run.n_newer > 0)
-        ep_comm_free(run.newer[--run.n_newer]);
+    ep_comm_free(run.next);
     if (!check_resources(&before, why, sizeof(why)))
         complain(run.context, FLAW_WRONG, "left behind: %s", why);
     atomic_store(&run.context->state, RANK_DONE);

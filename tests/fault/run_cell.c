@@ -139,8 +139,7 @@ static void resume_victim(struct cell_run *c)
     if (c->cell->fault != FAULT_STOP || atomic_load(&c->table->resumed) || !atomic_load(&c->table->injected_ns))
         return;
     for (int rank = 0; rank < RANKS; rank++)
-        if (rank != c->cell->victim && rank != first_rank(c->cell) && c->pid[rank] &&
-            atomic_load(&c->table->ranks[rank].state) == RANK_RUNNING)
+        if (rank != c->cell->victim && c->pid[rank] && atomic_load(&c->table->ranks[rank].state) == RANK_RUNNING)
             return;
     atomic_store(&c->table->resumed, 1);
     kill(c->pid[c->cell->victim], SIGCONT);
@@ -186,8 +185,10 @@ static void watch(struct cell_run *c)
 
             if (c->pid[rank] && (look || ended))
                 delay_sample(&c->delay[rank], c->pid[rank]);
-            if (ended && waitpid(c->pid[rank], &c->how[rank], WNOHANG) == c->pid[rank])
+            if (ended && waitpid(c->pid[rank], &c->how[rank], WNOHANG) == c->pid[rank]) {
                 c->pid[rank] = 0;
+                atomic_fetch_or(&c->table->regroup.ended, 1u << rank);
+            }
             running += c->pid[rank] != 0;
         }
         if (look)
@@ -204,10 +205,10 @@ static void watch(struct cell_run *c)
 static void check_ends(struct cell_run *c)
 {
     for (int rank = 0; rank < RANKS; rank++) {
-        bool victim = rank == c->cell->victim, first = rank == first_rank(c->cell);
+        bool victim = rank == c->cell->victim;
         int how = c->how[rank];
 
-        if (first || (victim && c->cell->fault == FAULT_KILL)) {
+        if (victim && c->cell->fault == FAULT_KILL) {
             if (!WIFSIGNALED(how) || WTERMSIG(how) != SIGKILL)
                 report(c, rank, FLAW_FOLLOWS, "was not killed: the fault did not happen");
         } else if (victim && c->cell->fault == FAULT_CRASH) {

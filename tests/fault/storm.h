@@ -3,11 +3,11 @@
  * storm.h - random faults at random instants on running groups, and a check of all statuses that the ranks returned.
  *
  * A storm is a group of ranks (forked, or threads) that repeats plans, dispatches, combines, low latency,
- * all-gathers and allocations, shrinks after each failure and continues. Between two calls a rank may only poll
- * ep_comm_async_error() for a while. A controller outside of the group injects signals and resource limits. There are
- * no hooks in the library and no check depends on timing: an instant is a number of calls that the victim has begun and
- * some microseconds, and a hang is a call that does not return within a limit far above all deadlines, counted while
- * the rank is not stopped.
+ * all-gathers and allocations. After each failure the ranks agree in shared memory who is in the next group, create it
+ * and continue. Between two calls a rank may only poll ep_comm_async_error() for a while. A controller outside of the
+ * group injects signals and resource limits. There are no hooks in the library and no check depends on timing: an
+ * instant is a number of calls that the victim has begun and some microseconds, and a hang is a call that does not
+ * return within a limit far above all deadlines, counted while the rank is not stopped.
  *
  *   storm.c          options, concurrent storms, the sums
  *   storm_plan.c     a storm from its number; its description
@@ -24,7 +24,7 @@
 enum {
     STORM_FAULTS = 5,
     STORM_OUTCOMES = 24,
-    STORM_GENERATIONS = 12,
+    STORM_GENERATIONS = REGROUP_GROUPS,
     STORM_TEXT = 320,
     STORM_COMPLAINTS = 2500,
     STORM_HISTORY = 24000
@@ -56,7 +56,7 @@ enum {
 
 enum when {
     WHEN_CALL = 0, /* its victim has begun so many calls (all-gathers of the creation among them) */
-    WHEN_SHRINK,   /* its victim is in a shrink, or has begun so many calls */
+    WHEN_NEXT,     /* its victim is in the creation of a further group, or has begun so many calls */
     WHEN_WITH,     /* together with the fault before it */
 };
 
@@ -94,7 +94,7 @@ enum call {
     CALL_LL,
     CALL_BARRIER,
     CALL_GATHER,
-    CALL_SHRINK,
+    CALL_AGREE,
     CALL_POLL,
     CALL_FREE,
     CALLS
@@ -107,7 +107,6 @@ struct outcome {
     ep_status status, async; /* async: result of ep_comm_async_error() at that time */
     int named;               /* the first rank in the text, by its number in the first group; -1: none, -2: not known */
     int host;                /* of this rank in this group */
-    bool far;                /* the named rank is of another host */
     uint64_t begin_ns, end_ns;
     char text[STORM_TEXT];
 };
@@ -120,20 +119,15 @@ struct storm_rank_context {
     _Atomic uint32_t calls;                      /* begun */
     _Atomic uint32_t wake;                       /* number of calls at which to wake the controller */
     _Atomic int call;                            /* enum call, the current one */
-    _Atomic uint32_t shrinks;                    /* begun */
     _Atomic int failed[STORM_GENERATIONS];       /* it has learnt that this group failed */
-    _Atomic int generation;                      /* shrinks that returned a group */
+    _Atomic int generation;                      /* agreed on */
     _Atomic uint32_t aborts;                     /* times that the handler called ep_comm_abort() */
-    _Atomic uint64_t left_ns;                    /* when it began to leave, or its creation failed */
-    _Atomic uint64_t came_ns[STORM_GENERATIONS]; /* when it first began to shrink that group */
-    _Atomic uint64_t got_ns[STORM_GENERATIONS];  /* when a shrink returned that group */
+    _Atomic uint64_t left_ns[STORM_GENERATIONS]; /* when it began to leave that group, or its creation failed */
     _Atomic int leave;                           /* requested */
     _Atomic uint64_t injected_ns[INJECTIONS];
-    _Atomic int unseen;                  /* dead before its first all-gather: no rank knew of it */
-    _Atomic int created;                 /* 1 + status of ep_comm_new() */
-    _Atomic uint64_t created_ns;         /* when it returned */
-    _Atomic uint32_t gathers;            /* of its ep_comm_new(), begun */
-    unsigned members[STORM_GENERATIONS]; /* of its groups, as a mask of first ranks; 0: unknown */
+    _Atomic int unseen;                     /* dead before its first all-gather: no rank knew of it */
+    _Atomic int created[STORM_GENERATIONS]; /* 1 + status of ep_comm_new() */
+    _Atomic uint32_t gathers;               /* of its ep_comm_new(), begun */
     int n_outcomes;
     struct outcome outcomes[STORM_OUTCOMES];
     char changed[256], wrong[256], left_behind[256], other[256];
@@ -147,6 +141,7 @@ struct storm_table {
     _Atomic int launched;  /* 1 + status of ep_launch() */
     char launch_text[STORM_TEXT], launcher_left_behind[256];
     int exit_code[MAX_RANKS], exit_signal[MAX_RANKS]; /* as returned by ep_launch() */
+    struct regroup regroup;
     struct storm_rank_context ranks[MAX_RANKS];
 };
 

@@ -48,11 +48,11 @@ static bool died_before(const struct checker *j, int rank, uint64_t ns)
            (exhausted_before(j, rank, ns) && j->table->exit_signal[rank]);
 }
 
-static bool left_before(const struct checker *j, int rank, uint64_t ns)
+static bool left_before(const struct checker *j, int rank, const struct outcome *outcome)
 {
-    uint64_t at = atomic_load(&j->table->ranks[rank].left_ns);
+    uint64_t at = atomic_load(&j->table->ranks[rank].left_ns[outcome->generation]);
 
-    return at && at <= ns;
+    return at && at <= outcome->end_ns;
 }
 
 static uint64_t timeout_ns(const struct checker *j)
@@ -87,45 +87,24 @@ static bool was_starved(const struct checker *j, int rank, uint64_t from_ns, uin
             delay_within(&j->watch->own_delays, from_ns, to_ns) > least_ns);
 }
 
-static uint64_t came_at(const struct checker *j, int rank, int generation)
-{
-    return generation < STORM_GENERATIONS ? atomic_load(&j->table->ranks[rank].came_ns[generation]) : 0;
-}
-
-/* When the first rank began to shrink that group; UINT64_MAX: none. */
-static uint64_t first_came_at(const struct checker *j, int generation)
-{
-    uint64_t first_ns = UINT64_MAX;
-
-    for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (came_at(j, rank, generation) && came_at(j, rank, generation) < first_ns)
-            first_ns = came_at(j, rank, generation);
-    return first_ns;
-}
-
 /*
- * True if a rank was excluded or waited in vain while the machine did not schedule the ranks concerned, during that
- * call. Any rank of that shrink may have delayed the others.
+ * True if a rank was left out or waited in vain while the machine did not schedule the ranks concerned, during that
+ * call; if it was left out, during the call of any other rank that called it late.
  */
 static bool is_excused(const struct checker *j, int rank, const struct outcome *outcome)
 {
     uint64_t to_ns = outcome->end_ns, from_ns = to_ns - timeout_ns(j);
-    bool all = outcome->call == CALL_SHRINK && outcome->named < 0;
+    bool all = outcome->call == CALL_AGREE;
 
     if (outcome->status != EP_E_EXCLUDED && outcome->status != EP_E_TIMEOUT)
         return false;
+    if (all)
+        from_ns -= timeout_ns(j);
     if (outcome->begin_ns < from_ns)
         from_ns = outcome->begin_ns;
-    if (outcome->call == CALL_SHRINK && first_came_at(j, outcome->generation) < to_ns)
-        from_ns = first_came_at(j, outcome->generation);
-    for (int other = 0; other < j->storm->nranks; other++) {
-        bool concerned =
-            other == rank || other == outcome->named ||
-            (all && came_at(j, other, outcome->generation) && came_at(j, other, outcome->generation) < to_ns);
-
-        if (concerned && was_starved(j, other, from_ns, to_ns))
+    for (int other = 0; other < j->storm->nranks; other++)
+        if ((all || other == rank || other == outcome->named) && was_starved(j, other, from_ns, to_ns))
             return true;
-    }
     return false;
 }
 
@@ -136,31 +115,11 @@ static const struct outcome *last_outcome(const struct checker *j, int rank)
     return context->n_outcomes ? &context->outcomes[context->n_outcomes - 1] : NULL;
 }
 
-/* Each of these ranks failed because it, or another one, was late, and is excused. */
-static bool all_excused(const struct checker *j, unsigned ranks)
-{
-    for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (ranks >> rank & 1 && (!last_outcome(j, rank) || !is_excused(j, rank, last_outcome(j, rank))))
-            return false;
-    return true;
-}
-
-/*
- * "Each waits for the others within the deadline. Who has not come then is left out" (ep_comm_shrink): so the time
- * between the first rank that began and the return of an excluded one is at least a deadline.
- */
-static bool deadline_passed(const struct checker *j, const struct outcome *outcome)
-{
-    uint64_t first_ns = first_came_at(j, outcome->generation);
-
-    return first_ns <= outcome->end_ns && outcome->end_ns - first_ns >= timeout_ns(j);
-}
-
 /* Dead and departed ranks are not late; one that ended without making the call is. */
 static bool can_be_late(const struct checker *j, int rank, uint64_t ns)
 {
     return injected_before(j, rank, INJECT_STOP, ns) ||
-           (injected_before(j, rank, INJECT_LEAVE, ns) && !atomic_load(&j->table->ranks[rank].created));
+           (injected_before(j, rank, INJECT_LEAVE, ns) && !atomic_load(&j->table->ranks[rank].created[0]));
 }
 
 /* True if it had no lasting fault. */
@@ -190,7 +149,7 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
     switch (outcome->status) {
     case EP_E_TIMEOUT:
         if (named < 0)
-            return outcome->call == CALL_SHRINK ? NULL : "names no rank";
+            return "names no rank";
         if (can_be_late(j, named, ns))
             return NULL;
         /* ep_launch() reports each exit to its ranks. */
@@ -208,34 +167,32 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
             j->result->starved++;
             return NULL;
         }
-        /* It cannot accept the connections of a shrink, or make them: to the others it does not answer. */
-        if (outcome->call == CALL_SHRINK && injected_before(j, named, INJECT_DESCRIPTORS, ns))
+        /* It cannot accept connections, or make them: to the others it does not answer. */
+        if (outcome->call == CALL_NEW && injected_before(j, named, INJECT_DESCRIPTORS, ns))
             return NULL;
-        return left_before(j, named, ns) ? "a rank that left is called late" : "a healthy rank is called late";
+        return left_before(j, named, outcome) ? "a rank that left is called late" : "a healthy rank is called late";
     case EP_E_PEER_DEAD:
         if (named < 0)
             return "names no rank";
         /* Before there is a communicator, a rank cannot publish that it leaves. */
-        if (!died_before(j, named, ns) && !(outcome->call == CALL_NEW && left_before(j, named, ns)))
+        if (!died_before(j, named, ns) && !(outcome->call == CALL_NEW && left_before(j, named, outcome)))
             return "a living rank is called dead";
         /* Of a rank of another host it may be known only that the connection was cut. */
-        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK && !strstr(outcome->text, "died") &&
+        if (outcome->call != CALL_NEW && outcome->call != CALL_AGREE && !strstr(outcome->text, "died") &&
             !strstr(outcome->text, "cannot be reached"))
             return "says neither that it died nor that it cannot be reached";
         return NULL;
     case EP_E_PEER_LEFT:
-        return named < 0                   ? "names no rank"
-               : left_before(j, named, ns) ? NULL
-                                           : "a rank that stays is said to have left";
+        return named < 0                        ? "names no rank"
+               : left_before(j, named, outcome) ? NULL
+                                                : "a rank that stays is said to have left";
     case EP_E_ABORTED:
         return named < 0                                     ? "names no rank"
                : atomic_load(&j->table->ranks[named].aborts) ? NULL
                                                              : "a rank that did not abort is said to have";
     case EP_E_EXCLUDED:
-        if (outcome->call != CALL_SHRINK)
-            return "excluded by another call than ep_comm_shrink";
-        if (!deadline_passed(j, outcome))
-            return "a rank is excluded before the deadline has passed";
+        if (outcome->call != CALL_AGREE)
+            return "no call of the library excludes a rank";
         j->result->exclusions++;
         if (!is_well(j, rank))
             return NULL;
@@ -243,7 +200,7 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
             j->result->excused++;
             return NULL;
         }
-        return "a healthy rank is excluded, and the machine let it run";
+        return "a healthy rank is left out, and the machine let it run";
     case EP_E_SYSTEM:
     case EP_E_MEMORY:
         if (exhausted_before(j, named < 0 ? rank : named, ns) || exhausted_before(j, rank, ns))
@@ -277,7 +234,7 @@ static void check_outcomes(const struct checker *j, int rank)
         if (why)
             complain_of(j, WRONG_NAME, rank, outcome, why);
         /* A call refused before anything is sent (1xx, 2xx) does not fail the group; a peer may have, meanwhile. */
-        if (outcome->call != CALL_NEW && outcome->call != CALL_SHRINK && outcome->status >= EP_E_TIMEOUT &&
+        if (outcome->call != CALL_NEW && outcome->call != CALL_AGREE && outcome->status >= EP_E_TIMEOUT &&
             outcome->async != outcome->status)
             storm_complain(j->result, WRONG_CHANGE, "rank %d: ep_comm_async_error gives %s after %s", rank,
                            ep_status_name(outcome->async), ep_status_name(outcome->status));
@@ -333,13 +290,14 @@ static void check_exit(const struct checker *j, int rank)
 /* --- all ranks ---------------------------------------------------------------------------------------------------- */
 
 /* Creation succeeds on all ranks or on none; dead ones do not count. */
-static void check_creation(const struct checker *j)
+static void check_creation(const struct checker *j, int generation)
 {
     int with = -1, without = -1;
     bool excused = false;
 
     for (int rank = 0; rank < j->storm->nranks; rank++) {
-        int created = atomic_load(&j->table->ranks[rank].created);
+        const struct storm_rank_context *context = &j->table->ranks[rank];
+        int created = atomic_load(&context->created[generation]);
 
         if (!is_well(j, rank) || !created)
             continue;
@@ -348,100 +306,19 @@ static void check_creation(const struct checker *j)
         else
             without = rank;
         /* The others may have received that this rank gave up. */
-        excused = excused || (created != 1 + EP_OK && all_excused(j, 1u << rank));
+        for (int i = 0; i < context->n_outcomes; i++)
+            excused =
+                excused || (context->outcomes[i].call == CALL_NEW && context->outcomes[i].generation == generation &&
+                            is_excused(j, rank, &context->outcomes[i]));
     }
     if (with >= 0 && without >= 0 && !excused)
-        storm_complain(j->result, WRONG_OTHER, "ep_comm_new: rank %d has a group and rank %d has none", with, without);
-}
-
-/* Ranks that died or were stopped. */
-static int count_lost(const struct checker *j, uint64_t ns)
-{
-    int n = 0;
-
-    for (int rank = 0; rank < j->storm->nranks; rank++)
-        n += died_before(j, rank, ns) || injected_before(j, rank, INJECT_STOP, ns);
-    return n;
-}
-
-/* The rank that got the next group, with this rank in it, during a call that failed on this one; -1: none. */
-static int got_group_meanwhile(const struct checker *j, int rank, const struct outcome *outcome)
-{
-    int next = outcome->generation + 1;
-
-    for (int other = 0; next < STORM_GENERATIONS && other < j->storm->nranks; other++) {
-        const struct storm_rank_context *context = &j->table->ranks[other];
-        uint64_t ns = atomic_load(&context->got_ns[next]);
-
-        if (ns > outcome->begin_ns && ns <= outcome->end_ns && context->members[next] >> rank & 1)
-            return other;
-    }
-    return -1;
-}
-
-/*
- * A shrink succeeds on all ranks of the new group or fails on all. "Only if a second rank dies or stops answering at
- * the same time, some ranks may have the group and others get EP_E_PEER_DEAD" (ep_comm_shrink, between hosts): then the
- * ranks may end in two groups. True in that case.
- */
-static bool check_shrinks(const struct checker *j)
-{
-    bool parted = false;
-
-    for (int rank = 0; rank < j->storm->nranks; rank++) {
-        const struct storm_rank_context *context = &j->table->ranks[rank];
-
-        for (int i = 0; is_well(j, rank) && i < context->n_outcomes; i++) {
-            const struct outcome *outcome = &context->outcomes[i];
-            bool allowed = j->storm->linked && outcome->status == EP_E_PEER_DEAD && count_lost(j, outcome->end_ns) > 1;
-            int other = outcome->call == CALL_SHRINK ? got_group_meanwhile(j, rank, outcome) : -1;
-
-            if (other >= 0 && !allowed)
-                storm_complain(j->result, WRONG_OTHER, "ep_comm_shrink: rank %d got group %d while rank %d got %s: %s",
-                               other, outcome->generation + 1, rank, ep_status_name(outcome->status), outcome->text);
-            parted = parted || (other >= 0 && allowed);
-        }
-    }
-    return parted;
-}
-
-/* Healthy ranks are in the same groups. check_end() demands that they finish if all of them have a group. */
-static void check_members(const struct checker *j)
-{
-    unsigned well = 0;
-
-    for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (is_well(j, rank))
-            well |= 1u << rank;
-    for (int rank = 0; rank < j->storm->nranks; rank++) {
-        const struct storm_rank_context *context = &j->table->ranks[rank];
-        int generation = atomic_load(&context->generation);
-        unsigned members = generation < STORM_GENERATIONS ? context->members[generation] : 0;
-
-        if (!is_well(j, rank) || atomic_load(&context->state) != STORM_DONE || !members)
-            continue;
-        if (!all_excused(j, well & ~members))
-            storm_complain(j->result, WRONG_OTHER, "rank %d ends in a group of %#x, but the healthy ranks are %#x",
-                           rank, members, well);
-        if (members >> j->storm->nranks || !(members >> rank & 1))
-            storm_complain(j->result, WRONG_OTHER, "rank %d ends in a group of %#x", rank, members);
-    }
-    /* A rank that was stopped for longer than a deadline does not form a group of its own. */
-    for (int rank = 0; rank < j->storm->nranks; rank++)
-        if (injected_at(j, rank, INJECT_STOP) && atomic_load(&j->table->ranks[rank].state) == STORM_DONE &&
-            atomic_load(&j->table->ranks[rank].generation) > 0 && well) {
-            const struct storm_rank_context *context = &j->table->ranks[rank];
-            unsigned members = context->members[atomic_load(&context->generation) % STORM_GENERATIONS];
-
-            if (!all_excused(j, well & ~members))
-                storm_complain(j->result, WRONG_OTHER, "rank %d, which was stopped, ends in a group of %#x", rank,
-                               members);
-        }
+        storm_complain(j->result, WRONG_OTHER, "ep_comm_new of group %d: rank %d has it and rank %d has not",
+                       generation, with, without);
 }
 
 static bool is_failure_of_group(const struct outcome *outcome, int generation)
 {
-    return outcome->generation == generation && outcome->call != CALL_SHRINK && outcome->call != CALL_NEW &&
+    return outcome->generation == generation && outcome->call != CALL_AGREE && outcome->call != CALL_NEW &&
            outcome->async == outcome->status;
 }
 
@@ -492,7 +369,6 @@ static void check_first(const struct checker *j, int generation, int host)
 void storm_check(const struct storm_table *table, const struct storm_watch *watch, struct storm_result *result)
 {
     struct checker j = {.table = table, .storm = &table->storm, .watch = watch, .result = result};
-    bool broken = watch->launcher_killed;
 
     for (int rank = 0; rank < j.storm->nranks; rank++) {
         check_outcomes(&j, rank);
@@ -503,11 +379,10 @@ void storm_check(const struct storm_table *table, const struct storm_watch *watc
             check_first(&j, generation, host);
     if (table->launcher_left_behind[0])
         storm_complain(result, WRONG_LEFTOVER, "launcher: %s", table->launcher_left_behind);
-    broken = check_shrinks(&j) || broken;
-    if (broken)
+    if (watch->launcher_killed)
         return;
-    check_creation(&j);
-    check_members(&j);
+    for (int generation = 0; generation < STORM_GENERATIONS; generation++)
+        check_creation(&j, generation);
     for (int rank = 0; rank < j.storm->nranks; rank++)
         check_end(&j, rank);
 }
@@ -563,6 +438,6 @@ void storm_list_outcomes(const struct storm_table *table, const struct storm_wat
         if (used < bytes)
             used += (size_t)snprintf(ret_text + used, bytes - used, "\n         %s in group %d, of %#x\n",
                                      states[atomic_load(&context->state)], generation,
-                                     generation < STORM_GENERATIONS ? context->members[generation] : 0);
+                                     atomic_load(&table->regroup.groups[generation].members));
     }
 }

@@ -37,7 +37,7 @@ const char *call_name(enum call call)
                                              "low latency",
                                              "ep_comm_barrier",
                                              "ep_comm_allgather",
-                                             "ep_comm_shrink",
+                                             "the agreement on the next group",
                                              "ep_comm_async_error",
                                              "ep_comm_free"};
 
@@ -101,31 +101,26 @@ static bool lasts(enum injection injection)
     return injection != INJECT_PAUSE && injection != INJECT_ABORT;
 }
 
-/*
- * At least one rank has no lasting fault, and ranks of unknown state stay fewer than the others: half of the ranks form
- * no group. With neither pidfd nor /proc, dead ranks are of unknown state.
- */
-static void keep_a_majority(struct storm *storm)
+/* At least one rank has no lasting fault. With neither pidfd nor /proc, dead ranks are of unknown state. */
+static void keep_one(struct storm *storm)
 {
-    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD, disconnected = false;
-    unsigned gone = 0, silent = 0;
+    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD, disconnected = false, silent = false;
+    unsigned gone = 0;
 
     for (int i = 0; i < storm->n_faults; i++) {
         struct injection_plan *plan = &storm->faults[i];
         bool falls_silent = plan->injection == INJECT_STOP ||
                             (blind && (plan->injection == INJECT_KILL || plan->injection == INJECT_CRASH));
-        unsigned bit = 1u << plan->rank;
-        unsigned gone_then = falls_silent ? gone : gone | bit, silent_then = falls_silent ? silent | bit : silent;
 
         disconnected = disconnected || (storm->linked && plan->injection == INJECT_DESCRIPTORS);
         if (!lasts(plan->injection) || plan->injection == INJECT_LAUNCHER)
             continue;
-        if (__builtin_popcount(silent_then) >= storm->nranks - __builtin_popcount(gone_then | silent_then)) {
+        if (__builtin_popcount(gone | 1u << plan->rank) == storm->nranks) {
             plan->injection = INJECT_PAUSE;
             plan->detail = 50;
         } else {
-            gone = gone_then;
-            silent = silent_then;
+            gone |= 1u << plan->rank;
+            silent = silent || falls_silent;
         }
     }
     if (silent || disconnected)
@@ -146,7 +141,7 @@ static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct
     /* A process that changes its user loses the parent death signal for a moment. */
     if (storm->limits & LIMIT_USERS && ret_plan->injection == INJECT_LAUNCHER)
         ret_plan->injection = INJECT_KILL;
-    ret_plan->when = i && when < 3 ? WHEN_WITH : i && when < 6 ? WHEN_SHRINK : WHEN_CALL;
+    ret_plan->when = i && when < 3 ? WHEN_WITH : i && when < 6 ? WHEN_NEXT : WHEN_CALL;
     /* A quarter of them while the communicator is created: eight all-gathers or so. */
     ret_plan->calls = below(state, 4) == 0 ? below(state, 9) : 9 + below(state, 50);
     ret_plan->delay_us = below(state, 2) ? below(state, SPREAD_US) : below(state, SPREAD_US / 20);
@@ -182,7 +177,7 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     storm.n_faults = faults < 3 ? 1 : faults < 6 ? 2 : faults < 8 ? 3 : faults < 9 ? 4 : 5;
     for (int i = 0; i < storm.n_faults; i++)
         draw_fault(&state, &storm, i, &storm.faults[i]);
-    keep_a_majority(&storm);
+    keep_one(&storm);
     return storm;
 }
 
@@ -199,7 +194,7 @@ void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
 
     for (int i = 0; i < storm->n_faults && used < bytes; i++) {
         const struct injection_plan *plan = &storm->faults[i];
-        const char *with = plan->when == WHEN_WITH ? " with it" : plan->when == WHEN_SHRINK ? " in a shrink or" : "";
+        const char *with = plan->when == WHEN_WITH ? " with it" : plan->when == WHEN_NEXT ? " in a new group or" : "";
 
         used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s of rank %d%s at call %d + %d us (%d)",
                                  i ? "; " : ": ", injection_name(plan->injection), plan->rank, with, plan->calls,

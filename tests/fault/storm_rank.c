@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program of a rank in a storm: works until a call fails, records its status, calls again, shrinks, works in the
- * new group; until all agree that the storm is over.
+ * The program of a rank in a storm: works until a call fails, records its status, calls again, agrees with the others
+ * on the next group, works in that; until all agree that the storm is over.
  */
 #include "storm.h"
 
@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SHRINK_TRIES = 6, MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
+enum { MOST_DESCRIPTORS = 1024, NOT_KNOWN = -3 };
 /* How often a rank is in no call, for how long at most, and how often it polls then. */
 enum { IDLE_ONE_IN = 24, IDLE_US = 20000, IDLE_POLL_US = 200 };
 
@@ -27,11 +27,12 @@ struct weather {
     int first_rank; /* in the first group */
     ep_comm *comm, *older;
     struct traffic traffic;
-    int rank, nranks, ranks_per_node, generation;
-    int first[MAX_RANKS]; /* of each member of this group, its number in the first one; -2: unknown */
-    uint64_t random;      /* the same on all ranks of a group */
+    int rank, nranks, ranks_per_node, generation, older_generation;
+    int per_node;           /* of the first group */
+    int first[MAX_RANKS];   /* of each member of this group, its number in the first one */
+    unsigned members, gone; /* the same as a mask; those that the next group will not have, as far as known */
+    uint64_t random;        /* the same on all ranks of a group */
     uint64_t own_random;
-    bool leaving;
 };
 
 /* --- what the controller sees and does -----------------------------------------------------------------------------
@@ -124,7 +125,6 @@ static void note_outcome(struct weather *w, enum call call, uint64_t begin_ns, e
                                 .async = w->comm ? ep_comm_async_error(w->comm) : status,
                                 .named = first_rank_in(w, copy),
                                 .host = host_of(w, w->rank),
-                                .far = rank_in(copy) >= 0 && host_of(w, rank_in(copy)) != host_of(w, w->rank),
                                 .begin_ns = begin_ns,
                                 .end_ns = now_ns()};
     memcpy(outcome->text, copy, sizeof(copy));
@@ -177,10 +177,10 @@ static bool has_lasting_fault(const struct storm_rank_context *context)
 /* True if a rank that stays has learnt that this group failed. */
 static bool others_know_failure(const struct weather *w)
 {
-    for (int rank = 0; rank < w->nranks && w->generation < STORM_GENERATIONS; rank++) {
-        const struct storm_rank_context *other = w->first[rank] < 0 ? NULL : &w->table->ranks[w->first[rank]];
+    for (int rank = 0; rank < w->nranks; rank++) {
+        const struct storm_rank_context *other = &w->table->ranks[w->first[rank]];
 
-        if (other && atomic_load(&other->failed[w->generation]) && atomic_load(&other->state) == STORM_RUNS &&
+        if (atomic_load(&other->failed[w->generation]) && atomic_load(&other->state) == STORM_RUNS &&
             !has_lasting_fault(other))
             return true;
     }
@@ -265,14 +265,6 @@ static ep_status agree_on_the_end(struct weather *w, struct outcome *ret_failed,
     return status;
 }
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        ep_status try_status = (call);                                                                                 \
-                                                                                                                       \
-        if (try_status != EP_OK)                                                                                       \
-            return try_status;                                                                                         \
-    } while (0)
-
 static ep_status work_round(struct weather *w, struct outcome *ret_failed, bool *ret_end)
 {
     static const struct {
@@ -318,20 +310,18 @@ static bool work(struct weather *w)
         failed = (struct outcome){.call = CALL_ALLOC, .begin_ns = begin_ns, .status = status};
     while (status == EP_OK && !end && !atomic_load(&w->context->leave))
         status = work_round(w, &failed, &end);
-    w->leaving = status == EP_OK;
-    if (w->leaving) {
+    if (status == EP_OK) {
         atomic_store(&w->context->state, end ? STORM_DONE : STORM_GAVE_UP);
         return true;
     }
     /* Before another call, because the group may fail in between. */
     snprintf(text, sizeof(text), "%s", ep_last_error());
     group = ep_comm_async_error(w->comm);
-    if (group != EP_OK && w->generation < STORM_GENERATIONS)
+    if (group != EP_OK)
         atomic_store(&w->context->failed[w->generation], 1);
     note_outcome(w, failed.call, failed.begin_ns, status, group == status ? ep_comm_last_error(w->comm) : text);
     /* Refused before anything was sent, for lack of a resource: the others are waiting. */
     if (group != status && exhausted(w->context)) {
-        w->leaving = true;
         atomic_store(&w->context->state, STORM_GAVE_UP);
         return true;
     }
@@ -340,12 +330,19 @@ static bool work(struct weather *w)
     return false;
 }
 
-/* --- creation, shrink --------------------------------------------------------------------------------------------- */
+/* --- creation, the next group ------------------------------------------------------------------------------------- */
 
 struct counted_boot {
     struct weather *weather;
     const ep_boot *boot;
 };
+
+static void note_left(struct weather *w, int generation)
+{
+    uint64_t none = 0;
+
+    atomic_compare_exchange_strong(&w->context->left_ns[generation], &none, now_ns());
+}
 
 /* The all-gathers of the creation are instants for injections. After one that fails, ep_comm_new() leaves the group. */
 static ep_status counted_allgather(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
@@ -358,19 +355,44 @@ static ep_status counted_allgather(void *context, const void *mine, size_t bytes
     begin_call(w->table, w->context, CALL_GATHER_OF_NEW);
     status = counted->boot->allgather(counted->boot->context, mine, bytes, timeout_ms, ret_all);
     if (status != EP_OK)
-        atomic_store(&w->context->left_ns, now_ns());
+        note_left(w, w->generation);
     atomic_store(&w->context->call, CALL_NEW);
     return status;
 }
 
+/* The members of the new group are those that were agreed on, in the old order. */
+static void check_members(struct weather *w)
+{
+    int32_t mine = w->first_rank, all[MAX_RANKS];
+    ep_status status;
+
+    begin_call(w->table, w->context, CALL_GATHER);
+    status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
+    end_call(w->context);
+    for (int rank = 0; status == EP_OK && rank < w->nranks; rank++)
+        if (all[rank] != w->first[rank])
+            snprintf(w->context->other, sizeof(w->context->other), "rank %d of group %d is %d instead of %d", rank,
+                     w->generation, all[rank], w->first[rank]);
+}
+
 static bool create(struct weather *w)
 {
+    struct regroup_boot next;
     struct counted_boot counted = {.weather = w, .boot = w->boot};
     ep_boot boot = *w->boot;
     ep_comm_config config = EP_COMM_CONFIG_INIT;
     uint64_t begin_ns = now_ns();
     ep_status status;
+    int named;
 
+    if (w->generation) {
+        regroup_boot(&w->table->regroup, w->generation, w->first_rank, w->per_node, &next);
+        counted.boot = &next.boot;
+        boot = next.boot;
+        w->rank = boot.rank;
+        w->nranks = boot.nranks;
+        w->ranks_per_node = boot.ranks_per_node;
+    }
     boot.allgather = counted_allgather;
     boot.context = &counted;
     config.backend = "host";
@@ -380,12 +402,14 @@ static bool create(struct weather *w)
     begin_call(w->table, w->context, CALL_NEW);
     status = ep_comm_new(&boot, &config, &w->comm);
     end_call(w->context);
-    atomic_store(&w->context->created_ns, now_ns());
-    atomic_store(&w->context->created, 1 + (int)status);
+    atomic_store(&w->context->created[w->generation], 1 + (int)status);
     if (status == EP_OK)
         return true;
+    named = first_rank_in(w, ep_last_error());
+    note_left(w, w->generation);
     note_outcome(w, CALL_NEW, begin_ns, status, ep_last_error());
-    atomic_store(&w->context->state, STORM_NO_GROUP);
+    if (named >= 0 && (status == EP_E_TIMEOUT || status == EP_E_PEER_DEAD || status == EP_E_PEER_LEFT))
+        w->gone |= 1u << named;
     return false;
 }
 
@@ -396,76 +420,61 @@ static void free_comm(struct weather *w, ep_comm *comm)
     end_call(w->context);
 }
 
-/* The members of the new group by their numbers in the first one. */
-static void learn_members(struct weather *w)
+static void free_older(struct weather *w)
 {
-    ep_comm_info info = {.size = sizeof(info)};
-    int32_t mine = w->first_rank, all[MAX_RANKS];
-    unsigned members = 0;
-    ep_status status;
-
-    ep_comm_get_info(w->comm, &info);
-    w->rank = info.rank;
-    w->nranks = info.nranks;
-    w->ranks_per_node = info.ranks_per_node;
-    begin_call(w->table, w->context, CALL_GATHER);
-    status = ep_comm_allgather(w->comm, &mine, sizeof(mine), all);
-    end_call(w->context);
-    for (int rank = 0; rank < w->nranks; rank++) {
-        w->first[rank] = status == EP_OK ? all[rank] : -2;
-        if (status == EP_OK && all[rank] >= 0 && all[rank] < MAX_RANKS)
-            members |= 1u << all[rank];
-        else
-            members |= status == EP_OK ? ~0u : 0;
+    if (w->older) {
+        note_left(w, w->older_generation);
+        traffic_done(&w->traffic);
+        free_comm(w, w->older);
     }
-    if (w->generation < STORM_GENERATIONS)
-        w->context->members[w->generation] = members;
+    w->older = NULL;
 }
 
-/* false: no group any more. */
-static bool shrink(struct weather *w)
+/* False: no group of this rank follows. */
+static bool agree(struct weather *w)
 {
-    ep_comm *next = NULL;
-    ep_status status = EP_E_STATE, failed = ep_comm_async_error(w->comm);
-    int named = rank_in(ep_comm_last_error(w->comm));
+    uint64_t begin_ns = now_ns();
 
-    for (int i = 0; i < SHRINK_TRIES && status != EP_OK; i++) {
-        uint64_t begin_ns = now_ns(), none = 0;
-
-        if (atomic_load(&w->context->leave))
-            return false;
-        if (w->generation < STORM_GENERATIONS)
-            atomic_compare_exchange_strong(&w->context->came_ns[w->generation], &none, begin_ns);
-        atomic_fetch_add(&w->context->shrinks, 1);
-        begin_call(w->table, w->context, CALL_SHRINK);
-        status = ep_comm_shrink(w->comm, NULL, &next);
-        end_call(w->context);
-        if (status != EP_OK)
-            note_outcome(w, CALL_SHRINK, begin_ns, status, ep_last_error());
-        /* A communicator that has not failed may fail meanwhile. */
-        if (failed == EP_OK)
-            failed = ep_comm_async_error(w->comm);
-        note_change(w, "after ep_comm_shrink", ep_comm_async_error(w->comm), failed, named, named);
-        if (status == EP_E_EXCLUDED || (status != EP_OK && exhausted(w->context)))
-            return false;
-    }
-    if (status != EP_OK)
+    if (atomic_load(&w->context->leave) || w->generation + 1 == STORM_GENERATIONS)
         return false;
-    traffic_done(&w->traffic);
-    w->older = w->comm;
-    set_abortable(w, NULL);
-    w->comm = next;
-    set_abortable(w, next);
-    w->generation++;
-    if (w->generation < STORM_GENERATIONS)
-        atomic_store(&w->context->got_ns[w->generation], now_ns());
-    if (w->table->storm.free_early) {
-        free_comm(w, w->older);
-        w->older = NULL;
+    begin_call(w->table, w->context, CALL_AGREE);
+    w->members = regroup_agree(&w->table->regroup, w->generation + 1, w->members & ~w->gone);
+    end_call(w->context);
+    if (!(w->members >> w->first_rank & 1)) {
+        note_outcome(w, CALL_AGREE, begin_ns, EP_E_EXCLUDED, "the others go on without this rank");
+        return false;
     }
-    learn_members(w);
-    atomic_store(&w->context->generation, w->generation);
+    atomic_store(&w->context->generation, ++w->generation);
+    for (int first = 0, rank = 0; first < MAX_RANKS; first++)
+        if (w->members >> first & 1)
+            w->first[rank++] = first;
+    w->gone = 0;
+    /* All members get the same seed, and a smaller or larger group gets another. */
+    w->random = w->table->storm.seed + (uint64_t)(w->generation * 100 + __builtin_popcount(w->members));
     return true;
+}
+
+/* The group has failed: creates the next one that works. */
+static bool go_on(struct weather *w)
+{
+    w->gone = regroup_failed(w->comm, w->members);
+    set_abortable(w, NULL);
+    w->older = w->comm;
+    w->older_generation = w->generation;
+    w->comm = NULL;
+    while (agree(w)) {
+        if (create(w)) {
+            set_abortable(w, w->comm);
+            if (w->table->storm.free_early)
+                free_older(w);
+            check_members(w);
+            free_older(w);
+            return true;
+        }
+        if (exhausted(w->context))
+            return false;
+    }
+    return false;
 }
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
@@ -473,10 +482,11 @@ static bool shrink(struct weather *w)
 static void leave(struct weather *w)
 {
     set_abortable(w, NULL);
-    if (!atomic_load(&w->context->left_ns))
-        atomic_store(&w->context->left_ns, now_ns());
+    for (int generation = w->generation; generation < STORM_GENERATIONS; generation++)
+        note_left(w, generation);
     if (atomic_load(&w->context->state) == STORM_RUNS)
         atomic_store(&w->context->state, STORM_GAVE_UP);
+    atomic_fetch_or(&w->table->regroup.ended, 1u << w->first_rank);
     traffic_done(&w->traffic);
     if (w->older)
         free_comm(w, w->older);
@@ -487,19 +497,13 @@ static void leave(struct weather *w)
 static void live(struct weather *w)
 {
     atomic_store(&w->context->state, STORM_RUNS);
-    if (atomic_load(&w->context->leave)) {
-        leave(w);
-        return;
-    }
-    if (create(w)) {
-        set_abortable(w, w->comm);
-        w->context->members[0] = (1u << w->nranks) - 1;
-        while (!work(w) && shrink(w)) {
-            if (w->older)
-                free_comm(w, w->older);
-            w->older = NULL;
-            /* All members get the same seed, and a smaller or larger group gets another. */
-            w->random = w->table->storm.seed + (uint64_t)(w->generation * 100 + w->nranks);
+    if (!atomic_load(&w->context->leave)) {
+        if (create(w)) {
+            set_abortable(w, w->comm);
+            while (!work(w) && go_on(w))
+                ;
+        } else {
+            atomic_store(&w->context->state, STORM_NO_GROUP);
         }
     }
     leave(w);
@@ -585,6 +589,8 @@ int storm_rank(const ep_boot *boot, void *argument)
                         .rank = boot->rank,
                         .nranks = boot->nranks,
                         .ranks_per_node = boot->nranks / table->storm.nnodes,
+                        .per_node = boot->nranks / table->storm.nnodes,
+                        .members = (1u << boot->nranks) - 1,
                         .random = table->storm.seed,
                         .own_random =
                             table->storm.seed + (uint64_t)table->storm.number * MAX_RANKS + (uint64_t)boot->rank};

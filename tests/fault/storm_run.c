@@ -22,7 +22,7 @@ enum {
     MOST_TICK_MS = 50,     /* fraction of the time between two polls: more means that this process was not scheduled */
     HANG_MS = 40000,       /* above all deadlines that a call may wait for */
     SETTLE_CALLS = 12,     /* calls of the ranks after the last fault */
-    STALL_CALLS = 60,      /* no shrink has begun: inject now what was to happen in it */
+    STALL_CALLS = 60,      /* no group has failed: inject now what was to happen in the creation of the next */
     CALLS_BEFORE_SEEN = 2, /* ep_comm_new() and its first all-gather have begun */
     CODE_NO_LIMITS = 76,   /* of a launcher that cannot limit itself */
 };
@@ -235,8 +235,8 @@ static bool is_due(struct controller *c, int i)
         return false;
     if (plan->when == WHEN_WITH) {
         state->due_known = c->injections[i - 1].due_known || c->injections[i - 1].void_;
-    } else if (plan->when == WHEN_SHRINK) {
-        state->due_known = atomic_load(&context->shrinks) > 0 || calls >= STALL_CALLS;
+    } else if (plan->when == WHEN_NEXT) {
+        state->due_known = atomic_load(&context->generation) > 0 || calls >= STALL_CALLS;
     } else {
         atomic_store(&context->wake, from);
         state->due_known = calls >= from;
@@ -438,14 +438,16 @@ static bool has_ended(int pid)
     return state == 'Z' || state == 'X';
 }
 
-/* A rank that died of something else than our signals is not waited for. */
+/* The others learn of each end; and a rank that died of something else than our signals is not waited for. */
 static void look_for_deaths(struct controller *c)
 {
     for (int rank = 0; rank < c->storm->nranks; rank++) {
         int pid = atomic_load(&c->table->ranks[rank].pid);
 
-        if (pid && !ended(&c->table->ranks[rank]) && !c->dead[rank] && has_ended(pid))
-            c->dead[rank] = true;
+        if (!pid || !has_ended(pid))
+            continue;
+        c->dead[rank] = c->dead[rank] || !ended(&c->table->ranks[rank]);
+        atomic_fetch_or(&c->table->regroup.ended, 1u << rank);
     }
 }
 

@@ -223,59 +223,6 @@ has_passed_more() { # than N, by some rounds
     all_clean 10 h1 h2 h3 h4
 }
 
-# start_survivors TRIES...: a rank on each host, which shrinks at most this often when another rank is missing
-start_survivors() {
-    local i=0 tries
-    work="$HOSTS_DIR/survivors"
-    rm -rf "$work"
-    mkdir -p "$work"
-    for tries in "$@"; do
-        i=$((i + 1))
-        on "h$i" env RANK=$((i - 1)) WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h1 MASTER_PORT=29520 \
-            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT_BUILD/tests/hosts/survivor" 2000 "$tries" \
-            >"$work/rank$i" 2>&1 3>&- &
-        echo $! >"$work/pid$i"
-    done
-    for i in 1 2 3 4; do within 60 grep -q begun "$work/rank$i"; done
-}
-
-end_survivors() {
-    local i
-    for i in 1 2 3 4; do
-        "$HOSTS" on "$HOSTS_DIR" "h$i" pkill -9 -x survivor || true
-        wait "$(cat "$work/pid$i")" || true
-        cat "$work/rank$i"
-    done
-}
-
-@test "a host that returns after the others have shrunk learns this, and forms no group of its own" {
-    local i
-    start_survivors 10 10 10 10
-    "$HOSTS" part "$HOSTS_DIR" h4
-    for i in 1 2 3; do within 60 grep -q "a group of" "$work/rank$i"; done
-    "$HOSTS" join "$HOSTS_DIR" h4
-    within 60 grep -q "group" "$work/rank4"
-    end_survivors
-    for i in 1 2 3; do grep -q "a group of 3" "$work/rank$i"; done
-    cat "$work/rank4"
-    # Its connections are closed by then, and the others have freed the old group.
-    grep -q "no group: EP_E_EXCLUDED" "$work/rank4"
-    all_clean 10 h1 h2 h3 h4
-}
-
-@test "two halves without a connection form no group, also after they are connected again" {
-    local i
-    long
-    start_survivors 1 1 1 1
-    "$HOSTS" part "$HOSTS_DIR" h3 h4
-    for i in 1 2; do within 60 grep -q "group" "$work/rank$i"; done
-    "$HOSTS" join "$HOSTS_DIR" h3 h4
-    for i in 3 4; do within 60 grep -q "group" "$work/rank$i"; done
-    end_survivors
-    for i in 1 2 3 4; do grep -q "no group: EP_E_TIMEOUT" "$work/rank$i"; done
-    all_clean 10 h1 h2 h3 h4
-}
-
 @test "a host that cannot be reached during the rendezvous is named on all" {
     local i
     long

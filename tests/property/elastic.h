@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * elastic.h - random changes of the members of a communicator: ranks die, stop, leave, are left out and replaced, at any
- * instant, and the others go on in the same communicator. The results of every operation are compared with a reference
- * that knows the members at that time.
+ * elastic.h - random changes of the members of a communicator: ranks die, stop, leave, are left out and replaced, at
+ * any instant, and the others go on in the same communicator. The results of every operation are compared with a
+ * reference that knows the members at that time.
  *
  *   elastic_host.c   the controller: decides who is a member of each group, starts new processes, injects faults
  *   elastic_rank.c   the program of a rank
@@ -38,9 +38,9 @@ struct table {
     _Atomic int number; /* of the group that is to be made now; -1: the end */
     struct turn turns[REGROUP_GROUPS];
     struct rank_report {
-        _Atomic int group;    /* the last group that it has reported, + 1 */
-        _Atomic int progress; /* enum progress, of that group */
-        _Atomic int rounds;   /* completed rounds of all groups */
+        _Atomic int group;      /* the last group that it has reported, + 1 */
+        _Atomic int progress;   /* enum progress, of that group */
+        _Atomic int rounds;     /* completed rounds of all groups */
         char text[TEXT_BYTES];  /* the failure */
         char wrong[TEXT_BYTES]; /* the first wrong result; "": none */
     } ranks[SLOTS];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The controller of a sequence: decides in each turn who is a member, as the controller of an engine does, from what the
- * processes do and from what it wants. It waits for no rank longer than its deadlines allow.
+ * The controller of a sequence: decides in each turn who is a member, as the controller of an engine does, from what
+ * the processes do and from what it wants. It waits for no rank longer than its deadlines allow.
  */
 #include "elastic.h"
 
@@ -244,7 +244,8 @@ static void take_turn(struct controller *c, int group)
 
 static void choose_shape(struct controller *c)
 {
-    static const int shapes[][3] = {{4, 4, 0}, {6, 6, 0}, {2, 2, 0}, {4, 1, 0}, {4, 1, 1}, {3, 1, 1}, {4, 2, 0}, {6, 2, 1}};
+    static const int shapes[][3] = {{4, 4, 0}, {6, 6, 0}, {2, 2, 0}, {4, 1, 0},
+                                    {4, 1, 1}, {3, 1, 1}, {4, 2, 0}, {6, 2, 1}};
     const int *shape = shapes[below(c, sizeof(shapes) / sizeof(shapes[0]))];
 
     c->table->slots = shape[0];
@@ -300,6 +301,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < cases; i++)
         passed += run_sequence(seed + (uint64_t)i, verbose, &changes, &joins);
-    printf("%d changes of the members, %d new processes\n%d passed, %d failed\n", changes, joins, passed, cases - passed);
+    printf("%d changes of the members, %d new processes\n%d passed, %d failed\n", changes, joins, passed,
+           cases - passed);
     return passed != cases;
 }

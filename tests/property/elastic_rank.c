@@ -89,9 +89,15 @@ static void take_turn(struct work *work, struct table *table)
  */
 static void try_to_go_on(struct work *work, int number)
 {
-    bool alone = !(work->members & work->table->turns[number].members);
+    int32_t failed[EP_MAX_RANKS] = {0};
+    bool alone = true;
     uint64_t begin = (uint64_t)time(NULL);
-    ep_status status = work->comm ? ep_comm_barrier(work->comm) : EP_E_STATE;
+    ep_status status = work->comm ? ep_comm_get_failed(work->comm, failed) : EP_E_STATE;
+
+    /* Those of its communicator: the last group that it was to be in may not have been made. */
+    for (int rank = 0; status == EP_OK && rank < work->table->slots; rank++)
+        alone &= failed[rank] == EP_E_EXCLUDED || !(work->table->turns[number].members >> rank & 1);
+    status = work->comm ? ep_comm_barrier(work->comm) : EP_E_STATE;
 
     if (status == EP_OK && !alone)
         snprintf(work->report->wrong, TEXT_BYTES, "rank %d, which is absent, has passed a barrier", work->rank);

@@ -38,7 +38,7 @@ static int choice_of(const struct work *work, int rank, int token, int k)
 {
     uint64_t first = number_of(work, rank, token, 13), n = (uint64_t)(work->table->slots * LOCAL_EXPERTS);
 
-    return number_of(work, rank, token, k) % 8 ? (int)((first + (uint64_t)k * (1 + first / n % 2 * 2)) % n) : -1;
+    return number_of(work, rank, token, k) % 8 ? (int)((first + (uint64_t)k * (first / n % 2 ? 1 : n - 1)) % n) : -1;
 }
 
 static bool is_chosen(const struct work *work, int expert)
@@ -141,8 +141,7 @@ static int64_t dropped(const struct work *work)
 
 static ep_status use_plan(struct work *work, const int32_t *index)
 {
-    ep_plan_args args =
-        args_plan(index, EP_I32, tokens_of(work, work->rank), TOPK, work->table->slots * LOCAL_EXPERTS);
+    ep_plan_args args = args_plan(index, EP_I32, tokens_of(work, work->rank), TOPK, work->table->slots * LOCAL_EXPERTS);
     ep_plan_info info = EP_PLAN_INFO_INIT;
     ep_plan *plan;
     ep_status status = ep_plan_new(work->comm, &args, &plan);

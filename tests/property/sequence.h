@@ -24,6 +24,7 @@
 #include "cmd/test/check/random.h"
 #include "net/emulation.h"
 #include "tests/args.h"
+#include "tests/regroup.h"
 
 #include <epkit/epkit.h>
 #include <pthread.h>
@@ -41,6 +42,7 @@ struct sequence {
     ep_comm_config config;
     ep_net_emulation emulation;
     ep_boot_shm *base_boot;
+    struct regroup *regroup;         /* memory of all ranks */
     struct publication *publication; /* memory of all ranks */
 };
 
@@ -283,13 +285,17 @@ struct pair {
 struct rank {
     struct rank_state state;
     const ep_boot *boots[BOTH];
+    struct regroup_boot regrouped; /* the bootstrap of both after ranks have left */
+    unsigned members;              /* mask of first ranks */
+    int n_left;
     struct pair pairs[PAIRS];
     bool left;
 };
 
 bool open_pair(struct rank *rank, struct pair *pair);
-/* Everything on the communicators of the pair. */
-bool open_objects(struct rank_state *state, struct pair *pair);
+bool open_comms(struct rank *rank, ep_comm *ret_comms[BOTH]);
+/* Everything on the communicators, which become those of the pair. */
+bool open_objects(struct rank_state *state, struct pair *pair, ep_comm *const comms[BOTH]);
 bool close_objects(struct rank_state *state, struct pair *pair);
 bool close_pair(struct rank_state *state, struct pair *pair);
 bool sync_queues(struct rank_state *state, struct pair *pair);

@@ -6,24 +6,30 @@
 #include <unistd.h>
 
 /* The new communicators replace the old ones, which are still usable until then. */
-static bool shrink(struct rank_state *state, struct pair *pair)
+static bool renew(struct rank *rank, struct pair *pair)
 {
+    struct rank_state *state = &rank->state;
     ep_comm *comms[BOTH];
 
     if (draw(&state->dice, 2))
         TRY(compare(state, pair));
-    for (int i = 0; i < BOTH; i++) {
-        ep_net_emulate(i == TESTED && !state->sequence->tcp ? &state->sequence->emulation : NULL);
-        CALL(state, ep_comm_shrink(pair->comms[i], NULL, &comms[i]));
-        track(state, comms[i], true);
-    }
+    TRY(open_comms(rank, comms));
     TRY(check(state, pair));
     TRY(slot_dispatch(state, &pair->slots[0], any_queue(state, pair)));
     TRY(compare(state, pair));
     TRY(close_pair(state, pair));
-    memset(pair, 0, sizeof(*pair));
-    memcpy(pair->comms, comms, sizeof(comms));
-    return open_objects(state, pair);
+    return open_objects(state, pair, comms);
+}
+
+static bool open_again(struct rank *rank, struct pair *pair)
+{
+    ep_comm *comms[BOTH];
+
+    for (int i = 0; i < BOTH; i++) {
+        track(&rank->state, pair->comms[i], false);
+        ep_comm_free(pair->comms[i]);
+    }
+    return open_comms(rank, comms) && open_objects(&rank->state, pair, comms);
 }
 
 /* One rank leaves; the others continue without it. */
@@ -32,11 +38,15 @@ static bool leave(struct rank *rank)
     struct rank_state *state = &rank->state;
     struct pair *pair = &rank->pairs[0];
     int leaver = draw(&state->dice, state->nranks);
-    ep_comm *comms[BOTH];
 
     TRY(close_pair(state, &rank->pairs[1]));
     TRY(check(state, pair));
     TRY(close_objects(state, pair));
+    for (int first = 0, n = 0; first < MAX_RANKS; first++)
+        if (rank->members >> first & 1 && n++ == leaver) {
+            rank->members &= ~(1u << first);
+            break;
+        }
     if (state->rank == leaver) {
         rank->left = true;
         for (int i = 0; i < BOTH; i++) {
@@ -45,24 +55,19 @@ static bool leave(struct rank *rank)
         }
         return true;
     }
-    for (int i = 0; i < BOTH; i++) {
-        CALL(state, ep_comm_shrink(pair->comms[i], NULL, &comms[i]));
-        track(state, comms[i], true);
-        track(state, pair->comms[i], false);
-        ep_comm_free(pair->comms[i]);
-    }
+    regroup_agree(state->sequence->regroup, ++rank->n_left, rank->members);
+    regroup_boot(state->sequence->regroup, rank->n_left, state->first_rank, state->sequence->nranks, &rank->regrouped);
+    rank->boots[TESTED] = rank->boots[BASE] = &rank->regrouped.boot;
+    state->rank = rank->regrouped.boot.rank;
     state->nranks--;
-    state->rank -= state->rank > leaver;
-    memset(pair, 0, sizeof(*pair));
-    memcpy(pair->comms, comms, sizeof(comms));
-    return open_objects(state, pair);
+    return open_again(rank, pair);
 }
 
 /* One rank aborts the tested communicator while work is queued. The ranks continue with new ones. */
-static bool recover(struct rank_state *state, struct pair *pair)
+static bool recover(struct rank *rank, struct pair *pair)
 {
+    struct rank_state *state = &rank->state;
     int aborter = draw(&state->dice, state->nranks), n = draw(&state->dice, 8);
-    ep_comm *comms[BOTH];
 
     TRY(compare(state, pair));
     for (int i = 0; i < n; i++) {
@@ -86,35 +91,22 @@ static bool recover(struct rank_state *state, struct pair *pair)
     state->broken = true;
     TRY(close_objects(state, pair));
     state->broken = false;
-    for (int i = 0; i < BOTH; i++) {
-        ep_net_emulate(i == TESTED && !state->sequence->tcp ? &state->sequence->emulation : NULL);
-        CALL(state, ep_comm_shrink(pair->comms[i], NULL, &comms[i]));
-        track(state, comms[i], true);
-        track(state, pair->comms[i], false);
-        ep_comm_free(pair->comms[i]);
-    }
-    memset(pair, 0, sizeof(*pair));
-    memcpy(pair->comms, comms, sizeof(comms));
-    return open_objects(state, pair);
+    return open_again(rank, pair);
 }
 
 bool change_group(struct rank *rank)
 {
     struct rank_state *state = &rank->state;
     struct pair *second = &rank->pairs[1];
-    bool complete = state->nranks == state->sequence->nranks;
 
     switch (draw(&state->dice, 5)) {
     case 0:
-        /* The networks divide the remaining ranks of several nodes in different ways. */
         return state->nranks < 3 || rank->pairs[0].nnodes > 1 || leave(rank);
     case 1:
-        return shrink(state, &rank->pairs[0]);
+        return renew(rank, &rank->pairs[0]);
     case 2:
-        return recover(state, &rank->pairs[0]);
+        return recover(rank, &rank->pairs[0]);
     default:
-        if (second->open)
-            return close_pair(state, second);
-        return !complete || open_pair(rank, second);
+        return second->open ? close_pair(state, second) : open_pair(rank, second);
     }
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 /* The deadline ends a hang: beside other work six ranks that poll take more than a minute for one operation. */
@@ -86,7 +87,9 @@ static bool run(uint64_t seed, const struct options *options)
     if (options->verbose)
         describe(&sequence);
     sequence.publication = publication_new();
-    if (!sequence.publication || ep_boot_shm_new(sequence.nranks, &sequence.base_boot) != EP_OK) {
+    sequence.regroup = mmap(NULL, sizeof(*sequence.regroup), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (!sequence.publication || sequence.regroup == MAP_FAILED ||
+        ep_boot_shm_new(sequence.nranks, &sequence.base_boot) != EP_OK) {
         fprintf(stderr, "seed %llu: %s\n", (unsigned long long)seed, ep_last_error());
         goto free_publication;
     }
@@ -103,6 +106,8 @@ static bool run(uint64_t seed, const struct options *options)
     ep_boot_shm_free(sequence.base_boot);
 free_publication:
     publication_free(sequence.publication);
+    if (sequence.regroup != MAP_FAILED)
+        munmap(sequence.regroup, sizeof(*sequence.regroup));
     if (!ok)
         printf("FAIL  again: sequence_host --seed %llu --cases 1 --steps %d%s%s --verbose\n", (unsigned long long)seed,
                options->steps, options->modes == FORK ? " --mode fork" : "",

@@ -45,10 +45,11 @@ void track(struct rank_state *state, ep_comm *comm, bool add)
 
 /* --- a pair ------------------------------------------------------------------------------------------------------ */
 
-bool open_objects(struct rank_state *state, struct pair *pair)
+bool open_objects(struct rank_state *state, struct pair *pair, ep_comm *const comms[BOTH])
 {
     ep_comm_info info[BOTH] = {EP_COMM_INFO_INIT, EP_COMM_INFO_INIT};
 
+    *pair = (struct pair){.comms = {comms[TESTED], comms[BASE]}};
     for (int i = 0; i < BOTH; i++)
         CALL(state, ep_comm_get_info(pair->comms[i], &info[i]));
     if (info[TESTED].nnodes != info[BASE].nnodes || info[TESTED].nranks != state->nranks ||
@@ -67,22 +68,29 @@ bool open_objects(struct rank_state *state, struct pair *pair)
     return true;
 }
 
-bool open_pair(struct rank *rank, struct pair *pair)
+bool open_comms(struct rank *rank, ep_comm *ret_comms[BOTH])
 {
     struct rank_state *state = &rank->state;
     const struct sequence *sequence = state->sequence;
     ep_comm_config config = sequence->config;
 
-    *pair = (struct pair){.nnodes = sequence->nnodes};
+    config.ranks_per_node = state->nranks / sequence->nnodes;
     ep_net_emulate(sequence->tcp ? NULL : &sequence->emulation);
     config.network = sequence->nnodes > 1 && sequence->tcp ? "tcp" : NULL;
-    CALL(state, ep_comm_new(rank->boots[TESTED], &config, &pair->comms[TESTED]));
-    track(state, pair->comms[TESTED], true);
+    CALL(state, ep_comm_new(rank->boots[TESTED], &config, &ret_comms[TESTED]));
+    track(state, ret_comms[TESTED], true);
     ep_net_emulate(NULL);
     config.network = NULL;
-    CALL(state, ep_comm_new(rank->boots[BASE], &config, &pair->comms[BASE]));
-    track(state, pair->comms[BASE], true);
-    return open_objects(state, pair);
+    CALL(state, ep_comm_new(rank->boots[BASE], &config, &ret_comms[BASE]));
+    track(state, ret_comms[BASE], true);
+    return true;
+}
+
+bool open_pair(struct rank *rank, struct pair *pair)
+{
+    ep_comm *comms[BOTH];
+
+    return open_comms(rank, comms) && open_objects(&rank->state, pair, comms);
 }
 
 void join_holds(struct pair *pair)

@@ -127,8 +127,9 @@ static bool refused_ll(struct rank_state *state, ep_comm *comm, struct ll *ll, i
     ep_ll_dispatch_args args = EP_LL_DISPATCH_ARGS_INIT;
     ep_ll_combine_args combine;
     int32_t index[64];
+    bool none_open = which == BASE || !ll->n_open;
 
-    if (which == BASE || !ll->n_open)
+    if (none_open)
         TRY(refused(state, comm, ep_ll_finish(ll->ll[which], 0, NULL), "ep_ll_finish"));
     args.x = exchange->b[LL_X].block[which].at;
     args.topk_idx = index;
@@ -140,7 +141,9 @@ static bool refused_ll(struct rank_state *state, ep_comm *comm, struct ll *ll, i
     args.max_tokens = exchange->max_tokens;
     for (int i = 0; i < 64; i++)
         index[i] = ll->config.n_experts;
-    TRY(refused(state, comm, ep_ll_dispatch_sync(ll->ll[which], &args), "ep_ll_dispatch_sync"));
+    /* It receives an open call first, for which a peer may have to run work that it holds back until a later step. */
+    if (none_open)
+        TRY(refused(state, comm, ep_ll_dispatch_sync(ll->ll[which], &args), "ep_ll_dispatch_sync"));
     args.n_tokens = ll->config.max_tokens + 1;
     TRY(refused(state, comm, ep_ll_dispatch(ll->ll[which], &args, NULL), "ep_ll_dispatch"));
     combine = args_ll_combine(exchange->b[LL_ANSWER].block[which].at, exchange->b[LL_IDX].block[which].at,

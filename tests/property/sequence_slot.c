@@ -33,11 +33,22 @@ static const char *const names[BUFFERS] = {[X] = "x",
                                            [COUNT] = "count_exact",
                                            [PREFIX] = "rank_prefix"};
 
+static const struct format {
+    int dtype, scale_type, elements; /* for each word of scales; 0: none, or any number */
+} formats[] = {{EP_BF16, 0, 0},
+               {EP_BF16, 0, 0},
+               {EP_BF16, EP_I32, 0},
+               {EP_F8E4M3, EP_F32, 128},
+               {EP_F8E4M3, EP_UE8M0, 512},
+               {EP_F8E4M3, EP_UE8M0_32, 128},
+               {EP_F4E2M1, EP_F8E4M3, 64}};
+
 static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot)
 {
     static const int hidden[] = {8, 128, 512, 1024, 7168}, tokens[] = {1, 9, 40, 120};
     struct dice *dice = &state->dice;
-    int format = draw(dice, 5), kind = draw(dice, 5);
+    const struct format *format = &formats[draw(dice, sizeof(formats) / sizeof(formats[0]))];
+    int kind = draw(dice, 5);
 
     *slot = (struct slot){.fixed = draw(dice, 2),
                           .expanded = kind < 2,
@@ -45,20 +56,17 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
                           .weights = kind != 4 && draw(dice, 2),
                           .by_choice = nnodes < 2 && draw(dice, 3) == 0,
                           .strided = draw_own(dice, 3) == 0,
-                          .dtype = format > 1 && format < 4 ? EP_F8E4M3 : EP_BF16,
+                          .dtype = format->dtype,
+                          .scale_type = format->scale_type,
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
                           .max_tokens = tokens[draw(dice, 4)],
                           .n_bias = draw(dice, 3),
                           .alignment = draw(dice, 2) ? 0 : 1 + draw(dice, 16),
                           .spare_rows = draw_own(dice, 3)};
-    slot->scale_type = format == 2 ? EP_F32 : format == 3 ? EP_UE8M0 : format == 4 ? EP_I32 : 0;
     slot->hidden = hidden[draw(dice, 10) ? draw(dice, 4) : 4];
-    if (slot->hidden < 512 && format > 1 && format < 4)
+    if (slot->hidden < 512 && format->elements)
         slot->hidden = 512;
-    slot->scale_words = format == 2   ? slot->hidden / 128
-                        : format == 3 ? slot->hidden / 512
-                        : format == 4 ? 1 + draw(dice, 9)
-                                      : 0;
+    slot->scale_words = format->elements ? slot->hidden / format->elements : format->scale_type ? 1 + draw(dice, 9) : 0;
     slot->n_experts = state->nranks * (1 + draw(dice, 8));
     slot->topk = kind == 4 ? 0 : 1 + draw(dice, slot->n_experts < 8 ? slot->n_experts : 8);
     slot->choices_topk = slot->mask ? (slot->n_experts < MASK_TOPK ? slot->n_experts : MASK_TOPK) : slot->topk;
@@ -212,10 +220,11 @@ static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], s
     size_t local = (size_t)slot->n_experts / ranks, words = (size_t)slot->scale_words;
     size_t index = topk * ep_dtype_bytes((ep_dtype)slot->idx_type);
     size_t stride = slot->scale_type && slot->strided ? words + STRIDE_GAP : words;
+    size_t row = hidden * ep_dtype_bytes((ep_dtype)slot->dtype) / (slot->dtype == EP_F4E2M1 ? 2 : 1);
     const struct {
         size_t n, bytes;
     } sizes[BUFFERS] = {
-        [X] = {n, hidden * ep_dtype_bytes((ep_dtype)slot->dtype)},
+        [X] = {n, row},
         [SCALES] = {n, words * 4},
         [WEIGHTS] = {n, topk * 4},
         [BIAS] = {2 * n, hidden * 2},
@@ -225,7 +234,7 @@ static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], s
         [EXPERTS] = {slot->mask ? (size_t)slot->n_experts : 0, 4},
         [EXPERTS + 1] = {slot->mask ? (size_t)slot->n_experts : 0, 4},
         [EXPERTS + 2] = {slot->mask ? (size_t)slot->n_experts : 0, 4},
-        [RECV_X] = {rows, hidden * ep_dtype_bytes((ep_dtype)slot->dtype)},
+        [RECV_X] = {rows, row},
         [RECV_SCALES] = {rows, stride * 4},
         [RECV_IDX] = {rows, topk * ep_dtype_bytes((ep_dtype)slot->idx_type)},
         [RECV_WEIGHTS] = {rows, slot->expanded ? 4 : topk * 4},

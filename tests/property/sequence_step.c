@@ -324,6 +324,7 @@ int run_sequence(const ep_boot *boot, void *argument)
     ok = passed(&rank->state, ep_boot_shm_join(sequence->base_boot, boot->rank, &base), "ep_boot_shm_join");
     rank->boots[TESTED] = boot;
     rank->boots[BASE] = &base;
+    rank->members = (1u << boot->nranks) - 1;
     ok = ok && run_steps(rank);
     /* After an error threads may still use what it has. */
     if (ok) {

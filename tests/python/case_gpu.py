@@ -73,11 +73,14 @@ def operations(plans, x, weights, biases, options):
         check(f"dispatch {options}", ("scales", out[0].scales.cpu()[real], out[1].scales[real]))
     torch.manual_seed(5)
     y = torch.randn(out[0].x.shape, device="cpu").to(torch.bfloat16)
-    for by_choice, partial in ((False, False), (True, False), (True, True)):
+    # Without weights each rank adds up its rows first; the second time it knows where they are.
+    for by_choice, partial, weighted in ((False, False, True), (True, False, True), (True, True, True), (True, True, False),
+                                         (True, True, False)):
         poison()
-        a = gpu.combine(y.cuda(), out[1].topk_weights.cuda(), biases, by_choice=by_choice, round_partial=partial)
-        b = host.combine(y, out[1].topk_weights, cpu(biases), by_choice=by_choice, round_partial=partial)
-        check(f"combine {options} {by_choice} {partial}", ("out", a[0], b[0]), ("weights", a[1], b[1]))
+        received = out[1].topk_weights if weighted else None
+        a = gpu.combine(y.cuda(), None if received is None else received.cuda(), biases, by_choice=by_choice, round_partial=partial)
+        b = host.combine(y, received, cpu(biases), by_choice=by_choice, round_partial=partial)
+        check(f"combine {options} {by_choice} {partial} {weighted}", ("out", a[0], b[0]), ("weights", a[1], b[1]))
     a, b = gpu.metadata(500), host.metadata(500)
     tokens = b.n_recv_tokens.item()
     for name in epkit.Metadata._fields:
@@ -257,6 +260,43 @@ def graphs(rank, size):
 
 def test_graphs():
     run(2, graphs)
+
+
+@on_ranks(2)
+def test_sums_of_each_rank_in_graphs(rank, size):
+    """Combines that add up the rows of each rank first, in graphs with and without an update of their own, between eager ones: each
+    uses the routing that is valid when it runs."""
+    comm, most = epkit.Communicator(), 64
+    routing, _, x = make(most, 1024, rank)
+    topk_idx = routing.clone()
+    plan = comm.plan(topk_idx, EXPERTS, expanded=True, alignment=8, max_recv_tokens=size * most * TOPK + 8 * EXPERTS, max_tokens=most)
+    outs = []
+
+    def step(update):
+        if update:
+            plan.update(topk_idx)
+        return plan.combine(plan.dispatch(x).x, by_choice=True, round_partial=True)[0]
+
+    step(True)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph, update in zip(graphs, (True, False)):
+        with torch.cuda.graph(graph):
+            outs.append(step(update))
+    for number, which in enumerate((0, 1, None, 0, None, None, 1, 0, 0, 1, None, 1)):
+        torch.manual_seed(100 * number + rank)
+        x.copy_(torch.randint(-8, 8, x.shape))
+        if which != 1:  # which goes on with the routing of the call before
+            topk_idx.copy_(torch.rand(most, EXPERTS).topk(TOPK).indices.masked_fill_(torch.rand(most, TOPK) < 0.2, -1))
+        if which is None:
+            out = step(True)
+        else:
+            out = outs[which].fill_(float("nan"))
+            graphs[which].replay()
+        assert torch.equal(out.float(), x.float() * (topk_idx >= 0).sum(1, keepdim=True)), (number, which)
+    comm.check()
+    torch.cuda.synchronize()
 
 
 @on_ranks(2)

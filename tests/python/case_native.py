@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package epkit: random shapes against a reference, symmetric memory, fixed capacity, shrinking, torch.compile."""
+"""The package epkit: random shapes against a reference, symmetric memory, fixed capacity, a group without a rank that died, torch.compile."""
 import ctypes
 import mmap
 import os
@@ -65,6 +65,22 @@ def gather(tensor, size):
     return [other.to(tensor.device) for other in every]
 
 
+def bits(tensor):
+    return tensor.view(torch.uint8)
+
+
+def sent_as(kind, by_torch, tokens, hidden):
+    """(rows, scales or None) of a format; some of its types torch has since 2.8, otherwise they are bytes."""
+    if kind == "bf16":
+        return torch.randn(tokens, hidden).to(torch.bfloat16), None
+    any_bits = lambda columns: torch.randint(0, 256, (tokens, columns), dtype=torch.uint8)  # noqa: E731
+    e8m0, fp4 = (getattr(torch, name, torch.uint8) if by_torch else torch.uint8 for name in ("float8_e8m0fnu", "float4_e2m1fn_x2"))
+    if kind == "nvfp4":
+        return any_bits(hidden // 2).view(fp4), any_bits(hidden // 16).view(torch.float8_e4m3fn)
+    x = any_bits(hidden).view(torch.float8_e4m3fn)
+    return (x, torch.rand(tokens, hidden // 128)) if kind == "fp8" else (x, any_bits(hidden // 32).view(e8m0))
+
+
 def one_shape(comm, draw, number):
     """A plan of a random shape and kind: rows, scales, weights, and the sum of other rows, against the naive reference.
 
@@ -73,32 +89,36 @@ def one_shape(comm, draw, number):
     rank, size = comm.rank, comm.size
     experts, alignment = size * draw.randint(1, 6), draw.choice((0, 0, 1, 4, 16))
     topk, blocks = min(draw.randint(1, 9), experts), draw.randint(1, 4)
-    fp8, biases, fixed = draw.random() < 0.3, draw.randint(0, 2), draw.random() < 0.3
-    hidden, idx_type = (128 if fp8 else 8 * draw.randint(1, 15)) * blocks, draw.choice((torch.int32, torch.int64))
+    kind, biases, fixed = draw.choice(("bf16", "bf16", "fp8", "mxfp8", "nvfp4")), draw.randint(0, 2), draw.random() < 0.3
+    hidden, idx_type = (128 if kind != "bf16" else 8 * draw.randint(1, 15)) * blocks, draw.choice((torch.int32, torch.int64))
     torch.manual_seed(number * size + rank)
     tokens = int(torch.randint(0, 30, ()))
     topk_idx = torch.rand(tokens, experts).topk(topk).indices.to(idx_type)
     topk_idx[torch.rand(topk_idx.shape) < 0.2] = -1
-    x, scales, weights = torch.randn(tokens, hidden), torch.rand(tokens, blocks), torch.rand(tokens, topk)
-    x = x.to(torch.float8_e4m3fn if fp8 else torch.bfloat16)
+    weights = torch.rand(tokens, topk)
+    x, scales = sent_as(kind, draw.random() < 0.5, tokens, hidden)
     idx_all = gather(topk_idx, size)
     plan = comm.plan(topk_idx, experts, expanded=bool(alignment), alignment=alignment or 1, zero_padding=True,
                      max_recv_tokens=size * 30 * topk + experts * 16 if fixed else 0)
-    rows = plan.dispatch((x, scales) if fp8 else x, weights, want_topk_idx=True)
-    again = plan.dispatch((x, scales) if fp8 else x, weights, out=epkit.Rows(*(one.clone() if one is not None else one for one in rows)))
+    given = x if scales is None else (x, scales)
+    rows = plan.dispatch(given, weights, want_topk_idx=True)
+    again = plan.dispatch(given, weights, out=epkit.Rows(*(one.clone() if one is not None else one for one in rows)))
     assert all(a is b is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(rows, again))
     where = [naive_rows(idx_all, to, size, experts, alignment) for to in range(size)]
     own = where[rank]
     n = own.shape[0]
     assert rows.x.shape[0] >= n if fixed else rows.x.shape[0] == n
-    assert torch.equal(rows.x[:n].float(), naive_values(own, gather(x.float(), size)))
-    assert not fp8 or torch.equal(rows.scales[:n][own[:, 0] >= 0], naive_values(own, gather(scales, size))[own[:, 0] >= 0])
+    assert rows.x.dtype == x.dtype and torch.equal(bits(rows.x)[:n], naive_values(own, gather(bits(x), size)))
+    if scales is not None:
+        real = own[:, 0] >= 0
+        assert rows.scales.dtype == scales.dtype
+        assert torch.equal(bits(rows.scales)[:n][real], naive_values(own, gather(bits(scales), size))[real])
     got_weights = naive_values(own, gather(weights, size))
     if alignment:
         got_weights = torch.where(own[:, 2] < 0, 0, got_weights.gather(1, own[:, 2:].clamp(min=0))[:, 0])
         assert torch.equal(rows.topk_weights[:n], got_weights)
     else:
-        want_idx = expect(gather(x.float(), size), idx_all, rank, size, experts)[1]
+        want_idx = expect(gather(bits(x), size), idx_all, rank, size, experts)[1]
         assert torch.equal(rows.topk_idx[:n], want_idx)
         assert torch.equal(rows.topk_weights[:n], got_weights.masked_fill(want_idx < 0, 0))
     y = torch.randint(-4, 5, (rows.x.shape[0], hidden)).to(torch.bfloat16)
@@ -107,10 +127,13 @@ def one_shape(comm, draw, number):
     for rows_there, values in zip(where, gather(y.float(), size)):
         here = rows_there[:, 0] == rank
         total.index_add_(0, rows_there[here, 1], values[:rows_there.shape[0]][here])
-    for by_choice in (False, True) if comm.nodes == 1 else (False,):
-        out, back = plan.combine(y, rows.topk_weights, bias, by_choice=by_choice)
+    for by_choice, partial, received in ((False, False, rows.topk_weights), (True, False, rows.topk_weights),
+                                         (True, True, rows.topk_weights), (True, True, None)):
+        if by_choice and comm.nodes > 1 and (comm.is_cuda or not partial):
+            continue
+        out, back = plan.combine(y, received, bias, by_choice=by_choice, round_partial=partial)
         assert torch.equal(out.float(), total)
-        assert torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
+        assert back is received is None or torch.equal(back, weights.masked_fill(topk_idx < 0, 0))
 
 
 def shapes(rank, size, count):
@@ -193,9 +216,39 @@ def test_fixed_capacity():
     run(2, capacity)
 
 
+@on_ranks(2)
+def test_sums_of_each_rank_after_updates(rank, size):
+    """Combines that add up the rows of each rank first, several with one routing: of the routing before nothing is left."""
+    comm = epkit.Communicator()
+    if comm.nodes > 1 and comm.is_cuda:
+        return  # which refuses them
+    experts, most, topk = 4 * size, 20, 5
+    fixed = comm.plan(torch.zeros(0, topk, dtype=torch.int64), experts, expanded=True, alignment=4, max_tokens=most,
+                      max_recv_tokens=size * most * topk + 4 * experts)
+    for step in range(6):
+        torch.manual_seed(step * size + rank)
+        topk_idx = torch.randint(-1, experts, (most - step * rank, topk))
+        x = torch.randint(-8, 9, (len(topk_idx), 64)).to(torch.bfloat16)
+        fixed.update(topk_idx)
+        for plan in fixed, comm.plan(topk_idx, experts, expanded=True):
+            for _ in range(2):
+                x = x.roll(1, 0)
+                out = plan.combine(plan.dispatch(x).x, by_choice=True, round_partial=True)[0]
+                assert torch.equal(out.float(), x.float() * (topk_idx >= 0).sum(1, keepdim=True)), (step, plan.fixed)
+        local = topk_idx.div(experts // size, rounding_mode="floor")
+        # The CPU reads each row, a GPU one sum for each (token, rank).
+        read = sum(((local == one).any(1) if comm.is_cuda else (local == one)).sum().item() for one in range(size))
+        stats = comm.stats()
+        assert comm.nodes > 1 or stats["rows_self"] + stats["rows_node"] == read, (stats, read)
+        assert stats["bytes_node"] == 128 * stats["rows_node"], stats
+
+
 @on_ranks(3, expect=(0, 7, 0))
-def test_shrink_after_a_rank_has_died(rank, size):
+def test_go_on_after_a_rank_has_died(rank, size):
     comm = epkit.Communicator(timeout=60)
+    assert comm.failed_ranks() == {}
+    comm.barrier()
+    comm.synchronize()
     if rank == 1:
         os._exit(7)
 
@@ -205,8 +258,9 @@ def test_shrink_after_a_rank_has_died(rank, size):
 
     raises(epkit.PeerError, "rank 1", meet)
     raises(epkit.PeerError, "rank 1", comm.check)
-    new = comm.shrink()
+    assert comm.failed_ranks()[1] == "EP_E_PEER_DEAD"  # the other one may have left already
     comm.free()
+    new = epkit.Communicator(dist.new_group([0, 2], use_local_synchronization=True), timeout=60)
     assert (new.rank, new.size) == ((0, 1, 1)[rank], 2)
     x = torch.full((3, 64), rank + 1, dtype=torch.bfloat16)
     plan = new.plan(torch.tensor([[0], [1], [0]]), 2)
@@ -493,6 +547,10 @@ def test_opaque_scales(rank, size):
         c = plan.dispatch((x, words[:1].expand(6, 5)))
         assert torch.equal(a.scales, b.scales) and b.scales.stride(0) == 1
         assert c.scales.shape == a.scales.shape
+        codes = torch.zeros(6, 32, dtype=torch.uint8)
+        for scales, options in ((codes[:, :6], {}), (codes.t()[:8].t(), {"column_major_scales": True}), (codes[:, ::2], {})):
+            raises(epkit.ArgumentError, "dispatch scales uint8 contiguous int32", plan.dispatch, (x, scales), **options)
+        raises(epkit.ArgumentError, "hidden 66 fp4 64", plan.dispatch, torch.zeros(6, 33, dtype=torch.uint8))
         if not expanded:
             assert torch.equal(a.scales, torch.cat([w[((t >= 2 * rank) & (t < 2 * rank + 2)).any(1)]
                                                     for w, t in zip(gather(words, size), gather(topk_idx, size))]))

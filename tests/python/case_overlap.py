@@ -117,13 +117,16 @@ def test_as_sglang_calls(rank, size):
     buffer.destroy()
 
 
-@on_ranks(2)
-def test_a_signal_that_never_comes(rank, size):
-    """The deadline names the expert and the block; the peer learns which rank it was."""
-    calls = epkit.Communicator(timeout=3 if rank == 0 else 60).low_latency(TOKENS, HIDDEN, 2 * size, 1)
-    got = calls.dispatch(torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16), torch.full((TOKENS, 1), 1))
-    rows, index, weights = torch.zeros_like(got.x), torch.full((TOKENS, 1), 1), torch.ones(TOKENS, 1)
+def missing(rank, size, experts):
+    """A signal that never comes: the deadline names the expert and the block; the peer learns which rank it was. With two experts of
+    a token on the rank, the sum of both rows waits for the later one."""
+    index = torch.tensor(experts).expand(TOKENS, -1).contiguous()
+    calls = epkit.Communicator(timeout=3 if rank == 0 else 60).low_latency(TOKENS, HIDDEN, 2 * size, len(experts))
+    got = calls.dispatch(torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16), index)
+    rows, weights = torch.zeros_like(got.x), torch.ones(index.shape)
     signals = torch.zeros(2 * 6, dtype=torch.int32)
+    if 0 in experts:
+        signals[:6] = 3
     signals[6:8] = 3
     signals[8] = 2
 
@@ -135,3 +138,8 @@ def test_a_signal_that_never_comes(rank, size):
 
     error = raises(epkit.PeerError if rank else epkit.Error, "EP_E_TIMEOUT" if rank else "local expert 1, block 2 is 2 signal_value 3", combine)
     assert "rank 0" in str(error) and "signals" in str(error), error
+
+
+def test_a_signal_that_never_comes():
+    for experts in ([1], [0, 1], [1, 0], [3, 1, 0]):
+        run(2, missing, experts)

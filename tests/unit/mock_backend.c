@@ -81,16 +81,6 @@ static void mock_abort(ep_comm *comm)
     atomic_store(&comm->failed, (int)EP_E_ABORTED);
 }
 
-static ep_status mock_shrink(ep_comm *comm, ep_comm *next)
-{
-    (void)comm;
-    EP_TRY(count_call());
-    next->nranks = mock.survivors;
-    next->ranks_per_node = mock.survivors_per_node;
-    next->nnodes = next->nranks / next->ranks_per_node;
-    return mock_comm_open(next, NULL);
-}
-
 static ep_status mock_alloc(ep_comm *comm, size_t bytes, void **ret_memory)
 {
     (void)comm;
@@ -284,7 +274,6 @@ const struct ep_backend_ops ep_backend_host = {
     .barrier = mock_barrier,
     .allgather = mock_allgather,
     .abort = mock_abort,
-    .shrink = mock_shrink,
     .alloc = mock_alloc,
     .free = mock_free,
     .plan_open = mock_plan_open,

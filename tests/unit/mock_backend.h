@@ -25,7 +25,6 @@ struct mock {
     ep_stream stream;   /* of the last call that had one */
     bool was_blocking;  /* so was the last dispatch or combine */
     int event_timeout_ms;
-    int survivors, survivors_per_node; /* what shrink agrees on */
 };
 
 extern struct mock mock;

@@ -110,8 +110,8 @@ TEST_WITH(null_handles_are_named, open_comm, close_comm)
     EXPECT_NULL(ep_comm_allgather(comm, NULL, 1, mask), "ep_comm_allgather: mine");
     EXPECT_NULL(ep_comm_allgather(comm, "", 1, NULL), "ep_comm_allgather: ret_all");
     EXPECT_NULL(ep_comm_async_error(NULL), "ep_comm_async_error: comm");
-    EXPECT_NULL(ep_comm_shrink(NULL, NULL, NULL), "ep_comm_shrink: comm");
-    EXPECT_NULL(ep_comm_shrink(comm, NULL, NULL), "ep_comm_shrink: ret_comm");
+    EXPECT_NULL(ep_comm_get_failed(NULL, mask), "ep_comm_get_failed: comm");
+    EXPECT_NULL(ep_comm_get_failed(comm, NULL), "ep_comm_get_failed: ret_failed");
     EXPECT_NULL(ep_alloc(NULL, 1, &memory), "ep_alloc: comm");
     EXPECT_NULL(ep_alloc(comm, 1, NULL), "ep_alloc: ret_memory");
     EXPECT_NULL(ep_free(NULL, NULL), "ep_free: comm");
@@ -304,7 +304,6 @@ TEST_WITH(missing_operations_are_named, open_comm, close_comm)
     ep_ll_dispatch_args ll_dispatch = good_ll_dispatch();
     ep_ll_combine_args ll_combine = good_ll_combine();
     ep_layout layout = EP_LAYOUT_INIT;
-    ep_comm *next;
     ep_plan *made;
     ep_ll *made_ll;
     void *memory;
@@ -319,7 +318,7 @@ TEST_WITH(missing_operations_are_named, open_comm, close_comm)
     pthread_mutex_init(&bare.error_lock, NULL);
     EXPECT_MISSING(ep_comm_barrier(&bare), "ep_comm_barrier");
     EXPECT_MISSING(ep_comm_allgather(&bare, "four", 4, mask), "ep_comm_allgather");
-    EXPECT_MISSING(ep_comm_shrink(&bare, NULL, &next), "ep_comm_shrink");
+    EXPECT_MISSING(ep_comm_get_failed(&bare, mask), "ep_comm_get_failed");
     EXPECT_MISSING(ep_alloc(&bare, 1, &memory), "ep_alloc");
     EXPECT_MISSING(ep_free(&bare, mask), "ep_free");
     EXPECT_MISSING(ep_barrier_on(&bare, NULL), "ep_barrier_on");

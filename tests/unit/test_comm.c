@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creation, failure and shrink of a communicator, with a mock backend. test_config.c tests its configuration. */
+/* Creation and failure of a communicator, with a mock backend. test_config.c tests its configuration. */
 #include "mock_backend.h"
 #include "unit.h"
 
@@ -197,57 +197,4 @@ TEST_WITH(texts_are_complete_in_two_threads, open_comm, close_comm)
         assert_true(strcmp(text, "one text, whole") == 0 || strcmp(text, "the other text, also whole") == 0);
     }
     pthread_join(worker, NULL);
-}
-
-/* --- shrink --- */
-
-TEST_WITH(shrink_creates_a_new_group, open_comm, close_comm)
-{
-    ep_comm_info info = {.size = sizeof(info)};
-    ep_comm *next = NULL, *newest = NULL;
-
-    fail_barrier(EP_E_PEER_DEAD, "rank 3 died");
-    mock.answer = EP_OK;
-    mock.survivors = 3;
-    mock.survivors_per_node = 3;
-    assert_int_equal(ep_comm_shrink(comm, NULL, &next), EP_OK);
-    assert_int_equal(ep_comm_get_info(next, &info), EP_OK);
-    assert_int_equal(info.nranks, 3);
-    assert_int_equal(info.ranks_per_node, 3);
-    assert_string_equal(info.network, "none");
-    assert_int_equal(ep_comm_async_error(next), EP_OK);
-    assert_int_equal(ep_comm_barrier(next), EP_OK);
-    assert_int_equal(ep_comm_barrier(comm), EP_E_PEER_DEAD);
-
-    /* Only once; the next shrink is one of the newer group. */
-    mock.calls = 0;
-    assert_int_equal(ep_comm_shrink(comm, NULL, &newest), EP_E_STATE);
-    assert_int_equal(mock.calls, 0);
-    mock.survivors = 2;
-    mock.survivors_per_node = 1;
-    assert_int_equal(ep_comm_shrink(next, NULL, &newest), EP_OK);
-    assert_int_equal(ep_comm_get_info(newest, &info), EP_OK);
-    assert_int_equal(info.nnodes, 2);
-    assert_string_equal(info.network, "emulated");
-    ep_comm_free(newest);
-    ep_comm_free(next);
-}
-
-TEST_WITH(shrink_checks_its_configuration, open_comm, close_comm)
-{
-    ep_comm_config config = {.size = sizeof(config), .device = -1, .channels = 99};
-    ep_comm *next = NULL;
-
-    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_ARG);
-    assert_non_null(strstr(ep_comm_last_error(comm), "ep_comm_shrink: channels is 99"));
-    config.channels = 0;
-    config.backend = "cuda";
-    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_ARG);
-    assert_non_null(strstr(ep_comm_last_error(comm), "backend is \"cuda\", but the communicator has \"host\""));
-    assert_int_equal(mock.calls, 0);
-    mock.answer = EP_E_EXCLUDED;
-    config.backend = "host";
-    assert_int_equal(ep_comm_shrink(comm, &config, &next), EP_E_EXCLUDED);
-    assert_null(next);
-    assert_int_equal(ep_comm_async_error(comm), EP_E_EXCLUDED);
 }

@@ -161,7 +161,6 @@ static int use_all(void *argument)
     ep_ll_config ll_config = EP_LL_CONFIG_INIT;
     ep_ll_dispatch_args ll_dispatch = EP_LL_DISPATCH_ARGS_INIT;
     ep_ll_combine_args ll_combine = EP_LL_COMBINE_ARGS_INIT;
-    ep_comm *next;
     ep_plan *plan;
     ep_event *event;
     ep_ll *ll;
@@ -179,7 +178,7 @@ static int use_all(void *argument)
     REFUSED(ep_comm_barrier(o->comm));
     REFUSED(ep_comm_allgather(o->comm, &one, 4, &one));
     REFUSED(ep_comm_async_error(o->comm));
-    REFUSED(ep_comm_shrink(o->comm, NULL, &next));
+    REFUSED(ep_comm_get_failed(o->comm, &one));
     REFUSED(ep_alloc(o->comm, 1, &memory));
     REFUSED(ep_free(o->comm, o->memory));
     REFUSED(ep_plan_new(o->comm, &plan_args, &plan));

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank dies while ranks connect to each other, for a low-latency object, in a shrink or in the creation of a
- * communicator: the others detect this by their communicator or bootstrap, and do not wait for the rank. Or a rank
- * aborts the shrink, while all wait for one that does not connect. Ranks are processes. On the network "verbs" if
- * EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp" and "emulated".
+ * A rank dies while ranks connect to each other, for a low-latency object or in the creation of a communicator: the
+ * others detect this by their communicator or bootstrap, and do not wait for the rank. Ranks are processes. On the
+ * network "verbs" if EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp" and "emulated".
  */
 #include "base/clock.h"
 #include "group/group.h"
@@ -20,49 +19,37 @@
 enum { NRANKS = 4, VICTIM = 3, TIMEOUT_MS = 240000, SOON_MS = 60000 };
 
 /* Shared with the ranks. */
-enum call { CALL_LL_NEW, CALL_SHRINK, CALL_NEW, CALLS };
+enum call { CALL_LL_NEW, CALL_NEW, CALLS };
 
 struct scenario {
     enum call call;
     int port; /* CALL_NEW: of the bootstrap over TCP */
     int ranks_per_node;
-    bool aborted; /* not dead: rank `aborts` aborts when VICTIM is about to connect, which waits until the ... */
-    int aborts;   /* ... others have returned */
-    _Atomic int connects; /* VICTIM is about to connect */
-    _Atomic int returned;
     ep_status status[NRANKS];
     uint64_t took_ms[NRANKS];
     char text[NRANKS][256];
 };
 
 static const char *network = "tcp";
-static bool needs_sockets;      /* no segment can be attached without the socket of its owner */
-static bool dies;               /* this rank, when it connects */
-static struct scenario *holds;  /* this rank connects only when the others have returned */
-static struct scenario *aborts; /* this rank aborts ... */
-static ep_comm *aborted;        /* ... the shrink of this communicator */
+static bool needs_sockets; /* no segment can be attached without the socket of its owner */
+static bool dies;          /* this rank, when it connects */
 
 void __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                   const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                   const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
 
-static void die_or_hold(void)
+static void die_if_due(void)
 {
     if (dies)
         raise(SIGKILL);
-    if (!holds)
-        return;
-    atomic_store(&holds->connects, 1);
-    while (atomic_load(&holds->returned) < NRANKS - 1)
-        unit_sleep_ms(1);
 }
 
 void __wrap_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                   const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns)
 {
     if (hello->kind == TCP_STREAM && strcmp(network, "tcp") == 0)
-        die_or_hold();
+        die_if_due();
     __real_tcp_handshake_connect(hs, fd, key, hello, to, deadline_ns);
 }
 
@@ -78,38 +65,9 @@ ep_status __wrap_ep_net_exchange_hello(const char *name, const struct ep_net_par
     static int n;
 
     status = __real_ep_net_exchange_hello(name, params, status, mine, bytes, ret_all);
-    if ((dies || holds) && strcmp(name, "verbs") == 0 && ++n == 2)
-        die_or_hold();
+    if (dies && strcmp(name, "verbs") == 0 && ++n == 2)
+        die_if_due();
     return status;
-}
-
-static void abort_if_due(void)
-{
-    if (aborts && atomic_exchange(&aborts->connects, 0))
-        ep_comm_abort(aborted);
-}
-
-void __real_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
-                              void *context);
-void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
-                              void *context);
-
-/* Called while ranks connect, and by the leader until all have joined. */
-void __wrap_tcp_acceptor_step(struct tcp_acceptor *acceptor, tcp_acceptor_check_fn check, tcp_acceptor_accept_fn take,
-                              void *context)
-{
-    abort_if_due();
-    __real_tcp_acceptor_step(acceptor, check, take, context);
-}
-
-ep_status __real_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
-ep_status __wrap_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch);
-
-/* Called while ranks of the network "verbs" wait for messages. */
-ep_status __wrap_ep_net_tcp_check_ranks(struct ep_net_tcp_watch *watch)
-{
-    abort_if_due();
-    return __real_ep_net_tcp_check_ranks(watch);
 }
 
 ep_status __real_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
@@ -130,7 +88,7 @@ ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_s
     if (++n < NRANKS)
         return needs_sockets ? ep_fail(EP_E_UNSUPPORTED, "only by a socket")
                              : __real_ep_shm_attach(name, owner, ret_shm);
-    die_or_hold();
+    die_if_due();
     for (int ms = 0; ms < owner->timeout_ms; ms++)
         unit_sleep_ms(1);
     return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
@@ -170,42 +128,34 @@ static int live(const ep_boot *boot, void *argument)
     ep_ll_config config = {.size = sizeof(config), .max_tokens = 4, .hidden = 128, .n_experts = NRANKS, .topk = 1};
     int rank = boot->rank;
     uint64_t begin_ns;
-    ep_comm *comm = NULL, *next = NULL;
+    ep_comm *comm = NULL;
     ep_ll *ll = NULL;
 
     if (scenario->call != CALL_NEW && (create(boot, scenario, &comm) != EP_OK || ep_comm_barrier(comm) != EP_OK))
         return 1;
-    dies = comm && rank == VICTIM && !scenario->aborted;
-    holds = rank == VICTIM && scenario->aborted ? scenario : NULL;
-    aborts = scenario->aborted && rank == scenario->aborts ? scenario : NULL;
-    aborted = comm;
+    dies = comm && rank == VICTIM;
     begin_ns = ep_now_ns();
-    scenario->status[rank] = scenario->call == CALL_LL_NEW   ? ep_ll_new(comm, &config, &ll)
-                             : scenario->call == CALL_SHRINK ? ep_comm_shrink(comm, NULL, &next)
-                                                             : create_over_tcp(boot, scenario);
+    scenario->status[rank] =
+        scenario->call == CALL_LL_NEW ? ep_ll_new(comm, &config, &ll) : create_over_tcp(boot, scenario);
     snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_last_error());
     scenario->took_ms[rank] = (ep_now_ns() - begin_ns) / 1000000u;
-    aborts = NULL;
-    atomic_fetch_add(&scenario->returned, 1);
     ep_ll_free(ll);
-    ep_comm_free(next);
     ep_comm_free(comm);
     return 0;
 }
 
-static void run_scenario(const struct scenario *wanted, ep_status expected, const char *text)
+static void run_scenario(const struct scenario *wanted)
 {
     struct scenario *scenario = unit_share(wanted, sizeof(*wanted));
     ep_rank_exit exits[NRANKS];
 
-    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits),
-                     wanted->aborted ? EP_OK : EP_E_PEER_DEAD);
-    for (int rank = 0; rank < VICTIM + wanted->aborted; rank++) {
-        if (scenario->status[rank] != expected || scenario->took_ms[rank] > SOON_MS)
+    assert_int_equal(unit_fork_ranks(NRANKS, live, scenario, 2 * TIMEOUT_MS, exits), EP_E_PEER_DEAD);
+    for (int rank = 0; rank < VICTIM; rank++) {
+        if (scenario->status[rank] != EP_E_PEER_DEAD || scenario->took_ms[rank] > SOON_MS)
             print_error("call %d: rank %d: %s\n", wanted->call, rank, scenario->text[rank]);
         assert_int_equal(exits[rank].code, 0);
-        assert_int_equal(scenario->status[rank], expected);
-        assert_non_null(strstr(scenario->text[rank], text));
+        assert_int_equal(scenario->status[rank], EP_E_PEER_DEAD);
+        assert_non_null(strstr(scenario->text[rank], "rank 3"));
         assert_in_range(scenario->took_ms[rank], 0, SOON_MS);
     }
     munmap(scenario, sizeof(*scenario));
@@ -215,19 +165,7 @@ TEST(a_death_while_ranks_connect_is_detected_at_once)
 {
     for (enum call call = 0; call < CALLS; call++)
         for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
-            run_scenario(&(struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()},
-                         EP_E_PEER_DEAD, "rank 3");
-}
-
-TEST(an_abort_while_ranks_connect_is_detected_at_once)
-{
-    for (int rank = 0; rank < VICTIM; rank++) {
-        char text[64];
-
-        snprintf(text, sizeof(text), "rank %d called ep_comm_abort", rank);
-        run_scenario(&(struct scenario){.call = CALL_SHRINK, .ranks_per_node = 1, .aborted = true, .aborts = rank},
-                     EP_E_ABORTED, text);
-    }
+            run_scenario(&(struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()});
 }
 
 /* The owner of the memory that a rank waits for does not answer, and another rank dies. */
@@ -238,8 +176,7 @@ TEST(a_death_while_ranks_wait_for_memory_is_detected_at_once)
     network = "emulated";
     for (int i = 0; i < 4; i++) {
         needs_sockets = i >= 2;
-        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = 1 + i % 2, .port = find_port()},
-                     EP_E_PEER_DEAD, "rank 3");
+        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = 1 + i % 2, .port = find_port()});
     }
     network = before;
 }

@@ -26,6 +26,8 @@ enum deviation {
     DISPATCH_OUTPUTS,
     COMBINE_OUTPUTS,
     DISPATCH_WORDS,
+    DISPATCH_SCALES,
+    DISPATCH_FP4,
     DISPATCH_PLAN,
     DISPATCH_COMBINE,
     GATHER_BYTES,
@@ -54,6 +56,8 @@ static const struct scenario {
     {DISPATCH_OUTPUTS, "recv_topk_idx", {"0", "1"}},
     {COMBINE_OUTPUTS, "out_topk_weights", {"1", "0"}},
     {DISPATCH_WORDS, "scale_words", {"2", "3"}},
+    {DISPATCH_SCALES, "scale_type", {"6 (ue8m0)", "8 (ue8m0 of 32)"}},
+    {DISPATCH_FP4, "dtype", {"2 (fp8)", "7 (fp4)"}},
     {DISPATCH_PLAN, "the plan (in order of creation)", {"1", "2"}},
     {DISPATCH_COMBINE, NULL, {NULL, NULL}},
     {GATHER_BYTES, "bytes", {"16", "8"}},
@@ -92,7 +96,7 @@ static ep_status new_plan(ep_comm *comm, enum deviation deviation, int rank, ep_
 static ep_status use_plan(ep_plan *plan, enum deviation deviation, int rank)
 {
     _Alignas(16) static unsigned char x[NRANKS][HIDDEN * 2], out[NRANKS][8 * HIDDEN * 2];
-    _Alignas(16) static int32_t words[NRANKS][4], out_words[NRANKS][32], index[NRANKS][16];
+    _Alignas(16) static int32_t words[NRANKS][8], out_words[NRANKS][64], index[NRANKS][16];
     _Alignas(16) static float weights[NRANKS][16], out_weights[NRANKS][16];
     ep_dispatch_args dispatch;
     ep_combine_args combine = EP_COMBINE_ARGS_INIT;
@@ -115,6 +119,12 @@ static ep_status use_plan(ep_plan *plan, enum deviation deviation, int rank)
         dispatch.scales = words[rank];
         dispatch.scale_type = EP_I32;
         dispatch.scale_words = other ? 3 : 2;
+        dispatch.recv_scales = out_words[rank];
+    }
+    if (deviation == DISPATCH_SCALES || deviation == DISPATCH_FP4) {
+        dispatch.dtype = other && deviation == DISPATCH_FP4 ? EP_F4E2M1 : EP_F8E4M3;
+        dispatch.scales = words[rank];
+        dispatch.scale_type = dispatch.dtype == EP_F4E2M1 ? EP_F8E4M3 : other ? EP_UE8M0_32 : EP_UE8M0;
         dispatch.recv_scales = out_words[rank];
     }
     if (other && deviation == DISPATCH_OUTPUTS)

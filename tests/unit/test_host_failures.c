@@ -186,29 +186,42 @@ static ep_plan *plan_of_one_token(ep_comm *comm, int rank)
     return ep_plan_new(comm, &args, &plan) == EP_OK ? plan : NULL;
 }
 
+/* The last status of a dispatch that is not EP_E_VALUE with a NaN among its scales and EP_OK without, or EP_E_VALUE. */
+static ep_status send_bad_scales(ep_plan *plan)
+{
+    static const int types[][2] = {
+        {EP_F8E4M3, EP_F32}, {EP_F8E4M3, EP_UE8M0}, {EP_F8E4M3, EP_UE8M0_32}, {EP_F4E2M1, EP_F8E4M3}};
+    _Alignas(16) uint8_t x[HIDDEN] = {0}, out[HIDDEN], scales[HIDDEN / 16], out_scales[HIDDEN / 16];
+    ep_status status = EP_E_VALUE;
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]) && status == EP_E_VALUE; i++) {
+        ep_dispatch_args dispatch = args_dispatch(types[i][0], HIDDEN, x, out, 1);
+
+        dispatch.scales = scales;
+        dispatch.scale_type = types[i][1];
+        dispatch.recv_scales = out_scales;
+        memset(scales, 0x38, sizeof(scales));
+        memset(scales, 0xff, 4);
+        status = ep_dispatch_sync(plan, &dispatch);
+        memset(scales, 0x38, 4);
+        if (status == EP_E_VALUE && ep_dispatch_sync(plan, &dispatch) != EP_OK)
+            status = EP_E_STATE;
+    }
+    return status;
+}
+
 static int send_bad_values(const ep_boot *boot, void *argument)
 {
-    _Alignas(16) uint8_t x[HIDDEN] = {0}, out[HIDDEN];
     _Alignas(16) uint16_t row[HIDDEN] = {0}, sum[HIDDEN];
-    _Alignas(16) uint8_t scales[HIDDEN / EP_SCALE_BLOCK] = {127, 127, 255, 127};
-    _Alignas(16) uint8_t out_scales[HIDDEN / EP_SCALE_BLOCK];
     _Alignas(16) float weights[4] = {NAN}, out_weights[4];
     struct seen *seen = argument;
     ep_comm *comm = open_comm(boot, EP_COMM_CHECK_VALUES);
     ep_plan *plan = comm ? plan_of_one_token(comm, boot->rank) : NULL;
-    ep_dispatch_args dispatch;
     ep_combine_args combine;
 
     if (!plan)
         return 1;
-    dispatch = args_dispatch(EP_F8E4M3, HIDDEN, x, out, 1);
-    dispatch.scales = scales;
-    dispatch.scale_type = EP_UE8M0;
-    dispatch.recv_scales = out_scales;
-    seen->status[boot->rank] = ep_dispatch_sync(plan, &dispatch);
-    scales[2] = 127;
-    if (seen->status[boot->rank] == EP_E_VALUE && ep_dispatch_sync(plan, &dispatch) != EP_OK)
-        return 2;
+    seen->status[boot->rank] = send_bad_scales(plan);
     combine = args_combine(HIDDEN, row, sum);
     combine.topk_weights = weights;
     combine.out_topk_weights = out_weights;

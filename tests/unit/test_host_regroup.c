@@ -76,7 +76,8 @@ static void run(struct scene *scene, int nranks, ep_rank_fn program)
         assert_int_equal(exits[rank].code, 0);
 }
 
-/* --- a rank that is left out, and lives ---------------------------------------------------------------------------- */
+/* --- a rank that is left out, and lives ----------------------------------------------------------------------------
+ */
 
 /* Each rank maps the memory of the other one. */
 static int exchange(ep_comm *comm, void *memory)
@@ -289,15 +290,18 @@ static int use_absent(const ep_boot *boot, void *argument)
     static const int32_t index[3] = {0, 1, 5};
     ep_plan_args args = args_plan(index, EP_I32, 3, 1, 6);
     ep_comm_info info = EP_COMM_INFO_INIT;
-    int32_t failed[3];
+    int32_t failed[3], per_rank[3];
+    ep_layout layout = EP_LAYOUT_INIT;
     ep_comm *comm = NULL;
     ep_plan *plan;
 
+    layout.tokens_per_rank = per_rank;
     if (boot->rank == 2)
         return 0;
     SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
     SURE(ep_plan_new(comm, &args, &plan) == EP_E_ROUTING);
     SURE(strstr(ep_last_error(), "token 2: expert 5 at position 0 is of rank 2, which is absent"));
+    SURE(ep_plan_layout(comm, &args, &layout) == EP_E_ROUTING);
     SURE(ep_comm_get_failed(comm, failed) == EP_OK);
     SURE(failed[0] == EP_OK && failed[1] == EP_OK && failed[2] == EP_E_EXCLUDED);
     SURE(ep_comm_get_info(comm, &info) == EP_OK && info.nranks == 3 && info.n_members == 2);
@@ -395,4 +399,3 @@ TEST(two_hundred_changes_leave_nothing_behind)
         free_scene(scene);
     }
 }
-

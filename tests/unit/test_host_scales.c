@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Metadata of rows on the host backend: scales of three formats and opaque words, read and written with any strides, in
+ * Metadata of rows on the host backend: scales of all formats and opaque words, read and written with any strides, in
  * both layouts of a plan, on one node and between nodes, and in low-latency calls. Ranks are threads. Word w of token t
  * of rank r is a number that encodes all three.
  */
@@ -19,12 +19,19 @@
 #define UNTOUCHED 0x77777777u
 
 struct format {
-    int dtype, scale_type, words, scale_words;
+    int dtype, row_bytes, scale_type, words, scale_words;
 };
 
 static const struct format formats[] = {
-    {EP_F8E4M3, EP_F32, 4, 0}, {EP_F8E4M3, EP_UE8M0, 1, 0}, {EP_F8E4M3, EP_I32, 16, 16},
-    {EP_BF16, EP_I32, 1, 1},   {EP_BF16, EP_I32, 7, 7},     {EP_BF16, EP_I32, MOST_WORDS, MOST_WORDS},
+    {EP_F8E4M3, 512, EP_F32, 4, 0},
+    {EP_F8E4M3, 512, EP_UE8M0, 1, 0},
+    {EP_F8E4M3, 512, EP_UE8M0_32, 4, 0},
+    {EP_F8E4M3, 512, EP_I32, 16, 16},
+    {EP_F4E2M1, 256, EP_F8E4M3, 8, 0},
+    {EP_F4E2M1, 256, EP_I32, 3, 3},
+    {EP_BF16, 1024, EP_I32, 1, 1},
+    {EP_BF16, 1024, EP_I32, 7, 7},
+    {EP_BF16, 1024, EP_I32, MOST_WORDS, MOST_WORDS},
 };
 
 /*
@@ -78,6 +85,21 @@ static int make_plan(struct member *m, bool expanded)
     return 0;
 }
 
+/* Byte b of the row of token t of a rank. */
+static uint8_t byte_of(int rank, int t, int b)
+{
+    return (uint8_t)(rank * 31 + t * 7 + b);
+}
+
+static int compare_rows(const struct member *m, int row_bytes)
+{
+    for (int row = 0; row < m->info.n_recv; row++)
+        for (int b = 0; b < row_bytes; b++)
+            SURE(m->recv_x[row * row_bytes + b] ==
+                 (m->source_rank[row] < 0 ? 0 : byte_of(m->source_rank[row], m->source_token[row], b)));
+    return 0;
+}
+
 /* One element of an array with strides; without them rows follow each other. */
 static uint32_t *at(uint32_t *array, int64_t token, int64_t block, int words, int64_t row, int word)
 {
@@ -95,6 +117,8 @@ static int dispatch(struct member *m, const struct format *format, int way_in, i
     for (int t = 0; t < TOKENS; t++)
         for (int word = 0; word < words; word++)
             *at(m->scales, in_token, in_block, words, t, word) = word_of(m->rank, t, word);
+    for (int i = 0; i < TOKENS * format->row_bytes; i++)
+        m->x[i] = byte_of(m->rank, i / format->row_bytes, i % format->row_bytes);
     memset(m->recv_scales, UNTOUCHED & 0xff, sizeof(m->recv_scales));
     args = args_dispatch(format->dtype, HIDDEN, m->x, m->recv_x, rows);
     args.scales = m->scales;
@@ -106,6 +130,7 @@ static int dispatch(struct member *m, const struct format *format, int way_in, i
     args.recv_scale_stride_token = token;
     args.recv_scale_stride_block = block;
     SURE(ep_dispatch_sync(m->plan, &args) == EP_OK);
+    SURE(!compare_rows(m, format->row_bytes));
     for (int row = 0; row < rows; row++)
         for (int word = 0; word < words; word++) {
             uint32_t got = *at(m->recv_scales, token, block, words, row, word);

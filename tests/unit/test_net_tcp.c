@@ -12,8 +12,6 @@
 /* A copy of its own, for struct hello. */
 #include "net/tcp_mesh.c"
 
-#include "backend/host/host.h"
-
 #include <epkit/epkit.h>
 #include <pthread.h>
 #include <sys/resource.h>
@@ -39,8 +37,6 @@ struct group {
     int timeout_ms;
     bool unconnected;   /* no rank connects to another one */
     _Atomic int rounds; /* barriers completed by rank 0 */
-    _Atomic int steps;  /* arrivals of all ranks in step_barrier() */
-    bool low_latency;   /* its connections are cut, too */
 };
 
 /* Replaces the addresses of all ranks of the other node by those of the relay. */
@@ -221,86 +217,6 @@ static void check_barriers(void *(*run)(void *), ep_status first, ep_status seco
 /* Half-open connections: no data, no end. */
 TEST_CALL(test_stalled_connections, check_barriers(run_stall, EP_E_TIMEOUT, EP_E_TIMEOUT))
 TEST_CALL(test_cut_connections, check_barriers(run_cut, EP_E_PEER_DEAD, EP_E_PEER_DEAD))
-
-/* --- two halves whose connections are reset --- */
-
-enum { HALVES_BEGIN, HALVES_CUT, HALVES_JOINED };
-
-/* Waits until all ranks have reached this step. */
-static void step_barrier(struct rank *rank, int step)
-{
-    struct group *group = rank->group;
-
-    atomic_fetch_add(&group->steps, 1);
-    while (atomic_load(&group->steps) < (step + 1) * RANKS)
-        unit_sleep_ms(1);
-}
-
-static bool is_always_lost(struct ep_net *net, int peer)
-{
-    (void)net;
-    (void)peer;
-    return true;
-}
-
-/* As low latency reports the ranks of the other node, with each of which it has a connection. */
-static void cut_low_latency(ep_comm *comm)
-{
-    static const struct ep_net_ops ops = {.lost = is_always_lost};
-    struct ep_net net = {.ops = &ops};
-
-    for (int rank = 0; rank < RANKS; rank++)
-        if (rank / PER_NODE != comm->rank / PER_NODE)
-            ep_group_net_note_lost(ep_group_of(comm), &net, rank);
-}
-
-static void *run_halves(void *argument)
-{
-    struct rank *rank = argument;
-    ep_comm_info info = EP_COMM_INFO_INIT;
-    ep_comm *comm, *next = NULL;
-
-    record(rank, new_comm(rank, &comm));
-    if (rank->status != EP_OK)
-        return NULL;
-    step_barrier(rank, HALVES_BEGIN);
-    if (rank->boot.rank == 0)
-        relay_set_mode(rank->relay, RELAY_CUT, -1);
-    while (ep_comm_barrier(comm) == EP_OK)
-        ;
-    if (rank->group->low_latency)
-        cut_low_latency(comm);
-    record(rank, ep_comm_shrink(comm, NULL, &next));
-    ep_comm_free(next);
-    next = NULL;
-    step_barrier(rank, HALVES_CUT);
-    if (rank->boot.rank == 0)
-        relay_set_mode(rank->relay, RELAY_PASS, -1);
-    step_barrier(rank, HALVES_JOINED);
-    if (ep_comm_shrink(comm, NULL, &next) == EP_OK && ep_comm_get_info(next, &info) == EP_OK)
-        rank->done = info.nranks;
-    else
-        print_message("    rank %d: %s\n", rank->boot.rank, ep_last_error());
-    ep_comm_free(next);
-    ep_comm_free(comm);
-    return NULL;
-}
-
-/* Each half sees the connections to the other half end, as if all its ranks had died. Neither may continue alone. */
-TEST(test_halves_whose_connections_are_reset)
-{
-    for (int low_latency = 0; low_latency < 2; low_latency++) {
-        struct group group = {.timeout_ms = TIMEOUT_MS, .low_latency = low_latency};
-
-        run_ranks(&group, run_halves);
-        for (int i = 0; i < RANKS; i++) {
-            print_message("    rank %d: %s\n", i, group.ranks[i].text);
-            assert_int_equal(group.ranks[i].status, EP_E_TIMEOUT);
-        }
-        for (int i = 0; i < RANKS; i++)
-            assert_int_equal(group.ranks[i].done, RANKS);
-    }
-}
 
 /* --- connections that cannot be established --- */
 

@@ -297,7 +297,7 @@ TEST(none_is_no_expert)
 
 TEST(layout_fills_what_is_asked_for)
 {
-    ep_comm comm = {.nranks = 4, .ranks_per_node = 2};
+    ep_comm comm = {.nranks = 4, .n_members = 4, .ranks_per_node = 2};
     int64_t topk_idx[] = {0, 7, 7, -1, 2, 3};
     ep_plan_args args = {.topk_idx = topk_idx, .idx_type = EP_I64, .n_tokens = 3, .topk = 2, .n_experts = 8};
     int32_t per_rank[4], per_node[2], per_expert[8];

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A process without the secret connects to the listeners of ranks as often as it can, and sends nothing, a part of a
- * handshake, or rubbish. Ranks still connect and shrink, and what it leaves open there is little. Ranks are processes.
+ * A process without the secret connects to the listener of rank 0 as often as it can, and sends nothing, a part of a
+ * handshake, or rubbish. The ranks still connect. They are processes.
  */
-#include "group/group.h"
-#include "net/tcp.h"
+#include "tcp/acceptor.h"
 
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,10 +14,8 @@
 
 enum {
     NRANKS = 3,
-    VICTIM = NRANKS - 1,
-    PATIENT_MS = 60000, /* where nothing is to be late */
-    SHRINK_MS = 20000,
-    SILENT = 1000,        /* connections that the stranger leaves open at each listener, */
+    PATIENT_MS = 60000,
+    SILENT = 1000,        /* connections that the stranger leaves open, */
     ROLLING = 64,         /* and those that it replaces all the time */
     SENT = 65536,         /* bytes that it sends over each */
     FEW_DESCRIPTORS = 48, /* of rank 0 */
@@ -27,13 +23,8 @@ enum {
 
 /* Shared by the ranks and the stranger. */
 struct scene {
-    _Atomic int ports[NRANKS]; /* 0: not known yet */
-    int n_ports;
+    int port;
     _Atomic bool flooded, stops; /* the stranger has made its connections; it is to end */
-    _Atomic int most_open;       /* of its silent connections, at one listener, after that */
-    _Atomic int ready;           /* ranks that have a communicator */
-    uint16_t boot_port;
-    int deadlines[NRANKS], members[NRANKS];
 };
 
 /* --- the stranger --- */
@@ -62,7 +53,7 @@ static int connect_and_wait(int port)
 static void send_kind(int fd, int kind)
 {
     static const unsigned char rubbish[SENT];
-    struct tcp_hello hello = {.magic = 0x31545045u, .version = 2, .kind = TCP_SHRINK};
+    struct tcp_hello hello = {.magic = 0x31545045u, .version = 2, .kind = TCP_LINK};
     size_t bytes[] = {0, sizeof(hello) / 2, sizeof(hello)};
 
     if (kind == 3)
@@ -71,21 +62,9 @@ static void send_kind(int fd, int kind)
         (void)!send(fd, &hello, bytes[kind], MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static int count_open(const int *fds, int n)
+static void flood(struct scene *scene)
 {
-    int open = 0;
-
-    for (int i = 0; i < n; i++) {
-        struct pollfd end = {.fd = fds[i], .events = POLLRDHUP};
-
-        open += fds[i] >= 0 && poll(&end, 1, 0) == 0;
-    }
-    return open;
-}
-
-static void flood(struct scene *scene, const int *silent)
-{
-    int rolling[ROLLING], most, open;
+    int rolling[ROLLING];
 
     memset(rolling, -1, sizeof(rolling));
     for (unsigned i = 0; !atomic_load(&scene->stops); i++) {
@@ -93,17 +72,9 @@ static void flood(struct scene *scene, const int *silent)
 
         if (*fd >= 0)
             close(*fd);
-        *fd = connect_to(atomic_load(&scene->ports[i % (unsigned)scene->n_ports]));
+        *fd = connect_to(scene->port);
         if (*fd >= 0)
-            send_kind(*fd, (int)(i / 3 % 4));
-        if (i % 64)
-            continue;
-        most = 0;
-        for (int port = 0; port < scene->n_ports; port++) {
-            open = count_open(silent + port * SILENT, SILENT);
-            most = open > most ? open : most;
-        }
-        atomic_store(&scene->most_open, most);
+            send_kind(*fd, (int)(i % 4));
         atomic_store(&scene->flooded, true);
     }
 }
@@ -111,28 +82,23 @@ static void flood(struct scene *scene, const int *silent)
 /* Ends by _exit(). */
 static void be_a_stranger(struct scene *scene)
 {
-    static int silent[NRANKS * SILENT];
     struct rlimit files;
 
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
-    for (int port = 0; port < scene->n_ports; port++)
-        while (!atomic_load(&scene->ports[port]) && !atomic_load(&scene->stops))
+    for (int i = 0; i < SILENT; i++)
+        while (connect_and_wait(scene->port) < 0 && !atomic_load(&scene->stops))
             unit_sleep_ms(1);
-    for (int i = 0; i < scene->n_ports * SILENT; i++)
-        while ((silent[i] = connect_and_wait(atomic_load(&scene->ports[i / SILENT]))) < 0 &&
-               !atomic_load(&scene->stops))
-            unit_sleep_ms(1);
-    flood(scene, silent);
+    flood(scene);
     _exit(0);
 }
 
 /* Runs the ranks while the stranger connects. */
-static void run_among_strangers(struct scene *scene, ep_rank_fn live, int killed)
+static void run_among_strangers(struct scene *scene, ep_rank_fn live)
 {
-    const rlim_t need = NRANKS * SILENT + ROLLING + 64;
+    const rlim_t need = SILENT + ROLLING + 64;
     ep_rank_exit exits[NRANKS];
     struct rlimit files;
     pid_t stranger;
@@ -151,56 +117,7 @@ static void run_among_strangers(struct scene *scene, ep_rank_fn live, int killed
     atomic_store(&scene->stops, true);
     assert_int_equal(waitpid(stranger, &status, 0), stranger);
     for (int rank = 0; rank < NRANKS; rank++)
-        assert_int_equal(rank == killed ? exits[rank].signal - SIGKILL : exits[rank].code, 0);
-}
-
-/* --- a shrink --- */
-
-static bool await_few_open(const struct scene *scene)
-{
-    for (int ms = 0; ms < PATIENT_MS && atomic_load(&scene->most_open) > 2 * TCP_ACCEPTOR_STRANGERS; ms++)
-        unit_sleep_ms(1);
-    return atomic_load(&scene->most_open) <= 2 * TCP_ACCEPTOR_STRANGERS;
-}
-
-static int shrink_among_strangers(const ep_boot *boot, void *argument)
-{
-    struct scene *scene = argument;
-    ep_comm_info info = EP_COMM_INFO_INIT;
-    ep_comm *comm = NULL, *next = NULL;
-    struct ep_net *net;
-
-    SURE(unit_comm_new(boot, "tcp", 1, PATIENT_MS, &comm) == EP_OK);
-    net = ep_streams_get_net(ep_group_of(comm)->streams);
-    atomic_store(&scene->ports[boot->rank], ep_net_tcp_get_rendezvous(net->tcp)->ranks[boot->rank].addresses[0].port);
-    SURE(ep_comm_barrier(comm) == EP_OK);
-    while (!atomic_load(&scene->flooded))
-        unit_sleep_ms(1);
-    /* No call is made, so nothing but the library's own thread serves the listeners. */
-    SURE(await_few_open(scene));
-    unit_count(&scene->ready, NRANKS);
-    if (boot->rank == VICTIM)
-        raise(SIGKILL);
-    comm->config.timeout_ms = SHRINK_MS;
-    SURE(ep_comm_shrink(comm, NULL, &next) == EP_OK);
-    scene->deadlines[boot->rank] = ep_group_of(comm)->shrink_deadlines;
-    SURE(ep_comm_get_info(next, &info) == EP_OK && ep_comm_barrier(next) == EP_OK);
-    scene->members[boot->rank] = info.nranks;
-    ep_comm_free(next);
-    ep_comm_free(comm);
-    return 0;
-}
-
-TEST(a_shrink_among_strangers_meets_no_deadline)
-{
-    struct scene *scene = unit_share(&(struct scene){.n_ports = VICTIM}, sizeof(*scene));
-
-    run_among_strangers(scene, shrink_among_strangers, VICTIM);
-    for (int rank = 0; rank < VICTIM; rank++) {
-        assert_int_equal(scene->members[rank], NRANKS - 1);
-        assert_int_equal(scene->deadlines[rank], 0);
-    }
-    munmap(scene, sizeof(*scene));
+        assert_int_equal(exits[rank].code, 0);
 }
 
 /* --- the bootstrap --- */
@@ -214,7 +131,7 @@ static int connect_among_strangers(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL;
     char address[32];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%u", scene->boot_port);
+    snprintf(address, sizeof(address), "127.0.0.1:%d", scene->port);
     args.rank = boot->rank;
     args.nranks = boot->nranks;
     args.address = address;
@@ -234,10 +151,8 @@ static int connect_among_strangers(const ep_boot *boot, void *argument)
 
 TEST(ranks_connect_among_strangers_to_a_rank_0_with_few_descriptors)
 {
-    struct scene *scene = unit_share(&(struct scene){.n_ports = 1}, sizeof(*scene));
+    struct scene *scene = unit_share(&(struct scene){.port = find_port()}, sizeof(*scene));
 
-    scene->boot_port = (uint16_t)find_port();
-    atomic_store(&scene->ports[0], scene->boot_port);
-    run_among_strangers(scene, connect_among_strangers, -1);
+    run_among_strangers(scene, connect_among_strangers);
     munmap(scene, sizeof(*scene));
 }

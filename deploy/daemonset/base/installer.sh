@@ -24,10 +24,11 @@ fail() {
     exit 1
 }
 
-# on_node COMMAND...: in the node's own namespaces, with this container's environment. The folder of epkit comes last:
-# before copy_epkit() has checked it, it holds what the owner of /opt put there.
+# on_node COMMAND...: in the node's own namespaces, with this container's environment, but nothing that the image's PATH
+# finds on the node. The folder of epkit comes last: before copy_epkit() has checked it, it holds what the owner of /opt
+# put there.
 on_node() {
-    nsenter --target 1 --mount --uts --net --ipc --pid -- env PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/epkit-installer/bin "$@"
+    nsenter --target 1 --mount --uts --net --ipc --pid -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/epkit-installer/bin "$@"
 }
 
 # epkit_on_node ARGUMENT...: the epkit that was copied, whichever the node has of its own
@@ -57,7 +58,7 @@ copy_epkit() {
         done
         rm -rf epkit-installer.new
         mkdir epkit-installer.new
-        tar -C epkit-installer.new -x --no-same-owner' || return 1
+        tar -C epkit-installer.new -x --no-same-owner --no-same-permissions' || return 1
     for i in "${!recipes[@]}"; do
         [ -e "${recipes[i]}" ] || continue
         on_node sh -c "cat >/opt/epkit-installer.new/recipe-$i.yaml" <"${recipes[i]}" || return 1
@@ -66,7 +67,7 @@ copy_epkit() {
     on_node sh -euc '
         cd /opt
         rm -rf epkit-installer.old
-        [ ! -e epkit-installer ] || mv -T epkit-installer epkit-installer.old
+        { [ ! -e epkit-installer ] && [ ! -L epkit-installer ]; } || mv -T epkit-installer epkit-installer.old
         mv -T epkit-installer.new epkit-installer
         rm -rf epkit-installer.old'
 }

@@ -257,7 +257,7 @@ static ep_status combine_body(struct combine *c)
     c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
     EP_TRY(launch(c, &route));
-    cuda_plan_count(c->plan, c->row_bytes);
+    cuda_plan_count(c->plan, c->row_bytes, c->slots);
     return EP_OK;
 }
 

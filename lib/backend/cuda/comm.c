@@ -258,8 +258,7 @@ static const char *find_gpu(struct ep_group *group)
 
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
 {
-    static const struct ep_group_backend backend = {
-        .comm_bytes = sizeof(struct cuda_comm), .find_gpu = find_gpu};
+    static const struct ep_group_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .find_gpu = find_gpu};
     int timeout_ms = comm->config.timeout_ms, previous = -1;
     struct cuda_comm *cuda;
     ep_status status;

@@ -32,7 +32,7 @@ static void describe_outputs(struct dispatch *d)
 
     d->scattered = args->recv_scale_stride_token || args->recv_scale_stride_block;
     d->output[EP_GROUP_AT_X] =
-        (struct output){.wanted = args->recv_x, .bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype)};
+        (struct output){.wanted = args->recv_x, .bytes = (size_t)ep_row_bytes(args->dtype, args->hidden)};
     d->output[EP_GROUP_AT_SCALES] =
         (struct output){.wanted = args->recv_scales, .bytes = 4 * (size_t)ep_scale_words(args)};
     d->output[EP_GROUP_AT_INDEX] = (struct output){.wanted = args->recv_topk_idx,
@@ -236,7 +236,7 @@ static ep_status dispatch_body(struct dispatch *d)
     describe_outputs(d);
     EP_TRY(launch(d, &route));
     EP_TRY(finish_outputs(d));
-    cuda_plan_count(d->plan, d->output[EP_GROUP_AT_X].bytes + d->output[EP_GROUP_AT_SCALES].bytes);
+    cuda_plan_count(d->plan, d->output[EP_GROUP_AT_X].bytes + d->output[EP_GROUP_AT_SCALES].bytes, false);
     return EP_OK;
 }
 

@@ -362,7 +362,7 @@ static ep_status dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t n
                                                .idx64 = args->idx_type == EP_I64,
                                                .n_tokens = args->n_tokens,
                                                .distinct = cuda_checks_distinct(ll->comm),
-                                               .block = words ? ep_ll_scale_block(args) : 0,
+                                               .block = words ? ep_scale_block(args->out_dtype, args->scale_type) : 0,
                                                .rounds = ep_ll_rounds_scales(args),
                                                .packed = packed,
                                                .row_vectors = (int32_t)(row / 16),

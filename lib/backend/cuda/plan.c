@@ -425,7 +425,19 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
     return EP_OK;
 }
 
-void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
+/* This rank's tokens that one rank or several ranks have rows of. */
+static uint64_t count_tokens_on(const ep_plan *plan, int first, int n)
+{
+    int nranks = plan->comm->nranks;
+    const int32_t *until = ((const struct ep_group_plan *)plan->impl)->prefix + (ptrdiff_t)plan->comm->rank * nranks;
+    uint64_t tokens = 0;
+
+    for (int rank = first; rank < first + n; rank++)
+        tokens += (uint64_t)(until[rank] - (plan->comm->rank ? until[rank - nranks] : 0));
+    return tokens;
+}
+
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, bool reduced)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
     const struct cuda_lists *lists = cuda_plan_of(plan)->lists;
@@ -442,6 +454,10 @@ void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes)
         /* Without statistics for a plan whose counts only the device has. */
         stats.rows_node = (uint64_t)info->n_wire;
         stats.rows_self = (uint64_t)(info->n_send - info->n_wire);
+        if (reduced) {
+            stats.rows_self = count_tokens_on(plan, plan->comm->rank, 1);
+            stats.rows_node = count_tokens_on(plan, 0, plan->comm->nranks) - stats.rows_self;
+        }
     }
     stats.bytes_node = stats.rows_node * row_bytes;
     stats.bytes_self = stats.rows_self * row_bytes;

@@ -112,8 +112,11 @@ void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plan with the peers, if not yet done, and its route; *ret_route: for the tokens of the call. */
 ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cuda_route *ret_route);
-/* Adds an operation to the statistics: rows of this rank's tokens in its own memory and in that of the others. */
-void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes);
+/*
+ * Adds an operation to the statistics: rows of this rank's tokens in its own memory and in that of the others.
+ * `reduced`: one for each (token, rank), of a plan whose slots are known.
+ */
+void cuda_plan_count(const ep_plan *plan, uint64_t row_bytes, bool reduced);
 
 /*
  * The lists of a plan between nodes: the tokens of this rank for each other node, and the rows on this node

@@ -17,6 +17,7 @@
 #define BATCH 64
 /* The one code of ue8m0 that is not a power of two. */
 #define UE8M0_NAN 0xff
+#define E4M3_NAN 0x7f /* without the sign */
 
 /* --- rows with their metadata, of own tokens and of those of rail peers --- */
 
@@ -124,7 +125,7 @@ static void describe_outputs(struct dispatch *d)
     size_t topk = (size_t)d->plan->args.topk;
     bool expanded = d->plan->args.flags & EP_PLAN_EXPANDED;
 
-    d->move.row_bytes = (size_t)args->hidden * ep_dtype_bytes((ep_dtype)args->dtype);
+    d->move.row_bytes = (size_t)ep_row_bytes(args->dtype, args->hidden);
     d->move.scale_bytes = 4 * (size_t)ep_scale_words(args);
     d->output[EP_GROUP_AT_X] = (struct output){.wanted = args->recv_x, .bytes = d->move.row_bytes};
     d->output[EP_GROUP_AT_SCALES] = (struct output){.wanted = args->recv_scales,
@@ -150,6 +151,19 @@ static ep_status publish_outputs(struct dispatch *d, struct ep_group_descriptor 
     return EP_OK;
 }
 
+static bool has_nan_scale(int type, const unsigned char *scales, size_t bytes)
+{
+    bool found = false;
+
+    if (type == EP_F32)
+        return host_has_nan((const float *)(const void *)scales, bytes / 4);
+    if (type == EP_UE8M0 || type == EP_UE8M0_32)
+        return memchr(scales, UE8M0_NAN, bytes);
+    for (size_t i = 0; type == EP_F8E4M3 && i < bytes; i++)
+        found |= (scales[i] & E4M3_NAN) == E4M3_NAN;
+    return found;
+}
+
 static ep_status check_values(const struct dispatch *d)
 {
     size_t n = (size_t)ep_group_plan_of(d->plan)->n_tokens, topk = (size_t)d->plan->args.topk;
@@ -158,11 +172,9 @@ static ep_status check_values(const struct dispatch *d)
         return EP_OK;
     if (d->args->topk_weights && host_has_nan(d->args->topk_weights, n * topk))
         return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in topk_weights of rank %d", d->group->comm->rank);
-    if (d->args->scale_type == EP_F32 &&
-        host_has_nan((const float *)(const void *)d->move.scales, n * d->move.scale_bytes / 4))
-        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in scales of rank %d", d->group->comm->rank);
-    if (d->args->scale_type == EP_UE8M0 && n && memchr(d->move.scales, UE8M0_NAN, n * d->move.scale_bytes))
-        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in ue8m0 scales of rank %d", d->group->comm->rank);
+    if (n && has_nan_scale(d->args->scale_type, d->move.scales, n * d->move.scale_bytes))
+        return ep_fail(EP_E_VALUE, "ep_dispatch: NaN in %s scales of rank %d",
+                       ep_dtype_name((ep_dtype)d->args->scale_type), d->group->comm->rank);
     return EP_OK;
 }
 

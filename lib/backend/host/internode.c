@@ -56,7 +56,7 @@ static ep_status internode_init(struct internode *net, struct ep_group *group, c
                            .nnodes = group->comm->nnodes,
                            .node = group->comm->node,
                            .channels = group->comm->config.channels,
-                           .shape = (uint32_t)hidden << 11 | (uint32_t)dtype << 8 | (uint32_t)scale_type << 5 | outputs,
+                           .shape = (uint32_t)hidden << 12 | (uint32_t)dtype << 9 | (uint32_t)scale_type << 5 | outputs,
                            .weight_bytes = has_weights ? (size_t)plan->args.topk * sizeof(float) : 0};
     net->out = calloc((size_t)net->nnodes, sizeof(*net->out));
     net->in = calloc((size_t)net->nnodes, sizeof(*net->in));
@@ -106,7 +106,7 @@ static ep_status fail_shape(const char *third, uint32_t mine, int me, uint32_t t
         const char *name;
         int shift;
         uint32_t mask;
-    } fields[] = {{"dtype", 8, 7}, {"hidden", 11, UINT32_MAX >> 11}, {third, 5, 7}};
+    } fields[] = {{"dtype", 9, 7}, {"hidden", 12, UINT32_MAX >> 12}, {third, 5, 15}};
 
     for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
         uint32_t here = mine >> fields[i].shift & fields[i].mask, there = theirs >> fields[i].shift & fields[i].mask;

@@ -15,11 +15,12 @@ from epkit import __version__ as _epkit_version  # first: it says what is missin
 import torch
 
 from . import comm
+from ._replicas import BufferAllocator
 from .buffer import Buffer, Config
 from .comm import destroy_all_managed_nccl_comm, get_logical_domain_size, get_physical_domain_size
 from .elastic import ElasticBuffer, EPHandle
-from .ep import (BucketBuffer, BucketSession, BufferAllocator, BufferBase, EngramBuffer, EPBuffer, PPBuffer,
-                 get_num_allocation_alignment, get_num_rdma_alignment, get_num_tma_alignment)
+from .ep import (BucketBuffer, BucketSession, BufferBase, EngramBuffer, EPBuffer, PPBuffer, get_num_allocation_alignment,
+                 get_num_rdma_alignment, get_num_tma_alignment)
 from .hybrid_ep_buffer import HybridEPBuffer
 from .utils.event import EventHandle, EventOverlap
 

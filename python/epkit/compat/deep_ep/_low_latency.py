@@ -9,6 +9,7 @@ import torch
 
 import epkit
 from epkit._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
+from epkit.lowlatency import Format, Signals
 
 from ._errors import advise
 from ._order import CommStream, Order, run_untraced
@@ -175,9 +176,8 @@ class LowLatencyCalls(OfThisProcess):
         if use_nvfp4 and isinstance(x_global_scale, torch.Tensor):
             x_global_scale = order.copied(x_global_scale, order.input(x_global_scale.reshape(-1)))
         self._begin_call(object_, order.stream)
-        rows = object_._dispatch(x, topk_idx, most, use_fp8 and not use_nvfp4, round_scale, use_ue8m0, bool(use_nvfp4), False,
-                                 bool(use_nvfp4), x_global_scale if use_nvfp4 else None, cumulative_local_expert_recv_stats, wait_cost,
-                                 return_recv_hook, order.stream)
+        format_ = Format(nvfp4=True, swizzled=True, global_scale=x_global_scale) if use_nvfp4 else Format(use_fp8, round_scale, use_ue8m0)
+        rows = object_._dispatch(x, topk_idx, most, format_, cumulative_local_expert_recv_stats, wait_cost, return_recv_hook, order.stream)
         handle = LowLatencyHandle((rows.source, rows.range, most, x.shape[-1], num_experts))
         handle.behind = _origins[rows.source] = _Call(weakref.ref(object_), rows.call, most)
         if use_nvfp4:
@@ -219,8 +219,7 @@ class LowLatencyCalls(OfThisProcess):
         return one, known
 
     def _signals(self, comp_signal: Optional[torch.Tensor], block_m: int, threshold: int, num_sms: int,
-                 src_signals: Optional[torch.Tensor], expected: int, most: int) -> Dict[str, Any]:
-        """The arguments of LowLatency.combine() for `overlap`."""
+                 src_signals: Optional[torch.Tensor], expected: int, most: int) -> Signals:
         call = "low_latency_combine"
         if (comp_signal is None) == (src_signals is None):
             raise epkit.ArgumentError(f"{call}: overlap takes comp_signal or src_signals, one of them")
@@ -232,7 +231,7 @@ class LowLatencyCalls(OfThisProcess):
         if value < 1:
             raise epkit.ArgumentError(f"{call}: threshold is {value}, must be 1 or more: else x would be read before it is written"
                                       if src_signals is None else f"{call}: src_signal_expect_value is {value}, must be 1 or more")
-        return {"signals": signals, "signal_rows": rows, "signal_value": value, "max_sms": want_integer(sms, call, "num_sms")}
+        return Signals(signals, rows, value, want_integer(sms, call, "num_sms"))
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                             handle: LowLatencyHandle, use_logfmt: bool = False, zero_copy: bool = False,
@@ -265,7 +264,7 @@ class LowLatencyCalls(OfThisProcess):
         one, known = self._low_latency_of(handle, "low_latency_combine")
         wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
         order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
-        signals: Dict[str, Any] = {}
+        signals = Signals()
         if overlap:
             signals = self._signals(comp_signal, block_m, threshold, num_sms, src_signals, src_signal_expect_value, known.most)
         x = one.combine_buffer(known.most) if zero_copy else x if overlap else order.input(x)
@@ -273,8 +272,8 @@ class LowLatencyCalls(OfThisProcess):
         self._begin_call(one, order.stream)
         want_tensor(topk_idx, "low_latency_combine", "topk_idx", "[N, K]")
         result, hook = one._combine(x, topk_idx, topk_weights, known.number, known.most, out, zero_copy, False, wait_cost,
-                                    return_recv_hook, order.stream, **signals)
-        event = order.done(async_finish, (x, topk_idx, topk_weights, result, handle, signals.get("signals")))
+                                    return_recv_hook, order.stream, signals)
+        event = order.done(async_finish, (x, topk_idx, topk_weights, result, handle, signals.signals))
         return result, event, self._hook(one, hook)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:

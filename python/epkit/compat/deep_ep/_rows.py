@@ -60,30 +60,28 @@ def _with_columns(x: Any) -> Any:
     return x
 
 
-def _with_scales(x: Any) -> Any:
+def _with_scales(x: Any) -> Tuple[Any, Any]:
     """(rows, scales) of what Order.rows() returned; scales None: there are none."""
     return x if isinstance(x, tuple) else (x, None)
 
 
 def _as_bits(x: Any) -> Any:
-    """A dispatch copies bits: rows of other types are viewed as bfloat16, or as fp8 where an element is one byte."""
+    """A dispatch copies bits: rows of other types are viewed as bfloat16."""
     if not isinstance(x, torch.Tensor) or x.dtype in _ROW_TYPES or x.dim() != 2 or not x.is_contiguous():
         return x  # the library may refuse it
-    dtype = _ROW_TYPES[x.element_size() == 1]
     if x.dtype.is_complex or x.shape[1] * x.element_size() % 16:
         return x
-    return x.detach().view(dtype)
+    return x.detach().view(torch.bfloat16)
 
 
-def _as_given(x: Any, rows: Any) -> Rows:
+def _as_given(x: Any, rows: Any) -> Any:
     """Received rows in the type and form of x, with scales of as many dimensions if x has scales."""
     scales, with_scales = rows.scales, isinstance(x, (tuple, list))
     if with_scales and isinstance(x[1], torch.Tensor) and x[1].dim() == 1:
         scales = scales.squeeze(1)
     first = x[0] if with_scales else x
     received = rows.x if first.dtype in _ROW_TYPES else rows.x.view(first.dtype)
-    given: Rows = (received, scales) if with_scales else received
-    return given
+    return (received, scales) if with_scales else received
 
 
 def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[torch.Tensor, ...]:

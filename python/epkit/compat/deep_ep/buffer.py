@@ -218,7 +218,6 @@ class Buffer(LowLatencyCalls):
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
         self._scratch: Dict[bool, torch.Tensor] = {}
-        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
         if enable_shrink:
@@ -256,9 +255,7 @@ class Buffer(LowLatencyCalls):
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
+        self._comm.set_num_sms(sms)
 
     @staticmethod
     def capture() -> EventOverlap:
@@ -412,7 +409,8 @@ class Buffer(LowLatencyCalls):
 
         Arguments:
             x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales float32 or int32 [N, any] or [N], any strides). Rows may be of
-                any other type, too, with a multiple of 16 bytes each: their bits are moved.
+                any other type, too, with a multiple of 16 bytes each: their bits are moved. nvfp4 and mxfp8: see
+                epkit.Plan.dispatch().
             handle: of an earlier dispatch: the same routing again, without top-k and without waiting on the host.
             is_token_in_rank, num_tokens_per_expert: of get_dispatch_layout(); enough where there is no topk_idx.
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K].

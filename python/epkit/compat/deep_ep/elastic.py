@@ -249,7 +249,6 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
-        self._sms = 0  # last value of set_num_sms() on the communicator; 0: the library's default
         self._theoretical_sms = 4
         if self._comm.is_cuda:
             most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
@@ -310,12 +309,6 @@ class ElasticBuffer(OfThisProcess):
         """
         return self._theoretical_sms
 
-    def _apply_sms(self, sms: int) -> None:
-        """Sets the number of multiprocessors that move the rows of an operation; 0: the library's default."""
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
-
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """min(num_sms, num_allocated_qps), as DeepEP; there are no queue pairs here."""
         return min(num_sms, self.num_allocated_qps)
@@ -363,7 +356,8 @@ class ElasticBuffer(OfThisProcess):
         """Sends each token to the ranks that own one of its experts. Collective.
 
         Arguments:
-            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales of 4 bytes [N, any], any strides).
+            x: bfloat16 [N, H], or (float8_e4m3fn [N, H], scales of 4 bytes [N, any], any strides); nvfp4 and mxfp8: see
+                epkit.Plan.dispatch().
             topk_idx, topk_weights: int64 [N, K] (-1: none), float32 [N, K] or None.
             cumulative_local_expert_recv_stats: int32 [L]: received tokens of each expert are added to it.
             num_max_tokens_per_rank: at least N of every rank, the same on all: bounds outputs without do_cpu_sync.
@@ -398,7 +392,7 @@ class ElasticBuffer(OfThisProcess):
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = handle._plan(order.stream)
-        self._apply_sms(num_sms or 0)
+        self._comm.set_num_sms(num_sms or 0)
         with order.allocating():
             out, self._out = self._out, None
             rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
@@ -463,7 +457,7 @@ class ElasticBuffer(OfThisProcess):
         check_torch_deterministic()
         self._plan_of(handle, "combine")
         order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
-        self._apply_sms(num_sms or self._sms)
+        self._comm.set_num_sms(num_sms or self._comm._sms)
         x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)
@@ -476,27 +470,20 @@ class ElasticBuffer(OfThisProcess):
             out, weights = plan._combine(x, topk_weights, biases, flags, None, order.stream)
         return out, weights, order.done(async_with_compute_stream, (x, topk_weights, biases, out, weights))
 
-    engram_write = not_here("ElasticBuffer.engram_write", ENGRAM)
-    engram_fetch = not_here("ElasticBuffer.engram_fetch", ENGRAM)
-    get_engram_storage_size_hint = not_here("ElasticBuffer.get_engram_storage_size_hint", ENGRAM)
-    pp_set_config = not_here("ElasticBuffer.pp_set_config", PP)
-    pp_send = not_here("ElasticBuffer.pp_send", PP)
-    pp_recv = not_here("ElasticBuffer.pp_recv", PP)
-    get_pp_buffer_size_hint = not_here("ElasticBuffer.get_pp_buffer_size_hint", PP)
-    create_agrs_session = not_here("ElasticBuffer.create_agrs_session", _AGRS)
-    destroy_agrs_session = not_here("ElasticBuffer.destroy_agrs_session", _AGRS)
-    agrs_set_config = not_here("ElasticBuffer.agrs_set_config", _AGRS)
-    agrs_get_inplace_tensor = not_here("ElasticBuffer.agrs_get_inplace_tensor", _AGRS)
-    all_gather = not_here("ElasticBuffer.all_gather", _AGRS)
-    get_agrs_num_max_session_bytes = not_here("ElasticBuffer.get_agrs_num_max_session_bytes", _AGRS)
-    get_agrs_buffer_size_hint = not_here("ElasticBuffer.get_agrs_buffer_size_hint", _AGRS)
-
     @contextlib.contextmanager
     def agrs_new_session(self, enabled: bool = True) -> Iterator[None]:
         """Not supported, but for enabled=False, which does nothing."""
         if enabled:
-            self.create_agrs_session()
+            not_here("ElasticBuffer.agrs_new_session", _AGRS)()
         yield
+
+
+for _names, _instead in (("engram_write engram_fetch get_engram_storage_size_hint", ENGRAM),
+                         ("pp_set_config pp_send pp_recv get_pp_buffer_size_hint", PP),
+                         ("create_agrs_session destroy_agrs_session agrs_set_config agrs_get_inplace_tensor all_gather "
+                          "get_agrs_num_max_session_bytes get_agrs_buffer_size_hint", _AGRS)):
+    for _name in _names.split():
+        setattr(ElasticBuffer, _name, not_here(f"ElasticBuffer.{_name}", _instead))
 
 
 run_untraced(EPHandle.__getattr__, ElasticBuffer.dispatch, ElasticBuffer.combine, ElasticBuffer.barrier)

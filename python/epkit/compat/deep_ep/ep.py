@@ -120,15 +120,16 @@ class EPBuffer(ElasticBuffer, BufferBase):
         if borrow_recv:
             self._lend(x, handle, do_cpu_sync, do_expand or defer_epilogue,
                        self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank)
-        rows, idx, weights, handle, event = super().dispatch(
+        given: Any
+        given, idx, weights, handle, event = super().dispatch(
             x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, num_experts, num_max_tokens_per_rank, expert_alignment,
             num_sms, num_qps, previous_event, None, async_with_compute_stream, allocate_on_comm_stream, handle, False, do_cpu_sync,
             do_expand, do_zero_padding, use_tma_aligned_col_major_sf)
         if emit_expert_ids:
             handle.recv_expert_ids = _expert_ids(handle)
         if borrow_recv:
-            rows = self._view = RecvView(self, rows)
-        return _deferred(event, (rows, idx, weights, handle)) if defer_epilogue else (rows, idx, weights, handle, event)
+            given = self._view = RecvView(self, given)
+        return _deferred(event, (given, idx, weights, handle)) if defer_epilogue else (given, idx, weights, handle, event)
 
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None,  # type: ignore[override]
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None, num_sms: int = 0, num_qps: int = 0,
@@ -197,7 +198,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
                    *given: Any) -> EventOverlap:
         self._check_view(call)
         order = self._order(previous_event, None, True, False)
-        self._apply_sms(num_sms)
+        self._comm.set_num_sms(num_sms)
         with order.on_stream():
             work(self, call, *given, order)
         return order.done(True, tuple(tuple(one) if isinstance(one, list) else one for one in given))

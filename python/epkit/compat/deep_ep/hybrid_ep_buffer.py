@@ -14,6 +14,7 @@ from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from ._order import run_untraced
 from ._rows import _as_given, _check_group, _with_columns
 from .buffer import deadline
+from .utils.math import align
 
 _MOST_TOPK = 64  # EP_MAX_TOPK of the library
 _STRIDE = 1 << 21  # of source ids, which nothing here reads: more tokens than a rank has
@@ -72,7 +73,7 @@ class HybridEPHandle(OfThisProcess, Tuple[Any, ...]):
             return torch.tensor(self.recv_idx.shape[0], dtype=torch.int32), chosen
         data = plan.metadata(_STRIDE)
         assert data.recv_slot is not None
-        ends = _aligned(data.count_exact, plan.alignment).cumsum(0)  # row behind each expert's last one, padding included
+        ends = align(data.count_exact, plan.alignment).cumsum(0)  # row behind each expert's last one, padding included
         expert = torch.where(data.recv_slot < 0, -1, torch.bucketize(data.recv_slot, ends, right=True))
         valid = torch.arange(len(expert), device=expert.device) < data.n_recv_tokens
         expert = torch.where(valid.unsqueeze(1), expert, -1)
@@ -87,10 +88,6 @@ class HybridEPHandle(OfThisProcess, Tuple[Any, ...]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._all())
-
-
-def _aligned(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    return ((counts + alignment - 1) // alignment * alignment).long()
 
 
 class HybridEPBuffer(OfThisProcess):
@@ -127,7 +124,7 @@ class HybridEPBuffer(OfThisProcess):
                                       num_of_ranks_per_node=self.num_of_hybrid_ep_ranks_per_nvlink_domain, use_fp8=use_fp8)
         self.configurer = SimpleNamespace(buffer_config=self.config)
         self.runtime = self._comm
-        self._dispatch_sms, self._combine_sms, self._sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0, 0
+        self._dispatch_sms, self._combine_sms = num_sms_dispatch_api or 0, num_sms_combine_api or 0
 
     def empty_jit_cache(self) -> None:
         """Does nothing: nothing is compiled at run time."""
@@ -156,7 +153,7 @@ class HybridEPBuffer(OfThisProcess):
         x, idx, weights, experts = self._inputs("dispatch", hidden, scaling_factor, topk_idx, topk_weights, num_of_experts,
                                                 routing_map, probs, handle, False)
         plan = self._comm.plan(idx, experts) if handle is None else handle.plan
-        self._apply_sms(self._dispatch_sms)
+        self._comm.set_num_sms(self._dispatch_sms)
         with torch.no_grad():  # as in DeepEP, gradients are the program's
             rows = plan.dispatch(_with_columns(x), weights, want_topk_idx=True)
         assert rows.topk_idx is not None
@@ -165,7 +162,7 @@ class HybridEPBuffer(OfThisProcess):
             handle.recv_idx = rows.topk_idx
         received = None if rows.topk_weights is None else _dense(self._of_node(rows.topk_idx, experts), rows.topk_weights,
                                                                  experts // self.num_of_nodes)
-        return _given_type(hidden, rows), received, rows.scales, handle
+        return _as_given(hidden, rows), received, rows.scales, handle
 
     def combine(self, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None, handle: Optional[HybridEPHandle] = None
                 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
@@ -222,16 +219,16 @@ class HybridEPBuffer(OfThisProcess):
                                    max_recv_tokens=max(most, 1) if non_blocking else 0)
         else:
             plan = handle.plan
-        self._apply_sms(self._dispatch_sms)
+        self._comm.set_num_sms(self._dispatch_sms)
         with torch.no_grad():
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
             counts = plan._metadata(_STRIDE, None, ("count_exact",)).count_exact if plan.fixed else torch.tensor(plan.recv_per_expert)
-            counts = _aligned(counts, alignment)
+            counts = align(counts, alignment).long()
             over = (counts.sum() > most if non_blocking else torch.zeros((), device=hidden.device)).to(torch.int32).view(1)
             handle = self._handle(_PERMUTED, plan, idx, len(hidden), over)
             handle.tokens_per_expert = counts
-        return _given_type(hidden, rows), rows.topk_weights, rows.scales, handle.tokens_per_expert, handle
+        return _as_given(hidden, rows), rows.topk_weights, rows.scales, handle.tokens_per_expert, handle
 
     def combine_with_unpermute(self, *, hidden: torch.Tensor, probs: Optional[torch.Tensor] = None,
                                handle: Optional[HybridEPHandle] = None, pad_multiple: Optional[int] = None,
@@ -256,11 +253,6 @@ class HybridEPBuffer(OfThisProcess):
         return self._combine(handle, hidden, probs)
 
     # --- common ---
-
-    def _apply_sms(self, sms: int) -> None:
-        if sms != self._sms:
-            self._comm.set_num_sms(sms)
-            self._sms = sms
 
     def _handle(self, entries: int, plan: epkit.Plan, idx: torch.Tensor, tokens: int, *last: torch.Tensor) -> HybridEPHandle:
         behind = (tokens, self.config, *last)
@@ -330,15 +322,10 @@ class HybridEPBuffer(OfThisProcess):
 
     def _combine(self, handle: HybridEPHandle, hidden: torch.Tensor, weights: Optional[torch.Tensor]
                  ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        self._apply_sms(self._combine_sms)
+        self._comm.set_num_sms(self._combine_sms)
         with torch.no_grad():
             out, back = handle.plan.combine(hidden.contiguous(), None if weights is None else weights.float().contiguous())
         return out, None if back is None else _dense(handle.topk_idx, back, handle.plan.num_experts)
-
-
-def _given_type(hidden: torch.Tensor, rows: epkit.Rows) -> torch.Tensor:
-    received: Any = _as_given(hidden, rows)
-    return received  # type: ignore[no-any-return]
 
 
 run_untraced(HybridEPBuffer.dispatch, HybridEPBuffer.combine, HybridEPBuffer.dispatch_with_permute,

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounding, comparison, and the block-scaled fp8 format."""
-from typing import Any, Tuple
+from typing import Any, Tuple, TypeVar
 
 import torch
 
 BLOCK = 128  # elements that share a scale
 LARGEST = 448.0  # of float8_e4m3fn
+_Number = TypeVar("_Number", int, torch.Tensor)
 
 
-def ceil_div(x: int, y: int) -> int:
+def ceil_div(x: _Number, y: int) -> _Number:
     """x / y, rounded up."""
     return -(-x // y)
 
 
-def align(x: int, y: int) -> int:
+def align(x: _Number, y: int) -> _Number:
     """The smallest multiple of y that is not below x."""
     return ceil_div(x, y) * y
 
