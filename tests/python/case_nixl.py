@@ -220,7 +220,7 @@ def test_a_rank_is_stopped(rank, size):
         buffer.connect_ranks(range(4))
         step(buffer, range(4), seed)
         files.append(len(os.listdir("/proc/self/fd")))
-    assert files[2:] == files[2:3] * 6, files
+    assert max(files) <= files[1], files  # fewer: rank 0 serves the store, and others have ended
     together(store, 4, "end", here=rank == 0)
 
 
