@@ -101,13 +101,6 @@ EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **re
  */
 EP_API void ep_ll_free(ep_ll *ll);
 
-/*
- * Opens an ep_ll again in place, as ep_ll_new() with the same configuration would: after ep_comm_regroup(), where new
- * members call ep_ll_new(). Numbers of calls begin again, and combine buffers have other addresses. After a failure it
- * can only be renewed again, or freed.
- */
-EP_API ep_status ep_ll_renew(ep_ll *ll);
-
 enum {
     /* Send only; ep_ll_finish() receives. On the CUDA backend the sending half of a combine without
      * EP_LL_NO_PARTIAL_REDUCE lasts until the ranks whose tokens are reduced here (with EP_LL_MASK_DEAD: all ranks)

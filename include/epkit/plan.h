@@ -121,12 +121,6 @@ typedef struct ep_plan_info {
  */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
-/*
- * Opens a plan again in place, as ep_plan_new() would: after ep_comm_regroup(), where new members call ep_plan_new().
- * The arguments may differ from those before. After a failure the plan can only be renewed again, or freed.
- */
-EP_API ep_status ep_plan_renew(ep_plan *plan, const ep_plan_args *args);
-
 /* New routing for a plan. Fields as in ep_plan_args; the kind (choices or mask) must be that of ep_plan_new(). */
 typedef struct ep_plan_update_args {
     size_t size;                      /* EP_PLAN_UPDATE_ARGS_INIT sets it */

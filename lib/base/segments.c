@@ -121,6 +121,22 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
     return mapped;
 }
 
+bool ep_segments_overlaps(const void *base, size_t bytes, uint64_t serial)
+{
+    struct registry *registry = lock_registry();
+    const struct local_segment *segment = registry ? registry->first : NULL;
+    uintptr_t at = (uintptr_t)base;
+
+    for (; segment; segment = segment->next) {
+        uintptr_t begin = (uintptr_t)segment->base;
+
+        if (segment->serial != serial && segment->refs && begin < at + bytes && at < begin + segment->mapped)
+            break;
+    }
+    unlock_registry(registry);
+    return segment;
+}
+
 void ep_segments_set_fd(uint64_t serial, int fd)
 {
     struct registry *registry = lock_registry();

@@ -22,6 +22,9 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
 /* The owner passes its descriptor, others -1. The last release unmaps the segment. */
 void ep_segments_release(uint64_t serial, int fd);
 
+/* Whether another segment than `serial` has a byte there. */
+bool ep_segments_overlaps(const void *base, size_t bytes, uint64_t serial);
+
 /* The segment has moved to another file, at the same address. */
 void ep_segments_set_fd(uint64_t serial, int fd);
 

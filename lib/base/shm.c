@@ -257,6 +257,9 @@ ep_status ep_shm_move(struct ep_shm *shm)
     struct ep_shm next;
     int fd;
 
+    /* Peers of the other communicator would map the old file. */
+    if (ep_segments_overlaps(shm->base, mapped, shm->serial))
+        return ep_fail(EP_E_STATE, "memory at %p is also registered with another communicator", shm->base);
     EP_TRY(ep_shm_new(shm->bytes, &next));
     memcpy(next.base, shm->base, mapped);
     fd = ep_fd_above_stdio(fcntl(next.fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));

@@ -65,7 +65,9 @@
         EP_CHECK_COMM(object, (object)->comm);                                                                         \
         if ((object)->generation != (object)->comm->generation)                                                        \
             return ep_comm_record(                                                                                     \
-                (object)->comm, ep_fail(EP_E_STATE, "%s: the members of the group have changed: renew it", __func__)); \
+                (object)->comm,                                                                                        \
+                ep_fail(EP_E_STATE, "%s: the members have changed since it was made: free it, and make a new one",     \
+                        __func__));                                                                                    \
     } while (0)
 
 /* For other pointers: a status, which the caller can record in the communicator. */

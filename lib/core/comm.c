@@ -14,12 +14,15 @@
 
 static ep_comm *new_comm(void)
 {
+    static _Atomic uint64_t made;
     ep_comm *comm = calloc(1, sizeof(*comm));
 
     if (!comm)
         return NULL;
     comm->process = ep_process_generation();
     comm->generation = 1;
+    /* Of no other communicator on this host: the key of the process differs in all of its bits. */
+    comm->id = comm->process ^ (atomic_fetch_add(&made, 1) + 1);
     pthread_mutex_init(&comm->error_lock, NULL);
     return comm;
 }
@@ -247,10 +250,6 @@ ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void 
     return ep_comm_record(comm, EP_BACKEND_CALL(comm, allgather, comm, mine, bytes, ret_all));
 }
 
-/*
- * Around a call of any thread, which may be made while another thread changes the members: false if one does. Also in
- * signal handlers.
- */
 bool ep_comm_enter(ep_comm *comm)
 {
     atomic_fetch_add(&comm->visitors, 1);
@@ -265,16 +264,29 @@ void ep_comm_exit(ep_comm *comm)
     atomic_fetch_sub(&comm->visitors, 1);
 }
 
+ep_status ep_comm_poll(ep_comm *comm)
+{
+    ep_status status = EP_OK;
+
+    if (comm->ops->poll && ep_comm_enter(comm)) {
+        status = comm->ops->poll(comm);
+        ep_comm_exit(comm);
+    }
+    return status;
+}
+
 void ep_comm_abort(ep_comm *comm)
 {
     if (!comm || !ep_comm_is_own(comm) || !comm->ops->abort)
         return;
-    if (!ep_comm_enter(comm)) {
-        atomic_store(&comm->abort_due, 1);
-        return;
+    /* First, for a regroup that is about to end and would not see it otherwise. */
+    atomic_store(&comm->abort_due, 1);
+    if (ep_comm_enter(comm)) {
+        comm->ops->abort(comm);
+        ep_comm_exit(comm);
     }
-    comm->ops->abort(comm);
-    ep_comm_exit(comm);
+    if (!atomic_load(&comm->regroups))
+        atomic_store(&comm->abort_due, 0);
 }
 
 ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed)
@@ -288,10 +300,10 @@ ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed)
     if (!ep_comm_enter(own))
         return ep_fail(EP_E_STATE, "%s: another thread is in ep_comm_regroup()", __func__);
     comm->ops->get_failed(comm, ret_failed);
-    ep_comm_exit(own);
     for (int rank = 0; rank < comm->nranks; rank++)
         if (!ep_comm_has(comm, rank))
             ret_failed[rank] = EP_E_EXCLUDED;
+    ep_comm_exit(own);
     return EP_OK;
 }
 
@@ -308,6 +320,8 @@ static ep_comm *next_comm(const ep_comm *comm)
     next->config = comm->config;
     next->emulation = comm->emulation;
     next->nranks = comm->nranks;
+    next->id = comm->id;
+    next->is_next = true;
     return next;
 }
 
@@ -317,7 +331,7 @@ static void take_members(ep_comm *comm, const ep_comm *next)
     comm->permuted = next->permuted;
     memcpy(comm->members, next->members, sizeof(comm->members));
     memcpy(comm->slot_of, next->slot_of, sizeof(comm->slot_of));
-    memcpy(comm->process_of, next->process_of, sizeof(comm->process_of));
+    memcpy(comm->id_of, next->id_of, sizeof(comm->id_of));
     comm->generation++;
 }
 
@@ -350,8 +364,6 @@ static ep_status change_members(ep_comm *comm, const ep_boot *boot, const ep_com
         atomic_compare_exchange_strong(&comm->failed, &none, (int)status);
     status = ep_comm_record(comm, status);
     atomic_store(&comm->changes, 0);
-    if (atomic_exchange(&comm->abort_due, 0))
-        ep_comm_abort(comm);
     return status;
 }
 
@@ -359,25 +371,31 @@ ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot)
 {
     ep_boot given, mine;
     ep_comm *next;
-    ep_status status;
+    ep_status status = EP_OK;
 
     EP_CHECK_COMM(comm, comm);
     EP_TRY(load_boot(__func__, boot, &given));
-    if (!comm->ops->regroup_join)
-        return ep_fail(
-            EP_E_UNSUPPORTED,
-            "%s: backend %s does not provide it: free the communicator, and create one of the ranks that go on",
-            __func__, comm->ops->name);
     mine = given;
     mine.allgather = gather_with_reason;
     mine.context = &given;
+    atomic_store(&comm->regroups, 1);
     next = next_comm(comm);
     if (!next)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
-    status = ep_config_agree(&mine, next, EP_OK, __func__);
+        status = ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
+    else if (!comm->ops->regroup_join)
+        status = ep_fail(EP_E_UNSUPPORTED,
+                         "%s: backend %s does not provide it: free the communicator, and create one of the ranks that "
+                         "go on",
+                         __func__, comm->ops->name);
+    else
+        comm->ops->regroup_drain(comm); /* before the others wait for this rank */
+    status = ep_config_agree(&mine, next, status, __func__);
     if (status == EP_OK)
         status = change_members(comm, &mine, next);
     free_comm(next);
+    atomic_store(&comm->regroups, 0);
+    if (atomic_exchange(&comm->abort_due, 0))
+        comm->ops->abort(comm);
     if (status == EP_OK)
         ep_log(EP_LOG_INFO, "rank %d of %d: the group has %d members", comm->rank, comm->nranks, comm->n_members);
     return status;

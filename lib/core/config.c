@@ -178,14 +178,14 @@ struct digest {
     char backend[16], network[16]; /* network "": from the hosts */
     int32_t nodes_from;            /* NODES_*: source of ranks_per_node */
     int32_t slots, slot;           /* number of slots, and that of this rank; -1: `rank` */
-    uint64_t process;              /* ep_process_generation() */
+    uint64_t id;                   /* of the communicator */
     union {
         char reason[400]; /* of a failure */
         struct ep_locality locality;
     };
 };
 
-enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS };
+enum { NODES_FROM_CONFIG, NODES_FROM_BOOT, NODES_FROM_HOSTS, NODES_FROM_GROUP };
 
 #define DIGEST_FORMAT 4u
 
@@ -206,9 +206,9 @@ static void make_digest(struct digest *digest, const ep_boot *boot, const ep_com
         return;
     }
     digest->slots = comm->config.slots ? comm->config.slots : boot->nranks;
-    digest->process = ep_process_generation();
+    digest->id = comm->id;
     digest->ranks_per_node = comm->config.ranks_per_node;
-    digest->nodes_from = comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
+    digest->nodes_from = comm->is_next ? NODES_FROM_GROUP : comm->boot_has_nodes ? NODES_FROM_BOOT : NODES_FROM_CONFIG;
     ep_locality_get_self(&digest->locality);
     digest->flags = comm->config.flags;
     digest->channels = comm->config.channels;
@@ -276,7 +276,7 @@ static ep_status compare_field(const struct field *field, const struct digest *a
 
 static ep_status compare_nodes(const struct digest *all, int nranks, const char *call)
 {
-    static const char *const from[] = {"", " by its bootstrap", " by the hosts"};
+    static const char *const from[] = {"", " by its bootstrap", " by the hosts", " in its group"};
 
     for (int rank = 1; rank < nranks; rank++)
         if (all[rank].ranks_per_node != all[0].ranks_per_node)
@@ -297,6 +297,22 @@ static bool is_one_host(const struct digest *all, int nranks)
     return true;
 }
 
+/* New members take what those have that are members already. */
+static void take_from_group(struct digest *all, int nranks)
+{
+    const struct digest *member = NULL;
+
+    for (int rank = 0; rank < nranks && !member; rank++)
+        if (all[rank].nodes_from == NODES_FROM_GROUP)
+            member = &all[rank];
+    for (int rank = 0; member && rank < nranks; rank++) {
+        if (!all[rank].ranks_per_node)
+            all[rank].ranks_per_node = member->ranks_per_node;
+        if (!all[rank].network[0])
+            memcpy(all[rank].network, member->network, sizeof(all[rank].network));
+    }
+}
+
 /* Fills in what follows from the hosts, with the same result on all ranks. The hosts of absent ranks are not known. */
 static ep_status find_nodes(struct digest *all, int nranks, const char *call)
 {
@@ -304,9 +320,7 @@ static ep_status find_nodes(struct digest *all, int nranks, const char *call)
     char why[EP_ERROR_TEXT_BYTES];
     int found = 0;
 
-    /* New members take what those have that are members already. */
-    for (int rank = 0; rank < nranks && !all_present && !found; rank++)
-        found = all[rank].ranks_per_node;
+    take_from_group(all, nranks);
     for (int rank = 0; rank < nranks; rank++) {
         if (all[rank].ranks_per_node)
             continue;
@@ -379,6 +393,12 @@ static ep_status check_rails(const struct digest *all, int nranks, const char *c
     return EP_OK;
 }
 
+static int by_slot(const void *a, const void *b)
+{
+    return slot_of(a) - slot_of(b);
+}
+
+/* All that agree: sorted by their slots afterwards. */
 static ep_status compare(struct digest *all, int nranks, const char *call)
 {
     EP_TRY(compare_field(&fields[0], all, nranks, call));
@@ -397,13 +417,14 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
         else if (all[rank].status != EP_OK)
             return ep_fail((ep_status)all[rank].status, "%s: rank %d failed: %.*s", call, slot_of(&all[rank]),
                            (int)sizeof(all[rank].reason), all[rank].reason);
-        else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_HOSTS ||
+        else if (all[rank].nodes_from < NODES_FROM_CONFIG || all[rank].nodes_from > NODES_FROM_GROUP ||
                  all[rank].ranks_per_node < 0 || all[rank].ranks_per_node > EP_MAX_RANKS)
             return ep_fail(EP_E_MISMATCH, "%s: what rank %d has published is damaged: ranks_per_node %d", call, rank,
                            all[rank].ranks_per_node);
     EP_TRY(compare_field(&fields[1], all, nranks, call));
     EP_TRY(compare_field(&fields[N_FIELDS - 1], all, nranks, call));
     EP_TRY(check_slots(all, nranks, call));
+    qsort(all, (size_t)nranks, sizeof(*all), by_slot); /* nodes are slots that follow each other */
     EP_TRY(find_nodes(all, nranks, call));
     EP_TRY(check_rails(all, nranks, call));
     for (size_t i = 2; i < N_FIELDS - 1; i++)
@@ -414,25 +435,33 @@ static ep_status compare(struct digest *all, int nranks, const char *call)
 /* Copies the agreed values into this rank's communicator. */
 static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot *boot)
 {
-    const struct digest *agreed = &all[boot->rank];
-    int rank = slot_of(agreed), nranks = agreed->slots;
+    const struct digest *agreed = all;
+    int rank, nranks = all[0].slots;
 
+    while (agreed->rank != boot->rank)
+        agreed++;
+    rank = slot_of(agreed);
     comm->rank = comm->config.slot = rank;
     comm->nranks = comm->config.slots = nranks;
     comm->n_members = boot->nranks;
     comm->permuted = false;
     memset(comm->members, 0, sizeof(comm->members));
     for (int i = 0; i < boot->nranks; i++) {
-        comm->permuted |= slot_of(&all[i]) != i;
-        comm->slot_of[i] = (int16_t)slot_of(&all[i]);
-        comm->process_of[slot_of(&all[i])] = all[i].process;
-        comm->members[slot_of(&all[i]) / 64] |= UINT64_C(1) << (slot_of(&all[i]) % 64);
+        int slot = slot_of(&all[i]);
+
+        comm->permuted |= slot != all[i].rank;
+        comm->slot_of[all[i].rank] = (int16_t)slot;
+        comm->id_of[slot] = all[i].id;
+        comm->members[slot / 64] |= UINT64_C(1) << (slot % 64);
     }
     comm->ranks_per_node = comm->config.ranks_per_node = agreed->ranks_per_node;
     comm->node = rank / comm->ranks_per_node;
     comm->nnodes = nranks / comm->ranks_per_node;
-    if (!comm->config.network)
-        comm->config.network = strcmp(agreed->network, ep_net_tcp.name) == 0 ? ep_net_tcp.name : ep_net_emulated.name;
+    if (!comm->config.network) {
+        const struct ep_net_provider *found = ep_net_find(agreed->network);
+
+        comm->config.network = found ? found->name : ep_net_emulated.name;
+    }
 }
 
 ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call)

@@ -27,17 +27,20 @@ struct ep_comm {
     int rank, nranks; /* nranks: slots, of which the members are present */
     int n_members;
     uint64_t members[EP_MAX_RANKS / 64];
-    bool permuted;                     /* the bootstrap has the members in another order */
-    int16_t slot_of[EP_MAX_RANKS];     /* of each rank of the bootstrap that made the group */
-    uint64_t process_of[EP_MAX_RANKS]; /* ep_process_id.key of each member */
-    uint32_t generation; /* of the members; plans and low-latency objects of an earlier one must be renewed */
+    bool permuted;                 /* the bootstrap has the members in another order */
+    int16_t slot_of[EP_MAX_RANKS]; /* of each rank of the bootstrap that made the group */
+    uint64_t id_of[EP_MAX_RANKS];  /* `id` of each member */
+    uint64_t id;                   /* distinguishes communicators, also of one process in one slot */
+    bool is_next;                  /* what another communicator becomes by ep_comm_regroup() */
+    uint32_t generation;           /* of the members; plans and low-latency objects of an earlier one must be renewed */
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
     bool boot_has_nodes;              /* config.ranks_per_node is that of the bootstrap */
     ep_comm_config config;            /* resolved: defaults filled in */
     ep_net_emulation emulation;       /* of the emulated network between nodes */
     _Atomic int visitors;             /* calls in progress that any thread may make */
     _Atomic int changes;              /* the members are changing: no visitor is let in */
-    _Atomic int abort_due;            /* ep_comm_abort() was called meanwhile */
+    _Atomic int regroups;             /* a call of ep_comm_regroup() is in progress, at the end of which ... */
+    _Atomic int abort_due;            /* ... ep_comm_abort() is repeated */
     _Atomic int failed;               /* ep_status of the first failure; a backend may set one of any kind */
     char error[EP_ERROR_TEXT_BYTES];  /* of the last failure */
     ep_stats stats;
@@ -235,10 +238,11 @@ struct ep_backend_ops {
     ep_status (*poll)(ep_comm *comm);
     void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
     /*
-     * The members of `comm` are about to change to those of `next`. leave: ends all communication with those of now,
-     * and fences off the processes that are no members any more. join: as comm_open, into what has remained: memory,
-     * queues, events. `mine`: of leave; all members fail if it is a failure.
+     * The members of `comm` are about to change to those of `next`. drain waits for queued work. leave: ends all
+     * communication with those of now, and fences off the processes that are no members any more. join: as comm_open,
+     * into what has remained: memory, queues, events. `mine`: of leave; all members fail if it is a failure.
      */
+    void (*regroup_drain)(ep_comm *comm);
     ep_status (*regroup_leave)(ep_comm *comm, const ep_comm *next);
     ep_status (*regroup_join)(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
@@ -338,9 +342,14 @@ struct ep_queue {
  */
 EP_PRIVATE_API ep_status ep_comm_record(ep_comm *comm, ep_status status);
 
-/* comm.c: around a call of any thread. false: another thread changes the members. Async-signal-safe. */
-bool ep_comm_enter(ep_comm *comm);
-void ep_comm_exit(ep_comm *comm);
+/*
+ * comm.c: around what any thread may do with the group of a communicator. false: another thread changes the members.
+ * Async-signal-safe.
+ */
+EP_PRIVATE_API bool ep_comm_enter(ep_comm *comm);
+EP_PRIVATE_API void ep_comm_exit(ep_comm *comm);
+/* As ops->poll(); EP_OK while the members change. */
+ep_status ep_comm_poll(ep_comm *comm);
 
 /* Sets the statistics of the last operation. Any thread. */
 EP_PRIVATE_API void ep_comm_set_stats(ep_comm *comm, const ep_stats *stats);

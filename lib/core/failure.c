@@ -80,7 +80,7 @@ ep_status ep_comm_usable(ep_comm *comm, const char *call)
     pthread_mutex_unlock(&comm->error_lock);
     /* No reason: a signal handler or another thread of this rank has set `failed`, and the backend knows the first
      * failure. */
-    if (!reason[0] && comm->ops->poll && comm->ops->poll(comm) == failed)
+    if (!reason[0] && ep_comm_poll(comm) == failed)
         snprintf(reason, sizeof(reason), "%s", ep_last_error());
     else if (!reason[0] && failed == EP_E_ABORTED)
         return ep_fail(failed, "%s: rank %d, this one, called ep_comm_abort", call, comm->rank);
@@ -106,10 +106,8 @@ ep_status ep_comm_async_error(const ep_comm *comm)
     EP_CHECK_OWN(comm, comm);
     /* As the next call would. Also if a signal handler or another thread of this rank has set `failed` without a
      * reason. */
-    if ((atomic_load(&comm->failed) == EP_OK || !has_reason(own)) && comm->ops->poll && ep_comm_enter(own)) {
-        status = ep_comm_record(own, comm->ops->poll(own));
-        ep_comm_exit(own);
-    }
+    if (atomic_load(&comm->failed) == EP_OK || !has_reason(own))
+        status = ep_comm_record(own, ep_comm_poll(own));
     return status == EP_OK ? (ep_status)atomic_load(&comm->failed) : status;
 }
 

@@ -46,21 +46,6 @@ ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config, ep_ll
     return EP_CHECK_STORE("ep_ll_get_sizes", ret_sizes, &sizes, ep_ll_sizes);
 }
 
-/* Opens an ep_ll of which only communicator and configuration are set, or that is closed. */
-static ep_status open_ll(const char *call, ep_ll *ll)
-{
-    ep_comm *comm = ll->comm;
-    ep_status status;
-
-    *ll = (ep_ll){.comm = comm, .config = ll->config, .n_local = ll->config.n_experts / comm->nranks};
-    status = comm->ops->ll_open
-                 ? comm->ops->ll_open(ll)
-                 : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", call, comm->ops->name);
-    status = ep_comm_record(comm, status);
-    ll->generation = status == EP_OK ? comm->generation : 0;
-    return status;
-}
-
 ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
 {
     ep_ll_config mine;
@@ -74,31 +59,23 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     ll = calloc(1, sizeof(*ll));
     if (!ll)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
-    *ll = (ep_ll){.comm = comm, .config = mine};
-    status = open_ll(__func__, ll);
+    *ll =
+        (ep_ll){.comm = comm, .generation = comm->generation, .config = mine, .n_local = mine.n_experts / comm->nranks};
+    status = EP_BACKEND_CALL(comm, ll_open, ll);
     if (status != EP_OK) {
         free(ll);
-        return status;
+        return ep_comm_record(comm, status);
     }
     comm->live++;
     *ret_ll = ll;
     return EP_OK;
 }
 
-ep_status ep_ll_renew(ep_ll *ll)
-{
-    EP_CHECK_USABLE(ll, ll->comm);
-    if (ll->generation)
-        ll->comm->ops->ll_close(ll);
-    return open_ll(__func__, ll);
-}
-
 void ep_ll_free(ep_ll *ll)
 {
     if (!ll || !ep_comm_may_free(ll->comm))
         return;
-    if (ll->generation)
-        ll->comm->ops->ll_close(ll);
+    ll->comm->ops->ll_close(ll);
     ll->comm->live--;
     free(ll);
 }
@@ -446,6 +423,7 @@ ep_status ep_ll_merge_mask(ep_ll *ll, const ep_ll *from, ep_stream stream)
     if (from == ll || from->comm != ll->comm)
         return ep_comm_record(ll->comm, ep_fail(EP_E_ARG, "%s: from is %s", __func__,
                                                 from == ll ? "ll itself" : "of another communicator"));
+    EP_CHECK_GENERATION(from);
     EP_TRY_ON(ll->comm, check_masking(ll, __func__));
     EP_TRY_ON(ll->comm, check_masking(from, __func__));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_control, ll, &control, stream));

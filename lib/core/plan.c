@@ -112,24 +112,6 @@ ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *args, in
     return EP_OK;
 }
 
-/* Opens a plan that is zero but for its communicator, or closed. */
-static ep_status open_plan(const char *call, ep_plan *plan, const ep_plan_args *args)
-{
-    ep_comm *comm = plan->comm;
-    ep_status status;
-
-    *plan = (ep_plan){.comm = comm, .args = *args, .from_mask = args->tokens_per_expert};
-    plan->args.topk_idx = NULL;
-    plan->args.token_in_rank = NULL;
-    plan->args.tokens_per_expert = NULL;
-    status = comm->ops->plan_open
-                 ? comm->ops->plan_open(plan, args)
-                 : ep_fail(EP_E_UNSUPPORTED, "%s: backend %s does not provide it", call, comm->ops->name);
-    status = ep_comm_record(comm, status);
-    plan->generation = status == EP_OK ? comm->generation : 0;
-    return status;
-}
-
 ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_plan)
 {
     ep_plan_args mine;
@@ -143,34 +125,25 @@ ep_status ep_plan_new(ep_comm *comm, const ep_plan_args *args, ep_plan **ret_pla
     plan = calloc(1, sizeof(*plan));
     if (!plan)
         return ep_comm_record(comm, ep_fail(EP_E_MEMORY, "%s: no memory", __func__));
-    plan->comm = comm;
-    status = open_plan(__func__, plan, &mine);
+    *plan = (ep_plan){.comm = comm, .generation = comm->generation, .args = mine, .from_mask = mine.tokens_per_expert};
+    plan->args.topk_idx = NULL;
+    plan->args.token_in_rank = NULL;
+    plan->args.tokens_per_expert = NULL;
+    status = EP_BACKEND_CALL(comm, plan_open, plan, &mine);
     if (status != EP_OK) {
         free(plan);
-        return status;
+        return ep_comm_record(comm, status);
     }
     comm->live++;
     *ret_plan = plan;
     return EP_OK;
 }
 
-ep_status ep_plan_renew(ep_plan *plan, const ep_plan_args *args)
-{
-    ep_plan_args mine;
-
-    EP_CHECK_USABLE(plan, plan->comm);
-    EP_TRY_ON(plan->comm, EP_CHECK_LOAD("ep_plan_renew", &mine, args, ep_plan_args));
-    EP_TRY_ON(plan->comm, check_plan_args(__func__, plan->comm, &mine));
-    if (plan->impl && plan->comm->ops->plan_close)
-        plan->comm->ops->plan_close(plan);
-    return open_plan(__func__, plan, &mine);
-}
-
 void ep_plan_free(ep_plan *plan)
 {
     if (!plan || !ep_comm_may_free(plan->comm))
         return;
-    if (plan->generation && plan->comm->ops->plan_close)
+    if (plan->comm->ops->plan_close)
         plan->comm->ops->plan_close(plan);
     plan->comm->live--;
     free(plan);

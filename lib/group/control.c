@@ -379,14 +379,14 @@ static bool may_spin(const struct ep_group *group)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && ranks <= CPU_COUNT(&set);
 }
 
-static size_t control_bytes(const struct ep_group *group)
+size_t ep_group_control_bytes(const struct ep_group *group)
 {
     return sizeof(*group->control) +
            (size_t)EP_GROUP_EXCHANGES * (size_t)group->comm->nnodes * group->exchange_row_bytes;
 }
 
 /* Of a group that is attached to no peer. */
-static void set_alone(struct ep_group *group)
+void ep_group_set_alone(struct ep_group *group)
 {
     for (int rank = 0; rank < group->comm->nranks; rank++)
         group->peers[rank] = (struct ep_group_peer){.process.pidfd = -1};
@@ -416,14 +416,14 @@ static ep_status prepare(struct ep_group *group, ep_comm *comm)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", comm->nranks);
     for (int rank = 0; rank < comm->nranks; rank++)
         group->peers[rank].process.pidfd = -1;
-    EP_TRY(ep_shm_new(control_bytes(group), &group->shm));
+    EP_TRY(ep_shm_new(ep_group_control_bytes(group), &group->shm));
     group->control = group->shm.base;
-    set_alone(group);
+    ep_group_set_alone(group);
     return EP_OK;
 }
 
 /* All steps with the peers. `mine`: of the steps before; a failure is reported to them. */
-static ep_status join(struct ep_group *group, const ep_boot *boot, ep_status mine)
+ep_status ep_group_join(struct ep_group *group, const ep_boot *boot, ep_status mine)
 {
     ep_status status = rendezvous(group, boot, group->comm->config.timeout_ms, mine);
 
@@ -443,7 +443,7 @@ ep_status ep_group_open(ep_comm *comm, const ep_boot *boot, const struct ep_grou
     if (!group)
         return rendezvous(NULL, boot, comm->config.timeout_ms, ep_fail(EP_E_MEMORY, "ep_comm_new: no memory"));
     group->backend = backend;
-    status = join(group, boot, prepare(group, comm));
+    status = ep_group_join(group, boot, prepare(group, comm));
     if (status != EP_OK)
         ep_group_close(comm);
     return status;
@@ -458,28 +458,40 @@ void ep_group_leave(struct ep_group *group)
         ep_group_ring_all(group);
 }
 
-/* Ends all communication with the peers, who learn that this rank leaves. */
-static void disconnect(struct ep_group *group)
+/* Ends all communication with the peers, who learn that this rank leaves. Their processes and control blocks stay. */
+void ep_group_disconnect(struct ep_group *group)
 {
     ep_group_plan_drop_pending(group);
     ep_group_leave(group);
     if (group->backend->stop)
         group->backend->stop(group);
     ep_group_link_close(group);
-    if (atomic_load(&group->comm->failed) != EP_OK)
-        ep_streams_abandon(group->streams);
     ep_streams_free(group->streams);
     group->streams = NULL;
     ep_group_unmap_peers(group);
-    for (int rank = 0; group->peers && rank < group->comm->nranks; rank++) {
-        ep_shm_done(&group->peers[rank].shm);
-        ep_process_close(&group->peers[rank].process);
-    }
     if (group->serves)
         ep_shm_serve_end();
     group->serves = false;
     free(group->remote);
     group->remote = NULL;
+}
+
+void ep_group_forget_peers(struct ep_group *group)
+{
+    for (int rank = 0; group->peers && rank < group->comm->nranks; rank++) {
+        ep_shm_done(&group->peers[rank].shm);
+        ep_process_close(&group->peers[rank].process);
+    }
+}
+
+void ep_group_forget_former(struct ep_group_former **at)
+{
+    struct ep_group_former *former = *at;
+
+    *at = former->next;
+    ep_shm_done(&former->shm);
+    ep_process_close(&former->process);
+    free(former);
 }
 
 void ep_group_close(ep_comm *comm)
@@ -489,7 +501,12 @@ void ep_group_close(ep_comm *comm)
     if (!group)
         return;
     ep_group_queue_close(group);
-    disconnect(group);
+    if (atomic_load(&comm->failed) != EP_OK)
+        ep_streams_abandon(group->streams);
+    ep_group_disconnect(group);
+    ep_group_forget_peers(group);
+    while (group->former)
+        ep_group_forget_former(&group->former);
     ep_group_memory_close(group);
     free(group->peers);
     free(group->descriptors);
@@ -499,77 +516,4 @@ void ep_group_close(ep_comm *comm)
     pthread_mutex_destroy(&group->memory_lock);
     free(group);
     comm->impl = NULL;
-}
-
-/* --- other members ----------------------------------------------------------------------------------------------- */
-
-/*
- * A rank that is absent from now on must not write any more. A process that has ended cannot, nor can a rank that has
- * freed its communicator, or one of another host, whose connections are closed. One of this host that still lives has
- * mapped the memory of this rank: then all of it moves to new pages, at the same addresses.
- */
-static ep_status fence(struct ep_group *group, const ep_comm *next)
-{
-    int living = -1;
-
-    for (int rank = 0; rank < group->comm->nranks; rank++) {
-        /* Another process may have its slot from now on. */
-        bool stays = ep_comm_has(next, rank) && next->process_of[rank] == group->comm->process_of[rank];
-
-        if (stays || rank == group->comm->rank || !group->peers[rank].control || ep_group_dead_or_left(group, rank))
-            continue;
-        if (group->peers[rank].same_process)
-            return ep_fail(
-                EP_E_STATE,
-                "ep_comm_regroup: rank %d is a thread of this process, which nothing keeps from writing: free "
-                "its communicator first",
-                rank);
-        living = rank;
-    }
-    return living < 0 ? EP_OK : ep_group_move_memory(group, living);
-}
-
-ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next)
-{
-    struct ep_group *group = ep_group_of(comm);
-    ep_status status;
-
-    (void)ep_group_drain(group);
-    status = fence(group, next);
-    ep_group_free_stages(group);
-    disconnect(group);
-    return status;
-}
-
-/* A new control block, because those that are absent have mapped the old one. */
-static ep_status renew_control(struct ep_group *group)
-{
-    struct ep_shm shm, old = group->shm;
-
-    EP_TRY(ep_shm_new(control_bytes(group), &shm));
-    pthread_mutex_lock(&group->memory_lock);
-    group->shm = shm;
-    group->control = shm.base;
-    pthread_mutex_unlock(&group->memory_lock);
-    ep_shm_done(&old);
-    return ep_group_publish_memory(group);
-}
-
-ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine)
-{
-    struct ep_group *group = ep_group_of(comm);
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_status status;
-
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    status = renew_control(group);
-    if (mine != EP_OK)
-        status = ep_fail(mine, "%s", text);
-    set_alone(group);
-    group->operation = group->exchange = 0;
-    group->plans = 0;
-    atomic_store(&group->link_owes_failure, 0);
-    for (struct ep_group_queue *queue = &group->queue; queue; queue = queue->next)
-        queue->status = EP_OK;
-    return join(group, boot, status);
 }

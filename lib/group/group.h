@@ -11,6 +11,7 @@
  *   memory.h    symmetric memory of the host: allocations of this rank, mappings of the peers' allocations
  *   exchange.h  all-gather of small rows over control blocks (and rails between nodes)
  *   plan.h      counts of a plan, the final row of each token and the routes to them, computed with the peers
+ *   regroup.c   other members
  *   collective.h  barrier, all-gather, agreement of all ranks
  *
  * A file includes the headers of those above it in this list only.
@@ -84,6 +85,19 @@ struct ep_group_remote {
     _Atomic uint32_t cut;
 };
 
+/*
+ * A rank of this host that was a member once, and may still write to memory of this rank: until it is known not to, or
+ * the memory has moved. Its control block tells whether it has left.
+ */
+struct ep_group_former {
+    struct ep_group_former *next;
+    int rank;
+    uint64_t id; /* of its communicator */
+    bool same_process;
+    struct ep_process process;
+    struct ep_shm shm;
+};
+
 struct ep_group_link; /* link.c */
 struct ep_group_job;  /* queue.c */
 
@@ -112,6 +126,7 @@ struct ep_group {
     const struct ep_group_backend *backend;
     struct ep_shm shm; /* the own control block */
     struct ep_group_control *control;
+    struct ep_group_former *former;
     struct ep_group_peer *peers; /* [R]; the own entry has only control and same_process set */
     int arbiter;       /* lowest rank on this host, whose control block holds the failure of all; at first this rank */
     bool serves;       /* a thread of each process serves its segments: /proc does not show those of some rank */
@@ -192,7 +207,20 @@ void ep_group_net_describe_ranks(struct ep_group *group, const ep_boot *boot, st
                                  struct ep_net_params *ret_params);
 /* Marks a rank as lost if its connection on such an endpoint was cut. */
 void ep_group_net_note_lost(struct ep_group *group, struct ep_net *net, int rank);
-/* As in ep_backend_ops. */
+/* control.c, for regroup.c */
+size_t ep_group_control_bytes(const struct ep_group *group);
+/* Of a group that is attached to no peer. */
+void ep_group_set_alone(struct ep_group *group);
+/* All steps with the peers. `mine`: of the steps before; a failure is reported to them. */
+ep_status ep_group_join(struct ep_group *group, const ep_boot *boot, ep_status mine);
+/* Ends all communication with the peers, who learn that this rank leaves. */
+void ep_group_disconnect(struct ep_group *group);
+/* Closes their processes and control blocks, which ep_group_disconnect() keeps. */
+void ep_group_forget_peers(struct ep_group *group);
+void ep_group_forget_former(struct ep_group_former **at);
+
+/* regroup.c: as in ep_backend_ops. */
+void ep_group_regroup_drain(ep_comm *comm);
 ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next);
 ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
 

@@ -68,6 +68,8 @@ static const char *check_counts(const struct ep_group_completion *c, int rank, i
         int64_t sum = 0;
 
         *ret_value = row->counts[to];
+        if (row->counts[to] && !ep_comm_has(c->plan->comm, to))
+            return "its number of tokens for an absent rank";
         /* On one node the CUDA backend counts its tokens for ranks only. */
         if (row->counts[to] < 0 || row->counts[to] > (nnodes > 1 ? per_node[to / per] : row->n_tokens))
             return "its number of tokens for a rank";

@@ -92,8 +92,12 @@ static ep_status wait_done(struct ep_group_event *event, struct ep_group *group,
     while (!event->done && (now = ep_now_ns()) < limit_ns) {
         struct timespec until = ep_timespec(group && now + CHECK_NS < limit_ns ? now + CHECK_NS : limit_ns);
 
-        if (group)
-            EP_TRY(ep_group_check(group));
+        if (group && ep_comm_enter(group->comm)) {
+            ep_status status = ep_group_check(group);
+
+            ep_comm_exit(group->comm);
+            EP_TRY(status);
+        }
         pthread_cond_timedwait(&event->changed, &event->lock, &until);
     }
     return EP_OK;

@@ -249,8 +249,12 @@ ep_status work_open(struct work *work, bool fresh)
     args.max_tokens = TOKENS;
     if (fresh)
         TRY(alloc_all(work));
-    TRY(work->ll ? ep_ll_renew(work->ll) : ep_ll_new(work->comm, &config, &work->ll));
-    return work->plan ? ep_plan_renew(work->plan, &args) : ep_plan_new(work->comm, &args, &work->plan);
+    ep_ll_free(work->ll);
+    ep_plan_free(work->plan);
+    work->ll = NULL;
+    work->plan = NULL;
+    TRY(ep_ll_new(work->comm, &config, &work->ll));
+    return ep_plan_new(work->comm, &args, &work->plan);
 }
 
 void work_close(struct work *work)

@@ -152,6 +152,77 @@ TEST(a_rank_that_is_left_out_cannot_write)
     free_scene(scene);
 }
 
+/* The bootstrap of a rank that agrees, in the first all-gather, and is held up before it leaves the group of before. */
+struct part {
+    struct scene *scene;
+    const ep_boot *boot;
+    unsigned char *theirs;
+    int n;
+};
+
+static ep_status gather_once(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct part *part = context;
+
+    if (part->n++)
+        return EP_E_STATE;
+    if (part->boot->allgather(part->boot->context, mine, bytes, timeout_ms, ret_all) != EP_OK)
+        return EP_E_STATE;
+    atomic_store(&part->scene->regroup.ended, 2); /* to the others */
+    unit_await(&part->scene->at, 2);
+    memset(part->theirs, 9, BYTES);
+    atomic_store(&part->scene->at, 3);
+    return EP_OK;
+}
+
+static int stay_away(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    struct regroup_boot next;
+    unsigned char *memory;
+    ep_comm *comm = NULL;
+    void *made;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    SURE(ep_alloc(comm, BYTES, &made) == EP_OK);
+    memory = made;
+    SURE(exchange(comm, memory) == 0);
+    if (boot->rank == 1) {
+        struct part part = {.scene = scene, .boot = &next.boot, .theirs = mapped(comm)};
+        ep_boot own;
+
+        SURE(part.theirs);
+        regroup_boot(&scene->regroup, 1, 1, scene->slots, &next);
+        own = next.boot;
+        own.ranks_per_node = 0;
+        own.allgather = gather_once;
+        own.context = &part;
+        SURE(ep_comm_regroup(comm, &own) == EP_E_STATE);
+        ep_comm_free(comm);
+        return 0;
+    }
+    memset(memory, 5, BYTES);
+    SURE(make(scene, 1, 0, &comm) == EP_E_PEER_DEAD);
+    SURE(make(scene, 2, 0, &comm) == EP_OK);
+    atomic_store(&scene->at, 2);
+    unit_await(&scene->at, 3);
+    for (int i = 0; i < BYTES; i++)
+        SURE(memory[i] == 5);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(a_rank_that_agrees_and_stays_away_is_fenced_off_by_the_next_call)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    decide(scene, 0, 3);
+    decide(scene, 1, 3);
+    decide(scene, 2, 1);
+    run(scene, 2, stay_away);
+    free_scene(scene);
+}
+
 /* Memory of the program cannot move: the rank must have left, and until then nothing but the failure changes. */
 static int registered(const ep_boot *boot, void *argument)
 {
@@ -172,11 +243,13 @@ static int registered(const ep_boot *boot, void *argument)
         atomic_store(&scene->at, 3);
         return 0;
     }
-    keep(scene, boot->rank, make(scene, 1, boot->rank, &comm));
-    SURE(ep_comm_async_error(comm) == EP_E_STATE);
+    for (int number = 1; number <= 2; number++) { /* however often: the rank still lives */
+        keep(scene, boot->rank, make(scene, number, boot->rank, &comm));
+        SURE(ep_comm_async_error(comm) == EP_E_STATE);
+    }
     atomic_fetch_add(&scene->at, 1);
     unit_await(&scene->at, 3);
-    SURE(make(scene, 2, boot->rank, &comm) == EP_OK);
+    SURE(make(scene, 3, boot->rank, &comm) == EP_OK);
     SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
     SURE(ep_unregister(comm, memory) == EP_OK);
     ep_comm_free(comm);
@@ -188,8 +261,8 @@ TEST(registered_memory_is_fenced_by_name)
     struct scene *scene = new_scene(3, 3);
 
     decide(scene, 0, 7);
-    decide(scene, 1, 3);
-    decide(scene, 2, 3);
+    for (int number = 1; number <= 3; number++)
+        decide(scene, number, 3);
     run(scene, 3, registered);
     for (int rank = 0; rank < 2; rank++) {
         assert_int_equal(scene->status[rank], EP_E_STATE);
@@ -284,6 +357,101 @@ TEST(a_meeting_that_fails_changes_nothing)
     free_scene(scene);
 }
 
+/* An abort from another thread, or a handler, while the members agree: it is not lost with the group of before. */
+struct aborting {
+    const ep_boot *boot;
+    ep_comm *comm;
+};
+
+static ep_status gather_and_abort(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    struct aborting *aborting = context;
+
+    ep_comm_abort(aborting->comm);
+    return aborting->boot->allgather(aborting->boot->context, mine, bytes, timeout_ms, ret_all);
+}
+
+static int abort_meanwhile(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    struct regroup_boot next;
+    struct aborting aborting = {.boot = &next.boot};
+    ep_comm *comm = NULL;
+    ep_boot own;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    regroup_boot(&scene->regroup, 1, boot->rank, scene->slots, &next);
+    own = next.boot;
+    own.ranks_per_node = 0;
+    aborting.comm = comm;
+    if (boot->rank == 0) {
+        own.allgather = gather_and_abort;
+        own.context = &aborting;
+    }
+    SURE(ep_comm_regroup(comm, &own) == EP_OK);
+    SURE(ep_comm_barrier(comm) == EP_E_ABORTED);
+    SURE(make(scene, 2, boot->rank, &comm) == EP_OK);
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(an_abort_during_the_call_takes_effect_after_it)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    for (int number = 0; number < 3; number++)
+        decide(scene, number, 3);
+    run(scene, 2, abort_meanwhile);
+    free_scene(scene);
+}
+
+/* The same, with calls of other threads all the time. */
+static void *alloc_all_the_time(void *argument)
+{
+    ep_comm *comm = argument;
+    void *memory;
+
+    for (;;) /* until the process ends */
+        if (ep_alloc_local(comm, 64, &memory) == EP_OK)
+            ep_free_local(comm, memory);
+    return NULL;
+}
+
+static int change_beside_threads(const ep_boot *boot, void *argument)
+{
+    struct scene *scene = argument;
+    pthread_t thread;
+    ep_comm *comm = NULL;
+
+    SURE(make(scene, 0, boot->rank, &comm) == EP_OK);
+    SURE(pthread_create(&thread, NULL, alloc_all_the_time, comm) == 0);
+    for (int number = 1; number < REGROUP_GROUPS; number++) {
+        if (number % 2 && boot->rank == 1)
+            ep_comm_abort(comm);
+        SURE(make(scene, number, boot->rank, &comm) == EP_OK);
+        SURE(ep_comm_barrier(comm) == EP_OK);
+    }
+    if (boot->rank == 1) {
+        unit_await(&scene->at, 1);
+        _exit(0); /* with its thread */
+    }
+    atomic_store(&scene->at, 1);
+    while (ep_comm_barrier(comm) == EP_OK)
+        continue;
+    _exit(ep_comm_async_error(comm) == EP_E_PEER_DEAD ? 0 : 1);
+}
+
+TEST(other_threads_may_call_meanwhile)
+{
+    struct scene *scene = new_scene(2, 2);
+
+    for (int number = 0; number < REGROUP_GROUPS; number++)
+        decide(scene, number, 3);
+    run(scene, 2, change_beside_threads);
+    free_scene(scene);
+}
+
 static int use_absent(const ep_boot *boot, void *argument)
 {
     struct scene *scene = argument;
@@ -309,11 +477,9 @@ static int use_absent(const ep_boot *boot, void *argument)
     SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
     SURE(make(scene, 1, boot->rank, &comm) == EP_OK);
     SURE(ep_plan_update(plan, &(ep_plan_update_args)EP_PLAN_UPDATE_ARGS_INIT, NULL) == EP_E_STATE);
-    SURE(strstr(ep_last_error(), "the members of the group have changed: renew it"));
-    args.n_tokens = -1;
-    SURE(ep_plan_renew(plan, &args) == EP_E_ARG);
-    args.n_tokens = 2;
-    SURE(ep_plan_renew(plan, &args) == EP_OK);
+    SURE(strstr(ep_last_error(), "the members have changed since it was made"));
+    ep_plan_free(plan);
+    SURE(ep_plan_new(comm, &args, &plan) == EP_OK);
     ep_plan_free(plan);
     ep_comm_free(comm);
     return 0;

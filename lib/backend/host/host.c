@@ -41,6 +41,7 @@ const struct ep_backend_ops ep_backend_host = {
     .abort = ep_group_abort,
     .poll = ep_group_poll,
     .get_failed = ep_group_get_failed,
+    .regroup_drain = ep_group_regroup_drain,
     .regroup_leave = ep_group_regroup_leave,
     .regroup_join = ep_group_regroup_join,
     .alloc = ep_group_alloc,
