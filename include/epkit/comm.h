@@ -167,7 +167,8 @@ EP_API ep_status ep_comm_barrier(ep_comm *comm);
 
 /*
  * All-gather of small blocks over an existing communicator (sizes, seeds, timings; not for bulk data), at most 4096
- * bytes per rank. Collective. Layout as ep_allgather_fn. ret_all must not overlap mine (EP_E_ARG).
+ * bytes per rank. Collective. Layout as ep_allgather_fn, with zeros for absent ranks. ret_all must not overlap mine
+ * (EP_E_ARG).
  */
 EP_API ep_status ep_comm_allgather(ep_comm *comm, const void *mine, size_t bytes, void *ret_all);
 
@@ -197,8 +198,8 @@ EP_API const char *ep_comm_last_error(const ep_comm *comm);
  * What this rank knows of each rank: ret_failed [R], host memory, is EP_OK for a rank of which nothing is known,
  * EP_E_PEER_DEAD if it has ended or cannot be reached, EP_E_PEER_LEFT if it has freed its communicator, EP_E_EXCLUDED
  * if it is absent, or else the status of the failure of this communicator for the rank that it names. Ranks may know
- * different things, and more later: decide who goes on before any of them frees its communicator, because it has left
- * then. Never blocks. Any thread.
+ * different things, and more later; a failure of ep_comm_regroup() itself names a rank in its text only. Decide who
+ * goes on before any of them frees its communicator, because it has left then. Never blocks. Any thread.
  */
 EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
 
@@ -211,16 +212,16 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * the survivors through any store that can set a key once (examples/continue.c). The bootstrap is the decision: one
  * that is made for these members, with an address or key of its own for each change, lets no others in.
  *
- * What stays: the number of each rank, its experts, memory of ep_alloc() and ep_register() with its contents, queues,
- * handles. What was published of the failure of before is gone. Plans and low-latency objects are EP_E_STATE until all
- * members have renewed them, in the same order: by ep_plan_renew() and ep_ll_renew(), new members by ep_plan_new() and
- * ep_ll_new().
+ * What stays: the number of each rank, its experts, memory of ep_alloc() and ep_register() with its contents, queues.
+ * What was published of the failure of before is gone. Plans and low-latency objects of before are EP_E_STATE: free
+ * them; all members make new ones.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
- * ended, its connections are closed, or, if it lives on this host, the memory of ep_alloc() of the members has moved to
- * new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of ep_register(),
- * threads of one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
+ * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
+ * has moved to new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of
+ * ep_register(), threads of one process) and the rank lives and has not freed its communicator, all members get
+ * EP_E_STATE.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can

@@ -122,7 +122,7 @@ def _gather_of_mpi(comm: Any) -> _Gather:
 def _bootstrap_of(group: Any) -> Tuple[int, int, _Gather]:
     """Number in the group, its size, and its all-gather."""
     if isinstance(group, Members):
-        return group.ranks.index(group.rank), len(group.ranks), group.gather
+        return group.ranks.index(group.rank), len(group.ranks), group.meet().gather
     if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
         return group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
     rank, size = _rank_in(group)
@@ -235,10 +235,16 @@ class Communicator(OfThisProcess):
                  | (_native.COMM_DROP_ABSENT if drop_absent else 0))
         if slot is None:
             slot = group.rank if isinstance(group, Members) else rank
+        if not slots and slot != rank:
+            raise ValueError(f"Communicator: rank {slot} is number {rank} of the members, and `slots` is not given: say how many ranks "
+                             "there are, of which these are present")
         if ranks_per_node is not None:
             per_node = want_integer(ranks_per_node, "Communicator", "ranks_per_node")
         else:
-            per_node = 0 if slots or isinstance(group, Members) else _ranks_per_node(group, size, network)
+            # Those of a group that has a part of the ranks do not tell; what is set for all of them does.
+            given = os.environ.get("EPKIT_RANKS_PER_NODE", "")
+            per_node = _ranks_per_node(group, size, network) if not slots and not isinstance(group, Members) else \
+                int(given) if given.isdecimal() else 0
         try:
             self._adopt(_C.Comm(rank, size, gather, backend, _milliseconds(timeout), self.device.index if self.is_cuda else -1,
                                 flags, network, per_node, want_integer(slots or 0, "Communicator", "slots"),

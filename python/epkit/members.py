@@ -22,10 +22,19 @@ class Members:
         self.rank = want_integer(rank, "Members", "rank")
         self.key = key
         self._round = 0
+        self._used = False
         if len(set(self.ranks)) != len(self.ranks) or (self.ranks and self.ranks[0] < 0):
             raise ValueError(f"Members: ranks are {self.ranks}, must be numbers of ranks, each once")
         if self.rank not in self.ranks:
             raise ValueError(f"Members: rank {self.rank} is not one of the members {self.ranks}")
+
+    def meet(self) -> "Members":
+        """Itself, for one meeting."""
+        mine = f"{self.key}/{self.rank}"
+        if self._used or self.store.add(mine, 1) != 1:
+            raise ValueError(f"Members: {self.key!r} has been used by rank {self.rank} before: each meeting needs a name of its own")
+        self._used = True
+        return self
 
     def gather(self, data: bytes, timeout_ms: int) -> bytes:
         """An all-gather of bytes of the members, in the order of their numbers."""

@@ -53,8 +53,8 @@ def test_members_change(rank, size):
                 memory.fill_(number)
             comm.regroup(group)
             assert memory is None or bool((memory == number).all())
-            raises(epkit.Error, "renew", old[0].dispatch, torch.zeros(TOKENS, 512, dtype=torch.bfloat16))
-            raises(epkit.Error, "renew", old[1].dispatch, torch.zeros(TOKENS, 512, dtype=torch.bfloat16),
+            raises(epkit.Error, "changed", old[0].dispatch, torch.zeros(TOKENS, 512, dtype=torch.bfloat16))
+            raises(epkit.Error, "changed", old[1].dispatch, torch.zeros(TOKENS, 512, dtype=torch.bfloat16),
                    torch.zeros(TOKENS, TOPK, dtype=torch.int64))
         assert (comm.rank, comm.size, comm.members) == (rank, SLOTS, members)
         assert sorted(comm.failed_ranks()) == [other for other in range(SLOTS) if other not in members]
@@ -82,7 +82,12 @@ def test_members_refused(rank, size):
     raises(ValueError, "once", Members, store, [0, 0, 1], rank, "a")
     raises(ValueError, "members", Members, store, [0, 1], 2, "a")
     raises(ValueError, "numbers", Members, store, [-1, rank], rank, "a")
-    raises(epkit.ArgumentError, "slots is 1", epkit.Communicator, Members(store, [0, 1], rank, "b"), slots=1)
+    raises(ValueError, "`slots` is not given", epkit.Communicator, Members(store, [rank, rank + 5], rank + 5, f"a{rank}"))
+    once = Members(store, [0, 1], rank, "b")
+    raises(epkit.ArgumentError, "slots is 1", epkit.Communicator, once, slots=1)
+    raises(ValueError, "used", epkit.Communicator, once, slots=2)
+    raises(ValueError, "used", epkit.Communicator, Members(store, [0, 1], rank, "b"), slots=2)
+    raises(epkit.ArgumentError, "slots is 1", epkit.Communicator, Members(store, [0, 1], rank, "bb"), slots=1)
     raises(epkit.ArgumentError, "slot is 7", epkit.Communicator, Members(store, [0, 1], rank, "c"), slots=4, slot=7)
     raises(epkit.GroupError, "both have slot 3", epkit.Communicator, Members(store, [0, 1], rank, "d"), slots=4, slot=3)
     comm = epkit.Communicator(Members(store, [0, 1], rank, "e"), slots=3, timeout=60)
