@@ -172,6 +172,33 @@ epkit_packages_undo() {
 
 # --- files ---
 
+# Who may rename what is in a folder can put a link there after any look at it. So the folders and links on the way to
+# FOLDER, from START down, are those of root or of the caller, and not everybody may rename what is in them: a folder
+# where all may write is sticky, and what comes next is there already. epkit_owned START FOLDER
+epkit_owned() (
+    at=${1%/}/ rest=${2#"$1"} caller=$(id -u) said='%u owns it, its mode is %m'
+    while other=$(find "$at" -maxdepth 0 \( ! -uid 0 ! -uid "$caller" -o ! -type l -perm -0002 ! -perm -1000 \) \
+        -printf "$said") && [ -z "$other" ]; do
+        if [ -L "$at" ]; then
+            case $(readlink -- "$at") in
+            /*) epkit_owned / "$(readlink -- "$at")" ;;
+            *) epkit_owned "${at%/*}" "${at%/*}/$(readlink -- "$at")" ;;
+            esac || exit
+        fi
+        while [ "$rest" != "${rest#/}" ]; do rest=${rest#/}; done
+        if [ -z "$rest" ]; then exit 0; fi
+        last=$at at=${at%/}/${rest%%/*} rest=${rest#"${rest%%/*}"}
+        if [ -e "$at" ] || [ -L "$at" ]; then continue; fi
+        other=$(find -H "$last" -maxdepth 0 -perm -0002 -printf "$said, which lets others make what is not there yet")
+        if [ -z "$other" ]; then exit 0; fi
+        at=$last
+        break
+    done
+    echo "$at: user $other: another user could lead this step elsewhere by a link; nothing is done there." \
+        "Give it to root and take the right to write from others (chown root, chmod o-w), or let its owner install" >&2
+    exit 1
+)
+
 # In a root folder a link leads to where it would lead on that machine, or nothing is done: the step must not change
 # this machine's disk. epkit_inside FOLDER
 epkit_inside() {
@@ -183,6 +210,7 @@ epkit_inside() {
         exit 1
         ;;
     esac
+    epkit_owned "$EPKIT_ROOT" "$1" || exit
 }
 
 # Records the missing folders from FOLDER upwards, which uninstall removes.

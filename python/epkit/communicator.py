@@ -366,9 +366,13 @@ class Communicator(OfThisProcess):
         May differ between ranks. On the CPU there are none: nothing happens. A few of them cost speed: the default fills
         the links.
         """
+        self._native.set_sms(sms)
+        self._sms = sms
+
+    def _use_num_sms(self, sms: int) -> None:
+        """set_num_sms() for what says it before each operation."""
         if sms != self._sms:
-            self._native.set_sms(sms)
-            self._sms = sms
+            self.set_num_sms(sms)
 
     def set_net_memory(self, reserve: int, limit: int = 0) -> None:
         """Memory that holds rows until they are sent to other nodes, on CUDA: of the host, or of the GPU if the NIC accesses it.

@@ -127,7 +127,8 @@ class Plan(OfThisProcess):
         if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
             scales = scales.contiguous()
         self._native.dispatch(as_bytes(rows), as_words(scales), topk_weights, as_bytes(out.x), as_words(out.scales), out.topk_idx,
-                              out.topk_weights, stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None)
+                              out.topk_weights, stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None,
+                              scales is not None and scales.element_size() == 1)
         return out
 
     def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,

@@ -286,26 +286,28 @@ static int64_t hidden_of(const struct tensor *x)
     return x->shape[1] * (x->type == TYPE_U8 ? 2 : 1);
 }
 
-/* Scales of a known format by their number: floats, or words of four bytes. Others are words that are not interpreted.
- */
-static int scale_type_of(const struct tensor *x, const struct tensor *scales)
+/* Scales of a known format by their number: floats, or words of four bytes. Others are words that are not interpreted,
+ * as those that the program gave as words where DeepEP has no such format. */
+static int scale_type_of(const struct tensor *x, const struct tensor *scales, bool were_bytes)
 {
     static const struct {
         enum tensor_type x, scales;
         int block, scale_type; /* elements for each float or word */
-    } formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32},
-                   {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0},
-                   {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32},
-                   {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3}};
+        bool only_bytes;
+    } formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32, false},
+                   {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0, false},
+                   {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32, true},
+                   {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3, true}};
 
     for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
         if (x->type == formats[i].x && scales->type == formats[i].scales &&
-            scales->shape[1] * formats[i].block == hidden_of(x))
+            scales->shape[1] * formats[i].block == hidden_of(x) && (were_bytes || !formats[i].only_bytes))
             return formats[i].scale_type;
     return EP_I32;
 }
 
-static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, ep_dispatch_args *args)
+static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, bool were_bytes,
+                            ep_dispatch_args *args)
 {
     struct comm_object *comm = plan->member.comm;
     const struct tensor *scales = &sent->scales;
@@ -322,7 +324,7 @@ static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, P
     args->recv_scales = recv.data;
     args->recv_scale_stride_token = recv.stride[0];
     args->recv_scale_stride_block = recv.stride[1];
-    args->scale_type = scale_type_of(&sent->x, scales);
+    args->scale_type = scale_type_of(&sent->x, scales, were_bytes);
     if (args->scale_type == EP_I32)
         args->scale_words = narrow(words);
     return Py_None;
@@ -345,7 +347,8 @@ static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_di
     return Py_None;
 }
 
-/* dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream) */
+/* dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes): were the
+ * scales bytes, of which as_words() has made words? */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
@@ -363,7 +366,7 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
         &recv_x);
     if (args[1] == Py_None && args[4] != Py_None)
         return raise_arg("dispatch: recv_scales without scales");
-    if (args[1] != Py_None && !get_scales(plan, &sent, args[4], &dispatch))
+    if (args[1] != Py_None && !get_scales(plan, &sent, args[4], args[8] == Py_True, &dispatch))
         return NULL;
     if (!get_topk(plan, args, &dispatch))
         return NULL;
@@ -509,7 +512,7 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 
 MEMBER_METHOD(update, "update", 4)
 MEMBER_METHOD(tokens, "tokens", 1)
-MEMBER_METHOD(dispatch, "dispatch", 8)
+MEMBER_METHOD(dispatch, "dispatch", 9)
 MEMBER_METHOD(combine, "combine", 8)
 MEMBER_METHOD(metadata, "metadata", 10)
 

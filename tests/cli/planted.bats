@@ -305,6 +305,35 @@ END
     [ "$(cat m/etc/one.epkit-old)" = changed ]
 }
 
+@test "install --root: a folder on the way to the file of a step that another user can exchange with a link" {
+    local folder change
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: /srv/a/one, content: x}\n' \
+        >one.yaml
+    for folder in srv srv/a srv/links; do
+        for change in "chown -h $MALLORY" 'chmod 777'; do
+            rm -rf m
+            mkdir -p m/srv/links m/data/a
+            ln -s ../data/a m/srv/links/a
+            if [ $folder = srv/links ]; then ln -s links/a m/srv/a; else mkdir m/srv/a; fi
+            $change m/$folder
+            run -1 epkit install apply ./one.yaml --root m
+            echo "$change $folder -> $output"
+            [[ "$output" == *"/m/$folder: user "*" owns it, its mode is "*": another user could lead this step elsewhere"* ]]
+            [ -z "$(find m ! -type d ! -type l ! -path 'm/var/*')" ]
+        done
+    done
+    # A sticky folder, where what comes next may be made by others, or is root's.
+    rm -rf m
+    mkdir -p m/srv
+    chmod 1777 m/srv
+    run -1 epkit install apply ./one.yaml --root m
+    [[ "$output" == *"/m/srv: user root owns it, its mode is 1777, which lets others make what is not there yet"* ]]
+    mkdir m/srv/a
+    run -0 epkit install apply ./one.yaml --root m
+    [ "$(cat m/srv/a/one)" = x ]
+    run -0 epkit install uninstall ./one.yaml --root m
+}
+
 # steps_shell SHELL LINE: a function of prelude.sh as a step in that shell runs it, with programs of bin before others
 steps_shell() {
     PATH=$PWD/bin:$PATH EPKIT_ROOT=$PWD/m EPKIT_STATE=$PWD/m/state EPKIT_BEFORE=$PWD/m/state/before EPKIT_STEP=one \

@@ -172,9 +172,13 @@ END
         done
         chmod +x data/victim/bin/*
         ln -sf /bin/false usr/bin/epkit
+        echo nonsense >data/victim/preloaded.so
         ln -s /data/victim opt/epkit'
-    run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml PATH="/opt/epkit/bin:$PATH"
+    run -0 pod EPKIT_RECIPE=/run/epkit-agent/first.yaml PATH="/opt/epkit/bin:$PATH" LD_PRELOAD=/data/victim/preloaded.so
     phase_is "done"
+    # The container has no such file, and says so; a program of the node would have tried to load it.
+    [[ "$output" == *'cannot open shared object file'* ]]
+    [[ "$output" != *'file too short'* && "$output" != *'invalid ELF header'* ]]
     [ ! -e "$SHARED/ran" ]
     [ "$(cat "$SHARED/etc/epkit-test-first")" = first ]
     # Others may make names in a sticky folder.

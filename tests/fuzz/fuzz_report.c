@@ -79,7 +79,19 @@ static void check_page(const json_t *document, void (*print)(FILE *stream, const
     free(page);
 }
 
-/* The verdict on the logs. That on an empty one is made once: it takes most of the time of an input. */
+/* Nothing of run.json that input_know_run() reads. */
+static bool is_unknown(const json_t *run)
+{
+    static const char *const keys[] = {"exit_code", "began", "reason", "failed_host", "hardware", "nodes", "hosts"};
+
+    for (size_t i = 0; i < COUNT(keys); i++)
+        if (json_object_get(run, keys[i]))
+            return false;
+    return true;
+}
+
+/* The verdict on the logs. That on an empty one, of an unknown run, is made once: it takes most of the time of an
+ * input. */
 static json_t *judge(const struct folder *folder, bool has_log)
 {
     static const struct cmd cmd = {.name = "report"};
@@ -88,6 +100,7 @@ static json_t *judge(const struct folder *folder, bool has_log)
     static json_t *empty;
     json_t *parsed = NULL;
 
+    has_log = has_log || !is_unknown(folder->run);
     if (!has_log && empty)
         return json_deep_copy(empty);
     if (!reference)

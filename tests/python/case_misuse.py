@@ -149,6 +149,7 @@ def test_freed_and_foreign_handles(rank, size):
     if not one._comm.is_cuda:
         raises(NotImplementedError, "MemPool empty", one._comm.mem_pool)
     raises(epkit.ArgumentError, "sms -1", one._comm.set_num_sms, -1)
+    raises(TypeError, "sms float integer", one._comm.set_num_sms, 0.0)
     raises(AssertionError, "even", deep_ep.Buffer.set_num_sms, 7)
     raises(TypeError, "str", deep_ep.Buffer.set_num_sms, "8")
     handle.plan.free()
@@ -629,13 +630,14 @@ def test_calls_from_within_a_call(rank, size):
     late = [comm.plan(topk_idx, 2 * size)]
     late[0].me = late[0]
     nosy = Nosy(x, (plan.free, comm.free, lambda: plan.dispatch(x), calls.free, late.clear))
-    plan._native.dispatch(nosy, None, None, out, None, None, None, None)
+    plan._native.dispatch(nosy, None, None, out, None, None, None, None, False)
     assert all("another thread" in text for text in nosy.said[:4]) and not plan.closed and not comm.closed
     assert torch.equal(out, plan.dispatch(x).x)
-    raises(TypeError, "x", plan._native.dispatch, Nosy(x, (lambda: 1 // 0,)), None, None, out, None, None, None, None)
+    raises(TypeError, "x", plan._native.dispatch, Nosy(x, (lambda: 1 // 0,)), None, None, out, None, None, None, None,
+           False)
     assert torch.equal(plan.dispatch(x).x, out)  # the failed call has given the communicator back
     plan.free()
-    raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, None, None, None, None)
+    raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, None, None, None, None, False)
     comm.barrier()
 
 

@@ -454,13 +454,14 @@ def test_tensors_without_dlpack(rank, size):
     plan = comm.plan(Duck(topk_idx), size)
     assert plan.n_tokens == 3 and plan.topk == 1
     out, more = torch.empty(plan.out_rows, 64, dtype=torch.bfloat16), torch.empty(plan.out_rows, 1)
-    plan._native.dispatch(Duck(x), None, Duck(weights), Duck(out), None, None, Duck(more), None)
+    plan._native.dispatch(Duck(x), None, Duck(weights), Duck(out), None, None, Duck(more), None, False)
     want = plan.dispatch(x, weights)
     assert torch.equal(out, want.x) and torch.equal(more, want.topk_weights)
-    raises(epkit.ArgumentError, "x float32", plan._native.dispatch, Duck(x.float()), None, None, out, None, None, None, None)
+    raises(epkit.ArgumentError, "x float32", plan._native.dispatch, Duck(x.float()), None, None, out, None, None, None,
+           None, False)
     raises(epkit.ArgumentError, "x contiguous", plan._native.dispatch, Duck(x.t().contiguous().t()), None, None, out, None,
-           None, None, None)
-    raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, None, None, None, None)
+           None, None, None, False)
+    raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, None, None, None, None, False)
 
 
 @on_ranks(2)
@@ -554,6 +555,21 @@ def test_opaque_scales(rank, size):
         if not expanded:
             assert torch.equal(a.scales, torch.cat([w[((t >= 2 * rank) & (t < 2 * rank + 2)).any(1)]
                                                     for w, t in zip(gather(words, size), gather(topk_idx, size))]))
+
+
+@on_ranks(2)
+def test_words_are_not_interpreted(rank, size):
+    """Also where they are as many as the bytes of mxfp8 or nvfp4 would make."""
+    comm = epkit.Communicator(check_values=True)
+    plan = comm.plan(torch.full((4, 1), 1 - rank), size)
+    words = torch.full((4, 4), -1, dtype=torch.int32)
+    for x in torch.zeros(4, 512).to(torch.float8_e4m3fn), torch.zeros(4, 128, dtype=torch.uint8):
+        words = words[:, :x.shape[1] * (2 if x.dtype == torch.uint8 else 1) // 64]
+        assert torch.equal(plan.dispatch((x, words)).scales, words)
+    comm.check()
+    comm.synchronize()
+    comm.free()
+    raises(epkit.ArgumentError, "freed", comm.set_num_sms, 0)
 
 
 @on_ranks(2)

@@ -51,7 +51,8 @@ if not opened:
     sys.exit(1)
 calls = {"C": lambda: in_c.overhead_batch(ctypes.c_void_p(opened), BATCH),
          "empty": lambda: batch_of(lambda: None),
-         "extension": lambda: batch_of(lambda: native(x, scales, weights, recv_x, recv_scales, recv_idx, recv_weights, stream)),
+         "extension": lambda: batch_of(lambda: native(x, scales, weights, recv_x, recv_scales, recv_idx, recv_weights, stream,
+                                                   False)),
          "again": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, out=rows)),
          "whole": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, want_topk_idx=True))}
 best = {name: min(times) for name, times in zip(calls, zip(*([call() for call in calls.values()] for _ in range(50))))}

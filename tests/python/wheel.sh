@@ -115,20 +115,23 @@ cuda_wheel() {
         "$work/gpu/venv/bin/python" -c 'import deep_ep, deep_ep_v25, epkit, nixl_ep; assert epkit.cuda_version and deep_ep_v25 is deep_ep')
 }
 
-# `pip wheel python/` is the same package. What is compared is names: it need not be optimised again.
+# `pip wheel python/` is the same package. With the flags of the first build, nothing is compiled again.
 subfolder() {
-    CMAKE_ARGS=-DCMAKE_C_FLAGS_RELEASE=-O0 PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps \
-        --no-build-isolation --wheel-dir "$work/subfolder" "$work/source/python" || return 1
+    PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps --no-build-isolation \
+        --wheel-dir "$work/subfolder" "$work/source/python" || return 1
     [ "$(ls "$work/subfolder")" = "${wheel##*/}" ] &&
         diff <("$python" -m zipfile -l "$wheel" | cut -d' ' -f1) <("$python" -m zipfile -l "$work"/subfolder/*.whl | cut -d' ' -f1)
 }
 
-# The source archive, which `python -m build` begins with, makes the same wheel, again by its names.
+# The source archive, which `python -m build` begins with, makes the same wheel, again by its names: what is compiled a
+# second time, because there is no cache, need not be optimised.
 source_archive() {
+    local args=${CMAKE_ARGS-}
+    command -v ccache >/dev/null || args+=' -DCMAKE_C_FLAGS_RELEASE=-O0'
     PYTHONPATH=$work/source/python "$python" -c 'import sys, backend; backend.build_sdist(sys.argv[1])' "$work/archive" || return 1
     set -- "$work"/archive/epkit-0.1.0.tar.gz
-    CMAKE_ARGS=-DCMAKE_C_FLAGS_RELEASE=-O0 PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps \
-        --no-build-isolation --wheel-dir "$work/archive/wheels" "$1" || return 1
+    CMAKE_ARGS=$args PATH=$(dirname "$python"):$PATH "$python" -m pip wheel --quiet --no-deps --no-build-isolation \
+        --wheel-dir "$work/archive/wheels" "$1" || return 1
     diff <("$python" -m zipfile -l "$wheel" | cut -d' ' -f1) <("$python" -m zipfile -l "$work"/archive/wheels/*.whl | cut -d' ' -f1)
 }
 

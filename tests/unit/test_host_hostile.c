@@ -289,6 +289,23 @@ static void check(struct life *life, struct report *report, ep_status status)
         complain(report, "damage of another rank", (int)status);
 }
 
+/* What the rank that writes says of others: one entry for each rank, and statuses that there are. */
+static void check_failed(const struct life *life, struct report *report)
+{
+    int32_t failed[2 * RANKS];
+
+    for (int i = 0; i < 2 * RANKS; i++)
+        failed[i] = GUARD_BYTE;
+    if (ep_comm_get_failed(life->comm, failed) != EP_OK)
+        complain(report, "ep_comm_get_failed() fails", 0);
+    for (int i = 0; i < RANKS; i++)
+        if (failed[i] != EP_OK && !ep_status_is_failure((ep_status)failed[i]))
+            complain(report, "a status of a rank that there is not", failed[i]);
+    for (int i = RANKS; i < 2 * RANKS; i++)
+        if (failed[i] != GUARD_BYTE)
+            complain(report, "written behind the statuses of the ranks", i);
+}
+
 static void live(ep_boot_shm *place, int rank, struct scenario *scenario)
 {
     struct report *report = &scenario->report[rank];
@@ -327,6 +344,7 @@ static void live(ep_boot_shm *place, int rank, struct scenario *scenario)
         if (status != EP_OK)
             break;
     }
+    check_failed(&life, report);
     if (rank == HOSTILE) {
         stop = true;
         pthread_join(thread, NULL);

@@ -26,9 +26,10 @@ fail() {
 
 # on_node COMMAND...: in the node's own namespaces, with this container's environment, but nothing that the image's PATH
 # finds on the node. The folder of epkit comes last: before copy_epkit() has checked it, it holds what the owner of /opt
-# put there.
+# put there, and no variable by which a loader or a shell loads what the image has.
 on_node() {
-    nsenter --target 1 --mount --uts --net --ipc --pid -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/epkit-installer/bin "$@"
+    env -u LD_LIBRARY_PATH -u LD_PRELOAD -u LD_AUDIT -u BASH_ENV -u ENV \
+        nsenter --target 1 --mount --uts --net --ipc --pid -- /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin:/opt/epkit-installer/bin "$@"
 }
 
 # epkit_on_node ARGUMENT...: the epkit that was copied, whichever the node has of its own

@@ -255,7 +255,7 @@ class Buffer(LowLatencyCalls):
         sms = Buffer.num_sms if config is None else config.num_sms
         if not Buffer._num_sms_set and sms == Buffer.num_sms:
             sms = 0
-        self._comm.set_num_sms(sms)
+        self._comm._use_num_sms(sms)
 
     @staticmethod
     def capture() -> EventOverlap:

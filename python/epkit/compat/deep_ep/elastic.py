@@ -392,7 +392,7 @@ class ElasticBuffer(OfThisProcess):
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
             fresh = False
         plan = handle._plan(order.stream)
-        self._comm.set_num_sms(num_sms or 0)
+        self._comm._use_num_sms(num_sms or 0)
         with order.allocating():
             out, self._out = self._out, None
             rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
@@ -457,7 +457,7 @@ class ElasticBuffer(OfThisProcess):
         check_torch_deterministic()
         self._plan_of(handle, "combine")
         order = self._order(previous_event, previous_event_before_epilogue, async_with_compute_stream, allocate_on_comm_stream)
-        self._comm.set_num_sms(num_sms or self._comm._sms)
+        self._comm._use_num_sms(num_sms or self._comm._sms)
         x = order.copied(x, x if topk_weights is not None else handle._expanded(x, order))
         x, topk_weights, biases = order.input(x), order.input(topk_weights), tuple(order.input(one) for one in _biases(bias))
         plan = handle._plan(order.stream)

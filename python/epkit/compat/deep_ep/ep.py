@@ -198,7 +198,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
                    *given: Any) -> EventOverlap:
         self._check_view(call)
         order = self._order(previous_event, None, True, False)
-        self._comm.set_num_sms(num_sms)
+        self._comm._use_num_sms(num_sms)
         with order.on_stream():
             work(self, call, *given, order)
         return order.done(True, tuple(tuple(one) if isinstance(one, list) else one for one in given))

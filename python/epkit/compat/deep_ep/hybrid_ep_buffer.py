@@ -153,7 +153,7 @@ class HybridEPBuffer(OfThisProcess):
         x, idx, weights, experts = self._inputs("dispatch", hidden, scaling_factor, topk_idx, topk_weights, num_of_experts,
                                                 routing_map, probs, handle, False)
         plan = self._comm.plan(idx, experts) if handle is None else handle.plan
-        self._comm.set_num_sms(self._dispatch_sms)
+        self._comm._use_num_sms(self._dispatch_sms)
         with torch.no_grad():  # as in DeepEP, gradients are the program's
             rows = plan.dispatch(_with_columns(x), weights, want_topk_idx=True)
         assert rows.topk_idx is not None
@@ -219,7 +219,7 @@ class HybridEPBuffer(OfThisProcess):
                                    max_recv_tokens=max(most, 1) if non_blocking else 0)
         else:
             plan = handle.plan
-        self._comm.set_num_sms(self._dispatch_sms)
+        self._comm._use_num_sms(self._dispatch_sms)
         with torch.no_grad():
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
@@ -322,7 +322,7 @@ class HybridEPBuffer(OfThisProcess):
 
     def _combine(self, handle: HybridEPHandle, hidden: torch.Tensor, weights: Optional[torch.Tensor]
                  ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        self._comm.set_num_sms(self._combine_sms)
+        self._comm._use_num_sms(self._combine_sms)
         with torch.no_grad():
             out, back = handle.plan.combine(hidden.contiguous(), None if weights is None else weights.float().contiguous())
         return out, None if back is None else _dense(handle.topk_idx, back, handle.plan.num_experts)
