@@ -127,6 +127,7 @@ struct ep_group {
     struct ep_shm shm; /* the own control block */
     struct ep_group_control *control;
     struct ep_group_former *former;
+    int unknown_former;          /* 1 + a rank for whose entry there was no memory; 0: none */
     struct ep_group_peer *peers; /* [R]; the own entry has only control and same_process set */
     int arbiter;       /* lowest rank on this host, whose control block holds the failure of all; at first this rank */
     bool serves;       /* a thread of each process serves its segments: /proc does not show those of some rank */

@@ -37,6 +37,7 @@ static ep_status note_former(struct ep_group *group)
             continue;
         former = malloc(sizeof(*former));
         if (!former) {
+            group->unknown_former = 1 + rank;
             status = ep_fail(EP_E_MEMORY, "ep_comm_regroup: no memory");
             continue;
         }
@@ -68,7 +69,7 @@ static bool is_gone(const struct ep_group_former *former)
  */
 static ep_status fence(struct ep_group *group, const ep_comm *next)
 {
-    int living = -1;
+    int living = group->unknown_former - 1;
 
     for (struct ep_group_former **at = &group->former; *at;) {
         const struct ep_group_former *former = *at;
@@ -138,5 +139,7 @@ ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mi
     /* All that stay are attached again; from the others the memory has moved. */
     while (status == EP_OK && group->former)
         ep_group_forget_former(&group->former);
+    if (status == EP_OK)
+        group->unknown_former = 0;
     return status;
 }
