@@ -15,6 +15,7 @@
 enum {
     NRANKS = 3,
     PATIENT_MS = 60000,
+    EARLY_MS = 3000,      /* less than a listener gives to a stranger */
     SILENT = 1000,        /* connections that the stranger leaves open, */
     ROLLING = 64,         /* and those that it replaces all the time */
     SENT = 65536,         /* bytes that it sends over each */
@@ -212,12 +213,11 @@ static ep_status gather_late(void *context, const void *mine, size_t bytes, int 
     EP_TRY(late->boot->allgather(late->boot->context, mine, bytes, timeout_ms, ret_all));
     if (late->boot->rank != NRANKS - 1 || !atomic_load(&scene->port) || atomic_exchange(&scene->was_late, true))
         return EP_OK;
-    /* Rank 0 waits for this rank. A listener that kept all would have them at the end of this wait too. */
-    for (int ms = 0; ms < PATIENT_MS / 4; ms++) {
-        if (atomic_load(&scene->flooded) && atomic_load(&scene->most_open) <= 2 * TCP_ACCEPTOR_STRANGERS)
-            break;
+    /* Rank 0 waits for this rank, and drops strangers before they are late. */
+    for (int ms = 0; ms < PATIENT_MS / 4 && !atomic_load(&scene->flooded); ms++)
         unit_sleep_ms(1);
-    }
+    for (int ms = 0; ms < EARLY_MS && atomic_load(&scene->most_open) > 2 * TCP_ACCEPTOR_STRANGERS; ms++)
+        unit_sleep_ms(1);
     scene->open_then = atomic_load(&scene->flooded) ? atomic_load(&scene->most_open) : SILENT;
     return EP_OK;
 }
