@@ -194,8 +194,8 @@ epkit_owned() (
         at=$last
         break
     done
-    echo "$at: user $other: another user could lead this step elsewhere by a link; nothing is done there." \
-        "Give it to root and take the right to write from others (chown root, chmod o-w), or let its owner install" >&2
+    echo "${at%/}/: user $other: another user could lead this step elsewhere by a link, so nothing is done there;" \
+        "chown root and chmod o-w the folder, or let its owner install" >&2
     exit 1
 )
 

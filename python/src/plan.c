@@ -347,8 +347,10 @@ static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_di
     return Py_None;
 }
 
-/* dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes): were the
- * scales bytes, of which as_words() has made words? */
+/*
+ * dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes), the
+ * last one: has as_words() made words of bytes?
+ */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;

@@ -482,7 +482,7 @@ END
     unshare -m mount -t tmpfs -o size=256k none m 2>/dev/null || skip "nothing can be mounted here"
     cat >inside.sh <<'END'
 set -eu
-mount -t tmpfs -o size=256k none m
+mount -t tmpfs -o size=256k,mode=755 none m
 "$EPKIT" install apply files.yaml --root m --set word=first --reboot never >/dev/null
 rm -r m/etc
 head -c 400k /dev/zero >m/full 2>/dev/null || true

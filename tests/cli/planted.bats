@@ -318,7 +318,7 @@ END
             $change m/$folder
             run -1 epkit install apply ./one.yaml --root m
             echo "$change $folder -> $output"
-            [[ "$output" == *"/m/$folder: user "*" owns it, its mode is "*": another user could lead this step elsewhere"* ]]
+            [[ "$output" == *"/m/$folder/: user "*" owns it, its mode is "*": another user could lead this step elsewhere"* ]]
             [ -z "$(find m ! -type d ! -type l ! -path 'm/var/*')" ]
         done
     done
@@ -327,7 +327,7 @@ END
     mkdir -p m/srv
     chmod 1777 m/srv
     run -1 epkit install apply ./one.yaml --root m
-    [[ "$output" == *"/m/srv: user root owns it, its mode is 1777, which lets others make what is not there yet"* ]]
+    [[ "$output" == *"/m/srv/: user root owns it, its mode is 1777, which lets others make what is not there yet"* ]]
     mkdir m/srv/a
     run -0 epkit install apply ./one.yaml --root m
     [ "$(cat m/srv/a/one)" = x ]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A process without the secret connects to the listener of rank 0 as often as it can, and sends nothing, a part of a
- * handshake, or rubbish. The ranks still connect. They are processes.
+ * handshake, or rubbish. The ranks still connect, and what it leaves open is little. They are processes.
  */
 #include "tcp/acceptor.h"
 
@@ -15,6 +15,7 @@
 enum {
     NRANKS = 3,
     PATIENT_MS = 60000,
+    EARLY_MS = 3000,      /* less than a listener gives to a stranger */
     SILENT = 1000,        /* connections that the stranger leaves open, */
     ROLLING = 64,         /* and those that it replaces all the time */
     SENT = 65536,         /* bytes that it sends over each */
@@ -23,8 +24,11 @@ enum {
 
 /* Shared by the ranks and the stranger. */
 struct scene {
-    int port;
+    _Atomic int port;            /* 0: not known yet */
+    _Atomic int most_open;       /* of its silent connections, after that */
     _Atomic bool flooded, stops; /* the stranger has made its connections; it is to end */
+    _Atomic bool was_late;
+    int open_then; /* of the silent connections, when the late rank went on */
 };
 
 /* --- the stranger --- */
@@ -62,7 +66,19 @@ static void send_kind(int fd, int kind)
         (void)!send(fd, &hello, bytes[kind], MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void flood(struct scene *scene)
+static int count_open(const int *fds, int n)
+{
+    int open = 0;
+
+    for (int i = 0; i < n; i++) {
+        struct pollfd end = {.fd = fds[i], .events = POLLRDHUP};
+
+        open += fds[i] >= 0 && poll(&end, 1, 0) == 0;
+    }
+    return open;
+}
+
+static void flood(struct scene *scene, const int *silent)
 {
     int rolling[ROLLING];
 
@@ -72,9 +88,11 @@ static void flood(struct scene *scene)
 
         if (*fd >= 0)
             close(*fd);
-        *fd = connect_to(scene->port);
+        *fd = connect_to(atomic_load(&scene->port));
         if (*fd >= 0)
             send_kind(*fd, (int)(i % 4));
+        if (i % 64 == 0)
+            atomic_store(&scene->most_open, count_open(silent, SILENT));
         atomic_store(&scene->flooded, true);
     }
 }
@@ -82,16 +100,19 @@ static void flood(struct scene *scene)
 /* Ends by _exit(). */
 static void be_a_stranger(struct scene *scene)
 {
+    static int silent[SILENT];
     struct rlimit files;
 
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
+    while (!atomic_load(&scene->port) && !atomic_load(&scene->stops))
+        unit_sleep_ms(1);
     for (int i = 0; i < SILENT; i++)
-        while (connect_and_wait(scene->port) < 0 && !atomic_load(&scene->stops))
+        while ((silent[i] = connect_and_wait(atomic_load(&scene->port))) < 0 && !atomic_load(&scene->stops))
             unit_sleep_ms(1);
-    flood(scene);
+    flood(scene, silent);
     _exit(0);
 }
 
@@ -131,7 +152,7 @@ static int connect_among_strangers(const ep_boot *boot, void *argument)
     ep_comm *comm = NULL;
     char address[32];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%d", scene->port);
+    snprintf(address, sizeof(address), "127.0.0.1:%d", atomic_load(&scene->port));
     args.rank = boot->rank;
     args.nranks = boot->nranks;
     args.address = address;
@@ -154,5 +175,73 @@ TEST(ranks_connect_among_strangers_to_a_rank_0_with_few_descriptors)
     struct scene *scene = unit_share(&(struct scene){.port = find_port()}, sizeof(*scene));
 
     run_among_strangers(scene, connect_among_strangers);
+    munmap(scene, sizeof(*scene));
+}
+
+/* --- a network --- */
+
+/* The bootstrap of a rank of which the last one is late: it has the addresses, and connects to nobody yet. */
+struct late {
+    const ep_boot *boot;
+    struct scene *scene;
+};
+
+/* The port of this process's listener, 0: none. */
+static int own_listener(void)
+{
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_storage at = {.ss_family = AF_UNSPEC};
+        socklen_t bytes = sizeof(at), int_bytes = sizeof(int);
+        int listens = 0;
+
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &int_bytes) == 0 && listens &&
+            getsockname(fd, (struct sockaddr *)&at, &bytes) == 0 &&
+            (at.ss_family == AF_INET || at.ss_family == AF_INET6))
+            return ntohs(at.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&at)->sin_port
+                                                 : ((struct sockaddr_in6 *)(void *)&at)->sin6_port);
+    }
+    return 0;
+}
+
+static ep_status gather_late(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    const struct late *late = context;
+    struct scene *scene = late->scene;
+
+    if (late->boot->rank == 0 && !atomic_load(&scene->port))
+        atomic_store(&scene->port, own_listener());
+    EP_TRY(late->boot->allgather(late->boot->context, mine, bytes, timeout_ms, ret_all));
+    if (late->boot->rank != NRANKS - 1 || !atomic_load(&scene->port) || atomic_exchange(&scene->was_late, true))
+        return EP_OK;
+    /* Rank 0 waits for this rank, and drops strangers before they are late. */
+    for (int ms = 0; ms < PATIENT_MS / 4 && !atomic_load(&scene->flooded); ms++)
+        unit_sleep_ms(1);
+    for (int ms = 0; ms < EARLY_MS && atomic_load(&scene->most_open) > 2 * TCP_ACCEPTOR_STRANGERS; ms++)
+        unit_sleep_ms(1);
+    scene->open_then = atomic_load(&scene->flooded) ? atomic_load(&scene->most_open) : SILENT;
+    return EP_OK;
+}
+
+static int make_network_among_strangers(const ep_boot *boot, void *argument)
+{
+    struct late late = {boot, argument};
+    ep_boot mine = *boot;
+    ep_comm *comm = NULL;
+
+    mine.allgather = gather_late;
+    mine.context = &late;
+    SURE(unit_comm_new(&mine, "tcp", 1, PATIENT_MS, &comm) == EP_OK);
+    SURE(ep_comm_barrier(comm) == EP_OK);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(ranks_make_a_network_among_strangers_while_one_is_late)
+{
+    struct scene *scene = unit_share(&(struct scene){.port = 0}, sizeof(*scene));
+
+    run_among_strangers(scene, make_network_among_strangers);
+    assert_true(scene->was_late);
+    assert_in_range(scene->open_then, 0, 2 * TCP_ACCEPTOR_STRANGERS);
     munmap(scene, sizeof(*scene));
 }
