@@ -201,7 +201,7 @@ static void make_digest(struct digest *digest, const ep_boot *boot, const ep_com
     *digest = (struct digest){.format = DIGEST_FORMAT, .rank = boot->rank, .status = (int32_t)local};
     digest->slot = comm && comm->config.slots ? comm->config.slot : -1;
     copy_text(digest->version, sizeof(digest->version), ep_version());
-    if (local != EP_OK) {
+    if (local != EP_OK || !comm) {
         copy_text(digest->reason, sizeof(digest->reason), ep_last_error());
         return;
     }

@@ -109,9 +109,10 @@ static void try_to_go_on(struct work *work, int number)
 int elastic_rank(struct table *table, int slot, int group)
 {
     struct work work = {.table = table, .report = &table->ranks[slot], .rank = slot, .group = group};
+    struct sigaction action = {.sa_handler = on_timer, .sa_flags = SA_RESTART};
     int number;
 
-    signal(SIGALRM, on_timer);
+    sigaction(SIGALRM, &action, NULL);
     for (;;) {
         while ((number = atomic_load(&table->number)) >= 0 && number < work.group && !leaves)
             usleep(200);
