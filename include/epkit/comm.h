@@ -90,7 +90,7 @@ typedef struct ep_comm_config {
     int32_t device;   /* CUDA device; -1 (EP_COMM_CONFIG_INIT): local rank on the host modulo the number of visible
                          devices. Ignored by the host backend */
     int32_t slots;    /* > 0: the number of ranks R, of which those of the bootstrap are the members; see
-                         ep_comm_regroup().    0: all ranks are members */
+                         ep_comm_regroup(). 0: all ranks are members */
     int32_t slot;     /* with slots: number of this rank, 0..slots-1, whatever its number in the bootstrap */
 } ep_comm_config;
 
@@ -219,7 +219,7 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
  * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
- * has moved to new pages at the same addresses, during which nobody may use it. Where that is impossible (memory of
+ * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (memory of
  * ep_register(), threads of one process) and the rank lives and has not freed its communicator, all members get
  * EP_E_STATE.
  *

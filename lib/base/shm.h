@@ -86,7 +86,7 @@ EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, const str
 
 /*
  * Moves the contents of an own segment to new pages at the same address: peers that have mapped it keep the old ones,
- * and may attach it again. Nobody may write to it meanwhile. Unchanged on failure.
+ * and may attach it again. No process may write to it meanwhile. Unchanged on failure.
  */
 EP_PRIVATE_API ep_status ep_shm_move(struct ep_shm *shm);
 

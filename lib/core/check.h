@@ -54,15 +54,15 @@
         EP_TRY_ON(comm, ep_comm_usable((comm), __func__));                                                             \
     } while (0)
 
-/* As EP_CHECK_USABLE() and EP_CHECK_COMM(), for a plan or low-latency object: it must be of the members of now. */
+/* As EP_CHECK_USABLE(), for a plan or low-latency object: it must be of the members of now. */
 #define EP_CHECK_CURRENT(object)                                                                                       \
     do {                                                                                                               \
         EP_CHECK_USABLE(object, (object)->comm);                                                                       \
         EP_CHECK_GENERATION(object);                                                                                   \
     } while (0)
+/* That alone, after a check of the communicator. */
 #define EP_CHECK_GENERATION(object)                                                                                    \
     do {                                                                                                               \
-        EP_CHECK_COMM(object, (object)->comm);                                                                         \
         if ((object)->generation != (object)->comm->generation)                                                        \
             return ep_comm_record(                                                                                     \
                 (object)->comm,                                                                                        \

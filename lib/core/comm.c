@@ -140,8 +140,6 @@ static ep_boot boot_of_slots(struct slots *slots)
 {
     ep_boot boot = *slots->boot;
 
-    if (slots->comm->n_members == slots->comm->nranks && !slots->comm->permuted)
-        return boot;
     boot.rank = slots->comm->rank;
     boot.nranks = slots->comm->nranks;
     boot.allgather = gather_slots;
@@ -328,7 +326,6 @@ static ep_comm *next_comm(const ep_comm *comm)
 static void take_members(ep_comm *comm, const ep_comm *next)
 {
     comm->n_members = next->n_members;
-    comm->permuted = next->permuted;
     memcpy(comm->members, next->members, sizeof(comm->members));
     memcpy(comm->slot_of, next->slot_of, sizeof(comm->slot_of));
     memcpy(comm->id_of, next->id_of, sizeof(comm->id_of));

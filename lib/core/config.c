@@ -444,12 +444,10 @@ static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot 
     comm->rank = comm->config.slot = rank;
     comm->nranks = comm->config.slots = nranks;
     comm->n_members = boot->nranks;
-    comm->permuted = false;
     memset(comm->members, 0, sizeof(comm->members));
     for (int i = 0; i < boot->nranks; i++) {
         int slot = slot_of(&all[i]);
 
-        comm->permuted |= slot != all[i].rank;
         comm->slot_of[all[i].rank] = (int16_t)slot;
         comm->id_of[slot] = all[i].id;
         comm->members[slot / 64] |= UINT64_C(1) << (slot % 64);

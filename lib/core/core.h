@@ -27,12 +27,11 @@ struct ep_comm {
     int rank, nranks; /* nranks: slots, of which the members are present */
     int n_members;
     uint64_t members[EP_MAX_RANKS / 64];
-    bool permuted;                 /* the bootstrap has the members in another order */
-    int16_t slot_of[EP_MAX_RANKS]; /* of each rank of the bootstrap that made the group */
-    uint64_t id_of[EP_MAX_RANKS];  /* `id` of each member */
-    uint64_t id;                   /* distinguishes communicators, also of one process in one slot */
-    bool is_next;                  /* what another communicator becomes by ep_comm_regroup() */
-    uint32_t generation;           /* of the members; plans and low-latency objects of an earlier one must be renewed */
+    int16_t slot_of[EP_MAX_RANKS];    /* of each rank of the bootstrap that made the group */
+    uint64_t id_of[EP_MAX_RANKS];     /* `id` of each member */
+    uint64_t id;                      /* distinguishes communicators, also of one process in one slot */
+    bool is_next;                     /* what another communicator becomes by ep_comm_regroup() */
+    uint32_t generation;              /* of the members; plans and low-latency objects of an earlier one are refused */
     int node, nnodes, ranks_per_node; /* ranks_per_node resolved: never 0 once the ranks have agreed */
     bool boot_has_nodes;              /* config.ranks_per_node is that of the bootstrap */
     ep_comm_config config;            /* resolved: defaults filled in */

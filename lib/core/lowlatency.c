@@ -358,6 +358,7 @@ ep_status ep_ll_finish_sync(ep_ll *ll, uint64_t call)
 
 ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 {
+    EP_CHECK_COMM(ll, ll->comm);
     EP_CHECK_GENERATION(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_buffer));
     EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_combine_buffer, ll, ret_buffer));
@@ -368,6 +369,7 @@ ep_status ep_ll_get_combine_buffer(ep_ll *ll, void **ret_buffer)
 
 ep_status ep_ll_get_mask(const ep_ll *ll, int32_t *ret_masked)
 {
+    EP_CHECK_COMM(ll, ll->comm);
     EP_CHECK_GENERATION(ll);
     EP_TRY_ON(ll->comm, EP_CHECK_PTR(__func__, ret_masked));
     return ep_comm_record(ll->comm, EP_BACKEND_CALL(ll->comm, ll_get_mask, ll, ret_masked));

@@ -33,8 +33,7 @@ static int find_dead(struct ep_group *group, int only)
     for (int rank = 0; rank < group->comm->nranks; rank++) {
         const struct ep_group_peer *peer = &group->peers[rank];
 
-        if (!ep_comm_has(group->comm, rank) || (!peer->control && !group->remote) ||
-            (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
+        if ((!peer->control && !group->remote) || (polled && peer->process.pidfd >= 0 && !fds[rank].revents))
             continue;
         if (!ep_group_has_left(group, rank) && ep_group_peer_dead(group, rank))
             return rank;

@@ -122,7 +122,7 @@ def _gather_of_mpi(comm: Any) -> _Gather:
 def _bootstrap_of(group: Any) -> Tuple[int, int, _Gather]:
     """Number in the group, its size, and its all-gather."""
     if isinstance(group, Members):
-        return group.ranks.index(group.rank), len(group.ranks), group.meet().gather
+        return group.ranks.index(group.rank), len(group.ranks), group.rendezvous().gather
     if hasattr(group, "allgather") and hasattr(group, "Get_rank"):
         return group.Get_rank(), group.Get_size(), _gather_of_mpi(group)
     rank, size = _rank_in(group)

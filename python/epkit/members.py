@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members: the ranks that are present in a communicator, who meet through a store."""
+"""Members: the ranks that are present in a communicator, and their rendezvous in a store."""
 import datetime
 from typing import Any, Sequence
 
@@ -7,13 +7,13 @@ from ._tensors import want_integer
 
 
 class Members:
-    """For Communicator(group=...) and Communicator.regroup(): some of the ranks, which meet through a store.
+    """For Communicator(group=...) and Communicator.regroup(): some of the ranks, with a store for their rendezvous.
 
     Arguments:
         store: a torch.distributed.Store that all members reach, such as a TCPStore; its host should outlive any of them.
         ranks: the numbers of all members, the same on each of them.
         rank: the number of this one.
-        key: a name of this meeting, the same on all members and used once, such as "members-7" for the seventh change.
+        key: a name of this rendezvous, the same on all members and used once, such as "members-7" for the seventh change.
     """
 
     def __init__(self, store: Any, ranks: Sequence[int], rank: int, key: str) -> None:
@@ -28,11 +28,11 @@ class Members:
         if self.rank not in self.ranks:
             raise ValueError(f"Members: rank {self.rank} is not one of the members {self.ranks}")
 
-    def meet(self) -> "Members":
-        """Itself, for one meeting."""
+    def rendezvous(self) -> "Members":
+        """Itself, for one rendezvous."""
         mine = f"{self.key}/{self.rank}"
         if self._used or self.store.add(mine, 1) != 1:
-            raise ValueError(f"Members: {self.key!r} has been used by rank {self.rank} before: each meeting needs a name of its own")
+            raise ValueError(f"Members: {self.key!r} has been used by rank {self.rank} before: each rendezvous needs a name of its own")
         self._used = True
         return self
 

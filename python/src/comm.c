@@ -324,10 +324,13 @@ static PyObject *comm_failed(PyObject *self, PyObject *unused)
         return raise_status(status);
     ranks = PyDict_New();
     for (int rank = 0; ranks && rank < info.nranks; rank++) {
-        PyObject *key = failed[rank] ? PyLong_FromLong(rank) : NULL;
-        PyObject *value = key ? PyUnicode_FromString(ep_status_name((ep_status)failed[rank])) : NULL;
+        PyObject *key, *value;
 
-        if (failed[rank] && (!value || PyDict_SetItem(ranks, key, value) < 0))
+        if (failed[rank] == EP_OK)
+            continue;
+        key = PyLong_FromLong(rank);
+        value = PyUnicode_FromString(ep_status_name((ep_status)failed[rank]));
+        if (!key || !value || PyDict_SetItem(ranks, key, value) < 0)
             Py_CLEAR(ranks);
         Py_XDECREF(key);
         Py_XDECREF(value);

@@ -73,7 +73,6 @@ static void take_turn(struct work *work, struct table *table)
     work->members = turn->members;
     start_fault(turn, work->rank);
     regroup_boot(&table->regroup, work->group, work->rank, table->ranks_per_node, &boot);
-    boot.boot.ranks_per_node = 0;
     status = make_group(work, &boot.boot);
     abortable = work->comm;
     if (status == EP_OK)

@@ -5,18 +5,12 @@
  */
 #include "elastic.h"
 
+#include "base/error.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        ep_status try_status = (call);                                                                                 \
-                                                                                                                       \
-        if (try_status != EP_OK)                                                                                       \
-            return try_status;                                                                                         \
-    } while (0)
 
 /* --- the routing and the rows of all ranks ------------------------------------------------------------------------ */
 
@@ -110,12 +104,12 @@ static ep_status round_trip(struct work *work, ep_plan *plan, int rows)
 
     spoil(work->recv, work->table->slots * TOKENS);
     spoil(work->out, TOKENS);
-    TRY(ep_dispatch_sync(plan, &dispatch));
+    EP_TRY(ep_dispatch_sync(plan, &dispatch));
     for (int rank = 0; rank < work->table->slots; rank++)
         for (int token = 0; token < tokens_of(work, rank); token++)
             if (goes_to(work, rank, token, work->rank))
                 check_row(work, "dispatch", work->recv + (size_t)n++ * HIDDEN, rank, token, 1);
-    TRY(ep_combine_sync(plan, &combine));
+    EP_TRY(ep_combine_sync(plan, &combine));
     for (int token = 0; token < tokens_of(work, work->rank); token++) {
         int times = 0;
 
@@ -162,7 +156,7 @@ static ep_status use_fixed(struct work *work, const int32_t *index)
 
     update.topk_idx = index;
     update.n_tokens = tokens_of(work, work->rank);
-    TRY(ep_plan_update(work->plan, &update, NULL));
+    EP_TRY(ep_plan_update(work->plan, &update, NULL));
     return round_trip(work, work->plan, work->table->slots * TOKENS);
 }
 
@@ -197,9 +191,9 @@ static ep_status use_lowlatency(struct work *work, const int32_t *index)
     dispatch.out_dtype = EP_BF16;
     dispatch.recv_x = work->ll_recv;
     dispatch.recv_count = count;
-    TRY(ep_ll_dispatch_sync(work->ll, &dispatch));
+    EP_TRY(ep_ll_dispatch_sync(work->ll, &dispatch));
     check_received(work, count);
-    TRY(ep_ll_combine_sync(work->ll, &combine));
+    EP_TRY(ep_ll_combine_sync(work->ll, &combine));
     for (int token = 0; token < n_tokens; token++) {
         int times = 0;
 
@@ -215,9 +209,9 @@ ep_status work_round(struct work *work)
     int32_t index[TOKENS * TOPK] = {0};
 
     fill(work, index);
-    TRY(use_plan(work, index));
-    TRY(use_fixed(work, index));
-    TRY(use_lowlatency(work, index));
+    EP_TRY(use_plan(work, index));
+    EP_TRY(use_fixed(work, index));
+    EP_TRY(use_lowlatency(work, index));
     atomic_fetch_add(&work->report->rounds, 1);
     return ep_comm_barrier(work->comm);
 }
@@ -229,10 +223,10 @@ static ep_status alloc_all(struct work *work)
     size_t row = HIDDEN * sizeof(uint16_t), rows = (size_t)(work->table->slots * TOKENS);
     void *memory[4];
 
-    TRY(ep_alloc_local(work->comm, TOKENS * row, &memory[0]));
-    TRY(ep_alloc_local(work->comm, rows * row, &memory[1]));
-    TRY(ep_alloc_local(work->comm, TOKENS * row, &memory[2]));
-    TRY(ep_alloc_local(work->comm, LOCAL_EXPERTS * rows * row, &memory[3]));
+    EP_TRY(ep_alloc_local(work->comm, TOKENS * row, &memory[0]));
+    EP_TRY(ep_alloc_local(work->comm, rows * row, &memory[1]));
+    EP_TRY(ep_alloc_local(work->comm, TOKENS * row, &memory[2]));
+    EP_TRY(ep_alloc_local(work->comm, LOCAL_EXPERTS * rows * row, &memory[3]));
     work->x = memory[0];
     work->recv = memory[1];
     work->out = memory[2];
@@ -248,12 +242,12 @@ ep_status work_open(struct work *work, bool fresh)
     args.max_recv_tokens = work->table->slots * TOKENS;
     args.max_tokens = TOKENS;
     if (fresh)
-        TRY(alloc_all(work));
+        EP_TRY(alloc_all(work));
     ep_ll_free(work->ll);
     ep_plan_free(work->plan);
     work->ll = NULL;
     work->plan = NULL;
-    TRY(ep_ll_new(work->comm, &config, &work->ll));
+    EP_TRY(ep_ll_new(work->comm, &config, &work->ll));
     return ep_plan_new(work->comm, &args, &work->plan);
 }
 

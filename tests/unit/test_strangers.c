@@ -23,7 +23,7 @@ enum {
 };
 
 /* Shared by the ranks and the stranger. */
-struct scene {
+struct scenario {
     _Atomic int port;            /* 0: not known yet */
     _Atomic int most_open;       /* of its silent connections, after that */
     _Atomic bool flooded, stops; /* the stranger has made its connections; it is to end */
@@ -78,27 +78,27 @@ static int count_open(const int *fds, int n)
     return open;
 }
 
-static void flood(struct scene *scene, const int *silent)
+static void flood(struct scenario *scenario, const int *silent)
 {
     int rolling[ROLLING];
 
     memset(rolling, -1, sizeof(rolling));
-    for (unsigned i = 0; !atomic_load(&scene->stops); i++) {
+    for (unsigned i = 0; !atomic_load(&scenario->stops); i++) {
         int *fd = &rolling[i % ROLLING];
 
         if (*fd >= 0)
             close(*fd);
-        *fd = connect_to(atomic_load(&scene->port));
+        *fd = connect_to(atomic_load(&scenario->port));
         if (*fd >= 0)
             send_kind(*fd, (int)(i % 4));
         if (i % 64 == 0)
-            atomic_store(&scene->most_open, count_open(silent, SILENT));
-        atomic_store(&scene->flooded, true);
+            atomic_store(&scenario->most_open, count_open(silent, SILENT));
+        atomic_store(&scenario->flooded, true);
     }
 }
 
 /* Ends by _exit(). */
-static void be_a_stranger(struct scene *scene)
+static void be_a_stranger(struct scenario *scenario)
 {
     static int silent[SILENT];
     struct rlimit files;
@@ -107,17 +107,17 @@ static void be_a_stranger(struct scene *scene)
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
-    while (!atomic_load(&scene->port) && !atomic_load(&scene->stops))
+    while (!atomic_load(&scenario->port) && !atomic_load(&scenario->stops))
         unit_sleep_ms(1);
     for (int i = 0; i < SILENT; i++)
-        while ((silent[i] = connect_and_wait(atomic_load(&scene->port))) < 0 && !atomic_load(&scene->stops))
+        while ((silent[i] = connect_and_wait(atomic_load(&scenario->port))) < 0 && !atomic_load(&scenario->stops))
             unit_sleep_ms(1);
-    flood(scene, silent);
+    flood(scenario, silent);
     _exit(0);
 }
 
 /* Runs the ranks while the stranger connects. */
-static void run_among_strangers(struct scene *scene, ep_rank_fn live)
+static void run_among_strangers(struct scenario *scenario, ep_rank_fn live)
 {
     const rlim_t need = SILENT + ROLLING + 64;
     ep_rank_exit exits[NRANKS];
@@ -133,9 +133,9 @@ static void run_among_strangers(struct scene *scene, ep_rank_fn live)
     stranger = fork();
     assert_true(stranger >= 0);
     if (stranger == 0)
-        be_a_stranger(scene);
-    (void)unit_fork_ranks(NRANKS, live, scene, RANKS_PATIENT_MS, exits);
-    atomic_store(&scene->stops, true);
+        be_a_stranger(scenario);
+    (void)unit_fork_ranks(NRANKS, live, scenario, RANKS_PATIENT_MS, exits);
+    atomic_store(&scenario->stops, true);
     assert_int_equal(waitpid(stranger, &status, 0), stranger);
     for (int rank = 0; rank < NRANKS; rank++)
         assert_int_equal(exits[rank].code, 0);
@@ -146,13 +146,13 @@ static void run_among_strangers(struct scene *scene, ep_rank_fn live)
 static int connect_among_strangers(const ep_boot *boot, void *argument)
 {
     static const struct rlimit few = {FEW_DESCRIPTORS, FEW_DESCRIPTORS};
-    struct scene *scene = argument;
+    struct scenario *scenario = argument;
     ep_boot_tcp_args args = EP_BOOT_TCP_ARGS_INIT;
     ep_boot_tcp *tcp = NULL;
     ep_comm *comm = NULL;
     char address[32];
 
-    snprintf(address, sizeof(address), "127.0.0.1:%d", atomic_load(&scene->port));
+    snprintf(address, sizeof(address), "127.0.0.1:%d", atomic_load(&scenario->port));
     args.rank = boot->rank;
     args.nranks = boot->nranks;
     args.address = address;
@@ -160,7 +160,7 @@ static int connect_among_strangers(const ep_boot *boot, void *argument)
     args.timeout_ms = PATIENT_MS;
     if (boot->rank == 0)
         SURE(setrlimit(RLIMIT_NOFILE, &few) == 0);
-    while (boot->rank && !atomic_load(&scene->flooded)) /* so that the queue of rank 0 is full of strangers */
+    while (boot->rank && !atomic_load(&scenario->flooded)) /* so that the queue of rank 0 is full of strangers */
         unit_sleep_ms(1);
     SURE(ep_boot_tcp_new(&args, &tcp) == EP_OK);
     SURE(unit_comm_new(ep_boot_tcp_get(tcp), "tcp", 1, PATIENT_MS, &comm) == EP_OK);
@@ -172,18 +172,18 @@ static int connect_among_strangers(const ep_boot *boot, void *argument)
 
 TEST(ranks_connect_among_strangers_to_a_rank_0_with_few_descriptors)
 {
-    struct scene *scene = unit_share(&(struct scene){.port = find_port()}, sizeof(*scene));
+    struct scenario *scenario = unit_share(&(struct scenario){.port = find_port()}, sizeof(*scenario));
 
-    run_among_strangers(scene, connect_among_strangers);
-    munmap(scene, sizeof(*scene));
+    run_among_strangers(scenario, connect_among_strangers);
+    munmap(scenario, sizeof(*scenario));
 }
 
 /* --- a network --- */
 
-/* The bootstrap of a rank of which the last one is late: it has the addresses, and connects to nobody yet. */
+/* The bootstrap of a rank of which the last one is late: it has the addresses, and connects to no rank yet. */
 struct late {
     const ep_boot *boot;
-    struct scene *scene;
+    struct scenario *scenario;
 };
 
 /* The port of this process's listener, 0: none. */
@@ -206,19 +206,19 @@ static int own_listener(void)
 static ep_status gather_late(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
     const struct late *late = context;
-    struct scene *scene = late->scene;
+    struct scenario *scenario = late->scenario;
 
-    if (late->boot->rank == 0 && !atomic_load(&scene->port))
-        atomic_store(&scene->port, own_listener());
+    if (late->boot->rank == 0 && !atomic_load(&scenario->port))
+        atomic_store(&scenario->port, own_listener());
     EP_TRY(late->boot->allgather(late->boot->context, mine, bytes, timeout_ms, ret_all));
-    if (late->boot->rank != NRANKS - 1 || !atomic_load(&scene->port) || atomic_exchange(&scene->was_late, true))
+    if (late->boot->rank != NRANKS - 1 || !atomic_load(&scenario->port) || atomic_exchange(&scenario->was_late, true))
         return EP_OK;
     /* Rank 0 waits for this rank, and drops strangers before they are late. */
-    for (int ms = 0; ms < PATIENT_MS / 4 && !atomic_load(&scene->flooded); ms++)
+    for (int ms = 0; ms < PATIENT_MS / 4 && !atomic_load(&scenario->flooded); ms++)
         unit_sleep_ms(1);
-    for (int ms = 0; ms < EARLY_MS && atomic_load(&scene->most_open) > 2 * TCP_ACCEPTOR_STRANGERS; ms++)
+    for (int ms = 0; ms < EARLY_MS && atomic_load(&scenario->most_open) > 2 * TCP_ACCEPTOR_STRANGERS; ms++)
         unit_sleep_ms(1);
-    scene->open_then = atomic_load(&scene->flooded) ? atomic_load(&scene->most_open) : SILENT;
+    scenario->open_then = atomic_load(&scenario->flooded) ? atomic_load(&scenario->most_open) : SILENT;
     return EP_OK;
 }
 
@@ -238,10 +238,10 @@ static int make_network_among_strangers(const ep_boot *boot, void *argument)
 
 TEST(ranks_make_a_network_among_strangers_while_one_is_late)
 {
-    struct scene *scene = unit_share(&(struct scene){.port = 0}, sizeof(*scene));
+    struct scenario *scenario = unit_share(&(struct scenario){.port = 0}, sizeof(*scenario));
 
-    run_among_strangers(scene, make_network_among_strangers);
-    assert_true(scene->was_late);
-    assert_in_range(scene->open_then, 0, 2 * TCP_ACCEPTOR_STRANGERS);
-    munmap(scene, sizeof(*scene));
+    run_among_strangers(scenario, make_network_among_strangers);
+    assert_true(scenario->was_late);
+    assert_in_range(scenario->open_then, 0, 2 * TCP_ACCEPTOR_STRANGERS);
+    munmap(scenario, sizeof(*scenario));
 }

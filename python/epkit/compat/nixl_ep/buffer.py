@@ -12,7 +12,7 @@ from epkit._tensors import want_integer, want_tensor
 from ..deep_ep._errors import advise
 from ..deep_ep._low_latency import LowLatencyCalls, LowLatencyHandle, hinted, size_hint
 from ..deep_ep._order import CommStream, run_untraced
-from ._meeting import meet
+from ._rendezvous import rendezvous
 
 DEFAULT_TIMEOUT_MS = 30000
 
@@ -25,7 +25,7 @@ class Buffer(LowLatencyCalls):
     up to M tokens per rank. A choice of an expert of a rank that is not connected counts as -1.
 
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
-    call them for the same ranks, a new one calls connect_ranks() for all others. They meet in the store, for which they have ten
+    call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
@@ -39,7 +39,7 @@ class Buffer(LowLatencyCalls):
         rank: the number of this rank.
         low_latency_mode: must be True.
         explicitly_destroy: destroy() may be called; otherwise the buffer goes with its last reference.
-        group, comm: a process group, or a communicator of mpi4py: without a store connect_ranks() for all its ranks meets in it.
+        group, comm: a process group, or a communicator of mpi4py: without a store connect_ranks() for all its ranks has its rendezvous there.
         tcp_store_group: a torch.distributed.Store, such as a TCPStore, that all ranks reach.
         timeout_ms: deadline of the waits of a call, which then masks those that did not come. None: $EPKIT_TIMEOUT_MS, else 30 s.
 
@@ -110,17 +110,17 @@ class Buffer(LowLatencyCalls):
             raise epkit.ArgumentError(f"{call}: remote_ranks is {sorted(numbers)}, must be ranks, 0 to {self.group_size - 1}")
         return numbers
 
-    def _meeting_of(self, members: List[int]) -> Any:
+    def _rendezvous_of(self, members: List[int]) -> Any:
         """The bootstrap of a communicator of these ranks."""
         if members == [self.rank]:
             stores: Any = dist
             return epkit.Members(stores.HashStore(), members, self.rank, "alone")
         if self.tcp_store_group is not None:
-            return meet(self.tcp_store_group, members, self.rank, 10 * self._seconds)
+            return rendezvous(self.tcp_store_group, members, self.rank, 10 * self._seconds)
         first = self.group if self.group is not None else self.comm
         size = 0 if first is None else first.size() if self.group is not None else first.Get_size()
         if members != list(range(size)):
-            raise epkit.ArgumentError(f"nixl_ep: the ranks {members} have no store to meet in: pass tcp_store_group to Buffer, or call "
+            raise epkit.ArgumentError(f"nixl_ep: the ranks {members} have no store for the rendezvous: pass tcp_store_group to Buffer, or call "
                                       "set_tcp_store_group() (etcd is not provided)")
         return first
 
@@ -133,7 +133,7 @@ class Buffer(LowLatencyCalls):
             self._activate()
         members, comm = sorted(connected), None
         try:
-            comm = epkit.Communicator(self._meeting_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
+            comm = epkit.Communicator(self._rendezvous_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
                                       drop_absent=True)
             objects = hinted(comm, self.num_rdma_bytes, self.group_size, comm.size * self.num_experts_per_rank)
         except epkit.Error as error:

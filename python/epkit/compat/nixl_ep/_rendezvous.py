@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ranks meet that change the members of a Buffer."""
+"""The rendezvous of the ranks that change the members of a Buffer."""
 import datetime
 import uuid
 from typing import Any, Sequence
@@ -16,12 +16,12 @@ def _late(store: Any, here: Sequence[str], members: Sequence[int], seconds: floa
     return error
 
 
-def meet(store: Any, members: Sequence[int], rank: int, seconds: float) -> epkit.Members:
-    """Waits until all members (sorted) are here. Returns them with a key that no other meeting has.
+def rendezvous(store: Any, members: Sequence[int], rank: int, seconds: float) -> epkit.Members:
+    """Waits until all members (sorted) are here. Returns them with a key that no other rendezvous has.
 
     Each rank that comes leaves a token of its own. When all are there, the first member takes them away, and answers each token
-    with the key, which counts the meetings of these members. So whoever gives up and comes again brings another token, and
-    nothing that an earlier meeting has left can be taken for this one.
+    with the key, which counts the rendezvous of these members. So whoever gives up and comes again brings another token, and
+    nothing that an earlier rendezvous has left can be taken for this one.
     """
     name, token = "nixl_ep/" + ",".join(map(str, members)), uuid.uuid4().hex
     here = [f"{name}/here/{member}" for member in members]
