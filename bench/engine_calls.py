@@ -9,7 +9,8 @@ Three tables, for the drop-in deep_ep and the native package alike:
     calls         one call behind a small all-reduce, between CUDA events; the median of the slowest rank
     layers        dispatch and combine of many layers queued one behind another; a layer's time, and the host's in brackets
     low latency   a dispatch and a combine, in a CUDA graph and eager, queued
-"sym" is memory of Communicator.empty(), all else memory of torch. Every sum is compared before it is timed: rows are small
+"sym" is memory of Communicator.empty(), all else memory of torch: the rows that a layer combines, too, which are others than those
+that it received, as those of an engine are. Every sum is compared before it is timed: rows are small
 integers, so that the order of additions does not matter, and freed memory is filled with NaN first. Compare ratios within
 one run: host times differ by a factor of two between machines.
 """
@@ -61,6 +62,7 @@ class Bench:
             [args.tokens, *map(int, args.layer_tokens.split(","))]), hidden=args.hidden)
         self.small = torch.zeros(1, device=self.device)
         self.seed = 0
+        self.experts_of_layer = torch.clone  # from received rows to those that are combined
 
     def sync(self):
         if self.cuda:
@@ -211,10 +213,12 @@ class Bench:
         for tokens in map(int, self.args.layer_tokens.split(",")):
             routings = [self.data(tokens) for _ in range(4)]
             for name, layer in self.layer_forms(tokens, routings[0]).items():
+                self.experts_of_layer = torch.clone
                 for x, idx, weights in routings[:2]:
                     self.poison()
                     self.check(name, layer(x, routings[0][1] if "cached" in name else idx, weights), x,
                                routings[0][1] if "cached" in name else idx, False)
+                self.experts_of_layer = lambda rows: self.made[:len(rows)]
                 queue = [lambda data=routings[i % 4], layer=layer: layer(*data) for i in range(self.args.layers)]
                 us, host = self.time_queue(queue)
                 self.note("layers", name, tokens=tokens, us=us, host_us=host)
@@ -227,6 +231,7 @@ class Bench:
         out = self.native.empty(tokens, self.args.hidden)
         v1 = self.v1_dispatch(x, idx, weights)[4]
         v2 = self.v2_dispatch(x, idx, weights, 24, True)[3]
+        self.made = torch.ones(self.size * self.v2.num_max_tokens_per_rank, self.args.hidden, dtype=torch.bfloat16, device=self.device)
 
         def update(x, idx, weights):
             fixed.update(idx)
@@ -239,24 +244,25 @@ class Bench:
 
         def exact(x, idx, weights):
             plan = self.native.plan(idx, self.experts)
-            return plan.combine(plan.dispatch(x, weights, want_topk_idx=True).x)[0]
+            return plan.combine(self.experts_of_layer(plan.dispatch(x, weights, want_topk_idx=True).x))[0]
 
         def form_v1(x, idx, weights):
             got = self.v1_dispatch(x, idx, weights)
-            return self.v1.combine(got[0], got[4])[0]
+            return self.v1.combine(self.experts_of_layer(got[0]), got[4])[0]
 
         def form_v2(counts):
             def layer(x, idx, weights):
                 got = self.v2_dispatch(x, idx, weights, 24, counts)
-                return self.v2.combine(got[0], got[3], num_sms=24)[0]
+                return self.v2.combine(self.experts_of_layer(got[0]), got[3], num_sms=24)[0]
             return layer
 
         return {"native update, sym": update, "native cached, sym": cached, "native exact plan": exact,
                 "drop-in V1, new": form_v1,
-                "drop-in V1, cached": lambda x, idx, weights: self.v1.combine(self.v1.dispatch(x, handle=v1)[0], v1)[0],
+                "drop-in V1, cached": lambda x, idx, weights: self.v1.combine(
+                    self.experts_of_layer(self.v1.dispatch(x, handle=v1)[0]), v1)[0],
                 "drop-in V2, new": form_v2(False), "drop-in V2, new, counts on the host": form_v2(True),
                 "drop-in V2, cached": lambda x, idx, weights: self.v2.combine(
-                    self.v2.dispatch(x, handle=v2, num_sms=24)[0], v2, num_sms=24)[0],
+                    self.experts_of_layer(self.v2.dispatch(x, handle=v2, num_sms=24)[0]), v2, num_sms=24)[0],
                 "torch.distributed.all_to_all_single": self.torch_layer}
 
     def torch_layer(self, x, idx, weights):

@@ -30,6 +30,8 @@ const struct variable variables[] = {
      "host and port of rank 0 for ranks that find each other over TCP, instead of MASTER_ADDR and MASTER_PORT"},
     {"EPKIT_BACKEND", "host|cuda", "backend of the library when --backend is not given: host or cuda"},
     {"EPKIT_COMMAND", "text", "set by 'epkit install' for the tests of a recipe: the epkit to ask"},
+    {"EPKIT_EARLY_OUTPUTS", "int 0..2147483647",
+     "deep_ep's ElasticBuffer on GPUs: results that may have memory for the worst case at a time (default: 2)"},
     {"EPKIT_HOST_ISA", "portable|avx2|avx512",
      "instruction set of the host backend's loops over rows: portable, avx2 or avx512"},
     {"EPKIT_JOB_ID", "text",

@@ -45,14 +45,16 @@ typedef struct ep_dispatch_args {
                             other ranks. NULL: not wanted. Expanded layout: must be NULL */
     float *recv_topk_weights; /* rank layout: [out_rows,K], 0 where the index is -1; expanded: [out_rows]. NULL: not
                                  wanted */
-    int64_t out_rows;         /* rows that the outputs hold: at least info.out_rows */
+    int64_t out_rows;         /* rows that the outputs hold: at least info.out_rows; once info.n_recv is known, that */
 
     int64_t recv_scale_stride_token; /* strides of `recv_scales` in elements of 4 bytes, > 0, so that no two elements
                                         coincide (any without rows); both 0: contiguous rows. May differ between
                                         ranks */
     int64_t recv_scale_stride_block;
     int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_SCALE_WORDS, the same on all ranks; otherwise 0 */
-    uint32_t reserved;   /* 0 */
+    int32_t source_stride; /* of recv_source: as in ep_plan_metadata; 0 without it */
+    int32_t *recv_source;  /* rank layout: [out_rows] as recv_source of ep_plan_metadata, with the rows. NULL: not
+                              wanted.  Expanded layout: must be NULL */
 } ep_dispatch_args;
 
 #define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)

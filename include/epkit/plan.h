@@ -66,12 +66,15 @@ typedef struct ep_plan_args {
  * Creates a plan from this rank's routing. Collective. EP_E_ROUTING before anything is sent, with token and position in
  * the error text, for invalid routing: an expert out of range. Also EP_E_ROUTING for a mask with inconsistent
  * tokens_per_expert: a count below 0 or above EP_MAX_TOPK times the tokens of the expert's rank, or fewer choices for a
- * rank than tokens.
+ * rank than tokens. The rank may call again with valid routing; the others wait for it until their deadline.
+ *
+ * Without max_recv_tokens the call returns when the counts of all ranks are known. With the CUDA backend within a node the
+ * devices exchange them, in `stream`.
  *
  * max_recv_tokens > 0 (fixed capacity). It may differ between ranks, but must be > 0 on all ranks or on none.
  *   - The call waits for no peer, as long as at most four such plans await their first use, except for what `stream`
  *     waits for.
- *   - The counts of ep_plan_get_info() are -1 until the first dispatch is complete.
+ *   - The counts of ep_plan_get_info() are -1 until the first dispatch is complete, or until ep_plan_wait().
  *   - Dispatch sets recv_topk_idx to -1 and weights to 0 in the rows after the received ones, and does not write the
  *     data of these rows.
  *   - If a rank would receive more rows than its max_recv_tokens (expanded layout: including padding), the first
@@ -120,6 +123,16 @@ typedef struct ep_plan_info {
  * before); n_recv, n_send, n_wire and n_net are -1, and the arrays are NULL: use ep_plan_get_metadata() for the counts.
  */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
+
+/*
+ * Waits until ep_plan_get_info() has the counts. For a plan of fixed capacity whose dispatch has been called: with the
+ * CUDA backend within a node they are there as soon as the ranks have exchanged them, while the rows still move.
+ * Otherwise it waits for the work that is queued. At once for other plans. Not collective.
+ *
+ * Errors: EP_E_CAPACITY, as for the operation; EP_E_STATE for a plan that was updated or made in a capture, and between
+ * nodes and on the host backend before the first operation; those of a failed communicator.
+ */
+EP_API ep_status ep_plan_wait(ep_plan *plan);
 
 /* New routing for a plan. Fields as in ep_plan_args; the kind (choices or mask) must be that of ep_plan_new(). */
 typedef struct ep_plan_update_args {

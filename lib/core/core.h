@@ -119,6 +119,12 @@ static inline int32_t ep_plan_most_tokens(const ep_plan *plan)
     return plan->args.max_tokens > plan->info.n_tokens ? plan->args.max_tokens : plan->info.n_tokens;
 }
 
+/*
+ * Checks a source_stride, which must give every token of every rank a different number; 0 becomes the plan's
+ * max_tokens.
+ */
+ep_status ep_plan_check_stride(const char *call, const ep_plan *plan, int n_tokens, int32_t *stride);
+
 /* What is known of the plan now. All accesses to a plan's info use this. */
 static inline const ep_plan_info *ep_plan_info_now(const ep_plan *plan)
 {
@@ -262,12 +268,15 @@ struct ep_backend_ops {
     /* The core then sets what ep_plan_tokens() returns for the caller's next calls; queued work has its own copy. */
     ep_status (*plan_update)(ep_plan *plan, const ep_plan_update_args *args, ep_stream stream);
     ep_status (*plan_metadata)(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
+    /* Optional. Waits for the counts of a plan that are not known yet; EP_E_STATE if only an operation brings them. */
+    ep_status (*plan_wait)(ep_plan *plan);
     ep_status (*plan_sources)(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
     ep_status (*plan_layout)(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
     /* Optional. Is the stream being captured? Calls in it do not run. */
     bool (*is_capturing)(ep_comm *comm, ep_stream stream);
 
+    bool rows_carry_sources; /* within a node dispatch writes recv_source; otherwise it gets none */
     /* Queue in the stream and return. */
     ep_status (*dispatch)(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
     ep_status (*combine)(ep_plan *plan, const ep_combine_args *args, ep_stream stream);

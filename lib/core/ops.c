@@ -77,6 +77,7 @@ enum {
     RECV_SCALES,
     RECV_INDEX,
     RECV_WEIGHTS,
+    RECV_SOURCE,
     DISPATCH_OUTPUTS,
     X = DISPATCH_OUTPUTS,
     SCALES,
@@ -183,27 +184,45 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, i
     return EP_OK;
 }
 
-static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *args, int n_tokens)
+static ep_status check_source(const ep_plan *plan, ep_dispatch_args *args, int n_tokens, struct ep_buffer *ret_source)
 {
-    int64_t row_bytes = 0, out_bytes = 0;
+    int64_t bytes = 0;
+
+    if (!args->recv_source && args->source_stride)
+        return ep_fail(EP_E_ARG, DISPATCH ": source_stride is %d without recv_source", args->source_stride);
+    if (args->recv_source && plan->args.flags & EP_PLAN_EXPANDED)
+        return ep_fail(EP_E_ARG, DISPATCH ": recv_source must be NULL in the expanded layout, where "
+                                          "ep_plan_get_metadata() writes it");
+    if (args->recv_source) {
+        EP_TRY(ep_plan_check_stride(DISPATCH, plan, n_tokens, &args->source_stride));
+        EP_TRY(ep_check_product(DISPATCH, "recv_source", args->out_rows, sizeof(int32_t), 1, &bytes));
+    }
+    *ret_source = (struct ep_buffer){"recv_source", args->recv_source, bytes, sizeof(int32_t), false};
+    return EP_OK;
+}
+
+static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, int n_tokens)
+{
+    const ep_plan_info *info = ep_plan_info_now(plan);
+    int64_t row_bytes = 0, out_bytes = 0, rows = info->n_recv >= 0 ? info->n_recv : info->out_rows;
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
     EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
-    EP_TRY(ep_check_reserved(DISPATCH, args->reserved));
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3 && args->dtype != EP_F4E2M1)
         return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), none of EP_BF16, EP_F8E4M3 and EP_F4E2M1", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));
     EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
     if (args->out_rows < 0)
         return ep_fail(EP_E_ARG, DISPATCH ": out_rows is %lld", (long long)args->out_rows);
-    if (args->out_rows < ep_plan_info_now(plan)->out_rows)
+    if (args->out_rows < rows)
         return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but the plan has %lld rows for this rank",
-                       (long long)args->out_rows, (long long)ep_plan_info_now(plan)->out_rows);
+                       (long long)args->out_rows, (long long)rows);
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
     buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes, EP_ROW_ALIGN, args->out_rows > 0};
     buffers[X] = (struct ep_buffer){"x", args->x, n_tokens * row_bytes, EP_ROW_ALIGN, n_tokens > 0};
     EP_TRY(check_scales(args, n_tokens, buffers));
     EP_TRY(check_topk(plan, args, n_tokens, buffers));
+    EP_TRY(check_source(plan, args, n_tokens, &buffers[RECV_SOURCE]));
     if (args->scale_stride_token || args->scale_stride_block) {
         EP_TRY(check_strided_scales(args, n_tokens, buffers));
         buffers[SCALES].bytes = 0;
@@ -211,14 +230,40 @@ static ep_status check_dispatch(const ep_plan *plan, const ep_dispatch_args *arg
     return ep_check_buffers(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
 }
 
+/* Where rows do not carry their sources these are metadata, which the ranks exchange after the dispatch. */
+static ep_status dispatch_then_sources(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
+{
+    ep_plan_metadata sources = EP_PLAN_METADATA_INIT;
+    bool blocking = plan->comm->blocking;
+    ep_dispatch_args rows = *args;
+    ep_status status;
+
+    sources.recv_source = args->recv_source;
+    sources.source_stride = args->source_stride;
+    rows.recv_source = NULL;
+    rows.source_stride = 0;
+    EP_TRY(EP_BACKEND_CALL(plan->comm, dispatch, plan, &rows, stream));
+    /* Queued also in a _sync call: rows have moved, so that a failure, such as a stride that is too small, is the
+     * group's. */
+    plan->comm->blocking = false;
+    status = EP_BACKEND_CALL(plan->comm, plan_metadata, plan, &sources, stream);
+    plan->comm->blocking = blocking;
+    return status;
+}
+
 ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     ep_dispatch_args mine;
+    ep_status status;
 
     EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
     EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, ep_plan_tokens_in(plan, stream)));
-    return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream));
+    if (mine.recv_source && !(plan->comm->ops->rows_carry_sources && plan->comm->nnodes == 1))
+        status = dispatch_then_sources(plan, &mine, stream);
+    else
+        status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream);
+    return ep_comm_record(plan->comm, status);
 }
 
 ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args)

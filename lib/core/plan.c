@@ -162,6 +162,22 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
 }
 
+ep_status ep_plan_wait(ep_plan *plan)
+{
+    EP_CHECK_CURRENT(plan);
+    if (!plan->updated && atomic_load_explicit(&plan->counted, memory_order_acquire))
+        return EP_OK;
+    if (plan->comm->ops->plan_wait && plan->comm->nnodes == 1)
+        return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_wait, plan));
+    EP_TRY(ep_stream_sync(plan->comm, NULL));
+    if (!plan->updated && atomic_load_explicit(&plan->counted, memory_order_acquire))
+        return EP_OK;
+    return ep_comm_record(plan->comm,
+                          ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,
+                                  plan->updated ? "here since it was updated: ep_plan_get_metadata() writes them"
+                                                : "before its first operation"));
+}
+
 static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *args)
 {
     static const char call[] = "ep_plan_update";
@@ -209,20 +225,18 @@ ep_status ep_plan_get_tokens(const ep_plan *plan, ep_stream stream, int32_t *ret
     return EP_OK;
 }
 
-/* source_stride must give every token of every rank a different number. */
-static ep_status check_stride(const ep_plan *plan, ep_plan_metadata *dst, int n_tokens)
+ep_status ep_plan_check_stride(const char *call, const ep_plan *plan, int n_tokens, int32_t *stride)
 {
-    static const char call[] = "ep_plan_get_metadata";
     int nranks = plan->comm->nranks;
 
-    if (!dst->source_stride)
-        dst->source_stride = plan->args.max_tokens;
-    if (!dst->source_stride)
+    if (!*stride)
+        *stride = plan->args.max_tokens;
+    if (!*stride)
         return ep_fail(EP_E_ARG, "%s: source_stride is 0, and the plan was created without max_tokens", call);
-    EP_TRY(ep_check_range(call, "source_stride", dst->source_stride, n_tokens, INT32_MAX));
-    if ((int64_t)dst->source_stride * nranks > INT32_MAX)
+    EP_TRY(ep_check_range(call, "source_stride", *stride, n_tokens, INT32_MAX));
+    if ((int64_t)*stride * nranks > INT32_MAX)
         return ep_fail(EP_E_OVERFLOW, "%s: %d ranks of source_stride %d tokens do not fit an int32", call, nranks,
-                       dst->source_stride);
+                       *stride);
     return EP_OK;
 }
 
@@ -236,7 +250,7 @@ static ep_status check_metadata(const ep_plan *plan, ep_plan_metadata *dst, ep_s
     if (dst->recv_slot && !(plan->args.flags & EP_PLAN_EXPANDED))
         return ep_fail(EP_E_ARG, "%s: recv_slot must be NULL in the rank layout, where token i is row i", call);
     if (dst->recv_source || dst->recv_slot)
-        EP_TRY(check_stride(plan, dst, ep_plan_tokens_in(plan, stream)));
+        EP_TRY(ep_plan_check_stride(call, plan, ep_plan_tokens_in(plan, stream), &dst->source_stride));
     if (dst->recv_source)
         EP_TRY(ep_check_product(call, "recv_source", rows, each, 1, &sources));
     if (dst->recv_slot)

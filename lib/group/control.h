@@ -67,10 +67,19 @@ enum {
     EP_GROUP_RECV_WEIGHTS = 2,
     EP_GROUP_OUT_WEIGHTS = 4,
     EP_GROUP_RANK_PREFIX = 8,
-    EP_GROUP_ROUND_PARTIAL = 16 /* of a combine in which each rank adds up its own rows: a flag, no output */
+    EP_GROUP_ROUND_PARTIAL = 16, /* of a combine in which each rank adds up its own rows: a flag, no output */
+    EP_GROUP_RECV_SOURCE = 32,
+    EP_GROUP_OUTPUT_BITS = 6
 };
 
-enum { EP_GROUP_AT_X, EP_GROUP_AT_SCALES, EP_GROUP_AT_INDEX, EP_GROUP_AT_WEIGHTS, EP_GROUP_AT_COUNT };
+enum {
+    EP_GROUP_AT_X,
+    EP_GROUP_AT_SCALES,
+    EP_GROUP_AT_INDEX,
+    EP_GROUP_AT_WEIGHTS,
+    EP_GROUP_AT_SOURCE,
+    EP_GROUP_AT_COUNT
+};
 
 /* The op descriptor: what a rank publishes at the beginning of a dispatch or combine. */
 struct ep_group_descriptor {

@@ -306,6 +306,7 @@ ep_status ep_group_fail_outputs(uint32_t mine, int me, uint32_t theirs, int rank
     uint32_t differ = mine ^ theirs;
     const char *name = differ & EP_GROUP_RECV_INDEX     ? "recv_topk_idx"
                        : differ & EP_GROUP_RECV_WEIGHTS ? "recv_topk_weights"
+                       : differ & EP_GROUP_RECV_SOURCE  ? "recv_source"
                        : differ & EP_GROUP_OUT_WEIGHTS  ? "out_topk_weights"
                        : differ & EP_GROUP_RANK_PREFIX  ? "rank_prefix of the metadata"
                                                         : "an output";

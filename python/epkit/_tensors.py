@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import threading
-from typing import Any, ContextManager, Dict, List, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
+from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union, overload
 
 import torch
 
@@ -172,6 +172,38 @@ def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[An
     return on_stream(torch.cuda.ExternalStream(pointer, device), device)  # type: ignore[no-untyped-call]
 
 
+# Functions that code of Inductor calls, of a third of the time of torch.empty() and of as_strided().
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_strided_cuda: Optional[Callable[..., torch.Tensor]] = getattr(_guards, "_empty_strided_cuda", None)
+_reinterpret_tensor: Optional[Callable[..., torch.Tensor]] = getattr(_guards, "_reinterpret_tensor", None)
+
+
+def maker(device: torch.device) -> Callable[[Tuple[int, ...], Tuple[int, ...], torch.dtype], torch.Tensor]:
+    """torch.empty_strided(shape, strides, dtype) on the device, for the present call. The faster function makes tensors of the current
+    device, without what modes of torch add: under one it is not used, nor where torch fills new tensors."""
+    if (_empty_strided_cuda is None or device.type != "cuda" or torch._C._len_torch_dispatch_stack()
+            or torch._C._get_deterministic_algorithms() or torch._C._cuda_getDevice() != device.index):
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return _empty_strided_cuda
+
+
+def empty(shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """torch.empty(), contiguous, of one or two dimensions; see maker()."""
+    return maker(device)(shape, (1,) if len(shape) == 1 else (shape[1] or 1, 1), dtype)
+
+
+def part_of(tensor: torch.Tensor, shape: Tuple[int, ...], strides: Tuple[int, ...], offset: int = 0) -> torch.Tensor:
+    """tensor.as_strided() of a tensor without gradients."""
+    if _reinterpret_tensor is None or torch._C._len_torch_dispatch_stack():
+        return tensor.as_strided(shape, strides, offset)
+    return _reinterpret_tensor(tensor, shape, strides, offset)
+
+
+def first_rows(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """tensor[:n] of a tensor that begins at its memory's begin and has no gradients."""
+    return part_of(tensor, (n, *tensor.shape[1:]), tensor.stride())
+
+
 _LARGE = 1 << 20  # bytes
 
 
@@ -193,4 +225,4 @@ def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.devi
     """[rows, columns] whose columns are contiguous and begin at multiples of 16 bytes, as TMA requires for scales."""
     each = max(1, ALIGNMENT // dtype.itemsize)
     stride = (rows + each - 1) // each * each
-    return torch.empty((columns, max(stride, each)), dtype=dtype, device=device).t()[:rows]
+    return maker(device)((rows, columns), (1, max(stride, each)), dtype)

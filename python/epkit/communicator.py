@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import _build, _native
 from ._native import _C
-from ._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
+from ._tensors import OfThisProcess, Stream, empty, part_of, stream_pointer, want_integer, want_tensor
 from .members import Members
 
 if TYPE_CHECKING:
@@ -474,8 +474,9 @@ class Communicator(OfThisProcess):
         want_tensor(topk_idx, "layout", "topk_idx", "[N, K]")
         if want_integer(num_experts, "layout", "num_experts") < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
-        per_expert, per_rank = torch.empty(num_experts + self.size, dtype=torch.int32, device=self.device).tensor_split((num_experts,))
-        token_in_rank = torch.empty((topk_idx.shape[0], self.size), dtype=torch.bool, device=self.device)
+        counts = empty((num_experts + self.size,), torch.int32, self.device)
+        per_expert, per_rank = part_of(counts, (num_experts,), (1,)), part_of(counts, (self.size,), (1,), num_experts)
+        token_in_rank = empty((topk_idx.shape[0], self.size), torch.bool, self.device)
         self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
                             stream_pointer(self.is_cuda, self.device, stream))
         return per_rank, per_expert, token_in_rank

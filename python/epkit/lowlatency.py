@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """LowLatency: dispatch and combine for decoding."""
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Tuple
 
 import torch
 
 from . import _native
-from ._tensors import OfThisProcess, Stream, aligned, stream_pointer, want_integer, want_no_grad, want_tensor, zeros
+from ._tensors import (OfThisProcess, Stream, aligned, empty, maker, stream_pointer, want_integer, want_no_grad, want_tensor,
+                       zeros)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -95,13 +96,16 @@ class LowLatency(OfThisProcess):
         columns = self.hidden // (512 if ue8m0 else 128)
         dtype = torch.int32 if ue8m0 else torch.float32
         if self.comm.is_cuda:
-            return torch.empty_strided((self.num_local, rows, columns), (columns * rows, 1, rows), dtype=dtype, device=self.comm.device)
+            return maker(self.comm.device)((self.num_local, rows, columns), (columns * rows, 1, rows), dtype)
         return self._new((self.num_local, columns, rows), dtype).transpose(1, 2)
 
-    def _new(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def _new(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
-        make = torch.empty if self.comm.is_cuda else zeros
-        return make(shape, dtype=dtype, device=self.comm.device)
+        if not self.comm.is_cuda:
+            return zeros(shape, dtype, self.comm.device)
+        if len(shape) == 3:
+            return maker(self.comm.device)(shape, (shape[1] * shape[2], shape[2], 1), dtype)
+        return empty(shape, dtype, self.comm.device) if len(shape) < 3 else torch.empty(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
@@ -135,9 +139,9 @@ class LowLatency(OfThisProcess):
         """dispatch() of numbers that are checked, and tensors as aligned() returns them."""
         rows = self.comm.size * max_tokens
         recv_x, scales = self._outputs(format_, rows)
-        count = torch.empty(self.num_local, dtype=torch.int32, device=self.comm.device)
+        count = empty((self.num_local,), torch.int32, self.comm.device)
         source = self._new((self.num_local, rows), torch.int32)
-        ranges = torch.empty((self.num_local, self.comm.size), dtype=torch.int64, device=self.comm.device)
+        ranges = empty((self.num_local, self.comm.size), torch.int64, self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_SWIZZLED_SCALES if format_.swizzled else 0) |
                  (_native.LL_ROUND_SCALE if format_.fp8 and (format_.round_scale or format_.ue8m0) else 0))
         given = scales.view(-1) if scales is not None and scales.dtype == torch.uint8 else scales
@@ -200,7 +204,7 @@ class LowLatency(OfThisProcess):
                  stream: Stream, overlap: Signals) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """combine() of numbers that are checked, and tensors as aligned() returns them."""
         if out is None:
-            out = torch.empty((topk_idx.shape[0], self.hidden), dtype=torch.bfloat16, device=self.comm.device)
+            out = empty((topk_idx.shape[0], self.hidden), torch.bfloat16, self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
         signals, *sizes = overlap

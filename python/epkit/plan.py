@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, column_major, in_stream, stream_pointer,
-                       want_no_grad, want_tensor, zeros)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, column_major, empty, in_stream, part_of,
+                       stream_pointer, want_no_grad, want_tensor, zeros)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -39,13 +39,20 @@ class Plan(OfThisProcess):
     (source rank, token index), in the expanded layout within each local expert: the same bits in every run.
 
     Attributes:
-        n_recv: rows that this rank receives (expanded: with padding); None where the capacity is fixed.
+        n_recv: rows that this rank receives (expanded: with padding); None where the capacity is fixed, until wait().
         out_rows: rows that outputs have.
         recv_per_expert: list [L], received tokens of each local expert, rounded up to the alignment; [] where the
-            capacity is fixed.
+            capacity is fixed, until wait().
         expert_start: expanded: list [L + 1], first row of each local expert.
         recv_from_rank: rank layout: list [R + 1], first row of each source rank.
+        n_send, n_wire: rows of this rank's tokens: all, and those for other ranks; -1: not known.
     """
+
+    recv_per_expert: List[int]
+    recv_from_rank: Optional[List[int]]
+    expert_start: Optional[List[int]]
+    n_send: int
+    n_wire: int
 
     def __init__(self, comm: "Communicator", topk_idx: Optional[torch.Tensor], num_experts: int,
                  token_in_rank: Optional[torch.Tensor], tokens_per_expert: Optional[torch.Tensor], expanded: bool,
@@ -59,13 +66,28 @@ class Plan(OfThisProcess):
         self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
                                          max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
         self.fixed = max_recv_tokens > 0
+        self._updated = False
         self._n_tokens = _tokens(topk_idx, token_in_rank)
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
         self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
-        n_recv, self.out_rows, self.n_send, self.n_wire, per_expert, from_rank, start = self._native.info()
+        n_recv, self.out_rows = self._native.sizes()
         self.n_recv = n_recv if n_recv >= 0 else None
-        self.recv_per_expert: List[int] = per_expert or []
-        self.recv_from_rank, self.expert_start = from_rank, start
+
+    def __getattr__(self, name: str) -> Any:
+        """What few programs read, as lists, is made when it is read. It stays the same, but for a plan of fixed capacity."""
+        if name not in ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire") or "_native" not in self.__dict__:
+            raise AttributeError(f"Plan has no attribute {name!r}")
+        _, _, n_send, n_wire, per_expert, from_rank, start = self._native.info()
+        if self.n_recv is None:  # the library may know them meanwhile: whether it does is a matter of time
+            return {"recv_per_expert": [], "n_send": n_send, "n_wire": n_wire}.get(name)
+        self.__dict__.update(recv_per_expert=per_expert, recv_from_rank=from_rank, expert_start=start, n_send=n_send, n_wire=n_wire)
+        return self.__dict__[name]
+
+    def wait(self) -> int:
+        """Waits on the host for the counts of a plan of fixed capacity whose dispatch has been called, and returns n_recv. On CUDA
+        within a node they are there while the rows still move. Not collective; not of a plan that was updated or captured."""
+        self.n_recv = self._native.wait()
+        return self.n_recv
 
     def __repr__(self) -> str:
         received = f"capacity {self.out_rows}" if self.fixed else f"receives {self.out_rows} rows"
@@ -77,7 +99,7 @@ class Plan(OfThisProcess):
     @property
     def n_tokens(self) -> int:
         """N of an operation that is called now. Outside of captures updates in captures do not count."""
-        if self.fixed and not self.closed:
+        if self._updated and not self.closed:
             # Of torch's current stream: another one joins a capture only when it waits for this one.
             self._n_tokens = self._native.tokens(stream_pointer(self.comm.is_cuda, self.comm.device, None))
         return self._n_tokens
@@ -93,8 +115,8 @@ class Plan(OfThisProcess):
 
     def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
-        make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else torch.empty
-        return make(shape, dtype=dtype, device=self.comm.device)
+        make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else empty
+        return make(shape, dtype, self.comm.device)
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
                  column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
@@ -118,8 +140,9 @@ class Plan(OfThisProcess):
         return self._dispatch(aligned(rows), aligned(scales), aligned(topk_weights), want_topk_idx, column_major_scales, out, stream)
 
     def _dispatch(self, rows: torch.Tensor, scales: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
-                  want_topk_idx: bool, column_major_scales: bool, out: Union[None, torch.Tensor, Rows], stream: Stream) -> Rows:
-        """dispatch() of tensors as aligned() returns them."""
+                  want_topk_idx: bool, column_major_scales: bool, out: Union[None, torch.Tensor, Rows], stream: Stream,
+                  source: Optional[torch.Tensor] = None, source_stride: int = 0) -> Rows:
+        """dispatch() of tensors as aligned() returns them. `source`: rank layout: for recv_source of Metadata."""
         if scales is not None:
             want_tensor(scales, "dispatch", "scales", "[N, any]")
         if not isinstance(out, Rows):
@@ -128,7 +151,7 @@ class Plan(OfThisProcess):
             scales = scales.contiguous()
         self._native.dispatch(as_bytes(rows), as_words(scales), topk_weights, as_bytes(out.x), as_words(out.scales), out.topk_idx,
                               out.topk_weights, stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None,
-                              scales is not None and scales.element_size() == 1)
+                              scales is not None and scales.element_size() == 1, source, source_stride)
         return out
 
     def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
@@ -136,7 +159,7 @@ class Plan(OfThisProcess):
         recv_scales = recv_idx = recv_weights = None
         want_tensor(rows, "dispatch", "x", "[N, H]")
         if recv_x is None:
-            recv_x = self._new(self.out_rows, rows.shape[-1], dtype=rows.dtype)
+            recv_x = self._new(self.out_rows if self.n_recv is None else self.n_recv, rows.shape[-1], dtype=rows.dtype)
         want_tensor(recv_x, "dispatch", "out", "[n, H]")
         n = recv_x.shape[0]
         if scales is not None and column_major_scales:
@@ -178,10 +201,10 @@ class Plan(OfThisProcess):
         n = self.n_tokens
         if out is None:
             want_tensor(x, "combine", "x", "[n, H]")
-            out = torch.empty((n, x.shape[-1]), dtype=torch.bfloat16, device=self.comm.device)
+            out = empty((n, x.shape[-1]), torch.bfloat16, self.comm.device)
         weights = None
         if topk_weights is not None:
-            weights = torch.empty((n, self.topk), dtype=torch.float32, device=self.comm.device)
+            weights = empty((n, self.topk), torch.float32, self.comm.device)
         self._native.combine(x, topk_weights, first, second, out, weights, flags,
                              stream_pointer(self.comm.is_cuda, self.comm.device, stream))
         return out, weights
@@ -191,6 +214,10 @@ class Plan(OfThisProcess):
         """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
         self._native.update(topk_idx, token_in_rank, tokens_per_expert,
                             stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        if self.fixed:
+            self.n_recv, self._updated = None, True
+            for name in ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire"):
+                self.__dict__.pop(name, None)
 
     def metadata(self, source_stride: int = 0, stream: Stream = None) -> Metadata:
         """The origin of the received tokens, and the counts of the plan, in stream order. Collective.
@@ -224,7 +251,7 @@ class Plan(OfThisProcess):
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
         parts.end = end
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            parts.memory = torch.empty(end + more, dtype=torch.int32, device=self.comm.device)
+            parts.memory = empty((end + more,), torch.int32, self.comm.device)
         self._native.metadata(parts.memory, source_stride, pointer, *offsets)
         return parts
 
@@ -242,7 +269,7 @@ class _Parts:
 
     def part(self, shape: Tuple[int, ...], at: int) -> torch.Tensor:
         """The elements of the memory from `at` on."""
-        return self.memory.as_strided(shape, (1,) if len(shape) == 1 else (shape[1], 1), at)
+        return part_of(self.memory, shape, (1,) if len(shape) == 1 else (shape[1], 1), at)
 
     def __getattr__(self, name: str) -> Any:
         if name not in Metadata._fields:
@@ -250,6 +277,27 @@ class _Parts:
         tensor = self.part(*self.places[name]) if name in self.places else None
         self.__dict__[name] = tensor
         return tensor
+
+
+_COUNTS = ("n_recv_tokens", "psum_rank", "psum_expert", "count_exact")
+
+
+class Sources:
+    """Fields of Metadata of a plan in the rank layout: recv_source, which a dispatch has written; others are made when they are
+    read, in torch's current stream, which no other rank takes part in."""
+
+    recv_slot = None
+
+    def __init__(self, plan: Plan, recv_source: torch.Tensor) -> None:
+        self._plan, self.recv_source = plan, recv_source
+        self.memory = recv_source
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _COUNTS:
+            raise AttributeError(f"no field {name!r}")
+        parts = self._plan._metadata(0, None, _COUNTS)
+        self.__dict__.update({field: getattr(parts, field) for field in _COUNTS})
+        return self.__dict__[name]
 
 
 def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Optional[torch.Tensor]) -> None:

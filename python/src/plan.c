@@ -13,6 +13,7 @@ struct plan_object {
     int topk, n_experts, n_local;
     enum tensor_type idx_type;
     int64_t out_rows;
+    int64_t n_recv; /* -1: not known */
     bool expanded;
     bool fixed; /* capacity: rows of inputs may be more than those received */
 };
@@ -48,6 +49,7 @@ static ep_status plan_fill(struct plan_object *plan)
         plan->n_experts = info.n_experts;
         plan->n_local = info.n_local_experts;
         plan->out_rows = info.out_rows;
+        plan->n_recv = info.n_recv;
         plan->expanded = info.flags & EP_PLAN_EXPANDED;
     }
     return status;
@@ -225,6 +227,7 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     Py_BEGIN_ALLOW_THREADS;
     status = complete(comm, ep_plan_update(plan->plan, &update, stream));
     Py_END_ALLOW_THREADS;
+    plan->n_recv = -1;
     return result_of(status);
 }
 
@@ -306,6 +309,12 @@ static int scale_type_of(const struct tensor *x, const struct tensor *scales, bo
     return EP_I32;
 }
 
+/* Rows that outputs of a dispatch have at least. */
+static int64_t rows_of(const struct plan_object *plan)
+{
+    return plan->n_recv >= 0 ? plan->n_recv : plan->out_rows;
+}
+
 static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, bool were_bytes,
                             ep_dispatch_args *args)
 {
@@ -314,7 +323,7 @@ static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, P
     const int64_t words = scales->shape[1];
     struct tensor recv;
 
-    GET(output, WANT("dispatch", "recv_scales", 1u << scales->type, 2, {AT_LEAST(plan->out_rows), words}, true, false),
+    GET(output, WANT("dispatch", "recv_scales", 1u << scales->type, 2, {AT_LEAST(rows_of(plan)), words}, true, false),
         &recv);
     if (plan->n_tokens > 1 && words > 1 && !scales->stride[0] && !scales->stride[1])
         return raise_arg("dispatch: scales: both strides are 0: give a copy that is not expanded");
@@ -337,19 +346,34 @@ static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_di
     int dims = plan->expanded ? 1 : 2;
 
     GET(args[5],
-        WANT("dispatch", "recv_topk_idx", 1u << plan->idx_type, 2, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
+        WANT("dispatch", "recv_topk_idx", 1u << plan->idx_type, 2, {AT_LEAST(rows_of(plan)), plan->topk}, false, true),
         &recv_idx);
     GET(args[6],
-        WANT("dispatch", "recv_topk_weights", IS(F32), dims, {AT_LEAST(plan->out_rows), plan->topk}, false, true),
+        WANT("dispatch", "recv_topk_weights", IS(F32), dims, {AT_LEAST(rows_of(plan)), plan->topk}, false, true),
         &recv_weights);
     ret_args->recv_topk_idx = recv_idx.data;
     ret_args->recv_topk_weights = recv_weights.data;
     return Py_None;
 }
 
+/* args: recv_source or None, its stride */
+static PyObject *get_source(struct plan_object *plan, PyObject *const *args, ep_dispatch_args *ret_args)
+{
+    struct comm_object *comm = plan->member.comm;
+    struct tensor source;
+    bool ok = true;
+
+    if (args[0] == Py_None)
+        return Py_None;
+    GET(args[0], WANT("dispatch", "recv_source", IS(I32), 1, {AT_LEAST(rows_of(plan))}, false, true), &source);
+    ret_args->recv_source = source.data;
+    ret_args->source_stride = narrow(want_int(args[1], "dispatch", "source_stride", &ok));
+    return ok ? Py_None : NULL;
+}
+
 /*
- * dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes), the
- * last one: has as_words() made words of bytes?
+ * dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes,
+ * recv_source, source_stride); were_bytes: has as_words() made words of bytes?
  */
 static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
 {
@@ -364,13 +388,13 @@ static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
     if (!find_tokens(plan, args[7], &stream) || !get_sent(comm, args, plan->n_tokens, plan->topk, &sent))
         return NULL;
     GET(args[3],
-        WANT("dispatch", "recv_x", 1u << sent.x.type, 2, {AT_LEAST(plan->out_rows), sent.x.shape[1]}, false, false),
+        WANT("dispatch", "recv_x", 1u << sent.x.type, 2, {AT_LEAST(rows_of(plan)), sent.x.shape[1]}, false, false),
         &recv_x);
     if (args[1] == Py_None && args[4] != Py_None)
         return raise_arg("dispatch: recv_scales without scales");
     if (args[1] != Py_None && !get_scales(plan, &sent, args[4], args[8] == Py_True, &dispatch))
         return NULL;
-    if (!get_topk(plan, args, &dispatch))
+    if (!get_topk(plan, args, &dispatch) || !get_source(plan, args + 9, &dispatch))
         return NULL;
     dispatch.x = sent.x.data;
     dispatch.dtype = sent.x.type == TYPE_BF16 ? EP_BF16 : sent.x.type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
@@ -483,6 +507,30 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
             PyList_SetItem(ret_list, i_, PyLong_FromLongLong((array)[i_]));                                            \
     } while (0)
 
+/* sizes() -> (n_recv, out_rows) */
+static PyObject *plan_sizes(PyObject *self, PyObject *unused)
+{
+    const struct plan_object *plan = (struct plan_object *)self;
+
+    (void)unused;
+    return Py_BuildValue("(LL)", (long long)plan->n_recv, (long long)plan->out_rows);
+}
+
+/* wait() -> n_recv */
+static PyObject *run_wait(PyObject *self, PyObject *const *args)
+{
+    struct plan_object *plan = (struct plan_object *)self;
+    ep_status status;
+
+    (void)args;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_plan_wait(plan->plan);
+    Py_END_ALLOW_THREADS;
+    if (status == EP_OK)
+        status = plan_fill(plan);
+    return status == EP_OK ? PyLong_FromLongLong(plan->n_recv) : raise_status(status);
+}
+
 /* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */
 static PyObject *plan_info(PyObject *self, PyObject *unused)
 {
@@ -514,7 +562,8 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 
 MEMBER_METHOD(update, "update", 4)
 MEMBER_METHOD(tokens, "tokens", 1)
-MEMBER_METHOD(dispatch, "dispatch", 9)
+MEMBER_METHOD(dispatch, "dispatch", 11)
+MEMBER_METHOD(wait, "wait", 0)
 MEMBER_METHOD(combine, "combine", 8)
 MEMBER_METHOD(metadata, "metadata", 10)
 
@@ -524,6 +573,8 @@ static PyMethodDef methods[] = {
     FAST("update", fast_update),
     FAST("tokens", fast_tokens),
     FAST("metadata", fast_metadata),
+    FAST("wait", fast_wait),
+    {"sizes", plan_sizes, METH_NOARGS, NULL},
     {"info", plan_info, METH_NOARGS, NULL},
     {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},
     {NULL, NULL, 0, NULL},

@@ -20,14 +20,17 @@ enum {
     RECV_SCALES,
     RECV_IDX,
     RECV_WEIGHTS,
+    RECV_SOURCE,
     OUT,
     OUT_WEIGHTS,
     N_BUFFERS
 };
 
 static const char *const names[N_BUFFERS] = {
-    "x",      "scales",      "topk_weights",  "topk_idx",          "bias0", "bias1",
-    "recv_x", "recv_scales", "recv_topk_idx", "recv_topk_weights", "out",   "out_topk_weights"};
+    "x",           "scales",        "topk_weights",      "topk_idx",    "bias0", "bias1",           "recv_x",
+    "recv_scales", "recv_topk_idx", "recv_topk_weights", "recv_source", "out",   "out_topk_weights"};
+
+enum { SOURCE_STRIDE = 70000 }; /* more than the tokens of any rank */
 
 struct state {
     uint32_t combine_flags; /* EP_COMBINE_... */
@@ -291,8 +294,17 @@ static int dispatch(struct state *s, bool device)
         args.recv_topk_idx = shape->expanded ? NULL : at[RECV_IDX];
         args.recv_topk_weights = (float *)(void *)at[RECV_WEIGHTS];
     }
+    if (!shape->expanded) {
+        args.recv_source = (int32_t *)(void *)at[RECV_SOURCE];
+        args.source_stride = SOURCE_STRIDE;
+    }
     TRY(wait_first(s, device, &after));
     status = ep_dispatch(device ? s->cuda_plan : s->ep_group_plan, &args, stream_of(s, device));
+    /* The counts of a fixed capacity are there while rows still move, unless the dispatch waits for an event. */
+    if (device && status == EP_OK && !after) {
+        CALL(ep_plan_wait(s->cuda_plan));
+        TRY(compare_info(s, "ep_plan_wait"));
+    }
     return finish(s, device, device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after);
 }
 
@@ -343,6 +355,7 @@ static int make_outputs(struct state *s)
     TRY(new_buffer(s, RECV_SCALES, rows, scale_bytes(shape), memory_of(s, AT_SCALES)));
     TRY(new_buffer(s, RECV_IDX, rows, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), memory_of(s, AT_INDEX)));
     TRY(new_buffer(s, RECV_WEIGHTS, rows, (shape->expanded ? 1 : topk) * 4, memory_of(s, AT_WEIGHTS)));
+    TRY(new_buffer(s, RECV_SOURCE, shape->expanded ? 0 : rows, 4, memory_of(s, AT_INDEX)));
     TRY(new_buffer(s, OUT, n, hidden * 2, ORDINARY));
     TRY(new_buffer(s, OUT_WEIGHTS, n, topk * 4, ORDINARY));
     CUDA(cudaStreamSynchronize(s->group->stream));
@@ -386,7 +399,7 @@ static int run_all(struct state *s)
     TRY(make_outputs(s));
     TRY(dispatch(s, false));
     TRY(dispatch(s, true));
-    for (int i = RECV_X; i <= RECV_WEIGHTS; i++)
+    for (int i = RECV_X; i <= RECV_SOURCE; i++)
         code |= compare(s, i, "dispatch");
     code |= compare_info(s, "dispatch") | compare_sources(s);
     if (code & FAILED)

@@ -48,10 +48,10 @@ cudaError_t __wrap_cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret_handle, void *mem
 }
 
 /* Allocates all blocks, and returns them to the pool. */
-static int alloc_and_free(struct cuda_comm *cuda, struct cuda_block *blocks, bool captured)
+static int alloc_and_free(struct cuda_comm *cuda, struct cuda_block *blocks, enum cuda_block_use use)
 {
     for (int i = 0; i < BLOCKS; i++)
-        CALL(cuda_pool_alloc(cuda, BYTES, captured, &blocks[i]));
+        CALL(cuda_pool_alloc(cuda, BYTES, use, &blocks[i]));
     for (int i = 0; i < BLOCKS; i++)
         cuda_pool_free(cuda, &blocks[i]);
     return PASSED;
@@ -63,15 +63,18 @@ static int check(struct cuda_comm *cuda, struct cuda_block *blocks)
 
     cuda->operations = 1;
     running = true;
-    TRY(alloc_and_free(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_ANY));
     EXPECT(made == BLOCKS && !freed, "%d blocks were made and %d freed", made, freed);
     EXPECT(cuda_pool_bytes(cuda) == BLOCKS * cuda_block_bytes(BYTES), "%zu bytes are kept", cuda_pool_bytes(cuda));
     /* Queued kernels may still use them. */
     cuda_pool_trim(cuda);
-    TRY(alloc_and_free(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_ANY));
     EXPECT(made == 2 * BLOCKS && !freed, "an operation runs: %d blocks were made and %d freed", made, freed);
+    /* Operations run one after the other. */
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_OF_OPERATIONS));
+    EXPECT(made == 2 * BLOCKS && !freed, "blocks of operations: %d blocks were made and %d freed", made, freed);
     running = false;
-    TRY(alloc_and_free(cuda, blocks, false));
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_ANY));
     EXPECT(made == 2 * BLOCKS && !freed, "nothing runs: %d blocks were made and %d freed", made, freed);
     CALL(cuda_alloc_kind(cuda, BYTES, CUDA_MEMORY_LOCAL, &memory));
     EXPECT(!freed, "ep_alloc_local() has freed %d", freed);
@@ -89,13 +92,13 @@ static int check_captured(struct cuda_comm *cuda, struct cuda_block *blocks)
 {
     int before = made;
 
-    TRY(alloc_and_free(cuda, blocks, true));
-    TRY(alloc_and_free(cuda, blocks, true));
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_OF_GRAPHS));
+    TRY(alloc_and_free(cuda, blocks, CUDA_BLOCK_OF_GRAPHS));
     EXPECT(made == before + BLOCKS, "%d blocks were made for captures", made - before);
     before = freed;
     cuda_pool_trim(cuda);
     EXPECT(freed == before, "%d blocks of captures were freed", freed - before);
-    CALL(cuda_pool_alloc(cuda, BYTES, false, &blocks[0]));
+    CALL(cuda_pool_alloc(cuda, BYTES, CUDA_BLOCK_OF_OPERATIONS, &blocks[0]));
     EXPECT(!blocks[0].captured, "a block of a capture was taken by a call");
     cuda_pool_free(cuda, &blocks[0]);
     return PASSED;

@@ -45,7 +45,7 @@ static bool refused_dispatch(struct rank_state *state, ep_comm *comm, const stru
         args.scale_type = EP_I64;
         break;
     case 6:
-        args.reserved = 1;
+        args.source_stride = 1; /* without recv_source */
         break;
     default:
         args.out_rows = -1;

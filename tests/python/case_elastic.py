@@ -587,7 +587,8 @@ def test_do_cpu_sync_differs(rank, size):
             with contextlib.suppress(epkit.Error):
                 torch.cuda.synchronize() if CUDA else buffer._comm.synchronize()
 
-    raises(epkit.GroupError, "do_cpu_sync same ranks", complete)
+    # On GPUs within a node the ranks need not agree on it, but those that made a call have the same number of tokens.
+    raises(epkit.Error, "do_cpu_sync same ranks", complete)
 
 
 def test_num_max_tokens_per_rank_differs():

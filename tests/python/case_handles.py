@@ -248,7 +248,7 @@ def asked_by(call):
 
 @on_ranks(2)
 def test_what_a_dispatch_asks_for(rank, size):
-    """A dispatch asks for what its handle shows, in one call, and a dispatch of the same routing for nothing."""
+    """The sources of rows come with the rows. Counts are asked for when a program reads them, once."""
     v1, v2 = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8)
     x, idx = torch.ones(8, 128, dtype=torch.bfloat16), torch.arange(16).view(8, 2) % (2 * size)
     layout = v1.get_dispatch_layout(idx, 2 * size)
@@ -258,18 +258,23 @@ def test_what_a_dispatch_asks_for(rank, size):
         kept.append(v1.dispatch(x, topk_idx=idx, topk_weights=torch.ones(8, 2), num_tokens_per_rank=layout[0],
                                 is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])[4])
 
-    assert asked_by(first) == [["recv_source", "rank_prefix"]]
-    assert asked_by(lambda: v1.dispatch(x, handle=kept[0])) == []
+    assert asked_by(first) == [] and asked_by(lambda: v1.dispatch(x, handle=kept[0])) == []
+    kept[0].plan._native = asked = Counting(kept[0].plan._native)
+    assert len(kept[0]) == 6 and kept[0][0].shape == (size, size) and asked.asked == [["rank_prefix"]]
     prefix, sent, received, source, in_rank, head = kept[0]
     facts = kept[0].plan.metadata(8)
     assert torch.equal(prefix, facts.rank_prefix) and torch.equal(received.view(-1).cumsum(0), facts.psum_rank)
     assert torch.equal(source, facts.recv_source % 8) and torch.equal(in_rank, layout[3])
     assert torch.equal(sent.view(-1), layout[0]) and torch.equal(head >= 0, layout[3])
-    exact = ["recv_source", "psum_rank", "psum_expert", "count_exact"]
-    assert asked_by(lambda: v2.dispatch(x, idx, num_experts=2 * size)) == [exact]
-    for more in ({"do_expand": True}, {"do_cpu_sync": False}, {"do_expand": True, "do_cpu_sync": False}):
-        asked, = asked_by(lambda: kept.append(v2.dispatch(x, idx, num_experts=2 * size, **more)[3]))
-        assert "rank_prefix" not in asked and set(exact) <= set(asked)
+    counts = {"psum_rank", "psum_expert", "count_exact", "n_recv_tokens"}
+    for more in ({}, {"do_expand": True}, {"do_cpu_sync": False}, {"do_expand": True, "do_cpu_sync": False}):
+        asked = asked_by(lambda: kept.append(v2.dispatch(x, idx, num_experts=2 * size, **more)[3]))
+        handle, native = kept[-1], Counting(kept[-1].plan._native)
+        handle.plan._native = native
+        if v2.num_scaleup_ranks == size:
+            assert [set(names) for names in asked] == ([counts | {"recv_source", "recv_slot"}] if "do_expand" in more else [])
+            assert handle.psum_num_recv_tokens_per_expert is handle.psum_num_recv_tokens_per_expert
+            assert [set(names) for names in native.asked] == ([] if "do_expand" in more else [counts])
         handle, facts = kept[-1], kept[-1].plan.metadata(8)
         assert v2.num_scaleup_ranks < size or torch.equal(handle.psum_num_recv_tokens_per_scaleup_rank, facts.psum_rank)
         assert torch.equal(handle.psum_num_recv_tokens_per_expert, facts.psum_expert)

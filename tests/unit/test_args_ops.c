@@ -70,7 +70,12 @@ TEST_WITH(dispatch_refuses_bad_arguments, open_comm, close_comm)
         {{D(out_rows, INT64_MAX)}, EP_E_OVERFLOW, "recv_x"},
         {{D(out_rows, INT64_MAX / 1024 + 1)}, EP_E_OVERFLOW, "recv_x"},
         {{D(flags, 2)}, EP_E_ARG, "flags has unknown bits 0x2"},
-        {{D(reserved, 1)}, EP_E_ARG, "reserved is 1"},
+        {{D(source_stride, 10)}, EP_E_ARG, "source_stride is 10 without recv_source"},
+        {{D(recv_source, 0x900000)}, EP_E_ARG, "source_stride is 0, and the plan was created without max_tokens"},
+        {{D(recv_source, 0x900000), D(source_stride, 9)}, EP_E_ARG, "source_stride is 9"},
+        {{D(recv_source, 0x900000), D(source_stride, INT32_MAX)}, EP_E_OVERFLOW, "of source_stride 2147483647 tokens"},
+        {{D(recv_source, 0x900002), D(source_stride, 10)}, EP_E_ALIGN, "recv_source"},
+        {{D(recv_source, 0x100000), D(source_stride, 10)}, EP_E_ARG, "recv_source overlaps x"},
     };
     ep_dispatch_args good = good_dispatch();
 
@@ -115,6 +120,7 @@ TEST_WITH(expanded_dispatch_has_no_index, open_comm, close_comm)
 {
     const struct bad cases[] = {
         {{D(recv_topk_idx, 0x600000)}, EP_E_ARG, "recv_topk_idx must be NULL in the expanded layout"},
+        {{D(recv_source, 0x900000), D(source_stride, 10)}, EP_E_ARG, "recv_source must be NULL in the expanded layout"},
     };
     ep_dispatch_args good = good_dispatch();
 

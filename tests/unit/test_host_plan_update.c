@@ -86,8 +86,8 @@ struct result {
     alignas(16) uint16_t x[CAPACITY * HIDDEN], out[MOST * HIDDEN];
     alignas(16) int64_t index[CAPACITY * TOPK];
     alignas(16) float weights[CAPACITY * TOPK];
-    int32_t source[CAPACITY], slot[CAPACITY * TOPK], n, psum_rank[RANKS], psum_expert[LOCAL], exact[LOCAL],
-        prefix[RANKS * RANKS];
+    int32_t source[CAPACITY], with_rows[CAPACITY], slot[CAPACITY * TOPK], n, psum_rank[RANKS], psum_expert[LOCAL],
+        exact[LOCAL], prefix[RANKS * RANKS];
 };
 
 struct member {
@@ -163,6 +163,10 @@ static ep_status queue_all(struct member *m, ep_plan *plan, int64_t out_rows, in
         dispatch.recv_topk_weights = result->weights;
         dispatch.recv_topk_idx = m->kind == CHOICES ? result->index : NULL;
     }
+    if (m->kind != EXPANDED) {
+        dispatch.recv_source = result->with_rows;
+        dispatch.source_stride = MOST;
+    }
     EP_TRY(ep_dispatch(plan, &dispatch, stream));
     combine = args_combine(HIDDEN, result->x, result->out);
     EP_TRY(ep_combine(plan, &combine, stream));
@@ -189,8 +193,10 @@ static int check_tokens(const struct member *m, uint32_t seed, const struct resu
         }
         SURE(result->psum_rank[rank] == sums[m->rank]);
         for (int t = 0; t < tokens_of(seed, rank); t++)
-            if (goes_to(seed, rank, t, m->rank))
+            if (goes_to(seed, rank, t, m->rank)) {
+                SURE(m->kind == EXPANDED || result->with_rows[n] == rank * MOST + t);
                 SURE(result->source[n++] == rank * MOST + t);
+            }
     }
     SURE(result->n == n);
     for (int local = 0; local < LOCAL; local++) {
@@ -296,6 +302,39 @@ static int update_often(struct member *m)
     return 0;
 }
 
+/* The host waits for the counts of a fixed capacity; outputs need no more rows then. */
+static int wait_for_counts(struct member *m)
+{
+    ep_plan_info exact = EP_PLAN_INFO_INIT, info = EP_PLAN_INFO_INIT;
+    ep_plan_update_args update;
+    ep_plan_args args;
+    ep_plan *plan, *other;
+
+    fill(m, 2, 0);
+    args = plan_args(m, &m->routing[0], 0);
+    SURE(ep_plan_new(m->comm, &args, &other) == EP_OK);
+    SURE(ep_plan_wait(other) == EP_OK && ep_plan_get_info(other, &exact) == EP_OK);
+    args.max_recv_tokens = CAPACITY;
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
+    SURE(ep_plan_wait(plan) == EP_E_STATE && strstr(ep_last_error(), "before its first operation"));
+    SURE(queue_all(m, plan, CAPACITY - 1, 0, &m->queued[0], NULL) == EP_E_CAPACITY);
+    SURE(queue_all(m, plan, CAPACITY, 0, &m->queued[0], NULL) == EP_OK);
+    SURE(ep_plan_wait(plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK);
+    SURE(info.n_recv == exact.n_recv && info.out_rows == CAPACITY);
+    SURE(!memcmp(info.recv_per_expert, exact.recv_per_expert, LOCAL * sizeof(*info.recv_per_expert)));
+    SURE(queue_all(m, plan, info.n_recv - 1, 0, &m->queued[1], NULL) == EP_E_CAPACITY);
+    SURE(queue_all(m, plan, info.n_recv, 0, &m->queued[1], NULL) == EP_OK);
+    SURE(ep_stream_sync(m->comm, NULL) == EP_OK && !check_tokens(m, 2, &m->queued[1]));
+    SURE(m->queued[1].x[info.n_recv * HIDDEN] == 0x1111 &&
+         m->queued[1].index[info.n_recv * TOPK] == 0x1111111111111111);
+    update = update_args(m, &m->routing[0]);
+    SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
+    SURE(ep_plan_wait(plan) == EP_E_STATE && strstr(ep_last_error(), "since it was updated"));
+    ep_plan_free(plan);
+    ep_plan_free(other);
+    return 0;
+}
+
 /* --- running ----------------------------------------------------------------------------------------------------- */
 
 static int run_rank(const ep_boot *boot, void *argument)
@@ -318,6 +357,11 @@ static int run_rank(const ep_boot *boot, void *argument)
 static void run(struct scenario scenario)
 {
     unit_run_threads(RANKS, run_rank, &scenario);
+}
+
+TEST(counts_are_waited_for)
+{
+    run((struct scenario){.run_rank = wait_for_counts, .kind = CHOICES});
 }
 
 TEST(updates_are_plans_of_their_own)

@@ -18,6 +18,12 @@
 #define LINE 128
 #define PART_PIECES 2 /* of each warp in a part: a combine waits for the first part before it begins */
 
+/*
+ * Fewer bytes of other ranks' rows are copied by all SMs before the kernel: measured on two H200, copying beside the
+ * rows costs a combine 15 us whatever its size, and the copy of 7 MB takes half of that (bench/README.md).
+ */
+#define OVERLAP_BYTES ((size_t)8 << 20)
+
 struct combine {
     struct cuda_call call;
     ep_plan *plan;
@@ -32,15 +38,12 @@ struct combine {
 };
 
 /* Copies to staging in stream order, before the kernel. */
-static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy, size_t bytes)
+static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy)
 {
     const struct cuda_plan *device = cuda_plan_of(c->plan);
     struct cuda_rows rows = {.counts = device->route.counts, .rank = c->call.cuda->group.local, .copy = {*copy}};
 
-    if (device->fixed)
-        return cuda_status(cuda_launch_rows(&rows, c->call.stream), "rows kernel");
-    CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, bytes, cudaMemcpyDeviceToDevice, c->call.stream));
-    return EP_OK;
+    return cuda_status(cuda_launch_rows(&rows, cuda_side_sms(c->call.cuda), c->call.stream), "rows kernel");
 }
 
 /* Describes where the peers read one input. A copy in staging is made by the kernel if it copies the rows. */
@@ -56,19 +59,20 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     if (!bytes)
         return EP_OK;
     if (c->slots) {
-        EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, NULL, bytes, &placed));
+        EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, NULL, bytes, bytes, &placed));
         desc->own.at[which] = placed;
         return EP_OK;
     }
-    EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, desc->own.at[which], bytes, &placed));
+    EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, desc->own.at[which],
+                             (size_t)cuda_plan_known_rows(c->plan) * row_bytes, bytes, &placed));
     if (placed == input) {
         c->staged[which] = 0;
         return EP_OK;
     }
     if (which == EP_GROUP_AT_X)
-        c->copies = cuda_overlaps_copies(c->call.cuda, c->plan, row_bytes);
+        c->copies = cuda_overlaps_copies(c->call.cuda, c->plan, row_bytes, OVERLAP_BYTES);
     c->copy[which] = (struct cuda_copy){.from = input, .to = placed, .row_bytes = (int64_t)row_bytes};
-    return c->copies ? EP_OK : copy_before(c, &c->copy[which], bytes);
+    return c->copies ? EP_OK : copy_before(c, &c->copy[which]);
 }
 
 /* A rank that has received nothing has no input, but compares its arguments with the others' all the same. */
@@ -146,7 +150,7 @@ static int32_t count_parts(const struct cuda_stage *stage, const struct cuda_sha
 static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
 {
     struct cuda_plan *device = cuda_plan_of(c->plan);
-    size_t tokens = (size_t)(device->fixed ? device->max_tokens : sum->route.n_tokens);
+    size_t tokens = (size_t)(device->on_device ? device->max_tokens : sum->route.n_tokens);
     struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
     size_t bytes;
 
@@ -157,7 +161,8 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     sum->rounds_partial = order.by_rank && !c->slots;
     bytes = (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry);
     if (!device->ordered.memory)
-        EP_TRY(cuda_pool_alloc(c->call.cuda, bytes + tokens * sizeof(int32_t), device->captured, &device->ordered));
+        EP_TRY(cuda_pool_alloc(c->call.cuda, bytes + tokens * sizeof(int32_t), cuda_plan_block_use(c->plan),
+                               &device->ordered));
     order.ret_entry = device->ordered.memory;
     if (c->slots)
         sum->route.count = order.ret_count = (int32_t *)((char *)device->ordered.memory + bytes);
@@ -178,7 +183,6 @@ static bool reduces(const struct combine *c)
 /* After the plan's rows are known, before the combine's kernel. */
 static ep_status reduce(const struct combine *c, const struct cuda_combine *sum)
 {
-    int sms = cuda_is_strict(c->call.cuda) ? c->call.cuda->sms : cuda_ll_sms(c->call.cuda);
     struct cuda_reduce r = {.waits = sum->waits,
                             .counts = sum->route.counts,
                             .from = c->args->x,
@@ -190,7 +194,7 @@ static ep_status reduce(const struct combine *c, const struct cuda_combine *sum)
 
     if (!c->slots || !cuda_plan_rows(c->plan))
         return EP_OK;
-    return cuda_status(cuda_launch_reduce(&r, sms, c->call.stream), "reduce kernel");
+    return cuda_status(cuda_launch_reduce(&r, cuda_side_sms(c->call.cuda), c->call.stream), "reduce kernel");
 }
 
 static ep_status launch(struct combine *c, const struct cuda_route *route)
@@ -233,7 +237,7 @@ static ep_status check_pointers(const struct combine *c, int n_tokens)
     static const char call[] = "ep_combine";
     const ep_combine_args *args = c->args;
 
-    if (cuda_plan_rows(c->plan)) {
+    if (cuda_plan_known_rows(c->plan)) {
         EP_TRY(cuda_check_pointer(c->call.cuda, call, "x", args->x));
         EP_TRY(cuda_check_pointer(c->call.cuda, call, "topk_weights", args->topk_weights));
     }

@@ -11,9 +11,8 @@
 static_assert(sizeof(struct cuda_report) <= 4096, "a report fits a page");
 
 #define REPORT_BYTES 4096
-#define SCRATCH_BYTES ((EP_MAX_EXPERTS + 2) * sizeof(int32_t))
+#define SCRATCH_BYTES (CUDA_SCRATCH_WORDS * sizeof(int32_t))
 #define MAP_BYTES(cuda) ((size_t)(cuda)->group.nlocal * CUDA_SLOTS * sizeof(struct cuda_map_entry))
-#define TOTALS_BYTES ((EP_MAX_EXPERTS + CUDA_MAX_RANKS) * sizeof(int32_t))
 
 /* Process and device of a rank, for the whole group. */
 struct location {
@@ -90,17 +89,15 @@ static ep_status open_memory(struct cuda_comm *cuda)
     struct cuda_pinned host;
     void *device;
 
-    EP_TRY(cuda_keep_pinned(&cuda->memory, REPORT_BYTES + map_bytes + TOTALS_BYTES, &host));
+    EP_TRY(cuda_keep_pinned(&cuda->memory, REPORT_BYTES + map_bytes, &host));
     cuda->report = cuda_carve(host.memory, &at[0], 1, REPORT_BYTES);
     cuda->report_device = cuda_carve(host.device, &at[1], 1, REPORT_BYTES);
     cuda->host_map_entries = cuda_carve(host.memory, &at[0], 1, map_bytes);
     cuda->host_map_entries_device = cuda_carve(host.device, &at[1], 1, map_bytes);
-    cuda->totals = cuda_carve(host.memory, &at[0], 1, TOTALS_BYTES);
-    cuda->totals_device = cuda_carve(host.device, &at[1], 1, TOTALS_BYTES);
     EP_TRY(cuda_keep_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
     CUDA_TRY(cudaMemset(device, 0, map_bytes + SCRATCH_BYTES));
     cuda->map_entries = device;
-    cuda->scratch = (char *)device + map_bytes;
+    cuda->scratch = (int32_t *)(void *)((char *)device + map_bytes);
     return EP_OK;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Plan in the rank layout: a thread checks the experts of one token and finds the ranks that it goes to. Rows are
  * numbered within the block by ballots. The rows of the blocks before are known when all have counted; a second kernel
- * adds them, while the host already exchanges the totals with its peers.
+ * adds them.
  *
  * The layout of a routing is counted by a thread for each token, too.
  */
@@ -84,17 +84,8 @@ __device__ void number_rows(const cuda_count &c, int token, uint32_t ranks)
     }
 }
 
-/* Reports the count as finished: none of its kernels accesses memory any more. By one thread. */
-__device__ void report_counted(const cuda_count &c)
-{
-    if (c.ret_bad)
-        return;
-    __threadfence_system();
-    *(volatile uint64_t *)&c.report->counted = c.number;
-}
-
-/* By the block that finishes last: writes the totals for the host and resets the scratch memory. */
-__device__ void report_totals(const cuda_count &c)
+/* By the block that finishes last: writes the totals and resets the scratch memory. */
+__device__ void write_totals(const cuda_count &c)
 {
     int i = (int)threadIdx.x, n_local = c.n_experts / c.nranks;
 
@@ -117,19 +108,12 @@ __device__ void report_totals(const cuda_count &c)
         c.totals[c.nranks + expert] = c.mask_experts ? c.mask_experts[expert] : __ldcg(&c.per_expert[expert]);
         c.per_expert[expert] = 0;
     }
-    __threadfence_system();
     __syncthreads();
     if (i)
         return;
-    if (c.ret_bad)
-        *c.ret_bad = __ldcg(c.bad);
-    else
-        *(volatile uint64_t *)&c.report->bad = __ldcg(c.bad);
+    *c.ret_bad = __ldcg(c.bad);
     *c.bad = 0;
     *c.blocks_done = 0;
-    /* With several blocks add_blocks_kernel reports: the host may free the plan's memory after the report. */
-    if (gridDim.x == 1)
-        report_counted(c);
 }
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_constant__ cuda_count c)
@@ -156,7 +140,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) count_kernel(const __grid_c
         last = atomicAdd(c.blocks_done, 1u) == gridDim.x - 1;
     __syncthreads();
     if (last)
-        report_totals(c);
+        write_totals(c);
 }
 
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __grid_constant__ cuda_count c)
@@ -169,12 +153,6 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) add_blocks_kernel(const __g
 
         entry->row += c.block_rows[blockIdx.x * c.nranks + entry->local];
     }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x || atomicAdd(c.blocks_done, 1u) != gridDim.x - 1)
-        return;
-    *c.blocks_done = 0;
-    report_counted(c);
 }
 
 /* The last choice of a token whose expert is on the rank. */
@@ -232,7 +210,7 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) order_kernel(const __grid_c
 
 /* --- the layout of a routing ------------------------------------------------------------------------------------- */
 
-/* Of a block, which adds them to the outputs at its end. */
+/* Of a block, which adds them to those of the others at its end. */
 struct sums {
     int32_t per_rank[EP_MAX_RANKS], per_expert[EP_MAX_EXPERTS];
     int32_t per_node[EP_MAX_RANKS]; /* tokens with an expert there */
@@ -279,10 +257,29 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
     }
 }
 
+/* By all threads of a block. */
+__device__ void add_counts(int32_t *scratch, const int32_t *counts, int n)
+{
+    for (int i = (int)threadIdx.x; i < n; i += CUDA_COUNT_TOKENS)
+        if (counts[i])
+            atomicAdd(&scratch[i], counts[i]);
+}
+
+/* By all threads of the last block. `to` may be NULL. */
+__device__ void move_counts(int32_t *to, int32_t *scratch, int n)
+{
+    for (int i = (int)threadIdx.x; i < n; i += CUDA_COUNT_TOKENS) {
+        if (to)
+            to[i] = __ldcg(&scratch[i]);
+        scratch[i] = 0;
+    }
+}
+
 __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_constant__ cuda_layout l)
 {
     await_stream();
     __shared__ sums sum;
+    __shared__ bool last;
     int i = (int)threadIdx.x, token = (int)(blockIdx.x * CUDA_COUNT_TOKENS + threadIdx.x);
 
     for (int expert = i; expert < l.n_experts; expert += CUDA_COUNT_TOKENS)
@@ -295,17 +292,24 @@ __global__ void __launch_bounds__(CUDA_COUNT_TOKENS) layout_kernel(const __grid_
     if (token < l.n_tokens)
         count_token(l, token, sum);
     __syncthreads();
-    for (int expert = i; expert < l.n_experts && l.per_expert; expert += CUDA_COUNT_TOKENS)
-        if (sum.per_expert[expert])
-            atomicAdd(&l.per_expert[expert], sum.per_expert[expert]);
-    for (int rank = i; rank < l.nranks && l.per_rank; rank += CUDA_COUNT_TOKENS)
-        if (sum.per_rank[rank])
-            atomicAdd(&l.per_rank[rank], sum.per_rank[rank]);
-    for (int node = i; node * l.ranks_per_node < l.nranks && l.per_node; node += CUDA_COUNT_TOKENS)
-        if (sum.per_node[node])
-            atomicAdd(&l.per_node[node], sum.per_node[node]);
+    add_counts(l.scratch + CUDA_SCRATCH_EXPERTS, sum.per_expert, l.n_experts);
+    add_counts(l.scratch + CUDA_SCRATCH_RANKS, sum.per_rank, l.nranks);
+    add_counts(l.scratch + CUDA_SCRATCH_NODES, sum.per_node, l.nranks / l.ranks_per_node);
     if (sum.bad)
         refuse_routing(l.waits);
+    __threadfence();
+    __syncthreads();
+    if (i == 0)
+        last = atomicAdd((uint32_t *)l.scratch + CUDA_SCRATCH_BLOCKS_DONE, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    move_counts(l.per_expert, l.scratch + CUDA_SCRATCH_EXPERTS, l.n_experts);
+    move_counts(l.per_rank, l.scratch + CUDA_SCRATCH_RANKS, l.nranks);
+    move_counts(l.per_node, l.scratch + CUDA_SCRATCH_NODES, l.nranks / l.ranks_per_node);
+    if (i == 0)
+        l.scratch[CUDA_SCRATCH_BLOCKS_DONE] = 0;
 }
 
 } /* namespace */
@@ -331,7 +335,7 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 {
     unsigned blocks = (unsigned)(layout->n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS;
 
-    return blocks ? launch(layout_kernel, blocks, CUDA_COUNT_TOKENS, 0, stream, *layout) : cudaSuccess;
+    return launch(layout_kernel, blocks ? blocks : 1, CUDA_COUNT_TOKENS, 0, stream, *layout);
 }
 
 cudaError_t cuda_kernels_load(int shared_bytes)

@@ -187,9 +187,7 @@ struct cuda_comm {
     struct cuda_map_entry *map_entries;                                /* device: [ranks of the node, CUDA_SLOTS] */
     struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;
-    int32_t *totals, *totals_device;
-    void *scratch; /* of the counting kernel: per expert, then two words */
-    uint64_t counted;
+    int32_t *scratch; /* device memory of counting kernels: CUDA_SCRATCH_... */
 
     /* Operations run in the order of their calls. */
     cudaEvent_t order, captured_order; /* recorded after the last one, outside captures and in one */
@@ -203,7 +201,7 @@ struct cuda_comm {
     cudaEvent_t end;   /* for host waits */
     int event_words;   /* used ones of the newest block for events */
 
-    uint64_t updates;                /* of plans of fixed capacity */
+    uint64_t updates;                /* of plans that the devices make */
     pthread_mutex_t pending_lock;    /* any thread may wait for an event */
     struct cuda_plan *pending_plans; /* plans whose counts the host does not have yet */
     /* Newest first. */
@@ -340,6 +338,7 @@ ep_status cuda_scope_begin_uncaptured(const struct cuda_comm *cuda, struct cuda_
 struct cuda_backoff {
     uint64_t begin_ns;
     long ns;
+    uint64_t spin_ns; /* 0: some microseconds */
 };
 void cuda_backoff(struct cuda_backoff *backoff);
 
@@ -366,6 +365,8 @@ ep_status cuda_call_end(struct cuda_call *call, ep_status status);
 bool cuda_is_capturing(ep_comm *comm, ep_stream stream);
 /* Sleeps until the event is complete, or until the communicator has failed and its kernels have had time to end. */
 ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_group_phase phase);
+/* Waits until a kernel has written that number to a word of host memory. */
+ep_status cuda_wait_number(struct cuda_comm *cuda, const uint64_t *word, uint64_t number, enum ep_group_phase phase);
 /* Waits for all operations that were called. */
 ep_status cuda_drain(struct cuda_comm *cuda);
 ep_status cuda_stream_sync(ep_comm *comm, ep_stream stream);
@@ -426,9 +427,9 @@ void cuda_unmap_all(struct cuda_comm *cuda);
 /* Returns staging buffer `which` with at least `bytes`. */
 ep_status cuda_stage(struct cuda_comm *cuda, int which, size_t bytes, void **ret_memory);
 /*
- * Allocates staging for a plan whose counts the hosts exchange, before they do: all ranks then have it mapped when the
- * plan is complete, and its first operation does not synchronise the hosts. For other plans each operation allocates
- * exactly what it needs, as cuda_sync_stages() assumes.
+ * Allocates staging for a plan whose hosts wait for the counts, before these are exchanged: all ranks have published it
+ * when the plan is complete, and its first operation does not synchronise the hosts. For other plans each operation
+ * allocates exactly what it needs, as cuda_sync_stages() assumes.
  */
 void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args);
 /* Frees this rank's memory once none of its kernels runs. Frees what peers still have mapped later. */
@@ -456,11 +457,12 @@ void cuda_count_open(const struct cuda_comm *cuda, int change);
 /* --- pool.c: device memory of freed plans, host memory of kernels ------------------------------------------------- */
 
 /*
- * Allocates device memory that is not symmetric: a block of the pool if an unused one fits. captured: for a plan that
- * is made in a capture. There a freed block may be reused at once: graphs run one after the other, and their nodes in
- * the order of the calls.
+ * What uses a block. One of operations, which run in the order of their calls, may be one that queued operations still
+ * use, as may one of graphs, which run one after the other, and their nodes in the order of the calls.
  */
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block);
+enum cuda_block_use { CUDA_BLOCK_ANY, CUDA_BLOCK_OF_OPERATIONS, CUDA_BLOCK_OF_GRAPHS };
+/* Allocates device memory that is not symmetric: a block of the pool if an unused one fits. */
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, enum cuda_block_use use, struct cuda_block *ret_block);
 /* Size of a new block for `bytes`. */
 static inline size_t cuda_block_bytes(size_t bytes)
 {
@@ -482,17 +484,19 @@ void cuda_pool_close(struct cuda_comm *cuda);
 
 /*
  * Finds where the peers access a buffer of `bytes`, and describes it: `memory` itself if it is symmetric and
- * all have it mapped; otherwise, and if it is NULL, staging.
+ * all have it mapped; otherwise, and if it is NULL, staging of `stage_bytes`.
  */
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
-                            void **ret_placed);
+                            size_t stage_bytes, void **ret_placed);
 /* Does a number that the caller has set count all blocks (EP_COMM_STRICT_SMS)? */
 bool cuda_is_strict(const struct cuda_comm *cuda);
+/* Multiprocessors for work of one rank before or after the rows move. */
+int cuda_side_sms(const struct cuda_comm *cuda);
 /*
  * Is the ordinary memory of this rank, in rows of `row_bytes`, copied while the rows move? Otherwise it is copied
- * before or after the kernel.
+ * before or after the kernel. `least`: bytes of other ranks' rows.
  */
-bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes);
+bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes, size_t least);
 /*
  * Fills the kernel's arguments, except the memory, and the number of blocks that move rows. `copies`: some of its
  * blocks copy, with rings of at least `slot` bytes within the shape of the others.
@@ -510,11 +514,10 @@ void cuda_monitor_stop(struct cuda_comm *cuda);
 void cuda_stop_kernels(struct cuda_comm *cuda);
 
 /* Fails the group: two ranks have published different descriptor words (CUDA_DESC_...). */
-ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs);
+ep_status cuda_fail_disagree(const struct cuda_comm *cuda, enum ep_group_phase phase, uint32_t word, int rank,
+                             uint32_t mine, uint32_t theirs);
 /* The failure that a kernel has reported, or EP_OK. Any thread may call it. */
 ep_status cuda_check_reported(struct cuda_comm *cuda);
-/* Waits until the kernel in `stream` has counted routing number cuda->counted. */
-ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream);
 void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,
                      struct cuda_waits *ret_waits);
 

@@ -147,7 +147,7 @@ void cuda_backoff(struct cuda_backoff *backoff)
 
     if (!backoff->begin_ns)
         backoff->begin_ns = ep_now_ns();
-    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < SPIN_NS) {
+    if (!backoff->ns && ep_now_ns() - backoff->begin_ns < (backoff->spin_ns ? backoff->spin_ns : SPIN_NS)) {
         ep_cpu_relax();
         return;
     }

@@ -5,6 +5,12 @@
 
 /* Stages are reduced before warps: more warps hide the stores of a row's metadata (bench/README.md). */
 static const struct cuda_shape max_shape = {.warps = 8, .stages = 3};
+/*
+ * With fewer bytes of other ranks' rows the copy is made in stream order. An estimate: the launch of such a copy takes
+ * about 3 us, as do a word between ranks and the passage of the last piece through shared memory.
+ */
+#define OVERLAP_BYTES ((size_t)128 << 10)
+#define FILL_SMS 16     /* which only fill the metadata of a few rows */
 #define MAX_CHUNK 14336 /* bytes: a row of 7168 bf16; 8 warps have two stages of it each in 227 KiB */
 
 /* One of the outputs: where the caller wants it, and where the peers write it. */
@@ -39,6 +45,7 @@ static void describe_outputs(struct dispatch *d)
                                                    .bytes = topk * ep_dtype_bytes((ep_dtype)d->plan->args.idx_type)};
     d->output[EP_GROUP_AT_WEIGHTS] =
         (struct output){.wanted = args->recv_topk_weights, .bytes = (expanded ? 1 : topk) * sizeof(float)};
+    d->output[EP_GROUP_AT_SOURCE] = (struct output){.wanted = args->recv_source, .bytes = sizeof(*args->recv_source)};
 }
 
 static bool is_scattered(const struct dispatch *d, int output)
@@ -49,11 +56,12 @@ static bool is_scattered(const struct dispatch *d, int output)
 /* Describes where the peers write. Metadata is small: the kernel copies it only if it copies the rows, too. */
 static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
 {
-    size_t rows = (size_t)cuda_plan_rows(d->plan);
+    size_t rows = (size_t)cuda_plan_rows(d->plan), known = (size_t)cuda_plan_known_rows(d->plan);
 
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         struct output *output = &d->output[i];
-        size_t bytes = rows * output->bytes;
+        size_t bytes =
+            rows * output->bytes; /* the peers expect a capacity of staging also where this host knows more */
         bool direct;
 
         /* A rank that receives nothing has no outputs, but needs the size of the others' rows and scales. */
@@ -62,12 +70,12 @@ static ep_status place_outputs(struct dispatch *d, struct cuda_op_desc *desc)
         desc->row_bytes[i] = (int64_t)output->bytes;
         output->placed = output->wanted;
         if (bytes)
-            EP_TRY(cuda_place_buffer(d->call.cuda, desc, i, is_scattered(d, i) ? NULL : output->wanted, bytes,
-                                     &output->placed));
+            EP_TRY(cuda_place_buffer(d->call.cuda, desc, i, is_scattered(d, i) ? NULL : output->wanted,
+                                     known * output->bytes, bytes, &output->placed));
         direct = bytes && output->placed == output->wanted;
         d->staged[i] = direct ? 0 : output->bytes;
         if (i == EP_GROUP_AT_X && bytes && !direct)
-            d->copies = cuda_overlaps_copies(d->call.cuda, d->plan, output->bytes);
+            d->copies = cuda_overlaps_copies(d->call.cuda, d->plan, output->bytes, OVERLAP_BYTES);
     }
     /* Rows of this rank's own tokens bypass staging. */
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
@@ -88,7 +96,8 @@ static ep_status fill_desc(struct dispatch *d, struct cuda_op_desc *desc)
     desc->words[CUDA_DESC_SCALE_TYPE] = (uint32_t)args->scale_type;
     desc->words[CUDA_DESC_SCALE_WORDS] = (uint32_t)args->scale_words;
     desc->words[CUDA_DESC_OUTPUTS] =
-        (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0);
+        (args->recv_topk_idx ? EP_GROUP_RECV_INDEX : 0) | (args->recv_topk_weights ? EP_GROUP_RECV_WEIGHTS : 0) |
+        (args->recv_source ? EP_GROUP_RECV_SOURCE : 0) | (uint32_t)args->source_stride << EP_GROUP_OUTPUT_BITS;
     return place_outputs(d, desc);
 }
 
@@ -145,7 +154,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
         move->scale_stride_token = move->scale_words;
         move->scale_stride_block = 1;
     }
-    move->has_metadata = move->scale_words || args->recv_topk_idx || args->recv_topk_weights;
+    move->has_metadata = move->scale_words || args->recv_topk_idx || args->recv_topk_weights || args->recv_source;
+    move->first_source = cuda->group.comm->rank * args->source_stride;
     cuda_fill_waits(cuda, EP_GROUP_DISPATCH_READY, EP_GROUP_DISPATCH_DONE, &move->waits);
     EP_TRY(fill_desc(d, &move->desc));
     EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
@@ -155,7 +165,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     cuda_fill_stage(cuda, route->n_tokens, d->copies, (size_t)move->chunk_bytes, &move->stage, shape);
     if (d->copies) {
         move->stage.x = copy_of(&d->output[EP_GROUP_AT_X]);
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < CUDA_BUFFERS - 1; i++)
             if (!is_scattered(d, EP_GROUP_AT_SCALES + i))
                 move->stage.metadata[i] = copy_of(&d->output[EP_GROUP_AT_SCALES + i]);
     }
@@ -172,7 +182,7 @@ static ep_status finish_outputs(const struct dispatch *d)
 {
     const struct cuda_plan *device = cuda_plan_of(d->plan);
     int64_t capacity = d->plan->args.max_recv_tokens, out_rows = d->args->out_rows;
-    bool expanded = device->route.expanded, wanted;
+    bool expanded = device->route.expanded, moves, fills;
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
                              .expert_exact = device->expert_exact,
@@ -184,12 +194,13 @@ static ep_status finish_outputs(const struct dispatch *d)
                              /* The rows of metadata have room for those that the host knows, if it does. */
                              .capacity = capacity < out_rows ? capacity : out_rows};
 
-    wanted = rows.zero;
+    moves = rows.zero;
     if (rows.capacity) {
         rows.index = d->output[EP_GROUP_AT_INDEX].wanted;
         rows.weights = d->output[EP_GROUP_AT_WEIGHTS].wanted;
-        wanted |= rows.index || rows.weights;
+        rows.source = d->output[EP_GROUP_AT_SOURCE].wanted;
     }
+    fills = rows.index || rows.weights || rows.source;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         const struct output *output = &d->output[i];
 
@@ -201,22 +212,25 @@ static ep_status finish_outputs(const struct dispatch *d)
                                                  .words = (int64_t)output->bytes / 4,
                                                  .stride_row = d->args->recv_scale_stride_token,
                                                  .stride_word = d->args->recv_scale_stride_block};
-            wanted = true;
+            moves = true;
             continue;
         }
         rows.copy[i] = (struct cuda_copy){.to = output->wanted, .row_bytes = (int64_t)output->bytes};
         if (!d->copies && output->placed != output->wanted)
             rows.copy[i].from = output->placed;
-        wanted |= rows.copy[i].from != NULL;
+        moves |= rows.copy[i].from != NULL;
     }
-    return wanted ? cuda_status(cuda_launch_rows(&rows, d->call.stream), "rows kernel") : EP_OK;
+    if (!moves && !fills)
+        return EP_OK;
+    return cuda_status(cuda_launch_rows(&rows, moves ? cuda_side_sms(d->call.cuda) : FILL_SMS, d->call.stream),
+                       "rows kernel");
 }
 
 static ep_status check_pointers(const struct dispatch *d, int n_tokens)
 {
     static const char call[] = "ep_dispatch";
     const ep_dispatch_args *args = d->args;
-    bool sends = n_tokens, receives = cuda_plan_rows(d->plan);
+    bool sends = n_tokens, receives = cuda_plan_known_rows(d->plan);
 
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "scales", sends ? args->scales : NULL));
@@ -224,6 +238,7 @@ static ep_status check_pointers(const struct dispatch *d, int n_tokens)
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_x", receives ? args->recv_x : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_scales", receives ? args->recv_scales : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_topk_idx", receives ? args->recv_topk_idx : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_source", receives ? args->recv_source : NULL));
     return cuda_check_pointer(d->call.cuda, call, "recv_topk_weights", receives ? args->recv_topk_weights : NULL);
 }
 

@@ -80,7 +80,7 @@ __device__ void store_choice(const cuda_dispatch &d, const cuda_target &to, int 
         buffer_of<float>(to, AT_WEIGHTS)[at] = mine ? weight : 0.0f;
 }
 
-/* Stores scales, indices and weights of a token on one destination. By all lanes. */
+/* Stores scales, indices, weights and source of a token on one destination. By all lanes. */
 __device__ void store_metadata(const cuda_dispatch &d, const targets &targets, const tile &t, cuda_entry entry,
                                int lane)
 {
@@ -100,6 +100,8 @@ __device__ void store_metadata(const cuda_dispatch &d, const targets &targets, c
             buffer_of<float>(to, AT_WEIGHTS)[row] = __ldg(d.weights + t.token * topk + entry.k);
         return;
     }
+    if (to.at[AT_SOURCE] && lane == 0)
+        buffer_of<int32_t>(to, AT_SOURCE)[row] = d.first_source + (int32_t)t.token;
     if (!to.at[AT_INDEX] && !to.at[AT_WEIGHTS])
         return;
     if (lane < topk)

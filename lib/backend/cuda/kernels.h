@@ -49,7 +49,16 @@ enum {
     CUDA_DESC_COPIES = CUDA_DESC_COMPARED, /* its kernel copies between ordinary memory and staging */
     CUDA_DESC_BUFFERS /* two words for each buffer: CUDA_DESC_SLOT(), then its offset / CUDA_DESC_GRAIN */
 };
-#define CUDA_BUFFERS 4 /* EP_GROUP_AT_X ... of each rank */
+/* The compared words of a plan, whose phase is that of its counts. */
+enum {
+    CUDA_DESC_PLAN_INDEX = CUDA_DESC_PLAN + 1, /* idx_type; 0: a mask */
+    CUDA_DESC_PLAN_EXPERTS,
+    CUDA_DESC_PLAN_TOPK,
+    CUDA_DESC_PLAN_FLAGS, /* and CUDA_DESC_PLAN_FIXED: of fixed capacity */
+    CUDA_DESC_PLAN_ALIGNMENT
+};
+#define CUDA_DESC_PLAN_FIXED (1u << 31)
+#define CUDA_BUFFERS 5 /* EP_GROUP_AT_X ... of each rank */
 #define CUDA_DESC_WORDS (CUDA_DESC_BUFFERS + 2 * CUDA_BUFFERS)
 #define CUDA_DESC_GRAIN 16
 #define CUDA_GENERATION_BITS 23
@@ -160,8 +169,6 @@ struct cuda_report {
     uint32_t unused;
     uint32_t detail[4]; /* [CUDA_DETAIL_...] of CUDA_FAILED_DISAGREE, _TOKENS and _SIGNAL */
     int64_t refused[3]; /* 1 + a rank that would receive too many rows, how many, and its capacity */
-    uint64_t counted;   /* number of the last routing counted */
-    uint64_t bad;       /* not 0: that routing has invalid entries */
 };
 
 /* What every kernel needs to synchronise. Ranks are counted within the node, here and unless stated otherwise. */
@@ -229,7 +236,7 @@ struct cuda_stage {
     int32_t parts;                    /* of this rank's tokens, combine: of its rows; progress words follow each */
     int32_t part_tokens;              /* dispatch: a multiple of CUDA_COUNT_TOKENS */
     int32_t slot_bytes;               /* of a stage of a copying warp */
-    struct cuda_copy x, metadata[3];  /* rows, and their scales, indices and weights */
+    struct cuda_copy x, metadata[CUDA_BUFFERS - 1]; /* rows, and what goes with them */
 };
 
 struct cuda_dispatch {
@@ -243,7 +250,8 @@ struct cuda_dispatch {
     int64_t row_bytes;
     int32_t scale_words; /* of one row */
     int32_t chunk_bytes, n_chunks;
-    int32_t has_metadata, unused; /* scales, indices or weights go with the rows */
+    int32_t has_metadata; /* scales, indices, weights or sources go with the rows */
+    int32_t first_source; /* of this rank's token 0 */
     struct cuda_stage stage;
 };
 
@@ -285,6 +293,19 @@ static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t sl
     return CUDA_BARRIERS_BYTES(shape->warps, shape->stages) + slots * slot_bytes;
 }
 
+/*
+ * Words of a communicator's scratch memory, zeros between operations: counts per expert, rank and node, and blocks_done
+ * and bad of struct cuda_count.
+ */
+enum {
+    CUDA_SCRATCH_EXPERTS = 0,
+    CUDA_SCRATCH_RANKS = CUDA_MAX_EXPERTS,
+    CUDA_SCRATCH_NODES = CUDA_SCRATCH_RANKS + CUDA_MAX_GROUP,
+    CUDA_SCRATCH_BLOCKS_DONE = CUDA_SCRATCH_NODES + CUDA_MAX_GROUP,
+    CUDA_SCRATCH_BAD,
+    CUDA_SCRATCH_WORDS
+};
+
 struct cuda_count {
     const void *topk_idx;        /* device memory; NULL: a mask */
     const uint8_t *mask;         /* [N,R] */
@@ -294,25 +315,26 @@ struct cuda_count {
     int32_t *count;
     int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
     uint32_t *blocks_done;
-    int32_t *per_expert; /* [E], zeroed */
-    int32_t *totals;     /* mapped host memory: [R] per rank, [E] per expert */
-    struct cuda_report *report;
-    uint32_t *bad;     /* zeroed; set to 1 if an entry is out of range or, with `distinct`, twice in a token */
-    uint32_t *ret_bad; /* device memory for the result; NULL: it goes to the host, in the report */
-    uint64_t number;
+    int32_t *per_expert; /* [E], expanded: [R] per rank; zeroed, and zeros again afterwards, as the next two */
+    uint32_t *bad;       /* set to 1 if an entry is out of range or, with `distinct`, twice in a token */
+    int32_t *totals;     /* [R] per rank, [E] per expert */
+    uint32_t *ret_bad;
     int32_t idx64, n_tokens, topk, n_experts, nranks, width;
     int32_t distinct;
 };
 
 /* Counts of an update for the host, in host memory: those of this rank. */
 struct cuda_plan_info {
-    uint64_t number; /* of the update; written last */
+    uint64_t number;    /* of the update; written last */
+    uint32_t bad;       /* the routing is not valid: there are no counts; of exact counts */
+    int64_t refused[3]; /* as in struct cuda_report; if set, there are no counts */
     int64_t n_send, n_wire;
     int64_t rows_on[CUDA_MAX_RANKS], first[CUDA_MAX_RANKS + 1];
-    int32_t exact[]; /* [L] */
+    int32_t sent[CUDA_MAX_RANKS]; /* tokens for each rank */
+    int32_t exact[];              /* [L] */
 };
 
-/* New routing for a plan of fixed capacity, counted and exchanged on the device. */
+/* Routing of a plan, new or updated, counted and exchanged on the device. */
 struct cuda_update {
     struct cuda_waits waits;
     struct cuda_op_desc desc;
@@ -325,6 +347,7 @@ struct cuda_update {
     int32_t *expert_start, *expert_exact; /* [L+1], [L] of this rank */
     int32_t *prefix;                      /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t expanded, alignment, capacity, blocks;
+    int32_t exact; /* of exact counts: invalid routing concerns this rank alone, and its host reports it */
 };
 
 /* Scatters the words of rows by strides. */
@@ -341,7 +364,8 @@ struct cuda_rows {
     struct cuda_copy copy[CUDA_BUFFERS];
     int32_t rank, n_local, zero; /* zero: clear the rows between experts */
     struct cuda_scatter scatter;
-    unsigned char *index, *weights; /* filled with -1 and 0 from the last row to `capacity`; NULL: not wanted */
+    /* Filled with -1, 0 and 0 from the last row to `capacity`; NULL: not wanted. */
+    unsigned char *index, *weights, *source;
     int64_t index_bytes, weight_bytes, capacity;
 };
 
@@ -404,10 +428,11 @@ struct cuda_metadata {
     int32_t *later_prefix; /* rank_prefix that cuda_nodes_plan_prefix() writes; NULL: none */
 };
 
-/* The layout of a routing; outputs as those of ep_layout, zeroed. */
+/* The layout of a routing; outputs as those of ep_layout. */
 struct cuda_layout {
     struct cuda_waits waits; /* to report invalid routing */
     const void *topk_idx;
+    int32_t *scratch; /* CUDA_SCRATCH_WORDS zeros, and zeros again afterwards */
     int32_t *per_rank, *per_node, *per_expert;
     uint8_t *in_rank;
     int32_t idx64, n_tokens, topk, n_experts;
@@ -425,7 +450,7 @@ cudaError_t cuda_launch_reduce(const struct cuda_reduce *reduce, int sms, cudaSt
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
-cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream);
+cudaError_t cuda_launch_rows(const struct cuda_rows *rows, int sms, cudaStream_t stream);
 /* Counts and assigns rows; then adds the rows of the blocks before each block. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

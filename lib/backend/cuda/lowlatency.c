@@ -551,7 +551,7 @@ ep_status cuda_ll_combine_buffer(ep_ll *ll, void **ret_buffer)
 
     EP_TRY(cuda_scope_begin_uncaptured(impl->cuda, &scope));
     if (!impl->combine_buffer.memory)
-        status = cuda_pool_alloc(impl->cuda, bytes, false, &impl->combine_buffer);
+        status = cuda_pool_alloc(impl->cuda, bytes, CUDA_BLOCK_ANY, &impl->combine_buffer);
     cuda_scope_end(&scope);
     if (status == EP_OK)
         *ret_buffer = impl->combine_buffer.memory;

@@ -140,8 +140,8 @@ static ep_status wait_for_call(struct cuda_comm *cuda, int rank, uint64_t number
 /* Rows in the buffers of `rank`. For plans of fixed capacity: this rank's capacity, since programs use one for all. */
 static uint64_t rows_of(const ep_plan *plan, int rank)
 {
-    return (uint64_t)(cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens
-                                                : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
+    return (uint64_t)(cuda_has_capacity(plan) ? plan->args.max_recv_tokens
+                                              : ((const struct ep_group_plan *)plan->impl)->rows_on[rank]);
 }
 
 ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const size_t row_bytes[EP_GROUP_AT_COUNT],

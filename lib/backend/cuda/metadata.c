@@ -40,7 +40,7 @@ static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
     if (device->exact_counts)
         return EP_OK;
     if (!block->memory)
-        EP_TRY(cuda_pool_alloc(cuda, bytes, false, block));
+        EP_TRY(cuda_pool_alloc(cuda, bytes, CUDA_BLOCK_ANY, block));
     counts = malloc(bytes);
     if (!counts)
         return ep_fail(EP_E_MEMORY, "ep_plan_get_metadata: no memory");
@@ -56,7 +56,7 @@ static ep_status find_exact_counts(struct cuda_comm *cuda, const ep_plan *plan)
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_metadata *m)
 {
     const struct cuda_plan *device = cuda_plan_of(plan);
-    size_t n = (size_t)(device->fixed ? device->max_tokens : plan->args.n_tokens), topk = (size_t)plan->args.topk;
+    size_t n = (size_t)(device->on_device ? device->max_tokens : plan->args.n_tokens), topk = (size_t)plan->args.topk;
     size_t rows = (size_t)cuda_plan_rows(plan), row_bytes = (size_t)m->row_words * sizeof(int32_t), at = 0;
 
     m->rows = cuda_carve(memory, &at, n + 1, row_bytes);
@@ -75,7 +75,7 @@ static ep_status alloc_sources(struct cuda_comm *cuda, const ep_plan *plan, stru
 
     m->row_words = (words + 3) / 4 * 4;
     if (!device->sources.memory)
-        EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, m), device->captured, &device->sources));
+        EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, m), cuda_plan_block_use(plan), &device->sources));
     lay_out(plan, device->sources.memory, m);
     if (!m->recv_slot)
         m->choices = m->recv_choices = NULL;
@@ -88,7 +88,7 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
     const struct cuda_plan *device = cuda_plan_of(plan);
 
     m->exact = device->expert_exact;
-    if (device->fixed && device->lists) {
+    if (device->on_device && device->lists) {
         m->later_prefix = m->rank_prefix;
         m->rank_prefix = NULL;
         m->first = device->lists->update->first;
@@ -96,7 +96,7 @@ static ep_status find_counts(struct cuda_comm *cuda, const ep_plan *plan, struct
         m->start = device->lists->update->start;
         return EP_OK;
     }
-    if (device->fixed) {
+    if (device->on_device) {
         m->first = m->route.counts->first;
         m->prefix = device->update.prefix;
     } else {
@@ -179,7 +179,7 @@ static ep_status metadata(struct cuda_call *call, ep_plan *plan, const ep_plan_m
     EP_TRY(fill(call->cuda, plan, dst, &route, &m));
     EP_TRY(cuda_status(cuda_launch_metadata_counts(&m, call->stream), "metadata kernel"));
     call->queued = true;
-    if (dst->rank_prefix && device->fixed && device->lists)
+    if (dst->rank_prefix && device->on_device && device->lists)
         EP_TRY(cuda_nodes_plan_prefix(call, plan, dst->rank_prefix));
     if (!m.rows)
         return EP_OK;
@@ -203,13 +203,13 @@ ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, const int32_t *
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
 
     if (!device->slots.memory)
-        EP_TRY(cuda_pool_alloc(call->cuda, entries * sizeof(int32_t), device->captured, &device->slots));
+        EP_TRY(cuda_pool_alloc(call->cuda, entries * sizeof(int32_t), cuda_plan_block_use(plan), &device->slots));
     *ret_slots = dst.recv_slot = device->slots.memory;
     dst.source_stride = INT32_MAX; /* of recv_source, which is not wanted */
     if (!device->has_slots || device->updated_in_graph || call->capture)
         EP_TRY(metadata(call, plan, &dst, call->stream));
     device->has_slots = !call->capture;
-    *ret_n = (device->fixed ? device->route.counts->first : device->exact_counts) + plan->comm->nranks;
+    *ret_n = (device->on_device ? device->route.counts->first : device->exact_counts) + plan->comm->nranks;
     return EP_OK;
 }
 
@@ -234,18 +234,13 @@ static ep_status lay_out_on_host(ep_comm *comm, const ep_plan_args *args, ep_lay
     return status;
 }
 
-/* `output` may be NULL. */
-static ep_status zero(void *output, size_t bytes, cudaStream_t stream)
-{
-    return output && bytes ? cuda_status(cudaMemsetAsync(output, 0, bytes, stream), "cudaMemsetAsync") : EP_OK;
-}
-
 static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *comm, const ep_plan_args *args,
                                    const ep_layout *layout)
 {
     static const char name[] = "ep_plan_layout";
     struct cuda_layout l = {.topk_idx = args->topk_idx,
                             .distinct = cuda_checks_distinct(call->cuda->group.comm),
+                            .scratch = call->cuda->scratch,
                             .per_rank = layout->tokens_per_rank,
                             .per_node = layout->tokens_per_node,
                             .per_expert = layout->tokens_per_expert,
@@ -256,16 +251,12 @@ static ep_status lay_out_on_device(const struct cuda_call *call, const ep_comm *
                             .n_experts = args->n_experts,
                             .nranks = comm->nranks,
                             .ranks_per_node = comm->ranks_per_node};
-    size_t nranks = (size_t)comm->nranks;
 
     EP_TRY(cuda_check_pointer(call->cuda, name, "topk_idx", args->n_tokens ? l.topk_idx : NULL));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_rank", l.per_rank));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_node", l.per_node));
     EP_TRY(cuda_check_pointer(call->cuda, name, "tokens_per_expert", l.per_expert));
     EP_TRY(cuda_check_pointer(call->cuda, name, "token_in_rank", args->n_tokens ? l.in_rank : NULL));
-    EP_TRY(zero(l.per_rank, nranks * sizeof(int32_t), call->stream));
-    EP_TRY(zero(l.per_node, (size_t)comm->nnodes * sizeof(int32_t), call->stream));
-    EP_TRY(zero(l.per_expert, (size_t)args->n_experts * sizeof(int32_t), call->stream));
     cuda_fill_waits(call->cuda, EP_GROUP_PLAN_COUNTS, EP_GROUP_PLAN_COUNTS, &l.waits);
     return cuda_status(cuda_launch_layout(&l, call->stream), "layout kernel");
 }

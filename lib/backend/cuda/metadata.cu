@@ -24,18 +24,27 @@ __device__ __forceinline__ int64_t rows_here(const cuda_metadata &m)
 
 /* --- counts ------------------------------------------------------------------------------------------------------ */
 
+/* Writes counts and prefix sums of the experts. By one warp. */
 __device__ void write_expert_counts(const cuda_metadata &m)
 {
-    int64_t start = 0;
+    int lane = (int)threadIdx.x % WARP;
+    int32_t start = 0; /* of this pass's first expert */
 
-    for (int local = 0; local < m.route.n_local_experts; local++) {
-        int64_t exact = m.exact[local], end = (start + exact + m.alignment - 1) / m.alignment * m.alignment;
+    for (int first = 0; first < m.route.n_local_experts; first += WARP) {
+        int local = first + lane;
+        int32_t exact = local < m.route.n_local_experts ? m.exact[local] : 0;
+        int32_t rows = (exact + m.alignment - 1) / m.alignment * m.alignment, end = rows;
 
-        if (m.psum_expert)
-            m.psum_expert[local] = (int32_t)(m.route.expanded ? start + exact : end);
-        if (m.count_exact)
-            m.count_exact[local] = (int32_t)exact;
-        start = end;
+        for (int step = 1; step < WARP; step *= 2) {
+            int32_t before = __shfl_up_sync(ALL_LANES, end, step);
+
+            end += lane >= step ? before : 0;
+        }
+        if (local < m.route.n_local_experts && m.psum_expert)
+            m.psum_expert[local] = start + (m.route.expanded ? end - rows + exact : end);
+        if (local < m.route.n_local_experts && m.count_exact)
+            m.count_exact[local] = exact;
+        start += __shfl_sync(ALL_LANES, end, WARP - 1);
     }
 }
 
@@ -47,7 +56,7 @@ __device__ void write_counts(const cuda_metadata &m)
         *m.n_recv_tokens = (int32_t)m.first[n];
     if (i < n && m.psum_rank)
         m.psum_rank[i] = (int32_t)m.first[i + 1];
-    if (i == WARP && (m.psum_expert || m.count_exact))
+    if (i / WARP == COUNTS_WARPS - 1 && (m.psum_expert || m.count_exact))
         write_expert_counts(m);
     for (; i < n * n && m.rank_prefix; i += (int)blockDim.x)
         m.rank_prefix[i] = m.prefix[i];

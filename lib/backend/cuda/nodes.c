@@ -172,7 +172,7 @@ static ep_status make_lists(struct cuda_comm *cuda, const ep_plan *plan, struct 
         return ep_fail(EP_E_MEMORY, "plan: no memory for the routes between nodes");
     cuda_lists_lay_out(plan, own, rails, n, lists->copy, &at[0], &host);
     cuda_lists_fill(plan, &host, lists);
-    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &lists->block));
+    EP_TRY(cuda_pool_alloc(cuda, bytes, CUDA_BLOCK_ANY, &lists->block));
     cuda_lists_lay_out(plan, own, rails, n, lists->block.memory, &at[1], &device);
     cuda_lists_point_to(plan, &host, &device, lists);
     return cuda_transfer(cuda, lists->block.memory, lists->copy, bytes);

@@ -178,7 +178,8 @@ static ep_status open_memory(struct cuda_comm *cuda, const ep_plan *plan, bool k
     EP_TRY(cuda_host_block_acquire(cuda, "ep_plan_update", CUDA_HOST_NET_COUNTS,
                                    lay_out_pinned(plan, NULL, lists, &host), device->captured, keep_routing,
                                    &lists->info));
-    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u), device->captured, &lists->block));
+    EP_TRY(cuda_pool_alloc(cuda, lay_out(plan, NULL, lists, u),
+                           device->captured ? CUDA_BLOCK_OF_GRAPHS : CUDA_BLOCK_ANY, &lists->block));
     lay_out(plan, lists->block.memory, lists, u);
     lay_out_pinned(plan, lists->info->pinned.device, lists, &u->pinned);
     lay_out_pinned(plan, lists->info->pinned.memory, lists, &host);
@@ -200,7 +201,7 @@ static void install_lists(struct cuda_comm *cuda, ep_plan *plan, struct cuda_lis
     }
     device->exact_counts = NULL;
     device->lists = lists;
-    device->fixed = device->uploaded = true;
+    device->on_device = device->uploaded = true;
     device->max_tokens = ep_plan_most_tokens(plan);
     point_to(lists->update, device);
 }
@@ -321,7 +322,7 @@ static ep_status enqueue(struct cuda_call *call, ep_plan *plan, const ep_plan_up
 static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *args)
 {
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", args));
-    if (!cuda_plan_of(plan)->fixed)
+    if (!cuda_plan_of(plan)->on_device)
         EP_TRY(make_first_lists(call, plan));
     return enqueue(call, plan, args);
 }

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans of the CUDA backend. In the rank layout the device counts and numbers the rows. Only the counts go to the host,
- * which exchanges them with its peers through the control plane; the index of a row is its number plus one base per
- * destination. In the expanded layout, and in both between nodes, the host gets the routing and uploads the routes.
+ * Plans of the CUDA backend. Within a node the devices make them (update.c). Between nodes the host gets the routing
+ * and uploads the routes.
  */
 #include "backend/cuda/plan.h"
 #include "core/routing.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static bool is_made_on_host(const ep_plan *plan)
-{
-    return plan->args.flags & EP_PLAN_EXPANDED || plan->comm->nnodes > 1;
-}
 
 struct cuda_route cuda_route_shape(const ep_plan *plan)
 {
@@ -36,13 +30,10 @@ void cuda_plan_lay_out(const ep_plan *plan, int max_tokens, char *memory, size_t
     *route = cuda_route_shape(plan);
     n_local = (size_t)route->n_local_experts;
     route->counts = cuda_carve(memory, at, 1, sizeof(*route->counts));
-    /* Within a node the counts for ep_plan_get_metadata() are few, and are uploaded with those for the operations. */
-    if (!device->fixed && plan->comm->nnodes == 1)
-        device->exact_counts = cuda_carve(memory, at, 1, cuda_metadata_counts_bytes(plan));
     route->entry = cuda_carve(memory, at, n * (size_t)route->width, sizeof(*route->entry));
     route->count = cuda_carve(memory, at, n, word);
     route->index = cuda_carve(memory, at, n * (size_t)route->topk, word);
-    if (!is_made_on_host(plan))
+    if (!route->expanded && plan->comm->nnodes == 1)
         route->block_rows = cuda_carve(memory, at, blocks * (size_t)plan->comm->nranks, word);
     device->expert_start = cuda_carve(memory, at, n_local + 1, word);
     device->expert_exact = cuda_carve(memory, at, n_local, word);
@@ -74,7 +65,7 @@ static ep_status new_route(struct cuda_comm *cuda, ep_plan *plan)
     EP_TRY(cuda_plan_new_device(plan));
     device = cuda_plan_of(plan);
     cuda_plan_lay_out(plan, n, NULL, &bytes, device);
-    EP_TRY(cuda_pool_alloc(cuda, bytes, false, &device->block));
+    EP_TRY(cuda_pool_alloc(cuda, bytes, CUDA_BLOCK_ANY, &device->block));
     cuda_plan_lay_out(plan, n, device->block.memory, &at, device);
     return EP_OK;
 }
@@ -143,69 +134,11 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
         return ep_fail(
             EP_E_ARG, "ep_plan_new: topk_idx is host memory, and the stream is being captured: device memory is needed "
                       "in a capture");
-    EP_TRY(cuda_pool_alloc(call->cuda, bytes, false, ret_copy));
+    EP_TRY(cuda_pool_alloc(call->cuda, bytes, CUDA_BLOCK_OF_OPERATIONS, ret_copy));
     call->cuda->copied = true;
     CUDA_TRY(cudaMemcpyAsync(ret_copy->memory, routing->topk_idx, bytes, cudaMemcpyDefault, call->stream));
     routing->topk_idx = ret_copy->memory;
     return EP_OK;
-}
-
-/* Counts on the device. `copy`: memory for a copy of the routing. */
-static ep_status count(const struct cuda_call *call, const ep_plan *plan, ep_plan_update_args routing,
-                       struct cuda_block *copy)
-{
-    struct cuda_comm *cuda = call->cuda;
-    struct ep_routing_shape shape =
-        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
-    const struct ep_group_plan *inner = plan->impl;
-    size_t nranks = (size_t)plan->comm->nranks, experts = (size_t)plan->args.n_experts;
-    struct cuda_count c = cuda_count_of(plan, cuda_plan_of(plan));
-
-    EP_TRY(cuda_routing_to_device(call, plan, copy, &routing));
-    c.topk_idx = routing.topk_idx;
-    c.mask = routing.token_in_rank;
-    c.mask_experts = routing.tokens_per_expert;
-    c.n_tokens = routing.n_tokens;
-    c.per_expert = cuda->scratch;
-    c.blocks_done = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS;
-    c.bad = (uint32_t *)cuda->scratch + EP_MAX_EXPERTS + 1;
-    c.totals = cuda->totals_device;
-    c.report = cuda->report_device;
-    c.number = ++cuda->counted;
-    CUDA_TRY(cuda_launch_count(&c, call->stream));
-    EP_TRY(cuda_wait_counted(cuda, call->stream));
-    if (*(volatile uint64_t *)&cuda->report->bad && plan->from_mask)
-        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
-                                     "or above the choices that the tokens for its rank can have, or too few for a "
-                                     "rank");
-    if (*(volatile uint64_t *)&cuda->report->bad)
-        return cuda_explain_routing(&shape, c.topk_idx, plan->args.idx_type, call->stream,
-                                    "routing: topk_idx changed while it was checked");
-    memcpy(inner->tokens_per_rank, cuda->totals, nranks * sizeof(int32_t));
-    memcpy(inner->tokens_per_expert, cuda->totals + nranks, experts * sizeof(int32_t));
-    return EP_OK;
-}
-
-static ep_status open_rank_layout(const struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
-{
-    struct cuda_comm *cuda = call->cuda;
-    struct cuda_block copy = {.memory = NULL};
-    struct cuda_plan *device;
-    ep_status status;
-
-    EP_TRY(ep_group_plan_prepare(plan, false));
-    status = new_route(cuda, plan);
-    if (status == EP_OK)
-        status = count(call, plan, cuda_routing_of(args), &copy);
-    cuda_pool_free(cuda, &copy);
-    device = cuda_plan_of(plan);
-    if (status == EP_OK)
-        status = ep_group_plan_publish(plan); /* discards the plan if it fails */
-    else
-        ep_group_plan_discard(plan);
-    if (status != EP_OK)
-        cuda_plan_free_device(cuda, device);
-    return status;
 }
 
 static ep_status upload_plan(const struct cuda_call *call, ep_plan *plan);
@@ -263,26 +196,29 @@ static ep_status open_plan(struct cuda_call *call, ep_plan *plan, const ep_plan_
 {
     struct cuda_comm *cuda = call->cuda;
 
-    /* Then the devices count, and the hosts do not synchronise. */
-    if (args->max_recv_tokens > 0 && !cuda_crosses_nodes(cuda))
-        return cuda_plan_open_fixed(call, plan, args);
     if (call->capture && args->max_recv_tokens <= 0)
         return ep_fail(EP_E_STATE,
                        "ep_plan_new: the stream is being captured, and a plan made in a capture needs max_recv_tokens: "
                        "set it, or make the plan before");
+    if (!cuda_crosses_nodes(cuda)) {
+        if (!args->max_recv_tokens)
+            cuda_reserve_stages(cuda, args);
+        return cuda_plan_open_on_device(call, plan, args);
+    }
     EP_TRY(check_nodes(plan));
     cuda_reserve_stages(cuda, args);
     if (call->capture)
         return cuda_nodes_plan_capture(call, plan, args);
-    return is_made_on_host(plan) ? open_on_host(call, plan, args) : open_rank_layout(call, plan, args);
+    return open_on_host(call, plan, args);
 }
 
-/* Ordered by the caller's stream. A plan of fixed capacity is an operation; another one waits for no operation. */
+/* Ordered by the caller's stream. An operation, but for a plan of exact counts between nodes, which only hosts make. */
 ep_status cuda_plan_open(ep_plan *plan, const ep_plan_args *args)
 {
+    struct cuda_comm *cuda = cuda_of(plan->comm);
     struct cuda_call call;
 
-    EP_TRY(cuda_call_begin(cuda_of(plan->comm), args->stream, args->max_recv_tokens > 0, &call));
+    EP_TRY(cuda_call_begin(cuda, args->stream, !cuda_crosses_nodes(cuda) || args->max_recv_tokens > 0, &call));
     return cuda_call_end(&call, open_plan(&call, plan, args));
 }
 
@@ -317,10 +253,7 @@ static void fill_counts(const struct cuda_comm *cuda, const ep_plan *plan, const
     for (int local = 0; local < cuda->group.nlocal; local++) {
         int rank = cuda->group.first + local;
 
-        counts->base[local] = is_made_on_host(plan) ? 0 : inner->first_row[rank];
         counts->rows_on[local] = inner->rows_on[rank];
-        /* Used on one node only. */
-        counts->first[local + 1] = inner->recv_from_rank[local + 1];
     }
     counts->n_tokens = inner->n_tokens;
 }
@@ -340,29 +273,11 @@ void cuda_plan_fill(const struct cuda_comm *cuda, const ep_plan *plan, const str
     memcpy(image->expert_exact, inner->recv_exact, n_local * sizeof(*image->expert_exact));
 }
 
-/*
- * Counts alone are few: then the call returns before the copy is complete, and the operations are ordered after it by
- * their streams. A captured operation is not, and its copy would read host memory when the graph runs.
- */
-static ep_status copy_image(const struct cuda_call *call, const ep_plan *plan, const void *image, size_t bytes)
-{
-    struct cuda_plan *device = cuda_plan_of(plan);
-
-    if (call->capture || is_made_on_host(plan)) {
-        EP_TRY(cuda_transfer(call->cuda, device->block.memory, image, bytes));
-        device->waited = true;
-        return EP_OK;
-    }
-    call->cuda->copied = true;
-    return cuda_status(cudaMemcpyAsync(device->block.memory, image, bytes, cudaMemcpyHostToDevice, call->stream),
-                       "cudaMemcpyAsync");
-}
-
 /* Uploads what the host knows, by one copy, since a second one would make plans slower. */
 static ep_status upload(const struct cuda_call *call, const ep_plan *plan)
 {
-    int n = is_made_on_host(plan) ? ep_group_plan_of(plan)->n_tokens : 0;
-    struct cuda_plan image = {.fixed = false};
+    int n = ep_group_plan_of(plan)->n_tokens;
+    struct cuda_plan image = {.on_device = false};
     size_t bytes = 0, at = 0;
     ep_status status;
     char *memory;
@@ -372,15 +287,8 @@ static ep_status upload(const struct cuda_call *call, const ep_plan *plan)
     if (!memory)
         return ep_fail(EP_E_MEMORY, "plan: no memory for the route of %d tokens", n);
     cuda_plan_lay_out(plan, n, memory, &at, &image);
-    if (image.exact_counts)
-        cuda_metadata_counts_write(plan, (int64_t *)(uintptr_t)image.exact_counts);
-    if (is_made_on_host(plan)) {
-        cuda_plan_fill(call->cuda, plan, &image);
-    } else {
-        fill_counts(call->cuda, plan, &image);
-        bytes = (size_t)((const char *)image.route.entry - memory); /* the device has made the rest */
-    }
-    status = copy_image(call, plan, memory, bytes);
+    cuda_plan_fill(call->cuda, plan, &image);
+    status = cuda_transfer(call->cuda, cuda_plan_of(plan)->block.memory, memory, bytes);
     free(memory);
     return status;
 }
@@ -407,8 +315,6 @@ static ep_status complete(const struct cuda_call *call, ep_plan *plan)
         /* Maps the staging that all ranks have reserved for it. */
         EP_TRY(cuda_map_new(cuda));
         EP_TRY(upload_plan(call, plan));
-    } else if (call->capture && !device->waited) {
-        EP_TRY(upload(call, plan)); /* the same again: no kernel reads anything else meanwhile */
     }
     /* A captured operation must use the counts of later updates. */
     return call->capture && plan->args.max_recv_tokens > 0 ? cuda_nodes_plan_make_updatable(cuda, plan) : EP_OK;
@@ -418,7 +324,7 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 {
     struct cuda_plan *device = cuda_plan_of(plan);
 
-    if (!device->fixed)
+    if (!device->on_device)
         EP_TRY(complete(call, plan));
     *ret_route = device->route;
     ret_route->n_tokens = ep_plan_tokens(plan, call->capture != 0);
@@ -428,12 +334,11 @@ ep_status cuda_plan_ready(const struct cuda_call *call, ep_plan *plan, struct cu
 /* This rank's tokens that one rank or several ranks have rows of. */
 static uint64_t count_tokens_on(const ep_plan *plan, int first, int n)
 {
-    int nranks = plan->comm->nranks;
-    const int32_t *until = ((const struct ep_group_plan *)plan->impl)->prefix + (ptrdiff_t)plan->comm->rank * nranks;
+    const int32_t *tokens_per_rank = ((const struct ep_group_plan *)plan->impl)->tokens_per_rank;
     uint64_t tokens = 0;
 
     for (int rank = first; rank < first + n; rank++)
-        tokens += (uint64_t)(until[rank] - (plan->comm->rank ? until[rank - nranks] : 0));
+        tokens += (uint64_t)tokens_per_rank[rank];
     return tokens;
 }
 
@@ -480,8 +385,8 @@ static ep_status dispatch_sources(struct cuda_comm *cuda, ep_plan *plan, struct 
 
     for (size_t t = 0; t < n; t++)
         rows[t] = (struct source){.rank = plan->comm->rank + 1, .token = (int32_t)t + 1};
-    EP_TRY(cuda_pool_alloc(cuda, (n + 1) * bytes, false, mine));
-    EP_TRY(cuda_pool_alloc(cuda, (out + 1) * bytes, false, all));
+    EP_TRY(cuda_pool_alloc(cuda, (n + 1) * bytes, CUDA_BLOCK_ANY, mine));
+    EP_TRY(cuda_pool_alloc(cuda, (out + 1) * bytes, CUDA_BLOCK_ANY, all));
     CUDA_TRY(cudaMemcpyAsync(mine->memory, rows, n * bytes, cudaMemcpyDefault, cuda->default_stream));
     CUDA_TRY(cudaMemsetAsync(all->memory, 0, (out + 1) * bytes, cuda->default_stream));
     args.x = mine->memory;

@@ -16,15 +16,14 @@ struct cuda_plan {
     bool has_slots;                    /* they are those of the present routing */
     bool updated_in_graph;             /* then the host does not know whether they are */
     struct cuda_block routing;         /* a copy of the routing of a new plan that was in host memory */
-    const int64_t *exact_counts;       /* these counts: in `block`, or in `metadata_counts`; NULL: in neither */
+    const int64_t *exact_counts;       /* these counts, in `metadata_counts`; NULL: not there yet */
     struct cuda_route route;           /* without n_tokens: cuda_plan_ready() */
-    bool uploaded;                     /* the route is complete for operations in streams */
-    bool waited;                       /* and for captured ones: the copy of its counts is complete */
+    bool uploaded;                     /* the route is complete */
     struct cuda_lists *lists;          /* between nodes; NULL on one */
     /* Device memory, expanded layout. [L+1] first rows of this rank's experts; [L] numbers of rows without padding. */
     int32_t *expert_start, *expert_exact;
 
-    bool fixed; /* of fixed capacity (update.c): only the device knows its counts */
+    bool on_device; /* the devices have made it (update.c), or update it */
     int max_tokens;
     bool captured; /* made in a capture: the graph uses its memory, and the host gets no counts */
     struct cuda_update update;
@@ -39,6 +38,12 @@ static inline struct cuda_plan *cuda_plan_of(const ep_plan *plan)
     return ep_group_plan_of(plan)->device;
 }
 
+/* Of memory of the plan that only its operations use. */
+static inline enum cuda_block_use cuda_plan_block_use(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->captured ? CUDA_BLOCK_OF_GRAPHS : CUDA_BLOCK_OF_OPERATIONS;
+}
+
 /* The routing in the arguments of a new plan. */
 static inline ep_plan_update_args cuda_routing_of(const ep_plan_args *args)
 {
@@ -49,14 +54,31 @@ static inline ep_plan_update_args cuda_routing_of(const ep_plan_args *args)
                                  .n_tokens = args->n_tokens};
 }
 
+/* Do only the devices know the rows of each rank? Then buffers have the capacity. */
+static inline bool cuda_has_capacity(const ep_plan *plan)
+{
+    return cuda_plan_of(plan)->on_device && plan->args.max_recv_tokens > 0;
+}
+
 /* Rows in this rank's receive buffers: the number that it receives, or may receive. */
 static inline int64_t cuda_plan_rows(const ep_plan *plan)
 {
-    return cuda_plan_of(plan)->fixed ? plan->args.max_recv_tokens : plan->full.n_recv;
+    return cuda_has_capacity(plan) ? plan->args.max_recv_tokens : plan->full.n_recv;
+}
+
+/* Rows that the caller's buffers have at least: fewer than the capacity once the host knows the counts. */
+static inline int64_t cuda_plan_known_rows(const ep_plan *plan)
+{
+    int64_t n_recv = ep_plan_info_now(plan)->n_recv;
+
+    return n_recv >= 0 ? n_recv : cuda_plan_rows(plan);
 }
 
 /* update.c */
-ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Within a node. The host waits for the counts of a plan without max_recv_tokens. */
+ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args);
+/* Waits for the counts of a plan of fixed capacity. */
+ep_status cuda_plan_wait(ep_plan *plan);
 /* Gives a plan its device part, which is empty. */
 ep_status cuda_plan_new_device(ep_plan *plan);
 /* Frees the device part of a plan of either kind; NULL: it has none. */

@@ -19,14 +19,15 @@ struct cuda_pooled {
 };
 
 /* Takes the smallest unused block that fits. Under the lock. */
-static bool find_block(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+static bool find_block(struct cuda_comm *cuda, size_t bytes, enum cuda_block_use use, struct cuda_block *ret_block)
 {
     struct cuda_pooled **best = NULL, *out;
 
     for (struct cuda_pooled **at = &cuda->pool; *at; at = &(*at)->next) {
         const struct cuda_block *block = &(*at)->block;
 
-        if (block->bytes >= bytes && block->captured == captured && (captured || block->free_after <= cuda->complete) &&
+        if (block->bytes >= bytes && block->captured == (use == CUDA_BLOCK_OF_GRAPHS) &&
+            (use != CUDA_BLOCK_ANY || block->free_after <= cuda->complete) &&
             (!best || block->bytes < (*best)->block.bytes))
             best = at;
     }
@@ -46,21 +47,22 @@ static void update_complete(struct cuda_comm *cuda)
     cudaGetLastError();
 }
 
-ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, bool captured, struct cuda_block *ret_block)
+ep_status cuda_pool_alloc(struct cuda_comm *cuda, size_t bytes, enum cuda_block_use use, struct cuda_block *ret_block)
 {
     cudaError_t error;
     bool found;
 
-    update_complete(cuda);
+    if (use == CUDA_BLOCK_ANY)
+        update_complete(cuda);
     pthread_mutex_lock(&cuda->memory_lock);
-    found = find_block(cuda, bytes, captured, ret_block);
+    found = find_block(cuda, bytes, use, ret_block);
     pthread_mutex_unlock(&cuda->memory_lock);
     if (found)
         return EP_OK;
     ret_block->bytes = cuda_block_bytes(bytes);
-    ret_block->captured = captured;
+    ret_block->captured = use == CUDA_BLOCK_OF_GRAPHS;
     error = cudaMalloc(&ret_block->memory, ret_block->bytes);
-    if (error == cudaErrorMemoryAllocation && !captured) {
+    if (error == cudaErrorMemoryAllocation && use != CUDA_BLOCK_OF_GRAPHS) {
         cudaGetLastError();
         cuda_pool_trim(cuda);
         error = cudaMalloc(&ret_block->memory, ret_block->bytes);

@@ -83,7 +83,8 @@ static ep_status check_head(const struct cuda_proxy *p, const struct cuda_net_op
         memcpy(&head, theirs, sizeof(head));
     for (uint32_t word = 0; bytes >= sizeof(head) && word < CUDA_DESC_COMPARED; word++)
         if (head.desc[word] != op->desc[word])
-            return cuda_fail_disagree(p->cuda, word, rank, op->desc[word], head.desc[word]);
+            return cuda_fail_disagree(p->cuda, (enum ep_group_phase)op->desc[CUDA_DESC_PHASE], word, rank,
+                                      op->desc[word], head.desc[word]);
     if (bytes == sizeof(head) + expected && head.bytes == expected && head.number == op->number &&
         head.chunk == (uint32_t)chunk)
         return EP_OK;

@@ -14,20 +14,37 @@
 /* The part of the deadline after which a late rank of another node is blamed. */
 #define GRACE_PART 4
 
-ep_status cuda_fail_disagree(const struct cuda_comm *cuda, uint32_t word, int rank, uint32_t mine, uint32_t theirs)
+ep_status cuda_fail_disagree(const struct cuda_comm *cuda, enum ep_group_phase phase, uint32_t word, int rank,
+                             uint32_t mine, uint32_t theirs)
 {
-    static const char *const fields[] = {[CUDA_DESC_PLAN] = "the plan (in order of creation)",
-                                         [CUDA_DESC_DTYPE] = "dtype",
-                                         [CUDA_DESC_HIDDEN] = "hidden",
-                                         [CUDA_DESC_SCALE_TYPE] = "scale_type",
-                                         [CUDA_DESC_SCALE_WORDS] = "scale_words"};
+    static const char plan[] = "the plan (in order of creation)";
+    static const char *const of_operation[] = {[CUDA_DESC_PLAN] = plan,
+                                               [CUDA_DESC_DTYPE] = "dtype",
+                                               [CUDA_DESC_HIDDEN] = "hidden",
+                                               [CUDA_DESC_SCALE_TYPE] = "scale_type",
+                                               [CUDA_DESC_SCALE_WORDS] = "scale_words"};
+    static const char *const of_plan[] = {[CUDA_DESC_PLAN] = plan,
+                                          [CUDA_DESC_PLAN_INDEX] = "idx_type (0: token_in_rank in place of topk_idx)",
+                                          [CUDA_DESC_PLAN_EXPERTS] = "n_experts",
+                                          [CUDA_DESC_PLAN_TOPK] = "topk",
+                                          [CUDA_DESC_PLAN_FLAGS] = "flags",
+                                          [CUDA_DESC_PLAN_ALIGNMENT] = "expert_alignment"};
+    const uint32_t fixed = CUDA_DESC_PLAN_FIXED;
+    bool is_plan = phase == EP_GROUP_PLAN_COUNTS;
     int me = cuda->group.comm->rank;
 
     if (word == CUDA_DESC_PHASE || word >= CUDA_DESC_COMPARED)
         return ep_group_fail_calls(mine, me, theirs, rank);
-    if (word == CUDA_DESC_OUTPUTS)
+    if (is_plan && word == CUDA_DESC_PLAN_FLAGS && (mine ^ theirs) & fixed)
+        return ep_group_fail_disagree("ep_plan_new: ", "max_recv_tokens (1: fixed capacity)", !!(mine & fixed), me,
+                                      !!(theirs & fixed), rank);
+    if (!is_plan && word == CUDA_DESC_OUTPUTS && (mine ^ theirs) << (32 - EP_GROUP_OUTPUT_BITS) == 0)
+        return ep_group_fail_disagree("ep_dispatch: ", "source_stride", mine >> EP_GROUP_OUTPUT_BITS, me,
+                                      theirs >> EP_GROUP_OUTPUT_BITS, rank);
+    if (!is_plan && word == CUDA_DESC_OUTPUTS)
         return ep_group_fail_outputs(mine, me, theirs, rank);
-    return ep_group_fail_disagree("", fields[word], (int32_t)mine, me, (int32_t)theirs, rank);
+    return ep_group_fail_disagree(is_plan && word != CUDA_DESC_PLAN ? "ep_plan_new: " : "",
+                                  (is_plan ? of_plan : of_operation)[word], (int32_t)mine, me, (int32_t)theirs, rank);
 }
 
 static ep_status fail_lost(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
@@ -121,7 +138,7 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
             "on rank %d and rank %d, or what rank %d has sent is damaged",
             me, rank, rank);
     case CUDA_FAILED_DISAGREE:
-        status = cuda_fail_disagree(cuda, detail[CUDA_DETAIL_WORD], (int)detail[CUDA_DETAIL_RANK],
+        status = cuda_fail_disagree(cuda, phase, detail[CUDA_DETAIL_WORD], (int)detail[CUDA_DETAIL_RANK],
                                     detail[CUDA_DETAIL_MINE], detail[CUDA_DETAIL_THEIRS]);
         break;
     case CUDA_FAILED_DAMAGE:
@@ -163,24 +180,6 @@ ep_status cuda_check_reported(struct cuda_comm *cuda)
     uint32_t failure = __atomic_load_n(&cuda->report->failure, __ATOMIC_ACQUIRE);
 
     return failure ? fail_reported(cuda, failure) : EP_OK;
-}
-
-ep_status cuda_wait_counted(struct cuda_comm *cuda, cudaStream_t stream)
-{
-    uint64_t limit = ep_deadline_ns(cuda->group.comm->config.timeout_ms);
-    struct cuda_backoff backoff = {.begin_ns = 0};
-
-    while (__atomic_load_n(&cuda->report->counted, __ATOMIC_ACQUIRE) < cuda->counted) {
-        cudaError_t error = cudaStreamQuery(stream);
-
-        if (error != cudaErrorNotReady && error != cudaSuccess)
-            return cuda_status(error, "kernel");
-        EP_TRY(cuda_check(cuda));
-        if (ep_now_ns() >= limit)
-            return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, EP_GROUP_PLAN_COUNTS);
-        cuda_backoff(&backoff);
-    }
-    return EP_OK;
 }
 
 void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_group_phase done,

@@ -14,12 +14,6 @@
  */
 #define COPY_BLOCKS 24
 
-/*
- * With fewer bytes of other ranks' rows the copy is made in stream order. An estimate: the launch of such a copy takes
- * about 3 us, as do a word between ranks and the passage of the last piece through shared memory.
- */
-#define MIN_BYTES ((size_t)128 << 10)
-
 #define MIN_SLOT 4096u /* bytes: a row may be shorter, a piece should not be */
 
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
@@ -27,13 +21,13 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     const int64_t *first = ((const struct ep_group_plan *)plan->impl)->recv_from_rank;
     int me = cuda->group.comm->rank;
 
-    if (cuda_plan_of(plan)->fixed)
+    if (cuda_has_capacity(plan))
         return plan->args.max_recv_tokens;
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 
 ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, int which, void *memory, size_t bytes,
-                            void **ret_placed)
+                            size_t stage_bytes, void **ret_placed)
 {
     uint32_t *words = &desc->words[CUDA_DESC_BUFFERS + 2 * which];
     bool direct = false;
@@ -43,8 +37,8 @@ ep_status cuda_place_buffer(struct cuda_comm *cuda, struct cuda_op_desc *desc, i
     *ret_placed = memory;
     if (direct)
         return EP_OK;
-    EP_TRY(cuda_stage(cuda, which, bytes, ret_placed));
-    if (!cuda_desc_buffer(cuda, *ret_placed, bytes, words))
+    EP_TRY(cuda_stage(cuda, which, stage_bytes, ret_placed));
+    if (!cuda_desc_buffer(cuda, *ret_placed, stage_bytes, words))
         return ep_fail(EP_E_STATE, "%s: the staging buffer of %zu bytes is not in symmetric memory",
                        desc->kind == CUDA_DISPATCH ? "dispatch" : "combine", bytes);
     return EP_OK;
@@ -63,6 +57,11 @@ static int count_sharing(const struct cuda_comm *cuda)
 bool cuda_is_strict(const struct cuda_comm *cuda)
 {
     return cuda->sms_given && cuda->group.comm->config.flags & EP_COMM_STRICT_SMS;
+}
+
+int cuda_side_sms(const struct cuda_comm *cuda)
+{
+    return cuda_is_strict(cuda) ? cuda->sms : cuda_ll_sms(cuda);
 }
 
 /*
@@ -85,13 +84,13 @@ static void share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_b
     *ret_move_blocks = cuda->sms - *ret_copy_blocks;
 }
 
-bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes)
+bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes, size_t least)
 {
     size_t rows = (size_t)cuda_rows_of_others(cuda, plan);
     int move_blocks, copy_blocks;
 
     /* In the expanded layout the rows of a source are not contiguous, and rows of other nodes arrive in any order. */
-    if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < MIN_BYTES ||
+    if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < least ||
         cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
     share_sms(cuda, true, &move_blocks, &copy_blocks);

@@ -223,7 +223,7 @@ __device__ inline void copy_ring_add(copy_ring &c, const cuda_stage &s, int64_t 
     int64_t row = s.x.row_bytes, from = first * row + at;
 
     copy_ring_load(c, s.x.from + from, s.x.to + from, (uint32_t)(end - at), lane);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < CUDA_BUFFERS - 1; i++)
         if (s.metadata[i].row_bytes)
             copy_words(s.metadata[i], first + (at + row - 1) / row, first + (end + row - 1) / row, lane);
 }

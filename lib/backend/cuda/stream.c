@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define CHECK_NS 2000000u  /* between checks of the group */
+#define CHECK_NS 2000000u /* between checks of the group */
+/* A layer of a model takes less; a sleep, from which the host wakes up late, would leave the GPU idle. */
+#define NUMBER_SPIN_NS 1000000u
 #define END_NS 2000000000u /* a stopped kernel ends much sooner */
 /* The host's limit in deadlines of the kernels: for those of an operation, and for what the caller queued before it. */
 #define DEADLINES 6
@@ -198,6 +200,30 @@ ep_status cuda_wait_event(struct cuda_comm *cuda, cudaEvent_t event, enum ep_gro
     if (status == EP_OK && error != cudaSuccess)
         status = ep_group_set_own_failure(&cuda->group, cuda_status(error, "kernel"), cuda->group.comm->rank, phase);
     return status == EP_OK ? cuda_check(cuda) : status;
+}
+
+ep_status cuda_wait_number(struct cuda_comm *cuda, const uint64_t *word, uint64_t number, enum ep_group_phase phase)
+{
+    uint64_t limit = limit_of(cuda), next_check = ep_now_ns() + CHECK_NS;
+    struct cuda_backoff backoff = {.spin_ns = NUMBER_SPIN_NS};
+
+    while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != number) {
+        uint64_t now = ep_now_ns();
+        cudaError_t error;
+
+        cuda_backoff(&backoff);
+        if (now < next_check)
+            continue;
+        next_check = now + CHECK_NS;
+        /* Nothing runs in this stream: the query returns what has made the context unusable, if anything has. */
+        error = cudaStreamQuery(cuda->internal_stream);
+        if (error != cudaSuccess && error != cudaErrorNotReady)
+            return ep_group_set_own_failure(&cuda->group, cuda_status(error, "kernel"), cuda->group.comm->rank, phase);
+        EP_TRY(cuda_check(cuda));
+        if (now >= limit)
+            return ep_group_set_failure(&cuda->group, EP_E_TIMEOUT, cuda->group.comm->rank, phase);
+    }
+    return EP_OK;
 }
 
 ep_status cuda_drain(struct cuda_comm *cuda)

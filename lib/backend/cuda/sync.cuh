@@ -9,7 +9,7 @@
 #include "backend/cuda/device.cuh"
 
 /* Indices of the buffers of a target: as EP_GROUP_AT_X ... */
-enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS };
+enum { AT_X, AT_SCALES, AT_INDEX, AT_WEIGHTS, AT_SOURCE };
 
 /* In shared memory of a block that moves rows. */
 struct targets {

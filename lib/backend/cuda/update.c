@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plans of fixed capacity: the device counts their routing, exchanges the counts and assigns the rows, in the order of
- * the stream, for a new plan as for an update. The host gets the counts of a new plan when it next waits.
+ * Plans within a node: the devices count their routing, exchange the counts and assign the rows, in the order of the
+ * stream, for a new plan as for an update. The host of a plan of exact counts waits for them; that of a plan of fixed
+ * capacity gets them when it next waits.
  */
 #include "backend/cuda/plan.h"
+#include "core/routing.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +13,7 @@
 /* Divides the plan's block; `memory` NULL: only computes its size. */
 static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *device)
 {
+    const struct cuda_comm *cuda = cuda_of(plan->comm);
     const ep_plan_args *args = &plan->args;
     size_t nranks = (size_t)plan->comm->nranks, blocks = (size_t)device->max_tokens / CUDA_COUNT_TOKENS + 1;
     size_t experts = (size_t)args->n_experts, word = sizeof(int32_t), at = 0;
@@ -25,26 +28,34 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
         .expert_exact = device->expert_exact,
         .expanded = device->route.expanded,
         .alignment = args->expert_alignment,
-        .capacity = (int32_t)(args->max_recv_tokens < INT32_MAX ? args->max_recv_tokens : INT32_MAX)};
+        .exact = !args->max_recv_tokens,
+        .capacity =
+            (int32_t)(args->max_recv_tokens && args->max_recv_tokens < INT32_MAX ? args->max_recv_tokens : INT32_MAX)};
     update->prefix = cuda_carve(memory, &at, nranks * nranks, word);
     update->expert_base = cuda_carve(memory, &at, experts, word);
     if (update->expanded)
         update->block_experts = cuda_carve(memory, &at, blocks * experts, word);
     count->totals = cuda_carve(memory, &at, nranks + experts, word);
     count->ret_bad = cuda_carve(memory, &at, 1, word);
-    /* Zeroed, from here to the end. */
-    count->per_expert = cuda_carve(memory, &at, experts + CUDA_MAX_RANKS, word);
-    count->blocks_done = cuda_carve(memory, &at, 1, word);
-    count->bad = cuda_carve(memory, &at, 1, word);
+    count->per_expert = cuda->scratch;
+    count->blocks_done = (uint32_t *)cuda->scratch + CUDA_SCRATCH_BLOCKS_DONE;
+    count->bad = (uint32_t *)cuda->scratch + CUDA_SCRATCH_BAD;
     return at;
 }
 
 struct cuda_op_desc cuda_update_desc(const ep_plan *plan)
 {
+    const ep_plan_args *args = &plan->args;
+
     return (struct cuda_op_desc){
         .kind = CUDA_DISPATCH,
-        .words = {
-            [CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS, [CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number}};
+        .words = {[CUDA_DESC_PHASE] = EP_GROUP_PLAN_COUNTS,
+                  [CUDA_DESC_PLAN] = (uint32_t)ep_group_plan_of(plan)->number,
+                  [CUDA_DESC_PLAN_INDEX] = plan->from_mask ? 0 : (uint32_t)args->idx_type,
+                  [CUDA_DESC_PLAN_EXPERTS] = (uint32_t)args->n_experts,
+                  [CUDA_DESC_PLAN_TOPK] = (uint32_t)args->topk,
+                  [CUDA_DESC_PLAN_FLAGS] = args->flags | (args->max_recv_tokens ? CUDA_DESC_PLAN_FIXED : 0),
+                  [CUDA_DESC_PLAN_ALIGNMENT] = (uint32_t)args->expert_alignment}};
 }
 
 /* Queues the kernels. The routing is in memory that the device can access. */
@@ -96,16 +107,13 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, e
 
     EP_TRY(cuda_plan_new_device(plan));
     device = cuda_plan_of(plan);
-    device->fixed = true;
+    device->on_device = true;
     device->captured = call->capture != 0;
     device->max_tokens = ep_plan_most_tokens(plan);
     EP_TRY(cuda_routing_to_device(call, plan, &device->routing, routing));
     bytes = lay_out(plan, NULL, device);
-    EP_TRY(cuda_pool_alloc(cuda, bytes, device->captured, &device->block));
+    EP_TRY(cuda_pool_alloc(cuda, bytes, cuda_plan_block_use(plan), &device->block));
     lay_out(plan, device->block.memory, device);
-    bytes -= (size_t)((char *)device->update.count.per_expert - (char *)device->block.memory);
-    cuda->copied |= !call->capture;
-    CUDA_TRY(cudaMemsetAsync(device->update.count.per_expert, 0, bytes, call->stream));
     /* A captured plan has no info slot: a graph that runs again would write stale counts, or into another plan's slot.
      */
     if (device->captured)
@@ -117,7 +125,114 @@ static ep_status open_device_part(const struct cuda_call *call, ep_plan *plan, e
     return EP_OK;
 }
 
-ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
+/* --- counts for the host ------------------------------------------------------------------------------------------ */
+
+static void complete_plan(struct cuda_plan *device)
+{
+    ep_plan *plan = device->plan;
+    struct ep_group_plan *inner = plan->impl;
+    const struct cuda_plan_info *info = device->info->pinned.memory;
+
+    plan->full = plan->info;
+    memcpy(inner->recv_exact, info->exact, (size_t)plan->info.n_local_experts * sizeof(info->exact[0]));
+    ep_group_plan_place_experts(plan);
+    for (int rank = 0; rank < plan->comm->nranks; rank++) {
+        inner->rows_on[rank] = info->rows_on[rank];
+        inner->recv_from_rank[rank + 1] = info->first[rank + 1];
+        inner->tokens_per_rank[rank] = info->sent[rank];
+    }
+    plan->full.n_recv = info->rows_on[plan->comm->rank];
+    if (!plan->args.max_recv_tokens)
+        plan->full.out_rows = plan->full.n_recv;
+    plan->full.n_send = info->n_send;
+    plan->full.n_wire = info->n_wire;
+    atomic_store_explicit(&plan->counted, true, memory_order_release);
+}
+
+static ep_status fail_refused(const volatile int64_t *refused)
+{
+    return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld",
+                   (int)refused[0] - 1, (long long)refused[1], (long long)refused[2]);
+}
+
+/* The operation of a routing that is not valid has not begun: the peers wait for this rank to make the plan again. */
+static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing)
+{
+    struct ep_routing_shape shape =
+        ep_routing_shape_of(plan->comm, plan->args.n_tokens, plan->args.topk, plan->args.n_experts);
+
+    call->queued = false;
+    call->cuda->copied = true; /* later calls are ordered after its kernels all the same */
+    call->cuda->group.plans--;
+    if (plan->from_mask)
+        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
+                                     "or above the choices that the tokens for its rank can have, or too few for a "
+                                     "rank");
+    return cuda_explain_routing(&shape, routing->topk_idx, plan->args.idx_type, call->stream,
+                                "routing: topk_idx changed while it was checked");
+}
+
+static ep_status await_exact(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing)
+{
+    struct cuda_plan *device = cuda_plan_of(plan);
+    const struct cuda_plan_info *info = device->info->pinned.memory;
+
+    EP_TRY(cuda_wait_number(call->cuda, &info->number, device->expected, EP_GROUP_PLAN_COUNTS));
+    if (info->bad)
+        return refuse_routing(call, plan, routing);
+    if (info->refused[0])
+        return fail_refused(info->refused);
+    complete_plan(device);
+    return EP_OK;
+}
+
+void cuda_plans_poll(struct cuda_comm *cuda)
+{
+    pthread_mutex_lock(&cuda->pending_lock);
+    for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
+        struct cuda_plan *device = *at;
+        const struct cuda_plan_info *info = device->info->pinned.memory;
+
+        if (__atomic_load_n(&info->number, __ATOMIC_ACQUIRE) != device->expected) {
+            at = &device->next_pending;
+            continue;
+        }
+        *at = device->next_pending;
+        device->next_pending = NULL;
+        if (!info->refused[0])
+            complete_plan(device);
+    }
+    pthread_mutex_unlock(&cuda->pending_lock);
+}
+
+ep_status cuda_plan_wait(ep_plan *plan)
+{
+    struct cuda_comm *cuda = cuda_of(plan->comm);
+    const struct cuda_plan *device = cuda_plan_of(plan);
+    const struct cuda_plan_info *info;
+
+    if (!device->info || plan->updated)
+        return ep_fail(EP_E_STATE, "ep_plan_wait: the host gets no counts of this plan: %s",
+                       plan->updated ? "it was updated" : "it was made in a capture");
+    info = device->info->pinned.memory;
+    EP_TRY(cuda_wait_number(cuda, &info->number, device->expected, EP_GROUP_PLAN_COUNTS));
+    if (info->refused[0])
+        return fail_refused(info->refused);
+    cuda_plans_poll(cuda);
+    return EP_OK;
+}
+
+/* --- new plans --------------------------------------------------------------------------------------------------- */
+
+static void add_pending(struct cuda_comm *cuda, struct cuda_plan *device)
+{
+    pthread_mutex_lock(&cuda->pending_lock);
+    device->next_pending = cuda->pending_plans;
+    cuda->pending_plans = device;
+    pthread_mutex_unlock(&cuda->pending_lock);
+}
+
+ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const ep_plan_args *args)
 {
     struct cuda_comm *cuda = call->cuda;
     ep_plan_update_args routing = cuda_routing_of(args);
@@ -135,15 +250,17 @@ ep_status cuda_plan_open_fixed(struct cuda_call *call, ep_plan *plan, const ep_p
     device = inner->device;
     if (status == EP_OK)
         status = update(call, plan, &routing, device->info);
+    device = inner->device;
+    if (status == EP_OK && !device->captured) {
+        device->expected = cuda->updates;
+        if (args->max_recv_tokens)
+            add_pending(cuda, device);
+        else
+            status = await_exact(call, plan, &routing);
+    }
     if (status != EP_OK) {
         cuda_plan_free_device(cuda, device);
         ep_group_plan_discard(plan);
-    } else if (!device->captured) {
-        device->expected = cuda->updates;
-        pthread_mutex_lock(&cuda->pending_lock);
-        device->next_pending = cuda->pending_plans;
-        cuda->pending_plans = device;
-        pthread_mutex_unlock(&cuda->pending_lock);
     }
     return status;
 }
@@ -192,54 +309,11 @@ ep_status cuda_plan_update(ep_plan *plan, const ep_plan_update_args *args, ep_st
     return cuda_call_end(&call, update(&call, plan, args, NULL));
 }
 
-/* --- counts for the host ------------------------------------------------------------------------------------------ */
-
-static void complete_plan(struct cuda_plan *device)
-{
-    ep_plan *plan = device->plan;
-    struct ep_group_plan *inner = plan->impl;
-    const struct cuda_plan_info *info = device->info->pinned.memory;
-
-    plan->full = plan->info;
-    memcpy(inner->recv_exact, info->exact, (size_t)plan->info.n_local_experts * sizeof(info->exact[0]));
-    ep_group_plan_place_experts(plan);
-    for (int rank = 0; rank < plan->comm->nranks; rank++) {
-        inner->rows_on[rank] = info->rows_on[rank];
-        inner->recv_from_rank[rank + 1] = info->first[rank + 1];
-    }
-    plan->full.n_recv = info->rows_on[plan->comm->rank];
-    plan->full.n_send = info->n_send;
-    plan->full.n_wire = info->n_wire;
-    atomic_store_explicit(&plan->counted, true, memory_order_release);
-}
-
-void cuda_plans_poll(struct cuda_comm *cuda)
-{
-    pthread_mutex_lock(&cuda->pending_lock);
-    for (struct cuda_plan **at = &cuda->pending_plans; *at;) {
-        struct cuda_plan *device = *at;
-        const struct cuda_plan_info *info = device->info->pinned.memory;
-
-        if (__atomic_load_n(&info->number, __ATOMIC_ACQUIRE) != device->expected) {
-            at = &device->next_pending;
-            continue;
-        }
-        *at = device->next_pending;
-        device->next_pending = NULL;
-        complete_plan(device);
-    }
-    pthread_mutex_unlock(&cuda->pending_lock);
-}
-
 ep_status cuda_find_refused(const struct cuda_comm *cuda)
 {
-    const volatile int64_t *refused = cuda->report->refused;
-    int64_t rank = __atomic_load_n(&cuda->report->refused[0], __ATOMIC_ACQUIRE);
-
-    if (!rank)
+    if (!__atomic_load_n(&cuda->report->refused[0], __ATOMIC_ACQUIRE))
         return EP_OK;
-    return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", (int)rank - 1,
-                   (long long)refused[1], (long long)refused[2]);
+    return fail_refused(cuda->report->refused);
 }
 
 ep_status cuda_check_refused(struct cuda_comm *cuda)

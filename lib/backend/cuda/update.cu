@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * New routing for a plan of fixed capacity. The rank layout is counted as for a new plan (count.cu). In the expanded
- * layout a token has a row for each of its choices, in ascending order of the experts; the rows of an expert are
- * numbered within a block by bit masks in shared memory, a bit for each token; the few tokens that name it again are
- * added. Then the ranks exchange their counts, in an operation of its own, and each computes where its rows begin.
+ * Routing of a plan within a node, new or updated. The rank layout is counted in count.cu. In the expanded layout a
+ * token has a row for each of its choices, in ascending order of the experts; the rows of an expert are numbered within
+ * a block by bit masks in shared memory, a bit for each token; the few tokens that name it again are added. Then the
+ * ranks exchange their counts, in an operation of its own, and each computes where its rows begin.
  */
 #include "backend/cuda/update.cuh"
 
 #define EXCHANGE_THREADS 1024
 #define MASK_WORDS CUDA_MASK_WORDS
-#define ROWS_THREADS 256
-#define ROWS_BLOCKS 64
+#define ROWS_THREADS 512
 
 namespace
 {
@@ -221,11 +220,13 @@ __device__ int64_t assign_expert_rows(const cuda_update &u, const exchange &x, i
 /* Computes what each rank receives. By a thread for each. */
 __device__ void assign_rank_rows(const cuda_update &u, exchange &x)
 {
-    int n = u.count.nranks, rank = (int)threadIdx.x;
+    int n = u.count.nranks, rank = (int)threadIdx.x, n_local = u.count.n_experts / n;
     int64_t total = 0, base = 0;
 
     if (rank == 0)
         x.refused = n;
+    for (int local = rank; local < n_local && !u.expanded; local += (int)blockDim.x)
+        u.expert_exact[local] = x.total[u.waits.rank * n_local + local];
     __syncthreads();
     if (rank < n) {
         for (int source = 0; source < n; source++) {
@@ -236,11 +237,6 @@ __device__ void assign_rank_rows(const cuda_update &u, exchange &x)
         if (u.expanded) {
             total = assign_expert_rows(u, x, rank);
             base = 0;
-        } else if (rank == u.waits.rank) {
-            int n_local = u.count.n_experts / n;
-
-            for (int local = 0; local < n_local; local++)
-                u.expert_exact[local] = x.total[rank * n_local + local];
         }
         x.base[rank] = base;
         x.rows_on[rank] = total;
@@ -279,36 +275,69 @@ __device__ void write_counts(const cuda_update &u, const exchange &x)
     __syncthreads();
 }
 
+/* Adds up what this rank sends: rows to all ranks, and to the others. By all threads. */
+__device__ void count_sent(const cuda_update &u, unsigned long long *sent, unsigned long long *wire)
+{
+    int n = u.count.nranks, n_local = u.count.n_experts / n;
+    const int32_t *counts = u.count.totals + (u.expanded ? n : 0);
+
+    for (int i = (int)threadIdx.x; i < (u.expanded ? u.count.n_experts : n); i += (int)blockDim.x) {
+        atomicAdd(sent, (unsigned long long)counts[i]);
+        if ((u.expanded ? i / n_local : i) != u.waits.rank)
+            atomicAdd(wire, (unsigned long long)counts[i]);
+    }
+}
+
+/* Makes what was written to `info` known to the host. By all threads. */
+__device__ void publish_info(const cuda_update &u)
+{
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *(volatile uint64_t *)&u.info->number = u.number;
+}
+
 __device__ void write_info(const cuda_update &u, const exchange &x)
 {
+    __shared__ unsigned long long sent, wire;
     int n = u.count.nranks, n_local = u.count.n_experts / n, i = (int)threadIdx.x;
     volatile cuda_plan_info *info = u.info;
 
-    if (!info || x.refused < n)
+    if (!info)
         return;
+    if (i == 0)
+        sent = wire = 0;
+    __syncthreads();
+    count_sent(u, &sent, &wire);
     for (int local = i; local < n_local; local += (int)blockDim.x)
         info->exact[local] = u.expert_exact[local];
-    if (i < n)
+    if (i < n) {
         info->rows_on[i] = x.rows_on[i];
+        info->sent[i] = u.count.totals[i];
+    }
     if (i <= n)
         info->first[i] = u.counts->first[i];
-    if (i == 0) {
-        int64_t send = 0, self = 0;
-
-        for (int rank = 0; rank < n && !u.expanded; rank++)
-            send += u.count.totals[rank];
-        self = u.expanded ? 0 : u.count.totals[u.waits.rank];
-        for (int expert = 0; expert < u.count.n_experts && u.expanded; expert++) {
-            send += u.count.totals[n + expert];
-            self += expert / n_local == u.waits.rank ? u.count.totals[n + expert] : 0;
-        }
-        info->n_send = send;
-        info->n_wire = send - self;
-    }
-    __threadfence_system();
+    if (i < 3)
+        info->refused[i] = u.counts->refused[i];
     __syncthreads();
-    if (i == 0)
-        info->number = u.number;
+    if (i == 0) {
+        info->bad = 0;
+        info->n_send = (int64_t)sent;
+        info->n_wire = (int64_t)wire;
+    }
+    publish_info(u);
+}
+
+/* Routing that is not valid. A plan of exact counts does not begin: its host makes it again or ends. By all threads. */
+__device__ void refuse_update(const cuda_update &u)
+{
+    if (!u.exact) {
+        refuse_routing(u.waits);
+        return;
+    }
+    if (threadIdx.x == 0)
+        *(volatile uint32_t *)&u.info->bad = 1;
+    publish_info(u);
 }
 
 __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __grid_constant__ cuda_update u)
@@ -322,7 +351,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
     if (u.expanded)
         sum_blocks(u);
     if (*u.count.ret_bad) {
-        refuse_routing(u.waits);
+        refuse_update(u);
         return;
     }
     number = operation_publish(u.waits, u.desc);
@@ -438,6 +467,9 @@ __global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constan
         copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX, all);
     if (r.weights)
         copy_bytes(r.weights + rows * r.weight_bytes, nullptr, (r.capacity - rows) * r.weight_bytes, 0, all);
+    if (r.source)
+        copy_bytes(r.source + rows * (int64_t)sizeof(int32_t), nullptr, (r.capacity - rows) * (int64_t)sizeof(int32_t),
+                   0, all);
 }
 
 } /* namespace */
@@ -457,9 +489,9 @@ cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t st
     return error;
 }
 
-cudaError_t cuda_launch_rows(const struct cuda_rows *rows, cudaStream_t stream)
+cudaError_t cuda_launch_rows(const struct cuda_rows *rows, int sms, cudaStream_t stream)
 {
-    return launch(rows_kernel, ROWS_BLOCKS, ROWS_THREADS, 0, stream, *rows);
+    return launch(rows_kernel, (unsigned)sms, ROWS_THREADS, 0, stream, *rows);
 }
 
 cudaError_t cuda_update_load(int)

@@ -238,7 +238,8 @@ static void finish_outputs(struct dispatch *d)
     const ep_plan *plan = d->plan;
     const struct ep_group_plan *inner = plan->impl;
     bool expanded = plan->args.flags & EP_PLAN_EXPANDED, zero = plan->args.flags & EP_PLAN_ZERO_PADDING;
-    int64_t begin = plan->full.n_recv, end = plan->args.max_recv_tokens;
+    int64_t begin = plan->full.n_recv, capacity = plan->args.max_recv_tokens;
+    int64_t end = capacity < d->args->out_rows ? capacity : d->args->out_rows;
 
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         if (!expanded)

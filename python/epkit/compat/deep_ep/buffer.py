@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, empty, part_of, stream_pointer, want_integer, want_tensor
 from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
@@ -58,7 +58,7 @@ _KEYS = {6: 0, 10: 6}  # number of tensors of a handle -> index of the one by wh
 class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     """The handle of a dispatch, for later calls: the tensors of DeepEP's handle, and their plan.
 
-    All but the first are filled on the first access to one of them, in torch's current stream: programs pass handles on and
+    They are filled on the first access to one of them, in torch's current stream: programs pass handles on and
     rarely read them. The tensors exist from the beginning, because torch.compile reads the tuple without its methods.
 
     On one node six: rank_prefix_matrix int32 [R, R] (tokens of ranks 0..i for rank j), channel_prefix_matrix and
@@ -73,24 +73,30 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
     the token among those for that node, or -1), send_nvl_head int32 [0, 8].
     """
     plan: epkit.Plan
-    written: Tuple[torch.Tensor, ...] = ()  # by the library: rank_prefix and recv_source of epkit.Metadata
+    written: Tuple[torch.Tensor, ...] = ()  # rank_prefix and recv_source of epkit.Metadata
     _mark: Optional[Mark] = None
     _filled = True  # of a handle that a program has made of tensors
 
     @classmethod
-    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor) -> "Handle":
-        """Its tensors are allocated in torch's current stream, and written in that of the call."""
+    def of(cls, plan: epkit.Plan, order: Order, in_rank: torch.Tensor, source: Optional[torch.Tensor]) -> "Handle":
+        """`source`: on one node: memory of _sources(), which the dispatch has written. Otherwise the handle's tensors are allocated in
+        torch's current stream, and written in that of the call."""
         ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, len(in_rank)
-        data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True, more=ranks * (tokens + 2) if nodes == 1 else 0)
-        prefix, source, mark = data.rank_prefix, data.recv_source, order.mark()
-        if nodes == 1:
-            handle = cls((prefix, data.part((ranks, 1), data.end), data.part((ranks, 1), data.end + ranks), source, in_rank,
-                          data.part((tokens, ranks), data.end + 2 * ranks)))
+        if source is not None:
+            n, more = len(source) - _more(ranks, tokens), (ranks, 1)
+            places = [((ranks, ranks), n), (more, n + ranks * ranks), (more, n + ranks * ranks + ranks), ((n,), 0),
+                      ((tokens, ranks), n + ranks * ranks + 2 * ranks)]
+            prefix, sent, received, recv_source, head = (
+                part_of(source, shape, (shape[-1], 1) if len(shape) == 2 else (1,), at) for shape, at in places)
+            handle = cls((prefix, sent, received, recv_source, in_rank, head))
+            handle.written = (prefix, recv_source)
         else:
-            new = prefix.new_empty
+            data = plan._metadata(_STRIDE, order.stream, _HANDLE_HAS, here=True)
+            new = data.rank_prefix.new_empty
             handle = cls((in_rank, new((nodes, 1)), new((ranks, 1)), new((nodes, 1)), new(nodes), new((ranks, 1)), new(ranks),
-                          source.new_empty((len(source), 8), dtype=torch.uint8), new((tokens, nodes)), new((0, 8))))
-        handle.plan, handle.written, handle._filled = plan, (prefix, source), False
+                          new((len(data.recv_source), 8), dtype=torch.uint8), new((tokens, nodes)), new((0, 8))))
+            handle.written = (data.rank_prefix, data.recv_source)
+        handle.plan, handle._filled, mark = plan, False, order.mark()
         if mark is not None and mark.capturing:
             handle._every()
         handle._mark = mark
@@ -109,6 +115,7 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
 
     def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,
               in_rank: torch.Tensor, head: torch.Tensor) -> None:
+        self.plan._native.metadata(prefix.view(-1), 0, stream_pointer(prefix.is_cuda, prefix.device), -1, -1, -1, -1, -1, -1, 0)
         chosen, own = in_rank.to(torch.bool), prefix[:, self.plan.comm.rank]
         sent.copy_(chosen.sum(0, dtype=torch.int32).view(-1, 1))
         received.copy_(torch.diff(own, prepend=own.new_zeros(1)).view(-1, 1))
@@ -134,7 +141,7 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
         head.copy_(torch.where(by_node, by_node.cumsum(0, dtype=torch.int32) - 1, -1))
 
     def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(0) if index == 0 else self._every()[index]
+        return self._every()[index]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._every())
@@ -147,6 +154,11 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
 
     def __repr__(self) -> str:
         return repr(self._every())
+
+
+def _more(ranks: int, tokens: int) -> int:
+    """Elements of a handle behind recv_source, on one node."""
+    return ranks * (ranks + 2 + tokens)
 
 
 class _Runtime:
@@ -386,13 +398,18 @@ class Buffer(LowLatencyCalls):
         except epkit.ArgumentError as error:
             raise self._with_advice(error)
 
+    def _sources(self, plan: epkit.Plan) -> Optional[torch.Tensor]:
+        """Memory for a handle, which begins with recv_source of the dispatch; None between nodes."""
+        n = plan.out_rows + _more(plan.comm.size, plan._n_tokens)
+        return empty((n,), torch.int32, self._comm.device) if self._comm.nodes == 1 else None
+
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
-                    order: Order) -> Handle:
-        """The handle. Its tensors are allocated in torch's current stream, and written in that of the call."""
+                    order: Order, source: Optional[torch.Tensor]) -> Handle:
+        """The handle; see Handle.of()."""
         if is_token_in_rank is None:
             assert topk_idx is not None
             is_token_in_rank = self._comm.layout(topk_idx, plan.num_experts, order.stream)[2]
-        handle = Handle.of(plan, order, is_token_in_rank)
+        handle = Handle.of(plan, order, is_token_in_rank, source)
         _origins[tuple.__getitem__(handle, _KEYS[len(handle)])] = plan
         return handle
 
@@ -443,12 +460,14 @@ class Buffer(LowLatencyCalls):
         plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
         made: Tuple[torch.Tensor, ...] = ()
         with order.allocating():
-            rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream)
+            source = self._sources(plan)
+            rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
+                                  0 if source is None else _STRIDE)
             if not plan.fixed:
-                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
         if plan.fixed:
             with order.on_stream():  # where a capture fills the handle
-                new = self._new_handle(plan, is_token_in_rank, topk_idx, order)
+                new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
             made = (*tuple.__iter__(new), *new.written)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
                                           (*tuple.__iter__(new), *new.written)), made)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
+import os
+import weakref
 from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
 
 import torch
@@ -8,8 +10,9 @@ import torch.distributed as dist
 
 import epkit
 from epkit._native import COMBINE_BY_CHOICE, COMBINE_ROUND_PARTIAL
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
-from epkit.plan import check_inputs
+from epkit._tensors import OfThisProcess, empty, first_rows, want_integer, want_tensor
+from epkit.plan import Sources, check_inputs
+from epkit.plan import Rows as PlanRows
 
 from ._errors import naming, raise_refused
 from ._order import CommStream, Mark, Order, run_untraced
@@ -20,8 +23,7 @@ from .utils.math import align
 from .utils.semantic import value_or
 
 _ALIGNMENT = 2 << 20  # of buffer sizes in DeepEP
-_HANDLE_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact")  # of epkit.Metadata
-_EXPANDED_HAS = _HANDLE_HAS + ("recv_slot", "n_recv_tokens")
+_EXPANDED_HAS = ("recv_source", "psum_rank", "psum_expert", "count_exact", "recv_slot", "n_recv_tokens")  # of epkit.Metadata
 
 
 # Attributes of a handle that are parts of its plan's metadata -> their names there.
@@ -137,14 +139,14 @@ class EPHandle(OfThisProcess):
         return (self.topk_idx, self._data.memory) if counts is None else (self.topk_idx, self._data.memory, counts)
 
     def _fill(self, data: Any, mark: Optional[Mark]) -> None:
-        """`data`: what Plan._metadata() returned."""
+        """`data`: what Plan._metadata() returned, or Sources."""
         plan = self.plan
         self._data = data
         if self._scaleup_ranks < plan.comm.size:
             each = torch.diff(data.psum_rank, prepend=data.psum_rank.new_zeros(1)).view(-1, self._scaleup_ranks)
             self.psum_num_recv_tokens_per_scaleup_rank = each.sum(0).cumsum(0, dtype=torch.int32)
         self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
-        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert) if not plan.fixed else \
+        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert) if plan.n_recv is not None else \
             _worst_expanded(plan.comm.size, self.num_max_tokens_per_rank, plan.topk, self.num_experts, self.expert_alignment)
         if mark is not None and mark.capturing:
             self._fill_rest()
@@ -164,10 +166,10 @@ class EPHandle(OfThisProcess):
         data, plan = self._data, self.plan
         if self._mark is not None:
             self._mark.wait()
-        if plan.fixed:
+        if plan.n_recv is None:
             tokens = plan.comm.size * self.num_max_tokens_per_rank
         else:
-            tokens = int(data.n_recv_tokens) if plan.expanded or plan.n_recv is None else plan.n_recv
+            tokens = int(data.n_recv_tokens) if plan.expanded else plan.n_recv
         slots = data.recv_slot if data.recv_slot is not None else data.recv_source.new_full((tokens, plan.topk), -1)
         source = data.recv_source[:tokens]
         if source.shape[0] < tokens:  # the worst case of tokens is more than that of rows where K is cut by L
@@ -196,6 +198,13 @@ def not_here(name: str, instead: str) -> Any:
     return method
 
 
+def _early_outputs() -> int:
+    given = os.environ.get("EPKIT_EARLY_OUTPUTS", "2")
+    if not given.isdecimal():
+        raise ValueError(f"ElasticBuffer: $EPKIT_EARLY_OUTPUTS is {given!r}, must be a number of results, 0 or more")
+    return int(given)
+
+
 _naming_most = naming("this follows from do_cpu_sync, and from num_max_tokens_per_rank of dispatch() or of the buffer: both must be the "
                       "same on all ranks, and the latter at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
@@ -216,6 +225,10 @@ class ElasticBuffer(OfThisProcess):
         allow_hybrid_mode: False: the scale-up domain is the whole group, in attributes and in handles; rows take the same way.
         num_cpu_timeout_secs: deadline of every wait.
         explicitly_destroy: destroy() may be called.
+
+    On GPUs of one host dispatch() with do_cpu_sync sends before the counts are known, into memory for the worst case, of which it
+    returns the beginning. Up to $EPKIT_EARLY_OUTPUTS (2) such results may exist at a time. Further ones have the exact size, and
+    their rows wait for the counts. 0: all do.
 
     Ignored: num_bytes, num_cpu_bytes, hidden, num_topk, use_fp8_dispatch (buffers are made as calls need them),
     deterministic (always), sl_idx, num_allocated_qps, num_gpu_timeout_secs.
@@ -249,6 +262,8 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
+        self._most_early = _early_outputs() if self._comm.is_cuda and self._comm.nodes == 1 else -1
+        self._early: List["weakref.ref[Any]"] = []
         self._theoretical_sms = 4
         if self._comm.is_cuda:
             most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
@@ -334,14 +349,43 @@ class ElasticBuffer(OfThisProcess):
             want_integer(number, "dispatch", name)
         if topk_idx.shape[0] > most:
             raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
-        worst = 0 if cpu_sync else _worst_expanded(self.num_ranks, most, topk_idx.shape[1], num_experts, alignment) if expand else \
-            self.num_ranks * most
+        # Where the devices exchange the counts they need no host for the worst case of rows; that of expanded ones has exceptions.
+        if cpu_sync and (expand or self._most_early < 0 or torch.cuda.is_current_stream_capturing()):
+            worst = 0
+        else:
+            worst = _worst_expanded(self.num_ranks, most, topk_idx.shape[1], num_experts, alignment) if expand else self.num_ranks * most
         if worst:
             raise_refused(self._comm, order.stream)
         plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
                                max_recv_tokens=worst, stream=order.stream)
         return EPHandle(plan, expand, num_experts, alignment, most,
                         num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx, self.num_scaleup_ranks)
+
+    def _may_be_early(self) -> bool:
+        """Whether one more result may have memory for the worst case."""
+        self._early = [storage for storage in self._early if storage() is not None]
+        return len(self._early) < self._most_early
+
+    def _send(self, plan: epkit.Plan, order: Order, x: Rows, topk_weights: Optional[torch.Tensor], columns: bool, cpu_sync: bool,
+              stride: int) -> Tuple[PlanRows, Optional[torch.Tensor]]:
+        """The dispatch of a new plan: (rows, their sources in the rank layout). With cpu_sync the counts are known afterwards."""
+        counted, (out, self._out) = cpu_sync and plan.fixed, (self._out, None)
+        early = counted and (out is not None or self._may_be_early())
+        if counted and not early:
+            plan.wait()
+        with order.allocating():
+            n = plan.out_rows if plan.n_recv is None else plan.n_recv
+            source = None if plan.expanded else empty((n,), torch.int32, self._comm.device)
+            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, columns, None if out is None else out[:n],
+                                  order.stream, source, 0 if source is None else stride)
+        if early:
+            n = plan.wait()
+            if out is None:
+                self._early.append(weakref.ref(rows.x.untyped_storage()))
+            scales, idx, weights, source = (None if part is None else first_rows(part, n)
+                                            for part in (rows.scales, rows.topk_idx, rows.topk_weights, source))
+            rows = PlanRows(first_rows(rows.x, n), scales, idx, weights)
+        return rows, source
 
     @_naming_most
     def dispatch(self, x: Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
@@ -383,26 +427,27 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             check_inputs(self._comm, topk_idx, x, topk_weights)
-            handle = self._new_handle(order, topk_idx, num_experts, value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank),
-                                      expert_alignment or 1, num_sms, value_or(do_cpu_sync, True), bool(do_expand))
-            fresh = True
+            cpu_sync, most = value_or(do_cpu_sync, True), value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank)
+            handle = self._new_handle(order, topk_idx, num_experts, most, expert_alignment or 1, num_sms, cpu_sync, bool(do_expand))
+            fresh, plan = True, handle.plan
+            self._comm._use_num_sms(num_sms or 0)
+            rows, source = self._send(plan, order, x, topk_weights, use_tma_aligned_col_major_sf, cpu_sync, most)
         else:
             self._plan_of(handle, "dispatch")
             self._check_stats(stats, handle.num_experts)
             self._check_again(handle, topk_idx, do_cpu_sync, do_expand, num_experts, num_max_tokens_per_rank, expert_alignment)
-            fresh = False
-        plan = handle._plan(order.stream)
-        self._comm._use_num_sms(num_sms or 0)
-        with order.allocating():
-            out, self._out = self._out, None
-            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
-                                  None if out is None else out[:plan.out_rows], order.stream)
+            fresh, plan, source = False, handle._plan(order.stream), None
+            self._comm._use_num_sms(num_sms or 0)
+            with order.allocating():
+                out, self._out = self._out, None
+                rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, use_tma_aligned_col_major_sf,
+                                      None if out is None else out[:plan.out_rows], order.stream)
         with order.on_stream():
             if fresh:
                 if do_handle_copy:
                     handle.topk_idx = handle.topk_idx.clone()
-                wanted = _EXPANDED_HAS if handle.do_expand or plan.n_recv is None else _HANDLE_HAS
-                handle._fill(plan._metadata(handle.num_max_tokens_per_rank, order.stream, wanted), order.mark())
+                data = plan._metadata(most, order.stream, _EXPANDED_HAS) if source is None else Sources(plan, source)
+                handle._fill(data, order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
