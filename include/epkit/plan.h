@@ -68,8 +68,8 @@ typedef struct ep_plan_args {
  * tokens_per_expert: a count below 0 or above EP_MAX_TOPK times the tokens of the expert's rank, or fewer choices for a
  * rank than tokens. The rank may call again with valid routing; the others wait for it until their deadline.
  *
- * Without max_recv_tokens the call returns when the counts of all ranks are known. With the CUDA backend within a node the
- * devices exchange them, in `stream`.
+ * Without max_recv_tokens the call returns when the counts of all ranks are known. With the CUDA backend within a node
+ * the devices exchange them, in `stream`.
  *
  * max_recv_tokens > 0 (fixed capacity). It may differ between ranks, but must be > 0 on all ranks or on none.
  *   - The call waits for no peer, as long as at most four such plans await their first use, except for what `stream`
