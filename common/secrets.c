@@ -4,7 +4,6 @@
 #include "redact.h"
 #include "text.h"
 
-#include <stdlib.h>
 
 static bool ends_with(const char *name, const char *end)
 {

@@ -6,11 +6,9 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
-#include "common/ranks/gpu.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "host.h"
-#include "mpirun.h"
 
 #include <stdio.h>
 #include <stdlib.h>

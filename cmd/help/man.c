@@ -3,7 +3,6 @@
 #include "common/variables.h"
 #include "help.h"
 
-#include <ctype.h>
 #include <string.h>
 
 /* Prints text with the markup characters of scdoc escaped. */

@@ -13,10 +13,7 @@
 #include "common/file.h"
 #include "common/temporary.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>

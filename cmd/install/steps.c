@@ -5,7 +5,6 @@
 #include "types.h"
 
 #include <ctype.h>
-#include <fnmatch.h>
 #include <regex.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -15,7 +15,6 @@
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
-#include "location.h"
 #include "predefined.h"
 #include "rank_environment.h"
 #include "show.h"

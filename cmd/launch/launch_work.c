@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "common/loopback.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 

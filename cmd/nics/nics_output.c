@@ -6,7 +6,6 @@
 
 #include "common/clean.h"
 
-#include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 #include "common/output.h"
 #include "topo_view.h"
 
-#include <stdio.h>
 
 struct topo_options {
     struct inspect_options inspect;

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by new or recorded runs of groups. */
 #include "common/cmd.h"
-#include "common/output.h"
 #include "common/progress.h"
 #include "tool_triangulate.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* clang-format off */

@@ -13,7 +13,6 @@
 #include "row_error.h"
 
 #include <epkit/types.h>
-#include <stddef.h>
 #include <stdint.h>
 
 /* The routing of all ranks. Tests may fill in the fields; reference_group_done() must not be called then. */

@@ -10,7 +10,6 @@
 
 #include "row_error.h"
 
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
