@@ -79,8 +79,6 @@ double nics_total_of(const struct nics *nics, size_t device, enum counter_kind k
 /* Could a counter of bytes be read? */
 bool nics_counts_bytes(const struct nics *nics, size_t device);
 
-/* --- command.c --- */
-
 struct nics_command {
     char **args; /* ends with NULL */
     int code;    /* as in a shell: exit status, 128 + signal, 126 or 127 if it could not start */
