@@ -202,8 +202,4 @@ ep_status recipe_keep(const struct recipe *recipe, const char *text, const char 
 
 ep_status steps_read(struct recipe *recipe);
 
-/* --- conflicts.c: steps that cannot all be done --- */
-
-ep_status conflicts_check(const struct recipe *recipe);
-
 #endif

@@ -104,7 +104,7 @@ void script_undo(FILE *script, const struct recipe_step *step);
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,
                  struct step_state *ret_state);
 
-/* --- dpkg.c --- */
+/* --- builds.c --- */
 
 /* Checks packages: a map of names to pins, in which * and ? match as in a file name. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);

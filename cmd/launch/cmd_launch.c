@@ -3,6 +3,7 @@
 #include "common/cmd.h"
 
 #include "base/error.h"
+#include "cmd_launch.h"
 #include "common/clean.h"
 #include "common/dir.h"
 #include "common/ending.h"
@@ -15,9 +16,6 @@
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
-#include "predefined.h"
-#include "rank_environment.h"
-#include "show.h"
 
 #include <errno.h>
 #include <inttypes.h>

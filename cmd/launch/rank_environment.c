@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rank_environment.h"
+#include "cmd_launch.h"
 
 #include "common/output.h"
 #include "common/text.h"

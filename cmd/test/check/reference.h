@@ -10,7 +10,6 @@
 #define EP_TEST_CHECK_REFERENCE_H
 
 #include "routings.h"
-#include "row_error.h"
 
 #include <epkit/types.h>
 #include <stdint.h>
