@@ -506,15 +506,14 @@ const struct cmd command_env = {
     .options = env_table,
     .options_bytes = sizeof(struct env_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"eval \"$(epkit env)\"", "Set it in this shell."},
             {"mpirun -n 16 epkit env -- python3 train.py", "Each rank with its own NIC and the right NVSHMEM."},
             {"epkit env --format k8s >env.yaml", "For the container of a pod."},
             {"epkit env --check --pid 4711", "What is wrong with the environment of a process that runs."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "written, or the environment is right; with a command its own exit status"},
             {CMD_FAILED, "the machine or the environment could not be read"},
             {CMD_USAGE, "wrong usage"},
@@ -522,7 +521,6 @@ const struct cmd command_env = {
             {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC"},
             {126, "the command cannot be executed"},
             {127, "there is no such command"},
-            {0, NULL},
         },
     .run = cmd_env,
     .flags = CMD_TAKES_PROGRAM,

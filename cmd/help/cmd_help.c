@@ -106,7 +106,7 @@ void help_command(FILE *stream, const struct cmd *cmd)
     fprintf(stream, "Usage: epkit %s [OPTIONS]%s%s\n\n", cmd->name, *cmd->args ? " " : "", cmd->args);
     print_wrapped(stream, cmd->description, 0, 0);
     print_options(stream, cmd);
-    if (cmd->examples) {
+    if (cmd->examples[0].command) {
         fputs("\nExamples:\n", stream);
         for (const struct cmd_example *example = cmd->examples; example->command; example++) {
             fprintf(stream, "  %s\n      ", example->command);
@@ -208,7 +208,7 @@ static void print_environment(FILE *stream)
 /* scdoc fails at a '.' or '\'' at the start of a line. Descriptions have none there, commands may. */
 static void print_examples(FILE *stream, const struct cmd *cmd)
 {
-    if (!cmd->examples)
+    if (!cmd->examples[0].command)
         return;
     fputs("# EXAMPLES\n\n", stream);
     for (const struct cmd_example *example = cmd->examples; example->command; example++) {
@@ -313,16 +313,14 @@ const struct cmd command_help = {
     .options = help_table,
     .options_bytes = sizeof(struct help_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit help test", "Explain the command test; the same as 'epkit test --help'."},
             {"epkit help --man test | scdoc > epkit-test.1", "Make the man page of the command test."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "the help was printed"},
             {CMD_USAGE, "no such command"},
-            {0, NULL},
         },
     .run = cmd_help,
     .flags = CMD_TAKES_COMMAND,

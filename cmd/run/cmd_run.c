@@ -509,19 +509,17 @@ const struct cmd command_run = {
     .options = run_table,
     .options_bytes = sizeof(struct run_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit run", "Check this machine. The report is in the folder report."},
             {"epkit run --quick", "A check that takes seconds, on small rows."},
             {"epkit run --output /tmp/node17 --json | jq -r .verdict", "Only the verdict, and a report elsewhere."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "everything passed, and the report was written"},
             {CMD_FAILED, "a case, a measurement or the report failed"},
             {CMD_USAGE, "usage error, or the folder of the report cannot be written; no rank was started"},
             {CMD_UNSUPPORTED, "the library does not support this on this machine"},
-            {0, NULL},
         },
     .run = cmd_run,
     .flags = CMD_RANKS,

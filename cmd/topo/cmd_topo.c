@@ -267,22 +267,20 @@ const struct cmd command_topo = {
     .options = topo_table,
     .options_bytes = sizeof(struct topo_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit topo", "Show the machine."},
             {"epkit topo --only map", "Show only which GPU should use which NIC."},
             {"epkit topo --json --only map | jq -r .forms.DEEP_EP_DEVICE_TO_HCA_MAPPING",
              "Print only the assignment for DeepEP."},
             {"epkit topo --save node.json", "Write a snapshot for somebody else to inspect."},
             {"epkit topo --from node.json", "Show the machine of that snapshot."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "the machine was shown, and with --save written"},
             {CMD_FAILED, "the machine could not be read in time, or the snapshot or the output could not be written"},
             {CMD_USAGE, "wrong usage, or --from or --save names a file that cannot be used"},
             {CMD_UNSUPPORTED, "there is neither a GPU nor an RDMA NIC; with --save the snapshot is written even so"},
-            {0, NULL},
         },
     .run = cmd_topo,
 };
