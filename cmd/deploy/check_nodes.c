@@ -99,6 +99,11 @@ void check_nodes(struct check *check)
 #define BLOCK "cloud.google.com/gce-topology-block"
 #define METADATA "iam.gke.io/gke-metadata-server-enabled"
 
+static bool is_gpu_node(const json_t *node)
+{
+    return get_gpus(get(node, "status/capacity")) > 0 || *get_label(node, ACCELERATOR);
+}
+
 /* The number of nodes with GPUs whose label has one of these values ("": it is missing). */
 static int count_nodes(const struct check *check, const char *label, const char *const *values)
 {
@@ -107,9 +112,7 @@ static int count_nodes(const struct check *check, const char *label, const char 
     size_t i;
 
     json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
-        bool has_gpus = get_gpus(get(node, "status/capacity")) > 0 || *get_label(node, ACCELERATOR);
-
-        count += has_gpus && (!values || text_is_any(get_label(node, label), values));
+        count += is_gpu_node(node) && (!values || text_is_any(get_label(node, label), values));
     }
     return count;
 }
@@ -223,12 +226,10 @@ static struct pool count_pool(const struct check *check)
     size_t i;
 
     json_array_foreach (get_items(check->snapshot, "nodes"), i, node) {
-        bool has_gpus = get_gpus(get(node, "status/capacity")) > 0;
-
-        if (!has_gpus && !*get_label(node, ACCELERATOR))
+        if (!is_gpu_node(node))
             continue;
         pool.n++;
-        pool.without_driver += !has_gpus;
+        pool.without_driver += get_gpus(get(node, "status/capacity")) <= 0;
         pool.ubuntu += strstr(get_text(node, "status/nodeInfo/osImage"), "Ubuntu") != NULL;
         if (text_begins(get_label(node, ACCELERATOR), "nvidia-gb200"))
             pool.n_rdma = 4;

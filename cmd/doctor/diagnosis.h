@@ -48,9 +48,6 @@ void diagnosis_explain(const struct doctor_check *check);
 /* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
 
-/* Prints "    label  command": commands are pasted, so their lines are not wrapped. */
-void diagnosis_print_command(const char *label, const char *command);
-
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
 const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 

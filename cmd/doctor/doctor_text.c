@@ -154,7 +154,8 @@ void diagnosis_print_block(const char *label, const char *text)
     }
 }
 
-void diagnosis_print_command(const char *label, const char *command)
+/* Prints "    label  command": commands are pasted, so their lines are not wrapped. */
+static void diagnosis_print_command(const char *label, const char *command)
 {
     while (*command) {
         size_t n = strcspn(command, "\n");

@@ -21,8 +21,6 @@ struct env_script {
 
 /* Writes the rows as text. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
-/* A script to source, or one whose output Slurm takes as the environment of a task. */
-void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog);
 
 /* An array with one object for each row. A new reference. */
 json_t *env_json(const struct env_script *script);

@@ -102,39 +102,6 @@ static void write_list(FILE *stream, const struct env_script *script, bool is_k8
         fputs("[]\n", stream);
 }
 
-void env_write(FILE *stream, const struct env_script *script, enum env_format format)
-{
-    if (format == ENV_DOCKER || format == ENV_K8S)
-        write_list(stream, script, format == ENV_K8S);
-    else
-        env_write_sh(stream, script, format == ENV_SLURM);
-    if (script->advice->n == 0)
-        env_comment(stream, "Nothing has to be set here.");
-}
-
-json_t *env_json(const struct env_script *script)
-{
-    static const char *const scopes[] = {[ADVICE_NODE] = "node", [ADVICE_RANK] = "rank", [ADVICE_PROGRAM] = "program"};
-    json_t *rows = json_array();
-
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
-        bool has_value = !row->unset && row->scope != ADVICE_RANK;
-        json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
-
-        for (int v = 0; v < row->n_values && row->scope == ADVICE_RANK; v++)
-            json_array_append_new(values, out_text(row->values[v]));
-        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "scope",
-                                              scopes[row->scope], "action",
-                                              row->unset     ? "unset"
-                                              : row->prepend ? "prepend"
-                                                             : "set",
-                                              "value", has_value ? out_text(row->value) : json_null(), "values", values,
-                                              "reason", row->reason));
-    }
-    return rows;
-}
-
 /* --- a script for a shell --- */
 
 extern const struct embedded env_shell[];
@@ -297,7 +264,8 @@ static bool has_rows(const struct env_script *script, enum advice_scope scope, b
     return false;
 }
 
-void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
+/* A script to source, or one whose output Slurm takes as the environment of a task. */
+static void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
 {
     bool prepends = has_rows(script, ADVICE_NODE, true);
     char machine[128];
@@ -324,4 +292,39 @@ void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
         write_ranks(stream, script, is_prolog);
     if (prepends && !is_prolog)
         fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);
+}
+
+/* --- the other formats --- */
+
+void env_write(FILE *stream, const struct env_script *script, enum env_format format)
+{
+    if (format == ENV_DOCKER || format == ENV_K8S)
+        write_list(stream, script, format == ENV_K8S);
+    else
+        env_write_sh(stream, script, format == ENV_SLURM);
+    if (script->advice->n == 0)
+        env_comment(stream, "Nothing has to be set here.");
+}
+
+json_t *env_json(const struct env_script *script)
+{
+    static const char *const scopes[] = {[ADVICE_NODE] = "node", [ADVICE_RANK] = "rank", [ADVICE_PROGRAM] = "program"};
+    json_t *rows = json_array();
+
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+        bool has_value = !row->unset && row->scope != ADVICE_RANK;
+        json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
+
+        for (int v = 0; v < row->n_values && row->scope == ADVICE_RANK; v++)
+            json_array_append_new(values, out_text(row->values[v]));
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:s, s:o, s:o, s:s}", "name", row->name, "scope",
+                                              scopes[row->scope], "action",
+                                              row->unset     ? "unset"
+                                              : row->prepend ? "prepend"
+                                                             : "set",
+                                              "value", has_value ? out_text(row->value) : json_null(), "values", values,
+                                              "reason", row->reason));
+    }
+    return rows;
 }

@@ -174,20 +174,15 @@ static json_t *sums(const struct nics *nics, size_t device, bool is_total)
 static json_t *device_document(const struct nics *nics, size_t i)
 {
     const struct nics_device *device = &nics->devices[i];
-    json_t *part = json_pack(
-        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b}", "device", text(device->label), "nic", text(device->nic), "port",
-        device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
-        device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
-        device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there);
 
-    json_object_set_new(part, "total", sums(nics, i, true));
-    json_object_set_new(part, "moved", has_period(nics) ? sums(nics, i, false) : json_null());
-    json_object_set_new(part, "sent_gbs", rate(nics, i, COUNTER_SENT));
-    json_object_set_new(part, "received_gbs", rate(nics, i, COUNTER_RECEIVED));
-    json_object_set_new(part, "load",
-                        has_period(nics) && device->rate_gbps > 0 ? json_real(load(nics, i)) : json_null());
-    json_object_set_new(part, "counters", counters_of(nics, i));
-    return part;
+    return json_pack(
+        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b, s:o, s:o?, s:o, s:o, s:o?, s:o}", "device", text(device->label), "nic",
+        text(device->nic), "port", device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
+        device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
+        device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there,
+        "total", sums(nics, i, true), "moved", has_period(nics) ? sums(nics, i, false) : NULL, "sent_gbs",
+        rate(nics, i, COUNTER_SENT), "received_gbs", rate(nics, i, COUNTER_RECEIVED), "load",
+        has_period(nics) && device->rate_gbps > 0 ? json_real(load(nics, i)) : NULL, "counters", counters_of(nics, i));
 }
 
 static json_t *command_document(const struct nics_command *command)
@@ -209,22 +204,22 @@ json_t *nics_document(const struct nics *nics, const struct nics_command *comman
 
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(devices, device_document(nics, i));
-    json_object_set_new(document, "mode", json_string(command ? "command" : "boot"));
-    json_object_set_new(document, "verdict", text(verdict->text));
-    json_object_set_new(document, "uneven", json_boolean(verdict->is_uneven));
-    json_object_set_new(document, "faults", faults_of(verdict));
-    json_object_set_new(document, "seconds", has_period(nics) ? json_real(seconds(nics)) : json_null());
-    json_object_set_new(document, "command", command ? command_document(command) : json_null());
-    json_object_set_new(document, "devices", devices);
-    json_object_set_new(document, "notes", make_notes(nics));
+    json_object_update_new(document, json_pack("{s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "mode",
+                                               command ? "command" : "boot", "verdict", text(verdict->text), "uneven",
+                                               verdict->is_uneven, "faults", faults_of(verdict), "seconds",
+                                               has_period(nics) ? json_real(seconds(nics)) : json_null(), "command",
+                                               command ? command_document(command) : json_null(), "devices", devices,
+                                               "notes", make_notes(nics)));
     return document;
 }
 
 /* --- text --- */
 
-void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES])
+/* "0,1": the GPUs that use the device. */
+#define GPUS_BYTES (TOPO_MAX_GPUS * 4)
+static void write_gpus(const struct nics_device *device, char ret_text[GPUS_BYTES])
 {
-    struct text text = text_in(ret_text, NICS_GPUS_BYTES);
+    struct text text = text_in(ret_text, GPUS_BYTES);
 
     for (int i = 0; i < device->n_gpus; i++)
         text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
@@ -243,10 +238,10 @@ static json_t *table_row(const struct nics *nics, size_t i, const json_t *device
 {
     const json_t *sums = json_object_get(device, values);
     json_t *row = json_copy((json_t *)device);
-    char gpus[NICS_GPUS_BYTES];
+    char gpus[GPUS_BYTES];
 
     json_object_update(row, (json_t *)sums);
-    nics_gpus_text(&nics->devices[i], gpus);
+    write_gpus(&nics->devices[i], gpus);
     json_object_set_new(row, "gpus", out_text(gpus));
     if (json_is_number(json_object_get(device, "load")))
         json_object_set_new(row, "load", json_real(100 * json_number(device, "load")));
@@ -374,11 +369,11 @@ static void print_label(FILE *stream, const char *name, const char *value)
 
 static void print_labels(FILE *stream, const struct nics_device *device)
 {
-    char port[16] = "", gpus[NICS_GPUS_BYTES];
+    char port[16] = "", gpus[GPUS_BYTES];
 
     if (device->counter.rdma)
         snprintf(port, sizeof(port), "%d", device->counter.port);
-    nics_gpus_text(device, gpus);
+    write_gpus(device, gpus);
     fputc('{', stream);
     print_label(stream, "device", device->nic);
     fputc(',', stream);

@@ -351,22 +351,14 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
                              double seconds)
 {
     json_t *document = out_document(cmd->name);
+    const char *result = run->code == CMD_FINE ? "works" : run->code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 
-    json_object_set_new(document, "date", out_time(time(NULL)));
-    json_object_set_new(document, "result",
-                        out_text(run->code == CMD_FINE          ? "works"
-                                 : run->code == CMD_UNSUPPORTED ? "unsupported"
-                                                                : "failed"));
-    json_object_set_new(document, "verdict", out_text(verdict));
-    json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
-    json_object_set_new(document, "command", make_command(run));
-    json_object_set_new(document, "seconds", json_real(seconds));
-    json_object_set(document, "machine", machine);
-    json_object_set_new(document, "gpu_note", gpu_note(run, machine));
-    json_object_set(document, "suites", run->suites);
-    json_object_set(document, "not_run", run->not_run);
-    json_object_set(document, "bench", run->bench ? run->bench : json_null());
-    json_object_set_new(document, "bench_missing", run->bench ? json_null() : out_text(run->bench_missing));
+    json_object_update_new(document, json_pack("{s:o, s:s, s:o, s:I, s:o, s:f, s:O, s:o, s:O, s:O, s:O?, s:o?}", "date",
+                                               out_time(time(NULL)), "result", result, "verdict", out_text(verdict),
+                                               "seed", (json_int_t)run->seed, "command", make_command(run), "seconds",
+                                               seconds, "machine", machine, "gpu_note", gpu_note(run, machine),
+                                               "suites", run->suites, "not_run", run->not_run, "bench", run->bench,
+                                               "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
     return document;
 }
 
