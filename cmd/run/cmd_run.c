@@ -17,6 +17,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -362,6 +363,19 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     return document;
 }
 
+/* With as many digits as files have, so that the page that 'epkit report' makes of them is the same. Consumes it. */
+static json_t *as_written(json_t *document)
+{
+    char *text = json_dumps(document, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_t *written = text ? json_loads(text, 0, NULL) : NULL;
+
+    free(text);
+    if (!written)
+        return document;
+    json_decref(document);
+    return written;
+}
+
 /* The text table: the matrices, then the measurements with the most tokens. */
 static void print_table(const struct run *run)
 {
@@ -418,7 +432,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     bool written;
 
     make_verdict(run, verdict, sizeof(verdict));
-    document = make_document(cmd, run, machine, verdict, seconds);
+    document = as_written(make_document(cmd, run, machine, verdict, seconds));
     progress_update(0, 0, "writing the report");
     written = report_write_results(options->output, document, run->code, seconds);
     progress_stop();
