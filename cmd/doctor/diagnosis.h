@@ -30,9 +30,6 @@ int diagnosis_exit(const struct diagnosis *diagnosis);
 
 /* --- expected.c --- */
 
-/* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
-void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
-
 /* --- doctor_text.c --- */
 
 /* The first sentence of the output. */
