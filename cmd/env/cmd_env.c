@@ -198,8 +198,6 @@ static json_t *env_findings(const struct doctor_machine *machine)
     return rows;
 }
 
-/* --- the command --- */
-
 struct env_options {
     struct inspect_options inspect;
     int format;

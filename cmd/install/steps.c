@@ -104,8 +104,6 @@ static ep_status conflicts_check(const struct recipe *recipe)
     return EP_OK;
 }
 
-/* --- arguments --- */
-
 #define BUDGET_MAX_S (6 * 3600)
 #define DEADLINE_BUDGETS 4
 #define DEADLINE_MIN_S 60
