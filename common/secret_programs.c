@@ -4,7 +4,6 @@
 #include "secrets.h"
 #include "text.h"
 
-
 #define COMMAND_BYTES 256 /* how far the words of one command are looked for */
 
 /*
