@@ -4,7 +4,6 @@
 #include "redact.h"
 #include "text.h"
 
-
 static bool ends_with(const char *name, const char *end)
 {
     size_t length = strlen(name), n = strlen(end);
