@@ -68,7 +68,6 @@ static void end(struct capture *capture)
 {
     process_close(&capture->process);
     process_close_fd(&capture->pidfd);
-    capture->elapsed_ns = (int64_t)(ep_now_ns() - capture->started_ns);
     capture->process.pid = 0;
 }
 

@@ -24,10 +24,9 @@ struct capture {
     bool (*is_interrupted)(void); /* when it returns true, the program is killed as at its deadline; NULL: never */
 
     /* Results: */
-    int start_error; /* errno of the start; 0: it ran */
-    bool late;       /* killed at its deadline */
-    int status;      /* of waitpid(), if it ran and ended by itself */
-    int64_t elapsed_ns;
+    int start_error;                   /* errno of the start; 0: it ran */
+    bool late;                         /* killed at its deadline */
+    int status;                        /* of waitpid(), if it ran and ended by itself */
     struct capture_text output, error; /* standard output and standard error */
 
     /* While it runs: */

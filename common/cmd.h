@@ -80,13 +80,13 @@ struct opt {
     }
 
 struct cmd_example {
-    const char *command; /* as typed, starts with "epkit"; the list ends with NULL */
+    const char *command; /* as typed, starts with "epkit"; NULL after the last one */
     const char *text;
 };
 
 struct cmd_exit_text {
-    int code; /* ascending; the list ends with text NULL */
-    const char *text;
+    int code;         /* ascending */
+    const char *text; /* NULL after the last one */
 };
 
 struct cmd_call;
@@ -101,13 +101,13 @@ struct cmd {
     const char *name;
     const char *args; /* positional arguments in the usage line; "" if none */
     int min_args, max_args;
-    const char *const *arg_choices; /* values of the first one, ends with NULL; NULL: anything */
-    const char *summary;            /* one line, no full stop */
-    const char *description;        /* paragraphs divided by an empty line */
-    const struct opt *options;      /* NULL: --help only */
-    size_t options_bytes;           /* size of the command's options struct */
-    const struct cmd_example *examples;
-    const struct cmd_exit_text *exits;
+    const char *const *arg_choices;  /* values of the first one, ends with NULL; NULL: anything */
+    const char *summary;             /* one line, no full stop */
+    const char *description;         /* paragraphs divided by an empty line */
+    const struct opt *options;       /* NULL: --help only */
+    size_t options_bytes;            /* size of the command's options struct */
+    struct cmd_example examples[10]; /* at most nine */
+    struct cmd_exit_text exits[10];  /* at most nine */
     int (*run)(const struct cmd *cmd, const struct cmd_call *call);
     unsigned flags;
 };

@@ -4,8 +4,6 @@
 #include "secrets.h"
 #include "text.h"
 
-#include <stdlib.h>
-
 #define COMMAND_BYTES 256 /* how far the words of one command are looked for */
 
 /*

@@ -4,8 +4,6 @@
 #include "redact.h"
 #include "text.h"
 
-#include <stdlib.h>
-
 static bool ends_with(const char *name, const char *end)
 {
     size_t length = strlen(name), n = strlen(end);

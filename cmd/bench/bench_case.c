@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_case.h"
-#include "mpirun.h"
 
 #include "backend/cuda/module.h"
 #include "base/error.h"
+#include "base/module.h"
+#include "common/launcher_env.h"
+#include "common/output.h"
+#include "common/ranks/ranks_internal.h"
 
 #include <ctype.h>
 #include <dirent.h>
-#include <fcntl.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -364,6 +367,51 @@ static int run_footprint(struct bench_case *bench)
     return 0;
 }
 
+/* --- MPI, for its all-to-all --- */
+
+#define MODULE_FILE "libepkit-bench-mpi.so"
+
+/* RTLD_GLOBAL: plugins of MPI need its symbols. */
+static ep_status load_mpi(const struct bench_mpi_module **ret_module)
+{
+    const void *table = NULL;
+
+    EP_TRY(ep_module_load(MODULE_FILE, RTLD_GLOBAL, BENCH_MPI_SYMBOL, BENCH_MPI_ABI, &table));
+    *ret_module = table;
+    return EP_OK;
+}
+
+static ep_status all_succeeded(struct ranks_ctx *ctx, ep_status own, bool *ret_all)
+{
+    int64_t n = own == EP_OK;
+
+    if (own != EP_OK && ctx->rank == 0)
+        out_warning("MPI_Alltoallv is not measured: %s", ep_last_error());
+    EP_TRY(bench_sum(ctx, &n, sizeof(n)));
+    *ret_all = n == ctx->nranks;
+    return EP_OK;
+}
+
+/*
+ * MPI, initialised; NULL if MPI_Alltoallv is not to be measured, or one of the ranks cannot. The same on all ranks.
+ */
+static ep_status start_mpi(struct ranks_ctx *ctx, const struct bench_request *request,
+                           const struct bench_mpi_module **ret_mpi)
+{
+    const struct bench_mpi_module *mpi = NULL;
+    bool all;
+
+    *ret_mpi = NULL;
+    if (!request->baselines || ctx->memory || ranks_world_rank() < 0 || !ranks_env_is_mpirun())
+        return EP_OK;
+    /* MPI_Init() waits for all ranks. */
+    EP_TRY(all_succeeded(ctx, load_mpi(&mpi), &all));
+    if (all)
+        EP_TRY(all_succeeded(ctx, mpi->start(ctx->rank, ctx->nranks), &all));
+    *ret_mpi = all ? mpi : NULL;
+    return EP_OK;
+}
+
 /* --- a request, on every rank --- */
 
 static void emit_step(struct ranks_ctx *ctx, int done, int total, const char *what, int tokens)
@@ -430,7 +478,7 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
     if (status == EP_OK && ctx->gpu)
         status = ctx->gpu->set_sms(ctx->comm, request.sms);
     if (status == EP_OK)
-        status = bench_mpi_start(ctx, &request, &mpi);
+        status = start_mpi(ctx, &request, &mpi);
     if (status != EP_OK)
         return ranks_emit_error(ctx, status, "benchmark");
     if (ctx->rank == 0)

@@ -2,11 +2,10 @@
 /*
  * bench_case.h - internals of the benchmark on the ranks.
  *
- *   bench_case.c  the request; buffers and routes of one configuration; memory of the library
+ *   bench_case.c  the request; buffers and routes of one configuration; memory of the library; MPI
  *   bench_ops.c   dispatch, combine, plans, and their baselines      lowlat.c  the low-latency layout
  *   bench_verify.c  contents, comparison with the reference          naive.c   MPI's all-to-all
  *   rounds.c      rounds, statistics, rates, and measurements as JSON
- *   mpirun.c      ranks under MPI, for its all-to-all
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H

@@ -6,11 +6,9 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
-#include "common/ranks/gpu.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "host.h"
-#include "mpirun.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -454,22 +452,20 @@ const struct cmd command_bench = {
     .options = bench_table,
     .options_bytes = sizeof(struct bench_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit bench", "8 ranks with the shape of DeepSeek-V3."},
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
             {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
             {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "The model of ideal machines."},
             {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "measured, and all results were correct"},
             {CMD_FAILED, "a rank failed, or a result was wrong"},
             {CMD_USAGE, "wrong usage; no rank was started"},
             {CMD_UNSUPPORTED, "the library cannot do this on this machine"},
-            {0, NULL},
         },
     .run = cmd_bench,
     .flags = CMD_RANKS,

@@ -7,7 +7,6 @@
 #include "common/progress.h"
 #include "common/ranks/ranks_internal.h"
 #include "host.h"
-#include "mpirun.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -42,7 +42,5 @@ void check_pods(struct check *check);          /* refusals by controllers and th
 void check_queue(struct check *check);         /* messages of Kueue */
 void check_nodes(struct check *check);         /* messages of the scheduler */
 void check_prerequisites(struct check *check); /* what any job needs on GKE: pool, driver, NICs */
-void check_site(struct check *check);          /* requirements on GKE, missing features that affect performance */
-void check_answers(struct check *check);       /* answers of the API server to dry runs */
-
+void check_site(struct check *check);
 #endif

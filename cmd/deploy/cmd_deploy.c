@@ -313,7 +313,7 @@ const struct cmd command_deploy = {
     .options = deploy_table,
     .options_bytes = sizeof(struct deploy_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit deploy check --gpus 16 --queue a4", "Would 16 GPUs be admitted by queue a4?"},
             {"epkit deploy check -f job.yaml", "Check a rendered chart, or any JobSet, LeaderWorkerSet or Job."},
             {"epkit deploy check --prerequisites", "What does this cluster lack for 16 GPUs by queue a4?"},
@@ -322,17 +322,15 @@ const struct cmd command_deploy = {
             {"epkit deploy check --gpus 16 --save cluster.json", "Save the data read from the cluster."},
             {"epkit deploy check -f job.yaml --from cluster.json --json", "Check against the saved data, as JSON."},
             {"epkit deploy why my-job -n team", "What does the job wait for?"},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "check: no finding; why: the job runs, or is complete"},
             {CMD_FAILED, "the cluster does not answer, too little could be read of it, or a file could not be written"},
             {CMD_USAGE, "wrong usage, a file that cannot be used, or no such job"},
             {CMD_FINDINGS, "check: the cluster will refuse the job, or it has to wait; why: it is held up, or failed"},
             {CMD_UNSUPPORTED, "there is no kubectl"},
             {CMD_NOT_KNOWN, "why: the job does not run, and the cluster gives no reason"},
-            {0, NULL},
         },
     .run = cmd_deploy,
 };

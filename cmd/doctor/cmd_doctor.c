@@ -359,7 +359,7 @@ const struct cmd command_doctor = {
     .options = doctor_table,
     .options_bytes = sizeof(struct doctor_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit doctor", "Check this machine."},
             {"epkit doctor --only nic,driver --verbose", "Run two groups of checks and list each."},
             {"epkit doctor --explain one-nic", "Explain a failure mode."},
@@ -368,17 +368,15 @@ const struct cmd command_doctor = {
             {"epkit doctor --expect node.json", "Also report expected devices that are missing."},
             {"epkit doctor --fix", "Fix what can be fixed safely."},
             {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "nothing was found"},
             {CMD_FAILED, "the machine could not be read, a fix failed, or a node did not answer"},
             {CMD_USAGE, "wrong usage"},
             {CMD_FINDINGS, "something was found, something is missing for a library, or nodes differ"},
             {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC to check, or --stacks does not know the library"},
             {CMD_NOT_KNOWN, "nothing was found, but a check that could not be completed leaves the verdict open"},
-            {0, NULL},
         },
     .run = cmd_doctor,
 };

@@ -30,9 +30,6 @@ int diagnosis_exit(const struct diagnosis *diagnosis);
 
 /* --- expected.c --- */
 
-/* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
-void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes);
-
 /* --- doctor_text.c --- */
 
 /* The first sentence of the output. */
@@ -47,9 +44,6 @@ void diagnosis_explain(const struct doctor_check *check);
 
 /* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
-
-/* Prints "    label  command": commands are pasted, so their lines are not wrapped. */
-void diagnosis_print_command(const char *label, const char *command);
 
 const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
 const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */

@@ -2,13 +2,201 @@
 /* cmd_env.c - epkit env: writes the right environment for a machine, or checks an environment. */
 #include "cmd/inspect.h"
 #include "common/cmd.h"
+#include "common/inherited.h"
 #include "common/output.h"
 #include "common/shell.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"
 #include "machine/doctor/machine_nvshmem.h"
+#include "machine/doctor/nccl_variables.h"
 
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* --- a command with the advised environment --- */
+
+#define EXIT_CANNOT_EXECUTE 126
+#define EXIT_NO_COMMAND 127
+
+static const char *own_env(void *unused, const char *name)
+{
+    (void)unused;
+    return getenv(name);
+}
+
+/* Launchers: a library preloaded into one is loaded by everything that it starts. */
+static bool is_launcher(char **command)
+{
+    if (text_is_any(text_base(command[0]),
+                    TEXTS("mpirun", "mpiexec", "orterun", "prterun", "srun", "sbatch", "salloc", "ssh", "pdsh", "flux",
+                          "jsrun", "torchrun", "deepspeed", "docker", "podman", "kubectl")))
+        return true;
+    /* python3 -m torch.distributed.run is torchrun */
+    for (; command[0] && command[1]; command++)
+        if (strcmp(command[0], "-m") == 0 &&
+            text_is_any(command[1], TEXTS("torch.distributed.run", "torch.distributed.launch")))
+            return true;
+    return false;
+}
+
+static bool prepend(struct source *source, const char *name, const char *value)
+{
+    const char *current = getenv(name);
+    const char *path = advice_prepend(source, value, current ? current : "");
+
+    if (!*path)
+        errno = ENOMEM;
+    return *path && setenv(name, path, 1) == 0;
+}
+
+/* The library has to exist on the machine that runs the command, or ld.so complains in each process. */
+static bool preload_is_wanted(const struct advice_row *row, char **command)
+{
+    if (is_launcher(command)) {
+        out_warning("%s is left out: %s would load the library too, and whatever it starts", row->name,
+                    text_base(command[0]));
+        out_hint("put 'epkit env --' in front of the program: %s ... epkit env -- PROGRAM", text_base(command[0]));
+        return false;
+    }
+    if (access(row->value, R_OK) != 0) {
+        out_warning("%s is left out: %s is not on this machine", row->name, row->value);
+        return false;
+    }
+    return true;
+}
+
+static bool apply(struct source *source, const struct advice_row *row, int gpu, char **command)
+{
+    if (row->unset)
+        return unsetenv(row->name) == 0;
+    if (row->scope == ADVICE_RANK)
+        return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
+    if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
+        return true;
+    return row->prepend ? prepend(source, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
+}
+
+/*
+ * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
+ * do: 127 if there is no such command, 126 if it cannot be executed.
+ */
+static int env_execute(const struct env_script *script, char **command)
+{
+    int gpu = advice_gpu_of(script->topo, own_env, NULL);
+    int error;
+
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (!apply(script->topo->source, row, gpu, command)) {
+            out_error("%s could not be set: %s", row->name, strerror(errno));
+            return CMD_FAILED;
+        }
+    }
+    fflush(stdout);
+    inherited_restore();
+    execvp(command[0], command);
+    error = errno;
+    out_error("%s cannot be executed: %s", command[0], strerror(error));
+    return error == ENOENT ? EXIT_NO_COMMAND : EXIT_CANNOT_EXECUTE;
+}
+
+/* --- what the doctor's checks find --- */
+
+/* Checks that compare variables with the machine; the audit has no rows for what they find. */
+static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
+                                     "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
+                                     "net-plugin",    "rendezvous", "hca-lists",     "topology-file",
+                                     "dmabuf-off",    "host-name",  "rdmav-drivers"};
+
+static bool is_set(const struct doctor_machine *machine, const char *name)
+{
+    return source_env(machine->source, name) || *machine_nccl_value(machine, name, NULL);
+}
+
+/* The variable that a finding is about, if it is set: the one to unset, one that the text names, or the first. */
+static const char *variable_of(const struct doctor_machine *machine, const struct doctor_result *result)
+{
+    const char *name = NULL;
+
+    if (strncmp(result->fix, "unset ", 6) == 0)
+        name = source_printf(machine->source, "%.*s", (int)strcspn(result->fix + 6, " \n"), result->fix + 6);
+    for (int named = 1; named >= 0; named--)
+        for (int i = 0; i < result->n_evidence && !(name && is_set(machine, name)); i++)
+            if (!named || strstr(result->text, result->evidence[i].where))
+                name = result->evidence[i].where;
+    return name && is_set(machine, name) ? name : NULL;
+}
+
+/* What the finding says of this variable: its evidence is "VALUE: WHY" where it has a reason of its own. */
+static const char *text_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
+{
+    const char *value = machine_nccl_value(machine, name, NULL);
+    size_t n = strlen(value);
+
+    for (int i = 0; i < result->n_evidence && !strstr(result->text, name); i++)
+        if (strcmp(result->evidence[i].where, name) == 0 && strncmp(result->evidence[i].what, value, n) == 0 &&
+            strncmp(result->evidence[i].what + n, ": it ", 5) == 0)
+            return source_printf(machine->source, "%s %s", name, result->evidence[i].what + n + 5);
+    return result->text;
+}
+
+static json_t *row_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
+{
+    const struct advice_row *advice = advice_find(machine->advice, name);
+    bool is_serious = result->severity == DOCTOR_ERROR;
+    const char *advised = advice && !advice->unset && advice->scope == ADVICE_NODE ? advice->value : NULL;
+    char text[4096];
+    size_t n = (size_t)snprintf(text, sizeof(text), "%s.%s%s", text_of(machine, result, name),
+                                *result->advice ? " " : "", result->advice);
+
+    if (n < sizeof(text) && advised)
+        snprintf(text + n, sizeof(text) - n, " Set it to %s.", advised);
+    else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0 && !strstr(result->advice, "unset"))
+        snprintf(text + n, sizeof(text) - n, " Unset it.");
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value",
+                     out_text(machine_nccl_value(machine, name, NULL)), "kind", is_serious ? "harmful" : "differs",
+                     "verdict", is_serious ? "harmful" : "not as advised", "advised",
+                     advised ? out_text(advised) : json_null(), "text", out_text(text));
+}
+
+/* Does a command of the finding set or unset the variable? */
+static bool is_mended(const struct doctor_result *result, const char *name)
+{
+    size_t n = strlen(name);
+
+    for (const char *at = result->fix; (at = strstr(at, name)); at += n)
+        if (at > result->fix && at[-1] == ' ' && strchr(" \n=", at[n]))
+            return true;
+    return false;
+}
+
+/* What checks find about variables that are set, as rows of --check: "kind" is "harmful" or "differs". */
+static json_t *env_findings(const struct doctor_machine *machine)
+{
+    json_t *rows = json_array();
+
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
+        struct doctor_result result;
+        const char *name;
+
+        doctor_run(machine, doctor_find(checks[i]), &result);
+        name = result.outcome == DOCTOR_FOUND ? variable_of(machine, &result) : NULL;
+        if (name)
+            json_array_append_new(rows, row_of(machine, &result, name));
+        /* One fault in several variables. */
+        for (int k = 0; name && k < result.n_evidence; k++) {
+            const char *other = result.evidence[k].where;
+
+            if (strcmp(other, name) != 0 && is_set(machine, other) && is_mended(&result, other))
+                json_array_append_new(rows, row_of(machine, &result, other));
+        }
+    }
+    return rows;
+}
 
 struct env_options {
     struct inspect_options inspect;
@@ -316,15 +504,14 @@ const struct cmd command_env = {
     .options = env_table,
     .options_bytes = sizeof(struct env_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"eval \"$(epkit env)\"", "Set it in this shell."},
             {"mpirun -n 16 epkit env -- python3 train.py", "Each rank with its own NIC and the right NVSHMEM."},
             {"epkit env --format k8s >env.yaml", "For the container of a pod."},
             {"epkit env --check --pid 4711", "What is wrong with the environment of a process that runs."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "written, or the environment is right; with a command its own exit status"},
             {CMD_FAILED, "the machine or the environment could not be read"},
             {CMD_USAGE, "wrong usage"},
@@ -332,7 +519,6 @@ const struct cmd command_env = {
             {CMD_UNSUPPORTED, "there is neither a GPU nor a NIC"},
             {126, "the command cannot be executed"},
             {127, "there is no such command"},
-            {0, NULL},
         },
     .run = cmd_env,
     .flags = CMD_TAKES_PROGRAM,

@@ -19,24 +19,10 @@ struct env_script {
     const struct topo *topo;
 };
 
-/* "# <text>" in lines of at most 120 characters. */
-void env_comment(FILE *stream, const char *text);
-
 /* Writes the rows as text. */
 void env_write(FILE *stream, const struct env_script *script, enum env_format format);
-/* A script to source, or one whose output Slurm takes as the environment of a task. */
-void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog);
 
 /* An array with one object for each row. A new reference. */
 json_t *env_json(const struct env_script *script);
-
-/* What checks find about variables that are set, as rows of --check: "kind" is "harmful" or "differs". */
-json_t *env_findings(const struct doctor_machine *machine);
-
-/*
- * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
- * do: 127 if there is no such command, 126 if it cannot be executed.
- */
-int env_execute(const struct env_script *script, char **command);
 
 #endif

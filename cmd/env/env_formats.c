@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* env_formats.c - the advice in the formats of container engines and Kubernetes, and as JSON. */
+/* env_formats.c - the advice in each format: variables of a shell, YAML of Kubernetes, JSON. */
+#include "common/clean.h"
+#include "common/embedded.h"
 #include "common/output.h"
+#include "common/shell.h"
 #include "env.h"
 
 #include <string.h>
@@ -9,7 +12,8 @@
 
 const char *const env_format_names[] = {"sh", "docker", "k8s", "slurm", NULL};
 
-void env_comment(FILE *stream, const char *text)
+/* "# <text>" in lines of at most 120 characters. */
+static void env_comment(FILE *stream, const char *text)
 {
     while (*text) {
         int n = (int)strcspn(text, "\n");
@@ -97,6 +101,200 @@ static void write_list(FILE *stream, const struct env_script *script, bool is_k8
     if (n == 0 && is_k8s)
         fputs("[]\n", stream);
 }
+
+/* --- a script for a shell --- */
+
+extern const struct embedded env_shell[];
+
+/* A part of the script, without the comments in front of the first empty line. */
+static const char *part(const char *name)
+{
+    const struct embedded *file = env_shell;
+
+    while (strcmp(file->name, name) != 0)
+        file++;
+    return strstr(file->text, "\n\n") + 2;
+}
+
+/* Only if the device files of all GPUs are known and accessible: otherwise the numbers are not those of the node. */
+static bool knows_files(const struct topo *topo)
+{
+    for (int i = 0; i < topo->n_gpus; i++)
+        if (topo->gpus[i].minor < 0)
+            return false;
+    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0;
+}
+
+static void write_open(FILE *stream, const struct topo *topo)
+{
+    const char *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
+
+    if (!knows_files(topo))
+        return;
+    fprintf(stream, "%.*s", (int)(pairs - text), text);
+    for (int i = 0; i < topo->n_gpus; i++)
+        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
+    fputs(pairs + strlen(" @PAIRS@"), stream);
+}
+
+/* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
+static void write_rank(FILE *stream, const struct topo *topo)
+{
+    const char *word = "if";
+
+    fputs("_epkit_rank='' _epkit_size=''\n", stream);
+    for (const struct advice_launcher *launcher = advice_launchers; launcher->rank; launcher++) {
+        fprintf(stream, "%s [ -n \"${%s-}\" ]", word, launcher->rank);
+        if (launcher->size_is_required)
+            fprintf(stream, " && [ -n \"${%s-}\" ]", launcher->size);
+        fprintf(stream, "; then\n    _epkit_rank=$%s _epkit_size=${%s-}\n", launcher->rank, launcher->size);
+        word = "elif";
+    }
+    fputs("fi\n", stream);
+    fputs(part("rank"), stream);
+    write_open(stream, topo);
+}
+
+static const char script_use[] =
+    "Source it in sh, bash or zsh: '. ./FILE' or 'eval \"$(epkit env)\"'. It may be sourced again.";
+static const char prolog_use[] =
+    "For 'srun --task-prolog=FILE PROGRAM' (make it executable), or as TaskProlog of slurm.conf: Slurm runs it before "
+    "each task and takes the lines that it prints as the task's environment. Exports in a batch script would not do: "
+    "it runs once, on the first node, and srun hands one environment to all tasks.";
+static const char rank_text[] =
+    "These differ from rank to rank, and a rank is known by the variables of its launcher: torchrun, Open MPI, Intel "
+    "MPI, PMI, Slurm. Where this script is read before the ranks are started they stay as they are; start each rank "
+    "with 'epkit env -- PROGRAM' instead, between the launcher and the program. A program that starts its ranks itself "
+    "needs DEEP_EP_DEVICE_TO_HCA_MAPPING, where its DeepEP reads that, or has to set them before it initialises "
+    "NVSHMEM.";
+
+/* One script exports the variables, a prolog prints them: Slurm takes all after '=' literally. */
+static void write_export(FILE *stream, const char *name, bool is_prolog)
+{
+    fprintf(stream, is_prolog ? "printf 'export %s=%%s\\n' " : "export %s=", name);
+}
+
+static void write_unset(FILE *stream, const char *name, bool is_prolog)
+{
+    fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", name);
+}
+
+/* Writes a row that is the same for all ranks. */
+static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    if (row->unset) {
+        write_unset(stream, row->name, is_prolog);
+    } else if (row->prepend) {
+        fputs("_epkit_prepend ", stream);
+        shell_write(stream, row->value);
+        fprintf(stream, " \"${%s-}\"\n", row->name);
+        write_export(stream, row->name, is_prolog);
+        fputs("\"$_epkit_path\"", stream);
+    } else {
+        write_export(stream, row->name, is_prolog);
+        shell_write(stream, row->value);
+    }
+    putc('\n', stream);
+}
+
+static void write_cases(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    fputs("case $_epkit_gpu in\n", stream);
+    for (int gpu = 0; gpu < row->n_values; gpu++) {
+        fprintf(stream, is_prolog ? "%d)\n    " : "%d) ", gpu);
+        write_export(stream, row->name, is_prolog);
+        shell_write(stream, row->values[gpu]);
+        fputs(is_prolog ? "\n    ;;\n" : " ;;\n", stream);
+    }
+    fputs("esac\n", stream);
+}
+
+static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_prolog)
+{
+    if (!knows_files(topo))
+        return;
+    fputs("# These count by the numbers of the node.\nif [ -n \"${_epkit_some-}\" ]; then ", stream);
+    write_unset(stream, "DEEP_EP_DEVICE_TO_HCA_MAPPING", is_prolog);
+    fputs("; ", stream);
+    write_unset(stream, "EPKIT_VERBS_DEVICE", is_prolog);
+    fputs("; fi\n", stream);
+}
+
+static void write_ranks(FILE *stream, const struct env_script *script, bool is_prolog)
+{
+    putc('\n', stream);
+    if (!is_prolog)
+        env_comment(stream, rank_text);
+    write_rank(stream, script->topo);
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (row->scope != ADVICE_RANK)
+            continue;
+        env_comment(stream, row->reason);
+        write_cases(stream, row, is_prolog);
+    }
+    write_mapping_end(stream, script->topo, is_prolog);
+    if (!is_prolog)
+        fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
+}
+
+static void write_preload(FILE *stream, const struct advice_row *row, bool is_prolog)
+{
+    if (is_prolog) {
+        fprintf(stream,
+                "# %s=%s is not for shells and launchers: where the task is the program itself, start it by\n"
+                "#     srun --task-prolog=FILE epkit env -- PROGRAM\n",
+                row->name, row->value);
+        return;
+    }
+    env_comment(stream,
+                "It is not exported: shells, launchers and ssh would load it too. 'epkit_preload PROGRAM' starts one "
+                "program with it. EPKIT_PRELOAD records this for child shells and 'epkit doctor'.");
+    write_row(stream, &(struct advice_row){.name = "EPKIT_PRELOAD", .value = row->value}, false);
+    fputs(part("preload"), stream);
+}
+
+/* Whether there are rows of that scope, or, `prepend`, those of it that are put in front of what is there. */
+static bool has_rows(const struct env_script *script, enum advice_scope scope, bool prepend)
+{
+    for (int i = 0; i < script->advice->n; i++)
+        if (script->advice->rows[i].scope == scope && script->advice->rows[i].prepend >= prepend)
+            return true;
+    return false;
+}
+
+/* A script to source, or one whose output Slurm takes as the environment of a task. */
+static void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
+{
+    bool prepends = has_rows(script, ADVICE_NODE, true);
+    char machine[128];
+
+    text_clean(script->machine, machine, sizeof(machine));
+    fprintf(stream, "%s# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n",
+            is_prolog ? "#!/bin/sh\n" : "", machine);
+    env_comment(stream, is_prolog ? prolog_use : script_use);
+    if (prepends)
+        fputs(part("prepend"), stream);
+    for (int i = 0; i < script->advice->n; i++) {
+        const struct advice_row *row = &script->advice->rows[i];
+
+        if (row->scope == ADVICE_RANK)
+            continue;
+        putc('\n', stream);
+        env_comment(stream, row->reason);
+        if (row->scope == ADVICE_PROGRAM)
+            write_preload(stream, row, is_prolog);
+        else
+            write_row(stream, row, is_prolog);
+    }
+    if (has_rows(script, ADVICE_RANK, false))
+        write_ranks(stream, script, is_prolog);
+    if (prepends && !is_prolog)
+        fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);
+}
+
+/* --- the other formats --- */
 
 void env_write(FILE *stream, const struct env_script *script, enum env_format format)
 {

@@ -166,16 +166,14 @@ const struct cmd command_completion = {
     .summary = "print a completion script for a shell",
     .description = "Prints a script that teaches a shell to complete epkit's commands, options and their values.",
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit completion bash > /etc/bash_completion.d/epkit", "Complete in bash, for all users."},
             {"source <(epkit completion zsh)", "Complete in the running zsh, after compinit."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "the script was printed"},
             {CMD_USAGE, "no such shell"},
-            {0, NULL},
         },
     .run = cmd_completion,
 };

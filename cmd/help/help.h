@@ -11,11 +11,4 @@
 void help_all(FILE *stream);
 void help_command(FILE *stream, const struct cmd *cmd);
 
-/* Sources of the man pages epkit(1) and epkit-COMMAND(1), for scdoc. */
-void man_all(FILE *stream);
-void man_command(FILE *stream, const struct cmd *cmd);
-
-/* Range and default after an option's phrase in the help, such as " (1..64, default 8)". */
-void help_option_facts(const struct opt *opt, char *ret_text, size_t bytes);
-
 #endif

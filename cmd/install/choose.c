@@ -5,7 +5,6 @@
 #include "common/output.h"
 #include "install_output.h"
 
-#include <ctype.h>
 #include <dirent.h>
 #include <epkit/types.h>
 #include <errno.h>

@@ -393,17 +393,16 @@ const struct cmd command_install = {
     .options = install_table,
     .options_bytes = sizeof(struct install_cmd_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit install list", "List the recipes."},
             {"epkit install plan debian-tools", "What apply would do, and why."},
             {"epkit install apply debian-tools", "Apply it."},
             {"epkit install status", "Show the progress, while it runs or after a reboot."},
             {"epkit install plan gcp-b200-ubuntu2404 --root /mnt/node --json", "Check the disk of another machine."},
             {"epkit install uninstall debian-tools", "Remove what apply added."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "plan, uninstall: nothing to do; else: done"},
             {CMD_FAILED, "a step or a test failed, too many reboots, or another run is installing"},
             {CMD_USAGE,
@@ -411,7 +410,6 @@ const struct cmd command_install = {
              "applied; nothing was changed"},
             {CMD_FINDINGS, "plan, status: some steps are not done; verify: a test fails; apply: a reboot is needed"},
             {CMD_UNSUPPORTED, "the recipe is not for this machine; nothing was changed"},
-            {0, NULL},
         },
     .run = cmd_install,
 };

@@ -7,20 +7,164 @@
  */
 #include "base/clock.h"
 #include "base/error.h"
-#include "install.h"
-
 #include "common/clean.h"
+#include "common/dir.h"
 #include "common/file.h"
 #include "common/temporary.h"
+#include "install.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
+#include <regex.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+
+/*
+ * --- a systemd unit that resumes after a reboot or a power cut ---
+ *
+ * It is there from the first change until the installation is complete or has failed.
+ */
+
+#define UNIT_FOLDER "/etc/systemd/system"
+#define WANTS_FOLDER UNIT_FOLDER "/multi-user.target.wants"
+
+static void unit_names(const struct install *install, char ret_unit[256], char ret_link[256])
+{
+    snprintf(ret_unit, 256, UNIT_FOLDER "/epkit-install-%s.service", install->recipe->name);
+    snprintf(ret_link, 256, WANTS_FOLDER "/epkit-install-%s.service", install->recipe->name);
+}
+
+static ep_status unit_install(struct install *install)
+{
+    char unit[256], link_path[256], self[1024], *text = NULL;
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    /* "never" applies to later reboots as well. */
+    static const char *const reboots[] = {
+        [INSTALL_REBOOT_NOW] = "now", [INSTALL_REBOOT_SENTINEL] = "sentinel", [INSTALL_REBOOT_NEVER] = "never"};
+    size_t bytes;
+    FILE *file;
+    int error;
+
+    /* The unit of an earlier run would resume it as well. */
+    if (install->options.no_unit)
+        unit_remove(install);
+    if (!install->has_systemd || install->options.no_unit)
+        return EP_OK;
+    unit_names(install, unit, link_path);
+    if (n <= 0)
+        return ep_fail_errno(EP_E_SYSTEM, errno, "/proc/self/exe");
+    self[n] = '\0';
+    if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
+        return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
+    file = open_memstream(&text, &bytes);
+    if (!file)
+        return ep_fail(EP_E_MEMORY, "no memory");
+    fprintf(file,
+            "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
+            "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
+            "[Service]\nType=oneshot\nTimeoutStartSec=infinity\n"
+            "ExecStart=%s install resume %s --state %s --reboot %s\n"
+            "[Install]\nWantedBy=multi-user.target\n",
+            install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
+            reboots[install->options.reboot]);
+    error = fclose(file) == 0 ? temporary_save(unit, text, bytes, 0644) : ENOMEM;
+    free(text);
+    if (error)
+        return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
+    error = dir_link(unit, link_path);
+    if (error && error != EEXIST)
+        return ep_fail_errno(EP_E_SYSTEM, error, "%s", link_path);
+    sync();
+    return EP_OK;
+}
+
+void unit_remove(struct install *install)
+{
+    const char *reload[] = {"systemctl", "daemon-reload", NULL};
+    char unit[256], link_path[256];
+
+    if (!install->has_systemd)
+        return;
+    unit_names(install, unit, link_path);
+    unlink(link_path);
+    if (unlink(unit) == 0)
+        run_quietly(reload, 60);
+}
+
+/* --- the tests of the recipe --- */
+
+#define VERIFY_SECONDS 120
+#define OUTPUT_BYTES 65536
+
+static bool matches(const char *pattern, const char *output)
+{
+    regex_t regex;
+    bool found;
+
+    if (regcomp(&regex, pattern, REG_EXTENDED | REG_NOSUB | REG_NEWLINE) != 0)
+        return false;
+    found = regexec(&regex, output, 0, NULL, 0) == 0;
+    regfree(&regex);
+    return found;
+}
+
+/* The first line that is not empty, for the report. */
+static void first_line_of(const char *output, char ret_text[256])
+{
+    char line[256];
+
+    while (*output == '\n' || *output == ' ')
+        output++;
+    snprintf(line, sizeof(line), "%.*s", (int)strcspn(output, "\n"), output);
+    text_clean(line, ret_text, 256);
+}
+
+enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
+                                   size_t *ret_n)
+{
+    char *output = malloc(OUTPUT_BYTES);
+    size_t n = 0;
+    bool passed = true, is_interrupted = false;
+
+    if (!output)
+        return INSTALL_FAILED;
+    for (size_t i = 0; i < install->recipe->n_steps && !is_interrupted; i++) {
+        const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
+
+        for (size_t k = 0; k < step->n_verify && n < max && !step->skipped && !is_interrupted; k++) {
+            struct verify_result *result = &ret_results[n++];
+            int status;
+
+            result->step = step;
+            result->verify = &step->verify[k];
+            observe_begin(install->recipe, step, PHASE_VERIFY, "");
+            status = run_probe(install, step, result->verify->run, VERIFY_SECONDS, output, OUTPUT_BYTES);
+            first_line_of(output, result->text);
+            result->passed = status == 0;
+            if (status == 0 && !matches(result->verify->expect, output)) {
+                result->passed = false;
+                snprintf(result->text, sizeof(result->text), "its output does not match %.150s",
+                         result->verify->expect);
+            } else if (status < 0) {
+                snprintf(result->text, sizeof(result->text), "no answer within %d s", VERIFY_SECONDS);
+            } else if (status != 0 && !*result->text) {
+                snprintf(result->text, sizeof(result->text), "exit status %d", status);
+            }
+            passed = passed && result->passed;
+            is_interrupted = observe_is_interrupted();
+        }
+    }
+    free(output);
+    *ret_n = n;
+    if (is_interrupted)
+        return INSTALL_INTERRUPTED;
+    return passed ? INSTALL_FINE : INSTALL_FAILED;
+}
+
+/* --- applying --- */
 
 #define FETCH_TRIES 5
 #define FULL_BYTES 65536 /* with less than this free, a disk counts as full */

@@ -155,13 +155,13 @@ bool preflight_refuses(const struct install *install);
 /* May apply begin, by the results of the checks: do all variables have a value, and is the recipe for this machine? */
 enum install_result install_check(struct install *install);
 enum install_result install_apply(struct install *install);
+enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
+                                   size_t *ret_n);
+/* Removes the unit that resumes after a reboot. */
+void unit_remove(struct install *install);
 
 /* --- undo.c --- */
 enum install_result install_undo(struct install *install);
-
-/* --- recipe_verify.c --- */
-enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
-                                   size_t *ret_n);
 
 /* --- step_run.c: one script --- */
 
@@ -191,9 +191,5 @@ int run_quietly(const char *const *argv, int seconds);
 /* Runs shell text with the recipe's variables; returns up to `bytes` of its output. */
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
               size_t bytes);
-
-/* --- unit.c: going on after a reboot --- */
-ep_status unit_install(struct install *install);
-void unit_remove(struct install *install);
 
 #endif

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# shellcheck shell=sh disable=SC2154 # arg_KEY and file_*, written before each step (script.c)
+# shellcheck shell=sh disable=SC2154 # arg_KEY and file_*, written before each step (step_run.c)
 # prelude.sh - functions that the scripts of steps call; every script begins with them. epkit_fetch_TYPE and
 # epkit_apply_TYPE fetch and apply a step of a type, epkit_undo removes what any step has added.
 #

@@ -27,7 +27,7 @@
  *
  * @{NAME} stands for a version or a variable. In text that a shell runs (run, check, undo, script, verify) it is
  * refused: there each of them is a shell variable, "$prefix". No value can become code: values consist of the
- * characters of their kind (recipe_values.c), and shell variables are set from quoted text. In `expect` a value
+ * characters of their kind (recipe_variables.c), and shell variables are set from quoted text. In `expect` a value
  * matches literally. A build whose script uses other values than before is repeated.
  *
  * Everything is checked when a recipe is read; errors are reported as FILE:LINE: reason.
@@ -162,7 +162,7 @@ const char *variable_source_name(enum variable_source source);
 ep_status variables_replace(const struct recipe *recipe, const char *text, int line, bool is_pattern,
                             const char **ret_text);
 
-/* --- recipe_values.c --- */
+/* --- recipe_variables.c: values --- */
 
 /* Does the value have the shape, for a list or a map one of its values? NULL, or what is wrong with it. */
 const char *value_fault(enum value_shape shape, const char *value);
@@ -201,9 +201,5 @@ ep_status recipe_keep(const struct recipe *recipe, const char *text, const char 
 /* --- steps.c --- */
 
 ep_status steps_read(struct recipe *recipe);
-
-/* --- conflicts.c: steps that cannot all be done --- */
-
-ep_status conflicts_check(const struct recipe *recipe);
 
 #endif

@@ -5,7 +5,7 @@
  *
  * A check reads the machine through a `struct source` and runs none of its programs, so that it also works on a folder.
  * fetch, apply and undo are scripts for a POSIX shell. Each may be killed at any instant and run again: it has to end
- * in the same state. A script begins with what script_begin() writes (script.c), and finds these variables:
+ * in the same state. A script begins with what script_begin() writes (step_run.c), and finds these variables:
  *
  *     EPKIT_ROOT    folder in front of all paths, the first argument of the script; "" for this machine
  *     EPKIT_STATE   folder of the recipe below it, for downloads, builds and stamps
@@ -88,15 +88,14 @@ uint64_t step_digest(const struct recipe_step *step);
 /* The recipes of the tree, and prelude.sh, compiled in. */
 extern const struct embedded builtin_recipes[], builtin_shell[];
 
-/* --- script.c --- */
+/* --- step_run.c: the text of scripts --- */
 
-/* Writes the beginning of a script, once; then the variables of a step. */
-void script_prelude(FILE *script);
+/* Writes the variables of a step. */
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state);
 /* Writes shell text of the recipe, in its own function so that a `return` in it ends only the text. */
 void script_shell(FILE *script, const char *text);
+
 /* Write the rest of the script, after script_begin(). */
-void script_fetch(FILE *script, const struct recipe_step *step);
 void script_apply(FILE *script, const struct recipe_step *step);
 void script_undo(FILE *script, const struct recipe_step *step);
 
@@ -104,7 +103,7 @@ void script_undo(FILE *script, const struct recipe_step *step);
 void stamp_check(const struct check_context *context, const struct recipe_step *step, bool with_kernel,
                  struct step_state *ret_state);
 
-/* --- dpkg.c --- */
+/* --- builds.c --- */
 
 /* Checks packages: a map of names to pins, in which * and ? match as in a file name. */
 void dpkg_check(const struct check_context *context, const json_t *packages, struct step_state *ret_state);

@@ -67,9 +67,6 @@ void agent_reap(struct agent *agent);
 
 void agent_free_ranks(struct agent *agent);
 
-/* The address at which ranks of mpirun find the agent: an abstract one, which leaves no file. Returns its length. */
-socklen_t agent_address(const char *id, struct sockaddr_un *ret_address);
-
 /* --- agent_node.c --- */
 
 /*

@@ -50,7 +50,8 @@ static ep_status start_children(struct agent *agent)
 
 /* --- ranks of mpirun --- */
 
-socklen_t agent_address(const char *id, struct sockaddr_un *ret_address)
+/* The address at which ranks of mpirun find the agent: an abstract one, which leaves no file. Returns its length. */
+static socklen_t agent_address(const char *id, struct sockaddr_un *ret_address)
 {
     *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
     /* The first character stays NUL: an abstract address. */

@@ -3,6 +3,7 @@
 #include "common/cmd.h"
 
 #include "base/error.h"
+#include "cmd_launch.h"
 #include "common/clean.h"
 #include "common/dir.h"
 #include "common/ending.h"
@@ -15,10 +16,6 @@
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
-#include "location.h"
-#include "predefined.h"
-#include "rank_environment.h"
-#include "show.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -602,17 +599,16 @@ const struct cmd command_launch = {
     .options = launch_table,
     .options_bytes = sizeof(struct launch_args),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit launch --hosts 'gpu[01-04]' hostname", "Do all nodes answer?"},
             {"epkit launch --hostfile hosts epkit-test internode --per-node 8", "epkit's own test over Open MPI."},
             {"sbatch --nodes 2 --wrap 'epkit launch deepep-internode'", "DeepEP's test on the nodes of a Slurm job."},
             {"epkit launch nccl all_reduce -- -b 1M -e 1M", "Arguments of the test come after --."},
             {"epkit launch --workload train.sh -x HF_TOKEN --world ranks", "A launcher script on all nodes."},
             {"epkit launch --hosts a,b --json hostname | jq .verdict", "As JSON."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "every rank on every node ended with status 0"},
             {CMD_FAILED, "a node did not answer or was lost, or a log could not be written; or the program's own"},
             {CMD_USAGE, "wrong usage; nothing was started"},
@@ -621,7 +617,6 @@ const struct cmd command_launch = {
             {124, "the deadline passed"},
             {127,
              "otherwise the status of the first rank that failed; 128 and the number of the signal that killed it"},
-            {0, NULL},
         },
     .run = cmd_launch,
     .flags = CMD_TAKES_PROGRAM,

@@ -85,7 +85,11 @@ static void take_slots(struct host *host)
     host->port[0] = '\0';
 }
 
-ep_status host_parse(const char *word, struct host *ret_host)
+/*
+ * "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". A number below 22, the port of ssh, is one of slots, as
+ * MPICH and Horovod write it: "HOST:8".
+ */
+static ep_status host_parse(const char *word, struct host *ret_host)
 {
     struct host host = {.port = ""};
     char text[sizeof(host.target)];
@@ -364,7 +368,8 @@ static ep_status add_line(const char *file, int number, char *text, enum hosts_f
     return line.host ? add_line_host(file, number, &line, format, hosts) : EP_OK;
 }
 
-FILE *hosts_open(const char *file)
+/* Opens a regular file. NULL after ep_fail(): a device or FIFO may be endless. */
+static FILE *hosts_open(const char *file)
 {
     FILE *stream = file_open_regular(file);
 

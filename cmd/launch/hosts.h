@@ -11,7 +11,6 @@
 #include <epkit/status.h>
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 
 #define HOSTS_MAX 4096
@@ -37,12 +36,6 @@ void hosts_done(struct hosts *hosts);
 
 /* HOST of [USER@]HOST. */
 const char *host_name(const struct host *host);
-
-/*
- * "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". A number below 22, the port of ssh, is one of slots, as
- * MPICH and Horovod write it: "HOST:8".
- */
-ep_status host_parse(const char *word, struct host *ret_host);
 
 /*
  * Adds the hosts of a list, separated by commas or spaces, with ranges as Slurm writes them ("gpu[01-04,7],login").
@@ -74,9 +67,6 @@ struct hosts_source {
  * Slurm, MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when there is no source.
  */
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
-
-/* Opens a regular file. NULL after ep_fail(): a device or FIFO may be endless. */
-FILE *hosts_open(const char *file);
 
 /*
  * Writes a hostfile atomically: writes a temporary file next to it and renames that. `slots` per host (0: without). A

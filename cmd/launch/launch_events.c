@@ -7,7 +7,6 @@
 
 #include <epkit/types.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 void launch_fail(struct launch *launch, struct node *node, int code, const char *reason)

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "common/loopback.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -98,17 +97,11 @@ static json_t *make_spec(const struct launch *launch)
     const char *other = other_master(launch);
     json_t *spec = json_deep_copy(job->spec), *argv = json_object_get(spec, "argv");
 
-    json_object_set_new(spec, "do", json_string("run"));
-    json_object_set_new(spec, "launch", json_string(launch->id));
-    json_object_set_new(spec, "nodes", json_integer(launch->n));
-    json_object_set_new(spec, "per_node", json_integer(launch->per_node));
-    json_object_set_new(spec, "gpus", json_integer(launch->gpus));
-    json_object_set_new(spec, "world", json_string(job->by_rank ? "ranks" : "nodes"));
-    json_object_set_new(spec, "master", json_string(launch_master(launch)));
-    if (other)
-        json_object_set_new(spec, "master_host", json_string(other));
-    json_object_set_new(spec, "port", json_integer(launch->options->master_port));
-    json_object_set_new(spec, "mpi", json_boolean(job->starter == LAUNCH_MPIRUN));
+    json_object_update_new(spec, json_pack("{s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:s*, s:i, s:b}", "do", "run", "launch",
+                                           launch->id, "nodes", launch->n, "per_node", launch->per_node, "gpus",
+                                           launch->gpus, "world", job->by_rank ? "ranks" : "nodes", "master",
+                                           launch_master(launch), "master_host", other, "port",
+                                           launch->options->master_port, "mpi", job->starter == LAUNCH_MPIRUN));
     for (int i = 0; job->takes_names && i < launch->n; i++)
         json_array_append_new(argv, json_string(name_for_others(launch, launch->order[i])));
     return spec;

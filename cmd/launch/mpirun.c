@@ -5,7 +5,6 @@
  */
 #include "launch_internal.h"
 
-#include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/clean.h"

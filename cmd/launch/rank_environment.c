@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rank_environment.h"
+#include "cmd_launch.h"
 
-#include "common/ending.h"
 #include "common/output.h"
 #include "common/text.h"
 

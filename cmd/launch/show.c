@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "show.h"
+#include "cmd_launch.h"
 
 #include "cmd/parse/log_input.h"
 #include "common/ending.h"

@@ -13,7 +13,6 @@
 #include "common/write.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -46,26 +45,6 @@ static const struct opt nics_table[] = {
     {0},
 };
 /* clang-format on */
-
-static const struct cmd_example nics_examples[] = {
-    {"epkit nics", "totals since boot, and what moves within a second"},
-    {"epkit nics --output nics.txt -- torchrun test_internode.py", "what a command sends, and over which NICs"},
-    {"watch epkit nics", "again and again, until interrupted"},
-    {"epkit nics --devices lo -- curl -s http://127.0.0.1:8000/", "also network interfaces"},
-    {"epkit nics --prometheus", "for the textfile collector of the node exporter"},
-    {NULL, NULL},
-};
-
-static const struct cmd_exit_text nics_exits[] = {
-    {CMD_FINE, "the traffic was even, or there was too little of it to judge, and the links are well"},
-    {CMD_FAILED, "the report could not be written"},
-    {CMD_USAGE, "wrong usage; no such machine or device"},
-    {CMD_FINDINGS, "the traffic was uneven, a link went down or damaged data, or packets were lost"},
-    {CMD_UNSUPPORTED, "there is no RDMA port that carries data, and --devices names no other; CMD was not run"},
-    {126, "with CMD the exit code is that of CMD; here: it could not be executed"},
-    {127, "CMD was not found"},
-    {0, NULL},
-};
 
 /* --- output --- */
 
@@ -361,8 +340,24 @@ const struct cmd command_nics = {
         "of it.",
     .options = nics_table,
     .options_bytes = sizeof(struct nics_options),
-    .examples = nics_examples,
-    .exits = nics_exits,
+    .examples =
+        {
+            {"epkit nics", "totals since boot, and what moves within a second"},
+            {"epkit nics --output nics.txt -- torchrun test_internode.py", "what a command sends, and over which NICs"},
+            {"watch epkit nics", "again and again, until interrupted"},
+            {"epkit nics --devices lo -- curl -s http://127.0.0.1:8000/", "also network interfaces"},
+            {"epkit nics --prometheus", "for the textfile collector of the node exporter"},
+        },
+    .exits =
+        {
+            {CMD_FINE, "the traffic was even, or there was too little of it to judge, and the links are well"},
+            {CMD_FAILED, "the report could not be written"},
+            {CMD_USAGE, "wrong usage; no such machine or device"},
+            {CMD_FINDINGS, "the traffic was uneven, a link went down or damaged data, or packets were lost"},
+            {CMD_UNSUPPORTED, "there is no RDMA port that carries data, and --devices names no other; CMD was not run"},
+            {126, "with CMD the exit code is that of CMD; here: it could not be executed"},
+            {127, "CMD was not found"},
+        },
     .run = cmd_nics,
     .flags = CMD_TAKES_PROGRAM,
 };

@@ -79,8 +79,6 @@ double nics_total_of(const struct nics *nics, size_t device, enum counter_kind k
 /* Could a counter of bytes be read? */
 bool nics_counts_bytes(const struct nics *nics, size_t device);
 
-/* --- command.c --- */
-
 struct nics_command {
     char **args; /* ends with NULL */
     int code;    /* as in a shell: exit status, 128 + signal, 126 or 127 if it could not start */
@@ -91,7 +89,7 @@ struct nics_command {
 /* Runs the command between two samples. Reports why it could not be started. */
 void nics_run_command(struct nics *nics, struct nics_command *command);
 
-/* --- verdict.c --- */
+/* --- nics_verdict.c --- */
 
 struct nics_verdict {
     char text[768];
@@ -111,19 +109,14 @@ static inline bool nics_is_finding(const struct nics_verdict *verdict)
 /* "12.3 GB" */
 void nics_bytes_text(double bytes, char *ret_text, size_t text_bytes);
 
-/* "0,1": the GPUs that use the device. */
-#define NICS_GPUS_BYTES (TOPO_MAX_GPUS * 4)
-void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES]);
-
-/* --- report.c --- */
+/* --- nics_output.c --- */
 
 json_t *nics_document(const struct nics *nics, const struct nics_command *command, const struct nics_verdict *verdict);
 
 /* The document as text. 0, or -1 if it could not be printed. */
 int nics_print(FILE *stream, const struct nics *nics, const json_t *document, const struct nics_verdict *verdict);
 
-/* --- prometheus.c --- */
-
+/* The counters since boot, in the text format of Prometheus. */
 void nics_print_prometheus(FILE *stream, const struct nics *nics);
 
 #endif

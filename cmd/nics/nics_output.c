@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics_output.c - the report of `epkit nics`, as a document and as text. */
+#include "common/clean.h"
 #include "common/json.h"
 #include "common/output.h"
 #include "nics.h"
-
-#include "common/clean.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -175,20 +174,15 @@ static json_t *sums(const struct nics *nics, size_t device, bool is_total)
 static json_t *device_document(const struct nics *nics, size_t i)
 {
     const struct nics_device *device = &nics->devices[i];
-    json_t *part = json_pack(
-        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b}", "device", text(device->label), "nic", text(device->nic), "port",
-        device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
-        device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
-        device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there);
 
-    json_object_set_new(part, "total", sums(nics, i, true));
-    json_object_set_new(part, "moved", has_period(nics) ? sums(nics, i, false) : json_null());
-    json_object_set_new(part, "sent_gbs", rate(nics, i, COUNTER_SENT));
-    json_object_set_new(part, "received_gbs", rate(nics, i, COUNTER_RECEIVED));
-    json_object_set_new(part, "load",
-                        has_period(nics) && device->rate_gbps > 0 ? json_real(load(nics, i)) : json_null());
-    json_object_set_new(part, "counters", counters_of(nics, i));
-    return part;
+    return json_pack(
+        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b, s:o, s:o?, s:o, s:o, s:o?, s:o}", "device", text(device->label), "nic",
+        text(device->nic), "port", device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
+        device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
+        device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there,
+        "total", sums(nics, i, true), "moved", has_period(nics) ? sums(nics, i, false) : NULL, "sent_gbs",
+        rate(nics, i, COUNTER_SENT), "received_gbs", rate(nics, i, COUNTER_RECEIVED), "load",
+        has_period(nics) && device->rate_gbps > 0 ? json_real(load(nics, i)) : NULL, "counters", counters_of(nics, i));
 }
 
 static json_t *command_document(const struct nics_command *command)
@@ -210,22 +204,22 @@ json_t *nics_document(const struct nics *nics, const struct nics_command *comman
 
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(devices, device_document(nics, i));
-    json_object_set_new(document, "mode", json_string(command ? "command" : "boot"));
-    json_object_set_new(document, "verdict", text(verdict->text));
-    json_object_set_new(document, "uneven", json_boolean(verdict->is_uneven));
-    json_object_set_new(document, "faults", faults_of(verdict));
-    json_object_set_new(document, "seconds", has_period(nics) ? json_real(seconds(nics)) : json_null());
-    json_object_set_new(document, "command", command ? command_document(command) : json_null());
-    json_object_set_new(document, "devices", devices);
-    json_object_set_new(document, "notes", make_notes(nics));
+    json_object_update_new(document, json_pack("{s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "mode",
+                                               command ? "command" : "boot", "verdict", text(verdict->text), "uneven",
+                                               verdict->is_uneven, "faults", faults_of(verdict), "seconds",
+                                               has_period(nics) ? json_real(seconds(nics)) : json_null(), "command",
+                                               command ? command_document(command) : json_null(), "devices", devices,
+                                               "notes", make_notes(nics)));
     return document;
 }
 
 /* --- text --- */
 
-void nics_gpus_text(const struct nics_device *device, char ret_text[NICS_GPUS_BYTES])
+/* "0,1": the GPUs that use the device. */
+#define GPUS_BYTES (TOPO_MAX_GPUS * 4)
+static void write_gpus(const struct nics_device *device, char ret_text[GPUS_BYTES])
 {
-    struct text text = text_in(ret_text, NICS_GPUS_BYTES);
+    struct text text = text_in(ret_text, GPUS_BYTES);
 
     for (int i = 0; i < device->n_gpus; i++)
         text_add(&text, "%s%d", i ? "," : "", device->gpus[i]);
@@ -244,10 +238,10 @@ static json_t *table_row(const struct nics *nics, size_t i, const json_t *device
 {
     const json_t *sums = json_object_get(device, values);
     json_t *row = json_copy((json_t *)device);
-    char gpus[NICS_GPUS_BYTES];
+    char gpus[GPUS_BYTES];
 
     json_object_update(row, (json_t *)sums);
-    nics_gpus_text(&nics->devices[i], gpus);
+    write_gpus(&nics->devices[i], gpus);
     json_object_set_new(row, "gpus", out_text(gpus));
     if (json_is_number(json_object_get(device, "load")))
         json_object_set_new(row, "load", json_real(100 * json_number(device, "load")));
@@ -340,4 +334,119 @@ int nics_print(FILE *stream, const struct nics *nics, const json_t *document, co
             "\n'epkit topo' shows which GPU should use which NIC; 'epkit doctor' looks for what keeps it from that.\n",
             stream);
     return result == 0 && fflush(stream) == 0 && !ferror(stream) ? 0 : -1;
+}
+
+/* --- the text format of Prometheus (exposition format 0.0.4): counters since boot --- */
+
+static const char *const traffic_names[] = {"sent_bytes", "received_bytes", "sent_packets", "received_packets"};
+
+/* "hw_counters/np_cnp_sent" becomes np_cnp_sent, which is unique but for the interface of a port. */
+static void metric_name(const struct counter_row *row, char *ret_name, size_t bytes)
+{
+    const char *slash = strrchr(row->file, '/');
+
+    snprintf(ret_name, bytes, "epkit_nic_%s%s_total",
+             strncmp(row->file, COUNTER_NET, strlen(COUNTER_NET)) == 0 ? "interface_" : "",
+             row->kind <= COUNTER_RECEIVED_PACKETS ? traffic_names[row->kind]
+             : slash                               ? slash + 1
+                                                   : row->file);
+}
+
+/* A label value: backslash, quote and line feed are escaped; device names are clean otherwise. */
+static void print_label(FILE *stream, const char *name, const char *value)
+{
+    char clean[128];
+
+    text_clean(value, clean, sizeof(clean));
+    fprintf(stream, "%s=\"", name);
+    for (const char *at = clean; *at; at++) {
+        if (*at == '\\' || *at == '"')
+            fputc('\\', stream);
+        fputc(*at, stream);
+    }
+    fputc('"', stream);
+}
+
+static void print_labels(FILE *stream, const struct nics_device *device)
+{
+    char port[16] = "", gpus[GPUS_BYTES];
+
+    if (device->counter.rdma)
+        snprintf(port, sizeof(port), "%d", device->counter.port);
+    write_gpus(device, gpus);
+    fputc('{', stream);
+    print_label(stream, "device", device->nic);
+    fputc(',', stream);
+    print_label(stream, "port", port);
+    fputc(',', stream);
+    print_label(stream, "gpu", gpus);
+    fputc('}', stream);
+}
+
+/* Integers as long as they fit, so that nothing is lost to rounding. */
+static void print_value(FILE *stream, uint64_t value, int scale)
+{
+    uint64_t scaled;
+
+    if (__builtin_mul_overflow(value, (uint64_t)scale, &scaled))
+        fprintf(stream, " %.17g\n", (double)value * scale);
+    else
+        fprintf(stream, " %" PRIu64 "\n", scaled);
+}
+
+/* One counter of all devices of a kind. Returns whether there was any, and so a header. */
+static bool print_counter(FILE *stream, const struct nics *nics, bool rdma, size_t row, bool has_header)
+{
+    struct counter_rows rows = counter_rows(rdma);
+    char name[96];
+
+    metric_name(&rows.at[row], name, sizeof(name));
+    for (size_t i = 0; i < nics->n; i++) {
+        const struct counter_sample *last = &nics->tallies[i].last;
+
+        if (nics->devices[i].counter.rdma != rdma || !last->known[row])
+            continue;
+        if (!has_header)
+            fprintf(stream, "# HELP %s %s\n# TYPE %s counter\n", name, rows.at[row].text, name);
+        has_header = true;
+        fputs(name, stream);
+        print_labels(stream, &nics->devices[i]);
+        print_value(stream, last->values[row], rows.at[row].scale);
+    }
+    return has_header;
+}
+
+static void print_rates(FILE *stream, const struct nics *nics)
+{
+    bool has_header = false;
+
+    for (size_t i = 0; i < nics->n; i++) {
+        if (nics->devices[i].rate_gbps <= 0)
+            continue;
+        if (!has_header)
+            fputs("# HELP epkit_nic_rate_bytes_per_second what the link can carry in one direction\n"
+                  "# TYPE epkit_nic_rate_bytes_per_second gauge\n",
+                  stream);
+        has_header = true;
+        fputs("epkit_nic_rate_bytes_per_second", stream);
+        print_labels(stream, &nics->devices[i]);
+        fprintf(stream, " %.17g\n", nics->devices[i].rate_gbps * 1e9 / 8);
+    }
+}
+
+void nics_print_prometheus(FILE *stream, const struct nics *nics)
+{
+    const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
+
+    for (size_t row = 0; row < of_ports.n; row++) {
+        bool has_header = print_counter(stream, nics, true, row, false);
+
+        /* The samples of a metric must be consecutive: traffic of interfaces has the metric names of that of ports. */
+        if (of_ports.at[row].kind <= COUNTER_RECEIVED_PACKETS)
+            (void)print_counter(stream, nics, false, row, has_header);
+    }
+    for (size_t row = 0; row < of_interfaces.n; row++)
+        if (of_interfaces.at[row].kind > COUNTER_RECEIVED_PACKETS)
+            (void)print_counter(stream, nics, false, row, false);
+    print_rates(stream, nics);
 }

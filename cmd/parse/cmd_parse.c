@@ -27,24 +27,6 @@ static const struct opt parse_table[] = {
 };
 /* clang-format on */
 
-static const struct cmd_example parse_examples[] = {
-    {"epkit parse internode.log", "whether the test passed, its rates, and whether they are as expected"},
-    {"kubectl logs --prefix -l app=deepep | epkit parse --hardware b200 -",
-     "the same for a stream, with the machine named"},
-    {"epkit parse testbed-logs/", "all logs in the folder of a run"},
-    {"epkit parse --json run.log | jq .runs[0].cases", "for scripts"},
-    {NULL, NULL},
-};
-
-static const struct cmd_exit_text parse_exits[] = {
-    {CMD_FINE, "all runs passed and none is slower than expected"},
-    {CMD_FAILED, "a test failed or was cut off, or a file could not be read completely"},
-    {CMD_USAGE, "wrong usage; no such file"},
-    {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
-    {CMD_UNSUPPORTED, "nothing was recognised"},
-    {0, NULL},
-};
-
 static int list_hardware(const struct reference *reference, bool json)
 {
     static const struct out_column columns[] = {
@@ -179,7 +161,21 @@ const struct cmd command_parse = {
         "names the machine, only a rate below that of every known machine is a finding.",
     .options = parse_table,
     .options_bytes = sizeof(struct parse_options),
-    .examples = parse_examples,
-    .exits = parse_exits,
+    .examples =
+        {
+            {"epkit parse internode.log", "whether the test passed, its rates, and whether they are as expected"},
+            {"kubectl logs --prefix -l app=deepep | epkit parse --hardware b200 -",
+             "the same for a stream, with the machine named"},
+            {"epkit parse testbed-logs/", "all logs in the folder of a run"},
+            {"epkit parse --json run.log | jq .runs[0].cases", "for scripts"},
+        },
+    .exits =
+        {
+            {CMD_FINE, "all runs passed and none is slower than expected"},
+            {CMD_FAILED, "a test failed or was cut off, or a file could not be read completely"},
+            {CMD_USAGE, "wrong usage; no such file"},
+            {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
+            {CMD_UNSUPPORTED, "nothing was recognised"},
+        },
     .run = cmd_parse,
 };

@@ -28,22 +28,6 @@ static const struct opt report_table[] = {
 };
 /* clang-format on */
 
-static const struct cmd_example report_examples[] = {
-    {"epkit report runs/0203", "report.html and report.json of a run, in its folder"},
-    {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7", "also compare with the runs before"},
-    {"epkit report --compare runs/0127 runs/0203", "what became slower"},
-    {NULL, NULL},
-};
-
-static const struct cmd_exit_text report_exits[] = {
-    {CMD_FINE, "the report was written, and the run passed; or nothing is worse"},
-    {CMD_FAILED, "the run failed, or the report could not be written or uploaded"},
-    {CMD_USAGE, "wrong usage; no such folder"},
-    {CMD_FINDINGS, "the run passed, but is slow; or B is worse than A beyond noise"},
-    {CMD_UNSUPPORTED, "nothing was recognised in the logs; or no client for gs:// is installed"},
-    {0, NULL},
-};
-
 static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct report_options *options = call->options;
@@ -101,7 +85,20 @@ const struct cmd command_report = {
         "For gs:// the installed client is used: gcloud, or gsutil.",
     .options = report_table,
     .options_bytes = sizeof(struct report_options),
-    .examples = report_examples,
-    .exits = report_exits,
+    .examples =
+        {
+            {"epkit report runs/0203", "report.html and report.json of a run, in its folder"},
+            {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7",
+             "also compare with the runs before"},
+            {"epkit report --compare runs/0127 runs/0203", "what became slower"},
+        },
+    .exits =
+        {
+            {CMD_FINE, "the report was written, and the run passed; or nothing is worse"},
+            {CMD_FAILED, "the run failed, or the report could not be written or uploaded"},
+            {CMD_USAGE, "wrong usage; no such folder"},
+            {CMD_FINDINGS, "the run passed, but is slow; or B is worse than A beyond noise"},
+            {CMD_UNSUPPORTED, "nothing was recognised in the logs; or no client for gs:// is installed"},
+        },
     .run = cmd_report,
 };

@@ -17,6 +17,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -351,23 +352,28 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
                              double seconds)
 {
     json_t *document = out_document(cmd->name);
+    const char *result = run->code == CMD_FINE ? "works" : run->code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 
-    json_object_set_new(document, "date", out_time(time(NULL)));
-    json_object_set_new(document, "result",
-                        out_text(run->code == CMD_FINE          ? "works"
-                                 : run->code == CMD_UNSUPPORTED ? "unsupported"
-                                                                : "failed"));
-    json_object_set_new(document, "verdict", out_text(verdict));
-    json_object_set_new(document, "seed", json_integer((json_int_t)run->seed));
-    json_object_set_new(document, "command", make_command(run));
-    json_object_set_new(document, "seconds", json_real(seconds));
-    json_object_set(document, "machine", machine);
-    json_object_set_new(document, "gpu_note", gpu_note(run, machine));
-    json_object_set(document, "suites", run->suites);
-    json_object_set(document, "not_run", run->not_run);
-    json_object_set(document, "bench", run->bench ? run->bench : json_null());
-    json_object_set_new(document, "bench_missing", run->bench ? json_null() : out_text(run->bench_missing));
+    json_object_update_new(document, json_pack("{s:o, s:s, s:o, s:I, s:o, s:f, s:O, s:o, s:O, s:O, s:O?, s:o?}", "date",
+                                               out_time(time(NULL)), "result", result, "verdict", out_text(verdict),
+                                               "seed", (json_int_t)run->seed, "command", make_command(run), "seconds",
+                                               seconds, "machine", machine, "gpu_note", gpu_note(run, machine),
+                                               "suites", run->suites, "not_run", run->not_run, "bench", run->bench,
+                                               "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
     return document;
+}
+
+/* With as many digits as files have, so that the page that 'epkit report' makes of them is the same. Consumes it. */
+static json_t *as_written(json_t *document)
+{
+    char *text = json_dumps(document, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_t *written = text ? json_loads(text, 0, NULL) : NULL;
+
+    free(text);
+    if (!written)
+        return document;
+    json_decref(document);
+    return written;
 }
 
 /* The text table: the matrices, then the measurements with the most tokens. */
@@ -426,7 +432,7 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     bool written;
 
     make_verdict(run, verdict, sizeof(verdict));
-    document = make_document(cmd, run, machine, verdict, seconds);
+    document = as_written(make_document(cmd, run, machine, verdict, seconds));
     progress_update(0, 0, "writing the report");
     written = report_write_results(options->output, document, run->code, seconds);
     progress_stop();
@@ -509,19 +515,17 @@ const struct cmd command_run = {
     .options = run_table,
     .options_bytes = sizeof(struct run_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit run", "Check this machine. The report is in the folder report."},
             {"epkit run --quick", "A check that takes seconds, on small rows."},
             {"epkit run --output /tmp/node17 --json | jq -r .verdict", "Only the verdict, and a report elsewhere."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "everything passed, and the report was written"},
             {CMD_FAILED, "a case, a measurement or the report failed"},
             {CMD_USAGE, "usage error, or the folder of the report cannot be written; no rank was started"},
             {CMD_UNSUPPORTED, "the library does not support this on this machine"},
-            {0, NULL},
         },
     .run = cmd_run,
     .flags = CMD_RANKS,

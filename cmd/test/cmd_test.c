@@ -304,7 +304,7 @@ const struct cmd command_test = {
     .options = test_table,
     .options_bytes = sizeof(struct test_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit test intranode", "All cases on 8 ranks of one node."},
             {"epkit test internode --ranks 16 --nodes 4 --net-delay-us 200 --net-reorder",
              "Four nodes over a network with delays and reordering."},
@@ -312,15 +312,13 @@ const struct cmd command_test = {
              "The routing of a real model, saved by numpy.savetxt()."},
             {"epkit test lowlatency --seed 7 --only 3", "Case 3 again, with the same random choices."},
             {"mpirun -n 8 epkit test internode --nodes 2", "On the ranks of an MPI job."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "all cases passed"},
             {CMD_FAILED, "a case or a rank failed"},
             {CMD_USAGE, "usage error; no rank was started"},
             {CMD_UNSUPPORTED, "the library does not support this on this machine"},
-            {0, NULL},
         },
     .run = cmd_test,
     .flags = CMD_RANKS,

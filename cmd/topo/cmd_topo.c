@@ -1,11 +1,120 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_topo.c - epkit topo: GPUs, NICs, the paths between them, and which GPU should use which NIC. */
+/* cmd_topo.c - epkit topo: shows the GPUs, NICs and the paths between them, or saves a snapshot. */
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/output.h"
+#include "common/shell.h"
+#include "machine/doctor/network.h"
+#include "machine/doctor/stacks.h"
+#include "machine/hardware/counters.h"
 #include "topo_view.h"
 
-#include <stdio.h>
+#include <errno.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* --- snapshots --- */
+
+/* The working folder may have been removed. Sets errno then. */
+static bool is_removed(const char *folder)
+{
+    struct stat info;
+
+    if (stat(folder, &info) == 0 && info.st_nlink > 0)
+        return false;
+    errno = ENOENT;
+    return true;
+}
+
+/* Whether it can be written there. CMD_FINE, or another result after reporting why not. Changes nothing. */
+static int topo_save_check(const struct cmd *cmd, const char *file)
+{
+    char *copy = strdup(file), *folder = copy ? dirname(copy) : NULL;
+    int result = CMD_FINE;
+    struct stat info;
+
+    if (!*file)
+        result = cmd_usage(cmd, "--save: the name of the file is empty");
+    else if (strcmp(file, "-") == 0)
+        result = cmd_refuse(cmd, "--save", "standard output has the machine itself; name a file ('./-' for that name)");
+    else if (!*text_base(file) || (stat(file, &info) == 0 && S_ISDIR(info.st_mode)))
+        result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
+    /* A snapshot replaces an old file by a new one. */
+    else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
+        result = cmd_refuse(cmd, "--save", "nothing can be written in '%s': %s", folder, strerror(errno));
+    else if (access(file, W_OK) != 0 && errno != ENOENT)
+        result = cmd_refuse(cmd, "--save", "'%s' cannot be written: %s", file, strerror(errno));
+    free(copy);
+    return result;
+}
+
+/* The current counters of ports and interfaces: epkit nics reads them from a snapshot. */
+static void read_counters(const struct doctor_machine *machine)
+{
+    struct source *source = machine->source;
+    const struct counter_rows of_ports = counter_rows(true), of_interfaces = counter_rows(false);
+    struct source_names interfaces = source_list(source, "/sys/class/net");
+    char path[COUNTER_PATH_BYTES];
+
+    for (int i = 0; i < machine->topo->n_nics; i++) {
+        const struct topo_nic *nic = &machine->topo->nics[i];
+
+        for (int j = 0; j < nic->n_ports; j++) {
+            const char *netdev = nic->ports[j].netdev;
+            struct counter_device device = {
+                .rdma = true, .nic = nic->name, .port = nic->ports[j].number, .netdev = netdev};
+
+            for (size_t row = 0; row < of_ports.n; row++)
+                if (*counter_path(&device, of_ports.at[row].file, path))
+                    source_line(source, "%s", path);
+            if (*netdev)
+                source_query(source, source_printf(source, COUNTER_QUERY_NAME, netdev), ethtool_query, (void *)netdev,
+                             COUNTER_DEADLINE_MS);
+        }
+    }
+    for (size_t i = 0; i < interfaces.n && i < TOPO_MAX_NICS; i++)
+        for (size_t row = 0; row < of_interfaces.n; row++)
+            source_line(source, "/sys/class/net/%s/statistics/%s", interfaces.names[i], of_interfaces.at[row].file);
+}
+
+/* Reads everything that any command would read of the machine. */
+static void topo_save_read(const struct doctor_machine *machine)
+{
+    struct doctor_result result;
+    struct network network;
+
+    /* Also where the checks need a GPU, and there is none. */
+    for (const struct stack *stack = stacks; stack->name; stack++)
+        if (stack->source)
+            stack_evaluate(machine, stack);
+    for (size_t i = 0; doctor_checks[i]; i++)
+        doctor_run(machine, doctor_checks[i], &result);
+    network_read(machine, &network);
+    source_environment(machine->source);
+    read_counters(machine);
+}
+
+/* Writes the snapshot and reports it on standard error. CMD_FINE, or CMD_FAILED after reporting why not. */
+static int topo_save_write(const struct doctor_machine *machine, const char *file)
+{
+    char word[4096];
+
+    if (source_save(machine->source, file) != EP_OK) {
+        out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
+        return CMD_FAILED;
+    }
+    out_note("saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
+             "replaced",
+             file);
+    out_hint("this shows it, and so do env, nics and doctor: epkit topo --from %s",
+             shell_quote(file, word, sizeof(word)));
+    return CMD_FINE;
+}
+
+/* --- the command --- */
 
 struct topo_options {
     struct inspect_options inspect;
@@ -158,22 +267,20 @@ const struct cmd command_topo = {
     .options = topo_table,
     .options_bytes = sizeof(struct topo_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit topo", "Show the machine."},
             {"epkit topo --only map", "Show only which GPU should use which NIC."},
             {"epkit topo --json --only map | jq -r .forms.DEEP_EP_DEVICE_TO_HCA_MAPPING",
              "Print only the assignment for DeepEP."},
             {"epkit topo --save node.json", "Write a snapshot for somebody else to inspect."},
             {"epkit topo --from node.json", "Show the machine of that snapshot."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "the machine was shown, and with --save written"},
             {CMD_FAILED, "the machine could not be read in time, or the snapshot or the output could not be written"},
             {CMD_USAGE, "wrong usage, or --from or --save names a file that cannot be used"},
             {CMD_UNSUPPORTED, "there is neither a GPU nor an RDMA NIC; with --save the snapshot is written even so"},
-            {0, NULL},
         },
     .run = cmd_topo,
 };

@@ -39,15 +39,4 @@ const char *topo_link_name(enum topo_link_layer link_layer); /* "RoCE", "InfiniB
 /* "NVIDIA B200", or if the name is unknown "NVIDIA device 2901". */
 void topo_gpu_name(const struct topo *topo, const struct topo_gpu *gpu, char *ret_text, size_t bytes);
 
-/* --- save.c: a snapshot for all commands --- */
-
-/* Whether it can be written there. CMD_FINE, or another result after reporting why not. Changes nothing. */
-int topo_save_check(const struct cmd *cmd, const char *file);
-
-/* Reads everything that any command would read of the machine. */
-void topo_save_read(const struct doctor_machine *machine);
-
-/* Writes the snapshot and reports it on standard error. CMD_FINE, or CMD_FAILED after reporting why not. */
-int topo_save_write(const struct doctor_machine *machine, const char *file);
-
 #endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by new or recorded runs of groups. */
 #include "common/cmd.h"
-#include "common/output.h"
 #include "common/progress.h"
 #include "tool_triangulate.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* clang-format off */
@@ -29,23 +26,6 @@ static const struct opt triangulate_table[] = {
     {0},
 };
 /* clang-format on */
-
-static const struct cmd_example triangulate_examples[] = {
-    {"epkit triangulate --hosts @f --run 'epkit launch --hosts {hosts} ib-write-bw'",
-     "pairs of the nodes in file f concurrently, then members of a slow pair"},
-    {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
-    {"epkit triangulate --from runs/ --hardware b200", "from the folders of recorded runs"},
-    {NULL, NULL},
-};
-
-static const struct cmd_exit_text triangulate_exits[] = {
-    {CMD_FINE, "no node is slow"},
-    {CMD_FAILED, "the runs are inconclusive, or could not be started"},
-    {CMD_USAGE, "wrong usage; no such file"},
-    {CMD_FINDINGS, "slow nodes were found"},
-    {CMD_UNSUPPORTED, "no run could be compared with anything"},
-    {0, NULL},
-};
 
 static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *call)
 {
@@ -92,7 +72,20 @@ const struct cmd command_triangulate = {
         "\"ratio\": 0.53}, ...]}. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
     .options = triangulate_table,
     .options_bytes = sizeof(struct triangulate_call),
-    .examples = triangulate_examples,
-    .exits = triangulate_exits,
+    .examples =
+        {
+            {"epkit triangulate --hosts @f --run 'epkit launch --hosts {hosts} ib-write-bw'",
+             "pairs of the nodes in file f concurrently, then members of a slow pair"},
+            {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
+            {"epkit triangulate --from runs/ --hardware b200", "from the folders of recorded runs"},
+        },
+    .exits =
+        {
+            {CMD_FINE, "no node is slow"},
+            {CMD_FAILED, "the runs are inconclusive, or could not be started"},
+            {CMD_USAGE, "wrong usage; no such file"},
+            {CMD_FINDINGS, "slow nodes were found"},
+            {CMD_UNSUPPORTED, "no run could be compared with anything"},
+        },
     .run = cmd_triangulate,
 };

@@ -16,7 +16,6 @@
 #define EP_TRIANGULATE_TRIANGULATE_H
 
 #include <stdbool.h>
-#include <stddef.h>
 
 enum triangulate_strategy { TRIANGULATE_AUTO, TRIANGULATE_PAIRS, TRIANGULATE_HALVES };
 

@@ -44,14 +44,12 @@ const struct cmd command_version = {
     .options = version_table,
     .options_bytes = sizeof(struct version_options),
     .examples =
-        (const struct cmd_example[]){
+        {
             {"epkit version", "Print the versions; 'epkit --version' does the same."},
-            {NULL, NULL},
         },
     .exits =
-        (const struct cmd_exit_text[]){
+        {
             {CMD_FINE, "the versions were printed"},
-            {0, NULL},
         },
     .run = cmd_version,
 };

@@ -291,23 +291,6 @@ static const struct opt watch_table[] = {
 };
 /* clang-format on */
 
-static const struct cmd_example watch_examples[] = {
-    {"epkit watch --idle 600 run.log", "until the run is complete, or has written nothing for ten minutes"},
-    {"epkit launch --hosts a,b deepep-internode | epkit watch --idle 600 -", "the same while it is launched"},
-    {"kubectl logs -f --prefix -l app=deepep | epkit watch --json --timeout 3600 -", "for CI, with all figures"},
-    {NULL, NULL},
-};
-
-static const struct cmd_exit_text watch_exits[] = {
-    {CMD_FINE, "all runs passed and none is slower than expected"},
-    {CMD_FAILED, "a test failed, was cut off, or hung (--idle)"},
-    {CMD_USAGE, "wrong usage; no such file until --idle or --timeout; it cannot be read"},
-    {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
-    {CMD_UNSUPPORTED, "nothing was recognised"},
-    {CMD_NOT_KNOWN, "the run was not over at its --timeout, and has not failed until then"},
-    {0, NULL},
-};
-
 const struct cmd command_watch = {
     .name = "watch",
     .args = "FILE|-",
@@ -328,7 +311,21 @@ const struct cmd command_watch = {
         "so far.",
     .options = watch_table,
     .options_bytes = sizeof(struct watch_options),
-    .examples = watch_examples,
-    .exits = watch_exits,
+    .examples =
+        {
+            {"epkit watch --idle 600 run.log", "until the run is complete, or has written nothing for ten minutes"},
+            {"epkit launch --hosts a,b deepep-internode | epkit watch --idle 600 -", "the same while it is launched"},
+            {"kubectl logs -f --prefix -l app=deepep | epkit watch --json --timeout 3600 -",
+             "for CI, with all figures"},
+        },
+    .exits =
+        {
+            {CMD_FINE, "all runs passed and none is slower than expected"},
+            {CMD_FAILED, "a test failed, was cut off, or hung (--idle)"},
+            {CMD_USAGE, "wrong usage; no such file until --idle or --timeout; it cannot be read"},
+            {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
+            {CMD_UNSUPPORTED, "nothing was recognised"},
+            {CMD_NOT_KNOWN, "the run was not over at its --timeout, and has not failed until then"},
+        },
     .run = cmd_watch,
 };

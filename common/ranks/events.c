@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* events.c - reads the events of the ranks; merges and prints their errors. */
-#include "events.h"
+#include "ranks_internal.h"
 
 #include "common/clean.h"
 #include "common/output.h"

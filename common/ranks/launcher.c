@@ -10,7 +10,7 @@
 #include "common/inherited.h"
 #include "common/output.h"
 #include "common/progress.h"
-#include "events.h"
+#include "ranks_internal.h"
 
 #include "base/clock.h"
 #include "base/error.h"

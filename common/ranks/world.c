@@ -7,7 +7,6 @@
  * is done. So a command may run several jobs, and random seeds are chosen once, on rank 0.
  */
 #include "common/cmd.h"
-#include "common/ending.h"
 #include "common/output.h"
 #include "ranks_internal.h"
 

@@ -16,8 +16,20 @@
 
 enum ll_format { LL_BF16 = 0, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0, LL_NVFP4, LL_MXFP8 };
 
-static const char *const format_names[] = {"bf16",      "fp8 f32 scales", "fp8 rounded f32 scales",
-                                           "fp8 ue8m0", "nvfp4",          "mxfp8"};
+static const struct {
+    const char *name;
+    int dtype, scale_type;                 /* scale_type 0: no scales */
+    unsigned short row_bytes, scale_bytes; /* of EP_SCALE_BLOCK elements */
+    unsigned short block;                  /* elements with a scale, where these are fewer; 0: EP_SCALE_BLOCK */
+    bool rounded;                          /* scales are powers of two */
+} ll_formats[] = {
+    [LL_BF16] = {"bf16", EP_BF16, 0, 2 * EP_SCALE_BLOCK, 0, 0, false},
+    [LL_FP8_F32] = {"fp8 f32 scales", EP_F8E4M3, EP_F32, EP_SCALE_BLOCK, 4, 0, false},
+    [LL_FP8_ROUNDED] = {"fp8 rounded f32 scales", EP_F8E4M3, EP_F32, EP_SCALE_BLOCK, 4, 0, true},
+    [LL_FP8_UE8M0] = {"fp8 ue8m0", EP_F8E4M3, EP_UE8M0, EP_SCALE_BLOCK, 1, 0, true},
+    [LL_NVFP4] = {"nvfp4", EP_F4E2M1, EP_F8E4M3, EP_SCALE_BLOCK / 2, 8, 16, false},
+    [LL_MXFP8] = {"mxfp8", EP_F8E4M3, EP_UE8M0_32, EP_SCALE_BLOCK, 4, 32, false},
+};
 
 #define GLOBAL_SCALE 37.5f
 
@@ -65,7 +77,7 @@ static struct ll_case make_case(const struct check_run *run, int index)
     static const enum ll_format formats[2][4] = {{LL_BF16, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0},
                                                  {LL_BF16, LL_NVFP4, LL_MXFP8, LL_FP8_UE8M0}};
     enum ll_format format = formats[index / 16][index / 2 % 4];
-    bool blocks = format == LL_NVFP4 || format == LL_MXFP8;
+    bool blocks = ll_formats[format].block;
 
     return (struct ll_case){
         .zero_copy = index % 2 == 1,
@@ -85,7 +97,7 @@ static bool describe(const struct check_run *run, int index, char ret_name[CHECK
     struct ll_case c = make_case(run, index);
 
     snprintf(ret_name, CHECK_NAME_BYTES, "%s, %s%s%s, %s", c.kind == DATA_BF16_RANDOM ? "random" : "constant",
-             format_names[c.format], c.swizzled ? " in tiles" : "", c.hook ? ", hook" : "",
+             ll_formats[c.format].name, c.swizzled ? " in tiles" : "", c.hook ? ", hook" : "",
              c.zero_copy ? "zero copy" : "copy");
     return c.format == LL_BF16 ? run->parameters.bf16 : run->parameters.fp8;
 }
@@ -187,37 +199,14 @@ static void input_row(const struct data *data, int rank, int token, uint16_t *re
         ret_row[i] = format_to_bf16(ldexpf(format_from_bf16(ret_row[i]), -20));
 }
 
-static bool is_fp8(const struct ll_case *c)
-{
-    return c->format != LL_BF16;
-}
-
-static bool is_rounded(const struct ll_case *c)
-{
-    return c->format == LL_FP8_ROUNDED || c->format == LL_FP8_UE8M0;
-}
-
-static bool is_blocks(const struct ll_case *c)
-{
-    return c->format == LL_NVFP4 || c->format == LL_MXFP8;
-}
-
 static size_t row_bytes_of(const struct ll_state *state)
 {
-    size_t hidden = (size_t)state->run->parameters.hidden;
-
-    return state->c.format == LL_NVFP4 ? hidden / 2 : hidden * (is_fp8(&state->c) ? 1 : 2);
+    return (size_t)state->run->parameters.hidden / EP_SCALE_BLOCK * ll_formats[state->c.format].row_bytes;
 }
 
 static size_t scale_bytes_of(const struct ll_state *state)
 {
-    size_t n_blocks = (size_t)state->run->parameters.hidden / EP_SCALE_BLOCK;
-
-    if (!is_fp8(&state->c))
-        return 0;
-    if (is_blocks(&state->c))
-        return n_blocks * (state->c.format == LL_NVFP4 ? 8 : 4);
-    return state->c.format == LL_FP8_UE8M0 ? n_blocks : n_blocks * sizeof(float);
+    return (size_t)state->run->parameters.hidden / EP_SCALE_BLOCK * ll_formats[state->c.format].scale_bytes;
 }
 
 /* Bytes of all scales. */
@@ -307,14 +296,11 @@ static ep_status start_dispatch(const struct ll_step *step)
     args.topk_idx = check_address(state->run, state->topk_idx);
     args.idx_type = c->idx_type;
     args.n_tokens = state->n_tokens;
-    args.out_dtype = c->format == LL_NVFP4 ? EP_F4E2M1 : is_fp8(c) ? EP_F8E4M3 : EP_BF16;
+    args.out_dtype = ll_formats[c->format].dtype;
+    args.scale_type = ll_formats[c->format].scale_type;
     args.recv_x = check_address(state->run, state->rows[c->symmetric]);
-    if (is_fp8(c)) {
-        static const int scale_types[] = {0, EP_F32, EP_F32, EP_UE8M0, EP_F8E4M3, EP_UE8M0_32};
-
-        args.scale_type = scale_types[c->format];
+    if (args.scale_type)
         args.recv_scales = check_address(state->run, state->scales[c->symmetric]);
-    }
     args.recv_count = check_address(state->run, state->counts);
     args.recv_source = c->sources ? check_address(state->run, state->sources) : NULL;
     args.recv_range = c->sources ? check_address(state->run, state->ranges) : NULL;
@@ -339,7 +325,7 @@ static void verify_blocks(const struct ll_step *step, int64_t slot, const struct
     size_t tiles = ((size_t)state->slots + 127) / 128;
     const unsigned char *scales = state->scales[c->symmetric] + (size_t)slot * scale_bytes;
 
-    reference_quantize_blocks(state->input, step->data.hidden, c->format == LL_NVFP4 ? 16 : 32,
+    reference_quantize_blocks(state->input, step->data.hidden, ll_formats[c->format].block,
                               c->sources ? GLOBAL_SCALE : 1, (uint8_t *)state->expected, expected);
     check_row(state->run, "recv_x", slot, row, 1, row_bytes, state->expected,
               state->rows[c->symmetric] + (size_t)slot * row_bytes);
@@ -362,15 +348,16 @@ static void verify_row(const struct ll_step *step, int64_t slot, const struct re
     bool is_packed = c->format == LL_FP8_UE8M0;
 
     input_row(&step->data, row->rank, row->token, state->input);
-    if (!is_fp8(c)) {
+    if (c->format == LL_BF16) {
         check_row(run, "recv_x", slot, row, sizeof(uint16_t), row_bytes, state->input, got);
         return;
     }
-    if (is_blocks(c)) {
+    if (ll_formats[c->format].block) {
         verify_blocks(step, slot, row);
         return;
     }
-    reference_quantize(state->input, step->data.hidden, is_rounded(c), (uint8_t *)state->expected, state->factors);
+    reference_quantize(state->input, step->data.hidden, ll_formats[c->format].rounded, (uint8_t *)state->expected,
+                       state->factors);
     check_row(run, "recv_x", slot, row, 1, row_bytes, state->expected, got);
     if (is_packed)
         reference_pack_ue8m0(state->factors, step->data.hidden / EP_SCALE_BLOCK, packed);
@@ -416,7 +403,7 @@ static void verify_dispatch(const struct ll_step *step)
     int n_local = run->group.n_local;
     size_t all = (size_t)first_slot(state, n_local);
 
-    check_equal_i32(run, "recv_count", n_local, state->layout.recv_per_expert, state->counts);
+    check_equal_array(run, "recv_count", n_local, 4, state->layout.recv_per_expert, state->counts);
     for (int local = 0; local < n_local; local++) {
         for (int64_t i = 0; i < count_of(state, local); i++)
             verify_row(step, first_slot(state, local) + i, row_of(state, local, i));

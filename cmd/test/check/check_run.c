@@ -57,30 +57,25 @@ void check_equal(struct check_run *run, const char *what, int64_t expected, int6
         check_mismatch(run, "%s: expected %" PRId64 ", got %" PRId64, what, expected, got);
 }
 
-void check_equal_i32(struct check_run *run, const char *what, int64_t n, const int32_t *expected, const int32_t *got)
+void check_equal_array(struct check_run *run, const char *what, int64_t n, size_t item_bytes, const void *expected,
+                       const void *got)
 {
-    if (!got) {
-        check_mismatch(run, "%s is NULL", what);
-        return;
-    }
-    for (int64_t i = 0; i < n; i++)
-        if (expected[i] != got[i]) {
-            check_mismatch(run, "%s[%" PRId64 "]: expected %d, got %d", what, i, expected[i], got[i]);
-            return;
-        }
-}
+    char name[64];
 
-void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got)
-{
-    if (!got) {
+    if (!got)
         check_mismatch(run, "%s is NULL", what);
+    for (int64_t i = 0; got && i < n; i++) {
+        uint64_t want = read_item(expected, item_bytes, (size_t)i), have = read_item(got, item_bytes, (size_t)i);
+
+        if (want == have)
+            continue;
+        snprintf(name, sizeof(name), "%s[%" PRId64 "]", what, i);
+        if (item_bytes == 4)
+            check_equal(run, name, (int32_t)want, (int32_t)have);
+        else
+            check_equal(run, name, (int64_t)want, (int64_t)have);
         return;
     }
-    for (int64_t i = 0; i < n; i++)
-        if (expected[i] != got[i]) {
-            check_mismatch(run, "%s[%" PRId64 "]: expected %" PRId64 ", got %" PRId64, what, i, expected[i], got[i]);
-            return;
-        }
 }
 
 void *check_alloc(struct check_run *run, int64_t n_items, size_t item_bytes, bool symmetric)

@@ -78,9 +78,9 @@ void check_row(struct check_run *run, const char *what, int64_t row, const struc
 
 void check_equal(struct check_run *run, const char *what, int64_t expected, int64_t got);
 
-/* Arrays of n int32, int64. `got` NULL is a mismatch. */
-void check_equal_i32(struct check_run *run, const char *what, int64_t n, const int32_t *expected, const int32_t *got);
-void check_equal_i64(struct check_run *run, const char *what, int64_t n, const int64_t *expected, const int64_t *got);
+/* Arrays of n int32_t or int64_t, by `item_bytes`. `got` NULL is a mismatch. */
+void check_equal_array(struct check_run *run, const char *what, int64_t n, size_t item_bytes, const void *expected,
+                       const void *got);
 
 /* --- guarded buffers: mirrors with a guard behind the part that may be used --- */
 

@@ -10,10 +10,8 @@
 #define EP_TEST_CHECK_REFERENCE_H
 
 #include "routings.h"
-#include "row_error.h"
 
 #include <epkit/types.h>
-#include <stddef.h>
 #include <stdint.h>
 
 /* The routing of all ranks. Tests may fill in the fields; reference_group_done() must not be called then. */

@@ -4,12 +4,25 @@
 #include <epkit/types.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define SPACE " \t\r\n"
+
+bool check_fail(struct check_error *error, const char *format, ...)
+{
+    va_list args;
+
+    if (!error)
+        return false;
+    va_start(args, format);
+    vsnprintf(error->text, sizeof(error->text), format, args);
+    va_end(args);
+    return false;
+}
 
 struct reader {
     struct routing_file file;

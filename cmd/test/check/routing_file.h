@@ -8,11 +8,17 @@
 #ifndef EP_TEST_CHECK_ROUTING_FILE_H
 #define EP_TEST_CHECK_ROUTING_FILE_H
 
-#include "row_error.h"
-
-#include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+
+/* One line. The function that detects an error writes the text; its callers only return false. */
+struct check_error {
+    char text[240];
+};
+
+/* Writes the text (printf-like, truncated if too long) and returns false. `error` may be NULL. */
+bool check_fail(struct check_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 struct routing_file {
     int n_tables; /* 1: for every rank, else one for each */

@@ -194,11 +194,11 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
             check_mismatch(run, "counts before the first dispatch of a worst-case plan");
         return EP_OK;
     }
-    check_equal_i32(run, "recv_per_expert", group->n_local, layout->recv_per_expert, info.recv_per_expert);
+    check_equal_array(run, "recv_per_expert", group->n_local, 4, layout->recv_per_expert, info.recv_per_expert);
     if (layout->expanded)
-        check_equal_i64(run, "expert_start", group->n_local + 1, layout->expert_start, info.expert_start);
+        check_equal_array(run, "expert_start", group->n_local + 1, 8, layout->expert_start, info.expert_start);
     else
-        check_equal_i64(run, "recv_from_rank", group->n_ranks + 1, layout->recv_from_rank, info.recv_from_rank);
+        check_equal_array(run, "recv_from_rank", group->n_ranks + 1, 8, layout->recv_from_rank, info.recv_from_rank);
     return EP_OK;
 }
 
@@ -251,10 +251,10 @@ static ep_status verify_counts(struct throughput *state)
     status = ep_plan_layout(run->ctx->comm, &args, &layout);
     if (status != EP_OK)
         goto free_all;
-    check_equal_i32(run, "tokens_per_rank", group->n_ranks, state->counts.tokens_per_rank, layout.tokens_per_rank);
-    check_equal_i32(run, "tokens_per_node", group->n_nodes, state->counts.tokens_per_node, layout.tokens_per_node);
-    check_equal_i32(run, "tokens_per_expert", group->n_experts, state->counts.tokens_per_expert,
-                    layout.tokens_per_expert);
+    check_equal_array(run, "tokens_per_rank", group->n_ranks, 4, state->counts.tokens_per_rank, layout.tokens_per_rank);
+    check_equal_array(run, "tokens_per_node", group->n_nodes, 4, state->counts.tokens_per_node, layout.tokens_per_node);
+    check_equal_array(run, "tokens_per_expert", group->n_experts, 4, state->counts.tokens_per_expert,
+                      layout.tokens_per_expert);
     for (size_t i = 0; i < n_pairs; i++)
         if (token_in_rank[i] != state->counts.token_in_rank[i]) {
             check_mismatch(run, "token_in_rank[%zu][%zu]: expected %d, got %d", i / n_ranks, i % n_ranks,
