@@ -86,7 +86,7 @@ static const char *mapping_fault(const struct software_copy *copy)
     return "";
 }
 
-static void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
+void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_copy *copy = imported_copy(machine, result);
     const char *wanted = source_env(machine->source, MAPPING), *path, *fault;
@@ -121,16 +121,6 @@ static void run_mapping_inactive(const struct doctor_machine *machine, struct do
     advise_mapping(result);
 }
 
-const struct doctor_check check_mapping_inactive = {
-    DOCTOR_CHECK("mapping-inactive", "deepep", 2, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_mapping_inactive),
-    .title = "DeepEP's mapping of GPUs to NICs is in effect",
-    .symptom = "All traffic of a node goes over one NIC or half of them, although a mapping is \"installed\".",
-    .cause =
-        "The imported buffer.py never calls the method of pull request 466, has it below a decorator that belongs to the next one, or lacks it: a search for its name finds it in all cases.",
-    .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
-    .links = TEXTS(MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466"),
-};
-
 /* --- stale-copy --- */
 
 /* Another copy that suggests that the imported one is not the intended one; NULL if there is none. */
@@ -160,7 +150,7 @@ static void report_copy(struct doctor_result *result, const struct software_copy
                     has_whole_mapping(copy) ? "has" : "does not have");
 }
 
-static void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
+void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_copy *copy = imported_copy(machine, result), *other;
 
@@ -187,15 +177,6 @@ static void run_stale_copy(const struct doctor_machine *machine, struct doctor_r
                           "them out of PYTHONPATH.");
 }
 
-const struct doctor_check check_stale_copy = {
-    DOCTOR_CHECK("stale-copy", "deepep", 3, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stale_copy),
-    .title = "the DeepEP that is imported is the one that was patched",
-    .symptom = "The source tree has the patch, but the program behaves as if it had not.",
-    .cause = "Python imports the first copy on its path, which was installed before the source was patched.",
-    .remedy = "Install again after patching, and keep one copy on the path.",
-    .links = TEXTS("PYTHONPATH", "deep_ep/buffer.py"),
-};
-
 /* --- deepep-too-old --- */
 
 /* NVSHMEM 3.5 changed the order of its queue pairs (DeepEP pull request 564). */
@@ -214,7 +195,7 @@ static bool is_commit(const char *commit, const char *const *list)
     return false;
 }
 
-static void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
+void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
 {
     /* 29d31c0 merged pull request 564; 8a07e7e of pull request 466 is based on it. 309785a: DeepEP issue 553. */
     static const char *const enough[] = {"29d31c0", "8a07e7e", NULL}, *const too_old[] = {"309785a", NULL};
@@ -248,15 +229,6 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
     doctor_advise(result, "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as "
                           "well), or use NVSHMEM 3.4.5.");
 }
-
-const struct doctor_check check_deepep_too_old = {
-    DOCTOR_CHECK("deepep-too-old", "deepep", 8, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_deepep_too_old),
-    .title = "DeepEP knows the layout of this NVSHMEM",
-    .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
-    .cause = "NVSHMEM 3.5 changed the order of its queue pairs: DeepEP knows it since 29d31c0 (pull request 564).",
-    .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
-    .links = TEXTS("https://github.com/deepseek-ai/DeepEP/pull/564"),
-};
 
 /* --- build-files --- */
 
@@ -390,7 +362,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
     return n;
 }
 
-static void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
+void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine), *fix = "";
     struct lack lacks[MAX_LACKS];
@@ -412,12 +384,3 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     doctor_advise(result, "This affects only the next build, not programs that run already. The headers of rdma-core "
                           "are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
-
-const struct doctor_check check_build_files = {
-    DOCTOR_CHECK("build-files", "deepep", 25, NEEDS_GPUS | NEEDS_DATA_NICS, run_build_files),
-    .title = "what a build of DeepEP or NVSHMEM needs is installed",
-    .symptom = "A build stops: MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", no cuda/std/tuple or gdrapi.h.",
-    .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing, old, or not where the compiler looks.",
-    .remedy = "Install the package, create the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
-    .links = TEXTS("/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY"),
-};
