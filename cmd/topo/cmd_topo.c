@@ -77,7 +77,7 @@ static ep_status read_topology(struct reading *reading)
 
 static ep_status read_machine(const struct topo_options *options, struct reading *reading)
 {
-    const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5", .one_world_per_gpu = true};
+    const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5"};
     ep_status status = options->save ? read_all(reading) : read_topology(reading);
 
     return status == EP_OK ? map_nvshmem(reading->topo, &how, &reading->nvshmem) : status;

@@ -96,7 +96,6 @@ ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map *
         .pe_mapping = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")),
         .hca_list = list ? list : "",
         .hca_prefix = prefix ? prefix : MACHINE_HCA_PREFIX,
-        .one_world_per_gpu = true,
     };
 
     return map_nvshmem(machine->topo, &how, ret_map);
