@@ -165,16 +165,10 @@ static int print_empty(const struct cmd *cmd, const struct doctor_options *optio
                        const struct doctor_machine *machine)
 {
     json_t *document = options->json ? out_document(cmd->name) : NULL;
-    int code;
 
-    if (document) {
-        json_object_set_new(document, "network", diagnosis_network(machine));
+    if (document)
         json_object_set_new(document, "facts", diagnosis_facts(machine));
-    }
-    code = inspect_report_empty(machine->topo, document);
-    if (options->verbose && !options->json)
-        diagnosis_print_network(machine);
-    return code;
+    return inspect_report_empty(machine->topo, document);
 }
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)

@@ -5,7 +5,6 @@
 #include "common/json.h"
 #include "common/output.h"
 #include "common/text.h"
-#include "machine/doctor/network.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -240,15 +239,6 @@ static void print_all_checks(const struct diagnosis *diagnosis)
     OUT_PRINT(columns, rows);
 }
 
-void diagnosis_print_network(const struct doctor_machine *machine)
-{
-    struct network network;
-
-    network_read(machine, &network);
-    out_line("\nbetween nodes");
-    diagnosis_print_block("network", network.text);
-}
-
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
 {
     char verdict[4096];
@@ -270,10 +260,8 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                      diagnosis->n_unknown == 1 ? "" : "s");
         }
     }
-    if (verbose) {
+    if (verbose)
         print_all_checks(diagnosis);
-        diagnosis_print_network(diagnosis->machine);
-    }
     if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
         print_unknown(diagnosis);
 }

@@ -3,7 +3,6 @@
 
 #include "common/output.h"
 #include "common/shell.h"
-#include "machine/doctor/network.h"
 #include "machine/doctor/stacks.h"
 #include "machine/hardware/counters.h"
 
@@ -78,7 +77,6 @@ static void read_counters(const struct doctor_machine *machine)
 void topo_save_read(const struct doctor_machine *machine)
 {
     struct doctor_result result;
-    struct network network;
 
     /* Also where the checks need a GPU, and there is none. */
     for (const struct stack *stack = stacks; stack->name; stack++)
@@ -86,7 +84,6 @@ void topo_save_read(const struct doctor_machine *machine)
             stack_evaluate(machine, stack);
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
-    network_read(machine, &network);
     source_environment(machine->source);
     read_counters(machine);
 }

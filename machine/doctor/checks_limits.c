@@ -99,26 +99,13 @@ static bool has_capability(struct source *source, unsigned long long bits)
     return *effective && (strtoull(effective, NULL, 16) & bits);
 }
 
-static bool may_lock_all(struct source *source)
-{
-    return has_capability(source, CAP_IPC_LOCK);
-}
-
-long long machine_memlock(const struct doctor_machine *machine)
-{
-    int64_t soft = limit_of(machine->source, MEMLOCK).soft;
-
-    if (may_lock_all(machine->source) || soft == UNLIMITED)
-        return MACHINE_MEMLOCK_UNLIMITED;
-    return soft < 0 ? MACHINE_MEMLOCK_UNKNOWN : soft;
-}
-
 void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct limit limit = limit_of(machine->source, MEMLOCK);
     long long bytes = limit.soft, hard = limit.hard;
 
-    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
+    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE ||
+        has_capability(machine->source, CAP_IPC_LOCK))
         return;
     doctor_found(result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock only %lld KiB of memory, which is not enough to register buffers with a NIC",
