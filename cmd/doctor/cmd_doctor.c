@@ -35,7 +35,7 @@ static const struct opt doctor_table[] = {
      .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
              "snapshot of a correct machine"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
-     .help = "list every check with its outcome, why some are unknown, and which network epkit uses between nodes"},
+     .help = "list every check with its outcome, and why some are unknown"},
     OPT_JSON_ROW(struct doctor_options, json),
     INSPECT_OPTIONS(struct doctor_options, inspect),
     INSPECT_PID_OPTION(struct doctor_options, inspect),

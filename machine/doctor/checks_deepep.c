@@ -31,11 +31,6 @@ static const struct software_copy *imported_copy(const struct doctor_machine *ma
     return NULL;
 }
 
-static bool has_whole_mapping(const struct software_copy *copy)
-{
-    return copy->buffer == SOURCE_OK && copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
-}
-
 static bool has_no_mapping(const struct software_copy *copy)
 {
     return !copy->defines_mapping && !copy->calls_mapping;
@@ -47,7 +42,7 @@ static const struct software_copy *mapped_copy(const struct doctor_machine *mach
     const struct software_deepep *deepep = &machine->software->deepep;
 
     for (int i = 0; i < deepep->n; i++)
-        if (i != deepep->imported && has_whole_mapping(&deepep->copies[i]))
+        if (i != deepep->imported && software_maps_devices(&deepep->copies[i]))
             return &deepep->copies[i];
     return NULL;
 }
@@ -147,7 +142,7 @@ static void report_copy(struct doctor_result *result, const struct software_copy
 {
     doctor_evidence(result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
                     *copy->version ? ", version " : "", copy->version, (unsigned long long)copy->hash,
-                    has_whole_mapping(copy) ? "has" : "does not have");
+                    software_maps_devices(copy) ? "has" : "does not have");
 }
 
 void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
@@ -170,7 +165,7 @@ void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *
     }
     report_copy(result, copy, "imported");
     report_copy(result, other, other->is_source ? "a source tree" : "another copy");
-    if (other->is_source && has_whole_mapping(other) && !copy->is_source)
+    if (other->is_source && software_maps_devices(other) && !copy->is_source)
         doctor_fix(result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
                    shell_word(machine->source, copy->folder));
     doctor_advise(result, "Install DeepEP again from the patched source, and keep one copy: remove the others or take "

@@ -130,8 +130,6 @@ void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *res
 void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    enum source_state state;
-    const char *error;
 
     if (!machine_uses_ibgda(machine, result))
         return;
@@ -145,17 +143,8 @@ void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_res
                               "has it.");
         return;
     }
-    state = machine_try_load(machine, nvshmem->transport_ibgda, &error);
-    if (state == SOURCE_NOT_RECORDED)
-        return; /* not recorded whether it loads; it exists, which is all that is known */
-    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nvshmem->transport_ibgda, error))
-        return;
-    if (!*error || machine_has_verbs_fault(machine, nvshmem->transport_ibgda))
-        return;
-    doctor_found(result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
-    doctor_evidence(result, nvshmem->transport_ibgda, "%s", error);
-    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nvshmem->transport_ibgda));
-    doctor_advise(result, "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
+    machine_check_load(machine, result, "NVSHMEM's transport for IBGDA", nvshmem->transport_ibgda,
+                       "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
 }
 
 /* --- two-nvshmem --- */
@@ -166,16 +155,6 @@ static bool is_preloaded_by_script(const struct doctor_machine *machine)
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
 
     return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
-}
-
-static bool find_two_mapped(struct source_names mapped, struct doctor_result *result)
-{
-    if (mapped.n < 2)
-        return false;
-    doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NVSHMEM", mapped.n);
-    for (size_t i = 0; i < mapped.n; i++)
-        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
-    return true;
 }
 
 /*
@@ -201,7 +180,7 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
 
-    if (!find_two_mapped(mapped, result)) {
+    if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
             return;
         if (*preload.path) {

@@ -18,8 +18,6 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
     const struct software_nccl *nccl = &machine->software->nccl;
     bool wants_net = net && *net && !software_is_internal_net(net);
     bool is_none = plugin && strcmp(plugin, "none") == 0;
-    enum source_state state;
-    const char *error;
 
     if (doctor_not_applicable_if(result, !wants_net && (!plugin || !*plugin || is_none),
                                  "the environment asks for no network plugin"))
@@ -46,17 +44,8 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_unknown_if(result, nccl->plugin.state != SOURCE_OK, "%s: %s", nccl->plugin_name,
                           machine_reason(nccl->plugin.state, NULL)))
         return;
-    state = machine_try_load(machine, nccl->plugin.path, &error);
-    if (state == SOURCE_NOT_RECORDED)
-        return; /* it exists, which is all that is known */
-    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nccl->plugin.path, error))
-        return;
-    if (!*error || machine_has_verbs_fault(machine, nccl->plugin.path))
-        return;
-    doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
-    doctor_evidence(result, nccl->plugin.path, "%s", error);
-    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
-    doctor_advise(result, "Install what is missing, or the plugin again for this system.");
+    machine_check_load(machine, result, "NCCL's network plugin", nccl->plugin.path,
+                       "Install what is missing, or the plugin again for this system.");
 }
 
 /* --- gib-settings --- */
@@ -149,16 +138,6 @@ void run_efa_version(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- two-nccl --- */
 
-/* The version in the file name after symbolic links: libnccl.so.2.27.5. "" if it has none. */
-static const char *version_in_name(const struct doctor_machine *machine, const char *path)
-{
-    struct source_text real = source_resolve(machine->source, "%s", path);
-    const char *name = real.state == SOURCE_OK ? strrchr(real.text, '/') : NULL;
-    const char *version = name ? strstr(name, ".so.") : NULL;
-
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
-
 /* Does the first folder of LD_LIBRARY_PATH with an NCCL have another than PyTorch's? gIB's own is meant to. */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -174,7 +153,7 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
         path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
         if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
             continue;
-        version = version_in_name(machine, path);
+        version = libs_file_version(source_resolve(machine->source, "%s", path).text);
         if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
             strverscmp(version, nccl->bundled_version) == 0)
             return false;
@@ -199,10 +178,7 @@ void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *re
     struct source_names mapped = libs_mapped(machine->source, "libnccl.so");
     struct machine_preload preload = machine_preload(machine, "libnccl.so");
 
-    if (mapped.n > 1) {
-        doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
-        for (size_t i = 0; i < mapped.n; i++)
-            doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
+    if (machine_has_two(machine, result, "libnccl.so", "NCCL")) {
         doctor_advise(result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
     } else if (*preload.path && !preload.is_there) {
         doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
