@@ -52,14 +52,6 @@ static const char *buffer_path(const struct doctor_machine *machine, const struc
     return source_printf(machine->source, "%s/buffer.py", copy->folder);
 }
 
-/* The parent folder of the package: the entry of PYTHONPATH, or the top of a source tree. */
-static const char *folder_above(const struct doctor_machine *machine, const struct software_copy *copy)
-{
-    const char *slash = strrchr(copy->folder, '/');
-
-    return source_printf(machine->source, "%.*s", slash ? (int)(slash - copy->folder) : 0, copy->folder);
-}
-
 /* --- mapping-inactive --- */
 
 static void advise_mapping(struct doctor_result *result)
@@ -245,7 +237,7 @@ static const char *deepep_source(const struct doctor_machine *machine)
 
     for (int i = 0; i < deepep->n; i++)
         if (deepep->copies[i].is_source)
-            return folder_above(machine, &deepep->copies[i]);
+            return libs_folder_of(machine->source, deepep->copies[i].folder);
     return "";
 }
 

@@ -270,10 +270,9 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 {
     const struct software_driver *driver = &machine->software->driver;
     struct libs_env env = libs_env_of(machine->source), plain = {.library_path = "", .preload = ""};
-    const char *slash = strrchr(location->path, '/'), *folder;
+    const char *folder = libs_folder_of(machine->source, location->path);
     struct lib_location own;
 
-    folder = source_printf(machine->source, "%.*s", slash ? (int)(slash - location->path) : 0, location->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
         doctor_fix(result, false, "%s", shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
         doctor_advise(result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which matches the driver.", folder,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_extension.c - DeepEP's compiled extension: the NVSHMEM that it was linked with, and its GPU architectures. */
 #include "checks.h"
+#include "machine/software/libs_search.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -22,26 +23,14 @@ static bool needs_library(const struct elf_facts *facts, const char *name)
 /* The NVSHMEM in the first folder of an RPATH or RUNPATH that contains one; "" if none does. */
 static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
 {
-    const char *slash = strrchr(path, '/');
+    const char *origin = libs_folder_of(machine->source, path);
 
     while (*folders) {
-        size_t n = strcspn(folders, ":"), skip = 0;
-        const char *start = "", *place;
+        struct piece entry = text_take(&folders, ":");
+        const char *folder = libs_expand(machine->source, entry.text, entry.n, origin);
 
-        for (size_t i = 0; i < 2 && !skip; i++) {
-            static const char *const words[] = {"$ORIGIN", "${ORIGIN}"};
-
-            if (n >= strlen(words[i]) && strncmp(folders, words[i], strlen(words[i])) == 0)
-                skip = strlen(words[i]);
-        }
-        if (skip && slash)
-            start = source_printf(machine->source, "%.*s", (int)(slash - path), path);
-        if (n && n < 3000 && (skip || *folders == '/')) {
-            place = source_printf(machine->source, "%s%.*s/" HOST, start, (int)(n - skip), folders + skip);
-            if (source_elf(machine->source, "%s", place).state == SOURCE_OK)
-                return place;
-        }
-        folders += n + (folders[n] != '\0');
+        if (folder && *folder == '/' && source_elf(machine->source, "%s/" HOST, folder).state == SOURCE_OK)
+            return source_printf(machine->source, "%s/" HOST, folder);
     }
     return "";
 }

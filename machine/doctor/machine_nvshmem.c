@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine_nvshmem.h"
 
+#include "common/text.h"
 #include "common/variables.h"
 #include "queries.h"
 #include "shell.h"
@@ -129,12 +130,9 @@ struct machine_preload machine_preload(const struct doctor_machine *machine, con
 {
     const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    while ((entry = machine_next_preload(machine, &at))) {
-        const char *slash = strrchr(entry, '/');
-
-        if (strstr(slash ? slash + 1 : entry, part))
+    while ((entry = machine_next_preload(machine, &at)))
+        if (strstr(text_base(entry), part))
             return (struct machine_preload){entry, !machine_is_missing_preload(machine, entry)};
-    }
     return (struct machine_preload){"", false};
 }
 
