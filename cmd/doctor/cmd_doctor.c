@@ -35,7 +35,7 @@ static const struct opt doctor_table[] = {
      .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
              "snapshot of a correct machine"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
-     .help = "list every check with its outcome, why some are unknown, and which network epkit uses between nodes"},
+     .help = "list every check with its outcome, and why some are unknown"},
     OPT_JSON_ROW(struct doctor_options, json),
     INSPECT_OPTIONS(struct doctor_options, inspect),
     INSPECT_PID_OPTION(struct doctor_options, inspect),
@@ -165,16 +165,10 @@ static int print_empty(const struct cmd *cmd, const struct doctor_options *optio
                        const struct doctor_machine *machine)
 {
     json_t *document = options->json ? out_document(cmd->name) : NULL;
-    int code;
 
-    if (document) {
-        json_object_set_new(document, "network", diagnosis_network(machine));
+    if (document)
         json_object_set_new(document, "facts", diagnosis_facts(machine));
-    }
-    code = inspect_report_empty(machine->topo, document);
-    if (options->verbose && !options->json)
-        diagnosis_print_network(machine);
-    return code;
+    return inspect_report_empty(machine->topo, document);
 }
 
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)

@@ -37,8 +37,6 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
 
 /* Prints verdict, table and findings; with `verbose` also every check with its outcome. */
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose);
-/* Prints the network that the library would use between nodes. */
-void diagnosis_print_network(const struct doctor_machine *machine);
 
 void diagnosis_explain(const struct doctor_check *check);
 
@@ -60,7 +58,6 @@ json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they c
 /* A row for each installed stack, for each of `n` names, or with "all" for each known. NULL: one is not known. */
 json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *names, int n);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
-json_t *diagnosis_network(const struct doctor_machine *machine); /* of struct network, machine/doctor/network.h */
 
 /* --- fix.c --- */
 

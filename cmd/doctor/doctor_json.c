@@ -5,7 +5,6 @@
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
 #include "common/variables.h"
-#include "machine/doctor/network.h"
 #include "machine/doctor/queries.h"
 #include "machine/doctor/stacks.h"
 
@@ -144,22 +143,6 @@ json_t *diagnosis_facts(const struct doctor_machine *machine)
                      "nics", nic_facts(machine->topo), "environment", environment_facts(machine->source));
 }
 
-/* --- between nodes --- */
-
-json_t *diagnosis_network(const struct doctor_machine *machine)
-{
-    static const char *const states[] = {
-        [NETWORK_USABLE] = "usable", [NETWORK_NOT_USABLE] = "not-usable", [NETWORK_NOT_KNOWN] = "not-known"};
-    json_t *ports = json_array();
-    struct network network;
-
-    network_read(machine, &network);
-    for (int i = 0; i < network.n_ports; i++)
-        json_array_append_new(ports, out_text(network.ports[i]));
-    return json_pack("{s:s?, s:s, s:o, s:o, s:o}", "used", network.used, "verbs", states[network.verbs], "why",
-                     or_null(network.why), "ports", ports, "text", or_null(network.text));
-}
-
 /* --- stacks --- */
 
 static json_t *stack_row(const struct doctor_machine *machine, const struct stack *stack)
@@ -229,12 +212,11 @@ json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
         json_array_append_new(checks, diagnosis_row(&diagnosis->results[i]));
     json_object_update_new(
         document,
-        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o, s:o}", "verdict", out_text(verdict),
+        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict", out_text(verdict),
                   "healthy", diagnosis_exit(diagnosis) == CMD_FINE, "state", state_name(diagnosis_exit(diagnosis)),
                   "counts", "fine", diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
                   "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "stacks",
-                  diagnosis_stacks(diagnosis->machine, NULL, 0), "network", diagnosis_network(diagnosis->machine),
-                  "facts", diagnosis_facts(diagnosis->machine)));
+                  diagnosis_stacks(diagnosis->machine, NULL, 0), "facts", diagnosis_facts(diagnosis->machine)));
     return document;
 }
 

@@ -4,7 +4,6 @@
 #include "common/output.h"
 #include "common/text.h"
 #include "diagnosis.h"
-#include "machine/doctor/network.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -334,15 +333,6 @@ static void print_all_checks(const struct diagnosis *diagnosis)
     OUT_PRINT(columns, rows);
 }
 
-void diagnosis_print_network(const struct doctor_machine *machine)
-{
-    struct network network;
-
-    network_read(machine, &network);
-    out_line("\nbetween nodes");
-    diagnosis_print_block("network", network.text);
-}
-
 void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
 {
     char verdict[4096];
@@ -364,10 +354,8 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                      diagnosis->n_unknown == 1 ? "" : "s");
         }
     }
-    if (verbose) {
+    if (verbose)
         print_all_checks(diagnosis);
-        diagnosis_print_network(diagnosis->machine);
-    }
     if (verbose || diagnosis_exit(diagnosis) == CMD_NOT_KNOWN)
         print_unknown(diagnosis);
 }

@@ -4,7 +4,6 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/shell.h"
-#include "machine/doctor/network.h"
 #include "machine/doctor/stacks.h"
 #include "machine/hardware/counters.h"
 #include "topo_view.h"
@@ -84,7 +83,6 @@ static void read_counters(const struct doctor_machine *machine)
 static void topo_save_read(const struct doctor_machine *machine)
 {
     struct doctor_result result;
-    struct network network;
 
     /* Also where the checks need a GPU, and there is none. */
     for (const struct stack *stack = stacks; stack->name; stack++)
@@ -92,7 +90,6 @@ static void topo_save_read(const struct doctor_machine *machine)
             stack_evaluate(machine, stack);
     for (size_t i = 0; doctor_checks[i]; i++)
         doctor_run(machine, doctor_checks[i], &result);
-    network_read(machine, &network);
     source_environment(machine->source);
     read_counters(machine);
 }
@@ -186,7 +183,7 @@ static ep_status read_topology(struct reading *reading)
 
 static ep_status read_machine(const struct topo_options *options, struct reading *reading)
 {
-    const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5", .one_world_per_gpu = true};
+    const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5"};
     ep_status status = options->save ? read_all(reading) : read_topology(reading);
 
     return status == EP_OK ? map_nvshmem(reading->topo, &how, &reading->nvshmem) : status;

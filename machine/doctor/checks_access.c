@@ -111,7 +111,7 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
 }
 
 /* Reports when this process has no GPU; the other checks then say that there is none. */
-static void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
 
@@ -134,18 +134,9 @@ static void run_gpu_access(const struct doctor_machine *machine, struct doctor_r
     report_denied(machine, result);
 }
 
-const struct doctor_check check_gpu_access = {
-    DOCTOR_CHECK("gpu-access", "driver", 21, 0, run_gpu_access),
-    .title = "the process may use the GPUs that it needs",
-    .symptom = "\"no CUDA-capable device is detected\", \"No devices were found\", although the machine has GPUs.",
-    .cause = "/dev/nvidia* are missing, belong to another user, or are blocked: the job has not asked for GPUs.",
-    .remedy = "Ask for GPUs when the job or the container is started.",
-    .links = TEXTS("/dev/nvidia0", "/dev/nvidiactl", "CUDA_VISIBLE_DEVICES"),
-};
-
 /* --- rdma-device --- */
 
-static void run_rdma_device(const struct doctor_machine *machine, struct doctor_result *result)
+void run_rdma_device(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     enum source_state module = source_stat(machine->source, "/sys/module/mlx5_ib").state;
@@ -190,12 +181,3 @@ static void run_rdma_device(const struct doctor_machine *machine, struct doctor_
                       topo->pci[first].address, topo->pci[first].address);
     }
 }
-
-const struct doctor_check check_rdma_device = {
-    DOCTOR_CHECK("rdma-device", "nic", 21, NEEDS_GPUS, run_rdma_device),
-    .title = "the NICs of GPUs have RDMA devices",
-    .symptom = "\"No IB devices found\", or NCCL uses sockets, although lspci shows ConnectX cards.",
-    .cause = "mlx5_core makes a network interface of a card; RDMA devices come from mlx5_ib, which is not bound to it.",
-    .remedy = "Load mlx5_ib, or switch RDMA on for the function with devlink.",
-    .links = TEXTS("/sys/class/infiniband", "/sys/module/mlx5_ib"),
-};

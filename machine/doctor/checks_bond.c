@@ -103,7 +103,7 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
                         has_lost_carrier(machine, dead[i]) ? ", no carrier" : "");
 }
 
-static void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
+void run_bond(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text bonds = source_line(machine->source, BONDS);
     int n_usual = bonds.state == SOURCE_OK ? usual_members(machine, bonds.text) : 0;
@@ -114,12 +114,3 @@ static void run_bond(const struct doctor_machine *machine, struct doctor_result 
     while ((bond = machine_next_word(machine, &bonds.text)))
         check_one_bond(machine, result, bond, n_usual);
 }
-
-const struct doctor_check check_bond = {
-    DOCTOR_CHECK("bond", "nic", 50, 0, run_bond),
-    .title = "all members of bonds are up",
-    .symptom = "RDMA over a bond, or the path to storage and to other nodes, has half of its bandwidth.",
-    .cause = "A member of the bond is down, and only the others carry traffic.",
-    .remedy = "Repair the link of the member.",
-    .links = TEXTS(BONDS, "/sys/class/net/*/bonding_slave/mii_status"),
-};

@@ -31,11 +31,6 @@ static const struct software_copy *imported_copy(const struct doctor_machine *ma
     return NULL;
 }
 
-static bool has_whole_mapping(const struct software_copy *copy)
-{
-    return copy->buffer == SOURCE_OK && copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
-}
-
 static bool has_no_mapping(const struct software_copy *copy)
 {
     return !copy->defines_mapping && !copy->calls_mapping;
@@ -47,7 +42,7 @@ static const struct software_copy *mapped_copy(const struct doctor_machine *mach
     const struct software_deepep *deepep = &machine->software->deepep;
 
     for (int i = 0; i < deepep->n; i++)
-        if (i != deepep->imported && has_whole_mapping(&deepep->copies[i]))
+        if (i != deepep->imported && software_maps_devices(&deepep->copies[i]))
             return &deepep->copies[i];
     return NULL;
 }
@@ -55,14 +50,6 @@ static const struct software_copy *mapped_copy(const struct doctor_machine *mach
 static const char *buffer_path(const struct doctor_machine *machine, const struct software_copy *copy)
 {
     return source_printf(machine->source, "%s/buffer.py", copy->folder);
-}
-
-/* The parent folder of the package: the entry of PYTHONPATH, or the top of a source tree. */
-static const char *folder_above(const struct doctor_machine *machine, const struct software_copy *copy)
-{
-    const char *slash = strrchr(copy->folder, '/');
-
-    return source_printf(machine->source, "%.*s", slash ? (int)(slash - copy->folder) : 0, copy->folder);
 }
 
 /* --- mapping-inactive --- */
@@ -86,7 +73,7 @@ static const char *mapping_fault(const struct software_copy *copy)
     return "";
 }
 
-static void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
+void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_copy *copy = imported_copy(machine, result);
     const char *wanted = source_env(machine->source, MAPPING), *path, *fault;
@@ -121,16 +108,6 @@ static void run_mapping_inactive(const struct doctor_machine *machine, struct do
     advise_mapping(result);
 }
 
-const struct doctor_check check_mapping_inactive = {
-    DOCTOR_CHECK("mapping-inactive", "deepep", 2, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_mapping_inactive),
-    .title = "DeepEP's mapping of GPUs to NICs is in effect",
-    .symptom = "All traffic of a node goes over one NIC or half of them, although a mapping is \"installed\".",
-    .cause =
-        "The imported buffer.py never calls the method of pull request 466, has it below a decorator that belongs to the next one, or lacks it: a search for its name finds it in all cases.",
-    .remedy = "Install a build of commit 8a07e7e, and check definition, call and decorators of the installed copy.",
-    .links = TEXTS(MAPPING, "https://github.com/deepseek-ai/DeepEP/pull/466"),
-};
-
 /* --- stale-copy --- */
 
 /* Another copy that suggests that the imported one is not the intended one; NULL if there is none. */
@@ -157,10 +134,10 @@ static void report_copy(struct doctor_result *result, const struct software_copy
 {
     doctor_evidence(result, copy->folder, "%s%s%s; buffer.py %016llx, %s the mapping", what,
                     *copy->version ? ", version " : "", copy->version, (unsigned long long)copy->hash,
-                    has_whole_mapping(copy) ? "has" : "does not have");
+                    software_maps_devices(copy) ? "has" : "does not have");
 }
 
-static void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
+void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_copy *copy = imported_copy(machine, result), *other;
 
@@ -180,21 +157,12 @@ static void run_stale_copy(const struct doctor_machine *machine, struct doctor_r
     }
     report_copy(result, copy, "imported");
     report_copy(result, other, other->is_source ? "a source tree" : "another copy");
-    if (other->is_source && has_whole_mapping(other) && !copy->is_source)
+    if (other->is_source && software_maps_devices(other) && !copy->is_source)
         doctor_fix(result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
                    shell_word(machine->source, copy->folder));
     doctor_advise(result, "Install DeepEP again from the patched source, and keep one copy: remove the others or take "
                           "them out of PYTHONPATH.");
 }
-
-const struct doctor_check check_stale_copy = {
-    DOCTOR_CHECK("stale-copy", "deepep", 3, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_stale_copy),
-    .title = "the DeepEP that is imported is the one that was patched",
-    .symptom = "The source tree has the patch, but the program behaves as if it had not.",
-    .cause = "Python imports the first copy on its path, which was installed before the source was patched.",
-    .remedy = "Install again after patching, and keep one copy on the path.",
-    .links = TEXTS("PYTHONPATH", "deep_ep/buffer.py"),
-};
 
 /* --- deepep-too-old --- */
 
@@ -214,7 +182,7 @@ static bool is_commit(const char *commit, const char *const *list)
     return false;
 }
 
-static void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
+void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
 {
     /* 29d31c0 merged pull request 564; 8a07e7e of pull request 466 is based on it. 309785a: DeepEP issue 553. */
     static const char *const enough[] = {"29d31c0", "8a07e7e", NULL}, *const too_old[] = {"309785a", NULL};
@@ -249,15 +217,6 @@ static void run_deepep_too_old(const struct doctor_machine *machine, struct doct
                           "well), or use NVSHMEM 3.4.5.");
 }
 
-const struct doctor_check check_deepep_too_old = {
-    DOCTOR_CHECK("deepep-too-old", "deepep", 8, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_deepep_too_old),
-    .title = "DeepEP knows the layout of this NVSHMEM",
-    .symptom = "Dispatch between nodes runs into its timeout, or results are wrong.",
-    .cause = "NVSHMEM 3.5 changed the order of its queue pairs: DeepEP knows it since 29d31c0 (pull request 564).",
-    .remedy = "Upgrade DeepEP to commit 29d31c0 or later, or stay with NVSHMEM 3.4.5.",
-    .links = TEXTS("https://github.com/deepseek-ai/DeepEP/pull/564"),
-};
-
 /* --- build-files --- */
 
 /* Where builds leave NVSHMEM's source tree. */
@@ -278,7 +237,7 @@ static const char *deepep_source(const struct doctor_machine *machine)
 
     for (int i = 0; i < deepep->n; i++)
         if (deepep->copies[i].is_source)
-            return folder_above(machine, &deepep->copies[i]);
+            return libs_folder_of(machine->source, deepep->copies[i].folder);
     return "";
 }
 
@@ -390,7 +349,7 @@ static int find_lacks(const struct doctor_machine *machine, const char *nvshmem,
     return n;
 }
 
-static void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
+void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine), *fix = "";
     struct lack lacks[MAX_LACKS];
@@ -412,12 +371,3 @@ static void run_build_files(const struct doctor_machine *machine, struct doctor_
     doctor_advise(result, "This affects only the next build, not programs that run already. The headers of rdma-core "
                           "are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
 }
-
-const struct doctor_check check_build_files = {
-    DOCTOR_CHECK("build-files", "deepep", 25, NEEDS_GPUS | NEEDS_DATA_NICS, run_build_files),
-    .title = "what a build of DeepEP or NVSHMEM needs is installed",
-    .symptom = "A build stops: MLX5DV_REG_DMABUF undeclared, \"cannot find -lmlx5\", no cuda/std/tuple or gdrapi.h.",
-    .cause = "Headers or links of rdma-core, libcu++ or GDRCopy are missing, old, or not where the compiler looks.",
-    .remedy = "Install the package, create the link, or extend CPLUS_INCLUDE_PATH; GDRCopy can be switched off.",
-    .links = TEXTS("/usr/include/infiniband/mlx5dv.h", "CPLUS_INCLUDE_PATH", "NVSHMEM_USE_GDRCOPY"),
-};

@@ -80,7 +80,7 @@ static void find_old_peermem(const struct doctor_machine *machine, struct doctor
                           "which the driver brings, when no program uses RDMA: the two exclude each other.");
 }
 
-static void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
+void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
     bool is_idle =
@@ -109,15 +109,6 @@ static void run_peermem(const struct doctor_machine *machine, struct doctor_resu
         fix_peermem(machine, result);
 }
 
-const struct doctor_check check_peermem = {
-    DOCTOR_CHECK("peermem", "driver", 11, NEEDS_DRIVER | NEEDS_DATA_NICS, run_peermem),
-    .title = "NICs can reach GPU memory, by nvidia_peermem or dma-buf",
-    .symptom = "NVSHMEM: \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
-    .cause = "NICs reach GPU memory by dma-buf (open kernel modules, Linux 5.12) or nvidia_peermem: there is neither.",
-    .remedy = "Load nvidia-peermem, now and at every boot, or use the open kernel modules.",
-    .links = TEXTS("/sys/module/nvidia_peermem", "/sys/kernel/mm/memory_peers/nv_mem"),
-};
-
 /* --- driver-option --- */
 
 /* 1 and 0x1 are the same value. */
@@ -144,7 +135,7 @@ static void report_option(const struct doctor_machine *machine, struct doctor_re
                     option->live);
 }
 
-static void run_driver_option(const struct doctor_machine *machine, struct doctor_result *result)
+void run_driver_option(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
     struct source_text params;
@@ -172,15 +163,6 @@ static void run_driver_option(const struct doctor_machine *machine, struct docto
     report_option(machine, result);
     driver_fix_reload(machine, result);
 }
-
-const struct doctor_check check_driver_option = {
-    DOCTOR_CHECK("driver-option", "driver", 12, NEEDS_DRIVER, run_driver_option),
-    .title = "driver options that are configured are in effect",
-    .symptom = "IBGDA falls back to the CPU as NIC handler although the option for it is configured.",
-    .cause = "The module gets options when it is loaded, from the initramfs; of several lines the last counts.",
-    .remedy = "Keep one line, rebuild the initramfs (update-initramfs -u, dracut --force), and reboot.",
-    .links = TEXTS("/etc/modprobe.d", PARAMS),
-};
 
 /* --- doca-kernel --- */
 
@@ -230,7 +212,7 @@ static struct source_text built_modules(const struct doctor_machine *machine, co
     return (struct source_text){.state = dep.state, .text = "", .why = dep.why};
 }
 
-static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)
+void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
     struct source_text built;
@@ -261,15 +243,6 @@ static void run_doca_kernel(const struct doctor_machine *machine, struct doctor_
                   DOCA_FOR_614);
 }
 
-const struct doctor_check check_doca_kernel = {
-    DOCTOR_CHECK("doca-kernel", "driver", 24, 0, run_doca_kernel),
-    .title = "DOCA-OFED is recent enough for the kernel",
-    .symptom = "The DKMS build of mlnx-ofed-kernel fails in en_accel/ipsec.c; NICs run with the kernel's own modules.",
-    .cause = "Linux 6.14 changed interfaces that DOCA-OFED before 3.2.1 uses, so its modules do not compile.",
-    .remedy = "Install DOCA-OFED 3.2.1 or later.",
-    .links = TEXTS("/lib/modules/<release>/modules.dep", "/sys/module/mlx5_core/version"),
-};
-
 /* --- driver-skew --- */
 
 /* "570.124.06" and "570.124.06-0ubuntu1" are the same driver. */
@@ -297,10 +270,9 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 {
     const struct software_driver *driver = &machine->software->driver;
     struct libs_env env = libs_env_of(machine->source), plain = {.library_path = "", .preload = ""};
-    const char *slash = strrchr(location->path, '/'), *folder;
+    const char *folder = libs_folder_of(machine->source, location->path);
     struct lib_location own;
 
-    folder = source_printf(machine->source, "%.*s", slash ? (int)(slash - location->path) : 0, location->path);
     if (same_version(driver->version, library_version(machine, plain, &own))) {
         doctor_fix(result, false, "%s", shell_leave_out(machine->source, "LD_LIBRARY_PATH", env.library_path, folder));
         doctor_advise(result, "LD_LIBRARY_PATH leads to %s; without it %s is found, which matches the driver.", folder,
@@ -373,7 +345,7 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
     }
 }
 
-static void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
+void run_driver_skew(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
     const char *other = "", *what = "", *library;
@@ -416,19 +388,9 @@ static void run_driver_skew(const struct doctor_machine *machine, struct doctor_
                   machine->software->os.in_container ? " of the node" : "");
 }
 
-const struct doctor_check check_driver_skew = {
-    DOCTOR_CHECK("driver-skew", "driver", 26, NEEDS_GPUS, run_driver_skew),
-    .title = "the NVIDIA driver is loaded, and all its parts are of one version",
-    .symptom = "\"Driver/library version mismatch\", \"API mismatch\"; programs find no GPU.",
-    .cause =
-        "The kernel module in memory, the one on disk and the libraries work together only in one version; after an update the old module stays until a reboot. A module for another kernel, or unsigned under Secure Boot, is not loaded.",
-    .remedy = "Align the versions and reboot.",
-    .links = TEXTS(VERSION, "/sys/module/nvidia/version"),
-};
-
 /* --- iommu-gb200 --- */
 
-static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result *result)
+void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const bad[] = {"iommu.passthrough=1",
                                       "iommu.passthrough=y",
@@ -456,12 +418,3 @@ static void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_
             return;
         }
 }
-
-const struct doctor_check check_iommu_gb200 = {
-    DOCTOR_CHECK("iommu-gb200", "driver", 33, NEEDS_GPUS, run_iommu_gb200),
-    .title = "boards with Grace processors run with the IOMMU translating",
-    .symptom = "CUDA error 701 (too many resources requested for launch) on GB200.",
-    .cause = "GPU and Grace processor share page tables through the SMMU, which iommu.passthrough prevents.",
-    .remedy = "Remove iommu.passthrough from the kernel command line and reboot.",
-    .links = TEXTS("/proc/cmdline", "/etc/default/grub"),
-};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_extension.c - DeepEP's compiled extension: the NVSHMEM that it was linked with, and its GPU architectures. */
 #include "checks.h"
+#include "machine/software/libs_search.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -22,26 +23,14 @@ static bool needs_library(const struct elf_facts *facts, const char *name)
 /* The NVSHMEM in the first folder of an RPATH or RUNPATH that contains one; "" if none does. */
 static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
 {
-    const char *slash = strrchr(path, '/');
+    const char *origin = libs_folder_of(machine->source, path);
 
     while (*folders) {
-        size_t n = strcspn(folders, ":"), skip = 0;
-        const char *start = "", *place;
+        struct piece entry = text_take(&folders, ":");
+        const char *folder = libs_expand(machine->source, entry.text, entry.n, origin);
 
-        for (size_t i = 0; i < 2 && !skip; i++) {
-            static const char *const words[] = {"$ORIGIN", "${ORIGIN}"};
-
-            if (n >= strlen(words[i]) && strncmp(folders, words[i], strlen(words[i])) == 0)
-                skip = strlen(words[i]);
-        }
-        if (skip && slash)
-            start = source_printf(machine->source, "%.*s", (int)(slash - path), path);
-        if (n && n < 3000 && (skip || *folders == '/')) {
-            place = source_printf(machine->source, "%s%.*s/" HOST, start, (int)(n - skip), folders + skip);
-            if (source_elf(machine->source, "%s", place).state == SOURCE_OK)
-                return place;
-        }
-        folders += n + (folders[n] != '\0');
+        if (folder && *folder == '/' && source_elf(machine->source, "%s/" HOST, folder).state == SOURCE_OK)
+            return source_printf(machine->source, "%s/" HOST, folder);
     }
     return "";
 }
@@ -64,7 +53,7 @@ static void report_other_nvshmem(const struct doctor_machine *machine, struct do
                   *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
 }
 
-static void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
+void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *path = machine_extension(machine, result), *linked, *version;
@@ -91,15 +80,6 @@ static void run_other_nvshmem(const struct doctor_machine *machine, struct docto
         strverscmp(version, nvshmem->version) != 0)
         report_other_nvshmem(machine, result, path, linked, version);
 }
-
-const struct doctor_check check_other_nvshmem = {
-    DOCTOR_CHECK("other-nvshmem", "deepep", 6, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_other_nvshmem),
-    .title = "DeepEP was built with the NVSHMEM that is loaded",
-    .symptom = "Dispatch between nodes hangs for about 100 s with counters of -1, or device libraries do not match.",
-    .cause = "The extension has NVSHMEM's device code of one version, and the host library of another one is loaded.",
-    .remedy = "Build DeepEP with NVSHMEM_DIR set to the NVSHMEM that is used.",
-    .links = TEXTS("LD_PRELOAD", "LD_LIBRARY_PATH", "NVSHMEM_DIR"),
-};
 
 /* --- gpu-arch --- */
 
@@ -167,7 +147,7 @@ static void report_arch(const struct doctor_machine *machine, struct doctor_resu
                   gpu->cc_major, gpu->cc_minor);
 }
 
-static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
@@ -201,12 +181,3 @@ static void run_gpu_arch(const struct doctor_machine *machine, struct doctor_res
         result->missing = DOCTOR_MISSING_RUN;
     }
 }
-
-const struct doctor_check check_gpu_arch = {
-    DOCTOR_CHECK("gpu-arch", "deepep", 23, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_gpu_arch),
-    .title = "DeepEP and NVSHMEM contain code for these GPUs",
-    .symptom = "\"named symbol not found\", \"no kernel image is available for execution on the device\".",
-    .cause = "Machine code for another major number does not run, nor does sm_90a on another architecture.",
-    .remedy = "Build again with the compute capability of these GPUs in TORCH_CUDA_ARCH_LIST.",
-    .links = TEXTS("TORCH_CUDA_ARCH_LIST"),
-};

@@ -177,7 +177,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
                       : "");
 }
 
-static void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct nvlink_count count;
 
@@ -227,15 +227,6 @@ static void run_nvlink(const struct doctor_machine *machine, struct doctor_resul
     report_nvlinks(machine, result);
 }
 
-const struct doctor_check check_nvlink = {
-    DOCTOR_CHECK("nvlink", "driver", 35, NEEDS_NVML, run_nvlink),
-    .title = "all NVLinks are up and the fabric is ready",
-    .symptom = "Dispatch within a node is a fraction of NVLink's bandwidth; \"system not yet initialized\" (CUDA 802).",
-    .cause = "NVLinks are down, or the fabric manager has not set up the switches.",
-    .remedy = "Start nvidia-fabricmanager in the version of the driver; repair links that stay down.",
-    .links = TEXTS("nvidia-smi nvlink --status", "nvidia-fabricmanager"),
-};
-
 /* --- fabric-manager --- */
 
 /* The check nvlink reports a fabric that is not up, and checks the versions as well. */
@@ -251,7 +242,7 @@ static bool is_fabric_up(const struct topo *topo)
     return is_up;
 }
 
-static void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
+void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
     const char *from = machine->software->driver.fabric_manager_from;
@@ -280,18 +271,9 @@ static void run_fabric_manager(const struct doctor_machine *machine, struct doct
         "Do not restart it now: the fabric that is up would go down. Install both in one version, prevent updates of only one, and restart the node when it is drained.");
 }
 
-const struct doctor_check check_fabric_manager = {
-    DOCTOR_CHECK("fabric-manager", "driver", 35, NEEDS_NVML, run_fabric_manager),
-    .title = "the fabric manager is of the driver's version",
-    .symptom = "After the next boot CUDA fails with \"system not yet initialized\" (802), on this node only.",
-    .cause = "The fabric manager works only with a driver of its version, and one of the two was updated.",
-    .remedy = "Install both in one version, and restart the node.",
-    .links = TEXTS("nvidia-fabricmanager", "/var/lib/dpkg/status", SOFTWARE_FABRIC_LOG),
-};
-
 /* --- sxid --- */
 
-static void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
+void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct kernel_log log;
 
@@ -310,12 +292,3 @@ static void run_sxid(const struct doctor_machine *machine, struct doctor_result 
         result,
         "Drain the node and restart it: GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
 }
-
-const struct doctor_check check_sxid = {
-    DOCTOR_CHECK("sxid", "driver", 35, NEEDS_DRIVER, run_sxid),
-    .title = "NVSwitches report no fatal errors",
-    .symptom = "Programs that use NVLink end with an error or hang; GPUs report Xid 74 at the same time.",
-    .cause = "A switch or one of its links has failed: its driver writes an SXid to the kernel log.",
-    .remedy = "Restart the node, and have the board repaired if it comes back.",
-    .links = TEXTS("/dev/kmsg", KERNEL_LOG_FILE),
-};

@@ -139,7 +139,7 @@ static const struct {
      "sudo firewall-cmd --permanent --zone=trusted --add-source=NETWORK, with the network of the nodes, and --reload"},
 };
 
-static void run_firewall(const struct doctor_machine *machine, struct doctor_result *result)
+void run_firewall(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
     bool is_job = machine_has_other_nodes(machine), is_found = find_dropped(machine, is_job, result);
@@ -178,16 +178,6 @@ static void run_firewall(const struct doctor_machine *machine, struct doctor_res
     }
 }
 
-const struct doctor_check check_firewall = {
-    DOCTOR_CHECK("firewall", "job", 70, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_firewall),
-    .title = "no firewall is between the nodes of the job",
-    .symptom = "Processes on other nodes get \"No route to host\", or wait until a timeout, although ping works.",
-    .cause = "A firewall drops connections to ports that no rule opens; NCCL, Gloo, NVSHMEM and MPI listen on any.",
-    .remedy = "Allow all ports between the nodes.",
-    .links = TEXTS("/dev/kmsg", "/etc/ufw/ufw.conf", "/etc/nftables.conf", "/etc/firewalld/firewalld.conf",
-                   "https://github.com/NVIDIA/nccl/issues/352"),
-};
-
 /* --- ptrace --- */
 
 #define PTRACE_SCOPE "/proc/sys/kernel/yama/ptrace_scope"
@@ -210,7 +200,7 @@ static const struct {
     {"OMPI_MCA_smsc", "cma", NULL, "Open MPI cannot copy from process to process (CMA)", false},
 };
 
-static void run_ptrace(const struct doctor_machine *machine, struct doctor_result *result)
+void run_ptrace(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
     struct source_text scope = source_line(source, PTRACE_SCOPE);
@@ -246,12 +236,3 @@ static void run_ptrace(const struct doctor_machine *machine, struct doctor_resul
                   : in_container ? "Start the container with --cap-add=SYS_PTRACE."
                                  : "It lasts until a reboot: for later ones write it to /etc/sysctl.d/10-ptrace.conf.");
 }
-
-const struct doctor_check check_ptrace = {
-    DOCTOR_CHECK("ptrace", "limits", 71, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_ptrace),
-    .title = "processes may access each other where a library needs it",
-    .symptom = "\"pidfd_getfd: Operation not permitted\"; \"process_vm_readv ...\"; \"Read -1, expected N\".",
-    .cause = "By ptrace_scope=1, Ubuntu's default, a process may access those that it started; in a container none.",
-    .remedy = "Set ptrace_scope to 0, or give the container the capability SYS_PTRACE.",
-    .links = TEXTS(PTRACE_SCOPE, "/proc/self/status", "https://github.com/pytorch/pytorch/issues/165685"),
-};

@@ -185,7 +185,7 @@ static bool may_use_none(const struct topo *topo)
     return true;
 }
 
-static void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gid_faults faults = {.variables = "", .only_ipv6 = true};
 
@@ -211,14 +211,3 @@ static void run_gid(const struct doctor_machine *machine, struct doctor_result *
         doctor_not_applicable(result, "no RoCE port is active");
     }
 }
-
-const struct doctor_check check_gid = {
-    DOCTOR_CHECK("gid", "nic", 20, NEEDS_DATA_NICS, run_gid),
-    .title = "RoCE ports have a routable GID, and configured GID indices select one",
-    .symptom = "ibv_modify_qp fails with a timeout or EINVAL; connections between nodes never come up.",
-    .cause =
-        "Queue pairs need the RoCE v2 GID with the port's IPv4 address. It is missing, or a fixed index names another entry: their order differs from node to node.",
-    .remedy = "Give the interface its address (hostNetwork in pods); leave the index to the library.",
-    .links = TEXTS("NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", "NVSHMEM_IB_ADDR_FAMILY", "NCCL_IB_ADDR_FAMILY",
-                   "/sys/class/infiniband/*/ports/*/gid_attrs/types/*"),
-};

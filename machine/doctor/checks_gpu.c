@@ -102,7 +102,7 @@ static void compare_inventory(const struct doctor_machine *machine, struct docto
             expected->source);
 }
 
-static void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
+void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *board = "";
     int due, n = gpus_on_bus(machine->topo);
@@ -122,15 +122,6 @@ static void run_inventory(const struct doctor_machine *machine, struct doctor_re
     doctor_advise(result, "A GPU that is not on the bus is not seen by the driver either: take the node out of "
                           "service, cycle its power, and have the board inspected if the GPU stays missing.");
 }
-
-const struct doctor_check check_inventory = {
-    DOCTOR_CHECK("inventory", "driver", 43, 0, run_inventory),
-    .title = "the machine has the devices that it should have",
-    .symptom = "A job finds fewer GPUs or NICs than on other nodes, and waits or fails at its start.",
-    .cause = "A device has dropped off the PCI bus, or the node is of another type than the job expects.",
-    .remedy = "Cycle the power of the node, and have it repaired if the device stays missing.",
-    .links = TEXTS("/sys/bus/pci/devices", "/sys/class/dmi/id/product_name"),
-};
 
 /* --- gpu-errors --- */
 
@@ -268,7 +259,7 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
     }
 }
 
-static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gpu_errors errors = {.first_gpu = -1};
     struct kernel_log log;
@@ -309,15 +300,6 @@ static void run_gpu_errors(const struct doctor_machine *machine, struct doctor_r
     }
 }
 
-const struct doctor_check check_gpu_errors = {
-    DOCTOR_CHECK("gpu-errors", "driver", 34, NEEDS_DRIVER, run_gpu_errors),
-    .title = "GPUs report no errors of their own",
-    .symptom = "Programs end with CUDA errors (ECC, illegal address, launch failure), hang, or lose a GPU.",
-    .cause = "The GPU or its memory fails: Xids, uncorrected ECC errors, a remapped row that waits for a reset.",
-    .remedy = "Reset the GPU; if errors come back, replace it.",
-    .links = TEXTS("/dev/kmsg", "nvidia-smi -q -d ECC,ROW_REMAPPER"),
-};
-
 /* --- mig --- */
 
 /* "NVIDIA H100XM-1-10C" is one slice with 10 GB, an instance of a GPU of the host; "H100XM-80C" a whole GPU. */
@@ -331,7 +313,7 @@ static bool is_virtual_instance(const struct topo_gpu *gpu)
     return n > 1 && strchr("ABCQ", last[n]) && last[n] && at < last && at > gpu->name && at[-1] == '-';
 }
 
-static void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
+void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n = 0, n_virtual = 0, first = -1;
@@ -373,15 +355,6 @@ static void run_mig(const struct doctor_machine *machine, struct doctor_result *
                                                      : "");
 }
 
-const struct doctor_check check_mig = {
-    DOCTOR_CHECK("mig", "driver", 44, NEEDS_NVML, run_mig),
-    .title = "GPUs are whole: MIG is off",
-    .symptom = "NCCL and NVSHMEM see no peer access between GPUs; memory and SMs are a fraction of what is expected.",
-    .cause = "A GPU in MIG mode is divided into instances, which do not use NVLink nor map memory of other GPUs.",
-    .remedy = "Switch MIG off on nodes for expert parallelism.",
-    .links = TEXTS("nvidia-smi -mig", "CUDA_VISIBLE_DEVICES"),
-};
-
 /* --- clocks --- */
 
 static const char *slowdown_text(int slowdown)
@@ -396,7 +369,7 @@ static const char *slowdown_text(int slowdown)
 }
 
 /* Clocks that are lowered by a power cap, as under any full load, or by a setting are not a fault of the machine. */
-static void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
+void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int n = 0, n_expected = 0, first = -1, all = 0;
@@ -430,12 +403,3 @@ static void run_clocks(const struct doctor_machine *machine, struct doctor_resul
                       ? "Check the fans, the flow of air or water and its inlet temperature."
                       : "Check the node's power supplies, their cables and the power limit of the rack.");
 }
-
-const struct doctor_check check_clocks = {
-    DOCTOR_CHECK("clocks", "driver", 57, NEEDS_NVML, run_clocks),
-    .title = "no fault lowers the clocks of GPUs",
-    .symptom = "One rank is slower than the others at the same work, and all others wait for it.",
-    .cause = "The GPU is too hot, or the power supply asks the hardware to save power: it runs with lower clocks.",
-    .remedy = "Repair the cooling or the power supply. Clocks lowered by a power cap are normal, and not reported.",
-    .links = TEXTS("nvidia-smi -q -d PERFORMANCE"),
-};

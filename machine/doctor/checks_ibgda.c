@@ -52,7 +52,7 @@ static bool option_is_live(const char *live)
     return *live && strtoll(live, NULL, 0) != 0;
 }
 
-static void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
     const char *handler = source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER");
@@ -90,19 +90,9 @@ static void run_nic_handler(const struct doctor_machine *machine, struct doctor_
     driver_fix_peer_mapping(machine, result);
 }
 
-const struct doctor_check check_nic_handler = {
-    DOCTOR_CHECK("nic-handler", "nvshmem", 5, 0, run_nic_handler),
-    .title = "GPUs ring the NICs' doorbells themselves",
-    .symptom = "A dispatch between nodes hangs for 100 s and ends with counters of -1, or is slow.",
-    .cause =
-        "NVSHMEM_IBGDA_NIC_HANDLER says cpu, or gpu and auto fall back to it without a message: GPUs may not write to the NICs' registers without the driver's option PeerMappingOverride.",
-    .remedy = "Set the handler to gpu and the option to 1, and reboot.",
-    .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", PARAMS, "/etc/modprobe.d"),
-};
-
 /* --- gdrcopy --- */
 
-static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     enum source_state module = machine->software->driver.gdrdrv;
@@ -135,22 +125,11 @@ static void run_gdrcopy(const struct doctor_machine *machine, struct doctor_resu
                   *device && machine->software->os.in_container ? ", and give the container " GDRDRV : "");
 }
 
-const struct doctor_check check_gdrcopy = {
-    DOCTOR_CHECK("gdrcopy", "nvshmem", 10, 0, run_gdrcopy),
-    .title = "GDRCopy is there where it is needed",
-    .symptom = "NVSHMEM stops with \"NIC_HANDLER=cpu requires GDRCopy\".",
-    .cause = "The CPU as handler maps GPU memory by libgdrapi and gdrdrv, whose device containers have to be given.",
-    .remedy = "Set the handler to gpu, which needs neither, or install GDRCopy.",
-    .links = TEXTS("NVSHMEM_IBGDA_NIC_HANDLER", "libgdrapi.so.2", GDRDRV),
-};
-
 /* --- ibgda-transport --- */
 
-static void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_result *result)
+void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    enum source_state state;
-    const char *error;
 
     if (!machine_uses_ibgda(machine, result))
         return;
@@ -164,27 +143,9 @@ static void run_ibgda_transport(const struct doctor_machine *machine, struct doc
                               "has it.");
         return;
     }
-    state = machine_try_load(machine, nvshmem->transport_ibgda, &error);
-    if (state == SOURCE_NOT_RECORDED)
-        return; /* not recorded whether it loads; it exists, which is all that is known */
-    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nvshmem->transport_ibgda, error))
-        return;
-    if (!*error || machine_has_verbs_fault(machine, nvshmem->transport_ibgda))
-        return;
-    doctor_found(result, DOCTOR_ERROR, "NVSHMEM's transport for IBGDA does not load: %s", error);
-    doctor_evidence(result, nvshmem->transport_ibgda, "%s", error);
-    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nvshmem->transport_ibgda));
-    doctor_advise(result, "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
+    machine_check_load(machine, result, "NVSHMEM's transport for IBGDA", nvshmem->transport_ibgda,
+                       "Install what is missing, or build NVSHMEM again against the libmlx5 of this machine.");
 }
-
-const struct doctor_check check_ibgda_transport = {
-    DOCTOR_CHECK("ibgda-transport", "nvshmem", 9, 0, run_ibgda_transport),
-    .title = "NVSHMEM has its transport for IBGDA",
-    .symptom = "NVSHMEM uses another transport although IBGDA is switched on, or DeepEP fails when it initialises.",
-    .cause = "The transport, nvshmem_transport_ibgda.so, is a library of its own: it is not there, or does not load.",
-    .remedy = "Build NVSHMEM with IBGDA, against the libraries of this machine.",
-    .links = TEXTS("nvshmem_transport_ibgda.so", "NVSHMEM_IB_ENABLE_IBGDA"),
-};
 
 /* --- two-nvshmem --- */
 
@@ -194,16 +155,6 @@ static bool is_preloaded_by_script(const struct doctor_machine *machine)
     const char *path = source_env(machine->source, "EPKIT_PRELOAD");
 
     return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
-}
-
-static bool find_two_mapped(struct source_names mapped, struct doctor_result *result)
-{
-    if (mapped.n < 2)
-        return false;
-    doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NVSHMEM", mapped.n);
-    for (size_t i = 0; i < mapped.n; i++)
-        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
-    return true;
 }
 
 /*
@@ -222,14 +173,14 @@ static void find_bundled(const struct doctor_machine *machine, struct doctor_res
                     source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
 }
 
-static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
+void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
     struct source_names mapped = libs_mapped(machine->source, "libnvshmem_host.so");
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
 
-    if (!find_two_mapped(mapped, result)) {
+    if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
             return;
         if (*preload.path) {
@@ -254,15 +205,6 @@ static void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_
         doctor_advise(result, "Start the program with one of them in LD_PRELOAD, or remove the other one.");
     }
 }
-
-const struct doctor_check check_two_nvshmem = {
-    DOCTOR_CHECK("two-nvshmem", "nvshmem", 7, 0, run_two_nvshmem),
-    .title = "a process loads one NVSHMEM",
-    .symptom = "NVSHMEM stops with \"device library version does not match\", or initialises and then hangs.",
-    .cause = "PyTorch brings an NVSHMEM; loaded first, it does not match the GPU code that DeepEP was built with.",
-    .remedy = "Preload the one that DeepEP was built with, into that program only.",
-    .links = TEXTS("LD_PRELOAD", "libnvshmem_host.so.3", "nvidia/nvshmem/lib"),
-};
 
 /* --- home --- */
 
@@ -302,7 +244,7 @@ static int find_missing_paths(const struct doctor_machine *machine, struct missi
     return missing_preloads(machine, missing, n);
 }
 
-static void run_home(const struct doctor_machine *machine, struct doctor_result *result)
+void run_home(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct missing_path missing[MAX_MISSING];
     int n = find_missing_paths(machine, missing);
@@ -333,12 +275,3 @@ static void run_home(const struct doctor_machine *machine, struct doctor_result 
                         "/usr/local/nvidia on GKE."
                       : " on this machine.");
 }
-
-const struct doctor_check check_home = {
-    DOCTOR_CHECK("home", "nvshmem", 18, 0, run_home),
-    .title = "folders and files that variables name exist",
-    .symptom = "A build or a script does not find NVSHMEM, GDRCopy or CUDA, or takes another copy.",
-    .cause = "A variable names a folder of another machine or container: /opt of the node is mounted elsewhere.",
-    .remedy = "Correct the variable, or unset it.",
-    .links = TEXTS("NVSHMEM_HOME", "NVSHMEM_DIR", "GDRCOPY_HOME", "CUDA_HOME"),
-};

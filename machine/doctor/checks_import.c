@@ -217,15 +217,6 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
     libs_closure_free(closure);
 }
 
-const struct doctor_check check_import_libraries = {
-    DOCTOR_CHECK("import-libraries", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
-    .title = "all libraries that DeepEP's extension and PyTorch need are found, in suitable versions",
-    .symptom = "\"ImportError: libnvshmem_host.so.3: cannot open shared object file\", \"`GLIBCXX_3.4.32' not found\".",
-    .cause = "The extension was built on another system or in another environment, or a library was removed since.",
-    .remedy = "Install what is missing, or build DeepEP again where it runs.",
-    .links = TEXTS("LD_LIBRARY_PATH", "deep_ep_cpp*.so", "deep_ep/_C*.so"),
-};
-
 /* --- import-python --- */
 
 /* The Python version of a module: 312 of "deep_ep_cpp.cpython-312-x86_64-linux-gnu.so"; 0: any. */
@@ -267,15 +258,6 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
     doctor_advise(result, "Start Python 3.%d if that is the intended one, or build it again with Python 3.%d.",
                   tag - 300, python - 300);
 }
-
-const struct doctor_check check_import_python = {
-    DOCTOR_CHECK("import-python", "deepep", 53, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
-    .title = "DeepEP's extension is for the Python that has PyTorch",
-    .symptom = "\"ModuleNotFoundError: No module named 'deep_ep_cpp'\" or 'deep_ep._C', although the file is there.",
-    .cause = "A module for one version of Python is not seen by another: the version is in the file's name.",
-    .remedy = "Build DeepEP with the Python that runs it.",
-    .links = TEXTS("deep_ep_cpp*.so", "PYTHONPATH"),
-};
 
 /* --- import-symbols --- */
 
@@ -345,16 +327,6 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     if (missing.n)
         report_symbol(result, installed->stack->package, path, missing);
 }
-
-const struct doctor_check check_import_symbols = {
-    DOCTOR_CHECK("import-symbols", "deepep", 69, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
-    .title = "the loaded libraries have all symbols that the extension needs",
-    .symptom = "\"ImportError: ... undefined symbol: _Z14THPStream_WrapRKN3c106StreamE\", \"ncclGetLsaDevicePointer\".",
-    .cause = "It was built for another PyTorch, NCCL, NVSHMEM or CUDA, replaced since, or by pip in isolation.",
-    .remedy = "Build the extension again in this environment, or restore what was replaced.",
-    .links = TEXTS("deep_ep/_C*.so", "deep_ep_cpp*.so", "https://github.com/deepseek-ai/DeepEP/issues/309",
-                   "https://github.com/deepseek-ai/DeepEP/issues/710"),
-};
 
 /* --- cuda-major --- */
 
@@ -446,7 +418,7 @@ void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_i
     doctor_advise(result, "Build or install %s again for CUDA %d.", users[0].what, users[1].cuda);
 }
 
-static void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
+void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct stacks_installed *all = &machine->software->stacks;
     struct cuda_user users[STACKS_MAX + 2];
@@ -469,12 +441,3 @@ static void run_cuda_major(const struct doctor_machine *machine, struct doctor_r
     for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         need_driver(machine, result, &users[i]);
 }
-
-const struct doctor_check check_cuda_major = {
-    DOCTOR_CHECK("cuda-major", "deepep", 54, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_cuda_major),
-    .title = "DeepEP, PyTorch, NVSHMEM and the driver are for one CUDA",
-    .symptom = "\"CUDA driver version is insufficient for CUDA runtime version\", or two CUDA runtimes in a process.",
-    .cause = "The extension is for another major CUDA than PyTorch, or for one that the driver is too old for.",
-    .remedy = "Build DeepEP with PyTorch's CUDA; update the driver.",
-    .links = TEXTS("/proc/driver/nvidia/version", "deep_ep_cpp*.so"),
-};

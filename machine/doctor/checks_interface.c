@@ -185,7 +185,7 @@ static void mend(const struct doctor_machine *machine, const struct interface_va
         wrong->unset = source_printf(source, "%s %s", wrong->unset, variable->name);
 }
 
-static void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
+void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
     struct source_names interfaces = source_list(source, NET);
@@ -233,20 +233,9 @@ static void run_socket_interface(const struct doctor_machine *machine, struct do
                      : "");
 }
 
-const struct doctor_check check_socket_interface = {
-    DOCTOR_CHECK("socket-interface", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_socket_interface),
-    .title = "variables name interfaces that exist and are up",
-    .symptom = "\"Bootstrap: no socket interface found\", \"Unable to find address for: ...\", or a job hangs.",
-    .cause =
-        "A variable, or NCCL's configuration file, names an interface that is not here, down or the loopback, or is written by the rules of another library.",
-    .remedy = "Unset it, or name the interface that other nodes reach.",
-    .links = TEXTS("NCCL_SOCKET_IFNAME", GLOO, "TP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
-                   "EPKIT_TCP_INTERFACE", "/etc/nccl.conf"),
-};
-
 /* --- host-name --- */
 
-static void run_host_name(const struct doctor_machine *machine, struct doctor_result *result)
+void run_host_name(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names interfaces = source_list(machine->source, NET);
     const char *interface = default_interface(machine, &interfaces), *gloo = source_env(machine->source, GLOO);
@@ -262,15 +251,6 @@ static void run_host_name(const struct doctor_machine *machine, struct doctor_re
         result,
         "Gloo tells other ranks the address of the host name. Name the interface that other nodes reach, or give the name its address in /etc/hosts.");
 }
-
-const struct doctor_check check_host_name = {
-    DOCTOR_CHECK("host-name", "job", 58, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_host_name),
-    .title = "the host name leads to an address that other nodes reach",
-    .symptom = "\"Gloo connectFullMesh failed\" with 127.0.1.1 or \"Connection refused\", where NCCL alone works.",
-    .cause = "Debian and Ubuntu give the host name 127.0.1.1 in /etc/hosts, which Gloo takes without its variable.",
-    .remedy = "Set " GLOO ", or give the name its address.",
-    .links = TEXTS("/etc/hosts", GLOO),
-};
 
 /* --- rails-subnet --- */
 
@@ -392,7 +372,7 @@ static json_t *read_own_tables(const char *text, size_t bytes)
     return json_boolean(any);
 }
 
-static void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
+void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_answer subnets =
         source_fact(machine->source, "shared-subnets", read_shared_subnets, "/proc/net/route");
@@ -432,16 +412,6 @@ static void run_rails_subnet(const struct doctor_machine *machine, struct doctor
     }
 }
 
-const struct doctor_check check_rails_subnet = {
-    DOCTOR_CHECK("rails-subnet", "nic", 59, NEEDS_GPUS, run_rails_subnet),
-    .title = "interfaces in one subnet keep their addresses apart",
-    .symptom = "One NIC carries the traffic of several; \"transport retry counter exceeded\" here and there.",
-    .cause = "Linux answers ARP requests for its addresses on any interface of the subnet, unless told otherwise.",
-    .remedy = "Set arp_ignore=1 and arp_announce=2, or use a subnet for each rail.",
-    .links =
-        TEXTS("/proc/net/route", "/proc/sys/net/ipv4/conf/*/arp_ignore", "https://github.com/NVIDIA/nccl/issues/1581"),
-};
-
 /* --- fastrak-interfaces --- */
 
 /* Does a GPU share a PCIe switch with the interface? */
@@ -458,7 +428,7 @@ static bool is_near_gpu(const struct doctor_machine *machine, const char *interf
 }
 
 /* Variables of Google's plugins for NCCL over TCP: interfaces by whole names, one for each GPU or pair of GPUs. */
-static void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_result *result)
+void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {"NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"};
     struct source_names interfaces = source_list(machine->source, NET);
@@ -491,12 +461,3 @@ static void run_fastrak_interfaces(const struct doctor_machine *machine, struct 
         result,
         "One network more than the machine type has moves the names of all interfaces that follow. In Kubernetes, the annotation networking.gke.io/interfaces of the pod decides.");
 }
-
-const struct doctor_check check_fastrak_interfaces = {
-    DOCTOR_CHECK("fastrak-interfaces", "nccl", 61, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_fastrak_interfaces),
-    .title = "GPUDirect over TCP uses the interfaces next to the GPUs",
-    .symptom = "One GPU of each node is slow or its connections fail; \"Cannot find device\" of the FasTrak plugin.",
-    .cause = "The list was written for other networks: one of them took the name that a NIC of the GPUs should have.",
-    .remedy = "Name the interfaces on the switches of the GPUs.",
-    .links = TEXTS("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"),
-};

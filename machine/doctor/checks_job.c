@@ -77,7 +77,7 @@ static const char *rank_contradiction(const struct doctor_machine *machine, cons
     return NULL;
 }
 
-static void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *result)
+void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const shown[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
                                         "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "NNODES"};
@@ -100,15 +100,6 @@ static void run_rendezvous(const struct doctor_machine *machine, struct doctor_r
         "All ranks need the MASTER_ADDR of rank 0's node and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests. 'epkit launch' sets all of them.");
 }
 
-const struct doctor_check check_rendezvous = {
-    DOCTOR_CHECK("rendezvous", "job", 29, NEEDS_ENVIRONMENT, run_rendezvous),
-    .title = "what a rank is told about the others is consistent",
-    .symptom = "init_process_group hangs until its timeout, or stops because of a rank beyond the world.",
-    .cause = "Numbers of ranks contradict each other, or other ranks cannot reach the address of the first rank.",
-    .remedy = "Let one launcher set all of them.",
-    .links = TEXTS("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-};
-
 /* --- single-ranks --- */
 
 /* The MPI that a process has loaded, by ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
@@ -125,7 +116,7 @@ static const char *loaded_mpi(struct source *source)
     return "";
 }
 
-static void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
+void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
     bool is_openmpi = source_env(machine->source, "OMPI_COMM_WORLD_SIZE") != NULL;
@@ -149,15 +140,6 @@ static void run_single_ranks(const struct doctor_machine *machine, struct doctor
                               "MPI of this mpirun.");
     }
 }
-
-const struct doctor_check check_single_ranks = {
-    DOCTOR_CHECK("single-ranks", "job", 30, NEEDS_ENVIRONMENT, run_single_ranks),
-    .title = "a run of N ranks is one run, not N of one",
-    .symptom = "The output appears N times, each with one rank; nothing is exchanged, and all is fast.",
-    .cause = "The program's MPI does not know the launcher, so each process starts an MPI of its own.",
-    .remedy = "Start it with the launcher of its MPI.",
-    .links = TEXTS("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
-};
 
 /* --- environ-sourced --- */
 
@@ -194,7 +176,7 @@ static void check_start_file(const struct doctor_machine *machine, struct doctor
     }
 }
 
-static void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
+void run_environ_sourced(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names names = source_list(machine->source, "/etc/profile.d");
 
@@ -208,15 +190,6 @@ static void run_environ_sourced(const struct doctor_machine *machine, struct doc
             result,
             "Values with quotes or spaces are run as commands, and tokens get into logs. Pass variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that is written with printf %%q.");
 }
-
-const struct doctor_check check_environ_sourced = {
-    DOCTOR_CHECK("environ-sourced", "job", 42, NEEDS_GPUS, run_environ_sourced),
-    .title = "no shell evaluates the environment of process 1",
-    .symptom = "Tokens and keys are in logs, variables are truncated, or a login prints errors and hangs.",
-    .cause = "A start file of the shell evaluates " ENVIRON ", so that sessions of ssh have a container's variables.",
-    .remedy = "Pass single variables.",
-    .links = TEXTS(ENVIRON, "/root/.bashrc"),
-};
 
 /* --- install-stuck --- */
 
@@ -270,7 +243,7 @@ static void check_journal(const struct doctor_machine *machine, struct doctor_re
                   shell_word(machine->source, recipe), shell_word(machine->source, recipe));
 }
 
-static void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
+void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names recipes = source_list(machine->source, INSTALL);
 
@@ -281,12 +254,3 @@ static void run_install_stuck(const struct doctor_machine *machine, struct docto
     for (size_t i = 0; recipes.state == SOURCE_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
         check_journal(machine, result, recipes.names[i]);
 }
-
-const struct doctor_check check_install_stuck = {
-    DOCTOR_CHECK("install-stuck", "job", 27, 0, run_install_stuck),
-    .title = "no installation restarts the node again and again",
-    .symptom = "A node is never ready: it restarts, installs, and restarts.",
-    .cause = "A step of the installation requests a restart that does not have the effect that it waits for.",
-    .remedy = "Check the step, then resume the installation.",
-    .links = TEXTS(INSTALL),
-};

@@ -2,7 +2,6 @@
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
 #include "common/json.h"
-#include "common/loopback.h"
 #include "queries.h"
 
 #include <stdlib.h>
@@ -99,26 +98,13 @@ static bool has_capability(struct source *source, unsigned long long bits)
     return *effective && (strtoull(effective, NULL, 16) & bits);
 }
 
-static bool may_lock_all(struct source *source)
-{
-    return has_capability(source, CAP_IPC_LOCK);
-}
-
-long long machine_memlock(const struct doctor_machine *machine)
-{
-    int64_t soft = limit_of(machine->source, MEMLOCK).soft;
-
-    if (may_lock_all(machine->source) || soft == UNLIMITED)
-        return MACHINE_MEMLOCK_UNLIMITED;
-    return soft < 0 ? MACHINE_MEMLOCK_UNKNOWN : soft;
-}
-
-static void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
+void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct limit limit = limit_of(machine->source, MEMLOCK);
     long long bytes = limit.soft, hard = limit.hard;
 
-    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE || may_lock_all(machine->source))
+    if (lacks_limit(machine, result, MEMLOCK, limit) || bytes >= MEMLOCK_LITTLE ||
+        has_capability(machine->source, CAP_IPC_LOCK))
         return;
     doctor_found(result, bytes < MEMLOCK_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may lock only %lld KiB of memory, which is not enough to register buffers with a NIC",
@@ -129,15 +115,6 @@ static void run_memlock(const struct doctor_machine *machine, struct doctor_resu
                                       : source_printf(machine->source, "%lld bytes", hard));
     fix_memlock(machine, result, hard);
 }
-
-const struct doctor_check check_memlock = {
-    DOCTOR_CHECK("memlock", "limits", 38, NEEDS_GPUS | NEEDS_DATA_NICS, run_memlock),
-    .title = "the process may lock enough memory for RDMA",
-    .symptom = "ibv_reg_mr or ibv_create_cq fails with ENOMEM; \"Cannot allocate memory\" although there is plenty.",
-    .cause = "Memory that a NIC works with is locked, and the limit for it (RLIMIT_MEMLOCK) is small by default.",
-    .remedy = "Remove the limit, or give the container the capability IPC_LOCK.",
-    .links = TEXTS("/proc/self/limits", "/etc/security/limits.d"),
-};
 
 /* --- shm --- */
 
@@ -289,7 +266,7 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
                                                        : "");
 }
 
-static void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
+void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_answer mount;
     long long bytes, memory, percent;
@@ -326,15 +303,6 @@ static void run_shm(const struct doctor_machine *machine, struct doctor_result *
         find_full_shm(machine, result, bytes);
 }
 
-const struct doctor_check check_shm = {
-    DOCTOR_CHECK("shm", "limits", 38, NEEDS_GPUS, run_shm),
-    .title = "/dev/shm is large enough, and has room",
-    .symptom = "Bus error (SIGBUS) in NCCL or a data loader; \"No space left on device\" on /dev/shm/nccl-*.",
-    .cause = "Ranks of a node share memory through /dev/shm; a process that writes beyond its size is killed.",
-    .remedy = "Give the container more (--shm-size, an emptyDir in memory), or remount it larger.",
-    .links = TEXTS("/dev/shm", "/proc/self/mounts"),
-};
-
 /* --- nofile --- */
 
 /* The number of ranks of the job, from its launcher's variables; -1 if not known. */
@@ -358,7 +326,7 @@ static long ranks_of_job(const struct doctor_machine *machine)
 #define FILES_HARD_FEW 4096
 #define RANKS_MANY 256
 
-static void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct limit limit = limit_of(machine->source, NOFILE);
     long long soft = limit.soft, hard = limit.hard;
@@ -382,15 +350,6 @@ static void run_nofile(const struct doctor_machine *machine, struct doctor_resul
                                                     .host = "\"* - nofile 1048576\" in /etc/security/limits.d, and "
                                                             "LimitNOFILE=1048576 for services"}));
 }
-
-const struct doctor_check check_nofile = {
-    DOCTOR_CHECK("nofile", "limits", 38, NEEDS_GPUS, run_nofile),
-    .title = "the process may open enough files",
-    .symptom = "\"Too many open files\" at the start of a large job, or when data loaders begin.",
-    .cause = "Each connection, shared memory segment and data file needs a descriptor, and the limit for them is low.",
-    .remedy = "Raise the limit where the job is started.",
-    .links = TEXTS("/proc/self/limits", "/etc/security/limits.d"),
-};
 
 /* --- processes --- */
 
@@ -420,7 +379,7 @@ static int64_t pids_left(struct source *source, const char **ret_where)
     return max > current ? max - current : 0;
 }
 
-static void run_processes(const struct doctor_machine *machine, struct doctor_result *result)
+void run_processes(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
     struct limit limit = limit_of(source, PROCESSES);
@@ -456,15 +415,6 @@ static void run_processes(const struct doctor_machine *machine, struct doctor_re
                                                               .job = "TasksMax=infinity for slurmd",
                                                               .host = "TasksMax of the systemd unit or slice"}));
 }
-
-const struct doctor_check check_processes = {
-    DOCTOR_CHECK("processes", "limits", 64, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processes),
-    .title = "the process may start enough threads",
-    .symptom = "\"pthread_create failed\", \"can't start new thread\", \"blas_thread_init: ...\", or NCCL hangs.",
-    .cause = "The container or the user has a small limit of processes, and each thread counts.",
-    .remedy = "Raise the limit where the container or the job is started.",
-    .links = TEXTS("/proc/self/limits", PIDS "max", PIDS_V1 "max"),
-};
 
 /* --- processors --- */
 
@@ -504,7 +454,7 @@ static double quota_of(struct source *source, const char **ret_where, const char
     return (double)quota_us / (double)period_us;
 }
 
-static void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
+void run_processors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text status = source_read(machine->source, "/proc/self/status");
     const char *list = source_field(machine->source, status.text, "Cpus_allowed_list");
@@ -537,12 +487,3 @@ static void run_processors(const struct doctor_machine *machine, struct doctor_r
                                                     .job = "srun --cpus-per-task=8",
                                                     .host = "no taskset or CPUQuota below that"}));
 }
-
-const struct doctor_check check_processors = {
-    DOCTOR_CHECK("processors", "limits", 55, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_processors),
-    .title = "there are enough processors for the GPUs of the process",
-    .symptom = "Everything is slow and varies: kernels are launched late, NCCL's proxy waits for its turn.",
-    .cause = "The launcher bound the rank to a single core, or the container has a small quota.",
-    .remedy = "Give each rank more processors.",
-    .links = TEXTS("/proc/self/status", CPU_MAX, CPU_V1_QUOTA),
-};

@@ -152,7 +152,7 @@ static void fix_hca(const struct doctor_machine *machine, struct doctor_result *
     doctor_advise(result, "%s", row->reason);
 }
 
-static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *value = machine_nccl_value(machine, HCA, NULL);
     int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine), n_halved, halved = -1;
@@ -188,15 +188,6 @@ static void run_nccl_hca(const struct doctor_machine *machine, struct doctor_res
                 "NIC of each GPU.");
     }
 }
-
-const struct doctor_check check_nccl_hca = {
-    DOCTOR_CHECK("nccl-hca", "nccl", 51, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_nccl_hca),
-    .title = "NCCL_IB_HCA matches the NICs of the GPUs",
-    .symptom = "NCCL says \"No device found\" and uses sockets, or some NICs carry nothing.",
-    .cause = "The list was written for names of another machine, or for fewer NICs.",
-    .remedy = "Unset it, or write it for this machine.",
-    .links = TEXTS(HCA),
-};
 
 /* --- topology-file --- */
 
@@ -284,7 +275,7 @@ static const char *graph_fault(const struct doctor_machine *machine, const char 
                : "";
 }
 
-static void run_topology_file(const struct doctor_machine *machine, struct doctor_result *result)
+void run_topology_file(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const struct {
         const char *name;
@@ -313,15 +304,6 @@ static void run_topology_file(const struct doctor_machine *machine, struct docto
         "Without such files NCCL reads the topology from /sys; a virtual machine whose switches are hidden needs the file of its own type.");
 }
 
-const struct doctor_check check_topology_file = {
-    DOCTOR_CHECK("topology-file", "nccl", 62, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_topology_file),
-    .title = "NCCL's files of topology and graph describe this machine",
-    .symptom = "\"XML Import Channel : dev 1 not found\", \"Could not open XML graph file\"; slow channels.",
-    .cause = "The file comes from an image for a larger or another machine.",
-    .remedy = "Unset it, or name the file of this type of machine.",
-    .links = TEXTS(TOPOLOGY_FILE, GRAPH_FILE, "/etc/nccl.conf"),
-};
-
 /* --- nccl-disabled --- */
 
 static bool has_nvlink(const struct topo *topo)
@@ -340,7 +322,7 @@ static void found_disabled(const struct doctor_machine *machine, struct doctor_r
             doctor_found_value(result, *names);
 }
 
-static void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *no_p2p = first_that_disables(machine, without_p2p), *no_ib = first_that_disables(machine, without_ib);
     const char *no_mnnvl =
@@ -373,15 +355,6 @@ static void run_nccl_disabled(const struct doctor_machine *machine, struct docto
     }
 }
 
-const struct doctor_check check_nccl_disabled = {
-    DOCTOR_CHECK("nccl-disabled", "nccl", 51, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_nccl_disabled),
-    .title = "NCCL may use the NVLinks and NICs of the machine",
-    .symptom = "Collectives run at a small part of what NVLink or the NICs carry.",
-    .cause = "A variable that helps on other machines, or was used to debug a problem, is still set.",
-    .remedy = "Unset it.",
-    .links = TEXTS("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_MNNVL_ENABLE"),
-};
-
 /* --- nccl-gdr --- */
 
 #define GDR_LEVEL "NCCL_NET_GDR_LEVEL"
@@ -406,7 +379,7 @@ static int path_rank(enum topo_path path)
     return path < TOPO_PIX ? 0 : ranks[path];
 }
 
-static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *level = machine_nccl_value(machine, GDR_LEVEL, NULL);
     const struct topo *topo = machine->topo;
@@ -443,15 +416,6 @@ static void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_res
                           "is right for this machine, set the level to it.");
 }
 
-const struct doctor_check check_nccl_gdr = {
-    DOCTOR_CHECK("nccl-gdr", "nccl", 51, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_nccl_gdr),
-    .title = "NCCL_NET_GDR_LEVEL reaches the NICs of the GPUs",
-    .symptom = "Collectives between nodes use host memory and reach a part of the bandwidth; NCCL says \"GDR 0\".",
-    .cause = "The level is lower than the distance between GPUs and NICs on this machine.",
-    .remedy = "Unset it, or set it to the distance that 'epkit topo' shows.",
-    .links = TEXTS(GDR_LEVEL),
-};
-
 /* --- traffic-class --- */
 
 /* The common link layer of all data NICs; unknown if there are both. */
@@ -472,7 +436,7 @@ static enum topo_link_layer common_layer(const struct topo *topo)
 }
 
 /* A traffic class is a field of the IP header of RoCE packets; InfiniBand uses none except between subnets. */
-static void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
+void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
@@ -495,12 +459,3 @@ static void run_traffic_class(const struct doctor_machine *machine, struct docto
                       names[i][1]);
     }
 }
-
-const struct doctor_check check_traffic_class = {
-    DOCTOR_CHECK("traffic-class", "nccl", 51, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_traffic_class),
-    .title = "traffic classes are not set on InfiniBand",
-    .symptom = "\"Error in mlx5dv_devx_obj_modify for INIT2RTR_QP\" in NVSHMEM; traffic does not get its priority.",
-    .cause = "The traffic class is for RoCE; InfiniBand has service levels.",
-    .remedy = "Unset it, or set the service level.",
-    .links = TEXTS("NCCL_IB_TC", "NCCL_IB_SL", "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"),
-};

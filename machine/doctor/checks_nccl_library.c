@@ -12,14 +12,12 @@
 
 /* --- net-plugin --- */
 
-static void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
+void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
     const struct software_nccl *nccl = &machine->software->nccl;
     bool wants_net = net && *net && !software_is_internal_net(net);
     bool is_none = plugin && strcmp(plugin, "none") == 0;
-    enum source_state state;
-    const char *error;
 
     if (doctor_not_applicable_if(result, !wants_net && (!plugin || !*plugin || is_none),
                                  "the environment asks for no network plugin"))
@@ -46,27 +44,9 @@ static void run_net_plugin(const struct doctor_machine *machine, struct doctor_r
     if (doctor_unknown_if(result, nccl->plugin.state != SOURCE_OK, "%s: %s", nccl->plugin_name,
                           machine_reason(nccl->plugin.state, NULL)))
         return;
-    state = machine_try_load(machine, nccl->plugin.path, &error);
-    if (state == SOURCE_NOT_RECORDED)
-        return; /* it exists, which is all that is known */
-    if (doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", nccl->plugin.path, error))
-        return;
-    if (!*error || machine_has_verbs_fault(machine, nccl->plugin.path))
-        return;
-    doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin does not load: %s", error);
-    doctor_evidence(result, nccl->plugin.path, "%s", error);
-    doctor_fix(result, false, "ldd %s", shell_word(machine->source, nccl->plugin.path));
-    doctor_advise(result, "Install what is missing, or the plugin again for this system.");
+    machine_check_load(machine, result, "NCCL's network plugin", nccl->plugin.path,
+                       "Install what is missing, or the plugin again for this system.");
 }
-
-const struct doctor_check check_net_plugin = {
-    DOCTOR_CHECK("net-plugin", "nccl", 16, 0, run_net_plugin),
-    .title = "NCCL's network plugin loads",
-    .symptom = "NCCL stops with \"Failed to initialize any NET plugin\", or uses sockets.",
-    .cause = "NCCL_NET or NCCL_NET_PLUGIN asks for a plugin that is not found, or lacks a library that it needs.",
-    .remedy = "Add the plugin's folder to LD_LIBRARY_PATH, and install what it needs.",
-    .links = TEXTS("NCCL_NET", "NCCL_NET_PLUGIN", "libnccl-net.so"),
-};
 
 /* --- gib-settings --- */
 
@@ -80,7 +60,7 @@ static bool setting_differs(const struct doctor_machine *machine, const struct a
     return value ? strcasecmp(value, row->value) != 0 : uses_gib;
 }
 
-static void run_gib_settings(const struct doctor_machine *machine, struct doctor_result *result)
+void run_gib_settings(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *net = source_env(machine->source, "NCCL_NET"), *torch = source_env(machine->source, TORCH_SWITCH);
     const struct advice_row *wanted = advice_find(machine->advice, "NCCL_NET");
@@ -118,16 +98,6 @@ static void run_gib_settings(const struct doctor_machine *machine, struct doctor
     doctor_fix(result, false, "eval \"$(epkit env)\"");
 }
 
-const struct doctor_check check_gib_settings = {
-    DOCTOR_CHECK("gib-settings", "nccl", 17, 0, run_gib_settings),
-    .title = "NCCL's variables are those that gIB expects",
-    .symptom = "NCCL warns of \"NCCL/NET (shim) mismatch\" and stops, or is slower than it should be.",
-    .cause = "gIB's shim compares values that its network is designed for, and requires " TORCH_SWITCH " to be unset.",
-    .remedy = "Source gIB's script set_nccl_env.sh, or the output of 'epkit env'.",
-    .links = TEXTS("NCCL_NET", "NCCL_IB_TC", "NCCL_IB_FIFO_TC", "NCCL_TUNER_CONFIG_PATH", TORCH_SWITCH,
-                   "/usr/local/gib/scripts/set_nccl_env.sh"),
-};
-
 /* --- efa-version --- */
 
 #define EFA_PACKAGES "/opt/amazon/efa_installed_packages"
@@ -145,7 +115,7 @@ static json_t *read_efa_version(const char *text, size_t bytes)
     return json_stringn_nocheck(at, strspn(at, "0123456789."));
 }
 
-static void run_efa_version(const struct doctor_machine *machine, struct doctor_result *result)
+void run_efa_version(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nccl *nccl = &machine->software->nccl;
     const char *version = source_fact_text(source_fact(machine->source, "version", read_efa_version, EFA_PACKAGES));
@@ -166,26 +136,7 @@ static void run_efa_version(const struct doctor_machine *machine, struct doctor_
                           "plugin, in a container in the image; the variable helps until then.");
 }
 
-const struct doctor_check check_efa_version = {
-    DOCTOR_CHECK("efa-version", "nccl", 66, NEEDS_GPUS, run_efa_version),
-    .title = "the EFA installer is new enough for NCCL",
-    .symptom = "\"NET/OFI Unable to register memory (type = 2) for device 0. RC: -22, Error: Invalid argument\".",
-    .cause = "NCCL 2.19 and later allocate by cuMem calls, which an older libfabric of EFA cannot register.",
-    .remedy = "Install a newer EFA installer.",
-    .links = TEXTS(EFA_PACKAGES, CUDA_SYNC),
-};
-
 /* --- two-nccl --- */
-
-/* The version in the file name after symbolic links: libnccl.so.2.27.5. "" if it has none. */
-static const char *version_in_name(const struct doctor_machine *machine, const char *path)
-{
-    struct source_text real = source_resolve(machine->source, "%s", path);
-    const char *name = real.state == SOURCE_OK ? strrchr(real.text, '/') : NULL;
-    const char *version = name ? strstr(name, ".so.") : NULL;
-
-    return version && strchr(version + 4, '.') ? version + 4 : "";
-}
 
 /* Does the first folder of LD_LIBRARY_PATH with an NCCL have another than PyTorch's? gIB's own is meant to. */
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
@@ -202,7 +153,7 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
         path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
         if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
             continue;
-        version = version_in_name(machine, path);
+        version = libs_file_version(source_resolve(machine->source, "%s", path).text);
         if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
             strverscmp(version, nccl->bundled_version) == 0)
             return false;
@@ -222,15 +173,12 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
     return false;
 }
 
-static void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)
+void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names mapped = libs_mapped(machine->source, "libnccl.so");
     struct machine_preload preload = machine_preload(machine, "libnccl.so");
 
-    if (mapped.n > 1) {
-        doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of NCCL", mapped.n);
-        for (size_t i = 0; i < mapped.n; i++)
-            doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
+    if (machine_has_two(machine, result, "libnccl.so", "NCCL")) {
         doctor_advise(result, "Start it with the one that PyTorch was built for in LD_PRELOAD.");
     } else if (*preload.path && !preload.is_there) {
         doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
@@ -240,12 +188,3 @@ static void run_two_nccl(const struct doctor_machine *machine, struct doctor_res
         find_other_on_path(machine, result);
     }
 }
-
-const struct doctor_check check_two_nccl = {
-    DOCTOR_CHECK("two-nccl", "nccl", 31, 0, run_two_nccl),
-    .title = "a process loads one NCCL",
-    .symptom = "NCCL stops with \"Invalid NCCL versions\", or a symbol is not found.",
-    .cause = "PyTorch brings an NCCL. Another library was linked with a second one, or LD_LIBRARY_PATH leads to it.",
-    .remedy = "Put PyTorch's folder in front in LD_LIBRARY_PATH, take the other one out, or preload the right one.",
-    .links = TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "libnccl.so.2"),
-};

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
-#include "machine/hardware/counters.h"
 #include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
@@ -162,7 +161,7 @@ static void find_narrow_gpus(const struct doctor_machine *machine, struct doctor
     }
 }
 
-static void run_slow_link(const struct doctor_machine *machine, struct doctor_result *result)
+void run_slow_link(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct slow_links slow = {.first = "", .what = ""};
 
@@ -179,16 +178,6 @@ static void run_slow_link(const struct doctor_machine *machine, struct doctor_re
         result,
         "Every dispatch waits for the slowest NIC. Check cable and switch of a port (mlxlink -d DEVICE -m), and the slot of a card; in a cloud, take the node out of service.");
 }
-
-const struct doctor_check check_slow_link = {
-    DOCTOR_CHECK("slow-link", "nic", 4, 0, run_slow_link),
-    .title = "NICs and GPUs have their maximum link speed and width",
-    .symptom = "About 43 GB/s between two nodes where others reach twice as much; one rank is always last.",
-    .cause = "A port or a PCIe link came up slower than its siblings, and collectives run at the slowest speed.",
-    .remedy = "Repair the link: cable, transceiver, slot. Until then isolate the node.",
-    .links = TEXTS("/sys/class/infiniband/*/ports/*/rate", "/sys/bus/pci/devices/*/current_link_width",
-                   "/sys/bus/pci/devices/*/current_link_speed"),
-};
 
 /* --- pci-uplink --- */
 
@@ -245,7 +234,7 @@ static void check_uplinks(const struct doctor_machine *machine, struct doctor_re
     }
 }
 
-static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *result)
+void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *result)
 {
     unsigned char seen[TOPO_MAX_PCI] = {0};
     const struct topo *topo = machine->topo;
@@ -261,15 +250,6 @@ static void run_pci_uplink(const struct doctor_machine *machine, struct doctor_r
         doctor_advise(result, "Others of its model have their maximum. Take the node out of service when convenient, "
                               "and have the card, the riser or its cable reseated; a restart retrains the link.");
 }
-
-const struct doctor_check check_pci_uplink = {
-    DOCTOR_CHECK("pci-uplink", "nic", 4, NEEDS_GPUS, run_pci_uplink),
-    .title = "PCIe links above switches are as wide and fast as others of their model",
-    .symptom = "All GPUs behind one switch reach half of the bandwidth to host memory and to NICs elsewhere.",
-    .cause = "A link came up with fewer lanes or at a lower speed: because of a contact, a riser cable or a slot.",
-    .remedy = "Reseat it, or have it repaired.",
-    .links = TEXTS("/sys/bus/pci/devices/*/current_link_width", "/sys/bus/pci/devices/*/current_link_speed"),
-};
 
 /* --- firmware --- */
 
@@ -322,7 +302,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
         "Bring all of them to one version (mlxfwmanager, or the vendor's tool) when the node is drained: it runs after a reset of the NIC, which ends its links.");
 }
 
-static void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
+void run_firmware(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
 
@@ -347,15 +327,6 @@ static void run_firmware(const struct doctor_machine *machine, struct doctor_res
         doctor_evidence(result, place, "%s: firmware %s", topo->nics[i].name, topo->nics[i].firmware);
     }
 }
-
-const struct doctor_check check_firmware = {
-    DOCTOR_CHECK("firmware", "nic", 49, NEEDS_DATA_NICS, run_firmware),
-    .title = "NICs of one model have the same firmware",
-    .symptom = "One rail behaves differently: other features, other errors, a link that comes up slower.",
-    .cause = "A NIC was replaced, or an update of its firmware failed or was skipped.",
-    .remedy = "Update the one that differs.",
-    .links = TEXTS("/sys/class/infiniband/*/fw_ver"),
-};
 
 /* --- nic-access --- */
 
@@ -483,7 +454,7 @@ static void find_too_many(const struct doctor_machine *machine, struct doctor_re
         "NCCL takes every device that opens. Give the container its own only, by the device plugin and not by a mount of /dev/infiniband or privileged.");
 }
 
-static void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
+void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct access_count count = {.first = "", .why = ""};
     int n;
@@ -525,12 +496,3 @@ static void run_nic_access(const struct doctor_machine *machine, struct doctor_r
                                                                          "/dev/infiniband.",
                                                                   .host = "sudo modprobe ib_uverbs creates them."}));
 }
-
-const struct doctor_check check_nic_access = {
-    DOCTOR_CHECK("nic-access", "nic", 21, NEEDS_DATA_NICS, run_nic_access),
-    .title = "the NICs' uverbs devices exist and are accessible",
-    .symptom = "\"No IB devices found\", although /sys/class/infiniband lists them.",
-    .cause = "Programs open /dev/infiniband/uverbsN, which containers lack by default, or only root may open.",
-    .remedy = "Give the devices to the container, or their permissions to the user.",
-    .links = TEXTS("/dev/infiniband"),
-};

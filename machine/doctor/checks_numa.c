@@ -10,7 +10,7 @@
 
 #define NUMA_BALANCING "/proc/sys/kernel/numa_balancing"
 
-static void run_numa_balancing(const struct doctor_machine *machine, struct doctor_result *result)
+void run_numa_balancing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text state = source_line(machine->source, NUMA_BALANCING);
     int n = 0;
@@ -33,19 +33,10 @@ static void run_numa_balancing(const struct doctor_machine *machine, struct doct
                       : "Write it to a file in /etc/sysctl.d as well, so that it stays.");
 }
 
-const struct doctor_check check_numa_balancing = {
-    DOCTOR_CHECK("numa-balancing", "topology", 60, NEEDS_GPUS, run_numa_balancing),
-    .title = "the kernel leaves memory on the NUMA node where it is",
-    .symptom = "Steps of all ranks vary in length; launches of kernels and copies from the host are delayed.",
-    .cause = "The kernel unmaps pages to see who uses them: each costs a fault and flushes mappings of GPUs.",
-    .remedy = "Set kernel.numa_balancing=0.",
-    .links = TEXTS(NUMA_BALANCING),
-};
-
 /* --- numa-memory --- */
 
 /* A GPU whose NUMA node has no memory, or no processors. A GPU's memory may be a node without processors. */
-static void run_numa_memory(const struct doctor_machine *machine, struct doctor_result *result)
+void run_numa_memory(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const char *lacks = "";
@@ -74,12 +65,3 @@ static void run_numa_memory(const struct doctor_machine *machine, struct doctor_
         result,
         "numactl fails for it, and buffers near these GPUs are on another node. Populate its memory channels, or choose fewer nodes for a socket in the BIOS (NPS1, SNC off); in a virtual machine, give each node memory and processors.");
 }
-
-const struct doctor_check check_numa_memory = {
-    DOCTOR_CHECK("numa-memory", "topology", 63, NEEDS_GPUS, run_numa_memory),
-    .title = "the NUMA nodes of the GPUs have memory and processors",
-    .symptom = "\"node argument 0 is out of range\"; \"Error while attaching to shared memory segment\".",
-    .cause = "The memory slots of a node are empty, or a virtual machine was given nodes without memory or processors.",
-    .remedy = "Populate the slots, or merge the nodes in the BIOS.",
-    .links = TEXTS("/sys/devices/system/node"),
-};

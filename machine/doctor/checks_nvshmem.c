@@ -35,7 +35,7 @@ static void fix_ranks(const struct doctor_machine *machine, struct doctor_result
 
 /* --- one-nic --- */
 
-static void run_one_nic(const struct doctor_machine *machine, struct doctor_result *result)
+void run_one_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *switched = source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
@@ -71,17 +71,6 @@ static void run_one_nic(const struct doctor_machine *machine, struct doctor_resu
     map_free(deepep);
     map_free(map);
 }
-
-const struct doctor_check check_one_nic = {
-    DOCTOR_CHECK("one-nic", "nvshmem", 1, 0, run_one_nic),
-    .title = "no variable leads all GPUs to one NIC",
-    .symptom = "Between nodes the throughput is a fraction of one NIC's, 6.5 GB/s, and one NIC's counters increase.",
-    .cause =
-        "With NVSHMEM_ENABLE_NIC_PE_MAPPING the NIC is the number of the PE in its job, modulo the NICs. DeepEP's throughput mode makes a job for each GPU of a node: every PE is number 0 there, and takes the first NIC.",
-    .remedy =
-        "Unset it, and give each process a list of one NIC: NVSHMEM_HCA_LIST, by 'epkit env -- PROGRAM', or by DeepEP with commit 8a07e7e of its pull request 466.",
-    .links = TEXTS("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_LIST", "DEEP_EP_DEVICE_TO_HCA_MAPPING"),
-};
 
 /* --- shared-nic --- */
 
@@ -251,7 +240,7 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
                           "starts the program like this, it gets the NIC of its own GPU.");
 }
 
-static void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
+void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
@@ -274,13 +263,3 @@ static void run_shared_nic(const struct doctor_machine *machine, struct doctor_r
         !variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")))
         run_default_choice(machine, result);
 }
-
-const struct doctor_check check_shared_nic = {
-    DOCTOR_CHECK("shared-nic", "nvshmem", 4, 0, run_shared_nic),
-    .title = "each GPU has a NIC of its own, the nearest one",
-    .symptom = "Between nodes the throughput is half of what it should be, and half of the NICs carry nothing.",
-    .cause =
-        "Where two GPUs and two NICs share a PCIe switch, NVSHMEM takes the first NIC for both, as each GPU is in a job of its own. Or the configured mapping says so.",
-    .remedy = "Give each process a list of one NIC, or DeepEP a mapping with all NICs; 'epkit nics' shows both.",
-    .links = TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_IB_ENABLE_IBGDA"),
-};

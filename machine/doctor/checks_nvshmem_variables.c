@@ -30,7 +30,7 @@ static void check_list(const struct doctor_machine *machine, struct doctor_resul
     map_free(map);
 }
 
-static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
+void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
     const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
@@ -68,16 +68,6 @@ static void run_hca_prefix(const struct doctor_machine *machine, struct doctor_r
         doctor_advise(result, "The names have nothing in common: rename the NICs with a udev rule, or set "
                               "NVSHMEM_HCA_PREFIX to a part of the names of those to use.");
 }
-
-const struct doctor_check check_hca_prefix = {
-    DOCTOR_CHECK("hca-prefix", "nvshmem", 19, 0, run_hca_prefix),
-    .title = "NVSHMEM knows the NICs by their names",
-    .symptom = "NVSHMEM reports no device for ibgda, or uses fewer NICs than there are.",
-    .cause =
-        "The transports ibgda and ibdevx take devices with NVSHMEM_HCA_PREFIX in their name, mlx5 by default; udev rules of distributions name them rocep..., ibp... instead.",
-    .remedy = "Set NVSHMEM_HCA_PREFIX to what the names have in common.",
-    .links = TEXTS("NVSHMEM_HCA_PREFIX", "NVSHMEM_HCA_LIST", "/sys/class/infiniband"),
-};
 
 /* --- hca-lists --- */
 
@@ -174,7 +164,7 @@ static const struct {
     {"EP_NIC_NAME", nic_name_fault},
 };
 
-static void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
+void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *names = "";
 
@@ -198,15 +188,6 @@ static void run_hca_lists(const struct doctor_machine *machine, struct doctor_re
         "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
 }
 
-const struct doctor_check check_hca_lists = {
-    DOCTOR_CHECK("hca-lists", "nvshmem", 19, NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_hca_lists),
-    .title = "lists of NICs name ports that exist",
-    .symptom = "NVSHMEM or UCX finds no NIC or some; \"network device ... is not available\"; DeepEP 2 stops.",
-    .cause = "A list was written for another machine, names a port that is not there, or has no commas.",
-    .remedy = "Unset the list, or write it for this machine.",
-    .links = TEXTS("NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING", "UCX_NET_DEVICES", "EP_NIC_NAME"),
-};
-
 /* --- void-variables --- */
 
 /* Variables that other checks report. */
@@ -221,7 +202,7 @@ static bool has_own_check(const struct doctor_machine *machine, const char *name
     return *machine->software->nccl.gib && row && strncmp(name, "NCCL_", 5) == 0 && !row->unset;
 }
 
-static void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
+void run_void_variables(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *first = "", *names = "";
     int n = 0;
@@ -256,18 +237,9 @@ static void run_void_variables(const struct doctor_machine *machine, struct doct
                               "the program is started.");
 }
 
-const struct doctor_check check_void_variables = {
-    DOCTOR_CHECK("void-variables", "nvshmem", 41, 0, run_void_variables),
-    .title = "variables have an effect and valid values",
-    .symptom = "A setting does not change anything, or has another effect than intended.",
-    .cause = "It is read by a build only, is unknown, or has an invalid value, as NVSHMEM_REMOTE_TRANSPORT=ibgda has.",
-    .remedy = "Unset it, or correct it; 'epkit env --check' says what each of them does.",
-    .links = TEXTS("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_IBGDA_SUPPORT", "NVSHMEM_USE_GDRCOPY", "NVSHMEM_DEBUG"),
-};
-
 /* --- dmabuf-off --- */
 
-static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
+void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
     const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
@@ -290,15 +262,6 @@ static void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_r
     doctor_fix(result, false, is_nvshmem && is_nccl ? "unset %s NCCL_DMABUF_ENABLE" : "unset %s", name);
     doctor_advise(result, "Or load nvidia-peermem, the older of the two methods.");
 }
-
-const struct doctor_check check_dmabuf_off = {
-    DOCTOR_CHECK("dmabuf-off", "nvshmem", 11, NEEDS_DRIVER | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_dmabuf_off),
-    .title = "dma-buf is not disabled where it is the only way into GPU memory",
-    .symptom = "NVSHMEM: \"neither nv_peer_mem, or nvidia_peermem detected\"; NCCL copies through host memory.",
-    .cause = "A variable disables registration by dma-buf, and the module nvidia_peermem is not loaded.",
-    .remedy = "Unset the variable, or load nvidia-peermem.",
-    .links = TEXTS("NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE", "/sys/module/nvidia_peermem"),
-};
 
 /* --- heap-size --- */
 
@@ -332,7 +295,7 @@ static double smallest_memory(const struct topo *topo)
     return smallest;
 }
 
-static void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
+void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
@@ -357,12 +320,3 @@ static void run_heap_size(const struct doctor_machine *machine, struct doctor_re
               "leave room for the model. Without NVSHMEM_DISABLE_CUDA_VMM=1, the heap grows on demand."
             : "It is only address space: leave it at its default of 128 GiB.");
 }
-
-const struct doctor_check check_heap_size = {
-    DOCTOR_CHECK("heap-size", "nvshmem", 52, NEEDS_GPUS | NEEDS_ENVIRONMENT, run_heap_size),
-    .title = "NVSHMEM's heap fits the GPU and the buffers of DeepEP",
-    .symptom = "NVSHMEM stops at its start because cudaMalloc fails, or nvshmem_align returns NULL and DeepEP stops.",
-    .cause = "The symmetric heap is larger than the GPU's memory, or too small for the buffers in it.",
-    .remedy = "Set NVSHMEM_SYMMETRIC_SIZE to what the buffers need, or let the heap grow.",
-    .links = TEXTS("NVSHMEM_SYMMETRIC_SIZE", "NVSHMEM_DISABLE_CUDA_VMM", "NVSHMEM_MAX_MEMORY_PER_GPU"),
-};

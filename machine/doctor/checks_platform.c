@@ -84,7 +84,7 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
                               : "Install the closed kernel modules of the same driver.");
 }
 
-static void run_open_driver(const struct doctor_machine *machine, struct doctor_result *result)
+void run_open_driver(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
     const struct topo *topo = machine->topo;
@@ -109,15 +109,6 @@ static void run_open_driver(const struct doctor_machine *machine, struct doctor_
                     driver->is_open ? "open" : "closed");
     fix_kind(machine, result, !driver->is_open);
 }
-
-const struct doctor_check check_open_driver = {
-    DOCTOR_CHECK("open-driver", "driver", 26, 0, run_open_driver),
-    .title = "the variant of the driver's kernel modules, open or closed, supports these GPUs",
-    .symptom = "\"No devices were found\"; the kernel log says that the GPU requires the open kernel modules.",
-    .cause = "From Blackwell on and with Grace, GPUs need the open kernel modules; GPUs before Turing the closed ones.",
-    .remedy = "Install the other variant of the same driver.",
-    .links = TEXTS("/proc/driver/nvidia/version"),
-};
 
 /* --- libcuda --- */
 
@@ -186,7 +177,7 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
                   machine->software->os.in_container ? ", from the node" : "", folder);
 }
 
-static void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
+void run_libcuda(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct libs_env env = libs_env_of(machine->source);
     const struct os *os = &machine->software->os;
@@ -225,22 +216,11 @@ static void run_libcuda(const struct doctor_machine *machine, struct doctor_resu
         machine->software->driver.version);
 }
 
-const struct doctor_check check_libcuda = {
-    DOCTOR_CHECK("libcuda", "driver", 18, NEEDS_DRIVER | NEEDS_ENVIRONMENT, run_libcuda),
-    .title = "the linker finds the driver's libcuda.so.1",
-    .symptom =
-        "\"libcuda.so.1: cannot open shared object file\"; torch.cuda.is_available() is false; \"CUDA driver is a stub library\"; \"unsupported display driver / cuda driver combination\".",
-    .cause =
-        "It comes with the driver, in a container from the node: in a folder that the linker does not search, not at all, or after the toolkit's stub or that of an older driver.",
-    .remedy = "Put its folder into LD_LIBRARY_PATH, or have it mounted.",
-    .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64"),
-};
-
 /* --- uvm --- */
 
 #define UVM "/dev/nvidia-uvm"
 
-static void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
+void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool in_container = machine->software->os.in_container;
     struct source_stat device;
@@ -282,15 +262,6 @@ static void run_uvm(const struct doctor_machine *machine, struct doctor_result *
               "cgroup_allowed_devices_file.conf."
             : "nvidia-persistenced or nvidia-modprobe creates it at every boot.");
 }
-
-const struct doctor_check check_uvm = {
-    DOCTOR_CHECK("uvm", "driver", 45, NEEDS_DRIVER, run_uvm),
-    .title = "CUDA can open nvidia-uvm",
-    .symptom = "cuInit fails with CUDA_ERROR_UNKNOWN (999) or \"no CUDA-capable device\", while nvidia-smi works.",
-    .cause = "CUDA manages memory through nvidia_uvm, whose device file is missing or not accessible.",
-    .remedy = "Load the module and create its device file, or give it to the container.",
-    .links = TEXTS(UVM, "/sys/module/nvidia_uvm"),
-};
 
 /* --- ibgda-nic --- */
 
@@ -376,7 +347,7 @@ static void run_several_makers(const struct doctor_machine *machine, struct doct
                           "library with a transport for them, such as epkit or NCCL.");
 }
 
-static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
+void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     int first = -1, n = 0, n_supported = 0, unknown = -1;
@@ -421,15 +392,6 @@ static void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_re
                   vendor == AMAZON ? " with aws-ofi-nccl" : "");
 }
 
-const struct doctor_check check_ibgda_nic = {
-    DOCTOR_CHECK("ibgda-nic", "nvshmem", 9, NEEDS_GPUS | NEEDS_DATA_NICS | NEEDS_ENVIRONMENT, run_ibgda_nic),
-    .title = "IBGDA supports the NICs, if something needs it",
-    .symptom = "DeepEP works within a node, and between nodes it stops when it initialises: no device for ibgda.",
-    .cause = "With IBGDA GPUs write to registers of NVIDIA's NICs alone, and DeepEP 1 has no other transport.",
-    .remedy = "Use a library with a transport for these NICs; where NVIDIA's are too, 'epkit env' takes those.",
-    .links = TEXTS("NVSHMEM_IB_ENABLE_IBGDA", "/sys/class/infiniband"),
-};
-
 /* --- confidential --- */
 
 bool machine_isolates_gpus(const struct topo *topo)
@@ -437,7 +399,7 @@ bool machine_isolates_gpus(const struct topo *topo)
     return topo->cc_feature == 1 && topo->cc_mode == TOPO_CC_NONE && topo->n_gpus > 1;
 }
 
-static void run_confidential(const struct doctor_machine *machine, struct doctor_result *result)
+void run_confidential(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const char *smi = os_driver_program(machine->source, &machine->software->os, "nvidia-smi");
@@ -485,13 +447,3 @@ static void run_confidential(const struct doctor_machine *machine, struct doctor
                     : topo->cc_mode == TOPO_CC_NONE              ? "none"
                                                                  : "not known");
 }
-
-const struct doctor_check check_confidential = {
-    DOCTOR_CHECK("confidential", "driver", 56, NEEDS_DRIVER, run_confidential),
-    .title = "confidential computing allows the GPUs to work, and to reach each other",
-    .symptom = "CUDA: \"system not yet initialized\", \"operation not permitted\"; no peer access, no RDMA.",
-    .cause =
-        "GPUs accept no work before their ready state is set, reach each other only in a mode for several GPUs, and NICs cannot reach their memory.",
-    .remedy = "Set the ready state after attestation; have the host choose the mode for several GPUs.",
-    .links = TEXTS("nvidia-smi conf-compute"),
-};

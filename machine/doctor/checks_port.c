@@ -276,7 +276,7 @@ static void find_all_missing(const struct doctor_machine *machine, struct doctor
                   PCI_VENDOR_MELLANOX);
 }
 
-static void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
+void run_port_down(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     struct down_count count;
@@ -305,15 +305,6 @@ static void run_port_down(const struct doctor_machine *machine, struct doctor_re
         find_missing(machine, result);
     }
 }
-
-const struct doctor_check check_port_down = {
-    DOCTOR_CHECK("port-down", "nic", 21, NEEDS_GPUS, run_port_down),
-    .title = "every GPU has its NIC, with an active port",
-    .symptom = "Fewer NICs than expected; ranks share one and run at half speed; a connection is refused.",
-    .cause = "A port is down, a NIC has fallen off the bus, or a container was not given all of them.",
-    .remedy = "Repair cabling and ports; correct the network annotations of the pod.",
-    .links = TEXTS("/sys/class/infiniband/*/ports/*/state", "/sys/class/infiniband/*/ports/*/phys_state"),
-};
 
 /* --- link-layer --- */
 
@@ -380,7 +371,7 @@ static void fix_link_layer(const struct doctor_machine *machine, struct doctor_r
         "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
 }
 
-static void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
+void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     enum topo_link_layer odd;
@@ -401,12 +392,3 @@ static void run_link_layer(const struct doctor_machine *machine, struct doctor_r
                  odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
     fix_link_layer(machine, result, first, odd);
 }
-
-const struct doctor_check check_link_layer = {
-    DOCTOR_CHECK("link-layer", "nic", 21, NEEDS_GPUS | NEEDS_DATA_NICS, run_link_layer),
-    .title = "the NICs of all GPUs have one link layer",
-    .symptom = "Some ranks cannot connect to others; queue pairs end in an error.",
-    .cause = "Some ports run InfiniBand and some Ethernet: they are in different networks.",
-    .remedy = "Find out what the odd ports are for; set the link type of a rail with mlxconfig, and leave others out.",
-    .links = TEXTS("/sys/class/infiniband/*/ports/*/link_layer"),
-};

@@ -515,24 +515,3 @@ void stacks_run(const struct doctor_machine *machine, struct doctor_result *resu
 }
 
 /* --- checks --- */
-
-const struct doctor_check check_stack_needs = {
-    DOCTOR_CHECK("stack-needs", "deepep", 67, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
-    .title = "installed libraries for expert parallelism have what they need",
-    .symptom =
-        "\"undefined symbol: ncclGetLsaDevicePointer\", \"Cannot find package: nccl\", \"Invalid NCCL versions\", a failed assertion with NCCL_GIN_TYPE_NONE, or nvcc that is not found at the first call.",
-    .cause = "DeepEP 2 and its kin need a newer NCCL than PyTorch's, a compiler, and NICs for GPUs to start.",
-    .remedy = "Install what is named; epkit doctor --stacks lists each library.",
-    .links =
-        TEXTS("EP_DISABLE_GIN", "EP_NCCL_ROOT_DIR", "CUDA_HOME", "https://github.com/deepseek-ai/DeepEP/issues/710",
-              "https://github.com/deepseek-ai/DeepEP/issues/629"),
-};
-
-const struct doctor_check check_stack_owners = {
-    DOCTOR_CHECK("stack-owners", "deepep", 68, NEEDS_GPUS | NEEDS_ENVIRONMENT, stacks_run),
-    .title = "one distribution contains the package deep_ep",
-    .symptom = "deep_ep lacks a class, has that of another version, or is gone after one of them was uninstalled.",
-    .cause = "Several distributions contain this package, and pip writes the files of one over those of the other.",
-    .remedy = "Uninstall all of them, and install one.",
-    .links = TEXTS("deep_ep/__init__.py", "https://github.com/sgl-project/sglang/pull/40671"),
-};

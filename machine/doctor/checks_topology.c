@@ -77,7 +77,7 @@ static bool has_no_fabric(const struct topo *topo)
     return n > 0 && n == topo->n_gpus;
 }
 
-static void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
+void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names channels;
     struct source_stat stat;
@@ -108,15 +108,6 @@ static void run_imex(const struct doctor_machine *machine, struct doctor_result 
                     "not readable and writable for this user");
     doctor_advise(result, "Give the process the channel: the device belongs to the user who runs the job.");
 }
-
-const struct doctor_check check_imex = {
-    DOCTOR_CHECK("imex", "topology", 32, NEEDS_DRIVER, run_imex),
-    .title = "there is an IMEX channel for NVLink between nodes",
-    .symptom = "CUDA errors when memory of a GPU in another node of the rack is mapped (GB200, GB300).",
-    .cause = "Nodes exchange GPU memory through an IMEX channel, which has to be created and accessible.",
-    .remedy = "Use a ComputeDomain, or nvidia-imex and NVreg_CreateImexChannel0=1.",
-    .links = TEXTS(IMEX, "/etc/nvidia-imex/nodes_config.cfg"),
-};
 
 /* --- visible-devices --- */
 
@@ -237,7 +228,7 @@ static bool has_unknown_uuid(const struct machine_visible *entries, int n)
     return false;
 }
 
-static void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
+void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_environment environment = source_environment(machine->source);
     struct machine_visible entries[MACHINE_VISIBLE_MAX];
@@ -276,15 +267,6 @@ static void run_visible_devices(const struct doctor_machine *machine, struct doc
                           machine->topo->nvml_why))
         result->missing = machine_missing_nvml(machine);
 }
-
-const struct doctor_check check_visible_devices = {
-    DOCTOR_CHECK("visible-devices", "topology", 37, NEEDS_GPUS, run_visible_devices),
-    .title = "CUDA_VISIBLE_DEVICES names GPUs that exist, in a form that mappings understand",
-    .symptom = "A rank uses the NIC of another GPU, or \"invalid literal for int()\" in buffer.py; GPUs are missing.",
-    .cause = "UUIDs, another order or entries that do not exist change what an index in the mapping of NICs means.",
-    .remedy = "Use numbers in ascending order, or translate the mapping.",
-    .links = TEXTS("CUDA_VISIBLE_DEVICES", MAPPING),
-};
 
 /* --- acs --- */
 
@@ -375,7 +357,7 @@ static struct acs_count check_bridges(const struct doctor_machine *machine, stru
     return count;
 }
 
-static void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
+void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
 {
     unsigned char marks[TOPO_MAX_PCI] = {0};
     const struct topo *topo = machine->topo;
@@ -417,15 +399,6 @@ static void run_acs(const struct doctor_machine *machine, struct doctor_result *
         doctor_not_applicable(result, "there are no PCIe bridges above GPUs and NICs");
     }
 }
-
-const struct doctor_check check_acs = {
-    DOCTOR_CHECK("acs", "topology", 39, NEEDS_GPUS, run_acs),
-    .title = "PCIe switches let GPUs and NICs talk to each other directly (ACS off)",
-    .symptom = "RDMA from GPU memory and P2P over PCIe run at a fraction of the link, or hang.",
-    .cause = "With ACS redirection on, a switch sends traffic between its devices up to the processor and down again.",
-    .remedy = "Switch ACS off in the BIOS or with setpci, on bare metal without virtual machines.",
-    .links = TEXTS("/sys/bus/pci/devices/*/config"),
-};
 
 /* --- iommu --- */
 
@@ -475,7 +448,7 @@ static void check_group(const struct doctor_machine *machine, struct doctor_resu
     }
 }
 
-static void run_iommu(const struct doctor_machine *machine, struct doctor_result *result)
+void run_iommu(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     struct iommu_count count = {.why = ""};
@@ -507,18 +480,9 @@ static void run_iommu(const struct doctor_machine *machine, struct doctor_result
     }
 }
 
-const struct doctor_check check_iommu = {
-    DOCTOR_CHECK("iommu", "topology", 39, NEEDS_GPUS, run_iommu),
-    .title = "the IOMMU passes GPUs and NICs through",
-    .symptom = "P2P and RDMA from GPU memory are slow, or hang under load.",
-    .cause = "On bare metal an IOMMU that translates sends all traffic between devices through the processor.",
-    .remedy = "Start the kernel with iommu=pt, or switch the IOMMU off.",
-    .links = TEXTS("/sys/kernel/iommu_groups/*/type", "/proc/cmdline"),
-};
-
 /* --- affinity --- */
 
-static void run_affinity(const struct doctor_machine *machine, struct doctor_result *result)
+void run_affinity(const struct doctor_machine *machine, struct doctor_result *result)
 {
     uint64_t allowed[TOPO_MAX_CPUS / 64] = {0}, local[TOPO_MAX_CPUS / 64] = {0};
     const struct topo *topo = machine->topo;
@@ -556,12 +520,3 @@ static void run_affinity(const struct doctor_machine *machine, struct doctor_res
     doctor_advise(result, "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or "
                           "--gpu-bind=closest.");
 }
-
-const struct doctor_check check_affinity = {
-    DOCTOR_CHECK("affinity", "topology", 40, NEEDS_GPUS, run_affinity),
-    .title = "the process runs near its GPU",
-    .symptom = "Latency of launches and of CPU proxies is high; ranks of one NUMA node are slower.",
-    .cause = "The launcher bound the process to processors of another NUMA node than that of its GPU.",
-    .remedy = "Bind each rank to the processors of its GPU's NUMA node.",
-    .links = TEXTS("/proc/self/status", "/sys/bus/pci/devices/*/local_cpulist"),
-};

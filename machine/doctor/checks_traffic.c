@@ -127,7 +127,7 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
                               "of the node do so, the switch, or what restarts the driver.");
 }
 
-static void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
+void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
     const struct counter_limit *limits;
@@ -162,16 +162,6 @@ static void run_link_errors(const struct doctor_machine *machine, struct doctor_
             shell_word(machine->source, machine->topo->nics[rails[first].nic].name));
 }
 
-const struct doctor_check check_link_errors = {
-    DOCTOR_CHECK("link-errors", "nic", 46, NEEDS_DATA_NICS, run_link_errors),
-    .title = "links of NICs stay up and carry data without errors",
-    .symptom = "Jobs end with a timeout or \"transport retry counter exceeded\", on one rail, intermittently.",
-    .cause = "The link of a port goes down or corrupts data: a bad or dirty cable or transceiver, or the switch port.",
-    .remedy = "Clean or replace cable and transceiver; otherwise the port or the NIC.",
-    .links = TEXTS("/sys/class/infiniband/*/ports/*/counters/link_downed",
-                   "/sys/class/infiniband/*/ports/*/counters/symbol_error", "/sys/class/net/*/carrier_down_count"),
-};
-
 /* --- roce-loss --- */
 
 static bool sees_congestion_notices(const struct doctor_machine *machine, const struct rail *rail)
@@ -204,7 +194,7 @@ static struct loss loss_of(const struct doctor_machine *machine, const struct ra
     return received.ratio > sent.ratio ? received : sent;
 }
 
-static void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
+void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
     int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
@@ -243,16 +233,6 @@ static void run_roce_loss(const struct doctor_machine *machine, struct doctor_re
                 : "Neither an ECN mark nor a congestion notification was ever received: configure ECN (DCQCN) or flow control (PFC) for this priority, on NICs (mlnx_qos -i <interface>) and switches alike.",
             n_lossy == 1 && n > 1 ? "Only one rail is affected: its switch or cable may be at fault." : "");
 }
-
-const struct doctor_check check_roce_loss = {
-    DOCTOR_CHECK("roce-loss", "nic", 47, NEEDS_DATA_NICS, run_roce_loss),
-    .title = "the RoCE network loses no packets",
-    .symptom = "Bandwidth between nodes varies and drops as soon as several ranks send to one.",
-    .cause = "Packets are dropped where flows converge, and RoCE sends again from the lost one on after a timeout.",
-    .remedy = "Configure PFC or ECN for the priority of the traffic, end to end.",
-    .links =
-        TEXTS("/sys/class/infiniband/*/ports/*/hw_counters/packet_seq_err", "NCCL_IB_TC", "NVSHMEM_IB_TRAFFIC_CLASS"),
-};
 
 /* --- mtu --- */
 
@@ -293,7 +273,7 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
     }
 }
 
-static void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
+void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct rail rails[RAILS_MAX];
     int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
@@ -332,12 +312,3 @@ static void run_mtu(const struct doctor_machine *machine, struct doctor_result *
                         (long long)rails[i].value);
     }
 }
-
-const struct doctor_check check_mtu = {
-    DOCTOR_CHECK("mtu", "nic", 48, NEEDS_DATA_NICS, run_mtu),
-    .title = "all RoCE rails use the same packet size",
-    .symptom = "One rail is slower than the others; large messages hang where the other side has another MTU.",
-    .cause = "The MTU of an interface differs, so RDMA on it uses smaller packets than on the others.",
-    .remedy = "Set one MTU on all rails and their switch ports.",
-    .links = TEXTS("/sys/class/net/*/mtu"),
-};

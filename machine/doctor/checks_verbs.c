@@ -127,7 +127,7 @@ static const char *provider_within(const struct doctor_machine *machine, const c
     return source_stat(machine->source, "%s", path).state == SOURCE_OK ? path : "";
 }
 
-static void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_result *result)
+void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *variable = drivers_variable(machine), *entry;
@@ -155,15 +155,6 @@ static void run_rdmav_drivers(const struct doctor_machine *machine, struct docto
                   "the provider is in the usual folder, the variable is not needed.",
                   verbs->private_version);
 }
-
-const struct doctor_check check_rdmav_drivers = {
-    DOCTOR_CHECK("rdmav-drivers", "verbs", 15, 0, run_rdmav_drivers),
-    .title = "RDMAV_DRIVERS names provider files",
-    .symptom = "RDMAV_DRIVERS is set, and libibverbs still says that it could not load the driver.",
-    .cause = "libibverbs appends -rdmav<NN>.so to an entry and opens the result: a folder does nothing.",
-    .remedy = "Write <folder>/libmlx5, or unset the variable and put the provider into the usual folder.",
-    .links = TEXTS("RDMAV_DRIVERS", "IBV_DRIVERS"),
-};
 
 /* --- provider-missing --- */
 
@@ -263,7 +254,7 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
         name, verbs->ibverbs.path);
 }
 
-static void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
+void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *entry, *lacking = machine_missing_verbs_library(machine), *other;
@@ -297,16 +288,6 @@ static void run_provider_missing(const struct doctor_machine *machine, struct do
     fix_provider(machine, result);
 }
 
-const struct doctor_check check_provider_missing = {
-    DOCTOR_CHECK("provider-missing", "verbs", 13, 0, run_provider_missing),
-    .title = "libibverbs finds the provider of its own installation",
-    .symptom = "\"libibverbs: Warning: couldn't load driver 'libmlx5-rdmav57.so'\"; programs see no RDMA device.",
-    .cause =
-        "For a NIC libibverbs loads lib<driver>-rdmav<number>.so, with the number of a private interface. The library was copied without it, comes from another installation, or an image is for NICs of another maker.",
-    .remedy = "Install libibverbs and its provider from one package, or put the provider where libibverbs searches.",
-    .links = TEXTS("/usr/lib/x86_64-linux-gnu/libibverbs", "/etc/libibverbs.d", "LD_LIBRARY_PATH"),
-};
-
 /* --- verbs-abi --- */
 
 /* The number of the kernel's interface for a NIC's provider; -1 if it is not known. */
@@ -325,7 +306,7 @@ static int64_t abi_of(const struct doctor_machine *machine, const struct topo_ni
  * A maker's own kernel driver has another interface than the one of the kernel, and comes with its own provider, which
  * is elsewhere than that of the distribution: the latter is next to libibverbs.
  */
-static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *result)
+void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const char *own, *path, *searched;
@@ -355,15 +336,6 @@ static void run_verbs_abi(const struct doctor_machine *machine, struct doctor_re
         }
     }
 }
-
-const struct doctor_check check_verbs_abi = {
-    DOCTOR_CHECK("verbs-abi", "verbs", 65, NEEDS_DATA_NICS, run_verbs_abi),
-    .title = "the provider fits the kernel's driver of the NIC",
-    .symptom = "\"Driver bnxt_re does not support the kernel ABI of 6 (supports 1 to 1)\"; no RDMA device.",
-    .cause = "The maker's kernel driver has an interface of its own, and the image has rdma-core's provider.",
-    .remedy = "Install the provider that belongs to the kernel's driver.",
-    .links = TEXTS("/sys/class/infiniband_verbs/*/abi_version", "/etc/libibverbs.d"),
-};
 
 /* --- verbs-mixed --- */
 
@@ -399,7 +371,7 @@ static int provider_number(const struct doctor_machine *machine)
     return 0;
 }
 
-static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
+void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
@@ -436,18 +408,9 @@ static void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_
                           "folder first, or remove the copies of the other.");
 }
 
-const struct doctor_check check_verbs_mixed = {
-    DOCTOR_CHECK("verbs-mixed", "verbs", 14, 0, run_verbs_mixed),
-    .title = "libibverbs and libmlx5 are from the same installation",
-    .symptom = "\"version `IBVERBS_PRIVATE_34' not found (required by libmlx5.so.1)\"; NCCL finds no network plugin.",
-    .cause = "They share a private interface with a number, and the linker finds different installations.",
-    .remedy = "Use both from one installation: order LD_LIBRARY_PATH accordingly, or remove the copies.",
-    .links = TEXTS("LD_LIBRARY_PATH"),
-};
-
 /* --- verbs-from-gib --- */
 
-static void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_result *result)
+void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
@@ -469,12 +432,3 @@ static void run_verbs_from_gib(const struct doctor_machine *machine, struct doct
     doctor_advise(result, "gIB's folder has to stay in LD_LIBRARY_PATH for NCCL to find its plugin, but after the "
                           "system's.");
 }
-
-const struct doctor_check check_verbs_from_gib = {
-    DOCTOR_CHECK("verbs-from-gib", "verbs", 22, 0, run_verbs_from_gib),
-    .title = "libibverbs is the system's, not gIB's",
-    .symptom = "ib_write_bw and other programs for RDMA fail or find no device where gIB's environment is loaded.",
-    .cause = "gIB brings an rdma-core along for its plugin, which precedes the system's in LD_LIBRARY_PATH.",
-    .remedy = "Put the system's library folder in front of gIB's.",
-    .links = TEXTS("LD_LIBRARY_PATH", "/usr/local/gib/lib64"),
-};

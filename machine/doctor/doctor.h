@@ -109,6 +109,7 @@ enum doctor_needs {
     NEEDS_ENVIRONMENT = 16 /* the environment can be read */
 };
 
+/* The members but `group`, `needs` and `run` are a row of docs/failure-modes.md. */
 struct doctor_check {
     const char *id;    /* "one-nic" */
     const char *group; /* "driver", "nic", "verbs", "nvshmem", "nccl", "deepep", "limits", "topology", "job" */
@@ -120,10 +121,6 @@ struct doctor_check {
     const char *const *links; /* related variables and files; ends with NULL */
     void (*run)(const struct doctor_machine *machine, struct doctor_result *result);
 };
-
-/* The first fields of a check: it runs if all of `its_needs` hold. */
-#define DOCTOR_CHECK(its_id, its_group, its_mode, its_needs, its_run)                                                  \
-    .id = its_id, .group = its_group, .mode = its_mode, .needs = its_needs, .run = its_run
 
 /* All checks, by group; ends with NULL. */
 extern const struct doctor_check *const doctor_checks[];

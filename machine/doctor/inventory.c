@@ -7,79 +7,73 @@
 #include "queries.h"
 
 #include "common/clean.h"
+#include "common/file.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define NVIDIA 0x10de
 #define CLASS_SWITCH 0x0680 /* PCI Code and ID Assignment Specification: other bridge, the class of NVSwitches */
 
 /* --- the file of --expect --- */
 
-static ep_status wrong_key(const char *file, const char *key, const char *what)
+/* The members of a file: texts of less than `bytes`; without `bytes` numbers. */
+static const struct {
+    const char *key;
+    size_t offset, bytes;
+    const char *wrong; /* what one is not */
+} members[] = {
+    {"gpus", offsetof(struct doctor_inventory, gpus), 0, "is no number from 1 to 128"},
+    {"nics", offsetof(struct doctor_inventory, nics), 0, "is no number from 1 to 128"},
+    {"gpu", offsetof(struct doctor_inventory, gpu), 128, "is no text of this length"},
+    {"driver", offsetof(struct doctor_inventory, driver), 64, "is no text of this length"},
+    {"firmware", offsetof(struct doctor_inventory, firmware), 64, "is no text of this length"},
+    {"link_layer", offsetof(struct doctor_inventory, link_layer), 0, "is neither \"InfiniBand\" nor \"Ethernet\""},
+    {"nic_gbps", offsetof(struct doctor_inventory, nic_gbps), 0, "is no rate in Gb/s"},
+};
+
+/* What is wrong with it; NULL if nothing is. */
+static const char *read_member(const char *key, const json_t *value, struct doctor_inventory *inventory)
 {
+    const char *text = json_string_value(value);
+    bool is_ethernet = text && (strcasecmp(text, "Ethernet") == 0 || strcasecmp(text, "RoCE") == 0);
+    double number = json_number_value(value);
+    size_t i = 0;
+
+    while (i < COUNT(members) && strcmp(key, members[i].key) != 0)
+        i++;
+    if (i == COUNT(members))
+        return "is not known; known are gpus, gpu, nics, nic_gbps, link_layer, driver and firmware";
+    if (members[i].bytes && text && *text && strlen(text) < members[i].bytes)
+        memcpy((char *)inventory + members[i].offset, text, strlen(text) + 1);
+    else if (strcmp(key, "link_layer") == 0 && (is_ethernet || (text && strcasecmp(text, "InfiniBand") == 0)))
+        inventory->link_layer = is_ethernet ? TOPO_LINK_ETHERNET : TOPO_LINK_INFINIBAND;
+    else if (strcmp(key, "nic_gbps") == 0 && number > 0 && number <= 1e6)
+        inventory->nic_gbps = number;
+    else if (text_ends(key, "s") && json_is_integer(value) && number >= 1 && number <= TOPO_MAX_NICS)
+        *(int *)((char *)inventory + members[i].offset) = (int)number;
+    else
+        return members[i].wrong;
+    return NULL;
+}
+
+static ep_status read_members(const char *file, json_t *document, struct doctor_inventory *inventory)
+{
+    const char *key, *wrong;
+    json_t *value;
     char shown[128];
 
-    text_clean(key, shown, sizeof(shown));
-    return ep_fail(EP_E_ARG, "--expect: %s: '%s' %s", file, shown, what);
-}
-
-static ep_status read_count(const char *file, const char *key, const json_t *value, int *ret_n)
-{
-    if (!json_is_integer(value) || json_integer_value(value) < 1 || json_integer_value(value) > TOPO_MAX_NICS)
-        return wrong_key(file, key, "is no number from 1 to 128");
-    *ret_n = (int)json_integer_value(value);
-    return EP_OK;
-}
-
-static ep_status read_name(const char *file, const char *key, const json_t *value, char *ret_text, size_t bytes)
-{
-    const char *text = json_string_value(value);
-
-    if (!text || !*text || strlen(text) >= bytes)
-        return wrong_key(file, key, "is no text of this length");
-    memcpy(ret_text, text, strlen(text) + 1);
-    return EP_OK;
-}
-
-static ep_status read_layer(const char *file, const json_t *value, enum topo_link_layer *ret_layer)
-{
-    const char *text = json_string_value(value);
-
-    if (text && strcasecmp(text, "InfiniBand") == 0)
-        *ret_layer = TOPO_LINK_INFINIBAND;
-    else if (text && (strcasecmp(text, "Ethernet") == 0 || strcasecmp(text, "RoCE") == 0))
-        *ret_layer = TOPO_LINK_ETHERNET;
-    else
-        return wrong_key(file, "link_layer", "is neither \"InfiniBand\" nor \"Ethernet\"");
-    return EP_OK;
-}
-
-static ep_status read_key(const char *file, const char *key, const json_t *value, struct doctor_inventory *inventory)
-{
-    if (strcmp(key, "gpus") == 0)
-        return read_count(file, key, value, &inventory->gpus);
-    if (strcmp(key, "nics") == 0)
-        return read_count(file, key, value, &inventory->nics);
-    if (strcmp(key, "gpu") == 0)
-        return read_name(file, key, value, inventory->gpu, sizeof(inventory->gpu));
-    if (strcmp(key, "driver") == 0)
-        return read_name(file, key, value, inventory->driver, sizeof(inventory->driver));
-    if (strcmp(key, "firmware") == 0)
-        return read_name(file, key, value, inventory->firmware, sizeof(inventory->firmware));
-    if (strcmp(key, "link_layer") == 0)
-        return read_layer(file, value, &inventory->link_layer);
-    if (strcmp(key, "nic_gbps") != 0)
-        return wrong_key(file, key,
-                         "is not known; known are gpus, gpu, nics, nic_gbps, link_layer, driver and firmware");
-    if (!json_is_number(value) || json_number_value(value) <= 0 || json_number_value(value) > 1e6)
-        return wrong_key(file, key, "is no rate in Gb/s");
-    inventory->nic_gbps = json_number_value(value);
+    json_object_foreach (document, key, value) {
+        wrong = read_member(key, value, inventory);
+        if (!wrong)
+            continue;
+        text_clean(key, shown, sizeof(shown));
+        return ep_fail(EP_E_ARG, "--expect: %s: '%s' %s", file, shown, wrong);
+    }
     return EP_OK;
 }
 
@@ -128,55 +122,30 @@ static ep_status read_snapshot(const char *file, struct doctor_inventory *invent
     return status;
 }
 
-/* Editors of other systems write a byte order mark, which jansson refuses. */
-static void skip_mark(int fd)
-{
-    char mark[3];
-
-    if (pread(fd, mark, sizeof(mark), 0) == sizeof(mark) && memcmp(mark, "\xef\xbb\xbf", sizeof(mark)) == 0)
-        (void)lseek(fd, sizeof(mark), SEEK_SET);
-}
-
 ep_status doctor_expect(struct doctor_machine *machine, const char *file)
 {
+    FILE *stream = file_open_regular(file);
     struct doctor_inventory *inventory;
-    json_t *document, *value;
-    ep_status status = EP_OK;
+    json_t *document;
     json_error_t error;
-    struct stat info;
-    const char *key;
-    int fd;
+    ep_status status;
 
-    /* O_NONBLOCK: do not wait for the writer of a FIFO. */
-    fd = open(file, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0)
-        status = ep_fail(EP_E_ARG, "--expect: %s: %s", file, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        status = ep_fail(EP_E_ARG, "--expect: %s: not a regular file", file);
-    if (status == EP_OK)
-        skip_mark(fd);
-    document = status == EP_OK ? json_loadfd(fd, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error) : NULL;
-    if (fd >= 0)
-        close(fd);
-    if (status != EP_OK)
-        return status;
+    if (!stream)
+        return ep_fail(EP_E_ARG, "--expect: %s: %s", file, errno == EINVAL ? "not a regular file" : file_error(errno));
+    file_skip_mark(stream);
+    document = json_loadf(stream, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    fclose(stream);
     if (!document)
         return ep_fail(EP_E_ARG, "--expect: %s: line %d: %s", file, error.line, error.text);
-    if (!json_is_object(document) || json_object_size(document) == 0) {
-        json_decref(document);
-        return ep_fail(EP_E_ARG, "--expect: %s: not a JSON object with the expected hardware", file);
-    }
     inventory = calloc(1, sizeof(*inventory));
-    if (!inventory) {
-        json_decref(document);
-        return ep_fail(EP_E_MEMORY, "--expect: no memory");
-    }
-    if (json_object_get(document, "epkit_snapshot"))
+    if (!json_is_object(document) || json_object_size(document) == 0)
+        status = ep_fail(EP_E_ARG, "--expect: %s: not a JSON object with the expected hardware", file);
+    else if (!inventory)
+        status = ep_fail(EP_E_MEMORY, "--expect: no memory");
+    else if (json_object_get(document, "epkit_snapshot"))
         status = read_snapshot(file, inventory);
     else
-        json_object_foreach (document, key, value)
-            if (status == EP_OK)
-                status = read_key(file, key, value, inventory);
+        status = read_members(file, document, inventory);
     json_decref(document);
     if (status != EP_OK) {
         free(inventory);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine_nvshmem.h"
 
+#include "common/text.h"
 #include "common/variables.h"
 #include "queries.h"
 #include "shell.h"
 
 #include "common/clean.h"
+#include "machine/software/libs.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -96,7 +98,6 @@ ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map *
         .pe_mapping = variable_is_true(source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING")),
         .hca_list = list ? list : "",
         .hca_prefix = prefix ? prefix : MACHINE_HCA_PREFIX,
-        .one_world_per_gpu = true,
     };
 
     return map_nvshmem(machine->topo, &how, ret_map);
@@ -129,12 +130,9 @@ struct machine_preload machine_preload(const struct doctor_machine *machine, con
 {
     const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    while ((entry = machine_next_preload(machine, &at))) {
-        const char *slash = strrchr(entry, '/');
-
-        if (strstr(slash ? slash + 1 : entry, part))
+    while ((entry = machine_next_preload(machine, &at)))
+        if (strstr(text_base(entry), part))
             return (struct machine_preload){entry, !machine_is_missing_preload(machine, entry)};
-    }
     return (struct machine_preload){"", false};
 }
 
@@ -158,7 +156,8 @@ static json_t *load_library(void *path)
     return error ? json_pack("{s:b, s:s}", "ok", 0, "error", error) : json_pack("{s:b}", "ok", 1);
 }
 
-enum source_state machine_try_load(const struct doctor_machine *machine, const char *path, const char **ret_error)
+/* SOURCE_OK with *ret_error "" if it loads, otherwise the linker's message. Another state: *ret_error says why. */
+static enum source_state try_load(const struct doctor_machine *machine, const char *path, const char **ret_error)
 {
     const char *theirs = source_env(machine->source, "LD_LIBRARY_PATH"), *own = getenv("LD_LIBRARY_PATH");
     const char *text;
@@ -182,23 +181,8 @@ enum source_state machine_try_load(const struct doctor_machine *machine, const c
     return SOURCE_OK;
 }
 
-const char *machine_missing_verbs_library(const struct doctor_machine *machine)
-{
-    const struct software_verbs *verbs = &machine->software->verbs;
-    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
-    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
-    struct doctor_result unused = {.machine = machine};
-    bool uses_ibgda;
-
-    if (!machine_has_mlx5(machine, &unused))
-        return "";
-    uses_ibgda = machine_uses_ibgda(machine, &unused);
-    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
-        return "libibverbs.so.1";
-    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
-}
-
-bool machine_has_verbs_fault(const struct doctor_machine *machine, const char *path)
+/* Are libibverbs or libmlx5 not found, or from different installations? */
+static bool has_verbs_fault(const struct doctor_machine *machine, const char *path)
 {
     struct libs_env env = libs_env_of(machine->source);
     struct libs_closure *closure = NULL;
@@ -214,4 +198,49 @@ bool machine_has_verbs_fault(const struct doctor_machine *machine, const char *p
         has_fault = has_fault || strncmp(closure->gaps[i].version, "IBVERBS_PRIVATE_", 16) == 0;
     libs_closure_free(closure);
     return has_fault;
+}
+
+void machine_check_load(const struct doctor_machine *machine, struct doctor_result *result, const char *what,
+                        const char *path, const char *advice)
+{
+    const char *error;
+    enum source_state state = try_load(machine, path, &error);
+
+    /* It exists, which is all that a snapshot may know. */
+    if (state == SOURCE_NOT_RECORDED || doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", path, error) ||
+        !*error || has_verbs_fault(machine, path))
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s does not load: %s", what, error);
+    doctor_evidence(result, path, "%s", error);
+    doctor_fix(result, false, "ldd %s", shell_word(machine->source, path));
+    doctor_advise(result, "%s", advice);
+}
+
+bool machine_has_two(const struct doctor_machine *machine, struct doctor_result *result, const char *part,
+                     const char *name)
+{
+    struct source_names mapped = libs_mapped(machine->source, part);
+
+    if (mapped.n < 2)
+        return false;
+    doctor_found(result, DOCTOR_ERROR, "the process has loaded %zu copies of %s", mapped.n, name);
+    for (size_t i = 0; i < mapped.n; i++)
+        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
+    return true;
+}
+
+const char *machine_missing_verbs_library(const struct doctor_machine *machine)
+{
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
+    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
+    struct doctor_result unused = {.machine = machine};
+    bool uses_ibgda;
+
+    if (!machine_has_mlx5(machine, &unused))
+        return "";
+    uses_ibgda = machine_uses_ibgda(machine, &unused);
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
+        return "libibverbs.so.1";
+    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }

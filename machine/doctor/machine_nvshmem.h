@@ -43,20 +43,18 @@ bool machine_is_missing_preload(const struct doctor_machine *machine, const char
 const char *machine_preload_command(const struct doctor_machine *machine);
 
 /*
- * Loads a library in a child process, as a program with this environment would; from a snapshot, returns the recorded
- * result. SOURCE_OK with *ret_error "" if it loads, otherwise with the linker's message. Another state: not known,
- * *ret_error says why.
+ * Loads the library at `path` in a child process, as a program with this environment would (from a snapshot: the
+ * recorded result), and reports "WHAT does not load". Not if libibverbs or libmlx5 is not found, or the two are from
+ * different installations, by the ELF headers: the checks of the group verbs report that.
  */
-enum source_state machine_try_load(const struct doctor_machine *machine, const char *path, const char **ret_error);
+void machine_check_load(const struct doctor_machine *machine, struct doctor_result *result, const char *what,
+                        const char *path, const char *advice);
+
+/* Has the process loaded several libraries with `part` in their names? Then it is reported as copies of `name`. */
+bool machine_has_two(const struct doctor_machine *machine, struct doctor_result *result, const char *part,
+                     const char *name);
 
 /* "libibverbs.so.1" or "libmlx5.so.1", which provider-missing reports, if needed and not found; otherwise "". */
 const char *machine_missing_verbs_library(const struct doctor_machine *machine);
-
-/*
- * Does a library not load because libibverbs or libmlx5 is not found, or because the two are from different
- * installations? Determined from ELF headers. The checks of the group verbs report both; other reasons are reported by
- * the check of the library.
- */
-bool machine_has_verbs_fault(const struct doctor_machine *machine, const char *path);
 
 #endif

@@ -35,12 +35,6 @@ bool machine_uses_rdma(const struct doctor_machine *machine);
 /* Will there be several ranks: several GPUs, a launcher that says so, or anything that needs RDMA? */
 bool machine_has_ranks(const struct doctor_machine *machine);
 
-#define MACHINE_MEMLOCK_UNLIMITED (-1)
-#define MACHINE_MEMLOCK_UNKNOWN (-2)
-
-/* The number of bytes that the process may lock, or one of these. */
-long long machine_memlock(const struct doctor_machine *machine);
-
 /* Is the state of the port known? Otherwise it could not be read. */
 bool machine_knows_port_state(const struct topo_port *port);
 

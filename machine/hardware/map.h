@@ -53,14 +53,11 @@ struct map_nvshmem {
     bool pe_mapping;        /* NVSHMEM_ENABLE_NIC_PE_MAPPING */
     const char *hca_list;   /* NVSHMEM_HCA_LIST, "" if not set */
     const char *hca_prefix; /* NVSHMEM_HCA_PREFIX, "mlx5" by default; also filters the list */
-    bool one_world_per_gpu; /* true: a world for each GPU, as DeepEP's throughput mode; false: one job over all GPUs of
-                               the node */
 };
 
 /*
- * The assignment of NVSHMEM: candidates by prefix and list, whatever their role; pairs sorted by path; each PE takes
- * the first NIC of its best class; a second pass balances within one job only. With PE mapping and one world per GPU,
- * every GPU is local PE 0 and takes the first NIC.
+ * The assignment of NVSHMEM with a job for each GPU, as DeepEP makes them: candidates by prefix and list, whatever
+ * their role; each GPU takes the first of its nearest. With PE mapping every GPU is local PE 0 and takes the first NIC.
  */
 ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map);
 

@@ -17,8 +17,6 @@
  */
 #include "read_hardware.h"
 
-#include <string.h>
-
 #define MUCH_SLOWER 0.5 /* of the fastest rail */
 #define N_LAYERS (TOPO_LINK_ETHERNET + 1)
 

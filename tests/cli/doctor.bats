@@ -39,14 +39,6 @@ refused() {
     [ -z "$stderr" ]
 }
 
-@test "with --verbose: which network epkit uses between nodes" {
-    run -0 --separate-stderr epkit doctor --from a4 --verbose
-    [[ "$output" == *$'\nbetween nodes\n  network   tcp (sockets) unless told; verbs (RDMA), which is faster, can be used: '* ]]
-    run -4 --separate-stderr epkit doctor --from empty --verbose
-    [[ "${lines[0]}" == "Neither a GPU nor an RDMA NIC: "* ]]
-    [[ "${lines[*]:1}" == "between nodes   network   tcp (sockets); verbs (RDMA), which is faster, cannot be used:"*"there is no RDMA device"* ]]
-}
-
 @test "findings: the sentence first, a table, and each with evidence, cause and command" {
     cp -r a4.shm two
     printf 'NVSHMEM_IBGDA_SUPPORT=1\0' >>two/proc/self/environ

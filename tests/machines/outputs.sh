@@ -37,5 +37,3 @@ output topo.txt topo
 output env.txt env
 part '.variables[]? | "\(.name) \(.scope)"' variables.txt env
 output doctor.txt doctor
-# Which network epkit uses between nodes.
-part '.network | "\(.used); verbs \(.verbs): \(.why)", .text, .ports[]' network.txt doctor

@@ -58,49 +58,37 @@ TEST(test_ids_are_unique_and_found)
     assert_null(doctor_find(""));
 }
 
-/* The public table has a row for each mode, and names each check in the row of its mode. */
-TEST(test_the_table_names_every_check)
+/* The public table has a row for each mode, and its last column names checks: one row for each, or the build fails. */
+TEST(test_the_table_has_every_mode)
 {
-    char line[4096], *table[MODES + 1] = {NULL};
+    bool has_row[MODES + 1] = {false};
     FILE *file = fopen(FAILURE_MODES, "r");
+    int mode, n_named = 0, n_checks = 0;
+    char line[4096];
 
     assert_non_null(file);
     while (fgets(line, sizeof(line), file)) {
-        int mode;
+        char *end = strrchr(line, '|'), *id;
 
         if (sscanf(line, "| %d |", &mode) != 1)
             continue;
         assert_in_range(mode, 1, MODES);
-        assert_null(table[mode]);
-        table[mode] = strdup(line);
+        has_row[mode] = true;
+        *end = '\0';
+        id = strrchr(line, '|') + 2;
+        if (*id != '`')
+            continue;
+        id[strcspn(id + 1, "`") + 1] = '\0';
+        if (!doctor_find(id + 1))
+            fail_msg("a row of mode %d names '%s', which is no check", mode, id + 1);
+        n_named++;
     }
     fclose(file);
-    for (int mode = 1; mode <= MODES; mode++)
-        assert_non_null(table[mode]);
-    for (size_t i = 0; doctor_checks[i]; i++) {
-        char name[64];
-
-        snprintf(name, sizeof(name), "`%s`", doctor_checks[i]->id);
-        for (int mode = 1; mode <= MODES; mode++) {
-            const char *cell = strrchr(table[mode], '`') ? strstr(table[mode], name) : NULL;
-
-            if ((mode == doctor_checks[i]->mode) != (cell != NULL))
-                fail_msg("check %s is of mode %d: row %d of the table is wrong", doctor_checks[i]->id,
-                         doctor_checks[i]->mode, mode);
-        }
-    }
-    /* The last column contains nothing but names of checks. */
-    for (int mode = 1; mode <= MODES; mode++) {
-        char *cell = table[mode] + strlen(table[mode]), *rest, *word;
-
-        for (int bars = 0; bars < 2 && cell > table[mode]; bars += *cell == '|')
-            cell--;
-        rest = cell;
-        while ((word = strsep(&rest, "| ,`\n")))
-            if (*word && !doctor_find(word))
-                fail_msg("row %d of the table names '%s', which is no check", mode, word);
-        free(table[mode]);
-    }
+    for (mode = 1; mode <= MODES; mode++)
+        assert_true(has_row[mode]);
+    while (doctor_checks[n_checks])
+        n_checks++;
+    assert_int_equal(n_named, n_checks);
 }
 
 /* --- running one --- */

@@ -399,12 +399,9 @@ TEST(hostile_sizes)
         map_free(map);
         assert_int_equal(map_nvshmem(&machine.topo, &how, &map), EP_OK);
         map_free(map);
-        how.one_world_per_gpu = true;
-        assert_int_equal(map_nvshmem(&machine.topo, &how, &map), EP_OK);
-        map_free(map);
     }
     seconds = unit_processor_seconds() - begin;
-    print_message("64 GPUs, 128 NICs of 4 ports: %.3f s of CPU for nine maps\n", seconds);
+    print_message("64 GPUs, 128 NICs of 4 ports: %.3f s of CPU for six maps\n", seconds);
     assert_true(seconds < 3); /* also with sanitizers and without optimisation */
 }
 
@@ -429,22 +426,18 @@ TEST(nvshmem_by_distance)
 {
     four_switches(2);
     /* GPUs of one switch take the same NIC if each is a world of its own. */
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
+    nvshmem_is((struct map_nvshmem){.hca_list = NULL},
                "mlx5_0:1 mlx5_0:1 mlx5_2:1 mlx5_2:1 mlx5_4:1 mlx5_4:1 mlx5_6:1 mlx5_6:1");
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false},
-               "mlx5_1:1 mlx5_0:1 mlx5_3:1 mlx5_2:1 mlx5_5:1 mlx5_4:1 mlx5_7:1 mlx5_6:1");
 }
 
 TEST(nvshmem_with_pe_mapping)
 {
     four_switches(2);
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true, .pe_mapping = true},
-               "mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1");
     nvshmem_is((struct map_nvshmem){.pe_mapping = true},
-               "mlx5_0:1 mlx5_1:1 mlx5_2:1 mlx5_3:1 mlx5_4:1 mlx5_5:1 mlx5_6:1 mlx5_7:1");
+               "mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1 mlx5_0:1");
     nvshmem_is((struct map_nvshmem){.pe_mapping = true, .hca_list = "mlx5_4,mlx5_2:1,mlx5_6:2"},
-               "mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1 mlx5_2:1 mlx5_4:1");
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true, .pe_mapping = true, .hca_list = "mlx5_5:1"},
+               "mlx5_2:1 mlx5_2:1 mlx5_2:1 mlx5_2:1 mlx5_2:1 mlx5_2:1 mlx5_2:1 mlx5_2:1");
+    nvshmem_is((struct map_nvshmem){.pe_mapping = true, .hca_list = "mlx5_5:1"},
                "mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1 mlx5_5:1");
 }
 
@@ -471,11 +464,6 @@ TEST(nvshmem_lists)
     nvshmem_is((struct map_nvshmem){.hca_list = "mlx5_1"}, "-");
 }
 
-/*
- * Two NICs for each PE. The second pass takes the index of an entry (two for each PE) for that of a PE: entries of PE 2
- * are moved by the pairs of PE 4, below another switch, and those from PE 4 on are not moved. Derived from the source
- * by hand.
- */
 TEST(nvshmem_with_twice_the_nics)
 {
     machine_init(&machine);
@@ -490,15 +478,12 @@ TEST(nvshmem_with_twice_the_nics)
             machine_nic(&machine, name, 1, at, s, s / 2);
         }
     }
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false},
-               "mlx5_2:1 mlx5_0:1 mlx5_10:1 mlx5_4:1 mlx5_8:1 mlx5_8:1 mlx5_12:1 mlx5_12:1");
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true},
+    nvshmem_is((struct map_nvshmem){.hca_list = NULL},
                "mlx5_0:1 mlx5_0:1 mlx5_4:1 mlx5_4:1 mlx5_8:1 mlx5_8:1 mlx5_12:1 mlx5_12:1");
     best_is("mlx5_0:1 mlx5_1:1 mlx5_4:1 mlx5_5:1 mlx5_8:1 mlx5_9:1 mlx5_12:1 mlx5_13:1");
 }
 
-/* PIX and PXB are one class in the balancing pass, but not in the order of the pairs. */
-TEST(nvshmem_pxb_is_as_good)
+TEST(nvshmem_takes_pix_before_pxb)
 {
     int above, below;
 
@@ -511,8 +496,7 @@ TEST(nvshmem_pxb_is_as_good)
     machine_nic(&machine, "mlx5_1", 1, below, 0, 0);
     assert_int_equal(topo_gpu_nic_path(&machine.topo, 0, 0), TOPO_PXB);
     assert_int_equal(topo_gpu_nic_path(&machine.topo, 0, 1), TOPO_PIX);
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = true}, "mlx5_1:1 mlx5_1:1");
-    nvshmem_is((struct map_nvshmem){.one_world_per_gpu = false}, "mlx5_0:1 mlx5_1:1");
+    nvshmem_is((struct map_nvshmem){.hca_list = NULL}, "mlx5_1:1 mlx5_1:1");
 }
 
 /* --- texts --- */
