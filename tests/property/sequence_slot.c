@@ -54,7 +54,6 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
                           .expanded = kind < 2,
                           .mask = kind == 4,
                           .weights = kind != 4 && draw(dice, 2),
-                          .by_choice = nnodes < 2 && draw(dice, 3) == 0,
                           .strided = draw_own(dice, 3) == 0,
                           .dtype = format->dtype,
                           .scale_type = format->scale_type,
@@ -70,6 +69,8 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
     slot->n_experts = state->nranks * (1 + draw(dice, 8));
     slot->topk = kind == 4 ? 0 : 1 + draw(dice, slot->n_experts < 8 ? slot->n_experts : 8);
     slot->choices_topk = slot->mask ? (slot->n_experts < MASK_TOPK ? slot->n_experts : MASK_TOPK) : slot->topk;
+    if (draw(dice, 2))
+        slot->combine_flags = EP_COMBINE_BY_CHOICE | (nnodes > 1 || draw(dice, 2) ? EP_COMBINE_ROUND_PARTIAL : 0);
     slot->flags = slot->expanded ? EP_PLAN_EXPANDED | (draw(dice, 2) ? EP_PLAN_ZERO_PADDING : 0) : 0;
     for (int i = 0; i < ROUTINGS; i++)
         slot->n_tokens[i] = draw_own(dice, 8) ? draw_own(dice, slot->max_tokens + 1) : 0;
@@ -143,7 +144,20 @@ static bool fill_routings(struct rank_state *state, struct slot *slot)
     return true;
 }
 
-/* Sums stay finite. */
+/*
+ * Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. A third is +-2^27: when two of those cancel out, the
+ * values added between them have lost their last bits, which reveals the order. Sums stay finite.
+ */
+static uint16_t finite_bf16(uint64_t bits)
+{
+    uint16_t sign = (uint16_t)(bits & 0x8000), mantissa = (uint16_t)(bits & 0x7f);
+    unsigned lot = (unsigned)(bits >> 7 & 0xff);
+
+    if (lot < 16)
+        return lot < 8 ? sign : sign | mantissa;
+    return lot < 176 ? (uint16_t)(sign | (117 + lot % 20) << 7 | mantissa) : (uint16_t)(sign | 154 << 7);
+}
+
 static void fill_bf16(struct dice *dice, void *memory, size_t bytes)
 {
     uint16_t *element = memory;
@@ -152,7 +166,7 @@ static void fill_bf16(struct dice *dice, void *memory, size_t bytes)
         uint64_t bits = random_next(&dice->own);
 
         for (size_t k = i; k < i + 4 && k < bytes / 2; k++, bits >>= 16)
-            element[k] = (uint16_t)((bits & 0x807f) | ((120 + (bits >> 7) % 12) << 7));
+            element[k] = finite_bf16(bits);
     }
 }
 
