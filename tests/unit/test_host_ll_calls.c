@@ -367,49 +367,6 @@ TEST(waiting_is_counted_for_the_rank_waited_for)
     run((struct scenario){.run_rank = wait_for_the_late_rank, .n_tokens = 2});
 }
 
-static int disagree_about_max_tokens(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-
-    dispatch.max_tokens = m->rank == 2 ? 4 : 5;
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "max_tokens is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-static int disagree_about_the_call(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-    ep_ll_combine_args combine;
-
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    combine = combine_of(m, m->rank == 2 ? 1 : 2);
-    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "call is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-static int disagree_about_the_sum(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-    ep_ll_combine_args combine;
-
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    combine = combine_of(m, 0);
-    combine.flags = m->rank == 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
-    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "EP_LL_NO_PARTIAL_REDUCE is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-TEST(ranks_have_to_name_the_same_call)
-{
-    run((struct scenario){.run_rank = disagree_about_max_tokens, .n_tokens = 2});
-    run((struct scenario){.run_rank = disagree_about_the_call, .n_tokens = 2});
-    run((struct scenario){.run_rank = disagree_about_the_sum, .n_tokens = 2});
-}
-
 /* Nobody can correct the routing of a queued call: all ranks learn it, long before the deadline. */
 static int queue_bad_routing(struct member *m)
 {

@@ -183,31 +183,6 @@ TEST(scales_have_any_strides)
     }
 }
 
-/* Words that differ between ranks are named. */
-static int disagree(const ep_boot *boot, void *argument)
-{
-    static struct member members[RANKS];
-    struct member *m = &members[boot->rank];
-    ep_dispatch_args args;
-
-    (void)argument;
-    m->rank = boot->rank;
-    SURE(unit_comm_new(boot, NULL, 0, 0, &m->comm) == EP_OK);
-    SURE(!make_plan(m, false));
-    args = args_dispatch(EP_BF16, HIDDEN, m->x, m->recv_x, m->info.n_recv);
-    args.scales = m->scales;
-    args.scale_type = EP_I32;
-    args.scale_words = boot->rank == 2 ? 3 : 4;
-    args.recv_scales = m->recv_scales;
-    SURE(ep_dispatch_sync(m->plan, &args) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "scale_words is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    ep_plan_free(m->plan);
-    ep_comm_free(m->comm);
-    return 0;
-}
-
-TEST_CALL(words_have_to_agree, run(disagree, (struct scenario){.ranks_per_node = RANKS}))
-
 /* --- low latency ------------------------------------------------------------------------------------------------- */
 
 #define LL_LOCAL (EXPERTS / RANKS)
