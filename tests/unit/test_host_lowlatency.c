@@ -317,37 +317,6 @@ TEST(dispatch_with_fewer_rows_is_not_answered_by_more)
     assert_int_equal(refusal.status, EP_E_ROUTING);
 }
 
-/* The second dispatch sends token 1 nowhere: its sum is 0. */
-static int answer_two(const ep_boot *boot, void *argument)
-{
-    struct member member;
-    ep_status status;
-    uint16_t first;
-
-    (void)argument;
-    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
-        return 1;
-    for (int i = 0; i < TOKENS * HIDDEN; i++)
-        member.x[i] = 0x3f80;
-    status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
-    member.index[2] = member.index[3] = -1;
-    if (status == EP_OK)
-        status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
-    use_own_routing(&member);
-    member.combine.call = 1;
-    if (status == EP_OK)
-        status = ep_ll_combine_sync(member.ll, &member.combine);
-    first = member.out[HIDDEN];
-    member.index[2] = member.index[3] = -1;
-    member.combine.call = 2;
-    if (status == EP_OK)
-        status = ep_ll_combine_sync(member.ll, &member.combine);
-    member_done(&member);
-    return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
-}
-
-TEST_CALL(two_dispatches_with_different_routings_are_answered_in_order, run_ranks(answer_two, 2, NULL))
-
 /* Combine 1 and combine 3 use the same buffer, but only after its readers were waited for. */
 static int keep_buffer(const ep_boot *boot, void *argument)
 {
