@@ -13,6 +13,13 @@
 
 #define ADVISED_NVSHMEM "/opt/x/nvshmem"
 
+/* What a case changes, if that is one statement. */
+#define CHANGE(name, ...)                                                                                              \
+    static void name(void)                                                                                             \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+
 struct advised {
     struct tree tree;
     struct machine hardware;
