@@ -20,6 +20,9 @@
         __VA_ARGS__;                                                                                                   \
     }
 
+/* One more than another change makes. */
+#define CHANGE_OF(name, other, ...) CHANGE(name, other(); __VA_ARGS__)
+
 struct advised {
     struct tree tree;
     struct machine hardware;

@@ -32,12 +32,7 @@ CHANGE(other_gib, advised.software.nccl.gib = "/usr/local/gib")
 CHANGE(no_devices, advised.hardware.topo.n_nics = advised.hardware.topo.n_gpus = 0)
 CHANGE(management_nic, advised.hardware.nics[1].role = TOPO_ROLE_MANAGEMENT)
 CHANGE(no_dmabuf, advised.software.driver.dmabuf = SOURCE_ABSENT)
-
-static void no_nics(void)
-{
-    other_gib();
-    advised.hardware.topo.n_nics = 0;
-}
+CHANGE_OF(no_nics, other_gib, advised.hardware.topo.n_nics = 0)
 
 static void mapping_is_read(void)
 {
@@ -87,11 +82,7 @@ static void one_ipv4(void)
         advised.gids[2 * i + 1].kind = TOPO_GID_OTHER;
 }
 
-static void no_ipv4(void)
-{
-    one_ipv4();
-    advised.gids[1].kind = TOPO_GID_OTHER;
-}
+CHANGE_OF(no_ipv4, one_ipv4, advised.gids[1].kind = TOPO_GID_OTHER)
 
 static void gib(void)
 {

@@ -15,12 +15,7 @@ CHANGE(no_library, library(made, SOURCE_ABSENT))
 CHANGE(damaged_library, library(made, SOURCE_FAILED))
 CHANGE(library_not_asked, library(made, SOURCE_NOT_RECORDED))
 CHANGE(no_device, no_nics(made))
-
-static void lists_unreadable(struct made *made)
-{
-    no_nics(made);
-    made->hardware.topo.not_read = "/sys/class/infiniband: Permission denied";
-}
+CHANGE_OF(lists_unreadable, no_nics, made->hardware.topo.not_read = "/sys/class/infiniband: Permission denied")
 
 static void access_to(struct made *made, enum topo_access access)
 {
@@ -111,11 +106,7 @@ static void little_memory_and_a_capability(struct made *made)
 CHANGE(memory_not_known, made_state(made, "files", "/proc/self/limits", "denied"))
 
 /* Not usable takes precedence over not known. */
-static void little_memory_and_no_access_known(struct made *made)
-{
-    little_memory(made);
-    access_not_known(made);
-}
+CHANGE_OF(little_memory_and_no_access_known, little_memory, access_not_known(made))
 
 static void interfaces_down(struct made *made)
 {
@@ -125,19 +116,8 @@ static void interfaces_down(struct made *made)
 
 CHANGE(only_loopback, made_folder(made, "/sys/class/net", json_pack("[s]", "lo")))
 CHANGE(network_verbs, made_env(made, "EPKIT_NETWORK=verbs"))
-
-static void network_verbs_without_library(struct made *made)
-{
-    network_verbs(made);
-    no_library(made);
-}
-
-static void network_verbs_not_known(struct made *made)
-{
-    network_verbs(made);
-    ports_unreadable(made);
-}
-
+CHANGE_OF(network_verbs_without_library, network_verbs, no_library(made))
+CHANGE_OF(network_verbs_not_known, network_verbs, ports_unreadable(made))
 CHANGE(network_of_another_name, made_env(made, "EPKIT_NETWORK=TCP"))
 CHANGE(network_tcp, made_env(made, "EPKIT_NETWORK=tcp"))
 

@@ -45,12 +45,7 @@ static void bundle(void)
     advised.software.nvshmem.bundled_version = "3.4.5";
 }
 
-static void bundle_and_mapped(void)
-{
-    bundle();
-    map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "/usr/lib/libc.so.6");
-}
-
+CHANGE_OF(bundle_and_mapped, bundle, map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "/usr/lib/libc.so.6"))
 CHANGE(preload_there, put_host("/proc/libnvshmem_host.so.3"))
 CHANGE(option_off, advised.software.driver.peer_mapping_override.live = "0")
 
@@ -95,11 +90,7 @@ static void mapping_active(void)
         (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
 }
 
-static void mapping_inactive(void)
-{
-    mapping_active();
-    advised.software.deepep.mapping_active = false;
-}
+CHANGE_OF(mapping_inactive, mapping_active, advised.software.deepep.mapping_active = false)
 
 static void mapping_and_dead_port(void)
 {
@@ -115,17 +106,8 @@ static void other_names(void)
 }
 
 /* A shell without variables, on a node where Python finds DeepEP, which enables IBGDA. */
-static void deepep_and_bundle(void)
-{
-    mapping_active();
-    bundle();
-}
-
-static void deepep_and_other_names(void)
-{
-    mapping_active();
-    other_names();
-}
+CHANGE_OF(deepep_and_bundle, mapping_active, bundle())
+CHANGE_OF(deepep_and_other_names, mapping_active, other_names())
 
 /* An extension that was built for one node, without NVSHMEM. */
 static void deepep_without_nvshmem(void)
