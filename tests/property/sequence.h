@@ -178,6 +178,8 @@ struct slot {
     struct mirror b[BUFFERS];
 };
 
+/* Own numbers whose sums are finite and reveal their order. */
+void fill_bf16(struct dice *dice, void *memory, size_t bytes);
 bool slot_new(struct rank_state *state, ep_comm *const comms[BOTH], int nnodes, struct slot *ret_slot);
 /* New data and poisoned outputs. No work may be queued. */
 void slot_load(struct rank_state *state, struct slot *slot);

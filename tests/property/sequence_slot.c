@@ -158,7 +158,7 @@ static uint16_t finite_bf16(uint64_t bits)
     return lot < 176 ? (uint16_t)(sign | (117 + lot % 20) << 7 | mantissa) : (uint16_t)(sign | 154 << 7);
 }
 
-static void fill_bf16(struct dice *dice, void *memory, size_t bytes)
+void fill_bf16(struct dice *dice, void *memory, size_t bytes)
 {
     uint16_t *element = memory;
 
