@@ -166,7 +166,8 @@ enum buffer {
 };
 
 struct slot {
-    bool used, fixed, expanded, mask, weights, updated, dispatched, strided;
+    bool used, fixed, expanded, mask, weights, updated, dispatched;
+    int way, recv_way; /* strides of scales */
     int dtype, scale_type, scale_words, idx_type, hidden, topk, n_experts, max_tokens, alignment, n_bias;
     uint32_t flags, combine_flags;
     int n_tokens[ROUTINGS]; /* of this rank */
@@ -183,6 +184,10 @@ void fill_bf16(struct dice *dice, void *memory, size_t bytes);
 bool slot_new(struct rank_state *state, ep_comm *const comms[BOTH], int nnodes, struct slot *ret_slot);
 /* New data and poisoned outputs. No work may be queued. */
 void slot_load(struct rank_state *state, struct slot *slot);
+/* Strides of the scales of `rows` rows, as TMA needs them where the rows are innermost. 0: of contiguous ones. */
+struct strides {
+    int64_t token, block;
+} slot_strides(const struct slot *slot, bool received);
 bool slot_free(struct rank_state *state, ep_comm *const comms[BOTH], struct slot *slot);
 bool slot_compare(struct rank_state *state, const struct slot *slot, const char *what);
 bool slot_make_plan(struct rank_state *state, ep_comm *comm, const struct slot *slot, int which, int routing,

@@ -31,9 +31,14 @@ ep_dispatch_args slot_dispatch_args(const struct slot *slot, int which)
         args.recv_scales = at(slot, RECV_SCALES, which);
         if (slot->scale_type == EP_I32)
             args.scale_words = slot->scale_words;
-        if (slot->strided) {
-            args.recv_scale_stride_token = (int64_t)slot->b[RECV_SCALES].row_bytes / 4;
-            args.recv_scale_stride_block = 1;
+        /* Contiguous ones need none. */
+        if (slot->way) {
+            args.scale_stride_token = slot_strides(slot, false).token;
+            args.scale_stride_block = slot_strides(slot, false).block;
+        }
+        if (slot->recv_way) {
+            args.recv_scale_stride_token = slot_strides(slot, true).token;
+            args.recv_scale_stride_block = slot_strides(slot, true).block;
         }
     }
     args.recv_x = at(slot, RECV_X, which);
@@ -58,7 +63,7 @@ ep_combine_args slot_combine_args(const struct slot *slot, int which)
     }
     /* One bias may be the second one. */
     for (int i = 0; i < slot->n_bias; i++)
-        args.bias[i + (slot->n_bias == 1 && slot->strided)] =
+        args.bias[i + (slot->n_bias == 1 && slot->way)] =
             (unsigned char *)at(slot, BIAS, which) + (size_t)i * slot->b[BIAS].bytes / 2;
     args.out = at(slot, OUT, which);
     args.flags = slot->combine_flags;

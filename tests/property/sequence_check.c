@@ -275,10 +275,26 @@ static bool check_unused(struct check *check, const struct slot *slot)
     return true;
 }
 
+static uint32_t *scale_of(const struct slot *slot, bool received, int64_t row, int word)
+{
+    struct strides strides = slot_strides(slot, received);
+
+    return (uint32_t *)(void *)slot->b[received ? RECV_SCALES : SCALES].block[BASE].at + row * strides.token +
+           word * strides.block;
+}
+
+static bool are_scales(const struct slot *slot, const uint32_t *expected, int64_t row)
+{
+    for (int word = 0; word < slot->scale_words; word++)
+        if (*scale_of(slot, true, row, word) != expected[word])
+            return false;
+    return true;
+}
+
 static bool check_received(struct check *check, const struct slot *slot)
 {
     const struct reference_layout *layout = &check->layouts[check->state->rank];
-    size_t bytes = slot->b[X].row_bytes, scales = slot->b[SCALES].row_bytes;
+    size_t bytes = slot->b[X].row_bytes;
 
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
@@ -288,9 +304,8 @@ static bool check_received(struct check *check, const struct slot *slot)
         if (row->rank >= 0 && memcmp((unsigned char *)item_of(page, ROWS) + from * bytes,
                                      slot->b[RECV_X].block[BASE].at + (size_t)i * bytes, bytes) != 0)
             return fail(check->state, "received row %lld is not that of the reference", (long long)i);
-        if (row->rank >= 0 && slot->scale_type &&
-            memcmp((unsigned char *)item_of(page, ROW_SCALES) + from * scales,
-                   slot->b[RECV_SCALES].block[BASE].at + (size_t)i * slot->b[RECV_SCALES].row_bytes, scales) != 0)
+        if (row->rank >= 0 &&
+            !are_scales(slot, (const uint32_t *)item_of(page, ROW_SCALES) + from * (size_t)slot->scale_words, i))
             return fail(check->state, "scales of received row %lld are not those of the reference", (long long)i);
         TRY(check_choices(check, slot, row, (size_t)i));
     }
@@ -426,13 +441,16 @@ bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
                                         .expanded = slot->expanded,
                                         .bf16_partials = state->sequence->config.partial_type == EP_BF16};
     const uint16_t *bias[2] = {NULL, NULL};
+    uint32_t *scales;
     bool ok;
 
     page_start(page, n);
     add(page, CHOICES, slot->choices[slot->routing], (size_t)(n * topk) * 4);
     add(page, CHOICE_WEIGHTS, slot->mask ? NULL : slot->b[WEIGHTS].block[BASE].at, (size_t)(n * topk) * 4);
     add(page, ROWS, slot->b[X].block[BASE].at, slot->b[X].bytes);
-    add(page, ROW_SCALES, slot->b[SCALES].block[BASE].at, slot->b[SCALES].bytes);
+    scales = add(page, ROW_SCALES, NULL, (size_t)(n * slot->scale_words) * 4);
+    for (int i = 0; scales && i < n * slot->scale_words; i++)
+        scales[i] = *scale_of(slot, false, i / slot->scale_words, i % slot->scale_words);
     add(page, ANSWERS, slot->b[ANSWER].block[BASE].at, slot->b[ANSWER].bytes);
     TRY(publication_barrier(state));
     if (!all_fit(state))
