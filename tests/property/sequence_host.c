@@ -43,15 +43,14 @@ static void draw_sequence(uint64_t seed, const struct options *options, struct s
 {
     struct sequence sequence = {.seed = seed, .steps = options->steps, .nnodes = 1, .config = EP_COMM_CONFIG_INIT};
     struct random random = {.key = random_key(seed, 0, 0, 0)};
-    int nodes;
 
     sequence.threads = random_below(&random, 2) ? options->modes & THREADS : !(options->modes & FORK);
     sequence.nranks = 1 + (int)random_below(&random, MAX_RANKS);
     if (options->ranks)
         sequence.nranks = options->ranks;
-    nodes = 1 + (int)random_below(&random, MAX_RANKS);
-    if (sequence.nranks % nodes == 0)
-        sequence.nnodes = nodes;
+    do
+        sequence.nnodes = 1 + (int)random_below(&random, (uint32_t)sequence.nranks);
+    while (sequence.nranks % sequence.nnodes);
     sequence.config.backend = "host";
     sequence.config.ranks_per_node = sequence.nranks / sequence.nnodes;
     sequence.config.timeout_ms = DEADLINE_MS;

@@ -59,11 +59,15 @@ static ep_status new_ll(ep_comm *comm, int max_tokens, uint32_t flags, ep_ll **r
     return ep_ll_new(comm, &config, ret_ll);
 }
 
-/* A dispatch in two halves and its combine; some tokens have fewer experts. `topk` 0: that of the ep_ll. */
-static ep_status use(ep_ll *ll, int rank, int topk)
+/*
+ * A dispatch in two halves and its combines, which exclude some choices; some tokens have fewer experts. Each expert
+ * returns 1. `topk` 0: that of the ep_ll; `whole`: no rank is masked.
+ */
+static ep_status use(ep_ll *ll, int rank, int topk, bool whole)
 {
     static _Thread_local alignas(16) uint16_t x[TOKENS * HIDDEN], rows[LOCAL * ROWS * HIDDEN], out[TOKENS * HIDDEN];
-    int32_t index[TOKENS * TOPK], count[LOCAL];
+    int32_t index[TOKENS * TOPK], given[TOKENS * TOPK], count[LOCAL];
+    int width = topk ? topk : TOPK;
     float weights[TOKENS * TOPK];
     ep_ll_dispatch_args dispatch;
     ep_ll_combine_args combine;
@@ -71,8 +75,11 @@ static ep_status use(ep_ll *ll, int rank, int topk)
 
     for (int i = 0; i < TOKENS * TOPK; i++) {
         index[i] = (draw(&state) >> 16) % 8 ? (i * 3 + rank) % EXPERTS : -1;
+        given[i] = (draw(&state) >> 16) % 8 ? index[i] : -1;
         weights[i] = 1;
     }
+    for (int i = 0; i < TOKENS * HIDDEN; i++)
+        x[i] = 0x3f80;
     dispatch = args_ll_dispatch(x, index, EP_I32, TOKENS - rank);
     dispatch.topk = topk;
     dispatch.out_dtype = EP_BF16;
@@ -81,9 +88,20 @@ static ep_status use(ep_ll *ll, int rank, int topk)
     dispatch.flags = EP_LL_RECV_HOOK;
     EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
     EP_TRY(ep_ll_finish_sync(ll, 0));
-    combine = args_ll_combine(rows, index, EP_I32, TOKENS - rank, weights, out);
+    combine = args_ll_combine(rows, given, EP_I32, TOKENS - rank, weights, out);
     combine.topk = topk;
-    EP_TRY(ep_ll_combine_sync(ll, &combine));
+    for (int once = 0; once < 2; once++) {
+        combine.flags = once ? EP_LL_NO_PARTIAL_REDUCE : 0;
+        EP_TRY(ep_ll_combine_sync(ll, &combine));
+        for (int t = 0; whole && t < TOKENS - rank; t++) {
+            int n = 0;
+
+            for (int k = 0; k < width; k++)
+                n += given[t * width + k] >= 0;
+            if (ep_bf16_to_f32(out[t * HIDDEN]) != (float)n)
+                return ep_fail(EP_E_VALUE, "token %d is not the sum of %d rows", t, n);
+        }
+    }
     return ep_ll_barrier(ll, NULL);
 }
 
@@ -247,7 +265,7 @@ static int run_masks(const ep_boot *boot, void *argument)
         if (status == EP_OK)
             status = ep_comm_barrier(comm);
         if (status == EP_OK)
-            status = use(ll, boot->rank, round % 3 ? 0 : TOPK - 1);
+            status = use(ll, boot->rank, round % 3 ? 0 : TOPK - 1, round % 2);
         /* No rank is masked while it is still in a call. */
         if (status == EP_OK)
             status = ep_stream_sync(comm, NULL);

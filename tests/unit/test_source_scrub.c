@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scrubbing of texts and paths. Whole machines full of identifiers: tests/machines/planted.py. */
 #include "machine/source/scrub.h"
+#include "machine/source/state.h"
+#include "tree.h"
 #include "unit.h"
 
 #define UUID "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
@@ -36,6 +38,8 @@ TEST(the_general_pass_knows_identifiers)
          "00000000-0000-0000-0000-000000000001 00000000_0000_0000_0000_000000000001", 0, NULL},
         {"GPU-12345", "GPU-00000000-0000-0000-0000-000000000001", 0, NULL},
         {"GPU-0 GPU-x", "GPU-0 GPU-x", 0, NULL},
+        {"GPU-" UUID ",GPU-0a1b", "GPU-00000000-0000-0000-0000-000000000001,GPU-00000000-0000-0000-0000-000000000001",
+         0, NULL},
         {"10.1.2.3:80 10.1.2.4 10.1.2.3", "192.0.2.1:80 192.0.2.2 192.0.2.1", 0, NULL},
         {"0.0.0.0 127.0.0.1 255.255.255.0 224.0.0.1", "0.0.0.0 127.0.0.1 255.255.255.0 224.0.0.1", 0, NULL},
         {"1.2.3 1.2.3.4.5 1.2.3.256 1.2.3.1234", "1.2.3 1.2.3.4.5 1.2.3.256 1.2.3.1234", 0, NULL},
@@ -73,8 +77,52 @@ TEST(the_general_pass_knows_identifiers)
         scrub_learn_name(&scrub, SCRUB_HOST, "node-7");
         scrub_learn_name(&scrub, SCRUB_USER, "root");
         scrub_learn_name(&scrub, SCRUB_HOST, "n1");
+        scrub_learn_uuids(&scrub, cases[i].text, strlen(cases[i].text));
         got = pass(&scrub, cases[i].text, cases[i].flags, cases[i].words);
         assert_string_equal(got, cases[i].wanted);
+        free(got);
+        scrub_done(&scrub);
+    }
+}
+
+/* Those of an overlay, as objects. */
+TEST(answers_lose_what_identifies)
+{
+    struct source *source;
+    struct tree tree;
+    char *text;
+    size_t bytes;
+
+    tree_init(&tree);
+    tree_put(
+        &tree, "/" SOURCE_OVERLAY,
+        "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": {\"driver\": \"570.124.06\", \"gpus\": [{\"pci\": "
+        "\"0000:0f:00.0\", \"uuid\": \"GPU-" UUID "\", \"serial\": \"1654321000042\", \"board_serial\": 1654321000042, "
+        "\"name\": \"NVIDIA B200\"}]}}, \"unknown\": {\"value\": \"gpu-node-0042\"}}}");
+    assert_int_equal(source_open(tree.place, &source), EP_OK);
+    assert_int_equal(snapshot_text(source, &text, &bytes), EP_OK);
+    assert_null(strstr(text, "0042"));
+    assert_null(strstr(text, UUID));
+    assert_non_null(strstr(text, "NVIDIA B200"));
+    assert_non_null(strstr(text, "570.124.06"));
+    free(text);
+    source_free(source);
+    tree_done(&tree);
+}
+
+/* A key is one word up to its end, or to the end of the text. */
+TEST(private_keys_are_replaced)
+{
+    static const char *const keys[] = {"-----BEGIN RSA PRIVATE KEY-----\nMIIEexample\n-----END RSA PRIVATE KEY-----\nx",
+                                       "-----BEGIN RSA PRIVATE KEY-----\nMIIEexample\n"};
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        struct scrub scrub;
+        char *got;
+
+        scrub_init(&scrub);
+        got = pass(&scrub, keys[i], 0, NULL);
+        assert_null(strstr(got, "MIIE"));
         free(got);
         scrub_done(&scrub);
     }
