@@ -98,12 +98,13 @@ TEST(answers_lose_what_identifies)
         &tree, "/" SOURCE_OVERLAY,
         "{\"epkit_snapshot\": 1, \"answers\": {\"nvml\": {\"value\": {\"driver\": \"570.124.06\", \"gpus\": [{\"pci\": "
         "\"0000:0f:00.0\", \"uuid\": \"GPU-" UUID "\", \"serial\": \"1654321000042\", \"board_serial\": 1654321000042, "
-        "\"name\": \"NVIDIA B200\"}]}}, \"unknown\": {\"value\": \"gpu-node-0042\"}}}");
+        "\"minor\": 7, \"name\": \"NVIDIA B200\"}]}}, \"unknown\": {\"value\": \"gpu-node-0042\"}}}");
     assert_int_equal(source_open(tree.place, &source), EP_OK);
     assert_int_equal(snapshot_text(source, &text, &bytes), EP_OK);
     assert_null(strstr(text, "0042"));
     assert_null(strstr(text, UUID));
     assert_non_null(strstr(text, "NVIDIA B200"));
+    assert_non_null(strstr(text, "minor"));
     assert_non_null(strstr(text, "570.124.06"));
     free(text);
     source_free(source);
