@@ -118,7 +118,7 @@ repetitions() {
     done
     check repeat-bad-network build/epkit test internode --repeat 10 --tokens 32 --hidden 512 --net-delay-us 300 \
         --net-reorder --net-ring 2K --net-split 700 || true
-    check repeat-property build/tests/property/property_host --seconds 600 || true
+    check repeat-sequence build/tests/property/sequence_host --seconds 600 || true
 }
 
 linters() {

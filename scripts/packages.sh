@@ -53,7 +53,6 @@ test   command:pgrep                       procps
 test   command:perl                        perl
 test   command:strace                      strace
 test   pkg:cmocka                          libcmocka-dev
-test   pkg:hwloc                           libhwloc-dev
 test   browser:                            chromium
 nodes  command:systemd-nspawn              systemd-container
 nodes  command:mmdebstrap                  mmdebstrap

@@ -3,8 +3,7 @@
  * pci.c - the PCI tree, from the links in /sys/bus/pci/devices: each resolves to a path that names the host bridge and
  * all bridges above the device.
  *
- * hwloc reads the same, but not from a snapshot, and it follows links out of a root directory. A unit test compares the
- * two.
+ * hwloc reads the same, but not from a snapshot, and it follows links out of a root directory.
  */
 #include "base/error.h"
 #include "read_hardware.h"

@@ -11,6 +11,7 @@
 #ifndef EP_TESTS_ELASTIC_H
 #define EP_TESTS_ELASTIC_H
 
+#include "cmd/test/check/random.h"
 #include "tests/args.h"
 #include "tests/regroup.h"
 
@@ -66,15 +67,5 @@ void work_close(struct work *work);
 
 /* The program of the process in a slot, from that group on. */
 int elastic_rank(struct table *table, int slot, int group);
-
-/* splitmix64: Steele, Lea, Flood, 2014. */
-static inline uint64_t draw(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
 
 #endif

@@ -20,7 +20,7 @@ enum { TURNS = 8, STOP_TIMEOUT_MS = 1000, TIMEOUT_MS = 30000, HANG_S = 120 };
 
 struct controller {
     struct table *table;
-    uint64_t random;
+    struct random random;
     pid_t pids[SLOTS];
     unsigned living;  /* processes that run, or are stopped */
     unsigned stopped; /* of them */
@@ -31,7 +31,7 @@ struct controller {
 
 static unsigned below(struct controller *c, unsigned n)
 {
-    return (unsigned)(draw(&c->random) % n);
+    return random_below(&c->random, n);
 }
 
 static bool has(unsigned set, int slot)
@@ -256,7 +256,7 @@ static void choose_shape(struct controller *c)
 /* True: all results were right. */
 static bool run_sequence(uint64_t seed, bool verbose, int *changes, int *joins)
 {
-    struct controller c = {.random = seed, .verbose = verbose};
+    struct controller c = {.random.key = seed, .verbose = verbose};
 
     c.table = mmap(NULL, sizeof(*c.table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (c.table == MAP_FAILED)

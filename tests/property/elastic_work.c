@@ -16,10 +16,9 @@
 
 static uint64_t number_of(const struct work *work, int rank, int token, int what)
 {
-    uint64_t state = work->table->seed + (uint64_t)(work->group * 64 + work->round) * 1000003u;
+    uint64_t stream = work->table->seed + (uint64_t)(work->group * 64 + work->round) * 1000003u;
 
-    state ^= (uint64_t)(rank * 4096 + token * 16 + what) * UINT64_C(0xd1342543de82ef95);
-    return draw(&state);
+    return random_at(random_key(stream, (uint64_t)rank, (uint64_t)token, (uint64_t)what), 0);
 }
 
 static int tokens_of(const struct work *work, int rank)

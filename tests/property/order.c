@@ -3,8 +3,10 @@
  * EP_COMBINE_BY_CHOICE as specified in epkit/ops.h: which rows are terms, and in which order. Rows are fetched one at a
  * time, by their choice.
  */
+#include "sequence.h"
+
 #include "cmd/test/check/number_formats.h"
-#include "property.h"
+#include "cmd/test/check/reference.h"
 
 /* Adds a row. Contraction is off: every addition is rounded to single precision. */
 static void add(float *sum, const uint16_t *row, int hidden)
@@ -113,7 +115,7 @@ void combine_by_choice(const struct reference_group *group, const struct referen
 {
     const int32_t *experts = group->experts[rank] + (size_t)token * (size_t)group->topk;
     const uint16_t *first = bias[0] ? bias[0] : bias[1];
-    struct term terms[MAX_TOPK];
+    struct term terms[16];
 
     for (int i = 0; i < combine->hidden; i++)
         scratch->total[i] = first ? format_from_bf16(first[i]) : 0;

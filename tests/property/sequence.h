@@ -12,6 +12,7 @@
  *   sequence_ll.c      an ep_ll with two dispatches
  *   sequence_refused.c calls that are refused
  *   sequence_check.c   comparison with the reference, over memory of its own
+ *   order.c            the sums of a combine by choice order
  *   sequence_pair.c    a pair of communicators with everything on it
  *   sequence_step.c    the steps
  *   sequence_group.c   groups of survivors
@@ -31,7 +32,18 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { MAX_RANKS = 6, SLOTS = 3, LLS = 2, EXCHANGES = 2, ROUTINGS = 3, QUEUES = 4, HOLDS = 8, PAIRS = 2, STRAYS = 6 };
+enum {
+    MAX_RANKS = 6,
+    MAX_HIDDEN = 7168,
+    SLOTS = 3,
+    LLS = 2,
+    EXCHANGES = 2,
+    ROUTINGS = 3,
+    QUEUES = 4,
+    HOLDS = 8,
+    PAIRS = 2,
+    STRAYS = 6
+};
 enum { TESTED, BASE, BOTH };
 
 /* All ranks run the same sequence. */
@@ -154,9 +166,10 @@ enum buffer {
 };
 
 struct slot {
-    bool used, fixed, expanded, mask, weights, by_choice, updated, dispatched, strided;
+    bool used, fixed, expanded, mask, weights, updated, dispatched;
+    int way, recv_way; /* strides of scales */
     int dtype, scale_type, scale_words, idx_type, hidden, topk, n_experts, max_tokens, alignment, n_bias;
-    uint32_t flags;
+    uint32_t flags, combine_flags;
     int n_tokens[ROUTINGS]; /* of this rank */
     int32_t *choices[ROUTINGS];
     int choices_topk;
@@ -166,9 +179,15 @@ struct slot {
     struct mirror b[BUFFERS];
 };
 
+/* Own numbers whose sums are finite and reveal their order. */
+void fill_bf16(struct dice *dice, void *memory, size_t bytes);
 bool slot_new(struct rank_state *state, ep_comm *const comms[BOTH], int nnodes, struct slot *ret_slot);
 /* New data and poisoned outputs. No work may be queued. */
 void slot_load(struct rank_state *state, struct slot *slot);
+/* Strides of the scales of `rows` rows, as TMA needs them where the rows are innermost. 0: of contiguous ones. */
+struct strides {
+    int64_t token, block;
+} slot_strides(const struct slot *slot, bool received);
 bool slot_free(struct rank_state *state, ep_comm *const comms[BOTH], struct slot *slot);
 bool slot_compare(struct rank_state *state, const struct slot *slot, const char *what);
 bool slot_make_plan(struct rank_state *state, ep_comm *comm, const struct slot *slot, int which, int routing,
@@ -246,9 +265,23 @@ bool capacity_call(struct rank_state *state, ep_comm *const comms[BOTH], struct 
 /* --- sequence_check.c --- */
 struct publication *publication_new(void);
 void publication_free(struct publication *publication);
-/* The outputs of a dispatch and a combine with the data that the slot or exchange holds now. No work may be queued. */
+/*
+ * The outputs of a dispatch, a combine and the metadata, with the data that the slot or exchange holds now. No work may
+ * be queued.
+ */
 bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot);
 bool check_exchange(struct rank_state *state, const struct ll *ll, int number);
+/* --- order.c --- */
+struct reference_group;
+struct reference_combine;
+struct reference_scratch;
+/*
+ * The expected row with EP_COMBINE_BY_CHOICE; `flags` as in ep_combine_args. Arguments as for reference_combine_row().
+ */
+void combine_by_choice(const struct reference_group *group, const struct reference_combine *combine, uint32_t flags,
+                       bool mask, int rank, int token, const uint16_t *const bias[2], struct reference_scratch *scratch,
+                       uint16_t *ret_row);
+
 /* Of the ranks, without the library. */
 bool publication_barrier(struct rank_state *state);
 void publication_abort(struct publication *publication);

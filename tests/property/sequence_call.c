@@ -31,9 +31,14 @@ ep_dispatch_args slot_dispatch_args(const struct slot *slot, int which)
         args.recv_scales = at(slot, RECV_SCALES, which);
         if (slot->scale_type == EP_I32)
             args.scale_words = slot->scale_words;
-        if (slot->strided) {
-            args.recv_scale_stride_token = (int64_t)slot->b[RECV_SCALES].row_bytes / 4;
-            args.recv_scale_stride_block = 1;
+        /* Contiguous ones need none. */
+        if (slot->way) {
+            args.scale_stride_token = slot_strides(slot, false).token;
+            args.scale_stride_block = slot_strides(slot, false).block;
+        }
+        if (slot->recv_way) {
+            args.recv_scale_stride_token = slot_strides(slot, true).token;
+            args.recv_scale_stride_block = slot_strides(slot, true).block;
         }
     }
     args.recv_x = at(slot, RECV_X, which);
@@ -56,11 +61,12 @@ ep_combine_args slot_combine_args(const struct slot *slot, int which)
         args.topk_weights = floats(slot, ANSWER_WEIGHTS, which);
         args.out_topk_weights = floats(slot, OUT_WEIGHTS, which);
     }
+    /* One bias may be the second one. */
     for (int i = 0; i < slot->n_bias; i++)
-        args.bias[i] = (unsigned char *)at(slot, BIAS, which) + (size_t)i * slot->b[BIAS].bytes / 2;
+        args.bias[i + (slot->n_bias == 1 && slot->way)] =
+            (unsigned char *)at(slot, BIAS, which) + (size_t)i * slot->b[BIAS].bytes / 2;
     args.out = at(slot, OUT, which);
-    if (slot->by_choice)
-        args.flags = EP_COMBINE_BY_CHOICE | (slot->expanded ? EP_COMBINE_ROUND_PARTIAL : 0);
+    args.flags = slot->combine_flags;
     return args;
 }
 
@@ -113,6 +119,7 @@ bool slot_metadata(struct rank_state *state, ep_comm *const comms[BOTH], struct 
         args.psum_expert = ints(slot, PSUM_EXPERT, i);
         args.count_exact = ints(slot, COUNT, i);
         args.rank_prefix = ints(slot, PREFIX, i);
+        args.source_stride = slot->max_tokens + 1;
         CALL(state, ep_plan_get_metadata(slot->plan[i], &args, i == TESTED ? stream : NULL));
     }
     CALL(state, ep_stream_sync(comms[BASE], NULL));

@@ -7,6 +7,7 @@
 
 #include "cmd/test/check/reference.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -172,9 +173,9 @@ static void reply(void *context, int rank, int k, int source, int token, uint16_
         memcpy(ret_row, answers + position(check, layout, i) * check->answer_bytes, check->answer_bytes);
 }
 
-/* `bias`: of the first token, and the bytes from bias[0] to bias[1]. */
-static bool check_sums(struct check *check, struct reference_combine *combine, bool lowlatency, const uint16_t *bias[2],
-                       const unsigned char *out)
+/* `slot` NULL: low latency; `bias`: of the first token. */
+static bool check_sums(struct check *check, struct reference_combine *combine, const struct slot *slot,
+                       const uint16_t *bias[2], const unsigned char *out)
 {
     struct rank_state *state = check->state;
     static _Thread_local struct reference_scratch scratch;
@@ -188,13 +189,15 @@ static bool check_sums(struct check *check, struct reference_combine *combine, b
 
         for (int i = 0; i < 2; i++)
             row_bias[i] = bias[i] ? bias[i] + (size_t)t * (size_t)combine->hidden : NULL;
-        if (lowlatency)
+        if (!slot)
             reference_ll_combine_row(&check->group, combine, state->rank, t, &scratch, expected);
+        else if (slot->combine_flags)
+            combine_by_choice(&check->group, combine, slot->combine_flags, slot->mask, state->rank, t, row_bias,
+                              &scratch, expected);
         else
             reference_combine_row(&check->group, combine, state->rank, t, row_bias, &scratch, expected);
         if (memcmp(expected, out + (size_t)t * check->answer_bytes, check->answer_bytes) != 0)
-            ok = fail(state, "%s: token %d is not that of the reference", lowlatency ? "ep_ll_combine" : "ep_combine",
-                      t);
+            ok = fail(state, "%s: token %d is not that of the reference", slot ? "ep_combine" : "ep_ll_combine", t);
     }
     return ok;
 }
@@ -234,10 +237,64 @@ static bool check_choices(struct check *check, const struct slot *slot, const st
     return true;
 }
 
+static bool is_all(const unsigned char *memory, size_t bytes, unsigned char value)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (memory[i] != value)
+            return false;
+    return true;
+}
+
+/* The rows from `begin` to `end` of an output. */
+static bool rows_are(const struct slot *slot, enum buffer buffer, int64_t begin, int64_t end, unsigned char value)
+{
+    const struct mirror *mirror = &slot->b[buffer];
+
+    return is_all(mirror->block[BASE].at + (size_t)begin * mirror->row_bytes, (size_t)(end - begin) * mirror->row_bytes,
+                  value);
+}
+
+/* Padding is zero if that was asked for; behind the last row are marks up to the capacity, and then nothing. */
+static bool check_unused(struct check *check, const struct slot *slot)
+{
+    const struct reference_layout *layout = &check->layouts[check->state->rank];
+    int64_t n = layout->n_rows, marked = slot->out_rows;
+    bool index = !slot->mask && !slot->expanded;
+
+    for (int64_t i = 0; slot->flags & EP_PLAN_ZERO_PADDING && i < n; i++)
+        if (layout->rows[i].rank < 0 &&
+            !(rows_are(slot, RECV_X, i, i + 1, 0) && (!slot->weights || rows_are(slot, RECV_WEIGHTS, i, i + 1, 0))))
+            return fail(check->state, "padding row %lld is not zero", (long long)i);
+    if (!rows_are(slot, RECV_X, n, marked + slot->spare_rows, UNTOUCHED))
+        return fail(check->state, "rows behind the last one were written");
+    if ((index && !rows_are(slot, RECV_IDX, n, marked, 0xff)) ||
+        (slot->weights && !rows_are(slot, RECV_WEIGHTS, n, marked, 0)))
+        return fail(check->state, "rows behind the last one are not marked");
+    if (index && !rows_are(slot, RECV_IDX, marked, marked + slot->spare_rows, UNTOUCHED))
+        return fail(check->state, "recv_topk_idx was written behind the capacity");
+    return true;
+}
+
+static uint32_t *scale_of(const struct slot *slot, bool received, int64_t row, int word)
+{
+    struct strides strides = slot_strides(slot, received);
+
+    return (uint32_t *)(void *)slot->b[received ? RECV_SCALES : SCALES].block[BASE].at + row * strides.token +
+           word * strides.block;
+}
+
+static bool are_scales(const struct slot *slot, const uint32_t *expected, int64_t row)
+{
+    for (int word = 0; word < slot->scale_words; word++)
+        if (*scale_of(slot, true, row, word) != expected[word])
+            return false;
+    return true;
+}
+
 static bool check_received(struct check *check, const struct slot *slot)
 {
     const struct reference_layout *layout = &check->layouts[check->state->rank];
-    size_t bytes = slot->b[X].row_bytes, scales = slot->b[SCALES].row_bytes;
+    size_t bytes = slot->b[X].row_bytes;
 
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
@@ -247,13 +304,132 @@ static bool check_received(struct check *check, const struct slot *slot)
         if (row->rank >= 0 && memcmp((unsigned char *)item_of(page, ROWS) + from * bytes,
                                      slot->b[RECV_X].block[BASE].at + (size_t)i * bytes, bytes) != 0)
             return fail(check->state, "received row %lld is not that of the reference", (long long)i);
-        if (row->rank >= 0 && slot->scale_type &&
-            memcmp((unsigned char *)item_of(page, ROW_SCALES) + from * scales,
-                   slot->b[RECV_SCALES].block[BASE].at + (size_t)i * slot->b[RECV_SCALES].row_bytes, scales) != 0)
+        if (row->rank >= 0 &&
+            !are_scales(slot, (const uint32_t *)item_of(page, ROW_SCALES) + from * (size_t)slot->scale_words, i))
             return fail(check->state, "scales of received row %lld are not those of the reference", (long long)i);
         TRY(check_choices(check, slot, row, (size_t)i));
     }
+    return check_unused(check, slot);
+}
+
+/* --- what a plan knows ------------------------------------------------------------------------------------------- */
+
+static bool check_info(struct check *check, const struct slot *slot)
+{
+    struct rank_state *state = check->state;
+    const struct reference_layout *layout = &check->layouts[state->rank];
+    size_t ranks = (size_t)state->nranks, local = (size_t)check->group.n_local;
+    ep_plan_info info = EP_PLAN_INFO_INIT;
+
+    CALL(state, ep_plan_get_info(slot->plan[BASE], &info));
+    if (info.n_tokens != check->n_tokens[state->rank] || info.out_rows != slot->out_rows ||
+        (!slot->fixed && info.out_rows != layout->n_rows))
+        return fail(state, "ep_plan_get_info: %d tokens, %lld rows", info.n_tokens, (long long)info.out_rows);
+    if (slot->updated)
+        return (info.n_recv == -1 && info.n_send == -1 && info.n_wire == -1 && info.n_net == -1 &&
+                !info.recv_per_expert && !info.recv_from_rank && !info.expert_start) ||
+               fail(state, "ep_plan_get_info has counts after an update");
+    if (info.n_recv != layout->n_rows || info.n_send != layout->n_send || info.n_wire != layout->n_wire ||
+        info.n_net != layout->n_net || memcmp(info.recv_per_expert, layout->recv_per_expert, local * 4) != 0 ||
+        (slot->expanded ? memcmp(info.expert_start, layout->expert_start, (local + 1) * 8)
+                        : memcmp(info.recv_from_rank, layout->recv_from_rank, (ranks + 1) * 8)) != 0)
+        return fail(state, "the counts of ep_plan_get_info are not those of the reference");
     return true;
+}
+
+static bool check_sources(struct check *check, const struct slot *slot)
+{
+    struct rank_state *state = check->state;
+    const struct reference_layout *layout = &check->layouts[state->rank];
+    size_t n = (size_t)layout->n_rows;
+    int32_t *rank;
+    bool ok = true;
+
+    if (slot->updated)
+        return true;
+    rank = calloc(2 * n + 1, sizeof(*rank));
+    if (!rank)
+        return fail(state, "no memory");
+    CALL(state, ep_plan_get_sources(slot->plan[BASE], rank, rank + n));
+    for (size_t i = 0; ok && i < n; i++)
+        if (rank[i] != layout->rows[i].rank || rank[n + i] != layout->rows[i].token)
+            ok = fail(state, "source of row %zu is token %d of rank %d", i, rank[n + i], rank[i]);
+    free(rank);
+    return ok;
+}
+
+static bool goes_to(const struct reference_group *group, int source, int token, int rank)
+{
+    const int32_t *experts = group->experts[source] + (size_t)token * (size_t)group->topk;
+
+    for (int k = 0; k < group->topk; k++)
+        if (experts[k] >= 0 && experts[k] / group->n_local == rank)
+            return true;
+    return false;
+}
+
+static const int32_t *metadata_of(const struct slot *slot, enum buffer buffer)
+{
+    return (const int32_t *)(const void *)slot->b[buffer].block[BASE].at;
+}
+
+/* Row i of the received tokens; expanded: where its choices are. */
+static bool check_token(struct check *check, const struct slot *slot, int i, int source, int token)
+{
+    const struct reference_layout *layout = &check->layouts[check->state->rank];
+    int topk = check->group.topk;
+
+    if (metadata_of(slot, SOURCE)[i] != source * (slot->max_tokens + 1) + token)
+        return fail(check->state, "recv_source of token %d", i);
+    for (int k = 0; slot->expanded && k < topk; k++) {
+        int64_t row = layout->n_rows - 1;
+
+        while (row >= 0 &&
+               (layout->rows[row].rank != source || layout->rows[row].token != token || layout->rows[row].k != k))
+            row--;
+        if (metadata_of(slot, PLACE)[i * topk + k] != row)
+            return fail(check->state, "recv_slot of token %d, choice %d", i, k);
+    }
+    return true;
+}
+
+static bool check_tokens(struct check *check, const struct slot *slot)
+{
+    struct rank_state *state = check->state;
+    int sums[MAX_RANKS] = {0}, n = 0;
+
+    for (int source = 0; source < state->nranks; source++) {
+        for (int t = 0; t < check->n_tokens[source]; t++) {
+            for (int to = 0; to < state->nranks; to++)
+                sums[to] += goes_to(&check->group, source, t, to);
+            if (goes_to(&check->group, source, t, state->rank))
+                TRY(check_token(check, slot, n++, source, t));
+        }
+        if (metadata_of(slot, PSUM_RANK)[source] != n ||
+            memcmp(metadata_of(slot, PREFIX) + source * state->nranks, sums, (size_t)state->nranks * 4) != 0)
+            return fail(state, "psum_rank or rank_prefix of rank %d", source);
+    }
+    return metadata_of(slot, N_TOKENS)[0] == n || fail(state, "n_recv_tokens is not %d", n);
+}
+
+static bool check_metadata(struct check *check, const struct slot *slot)
+{
+    const struct reference_group *group = &check->group;
+    int start = 0, alignment = slot->alignment ? slot->alignment : 1;
+
+    for (int local = 0; local < group->n_local; local++) {
+        int n = 0, sum;
+
+        for (int source = 0; source < group->n_ranks; source++)
+            for (int i = 0; i < group->n_tokens[source] * group->topk; i++)
+                n += group->experts[source][i] == check->state->rank * group->n_local + local;
+        sum = start + n;
+        start += (n + alignment - 1) / alignment * alignment;
+        if (metadata_of(slot, COUNT)[local] != n ||
+            metadata_of(slot, PSUM_EXPERT)[local] != (slot->expanded ? sum : start))
+            return fail(check->state, "count_exact or psum_expert of expert %d", local);
+    }
+    return check_tokens(check, slot);
 }
 
 bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
@@ -265,13 +441,16 @@ bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
                                         .expanded = slot->expanded,
                                         .bf16_partials = state->sequence->config.partial_type == EP_BF16};
     const uint16_t *bias[2] = {NULL, NULL};
+    uint32_t *scales;
     bool ok;
 
     page_start(page, n);
     add(page, CHOICES, slot->choices[slot->routing], (size_t)(n * topk) * 4);
     add(page, CHOICE_WEIGHTS, slot->mask ? NULL : slot->b[WEIGHTS].block[BASE].at, (size_t)(n * topk) * 4);
     add(page, ROWS, slot->b[X].block[BASE].at, slot->b[X].bytes);
-    add(page, ROW_SCALES, slot->b[SCALES].block[BASE].at, slot->b[SCALES].bytes);
+    scales = add(page, ROW_SCALES, NULL, (size_t)(n * slot->scale_words) * 4);
+    for (int i = 0; scales && i < n * slot->scale_words; i++)
+        scales[i] = *scale_of(slot, false, i / slot->scale_words, i % slot->scale_words);
     add(page, ANSWERS, slot->b[ANSWER].block[BASE].at, slot->b[ANSWER].bytes);
     TRY(publication_barrier(state));
     if (!all_fit(state))
@@ -279,8 +458,8 @@ bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
     TRY(make_group(&check, nnodes, topk, slot->n_experts, slot->expanded, slot->alignment));
     for (int i = 0; i < slot->n_bias; i++)
         bias[i] = (const uint16_t *)(const void *)(slot->b[BIAS].block[BASE].at + (size_t)i * slot->b[BIAS].bytes / 2);
-    ok = check_received(&check, slot) &&
-         (slot->by_choice || check_sums(&check, &combine, false, bias, slot->b[OUT].block[BASE].at));
+    ok = check_received(&check, slot) && check_sums(&check, &combine, slot, bias, slot->b[OUT].block[BASE].at) &&
+         check_info(&check, slot) && check_sources(&check, slot) && check_metadata(&check, slot);
     return done(&check, ok);
 }
 
@@ -359,6 +538,6 @@ bool check_exchange(struct rank_state *state, const struct ll *ll, int number)
             ok = fail(state, "ep_ll_dispatch: %d rows of expert %d", count[i], i);
     for (int64_t i = 0; ok && i < layout->n_rows; i++)
         ok = check_ll_row(&check, ll, exchange, i);
-    ok = ok && check_sums(&check, &combine, true, bias, exchange->b[LL_OUT].block[BASE].at);
+    ok = ok && check_sums(&check, &combine, NULL, bias, exchange->b[LL_OUT].block[BASE].at);
     return done(&check, ok);
 }

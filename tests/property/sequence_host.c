@@ -28,28 +28,29 @@ static void draw_network(struct random *random, struct sequence *sequence)
     ep_net_emulation *net = &sequence->emulation;
 
     sequence->tcp = random_below(random, 3) == 0;
-    sequence->config.channels = (int)random_below(random, 5);
+    sequence->config.channels = (int)random_below(random, 17);
     sequence->config.partial_type = random_below(random, 3) ? 0 : EP_BF16;
     net->seed = random_next(random);
     net->delay_us = random_below(random, 2) ? random_below(random, 100) : 0;
     net->ring_bytes = random_below(random, 2) ? 0 : 256u << random_below(random, 8);
     net->split_bytes = random_below(random, 2) ? 0 : 8 + random_below(random, 500);
     net->reorder = random_below(random, 2);
+    net->stall_rank = random_below(random, (uint32_t)sequence->nranks);
+    net->stall_ms = random_below(random, 8) ? 0 : 1 + random_below(random, 15);
 }
 
 static void draw_sequence(uint64_t seed, const struct options *options, struct sequence *ret_sequence)
 {
     struct sequence sequence = {.seed = seed, .steps = options->steps, .nnodes = 1, .config = EP_COMM_CONFIG_INIT};
     struct random random = {.key = random_key(seed, 0, 0, 0)};
-    int nodes;
 
     sequence.threads = random_below(&random, 2) ? options->modes & THREADS : !(options->modes & FORK);
     sequence.nranks = 1 + (int)random_below(&random, MAX_RANKS);
     if (options->ranks)
         sequence.nranks = options->ranks;
-    nodes = 1 + (int)random_below(&random, 3);
-    if (sequence.nranks % nodes == 0)
-        sequence.nnodes = nodes;
+    do
+        sequence.nnodes = 1 + (int)random_below(&random, (uint32_t)sequence.nranks);
+    while (sequence.nranks % sequence.nnodes);
     sequence.config.backend = "host";
     sequence.config.ranks_per_node = sequence.nranks / sequence.nnodes;
     sequence.config.timeout_ms = DEADLINE_MS;

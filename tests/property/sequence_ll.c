@@ -98,14 +98,11 @@ static void load_exchange(struct rank_state *state, const struct ll *ll, struct 
         unsigned char *memory = at(exchange, i, TESTED);
 
         if (i == LL_X || i == LL_ANSWER)
-            for (size_t k = 0; k < exchange->b[i].bytes / 2; k++) {
-                uint64_t bits = random_next(&state->dice.own);
-
-                ((uint16_t *)(void *)memory)[k] = (uint16_t)((bits & 0x807f) | ((120 + (bits >> 16) % 12) << 7));
-            }
+            fill_bf16(&state->dice, memory, exchange->b[i].bytes);
         else if (i == LL_WEIGHTS)
             for (size_t k = 0; k < exchange->b[i].bytes / 4; k++)
-                ((float *)(void *)memory)[k] = (float)draw_own(&state->dice, 1000) / 999.0f;
+                ((float *)(void *)memory)[k] =
+                    draw_own(&state->dice, 8) ? (float)draw_own(&state->dice, 1000) / 999.0f : 0;
         else if (i != LL_IDX)
             mirror_poison(&exchange->b[i]);
         mirror_copy(&exchange->b[i]);

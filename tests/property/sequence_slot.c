@@ -5,6 +5,7 @@
 #include <string.h>
 
 enum { MASK_TOPK = 4, STRIDE_GAP = 3 };
+enum { CONTIGUOUS, GAP, ROWS_INNERMOST };
 
 static const char *const names[BUFFERS] = {[X] = "x",
                                            [SCALES] = "scales",
@@ -41,6 +42,8 @@ static const struct format {
                {EP_F8E4M3, EP_F32, 128},
                {EP_F8E4M3, EP_UE8M0, 512},
                {EP_F8E4M3, EP_UE8M0_32, 128},
+               {EP_F8E4M3, EP_I32, 0},
+               {EP_F4E2M1, EP_I32, 0},
                {EP_F4E2M1, EP_F8E4M3, 64}};
 
 static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot)
@@ -54,8 +57,8 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
                           .expanded = kind < 2,
                           .mask = kind == 4,
                           .weights = kind != 4 && draw(dice, 2),
-                          .by_choice = nnodes < 2 && draw(dice, 3) == 0,
-                          .strided = draw_own(dice, 3) == 0,
+                          .way = draw_own(dice, 3),
+                          .recv_way = draw_own(dice, 3),
                           .dtype = format->dtype,
                           .scale_type = format->scale_type,
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
@@ -64,12 +67,14 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
                           .alignment = draw(dice, 2) ? 0 : 1 + draw(dice, 16),
                           .spare_rows = draw_own(dice, 3)};
     slot->hidden = hidden[draw(dice, 10) ? draw(dice, 4) : 4];
-    if (slot->hidden < 512 && format->elements)
+    if (slot->hidden < 512 && format->dtype != EP_BF16)
         slot->hidden = 512;
     slot->scale_words = format->elements ? slot->hidden / format->elements : format->scale_type ? 1 + draw(dice, 9) : 0;
     slot->n_experts = state->nranks * (1 + draw(dice, 8));
     slot->topk = kind == 4 ? 0 : 1 + draw(dice, slot->n_experts < 8 ? slot->n_experts : 8);
     slot->choices_topk = slot->mask ? (slot->n_experts < MASK_TOPK ? slot->n_experts : MASK_TOPK) : slot->topk;
+    if (draw(dice, 2))
+        slot->combine_flags = EP_COMBINE_BY_CHOICE | (nnodes > 1 || draw(dice, 2) ? EP_COMBINE_ROUND_PARTIAL : 0);
     slot->flags = slot->expanded ? EP_PLAN_EXPANDED | (draw(dice, 2) ? EP_PLAN_ZERO_PADDING : 0) : 0;
     for (int i = 0; i < ROUTINGS; i++)
         slot->n_tokens[i] = draw_own(dice, 8) ? draw_own(dice, slot->max_tokens + 1) : 0;
@@ -143,8 +148,21 @@ static bool fill_routings(struct rank_state *state, struct slot *slot)
     return true;
 }
 
-/* Sums stay finite. */
-static void fill_bf16(struct dice *dice, void *memory, size_t bytes)
+/*
+ * Exponents of 2^-10 .. 2^9; one in 16 a zero or a denormal. A third is +-2^27: when two of those cancel out, the
+ * values added between them have lost their last bits, which reveals the order. Sums stay finite.
+ */
+static uint16_t finite_bf16(uint64_t bits)
+{
+    uint16_t sign = (uint16_t)(bits & 0x8000), mantissa = (uint16_t)(bits & 0x7f);
+    unsigned lot = (unsigned)(bits >> 7 & 0xff);
+
+    if (lot < 16)
+        return lot < 8 ? sign : sign | mantissa;
+    return lot < 176 ? (uint16_t)(sign | (117 + lot % 20) << 7 | mantissa) : (uint16_t)(sign | 154 << 7);
+}
+
+void fill_bf16(struct dice *dice, void *memory, size_t bytes)
 {
     uint16_t *element = memory;
 
@@ -152,7 +170,7 @@ static void fill_bf16(struct dice *dice, void *memory, size_t bytes)
         uint64_t bits = random_next(&dice->own);
 
         for (size_t k = i; k < i + 4 && k < bytes / 2; k++, bits >>= 16)
-            element[k] = (uint16_t)((bits & 0x807f) | ((120 + (bits >> 7) % 12) << 7));
+            element[k] = finite_bf16(bits);
     }
 }
 
@@ -213,19 +231,30 @@ static enum memory choose_memory(struct dice *dice, int which)
     return which == X || (which >= RECV_X && which <= ANSWER_WEIGHTS) ? memory : ORDINARY;
 }
 
+struct strides slot_strides(const struct slot *slot, bool received)
+{
+    int way = received ? slot->recv_way : slot->way;
+    int64_t rows = received ? slot->out_rows + slot->spare_rows : slot->max_tokens;
+
+    if (way == ROWS_INNERMOST)
+        return (struct strides){1, rows + 1};
+    return (struct strides){slot->scale_words + (way == GAP ? STRIDE_GAP : 0), 1};
+}
+
 static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], struct slot *slot, int begin, int end)
 {
     size_t n = (size_t)slot->max_tokens, hidden = (size_t)slot->hidden, topk = (size_t)slot->topk;
     size_t rows = (size_t)(slot->out_rows + slot->spare_rows), ranks = (size_t)state->nranks;
     size_t local = (size_t)slot->n_experts / ranks, words = (size_t)slot->scale_words;
     size_t index = topk * ep_dtype_bytes((ep_dtype)slot->idx_type);
-    size_t stride = slot->scale_type && slot->strided ? words + STRIDE_GAP : words;
+    size_t gap = slot->scale_type && slot->way == GAP ? STRIDE_GAP : 0, one = slot->way == ROWS_INNERMOST;
+    size_t recv_gap = slot->scale_type && slot->recv_way == GAP ? STRIDE_GAP : 0;
     size_t row = hidden * ep_dtype_bytes((ep_dtype)slot->dtype) / (slot->dtype == EP_F4E2M1 ? 2 : 1);
     const struct {
         size_t n, bytes;
     } sizes[BUFFERS] = {
         [X] = {n, row},
-        [SCALES] = {n, words * 4},
+        [SCALES] = {n + one, (words + gap) * 4},
         [WEIGHTS] = {n, topk * 4},
         [BIAS] = {2 * n, hidden * 2},
         [IDX] = {n, slot->mask ? ranks : index},
@@ -235,7 +264,7 @@ static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], s
         [EXPERTS + 1] = {slot->mask ? (size_t)slot->n_experts : 0, 4},
         [EXPERTS + 2] = {slot->mask ? (size_t)slot->n_experts : 0, 4},
         [RECV_X] = {rows, row},
-        [RECV_SCALES] = {rows, stride * 4},
+        [RECV_SCALES] = {rows + (slot->recv_way == ROWS_INNERMOST), (words + recv_gap) * 4},
         [RECV_IDX] = {rows, topk * ep_dtype_bytes((ep_dtype)slot->idx_type)},
         [RECV_WEIGHTS] = {rows, slot->expanded ? 4 : topk * 4},
         [ANSWER] = {rows, hidden * 2},

@@ -26,7 +26,8 @@ bool compare(struct rank_state *state, struct pair *pair)
         const struct slot *slot = &pair->slots[i];
 
         snprintf(what, sizeof(what), "plan %d%s%s%s%s", i, slot->fixed ? ", fixed capacity" : "",
-                 slot->expanded ? ", expanded" : "", slot->mask ? ", mask" : "", slot->by_choice ? ", by choice" : "");
+                 slot->expanded ? ", expanded" : "", slot->mask ? ", mask" : "",
+                 slot->combine_flags ? ", by choice" : "");
         TRY(slot_compare(state, slot, what));
     }
     for (int i = 0; i < LLS; i++)
@@ -52,9 +53,10 @@ static bool check_one(struct rank_state *state, struct pair *pair)
     int number = (int)(ll->n_dispatches % EXCHANGES);
 
     TRY(check(state, pair));
-    if (draw(&state->dice, 2)) {
+    if (draw(&state->dice, 4)) {
         TRY(slot_dispatch(state, slot, any_queue(state, pair)));
         TRY(slot_combine(state, slot, any_queue(state, pair)));
+        TRY(slot_metadata(state, pair->comms, slot, any_queue(state, pair)));
         TRY(compare(state, pair));
         return check_slot(state, pair->nnodes, slot);
     }
@@ -271,24 +273,24 @@ static bool run_step(struct rank *rank)
         return replace(state, pair);
     if (lot < 22)
         return check(state, pair);
-    if (lot < 28)
-        return check_one(state, pair);
     if (lot < 42)
+        return check_one(state, pair);
+    if (lot < 56)
         return disturb(state, pair);
-    if (lot < 52)
+    if (lot < 66)
         return refused_call(state, pair->comms, &pair->slots[draw(&state->dice, SLOTS)],
                             &pair->lls[draw(&state->dice, LLS)]);
-    if (lot < 57)
+    if (lot < 71)
         return capacity_call(state, pair->comms, &pair->slots[draw(&state->dice, SLOTS)], any_queue(state, pair));
-    if (lot < 59)
+    if (lot < 73)
         return values_call(state, pair->comms, &pair->slots[draw(&state->dice, SLOTS)], any_queue(state, pair));
-    if (lot < 64)
+    if (lot < 78)
         return change_stray(state, pair);
-    if (lot < 66)
+    if (lot < 80)
         return fork_child(state, pair);
-    if (lot < 72)
+    if (lot < 86)
         return gather(state, pair);
-    if (lot < 77)
+    if (lot < 91)
         return query(state, pair);
     return call(state, pair);
 }

@@ -13,6 +13,16 @@
 
 #define ADVISED_NVSHMEM "/opt/x/nvshmem"
 
+/* What a case changes, if that is one statement. */
+#define CHANGE(name, ...)                                                                                              \
+    static void name(void)                                                                                             \
+    {                                                                                                                  \
+        __VA_ARGS__;                                                                                                   \
+    }
+
+/* One more than another change makes. */
+#define CHANGE_OF(name, other, ...) CHANGE(name, other(); __VA_ARGS__)
+
 struct advised {
     struct tree tree;
     struct machine hardware;

@@ -31,17 +31,8 @@ static void option_live_as_hexadecimal(struct made *made)
     option(made)->live = "0x1";
 }
 
-static void option_not_live(struct made *made)
-{
-    option_live_as_hexadecimal(made);
-    option(made)->live = "";
-}
-
-static void option_live_not_known(struct made *made)
-{
-    option_not_live(made);
-    made_state(made, "files", "/proc/driver/nvidia/params", "denied");
-}
+CHANGE_OF(option_not_live, option_live_as_hexadecimal, option(made)->live = "")
+CHANGE_OF(option_live_not_known, option_not_live, made_state(made, "files", "/proc/driver/nvidia/params", "denied"))
 
 static void option_overruled(struct made *made)
 {
@@ -74,11 +65,7 @@ static void old_doca_built_as_packages(struct made *made)
         "kernel/a.ko:\nextra/mlnx-ofa_kernel/drivers/net/ethernet/mellanox/mlx5/core/mlx5_core.ko.xz: kernel/a.ko\n");
 }
 
-static void old_doca_loaded(struct made *made)
-{
-    old_doca_not_built(made);
-    made_file(made, "/sys/module/mlx5_core/version", "25.04-0.6.1\n");
-}
+CHANGE_OF(old_doca_loaded, old_doca_not_built, made_file(made, "/sys/module/mlx5_core/version", "25.04-0.6.1\n"))
 
 static void old_doca_module_of_the_kernel(struct made *made)
 {
@@ -94,11 +81,7 @@ static void old_doca_without_modules(struct made *made)
     made_state(made, "folders", MODULES, "absent");
 }
 
-static void old_doca_nothing_of_it(struct made *made)
-{
-    old_doca_without_modules(made);
-    made_folder(made, MODULES, json_pack("[s]", "kernel"));
-}
+CHANGE_OF(old_doca_nothing_of_it, old_doca_without_modules, made_folder(made, MODULES, json_pack("[s]", "kernel")))
 
 static void old_doca_but_built(struct made *made)
 {
@@ -106,24 +89,9 @@ static void old_doca_but_built(struct made *made)
     made_folder(made, "/lib/modules/6.14.0-1021-gcp/updates/dkms", json_pack("[s]", "mlx5_core.ko.zst"));
 }
 
-static void old_doca_old_kernel(struct made *made)
-{
-    old_doca_not_built(made);
-    made->software.driver.kernel = "6.8.0-87-generic";
-}
-
-static void new_doca(struct made *made)
-{
-    old_doca_not_built(made);
-    made->software.driver.doca = "3.2.1-044000";
-}
-
-static void kernel_not_known(struct made *made)
-{
-    old_doca(made);
-    made->software.driver.kernel = "";
-}
-
+CHANGE_OF(old_doca_old_kernel, old_doca_not_built, made->software.driver.kernel = "6.8.0-87-generic")
+CHANGE_OF(new_doca, old_doca_not_built, made->software.driver.doca = "3.2.1-044000")
+CHANGE_OF(kernel_not_known, old_doca, made->software.driver.kernel = "")
 CHANGE(module_of_another_version, made->software.driver.module_version = "570.124.06")
 CHANGE(package_of_another_version, made->software.driver.installed_version = "580.140.02-1ubuntu1")
 CHANGE(package_revision, made->software.driver.installed_version = "580.126.09-1ubuntu1")
@@ -142,23 +110,9 @@ static void nouveau_drives_gpus(struct made *made)
         gpu_pci(made, i)->driver = "nouveau";
 }
 
-static void driver_version_hidden(struct made *made)
-{
-    no_driver(made);
-    made_state(made, "files", "/proc/driver/nvidia/version", "denied");
-}
-
-static void grace_passthrough(struct made *made)
-{
-    grace(made);
-    made_file(made, "/proc/cmdline", "ro iommu.passthrough=1 quiet\n");
-}
-
-static void grace_without_command_line(struct made *made)
-{
-    grace(made);
-    made_state(made, "files", "/proc/cmdline", "failed");
-}
+CHANGE_OF(driver_version_hidden, no_driver, made_state(made, "files", "/proc/driver/nvidia/version", "denied"))
+CHANGE_OF(grace_passthrough, grace, made_file(made, "/proc/cmdline", "ro iommu.passthrough=1 quiet\n"))
+CHANGE_OF(grace_without_command_line, grace, made_state(made, "files", "/proc/cmdline", "failed"))
 
 static void grace_by_device_number(struct made *made)
 {
@@ -229,12 +183,7 @@ static void xid_of_this_boot_in_a_file(struct made *made)
                "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09\nNVRM: Xid (PCI:0000:03:00): 63, pid=1\n");
 }
 
-static void ecc_although_log_hidden(struct made *made)
-{
-    log_hidden(made);
-    ecc(made);
-}
-
+CHANGE_OF(ecc_although_log_hidden, log_hidden, ecc(made))
 CHANGE(links_down, gpu(made, 3)->nvlinks_up = 16)
 
 static void all_links_down(struct made *made)
@@ -244,12 +193,7 @@ static void all_links_down(struct made *made)
 }
 
 CHANGE(fabric_failed, gpu(made, 1)->fabric = TOPO_FABRIC_FAILED)
-
-static void cards_without_bridges(struct made *made)
-{
-    all_links_down(made);
-    rename_gpus(made, "NVIDIA H100 PCIe");
-}
+CHANGE_OF(cards_without_bridges, all_links_down, rename_gpus(made, "NVIDIA H100 PCIe"))
 
 static void cards_of_any_name_without_bridges(struct made *made)
 {
@@ -287,11 +231,7 @@ static void no_nvlink(struct made *made)
         gpu(made, i)->nvlinks = gpu(made, i)->nvlinks_up = 0;
 }
 
-static void bus_hidden(struct made *made)
-{
-    no_gpus(made);
-    made_state(made, "folders", "/sys/bus/pci/devices", "denied");
-}
+CHANGE_OF(bus_hidden, no_gpus, made_state(made, "folders", "/sys/bus/pci/devices", "denied"))
 
 static void unreadable_devices(struct made *made)
 {
@@ -301,11 +241,7 @@ static void unreadable_devices(struct made *made)
     made_file(made, "/sys/bus/pci/devices/0000:00:01.0/vendor", "");
 }
 
-static void rdma_hidden(struct made *made)
-{
-    no_nics(made);
-    made_state(made, "folders", "/sys/class/infiniband", "failed");
-}
+CHANGE_OF(rdma_hidden, no_nics, made_state(made, "folders", "/sys/class/infiniband", "failed"))
 
 static void rdma_devices_that_lead_nowhere(struct made *made)
 {
@@ -313,11 +249,7 @@ static void rdma_devices_that_lead_nowhere(struct made *made)
     made_folder(made, "/sys/class/infiniband", json_pack("[s]", "mlx5_0"));
 }
 
-static void driver_hidden(struct made *made)
-{
-    no_driver(made);
-    made_state(made, "files", "/proc/driver/nvidia/version", "denied");
-}
+CHANGE_OF(driver_hidden, no_driver, made_state(made, "files", "/proc/driver/nvidia/version", "denied"))
 
 /* --- the table --- */
 

@@ -109,12 +109,7 @@ static void ipv6_only_and_half_configured(struct made *made)
     made_env(made, "NCCL_IB_ADDR_FAMILY=AF_INET6");
 }
 
-static void ipv6_only_and_wrong_index(struct made *made)
-{
-    ipv6_only_and_configured(made);
-    made_env(made, "NCCL_IB_GID_INDEX=0");
-}
-
+CHANGE_OF(ipv6_only_and_wrong_index, ipv6_only_and_configured, made_env(made, "NCCL_IB_GID_INDEX=0"))
 CHANGE(gids_hidden, nic(made, 0)->ports[0].gids_state = SOURCE_DENIED)
 CHANGE(index_3, made_env(made, "NVSHMEM_IB_GID_INDEX=3"))
 CHANGE(index_of_roce_1, made_env(made, "NCCL_IB_GID_INDEX=2"))
@@ -224,11 +219,7 @@ static void one_gpu_and_no_cable(struct made *made)
     made->map.n = 0;
 }
 
-static void one_gpu_and_no_cable_for_nccl(struct made *made)
-{
-    one_gpu_and_no_cable(made);
-    made_env(made, "NCCL_IB_HCA=mlx5_0");
-}
+CHANGE_OF(one_gpu_and_no_cable_for_nccl, one_gpu_and_no_cable, made_env(made, "NCCL_IB_HCA=mlx5_0"))
 
 static void storage_far_away_down(struct made *made)
 {
@@ -281,23 +272,9 @@ static void no_uverbs_in_a_container(struct made *made)
     made_state(made, "stats", "/dev/infiniband/uverbs1", "absent");
 }
 
-static void no_uverbs_for_nccl(struct made *made)
-{
-    no_uverbs_in_a_container(made);
-    made_env(made, "NCCL_IB_HCA=mlx5_0");
-}
-
-static void no_uverbs_for_deepep(struct made *made)
-{
-    no_uverbs_in_a_container(made);
-    made->software.deepep.imported = 0;
-}
-
-static void no_uverbs_for_nvshmem(struct made *made)
-{
-    no_uverbs_in_a_container(made);
-    made_env(made, "NVSHMEM_HCA_LIST=mlx5_0:1");
-}
+CHANGE_OF(no_uverbs_for_nccl, no_uverbs_in_a_container, made_env(made, "NCCL_IB_HCA=mlx5_0"))
+CHANGE_OF(no_uverbs_for_deepep, no_uverbs_in_a_container, made->software.deepep.imported = 0)
+CHANGE_OF(no_uverbs_for_nvshmem, no_uverbs_in_a_container, made_env(made, "NVSHMEM_HCA_LIST=mlx5_0:1"))
 
 static void no_uverbs_and_sockets(struct made *made)
 {

@@ -33,18 +33,8 @@ static void mounts(struct made *made, const char *text)
 CHANGE(shm_64_mib,
        mounts(made, "overlay / overlay rw 0 0\nshm /dev/shm tmpfs rw,nosuid,nodev,size=65536k,inode64 0 0\n"))
 
-static void shm_64_mib_for_one_gpu(struct made *made)
-{
-    shm_64_mib(made);
-    made->hardware.topo.n_gpus = 1;
-}
-
-static void shm_64_mib_for_a_rank_of_two(struct made *made)
-{
-    shm_64_mib_for_one_gpu(made);
-    made_env(made, "WORLD_SIZE=2");
-}
-
+CHANGE_OF(shm_64_mib_for_one_gpu, shm_64_mib, made->hardware.topo.n_gpus = 1)
+CHANGE_OF(shm_64_mib_for_a_rank_of_two, shm_64_mib_for_one_gpu, made_env(made, "WORLD_SIZE=2"))
 CHANGE(shm_512_mib, mounts(made, "shm /dev/shm tmpfs rw,size=512m 0 0\n"))
 CHANGE(shm_by_percent, mounts(made, "shm /dev/shm tmpfs rw,size=50% 0 0\n"))
 CHANGE(shm_unlimited, mounts(made, "shm /dev/shm tmpfs rw,size=0 0 0\n"))
@@ -59,17 +49,8 @@ CHANGE(memory_not_known, made_state(made, "files", "/proc/meminfo", "denied"))
 
 /* --- topology --- */
 
-static void grace_without_channels(struct made *made)
-{
-    grace(made);
-    made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "absent");
-}
-
-static void grace_channels_hidden(struct made *made)
-{
-    grace(made);
-    made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "denied");
-}
+CHANGE_OF(grace_without_channels, grace, made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "absent"))
+CHANGE_OF(grace_channels_hidden, grace, made_state(made, "folders", "/dev/nvidia-caps-imex-channels", "denied"))
 
 static void grace_channel_of_another_user(struct made *made)
 {
@@ -148,31 +129,14 @@ static void put_configs(struct made *made, unsigned capability, unsigned control
 }
 
 CHANGE(acs_off, put_configs(made, 0x0d, 0, 0, 4096))
-
-static void acs_redirects(struct made *made)
-{
-    acs_off(made);
-    put_config(made, gpu_pci(made, 1)->parent, 0x0d, 0x1d, 0, 4096);
-}
-
+CHANGE_OF(acs_redirects, acs_off, put_config(made, gpu_pci(made, 1)->parent, 0x0d, 0x1d, 0, 4096))
 CHANGE(acs_validates_only, put_configs(made, 0x0d, 0x11, 0, 4096))
 CHANGE(acs_for_root_only, put_configs(made, 0x0d, 0x1d, 0, 64))
 CHANGE(acs_list_in_a_circle, put_configs(made, 0x01, 0x1d, 0x100, 4096))
 CHANGE(acs_list_leads_out, put_configs(made, 0x01, 0x1d, 0xffc, 4096))
 CHANGE(acs_truncated, put_configs(made, 0x0d, 0x1d, 0, 0x105))
-
-static void acs_in_a_guest(struct made *made)
-{
-    acs_redirects(made);
-    made_lines(made, "/proc/cpuinfo", " hypervisor", "flags : fpu hypervisor\n");
-}
-
-static void guest_by_name(struct made *made)
-{
-    acs_redirects(made);
-    made_file(made, "/sys/class/dmi/id/product_name", "Google Compute Engine\n");
-}
-
+CHANGE_OF(acs_in_a_guest, acs_redirects, made_lines(made, "/proc/cpuinfo", " hypervisor", "flags : fpu hypervisor\n"))
+CHANGE_OF(guest_by_name, acs_redirects, made_file(made, "/sys/class/dmi/id/product_name", "Google Compute Engine\n"))
 CHANGE(guest_not_known, made_state(made, "lines", "/proc/cpuinfo\t hypervisor", "denied"))
 
 static void groups(struct made *made, const char *type)
@@ -207,25 +171,10 @@ static void acs_above_one_gpu(struct made *made)
     alone(made);
 }
 
-static void iommu_translates_one_gpu(struct made *made)
-{
-    iommu_translates(made);
-    alone(made);
-}
-
-static void iommu_translates_a_gpu_with_a_nic(struct made *made)
-{
-    iommu_translates(made);
-    made->hardware.topo.n_gpus = 1;
-}
-
+CHANGE_OF(iommu_translates_one_gpu, iommu_translates, alone(made))
+CHANGE_OF(iommu_translates_a_gpu_with_a_nic, iommu_translates, made->hardware.topo.n_gpus = 1)
 CHANGE(iommu_type_hidden, groups(made, NULL))
-
-static void iommu_translates_on_grace(struct made *made)
-{
-    grace(made);
-    iommu_translates(made);
-}
+CHANGE_OF(iommu_translates_on_grace, grace, iommu_translates(made))
 
 static void bound(struct made *made, const char *cpus)
 {

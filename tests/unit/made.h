@@ -33,6 +33,9 @@ struct made {
         __VA_ARGS__;                                                                                                   \
     }
 
+/* One more than another change makes. */
+#define CHANGE_OF(name, other, ...) CHANGE(name, other(made); __VA_ARGS__)
+
 static inline json_t *made_kind(struct made *made, const char *kind)
 {
     json_t *entries = json_object_get(made->snapshot, kind);

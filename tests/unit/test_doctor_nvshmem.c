@@ -36,10 +36,7 @@ static void two_mapped(void)
     map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3.5.19", TORCH "/nvshmem/lib/libnvshmem_host.so.3");
 }
 
-static void two_nccl_mapped(void)
-{
-    map_files("/usr/lib/libnccl.so.2.21.5", TORCH "/nccl/lib/libnccl.so.2");
-}
+CHANGE(two_nccl_mapped, map_files("/usr/lib/libnccl.so.2.21.5", TORCH "/nccl/lib/libnccl.so.2"))
 
 static void bundle(void)
 {
@@ -48,21 +45,9 @@ static void bundle(void)
     advised.software.nvshmem.bundled_version = "3.4.5";
 }
 
-static void bundle_and_mapped(void)
-{
-    bundle();
-    map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "/usr/lib/libc.so.6");
-}
-
-static void preload_there(void)
-{
-    put_host("/proc/libnvshmem_host.so.3");
-}
-
-static void option_off(void)
-{
-    advised.software.driver.peer_mapping_override.live = "0";
-}
+CHANGE_OF(bundle_and_mapped, bundle, map_files(ADVISED_NVSHMEM "/lib/libnvshmem_host.so.3", "/usr/lib/libc.so.6"))
+CHANGE(preload_there, put_host("/proc/libnvshmem_host.so.3"))
+CHANGE(option_off, advised.software.driver.peer_mapping_override.live = "0")
 
 static void option_configured(void)
 {
@@ -94,10 +79,7 @@ static void gdrcopy_without_its_device(void)
     unlink(path);
 }
 
-static void no_transport(void)
-{
-    advised.software.nvshmem.transport_ibgda = "";
-}
+CHANGE(no_transport, advised.software.nvshmem.transport_ibgda = "")
 
 static void mapping_active(void)
 {
@@ -108,11 +90,7 @@ static void mapping_active(void)
         (struct software_copy){.folder = "/opt/x/python/deep_ep", .version = "", .extension = "", .on_path = true};
 }
 
-static void mapping_inactive(void)
-{
-    mapping_active();
-    advised.software.deepep.mapping_active = false;
-}
+CHANGE_OF(mapping_inactive, mapping_active, advised.software.deepep.mapping_active = false)
 
 static void mapping_and_dead_port(void)
 {
@@ -128,17 +106,8 @@ static void other_names(void)
 }
 
 /* A shell without variables, on a node where Python finds DeepEP, which enables IBGDA. */
-static void deepep_and_bundle(void)
-{
-    mapping_active();
-    bundle();
-}
-
-static void deepep_and_other_names(void)
-{
-    mapping_active();
-    other_names();
-}
+CHANGE_OF(deepep_and_bundle, mapping_active, bundle())
+CHANGE_OF(deepep_and_other_names, mapping_active, other_names())
 
 /* An extension that was built for one node, without NVSHMEM. */
 static void deepep_without_nvshmem(void)
@@ -161,15 +130,8 @@ static void efa(void)
     no_transport();
 }
 
-static void one_other_name(void)
-{
-    snprintf(advised.hardware.names[3], sizeof(advised.hardware.names[3]), "rocep143s0");
-}
-
-static void one_gpu(void)
-{
-    advised.hardware.topo.n_gpus = 1;
-}
+CHANGE(one_other_name, snprintf(advised.hardware.names[3], sizeof(advised.hardware.names[3]), "rocep143s0"))
+CHANGE(one_gpu, advised.hardware.topo.n_gpus = 1)
 
 static void gib(void)
 {
@@ -213,10 +175,7 @@ static void gib_without_libibverbs(void)
              "false, \"error\": \"libibverbs.so.1: cannot open shared object file\"}}}}");
 }
 
-static void no_plugin(void)
-{
-    advised.software.nccl.plugin_name = "libnccl-net.so";
-}
+CHANGE(no_plugin, advised.software.nccl.plugin_name = "libnccl-net.so")
 
 static void torch_nccl(void)
 {

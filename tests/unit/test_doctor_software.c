@@ -86,10 +86,7 @@ static void healthy(struct made *made)
     software->python_paths = "/py";
 }
 
-static void nothing(struct made *made)
-{
-    (void)made;
-}
+CHANGE(nothing, (void)made)
 
 static void no_gpus(struct made *made)
 {
@@ -122,23 +119,13 @@ static void no_core_for_nobody(struct made *made)
     made->software.deepep.imported = -1;
 }
 
-static void no_core_for_a_plugin(struct made *made)
-{
-    no_core_for_nobody(made);
-    made_env(made, "NCCL_NET=gIB");
-}
-
+CHANGE_OF(no_core_for_a_plugin, no_core_for_nobody, made_env(made, "NCCL_NET=gIB"))
 CHANGE(no_mlx5_library, made->software.verbs.mlx5 = nowhere())
 CHANGE(damaged_core, made_state(made, "elf", CORE, "failed"))
 CHANGE(core_without_number, made->software.verbs.private_version = 0)
 CHANGE(no_provider, made->software.verbs.provider = "")
 CHANGE(other_set, made->software.verbs.provider_needs = 34)
-
-static void other_set_and_no_provider(struct made *made)
-{
-    other_set(made);
-    no_provider(made);
-}
+CHANGE_OF(other_set_and_no_provider, other_set, no_provider(made))
 
 /* The file was renamed: right name, but from another installation. */
 CHANGE(renamed_provider, put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_34']]}"))
@@ -151,12 +138,7 @@ static void core_from_gib(struct made *made)
     made_stat(made, "/usr/lib", "folder", "r-x");
 }
 
-static void core_from_gib_alone(struct made *made)
-{
-    core_from_gib(made);
-    made_state(made, "elf", CORE, "absent");
-}
-
+CHANGE_OF(core_from_gib_alone, core_from_gib, made_state(made, "elf", CORE, "absent"))
 CHANGE(gib_behind, made->software.nccl.gib = "/usr/local/gib")
 
 static void folder_as_drivers(struct made *made)
@@ -167,11 +149,7 @@ static void folder_as_drivers(struct made *made)
     made_stat(made, PROVIDER, "file", "r--");
 }
 
-static void folder_as_only_hint(struct made *made)
-{
-    folder_as_drivers(made);
-    no_provider(made);
-}
+CHANGE_OF(folder_as_only_hint, folder_as_drivers, no_provider(made))
 
 static void good_drivers(struct made *made)
 {
@@ -182,28 +160,12 @@ static void good_drivers(struct made *made)
 /* --- DeepEP --- */
 
 CHANGE(not_imported, made->software.deepep.imported = -1)
-
-static void no_deepep(struct made *made)
-{
-    not_imported(made);
-    made->software.deepep.n = 0;
-}
-
+CHANGE_OF(no_deepep, not_imported, made->software.deepep.n = 0)
 CHANGE(never_called, copy(made, 0)->calls_mapping = false)
 CHANGE(never_defined, copy(made, 0)->defines_mapping = false)
 CHANGE(stolen, copy(made, 0)->decorator_stolen = true)
-
-static void no_mapping(struct made *made)
-{
-    never_called(made);
-    never_defined(made);
-}
-
-static void mapping_wanted(struct made *made)
-{
-    no_mapping(made);
-    made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1");
-}
+CHANGE_OF(no_mapping, never_called, never_defined(made))
+CHANGE_OF(mapping_wanted, no_mapping, made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1"))
 
 static void another_copy(struct made *made)
 {
@@ -222,11 +184,7 @@ static void patched_source(struct made *made)
     copy(made, 0)->hash = 2;
 }
 
-static void edited_source(struct made *made)
-{
-    another_copy(made);
-    copy(made, 1)->hash = 2;
-}
+CHANGE_OF(edited_source, another_copy, copy(made, 1)->hash = 2)
 
 static void two_versions(struct made *made)
 {
@@ -256,11 +214,7 @@ static void version_two(struct made *made)
     no_mapping(made);
 }
 
-static void version_two_mapping_wanted(struct made *made)
-{
-    version_two(made);
-    made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1");
-}
+CHANGE_OF(version_two_mapping_wanted, version_two, made_env(made, "DEEP_EP_DEVICE_TO_HCA_MAPPING=0:mlx5_0:1"))
 
 static void set_version(struct made *made, const char *version)
 {
@@ -273,13 +227,7 @@ CHANGE(version_bare, set_version(made, "1.2.1"))
 CHANGE(version_other_commit, set_version(made, "1.2.1+0123abc"))
 CHANGE(version_known_old, set_version(made, "1.2.1+309785a"))
 CHANGE(version_unknown, set_version(made, ""))
-
-static void old_with_old_nvshmem(struct made *made)
-{
-    version_1_1(made);
-    made->software.nvshmem.version = "3.4.5";
-}
-
+CHANGE_OF(old_with_old_nvshmem, version_1_1, made->software.nvshmem.version = "3.4.5")
 CHANGE(no_nvshmem, made->software.nvshmem.host = nowhere())
 
 /* --- the extension --- */
@@ -357,11 +305,7 @@ static void no_link(struct made *made)
     made_state(made, "elf", "/usr/lib/libmlx5.so", "absent");
 }
 
-static void no_header(struct made *made)
-{
-    with_source(made);
-    made_state(made, "files", "/usr/include/infiniband/mlx5dv.h", "absent");
-}
+CHANGE_OF(no_header, with_source, made_state(made, "files", "/usr/include/infiniband/mlx5dv.h", "absent"))
 
 static void cuda_13(struct made *made)
 {
@@ -370,11 +314,7 @@ static void cuda_13(struct made *made)
     made_stat(made, "/usr/local/cuda/include/cccl/cuda/std/tuple", "file", "r--");
 }
 
-static void cuda_13_with_path(struct made *made)
-{
-    cuda_13(made);
-    made_env(made, "CPLUS_INCLUDE_PATH=/usr/local/cuda/include/cccl");
-}
+CHANGE_OF(cuda_13_with_path, cuda_13, made_env(made, "CPLUS_INCLUDE_PATH=/usr/local/cuda/include/cccl"))
 
 static void nvshmem_source(struct made *made)
 {
@@ -386,11 +326,7 @@ static void nvshmem_source(struct made *made)
     made_state(made, "files", "/opt/nvshmem_src/build/CMakeCache.txt", "absent");
 }
 
-static void nvshmem_source_without_gdrcopy(struct made *made)
-{
-    nvshmem_source(made);
-    made_env(made, "NVSHMEM_USE_GDRCOPY=0");
-}
+CHANGE_OF(nvshmem_source_without_gdrcopy, nvshmem_source, made_env(made, "NVSHMEM_USE_GDRCOPY=0"))
 
 static void nvshmem_configured_without_gdrcopy(struct made *made)
 {

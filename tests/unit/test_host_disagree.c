@@ -5,6 +5,7 @@
  */
 #include "ranks.h"
 
+#include "core/core.h"
 #include "group/failure.h"
 #include "group/group.h"
 
@@ -34,8 +35,13 @@ enum deviation {
     GATHER_BARRIER,
     LL_TOKENS,
     LL_TOPK,
+    LL_HIDDEN,
+    LL_FLAGS,
     LL_TYPE,
+    LL_SCALES,
+    LL_ROUNDING,
     LL_CALL_TOKENS,
+    LL_CALL,
     LL_SUM
 };
 
@@ -64,8 +70,13 @@ static const struct scenario {
     {GATHER_BARRIER, NULL, {NULL, NULL}},
     {LL_TOKENS, "max_tokens", {"2", "3"}},
     {LL_TOPK, "topk", {"1", "2"}},
+    {LL_HIDDEN, "hidden", {"128", "256"}},
+    {LL_FLAGS, "flags", {"0", "EP_LL_MASK_DEAD"}},
     {LL_TYPE, "out_dtype", {"1 (bf16)", "2 (fp8)"}},
+    {LL_SCALES, "scale_type", {"3 (f32)", "6 (ue8m0)"}},
+    {LL_ROUNDING, "rounding of scales", {"0", "1"}},
     {LL_CALL_TOKENS, "max_tokens", {"2", "1"}},
+    {LL_CALL, "call", {"2", "1"}},
     {LL_SUM, "EP_LL_NO_PARTIAL_REDUCE", {"0", "1"}},
 };
 
@@ -143,35 +154,45 @@ static ep_status gather(ep_comm *comm, enum deviation deviation, int rank)
 
 static ep_status use_ll(ep_ll *ll, enum deviation deviation, int rank)
 {
-    _Alignas(16) static unsigned char x[NRANKS][256], out[NRANKS][2 * 4 * 256];
-    _Alignas(16) static float scales[NRANKS][2 * 4];
+    _Alignas(16) static unsigned char x[NRANKS][2 * HIDDEN], out[NRANKS][2 * 4 * 2 * HIDDEN];
+    _Alignas(16) static float scales[NRANKS][2 * 4 * 4];
     static const int32_t expert[1] = {3};
     static const float weight[1] = {1};
     static int32_t count[NRANKS][2];
     ep_ll_combine_args combine;
-    bool quantised = rank == 1 && deviation == LL_TYPE;
-    ep_status status;
+    bool other = rank == 1, split = deviation == LL_SCALES, packed = deviation == LL_CALL;
+    bool quantised = split || packed || deviation == LL_ROUNDING || (other && deviation == LL_TYPE);
     ep_ll_dispatch_args dispatch = args_ll_dispatch(x[rank], expert, EP_I32, 1);
 
     dispatch.out_dtype = quantised ? EP_F8E4M3 : EP_BF16;
-    dispatch.scale_type = quantised ? EP_F32 : 0;
+    dispatch.scale_type = !quantised ? 0 : packed || (other && split) ? EP_UE8M0 : EP_F32;
     dispatch.recv_x = out[rank];
     dispatch.recv_scales = quantised ? scales[rank] : NULL;
     dispatch.recv_count = count[rank];
-    dispatch.max_tokens = rank == 1 && deviation == LL_CALL_TOKENS ? 1 : 2;
-    status = ep_ll_dispatch_sync(ll, &dispatch);
-    if (status != EP_OK)
-        return status;
+    dispatch.max_tokens = other && deviation == LL_CALL_TOKENS ? 1 : 2;
+    /* Scales that are packed are rounded with and without the flag. */
+    dispatch.flags = split ? EP_LL_RECV_HOOK : other && (packed || deviation == LL_ROUNDING) ? EP_LL_ROUND_SCALE : 0;
+    EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
+    if (split)
+        return ep_ll_finish_sync(ll, 0);
+    if (deviation == LL_CALL)
+        EP_TRY(ep_ll_dispatch_sync(ll, &dispatch));
     combine = args_ll_combine(out[rank], expert, EP_I32, 1, weight, x[rank]);
-    combine.flags = rank == 1 ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    combine.flags = other && deviation == LL_SUM ? EP_LL_NO_PARTIAL_REDUCE : 0;
+    combine.call = other && deviation == LL_CALL ? 1 : 0;
     return ep_ll_combine_sync(ll, &combine);
 }
 
 static ep_status new_ll(ep_comm *comm, enum deviation deviation, int rank, ep_ll **ret_ll)
 {
-    ep_ll_config config =
-        args_ll(rank == 1 && deviation == LL_TOKENS ? 3 : 2, 128, 4, rank == 1 && deviation == LL_TOPK ? 2 : 1);
+    bool other = rank == 1;
+    ep_ll_config config = args_ll(other && deviation == LL_TOKENS ? 3 : 2,
+                                  deviation == LL_SCALES || deviation == LL_CALL ? HIDDEN
+                                  : other && deviation == LL_HIDDEN              ? 256
+                                                                                 : 128,
+                                  4, other && deviation == LL_TOPK ? 2 : 1);
 
+    config.flags = other && deviation == LL_FLAGS ? EP_LL_MASK_DEAD : 0;
     return ep_ll_new(comm, &config, ret_ll);
 }
 

@@ -125,38 +125,6 @@ static void run(struct scenario scenario)
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
 
-static int combine_again(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-    ep_ll_combine_args combine;
-    void *buffer;
-
-    for (int round = 0; round < 4; round++) {
-        SURE(ep_ll_dispatch(m->ll, &dispatch, NULL) == EP_OK);
-        SURE(m->call == (uint64_t)round * 2 + 1);
-        /* Only queued: the next call must not overwrite its arguments. */
-        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
-        answer(m);
-        for (int again = 0; again < 3; again++) {
-            combine = combine_of(m, again ? m->call : 0);
-            if (again == 1) {
-                SURE(ep_ll_get_combine_buffer(m->ll, &buffer) == EP_OK);
-                memcpy(buffer, m->recv, sizeof(m->recv));
-                combine.x = buffer;
-                combine.flags = EP_LL_ZERO_COPY;
-            }
-            SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
-            SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
-            SURE(is_answered(m, 0));
-        }
-        /* Dropped. */
-        SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    }
-    return 0;
-}
-
-TEST_CALL(dispatches_are_combined_again_or_dropped, run((struct scenario){.run_rank = combine_again, .n_tokens = MOST}))
-
 /* The first of two dispatches after the second one. */
 static int combine_the_one_before(struct member *m)
 {
@@ -180,43 +148,6 @@ TEST(the_dispatch_before_the_last_is_combined)
 {
     run((struct scenario){.run_rank = combine_the_one_before, .n_tokens = 4});
 }
-
-/* Two micro-batches, one half at a time, finished in the order of the calls or reversed. */
-static int interleave(struct member *m)
-{
-    static struct member others[RANKS];
-    struct member *o = &others[m->rank];
-    ep_ll_dispatch_args first = dispatch_of(m), second;
-    ep_ll_combine_args combine;
-
-    *o = *m;
-    second = dispatch_of(o);
-    first.flags = second.flags = EP_LL_RECV_HOOK;
-    for (int round = 0; round < 6; round++) {
-        struct member *late = round % 2 ? m : o, *early = round % 2 ? o : m;
-
-        SURE(ep_ll_dispatch(m->ll, &first, NULL) == EP_OK);
-        SURE(ep_ll_dispatch(m->ll, &second, NULL) == EP_OK);
-        SURE(ep_ll_finish(m->ll, early->call, NULL) == EP_OK);
-        SURE(ep_ll_finish(m->ll, late->call, NULL) == EP_OK);
-        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
-        answer(m);
-        answer(o);
-        combine = combine_of(m, m->call);
-        combine.flags = EP_LL_RECV_HOOK;
-        SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
-        combine = combine_of(o, o->call);
-        combine.flags = EP_LL_RECV_HOOK;
-        SURE(ep_ll_combine(m->ll, &combine, NULL) == EP_OK);
-        SURE(ep_ll_finish(m->ll, late->call, NULL) == EP_OK);
-        SURE(ep_ll_finish(m->ll, early->call, NULL) == EP_OK);
-        SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
-        SURE(is_answered(m, 0) && is_answered(o, 0));
-    }
-    return 0;
-}
-
-TEST_CALL(halves_of_two_calls_are_open, run((struct scenario){.run_rank = interleave, .n_tokens = 5}))
 
 /* Partial combines: some choices excluded, all choices of a token excluded; then the complete combine. */
 static int leave_out(struct member *m)
@@ -365,49 +296,6 @@ static int wait_for_the_late_rank(struct member *m)
 TEST(waiting_is_counted_for_the_rank_waited_for)
 {
     run((struct scenario){.run_rank = wait_for_the_late_rank, .n_tokens = 2});
-}
-
-static int disagree_about_max_tokens(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-
-    dispatch.max_tokens = m->rank == 2 ? 4 : 5;
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "max_tokens is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-static int disagree_about_the_call(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-    ep_ll_combine_args combine;
-
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    combine = combine_of(m, m->rank == 2 ? 1 : 2);
-    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "call is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-static int disagree_about_the_sum(struct member *m)
-{
-    ep_ll_dispatch_args dispatch = dispatch_of(m);
-    ep_ll_combine_args combine;
-
-    SURE(ep_ll_dispatch_sync(m->ll, &dispatch) == EP_OK);
-    combine = combine_of(m, 0);
-    combine.flags = m->rank == 2 ? EP_LL_NO_PARTIAL_REDUCE : 0;
-    SURE(ep_ll_combine_sync(m->ll, &combine) == EP_E_MISMATCH);
-    SURE(strstr(ep_last_error(), "EP_LL_NO_PARTIAL_REDUCE is ") || strstr(ep_last_error(), "EP_E_MISMATCH"));
-    return 0;
-}
-
-TEST(ranks_have_to_name_the_same_call)
-{
-    run((struct scenario){.run_rank = disagree_about_max_tokens, .n_tokens = 2});
-    run((struct scenario){.run_rank = disagree_about_the_call, .n_tokens = 2});
-    run((struct scenario){.run_rank = disagree_about_the_sum, .n_tokens = 2});
 }
 
 /* Nobody can correct the routing of a queued call: all ranks learn it, long before the deadline. */

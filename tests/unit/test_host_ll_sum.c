@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sum of a low-latency combine on the host backend, with expected values written out: what a rank adds up first and
- * rounds, in which order, and the effect of EP_LL_NO_PARTIAL_REDUCE. Each case is a token, the same on every rank;
- * ranks are threads.
+ * The sum of a low-latency combine on the host backend where terms are no numbers or a rank is masked, with expected
+ * values written out, grouped and with EP_LL_NO_PARTIAL_REDUCE. Sums of numbers: test_reference.c, with which
+ * tests/property/sequence_host compares. Each case is a token, the same on every rank; ranks are threads.
  */
 #include "ranks.h"
 
@@ -214,61 +214,6 @@ static void expect_sums(const struct token *tokens, int n_tokens, int topk, bool
 
 /* --- sums ------------------------------------------------------------------------------------------------------- */
 
-TEST(rows_of_one_rank_are_added_up_and_rounded_first)
-{
-    static const struct token tokens[] = {
-        /* 1 + 2^-8 is halfway and becomes 1, twice; together it is 1 + 2^-7. */
-        {{0, 1, 4, -1}, {ONE, HALFWAY, HALFWAY}, {1, 1, 1}, ONE, NEXT},
-        {{4, 1, 8, 0}, {HALFWAY, HALFWAY, 0, ONE}, {1, 1, 1, 1}, ONE, NEXT},
-        /* All on one rank: one rounding and then one of what is a bf16 already. */
-        {{0, 1, 2, 3}, {ONE, HALFWAY, HALFWAY, 0}, {1, 1, 1, 1}, NEXT, NEXT},
-        /* Two groups of two: 1 and 0.5, of which 2^-8 and 2^-9 are lost. */
-        {{5, 0, 4, 1}, {ONE, ONE, HALFWAY, HALFWAY}, {0.5f, 1, 0.5f, 1}, 0x3fc0, 0x3fc1},
-        /* The weights are in the partial sum, and are not applied twice. */
-        {{0, 1, 4, -1}, {ONE, ONE, ONE}, {2, 4, 8}, 0x4160, 0x4160},
-        /* A row alone is not rounded after its weight: 1.5 * (1 + 2^-7) - 2^-8. */
-        {{0, 8, 4, -1}, {NEXT, 0, HALFWAY | MINUS}, {1.5f, 1, 1}, 0x3fc1, 0x3fc1},
-        /* Fused, in a group: 129 * 2^-30 is left; a product rounded on its own would leave 2^-23. */
-        {{0, 1, -1, -1}, {NEXT | MINUS, NEXT}, {1, 1 + 0x1p-23f}, 0x3401, 0x3401},
-    };
-
-    EXPECT_SUMS(tokens, TOPK, false);
-}
-
-TEST(groups_are_in_the_order_of_their_first_choices)
-{
-    static const struct token tokens[] = {
-        /* 2^24 + 1 - 2^24. In the order of the last choices, or of the ranks, 1 would be left. */
-        {{0, 8, 4, 1}, {BIG, ONE, BIG | MINUS, 0}, {1, 1, 1, 1}, 0, 0},
-        {{8, 0, 1, 4}, {ONE, BIG, 0, BIG | MINUS}, {1, 1, 1, 1}, 0, 0},
-        /* The second choice of rank 0 belongs to its first. */
-        {{0, 4, 8, 1}, {BIG, BIG | MINUS, ONE, 0}, {1, 1, 1, 1}, ONE, ONE},
-        {{0, 4, 1, -1}, {BIG, BIG | MINUS, ONE}, {1, 1, 1}, 0, ONE},
-        /* Within a group, too, in the order of choice. */
-        {{3, 0, 1, -1}, {BIG, BIG | MINUS, ONE}, {1, 1, 1}, ONE, ONE},
-        {{3, 1, 0, -1}, {BIG, ONE, BIG | MINUS}, {1, 1, 1}, 0, 0},
-    };
-
-    EXPECT_SUMS(tokens, TOPK, false);
-}
-
-TEST(holes_and_weights_of_zero)
-{
-    static const struct token tokens[] = {
-        {{-1, -1, -1, -1}, {0}, {1, 1, 1, 1}, 0, 0},
-        {{-1, 0, 4, 1}, {0, ONE, HALFWAY, HALFWAY}, {9, 1, 1, 1}, ONE, NEXT},
-        {{-1, 0, -1, -1}, {0, NEXT}, {9, 2, 9, 9}, 0x4001, 0x4001},
-        /* A weight of zero makes a group: 1.5 * (1 + 2^-7) is halfway, and 2^-8 is subtracted after that. */
-        {{0, 1, 4, -1}, {NEXT, TWO, HALFWAY | MINUS}, {1.5f, 0, 1}, 0x3fc2, 0x3fc1},
-        {{0, 1, 2, 3}, {ONE, ONE, ONE, ONE}, {0, 0, 0, 0}, 0, 0},
-        /* -0 is added to +0. */
-        {{0, -1, -1, -1}, {MINUS}, {1}, 0, 0},
-        {{0, 1, -1, -1}, {MINUS, MINUS}, {1, 1}, 0, 0},
-    };
-
-    EXPECT_SUMS(tokens, TOPK, false);
-}
-
 TEST(what_is_not_a_number_stays_so)
 {
     static const struct token tokens[] = {
@@ -286,18 +231,6 @@ TEST(what_is_not_a_number_stays_so)
     EXPECT_SUMS(tokens, TOPK, false);
 }
 
-TEST(top_1_has_no_groups)
-{
-    static const struct token tokens[] = {
-        {{0}, {NEXT}, {1.5f}, 0x3fc2, 0x3fc2},
-        {{4}, {HALFWAY}, {1}, HALFWAY, HALFWAY},
-        {{-1}, {0}, {1}, 0, 0},
-        {{8}, {0x7f81}, {1}, QUIET, QUIET},
-    };
-
-    EXPECT_SUMS(tokens, 1, false);
-}
-
 /* Nothing of rank 2, which is masked, is added; the rows of the others form the same groups as without it. */
 TEST(rank_that_is_masked_is_in_no_group)
 {
@@ -310,55 +243,4 @@ TEST(rank_that_is_masked_is_in_no_group)
     };
 
     EXPECT_SUMS(tokens, TOPK, true);
-}
-
-/* --- what has to agree ------------------------------------------------------------------------------------------ */
-
-struct difference {
-    uint32_t flags[RANKS];
-    int32_t hidden[RANKS];
-    ep_status status[RANKS];
-    char text[RANKS][256];
-};
-
-static int differ(const ep_boot *boot, void *argument)
-{
-    struct difference *scenario = argument;
-    ep_ll_config ll_config;
-    int rank = boot->rank;
-    ep_comm *comm;
-    ep_ll *ll = NULL;
-
-    if (unit_comm_new(boot, NULL, 0, PATIENT_MS, &comm) != EP_OK)
-        return 1;
-    ll_config = args_ll(1, scenario->hidden[rank], RANKS, 1);
-    ll_config.flags = scenario->flags[rank];
-    scenario->status[rank] = ep_ll_new(comm, &ll_config, &ll);
-    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(comm));
-    ep_ll_free(ll);
-    ep_comm_free(comm);
-    return 0;
-}
-
-TEST(ranks_have_to_want_the_same_layout)
-{
-    static const struct {
-        struct difference difference;
-        const char *text;
-    } cases[] = {
-        {{.flags = {0, 0, EP_LL_MASK_DEAD}, .hidden = {128, 128, 128}},
-         "flags is 0 on rank 0 and EP_LL_MASK_DEAD on rank 2"},
-        {{.hidden = {128, 256, 128}}, "hidden is 128 on rank 0 and 256 on rank 1"},
-    };
-
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct difference difference = cases[i].difference;
-
-        run_scenario(differ, &difference);
-        for (int rank = 0; rank < RANKS; rank++) {
-            assert_int_equal(difference.status[rank], EP_E_MISMATCH);
-            if (!strstr(difference.text[rank], cases[i].text))
-                fail_msg("rank %d: %s", rank, difference.text[rank]);
-        }
-    }
 }

@@ -317,37 +317,6 @@ TEST(dispatch_with_fewer_rows_is_not_answered_by_more)
     assert_int_equal(refusal.status, EP_E_ROUTING);
 }
 
-/* The second dispatch sends token 1 nowhere: its sum is 0. */
-static int answer_two(const ep_boot *boot, void *argument)
-{
-    struct member member;
-    ep_status status;
-    uint16_t first;
-
-    (void)argument;
-    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
-        return 1;
-    for (int i = 0; i < TOKENS * HIDDEN; i++)
-        member.x[i] = 0x3f80;
-    status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
-    member.index[2] = member.index[3] = -1;
-    if (status == EP_OK)
-        status = ep_ll_dispatch_sync(member.ll, &member.dispatch);
-    use_own_routing(&member);
-    member.combine.call = 1;
-    if (status == EP_OK)
-        status = ep_ll_combine_sync(member.ll, &member.combine);
-    first = member.out[HIDDEN];
-    member.index[2] = member.index[3] = -1;
-    member.combine.call = 2;
-    if (status == EP_OK)
-        status = ep_ll_combine_sync(member.ll, &member.combine);
-    member_done(&member);
-    return status == EP_OK && first == 0x4000 && member.out[HIDDEN] == 0 ? 0 : 2;
-}
-
-TEST_CALL(two_dispatches_with_different_routings_are_answered_in_order, run_ranks(answer_two, 2, NULL))
-
 /* Combine 1 and combine 3 use the same buffer, but only after its readers were waited for. */
 static int keep_buffer(const ep_boot *boot, void *argument)
 {
@@ -378,73 +347,6 @@ static int keep_buffer(const ep_boot *boot, void *argument)
 }
 
 TEST_CALL(combine_buffer_has_to_be_asked_for_each_time, run_ranks(keep_buffer, 2, NULL))
-
-/* --- arguments that have to agree ------------------------------------------------------------------------------- */
-
-struct format {
-    int32_t out_dtype, scale_type;
-    uint32_t flags;
-};
-
-struct disagreement {
-    struct format format[2]; /* of rank 0 and rank 1 */
-    ep_status status[2], later[2];
-    char text[2][256];
-};
-
-static int disagree(const ep_boot *boot, void *argument)
-{
-    struct disagreement *scenario = argument;
-    const struct format *format = &scenario->format[boot->rank];
-    struct member member;
-    int rank = boot->rank;
-
-    if (!member_init(&member, boot, PATIENT_MS, 0, 0))
-        return 1;
-    member.dispatch.out_dtype = format->out_dtype;
-    member.dispatch.scale_type = format->scale_type;
-    member.dispatch.recv_scales = format->scale_type ? member.scales : NULL;
-    member.dispatch.flags = format->flags;
-    scenario->status[rank] = ep_ll_dispatch_sync(member.ll, &member.dispatch);
-    if (format->flags & EP_LL_RECV_HOOK)
-        scenario->status[rank] = ep_ll_finish_sync(member.ll, 0);
-    snprintf(scenario->text[rank], sizeof(scenario->text[rank]), "%s", ep_comm_last_error(member.comm));
-    scenario->later[rank] = ep_comm_barrier(member.comm);
-    member_done(&member);
-    return 0;
-}
-
-TEST(formats_of_dispatch_have_to_agree)
-{
-    static const struct {
-        struct format format[2];
-        const char *text[2]; /* of the rank that finds it; "" where the ranks agree */
-    } cases[] = {
-        {{{EP_BF16, 0, 0}, {EP_F8E4M3, EP_F32, 0}},
-         {"out_dtype is 1 (bf16) on rank 0 and 2 (fp8) on rank 1",
-          "out_dtype is 2 (fp8) on rank 1 and 1 (bf16) on rank 0"}},
-        {{{EP_F8E4M3, EP_F32, EP_LL_RECV_HOOK}, {EP_F8E4M3, EP_UE8M0, EP_LL_RECV_HOOK}},
-         {"scale_type is 3 (f32) on rank 0 and 6 (ue8m0) on rank 1",
-          "scale_type is 6 (ue8m0) on rank 1 and 3 (f32) on rank 0"}},
-        {{{EP_F8E4M3, EP_F32, EP_LL_ROUND_SCALE}, {EP_F8E4M3, EP_F32, 0}},
-         {"rounding of scales is 1 on rank 0 and 0 on rank 1", "rounding of scales is 0 on rank 1 and 1 on rank 0"}},
-        {{{EP_F8E4M3, EP_UE8M0, EP_LL_ROUND_SCALE}, {EP_F8E4M3, EP_UE8M0, 0}}, {"", ""}},
-    };
-
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct disagreement scenario = {.format = {cases[i].format[0], cases[i].format[1]}};
-        ep_status expected = cases[i].text[0][0] ? EP_E_MISMATCH : EP_OK;
-
-        run_ranks(disagree, 2, &scenario);
-        for (int rank = 0; rank < 2; rank++) {
-            assert_int_equal(scenario.status[rank], expected);
-            assert_int_equal(scenario.later[rank], expected);
-            /* That of the faster rank: its failure may arrive before the other one has checked the rows. */
-            if (!strstr(scenario.text[rank], cases[i].text[0]) && !strstr(scenario.text[rank], cases[i].text[1]))
-                fail_msg("rank %d: \"%s\", not \"%s\"", rank, scenario.text[rank], cases[i].text[rank]);
-        }
-    }
-}
 
 /* --- leaving ---------------------------------------------------------------------------------------------------- */
 

@@ -78,29 +78,6 @@ static int tear_down(void **state)
     return 0;
 }
 
-TEST_WITH(jobs_run_in_order_of_submission, set_up, tear_down)
-{
-    ep_comm *comm = *(ep_comm **)*state;
-    ep_event *events[MOST_JOBS];
-    int done;
-
-    for (int i = 0; i < MOST_JOBS; i++) {
-        struct job job = {.number = i, .sleep_us = i % 8 ? 0 : 300};
-
-        assert_int_equal(submit(comm, &job, &events[i]), EP_OK);
-    }
-    for (int i = MOST_JOBS - 1; i >= 0; i--) {
-        assert_int_equal(ep_event_wait(events[i], -1), EP_OK);
-        /* The next one is complete, so it is complete. */
-        assert_int_equal(ep_event_query(events[i / 2], &done), EP_OK);
-        assert_int_equal(done, 1);
-    }
-    for (int i = 0; i < MOST_JOBS; i++) {
-        assert_int_equal(log_of_jobs.order[i], i);
-        ep_event_free(events[i]);
-    }
-}
-
 /* A call that waits for its result runs on the caller's thread, after all that is queued. */
 TEST_WITH(synchronous_jobs_wait_for_the_queue, set_up, tear_down)
 {
@@ -156,21 +133,6 @@ TEST_WITH(jobs_wait_for_the_users_event, set_up, tear_down)
     ep_event_free(signal);
     ep_queue_free(queue);
     assert_int_equal(comm->live, 0);
-}
-
-TEST_WITH(events_may_be_freed_before_the_work_is_done, set_up, tear_down)
-{
-    ep_comm *comm = *(ep_comm **)*state;
-    struct job first = {.number = 1, .sleep_us = 10000}, second = {.number = 2};
-    ep_event *event, *other;
-
-    assert_int_equal(submit(comm, &first, &event), EP_OK);
-    assert_int_equal(ep_stream_wait(comm, NULL, event), EP_OK);
-    assert_int_equal(submit(comm, &second, &other), EP_OK);
-    ep_event_free(event);
-    ep_event_free(other);
-    assert_int_equal(ep_stream_sync(comm, NULL), EP_OK);
-    assert_int_equal(log_of_jobs.n, 2);
 }
 
 /* The first failure of a queue is its status until it is read; other queues are not affected. */

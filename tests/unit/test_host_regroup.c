@@ -35,16 +35,6 @@ static struct scenario *new_scenario(int slots, int ranks_per_node)
     return scenario;
 }
 
-static void free_scenario(struct scenario *scenario)
-{
-    munmap(scenario, sizeof(*scenario));
-}
-
-static void decide(struct scenario *scenario, int number, unsigned members)
-{
-    atomic_store(&scenario->regroup.groups[number].members, members);
-}
-
 /* Makes a group of the ranks that are decided, by ep_comm_new() or in place. */
 static ep_status make(struct scenario *scenario, int number, int rank, ep_comm **comm)
 {
@@ -73,6 +63,37 @@ static void run(struct scenario *scenario, int nranks, ep_rank_fn program)
     assert_int_equal(unit_fork_ranks(nranks, program, scenario, RANKS_PATIENT_MS, exits), EP_OK);
     for (int rank = 0; rank < nranks; rank++)
         assert_int_equal(exits[rank].code, 0);
+}
+
+struct trial {
+    int slots, ranks_per_node;
+    ep_rank_fn program;
+    unsigned members[4]; /* of each group; 0: those of the group before */
+    bool threads;
+    int n_refused; /* the first ranks, with this status and text */
+    ep_status status;
+    const char *text;
+};
+
+static void try_groups(struct trial trial)
+{
+    struct scenario *scenario = new_scenario(trial.slots, trial.ranks_per_node);
+    unsigned members = 0;
+
+    for (int number = 0; number < REGROUP_GROUPS; number++) {
+        if (number < 4 && trial.members[number])
+            members = trial.members[number];
+        atomic_store(&scenario->regroup.groups[number].members, members);
+    }
+    if (trial.threads)
+        unit_run_threads(trial.slots, trial.program, scenario);
+    else
+        run(scenario, trial.slots, trial.program);
+    for (int rank = 0; rank < trial.n_refused; rank++) {
+        assert_int_equal(scenario->status[rank], trial.status);
+        assert_non_null(strstr(scenario->text[rank], trial.text));
+    }
+    munmap(scenario, sizeof(*scenario));
 }
 
 /* --- a rank that is left out, and lives ----------------------------------------------------------------------------
@@ -141,43 +162,55 @@ static int write_after_eviction(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(a_rank_that_is_left_out_cannot_write)
-{
-    struct scenario *scenario = new_scenario(2, 2);
+TEST_CALL(a_rank_that_is_left_out_cannot_write,
+          try_groups((struct trial){
+              .slots = 2, .ranks_per_node = 2, .program = write_after_eviction, .members = {3, 1}}))
 
-    decide(scenario, 0, 3);
-    decide(scenario, 1, 1);
-    run(scenario, 2, write_after_eviction);
-    free_scenario(scenario);
-}
-
-/* The bootstrap of a rank that agrees, in the first all-gather, and is held up before it leaves the group of before. */
-struct part {
+/* A bootstrap that does something in its first all-gather. */
+struct wrapped {
+    struct regroup_boot next;
+    ep_boot boot;
     struct scenario *scenario;
-    const ep_boot *boot;
     unsigned char *theirs;
+    ep_comm *comm;
     int n;
 };
 
+static ep_status regroup_wrapped(struct wrapped *wrapped, int rank,
+                                 ep_status (*gather)(void *context, const void *mine, size_t bytes, int timeout_ms,
+                                                     void *ret_all))
+{
+    regroup_boot(&wrapped->scenario->regroup, 1, rank, wrapped->scenario->slots, &wrapped->next);
+    wrapped->boot = wrapped->next.boot;
+    if (gather) {
+        wrapped->boot.allgather = gather;
+        wrapped->boot.context = wrapped;
+    }
+    return ep_comm_regroup(wrapped->comm, &wrapped->boot);
+}
+
+static ep_status gather_of(const struct wrapped *wrapped, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
+{
+    return wrapped->next.boot.allgather(wrapped->next.boot.context, mine, bytes, timeout_ms, ret_all);
+}
+
+/* It agrees, and is held up before it leaves the group of before. */
 static ep_status gather_once(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct part *part = context;
+    struct wrapped *wrapped = context;
 
-    if (part->n++)
+    if (wrapped->n++ || gather_of(wrapped, mine, bytes, timeout_ms, ret_all) != EP_OK)
         return EP_E_STATE;
-    if (part->boot->allgather(part->boot->context, mine, bytes, timeout_ms, ret_all) != EP_OK)
-        return EP_E_STATE;
-    atomic_store(&part->scenario->regroup.ended, 2); /* to the others */
-    unit_await(&part->scenario->at, 2);
-    memset(part->theirs, 9, BYTES);
-    atomic_store(&part->scenario->at, 3);
+    atomic_store(&wrapped->scenario->regroup.ended, 2); /* to the others */
+    unit_await(&wrapped->scenario->at, 2);
+    memset(wrapped->theirs, 9, BYTES);
+    atomic_store(&wrapped->scenario->at, 3);
     return EP_OK;
 }
 
 static int stay_away(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    struct regroup_boot next;
     unsigned char *memory;
     ep_comm *comm = NULL;
     void *made;
@@ -187,15 +220,9 @@ static int stay_away(const ep_boot *boot, void *argument)
     memory = made;
     SURE(exchange(comm, memory) == 0);
     if (boot->rank == 1) {
-        struct part part = {.scenario = scenario, .boot = &next.boot, .theirs = mapped(comm)};
-        ep_boot own;
+        struct wrapped wrapped = {.scenario = scenario, .theirs = mapped(comm), .comm = comm};
 
-        SURE(part.theirs);
-        regroup_boot(&scenario->regroup, 1, 1, scenario->slots, &next);
-        own = next.boot;
-        own.allgather = gather_once;
-        own.context = &part;
-        SURE(ep_comm_regroup(comm, &own) == EP_E_STATE);
+        SURE(wrapped.theirs && regroup_wrapped(&wrapped, 1, gather_once) == EP_E_STATE);
         ep_comm_free(comm);
         return 0;
     }
@@ -212,13 +239,7 @@ static int stay_away(const ep_boot *boot, void *argument)
 
 TEST(a_rank_that_agrees_and_stays_away_is_fenced_off_by_the_next_call)
 {
-    struct scenario *scenario = new_scenario(2, 2);
-
-    decide(scenario, 0, 3);
-    decide(scenario, 1, 3);
-    decide(scenario, 2, 1);
-    run(scenario, 2, stay_away);
-    free_scenario(scenario);
+    try_groups((struct trial){.slots = 2, .ranks_per_node = 2, .program = stay_away, .members = {3, 3, 1}});
 }
 
 /* Memory of the program cannot move: the rank must have left, and until then nothing but the failure changes. */
@@ -256,17 +277,13 @@ static int registered(const ep_boot *boot, void *argument)
 
 TEST(registered_memory_is_fenced_by_name)
 {
-    struct scenario *scenario = new_scenario(3, 3);
-
-    decide(scenario, 0, 7);
-    for (int number = 1; number <= 3; number++)
-        decide(scenario, number, 3);
-    run(scenario, 3, registered);
-    for (int rank = 0; rank < 2; rank++) {
-        assert_int_equal(scenario->status[rank], EP_E_STATE);
-        assert_non_null(strstr(scenario->text[rank], "rank 2 lives, and may still write to memory of ep_register()"));
-    }
-    free_scenario(scenario);
+    try_groups((struct trial){.slots = 3,
+                              .ranks_per_node = 3,
+                              .program = registered,
+                              .members = {7, 3},
+                              .n_refused = 2,
+                              .status = EP_E_STATE,
+                              .text = "rank 2 lives, and may still write to memory of ep_register()"});
 }
 
 static int leave_out_thread(const ep_boot *boot, void *argument)
@@ -284,14 +301,14 @@ static int leave_out_thread(const ep_boot *boot, void *argument)
 
 TEST(a_thread_of_this_process_is_not_left_out_while_it_lives)
 {
-    struct scenario *scenario = new_scenario(2, 2);
-
-    decide(scenario, 0, 3);
-    decide(scenario, 1, 1);
-    unit_run_threads(2, leave_out_thread, scenario);
-    assert_int_equal(scenario->status[0], EP_E_STATE);
-    assert_non_null(strstr(scenario->text[0], "rank 1 is a thread of this process"));
-    free_scenario(scenario);
+    try_groups((struct trial){.slots = 2,
+                              .ranks_per_node = 2,
+                              .program = leave_out_thread,
+                              .members = {3, 1},
+                              .threads = true,
+                              .n_refused = 1,
+                              .status = EP_E_STATE,
+                              .text = "rank 1 is a thread of this process"});
 }
 
 /* --- what is refused ---------------------------------------------------------------------------------------------- */
@@ -310,34 +327,25 @@ static int create_only(const ep_boot *boot, void *argument)
 
 TEST(nodes_have_their_members_at_the_same_places)
 {
-    struct scenario *scenario = new_scenario(4, 2);
-
-    decide(scenario, 0, 7);
-    run(scenario, 4, create_only);
-    for (int rank = 0; rank < 3; rank++) {
-        assert_int_equal(scenario->status[rank], EP_E_UNSUPPORTED);
-        assert_non_null(strstr(scenario->text[rank],
-                               "of the ranks 1 and 3, which have the same place on their nodes, one "
-                               "is absent"));
-    }
-    free_scenario(scenario);
+    try_groups((struct trial){.slots = 4,
+                              .ranks_per_node = 2,
+                              .program = create_only,
+                              .members = {7},
+                              .n_refused = 3,
+                              .status = EP_E_UNSUPPORTED,
+                              .text = "of the ranks 1 and 3, which have the same place on their nodes, one is absent"});
 }
 
 /* Nothing changes if the members do not agree: here another one does not come. */
 static int not_all_come(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    struct regroup_boot next;
     ep_comm *comm = NULL;
 
     SURE(make(scenario, 0, boot->rank, &comm) == EP_OK);
     if (boot->rank == 0) {
-        ep_boot alone;
-
-        regroup_boot(&scenario->regroup, 1, 0, scenario->slots, &next);
-        alone = next.boot;
         atomic_store(&scenario->regroup.ended, 2); /* to the bootstrap rank 1 has ended */
-        SURE(ep_comm_regroup(comm, &alone) == EP_E_PEER_DEAD);
+        SURE(make(scenario, 1, 0, &comm) == EP_E_PEER_DEAD);
         SURE(strstr(ep_last_error(), "rank 1 has ended"));
     }
     SURE(ep_comm_barrier(comm) == EP_OK);
@@ -345,47 +353,27 @@ static int not_all_come(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(a_meeting_that_fails_changes_nothing)
-{
-    struct scenario *scenario = new_scenario(2, 2);
-
-    decide(scenario, 0, 3);
-    decide(scenario, 1, 3);
-    run(scenario, 2, not_all_come);
-    free_scenario(scenario);
-}
+TEST_CALL(a_meeting_that_fails_changes_nothing,
+          try_groups((struct trial){.slots = 2, .ranks_per_node = 2, .program = not_all_come, .members = {3}}))
 
 /* An abort from another thread, or a handler, while the members agree: it is not lost with the group of before. */
-struct aborting {
-    const ep_boot *boot;
-    ep_comm *comm;
-};
-
 static ep_status gather_and_abort(void *context, const void *mine, size_t bytes, int timeout_ms, void *ret_all)
 {
-    struct aborting *aborting = context;
+    struct wrapped *wrapped = context;
 
-    ep_comm_abort(aborting->comm);
-    return aborting->boot->allgather(aborting->boot->context, mine, bytes, timeout_ms, ret_all);
+    ep_comm_abort(wrapped->comm);
+    return gather_of(wrapped, mine, bytes, timeout_ms, ret_all);
 }
 
 static int abort_meanwhile(const ep_boot *boot, void *argument)
 {
     struct scenario *scenario = argument;
-    struct regroup_boot next;
-    struct aborting aborting = {.boot = &next.boot};
+    struct wrapped wrapped = {.scenario = scenario};
     ep_comm *comm = NULL;
-    ep_boot own;
 
     SURE(make(scenario, 0, boot->rank, &comm) == EP_OK);
-    regroup_boot(&scenario->regroup, 1, boot->rank, scenario->slots, &next);
-    own = next.boot;
-    aborting.comm = comm;
-    if (boot->rank == 0) {
-        own.allgather = gather_and_abort;
-        own.context = &aborting;
-    }
-    SURE(ep_comm_regroup(comm, &own) == EP_OK);
+    wrapped.comm = comm;
+    SURE(regroup_wrapped(&wrapped, boot->rank, boot->rank == 0 ? gather_and_abort : NULL) == EP_OK);
     SURE(ep_comm_barrier(comm) == EP_E_ABORTED);
     SURE(make(scenario, 2, boot->rank, &comm) == EP_OK);
     SURE(ep_comm_barrier(comm) == EP_OK);
@@ -393,15 +381,8 @@ static int abort_meanwhile(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(an_abort_during_the_call_takes_effect_after_it)
-{
-    struct scenario *scenario = new_scenario(2, 2);
-
-    for (int number = 0; number < 3; number++)
-        decide(scenario, number, 3);
-    run(scenario, 2, abort_meanwhile);
-    free_scenario(scenario);
-}
+TEST_CALL(an_abort_during_the_call_takes_effect_after_it,
+          try_groups((struct trial){.slots = 2, .ranks_per_node = 2, .program = abort_meanwhile, .members = {3}}))
 
 /* The same, with calls of other threads all the time. */
 static void *alloc_all_the_time(void *argument)
@@ -439,15 +420,8 @@ static int change_beside_threads(const ep_boot *boot, void *argument)
     _exit(ep_comm_async_error(comm) == EP_E_PEER_DEAD ? 0 : 1);
 }
 
-TEST(other_threads_may_call_meanwhile)
-{
-    struct scenario *scenario = new_scenario(2, 2);
-
-    for (int number = 0; number < REGROUP_GROUPS; number++)
-        decide(scenario, number, 3);
-    run(scenario, 2, change_beside_threads);
-    free_scenario(scenario);
-}
+TEST_CALL(other_threads_may_call_meanwhile,
+          try_groups((struct trial){.slots = 2, .ranks_per_node = 2, .program = change_beside_threads, .members = {3}}))
 
 static int use_absent(const ep_boot *boot, void *argument)
 {
@@ -482,15 +456,8 @@ static int use_absent(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(experts_of_absent_ranks_and_plans_of_before_are_refused)
-{
-    struct scenario *scenario = new_scenario(3, 3);
-
-    decide(scenario, 0, 3);
-    decide(scenario, 1, 3);
-    run(scenario, 3, use_absent);
-    free_scenario(scenario);
-}
+TEST_CALL(experts_of_absent_ranks_and_plans_of_before_are_refused,
+          try_groups((struct trial){.slots = 3, .ranks_per_node = 3, .program = use_absent, .members = {3}}))
 
 /* --- many changes ------------------------------------------------------------------------------------------------- */
 
@@ -559,6 +526,6 @@ TEST(two_hundred_changes_leave_nothing_behind)
 
         reset(scenario, 0);
         run(scenario, 3, change_often);
-        free_scenario(scenario);
+        munmap(scenario, sizeof(*scenario));
     }
 }

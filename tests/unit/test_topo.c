@@ -73,6 +73,7 @@ TEST_WITH(test_paths, setup, teardown)
     tree_gpu(&tree, SWITCH_A "/0000:12:00.0/0000:13:00.0", 0);
     tree_gpu(&tree, SWITCH_A "/0000:12:01.0/0000:14:00.0", 0);
     tree_gpu(&tree, SWITCH_A "/0000:12:02.0/0000:15:00.0/0000:16:00.0/0000:17:00.0", 0);
+    tree_gpu(&tree, SWITCH_A "/0000:12:02.0/0000:15:00.0/0000:1a:00.0", 0);
     tree_bridge(&tree, HOST_A "/0000:10:02.0", 0);
     tree_gpu(&tree, HOST_A "/0000:10:02.0/0000:18:00.0", 0);
     tree_pci(&tree, HOST_A "/0000:10:02.0/0000:18:00.1", "0x15b3\n", "0x1021\n", "0x020000\n", 0);
@@ -81,13 +82,14 @@ TEST_WITH(test_paths, setup, teardown)
     tree_put(&tree, "/sys/devices/system/node/node0/cpulist", "0-3\n");
     tree_put(&tree, "/sys/devices/system/node/node1/cpulist", "4-7\n");
     read_tree();
-    assert_int_equal(topo->n_gpus, 6);
+    assert_int_equal(topo->n_gpus, 7);
     assert_int_equal(topo->n_host_bridges, 3);
     assert_string_equal(topo->host_bridge_names[2], "pci0001:00");
     assert_int_equal(path("0000:13:00.0", "0000:13:00.0"), TOPO_SELF);
     assert_int_equal(path("0000:13:00.0", "0000:14:00.0"), TOPO_PIX);
     assert_int_equal(path("0000:18:00.0", "0000:18:00.1"), TOPO_PIX);
     assert_int_equal(path("0000:13:00.0", "0000:17:00.0"), TOPO_PXB);
+    assert_int_equal(path("0000:13:00.0", "0000:1a:00.0"), TOPO_PXB);
     assert_int_equal(path("0000:13:00.0", "0000:18:00.0"), TOPO_PHB);
     assert_int_equal(path("0000:13:00.0", "0000:20:00.0"), TOPO_NODE);
     assert_int_equal(path("0000:13:00.0", "0001:00:00.0"), TOPO_SYS);
