@@ -149,13 +149,36 @@ static void check_tables(const struct context *context, struct run_verdict *verd
 static void check_problems(struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
+    const struct parse_known *known;
     size_t n;
 
     if (run->n_problems == 0)
         return;
     fail(verdict);
-    n = strlen(run->problems[0]);
-    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0][n - 1] == '.')), run->problems[0]);
+    n = strlen(run->problems[0].line);
+    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0].line[n - 1] == '.')), run->problems[0].line);
+    known = run->problems[0].known;
+    if (known && (known->is_specific || known->id))
+        add_cause(verdict, known->id, known->cause);
+}
+
+/* What the log warns of, where nothing else says why there is no result. */
+static void check_warnings(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    size_t n;
+    const struct parse_fault *fault = parser_faults(context->parser, &n), *end = fault + n;
+    char text[2 * PARSE_TEXT];
+
+    if (verdict->result != VERDICT_FAILED || run->n_problems + run->n_measures > 0 || run->passed > 0 ||
+        json_array_size(verdict->causes) > 0)
+        return;
+    while (fault < end && (strcmp(fault->source, run->source) != 0 || fault->line_number < run->first_line))
+        fault++;
+    if (fault == end)
+        return;
+    snprintf(text, sizeof(text), "%s: %s", fault->known->cause, fault->line);
+    add_cause(verdict, fault->known->id, text);
 }
 
 /* --- is it fast --- */
@@ -383,6 +406,7 @@ void classify_run(const struct context *context, struct run_verdict *verdict)
     if (run->dialect == PARSE_DEEPEP_INTERNODE)
         note_parts(verdict);
     check_problems(verdict);
+    check_warnings(context, verdict);
     find_worst(context, verdict);
     check_speed(context, verdict);
     if (verdict->result == VERDICT_PASSED)

@@ -322,12 +322,12 @@ END
     for front in '' 'node1: ' '[2026-11-23 10:00:00,123] node1: '; do
         sed "s/^/$front/" log >fronted
         run -1 epkit parse fronted
-        [ "${lines[0]}" = "ib_write_bw on mlx5_5: nothing was measured; Couldn't connect to 192.0.2.7:18515." ]
+        [ "${lines[0]}" = "ib_write_bw on mlx5_5: nothing was measured; Couldn't connect to 192.0.2.7:18515: the peer of perftest did not answer." ]
     done
     for text in "Couldn't allocate MR" ' Unable to create QP' " Couldn't create IB resources"; do
         printf '%s\n' '                    RDMA_Write BW Test' "$text" >log
         run epkit parse log
-        [ "${lines[0]}" = "ib_write_bw: nothing was measured; ${text# }." ]
+        [[ "${lines[0]}" == "ib_write_bw: nothing was measured; ${text# }"* ]]
     done
     # What no prefix explains is a failure all the same.
     echo "who knows what 77 Couldn't connect to 192.0.2.7:18515" >log
@@ -419,8 +419,19 @@ shows() {
     jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and ([.faults[] | select(.fatal)][0].id == "ibgda-transport")' document
     printf '%s\n' 'Allocating buffer size: 2115.111296 MB ...' 'ibgda.cpp:1348: NULL value' 'Unable to create ah.' \
         'ibgda.cpp:3025: non-zero status: 7' 'nvshmem initialization failed, exiting' >log
-    shows 'Unable to create ah'
-    jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and .faults[0].id == "gid"' document
+    shows 'Unable to create ah: NVSHMEM could not address a peer'
+    [[ "${lines[0]}" == *"(doctor id gid)." ]]
+    jq -e '[.runs[].dialect] == ["deepep-lowlatency"] and .faults[0].id == "gid" and .runs[0].causes[0].id == "gid"' document
+    # Where nothing failed but nothing was printed either, a warning may say why.
+    printf '%s\n' 'WARN: device mlx5_9 cannot allocate buffer on the specified memory type.' 'Allocating buffer size: 2115.111296 MB ...' \
+        'WARN: device erdma_0 is not enumerated as an mlx5 device. Skipping...' >log
+    shows 'no rank printed a result: IBGDA works with NICs of mlx5 alone'
+    [[ "${lines[0]}" == *"device erdma_0"*"(doctor id ibgda-nic)." ]]
+    # An assertion whose cure is known; a check of the machine that finds the cause.
+    echo "RuntimeError: Failed: Assertion error deep_ep.cpp:60 'num_ranks > NUM_MAX_NVL_PEERS or low_latency_mode'" >log
+    shows 'use the low-latency mode'
+    echo 'ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar' >log
+    shows 'cannot allocate mlx5dv_devx_uar (doctor id nic-access)'
 }
 
 @test "logs as people post them get the right verdict: 500, and 10,000 in the long tier" {
