@@ -16,16 +16,16 @@
 extern const struct embedded failures_builtin[];
 
 /* As recipes/failures.json explains them. The higher of two is the headline. */
-enum kind { WARNING, STEP, PERFTEST, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
+enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
 
-static const char *const kinds[] = {"warning", "step",      "perftest",  "launcher", "effect",
-                                    "word",    "traceback", "exception", "fault"};
+static const char *const kinds[] = {"warning", "step", "launcher", "effect", "word", "traceback", "exception", "fault"};
 
 struct known {
     struct parse_known public;
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
     regex_t *pattern;        /* has to match it; NULL: none */
+    bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
 
 bool faults_load(struct parser *parser)
@@ -52,10 +52,11 @@ bool faults_load(struct parser *parser)
                        .is_fatal = kind > STEP,
                        .is_fatal_alone = kind == STEP,
                        .may_pass = kind == LAUNCHER || json_is_true(json_object_get(row, "may_pass")),
-                       .is_specific = kind == FAULT || kind == PERFTEST},
+                       .is_specific = kind == FAULT},
             .text = json_text(row, "text"),
             .also = json_string_value(json_object_get(row, "also")),
             .absent = json_string_value(json_object_get(row, "absent")),
+            .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
         };
         known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
         if (pattern && (!known->pattern || regcomp(known->pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
@@ -138,7 +139,7 @@ static const struct known *find(struct parser *parser, const char *line)
     const struct known *found = NULL;
 
     for (size_t i = 0; i < parser->n_known && !found; i++)
-        if (parser->known[i].public.rank != PERFTEST && holds(&parser->known[i], stream, line))
+        if (!parser->known[i].is_perftest && holds(&parser->known[i], stream, line))
             found = &parser->known[i];
     if (found && stream)
         stream->in_traceback =
@@ -154,7 +155,7 @@ bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 
     for (size_t i = 0; i < parser->n_known; i++) {
         const struct known *row = &parser->known[i];
-        const char *at = row->public.rank == PERFTEST ? strstr(line, row->text) : NULL;
+        const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
             continue;

@@ -185,6 +185,26 @@ FAILURES = [
         "rdma_bind_addr failed", PERFTEST + "issues/383"),
     Row(PERF, "start", [" Port number 1 state is Down", " Couldn't set the link layer", " Couldn't get context for the device"],
         "Port number 1 state is Down", "https://github.com/lsgunth/perftest/issues/1"),
+    Row(PERF, "any", ["mlx5: gpu-<h>: got completion with error:", "00000000 00000000 00000000 00000000", " Completion with error at client",
+                      " Failed status 4: wr_id 0 syndrom 0x51", "scnt=128, ccnt=0"], "Failed status 4", PERFTEST + "issues/140"),
+    Row(EP, "any", ["ionic_comp_msn:1277: cqe with error 12 for 0x1 (msn), qpid 2048 cqid 2049",
+                    "E20260623 13:11:17.726713  5676 worker_pool.cpp:294] Worker: Process failed for slice (opcode: 1, local_nic: rdma5, "
+                    "retry_cnt: 0): transport retry counter exceeded"], "transport retry counter exceeded",
+        "https://github.com/sgl-project/sglang/pull/27209"),
+    Row(V1 | LL, "start", ["/srv/nvshmem/install/include/host/nvshmemx_api.h:63: non-zero status: 7: Connection timed out, exiting... ",
+                           "aborting due to error in nvshmemi_init_thread "], "Connection timed out, exiting", DEEPEP + "issues/150"),
+    Row(V1, "any", ["DeepEP dispatch NVL receiver timeout, channel: <n>, RDMA: 0, nvl: <k>, src NVL: 5, head: 315, tail: 315"] * 2
+        + ["terminate called after throwing an instance of 'EPException'", "  what():  Failed: CUDA error deep_ep.cpp:83 'unspecified launch "
+           "failure'"], "dispatch NVL receiver timeout", DEEPEP + "issues/274"),
+    Row(EP, "any", ["W0911 19:30:43.860000 232900 site-packages/torch/multiprocessing/spawn.py:169] Terminating process <p> via signal SIGTERM"]
+        * 2, "Terminating process", DEEPEP + "issues/402"),
+    Row(MPI, "any", ["[gpu-<h>:66422:0:66422]       ud_ep.c:672  Assertion `uct_ib_unpack_uint24(ctl->conn_req.ep_addr.ep_id) == "
+                     "ep->dest_ep_id' failed"], "ud_ep.c:672", "https://github.com/openucx/ucx/issues/5246"),
+    Row(MPI, "start", ["srun: error: Task launch for StepId=13.0 failed on node gpu-<h>: Invalid job credential",
+                       "srun: error: Application launch failed: Invalid job credential"], "Invalid job credential",
+        "https://github.com/NVIDIA/deepops/issues/1179"),
+    Row(MPI, "start", ["srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive."],
+        "mutually exclusive", "https://github.com/mehta-lab/recOrder/issues/482"),
     Row(ANY, "any", ["Segmentation fault (core dumped)"], "Segmentation fault", "bash"),
     Row(ANY, "any", ["Bus error (core dumped)"], "Bus error", "bash"),
     Row(ANY, "any", ["Killed"], "Killed", "bash"),
@@ -220,9 +240,6 @@ CHATTER = [
     Row(ANY, "before", ["rank <k> nvml_device_index <k>, NVSHMEM_HCA_LIST mlx5_bond_0:1"], "",
         "https://github.com/deepseek-ai/DeepEP/issues/183"),
     Row(ANY, "before", ["NCCL version 2.26.6+cuda12.8"], "", "https://github.com/NVIDIA/nccl-tests/pull/318"),
-    Row(MPI, "before", ["[1668693503.473099] [gpu-0:<p>:0]          ib_log.c:246  UCX  ERROR <d>: ibv_create_cq() failed: Cannot allocate "
-                        "memory. Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)"], "",
-        "https://github.com/openucx/ucx/issues/8746"),
     Row(LL, "any", ["WARN: device <d> cannot allocate buffer on the specified memory type. Skipping...", "",
                     "/srv/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:282: init failed for transport: IBGDA"], "",
         DEEPEP + "issues/303"),
