@@ -295,26 +295,6 @@ static void find_worst(const struct context *context, struct run_verdict *verdic
     }
 }
 
-/* Notes a ratio that is typical of a known fault, although the machine is not known. */
-static void note_half(const struct context *context, struct run_verdict *verdict)
-{
-    const struct model_hardware *b200 = reference_find_hardware(context->reference, "b200");
-    struct run_verdict trial = *verdict;
-    struct expected expected;
-
-    if (verdict->hardware || !b200 || verdict->run->dialect != PARSE_DEEPEP_INTERNODE || !verdict->worst ||
-        verdict->result == VERDICT_SLOW)
-        return;
-    trial.hardware = b200;
-    expect(context, &trial, verdict->worst, &expected);
-    if (!isnan(expected.value) && expected.ratio <= 0.65)
-        json_array_append_new(
-            verdict->notes,
-            json_sprintf("On 8x B200 with 8x 400 Gb/s this would be %.0f%% of what is expected: two GPUs on one NIC "
-                         "(doctor id shared-nic) or a slow link (slow-link). Name the machine with --hardware.",
-                         100 * expected.ratio));
-}
-
 static void check_speed(const struct context *context, struct run_verdict *verdict)
 {
     double percent = 100 * verdict->worst_ratio;
@@ -322,13 +302,9 @@ static void check_speed(const struct context *context, struct run_verdict *verdi
     enum metric metric;
 
     /* The rates of a run that failed are those until then. */
-    if (!worst || verdict->run->n_problems > 0)
+    if (!worst || verdict->run->n_problems > 0 || verdict->worst_ratio >= 1 - context->options->tolerance)
         return;
     metric = metric_of(verdict->run, worst);
-    if (verdict->worst_ratio >= 1 - context->options->tolerance) {
-        note_half(context, verdict);
-        return;
-    }
     append(verdict, "; %s%s%s %.1f %s", worst->op, *worst->type ? " " : "", worst->type, metric_value(metric, worst),
            metric_unit(metric));
     if (metric == METRIC_TIME)

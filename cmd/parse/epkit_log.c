@@ -64,7 +64,6 @@ static void read_test(struct parser *parser, json_t *document)
         snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
         run_problem(run, text, NULL);
     }
-    run->document = json_incref(document);
 }
 
 /* As the lines of the table in the text form. */
@@ -87,7 +86,6 @@ static void read_bench(struct parser *parser, json_t *document)
     if (run->ranks < 0)
         run->ranks = integer_of(json_array_get(json_object_get(document, "rows"), 0), "ranks");
     snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
-    run->document = json_incref(document);
 }
 
 static void forget(struct stream *stream)

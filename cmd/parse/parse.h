@@ -107,7 +107,6 @@ struct parse_run {
     size_t n_measures;
     struct parse_problem problems[PARSE_MAX_PROBLEMS]; /* those that say most come first */
     size_t n_problems;
-    json_t *document;            /* epkit: the document itself; NULL */
     uint64_t seen_line, seen_ns; /* for who follows a log: its last line, and when that was seen first */
 };
 

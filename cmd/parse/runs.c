@@ -43,7 +43,6 @@ void run_clear(struct run *run)
     for (size_t i = 0; i < run->public.n_measures; i++)
         free(run->public.measures[i].points);
     free(run->public.measures);
-    json_decref(run->public.document);
     free(run);
 }
 
