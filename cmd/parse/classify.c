@@ -149,13 +149,36 @@ static void check_tables(const struct context *context, struct run_verdict *verd
 static void check_problems(struct run_verdict *verdict)
 {
     const struct parse_run *run = verdict->run;
+    const struct parse_known *known;
     size_t n;
 
     if (run->n_problems == 0)
         return;
     fail(verdict);
-    n = strlen(run->problems[0]);
-    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0][n - 1] == '.')), run->problems[0]);
+    n = strlen(run->problems[0].line);
+    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0].line[n - 1] == '.')), run->problems[0].line);
+    known = run->problems[0].known;
+    if (known && (known->is_specific || known->id))
+        add_cause(verdict, known->id, known->cause);
+}
+
+/* What the log warns of, where nothing else says why there is no result. */
+static void check_warnings(const struct context *context, struct run_verdict *verdict)
+{
+    const struct parse_run *run = verdict->run;
+    size_t n;
+    const struct parse_fault *fault = parser_faults(context->parser, &n), *end = fault + n;
+    char text[2 * PARSE_TEXT];
+
+    if (verdict->result != VERDICT_FAILED || run->n_problems + run->n_measures > 0 || run->passed > 0 ||
+        json_array_size(verdict->causes) > 0)
+        return;
+    while (fault < end && (strcmp(fault->source, run->source) != 0 || fault->line_number < run->first_line))
+        fault++;
+    if (fault == end)
+        return;
+    snprintf(text, sizeof(text), "%s: %s", fault->known->cause, fault->line);
+    add_cause(verdict, fault->known->id, text);
 }
 
 /* --- is it fast --- */
@@ -272,26 +295,6 @@ static void find_worst(const struct context *context, struct run_verdict *verdic
     }
 }
 
-/* Notes a ratio that is typical of a known fault, although the machine is not known. */
-static void note_half(const struct context *context, struct run_verdict *verdict)
-{
-    const struct model_hardware *b200 = reference_find_hardware(context->reference, "b200");
-    struct run_verdict trial = *verdict;
-    struct expected expected;
-
-    if (verdict->hardware || !b200 || verdict->run->dialect != PARSE_DEEPEP_INTERNODE || !verdict->worst ||
-        verdict->result == VERDICT_SLOW)
-        return;
-    trial.hardware = b200;
-    expect(context, &trial, verdict->worst, &expected);
-    if (!isnan(expected.value) && expected.ratio <= 0.65)
-        json_array_append_new(
-            verdict->notes,
-            json_sprintf("On 8x B200 with 8x 400 Gb/s this would be %.0f%% of what is expected: two GPUs on one NIC "
-                         "(doctor id shared-nic) or a slow link (slow-link). Name the machine with --hardware.",
-                         100 * expected.ratio));
-}
-
 static void check_speed(const struct context *context, struct run_verdict *verdict)
 {
     double percent = 100 * verdict->worst_ratio;
@@ -299,13 +302,9 @@ static void check_speed(const struct context *context, struct run_verdict *verdi
     enum metric metric;
 
     /* The rates of a run that failed are those until then. */
-    if (!worst || verdict->run->n_problems > 0)
+    if (!worst || verdict->run->n_problems > 0 || verdict->worst_ratio >= 1 - context->options->tolerance)
         return;
     metric = metric_of(verdict->run, worst);
-    if (verdict->worst_ratio >= 1 - context->options->tolerance) {
-        note_half(context, verdict);
-        return;
-    }
     append(verdict, "; %s%s%s %.1f %s", worst->op, *worst->type ? " " : "", worst->type, metric_value(metric, worst),
            metric_unit(metric));
     if (metric == METRIC_TIME)
@@ -383,6 +382,7 @@ void classify_run(const struct context *context, struct run_verdict *verdict)
     if (run->dialect == PARSE_DEEPEP_INTERNODE)
         note_parts(verdict);
     check_problems(verdict);
+    check_warnings(context, verdict);
     find_worst(context, verdict);
     check_speed(context, verdict);
     if (verdict->result == VERDICT_PASSED)

@@ -170,7 +170,7 @@ static bool passed_line(struct parser *parser, const char *line)
 }
 
 struct tuning {
-    bool is_best, is_combine, is_fp8, is_default;
+    bool is_best, is_combine, is_fp8;
     int sms, nvl_chunk, rdma_chunk;
     double nvl, rdma, time_us, notify_us;
 };
@@ -206,7 +206,6 @@ static bool read_tuning(const char *at, struct tuning *ret_tuning)
             (!text_begins(best, "Best dispatch") || (!ret_tuning->is_fp8 && !strstr(best, "(BF16)"))))
             return false;
     }
-    ret_tuning->is_default = strstr(at, "NVL chunk default") != NULL;
     ret_tuning->sms = chunk_of(at, "SMs ");
     ret_tuning->nvl_chunk = chunk_of(at, "NVL chunk ");
     ret_tuning->rdma_chunk = chunk_of(at, "RDMA chunk ");

@@ -150,7 +150,7 @@ static json_t *run_document(const struct context *context, const struct run_verd
     for (size_t i = 0; i < run->n_measures; i++)
         json_array_append_new(measures, measure_document(context, verdict, &run->measures[i]));
     for (size_t i = 0; i < run->n_problems; i++)
-        json_array_append_new(problems, text(run->problems[i]));
+        json_array_append_new(problems, text(run->problems[i].line));
     if (run->expected > 0)
         cases = json_pack("{s:i, s:i, s:i, s:i}", "passed", run->passed, "failed", run->failed, "started", run->started,
                           "expected", run->expected);
@@ -189,7 +189,7 @@ static bool is_notice(const struct parse_fault *fault, const json_t *runs)
     const json_t *run;
     size_t i;
 
-    if (!fault->may_pass)
+    if (!fault->known->may_pass)
         return false;
     json_array_foreach (runs, i, run) {
         if (strcmp(json_text(run, "source"), fault->source) == 0 && strcmp(json_text(run, "result"), "failed") != 0 &&
@@ -201,7 +201,8 @@ static bool is_notice(const struct parse_fault *fault, const json_t *runs)
 
 static bool is_fatal_here(const struct parse_fault *fault, const json_t *runs)
 {
-    return (fault->is_fatal && !is_notice(fault, runs)) || (fault->is_fatal_alone && json_array_size(runs) == 0);
+    return (fault->known->is_fatal && !is_notice(fault, runs)) ||
+           (fault->known->is_fatal_alone && json_array_size(runs) == 0);
 }
 
 static json_t *faults_document(const struct parser *parser, const json_t *runs)
@@ -211,11 +212,11 @@ static json_t *faults_document(const struct parser *parser, const json_t *runs)
     json_t *array = json_array();
 
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(array, json_pack("{s:s?, s:s, s:b, s:o, s:o, s:o, s:I, s:I}", "id", faults[i].id, "cause",
-                                               faults[i].cause, "fatal", is_fatal_here(&faults[i], runs), "text",
-                                               text(faults[i].line), "source", text(faults[i].source), "stream",
-                                               text(faults[i].stream), "line", (json_int_t)faults[i].line_number,
-                                               "count", (json_int_t)faults[i].count));
+        json_array_append_new(
+            array, json_pack("{s:s?, s:s, s:b, s:o, s:o, s:o, s:I, s:I}", "id", faults[i].known->id, "cause",
+                             faults[i].known->cause, "fatal", is_fatal_here(&faults[i], runs), "text",
+                             text(faults[i].line), "source", text(faults[i].source), "stream", text(faults[i].stream),
+                             "line", (json_int_t)faults[i].line_number, "count", (json_int_t)faults[i].count));
     return array;
 }
 
@@ -236,12 +237,12 @@ static json_t *headline(const char *lead, const struct parse_fault *fault)
 {
     json_t *line = text(fault->line);
     int n = (int)json_string_length(line);
+    const char *id = fault->known->id;
     json_t *sentence;
 
-    n -= n > 0 && json_string_value(line)[n - 1] == '.';
-    sentence = strncmp(fault->line, "Traceback ", 10) == 0
-                   ? json_sprintf("%s%s", lead, fault->cause)
-                   : json_sprintf("%s%s: %.*s", lead, fault->cause, n, json_string_value(line));
+    n = strncmp(fault->line, "Traceback ", 10) == 0 ? 0 : n - (n > 0 && json_string_value(line)[n - 1] == '.');
+    sentence = json_sprintf("%s%s%s%.*s%s%s%s", lead, fault->known->cause, n ? ": " : "", n, json_string_value(line),
+                            id ? " (doctor id " : "", id ? id : "", id ? ")" : "");
 
     json_decref(line);
     return sentence;
@@ -262,7 +263,7 @@ static json_t *failure_of_whole(const struct parser *parser, const json_t *runs,
 {
     const struct parse_fault *fault = first_fatal(parser, runs, true);
 
-    if (fault && !fault->is_fatal_alone)
+    if (fault && !fault->known->is_fatal_alone)
         return headline("outside of the runs: ", fault);
     if (*options->failure)
         return text(options->failure);

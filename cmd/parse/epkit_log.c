@@ -56,15 +56,14 @@ static void read_test(struct parser *parser, json_t *document)
             continue;
         snprintf(text, sizeof(text), "case %d, %.80s: %.100s", (int)integer_of(item, "index"), json_text(item, "name"),
                  json_text(item, "detail"));
-        run_problem(run, text, 0);
+        run_problem(run, text, NULL);
     }
     json_array_foreach (json_object_get(document, "errors"), i, item) {
         char text[PARSE_TEXT];
 
         snprintf(text, sizeof(text), "%.80s: %.110s", json_text(item, "what"), json_text(item, "text"));
-        run_problem(run, text, 0);
+        run_problem(run, text, NULL);
     }
-    run->document = json_incref(document);
 }
 
 /* As the lines of the table in the text form. */
@@ -87,7 +86,6 @@ static void read_bench(struct parser *parser, json_t *document)
     if (run->ranks < 0)
         run->ranks = integer_of(json_array_get(json_object_get(document, "rows"), 0), "ranks");
     snprintf(run->device, sizeof(run->device), "%.63s", json_text(document, "device"));
-    run->document = json_incref(document);
 }
 
 static void forget(struct stream *stream)
@@ -135,7 +133,7 @@ static void lose_document(struct parser *parser, const char *text, const char *w
             continue;
         run = run_begin(parser, documents[i].dialect, documents[i].title);
         if (run)
-            run_problem(run, why, 0);
+            run_problem(run, why, NULL);
         return;
     }
 }

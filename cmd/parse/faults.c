@@ -16,18 +16,16 @@
 extern const struct embedded failures_builtin[];
 
 /* As recipes/failures.json explains them. The higher of two is the headline. */
-enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT, PERFTEST };
+enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
 
-static const char *const kinds[] = {"warning",   "step",      "launcher", "effect",  "word",
-                                    "traceback", "exception", "fault",    "perftest"};
+static const char *const kinds[] = {"warning", "step", "launcher", "effect", "word", "traceback", "exception", "fault"};
 
 struct known {
+    struct parse_known public;
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
     regex_t *pattern;        /* has to match it; NULL: none */
-    const char *id, *cause;
-    enum kind kind;
-    bool may_pass; /* a notice if a run follows that is complete */
+    bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
 
 bool faults_load(struct parser *parser)
@@ -43,17 +41,23 @@ bool faults_load(struct parser *parser)
     json_array_foreach (rows, i, row) {
         struct known *known = &parser->known[parser->n_known++];
         const char *pattern = json_string_value(json_object_get(row, "pattern"));
+        enum kind kind = WARNING;
 
+        while (kind < FAULT && strcmp(kinds[kind], json_text(row, "kind")) != 0)
+            kind++;
         *known = (struct known){
+            .public = {.id = json_string_value(json_object_get(row, "id")),
+                       .cause = json_text(row, "cause"),
+                       .rank = (int)kind,
+                       .is_fatal = kind > STEP,
+                       .is_fatal_alone = kind == STEP,
+                       .may_pass = kind == LAUNCHER || json_is_true(json_object_get(row, "may_pass")),
+                       .is_specific = kind == FAULT},
             .text = json_text(row, "text"),
             .also = json_string_value(json_object_get(row, "also")),
             .absent = json_string_value(json_object_get(row, "absent")),
-            .id = json_string_value(json_object_get(row, "id")),
-            .cause = json_text(row, "cause"),
+            .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
         };
-        while (known->kind < PERFTEST && strcmp(kinds[known->kind], json_text(row, "kind")) != 0)
-            known->kind++;
-        known->may_pass = known->kind == LAUNCHER || json_is_true(json_object_get(row, "may_pass"));
         known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
         if (pattern && (!known->pattern || regcomp(known->pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
             return false;
@@ -122,7 +126,7 @@ static bool is_ignored(struct parser *parser, const char *line)
 /* Lines of the code in a traceback may contain the name of any exception. */
 static bool holds(const struct known *row, const struct stream *stream, const char *line)
 {
-    if (row->kind == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
+    if (row->public.rank == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
         return false;
     return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
            !(row->absent && strstr(line, row->absent)) &&
@@ -135,11 +139,12 @@ static const struct known *find(struct parser *parser, const char *line)
     const struct known *found = NULL;
 
     for (size_t i = 0; i < parser->n_known && !found; i++)
-        if (parser->known[i].kind != PERFTEST && holds(&parser->known[i], stream, line))
+        if (!parser->known[i].is_perftest && holds(&parser->known[i], stream, line))
             found = &parser->known[i];
     if (found && stream)
-        stream->in_traceback = strcmp(found->text, TRACEBACK) == 0 ||
-                               (stream->in_traceback && found->kind != EXCEPTION && found->kind != TRACEBACK_END);
+        stream->in_traceback =
+            strcmp(found->text, TRACEBACK) == 0 ||
+            (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
     return found;
 }
 
@@ -150,13 +155,13 @@ bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 
     for (size_t i = 0; i < parser->n_known; i++) {
         const struct known *row = &parser->known[i];
-        const char *at = row->kind == PERFTEST ? strstr(line, row->text) : NULL;
+        const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
             continue;
         run = run_need(parser, PARSE_PERFTEST, *parser->program ? parser->program : "perftest");
         if (run)
-            run_problem(run, line + strspn(line, " "), 0);
+            run_problem(run, line + strspn(line, " "), &row->public);
         return true;
     }
     return false;
@@ -178,8 +183,9 @@ static struct parse_run *latest(struct parser *parser)
 
 void fault_line(struct parser *parser, const char *line)
 {
-    const struct known *fault = is_ignored(parser, line) ? NULL : find(parser, line);
-    bool is_loose = false, is_fatal = fault && fault->kind > STEP;
+    const struct known *row = is_ignored(parser, line) ? NULL : find(parser, line);
+    const struct parse_known *fault = row ? &row->public : NULL;
+    bool is_loose = false;
     struct parse_fault *entry = parser->faults, *end = entry + parser->n_faults;
     char text[PARSE_TEXT];
     struct parse_run *run;
@@ -190,14 +196,14 @@ void fault_line(struct parser *parser, const char *line)
     snprintf(text, sizeof(text), "%s", line + strspn(line, " "));
     if (strlen(line) >= sizeof(text))
         (void)lex_squeeze(line, text, sizeof(text));
-    if (is_fatal) {
+    if (fault->is_fatal) {
         run = latest(parser);
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
-            run_problem(run, text, (int)fault->kind);
+            run_problem(run, text, fault);
     }
     /* A step and a failure may have the same cause: the verdicts on them differ. */
-    while (entry < end && (strcmp(entry->cause, fault->cause) != 0 || entry->rank != (int)fault->kind))
+    while (entry < end && (strcmp(entry->known->cause, fault->cause) != 0 || entry->known->rank != fault->rank))
         entry++;
     if (entry < end) {
         entry->count++;
@@ -205,19 +211,14 @@ void fault_line(struct parser *parser, const char *line)
         entry->last_line = parser->line_number;
         return;
     }
-    while (entry > parser->faults && entry[-1].rank < (int)fault->kind)
+    while (entry > parser->faults && entry[-1].known->rank < fault->rank)
         entry--;
     if (entry == parser->faults + MAX_FAULTS)
         return;
     parser->n_faults += parser->n_faults < MAX_FAULTS;
     memmove(entry + 1, entry, (size_t)(parser->faults + parser->n_faults - entry - 1) * sizeof(*entry));
     *entry = (struct parse_fault){
-        .id = fault->id,
-        .cause = fault->cause,
-        .rank = (int)fault->kind,
-        .is_fatal = is_fatal,
-        .is_fatal_alone = fault->kind == STEP,
-        .may_pass = fault->may_pass,
+        .known = fault,
         .is_loose = is_loose,
         .line_number = parser->line_number,
         .last_line = parser->line_number,

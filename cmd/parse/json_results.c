@@ -28,11 +28,6 @@ void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), 
     (void)reader(parser, line);
 }
 
-static double number(const json_t *object, const char *key)
-{
-    return json_number_value(json_object_get(object, key));
-}
-
 /* Time, rates and wrong values of one place; N/A: there are none. */
 static void group(const json_t *place, char *ret_text, size_t bytes)
 {
@@ -44,8 +39,8 @@ static void group(const json_t *place, char *ret_text, size_t bytes)
     if (!json_is_object(place))
         snprintf(ret_text, bytes, "N/A N/A N/A N/A");
     else
-        snprintf(ret_text, bytes, "%.6f %.6f %.6f %s", number(place, "time") + number(place, "cpu_time"),
-                 number(place, "alg_bw"), number(place, "bus_bw"), count);
+        snprintf(ret_text, bytes, "%.6f %.6f %.6f %s", json_number(place, "time") + json_number(place, "cpu_time"),
+                 json_number(place, "alg_bw"), json_number(place, "bus_bw"), count);
 }
 
 static void read_nccl_tests(struct parser *parser, const json_t *document)
@@ -56,32 +51,32 @@ static void read_nccl_tests(struct parser *parser, const json_t *document)
 
     feed(parser, nccl_line, "# Collective test starting: %.*s", WORD, program ? text_base(program) : "nccl-tests");
     json_array_foreach (json_object_get(json_object_get(document, "config"), "devices"), i, row)
-        feed(parser, nccl_line, "#  Rank %.0f Pid %.0f on %.*s device %.0f [%.*s] %.*s", number(row, "rank"),
-             number(row, "pid"), WORD, json_text(row, "hostname"), number(row, "device"), WORD,
+        feed(parser, nccl_line, "#  Rank %.0f Pid %.0f on %.*s device %.0f [%.*s] %.*s", json_number(row, "rank"),
+             json_number(row, "pid"), WORD, json_text(row, "hostname"), json_number(row, "device"), WORD,
              json_text(row, "device_hex"), WORD, json_text(row, "device_info"));
     json_array_foreach (json_object_get(document, "results"), i, row) {
         char places[2][120];
 
         group(json_object_get(row, "out_of_place"), places[0], sizeof(places[0]));
         group(json_object_get(row, "in_place"), places[1], sizeof(places[1]));
-        feed(parser, nccl_line, "%.0f %.0f %.*s %.*s -1 %s %s", number(row, "size"), number(row, "count"), WORD,
-             json_text(row, "type"), WORD, json_text(row, "redop"), places[0], places[1]);
+        feed(parser, nccl_line, "%.0f %.0f %.*s %.*s -1 %s %s", json_number(row, "size"), json_number(row, "count"),
+             WORD, json_text(row, "type"), WORD, json_text(row, "redop"), places[0], places[1]);
     }
     if (bounds)
-        feed(parser, nccl_line, "# Out of bounds values : %.0f %s", number(bounds, "count"),
+        feed(parser, nccl_line, "# Out of bounds values : %.0f %s", json_number(bounds, "count"),
              strcmp(json_text(bounds, "okay"), "false") == 0 ? "FAILED" : "OK");
     if (json_object_get(document, "average_bus_bandwidth"))
         feed(parser, nccl_line, "# Avg bus bandwidth    : %g",
-             number(json_object_get(document, "average_bus_bandwidth"), "bandwidth"));
+             json_number(json_object_get(document, "average_bus_bandwidth"), "bandwidth"));
 }
 
 /* A document for each size and place: "AllReduce" is all_reduce_perf. There is no last one. */
 static void read_rccl_tests(struct parser *parser, const json_t *document)
 {
-    bool is_in_place = number(document, "inPlace") != 0;
+    bool is_in_place = json_number(document, "inPlace") != 0;
     struct parse_run *run = run_open(parser, PARSE_NCCL_TESTS);
     const struct parse_measure *last = run && run->n_measures ? &run->measures[run->n_measures - 1] : NULL;
-    double size = number(document, "size");
+    double size = json_number(document, "size");
     char name[WORD] = "";
     size_t n = 0;
 
@@ -93,31 +88,32 @@ static void read_rccl_tests(struct parser *parser, const json_t *document)
     if (!run || (last && last->n_points && size < last->points[last->n_points - 1].x))
         feed(parser, nccl_line, "# Collective test starting: %s_perf", name);
     feed(parser, nccl_line, "%.0f 0 %.*s %.*s -1 %s%.6f %.6f %.6f %.*s", size, WORD, json_text(document, "type"), WORD,
-         json_text(document, "redop"), is_in_place ? "N/A N/A N/A N/A " : "", number(document, "time"),
-         number(document, "algBw"), number(document, "busBw"), WORD, json_text(document, "#wrong"));
+         json_text(document, "redop"), is_in_place ? "N/A N/A N/A N/A " : "", json_number(document, "time"),
+         json_number(document, "algBw"), json_number(document, "busBw"), WORD, json_text(document, "#wrong"));
     run = run_open(parser, PARSE_NCCL_TESTS);
     if (run) {
-        run->ranks = (int64_t)number(document, "gpus");
+        run->ranks = (int64_t)json_number(document, "gpus");
         run->is_complete = true;
     }
 }
 
 static void perftest_row(struct parser *parser, const json_t *row)
 {
-    double size = number(row, "MsgSize"), rate = number(row, "BW_average");
-    double bytes = number(row, "MsgRate") * 1e6 * size;
+    double size = json_number(row, "MsgSize"), rate = json_number(row, "BW_average");
+    double bytes = json_number(row, "MsgRate") * 1e6 * size;
 
     /* The document does not name the unit of the rates, but has the number of messages. */
     const char *unit = fabs(bytes * 8 / 1e9 - rate) < fabs(bytes / 1048576 - rate) ? "Gb/sec" : "MiB/sec";
 
     if (json_object_get(row, "t_avg")) {
         feed(parser, program_line, "#bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec]");
-        feed(parser, program_line, "%.0f %.0f %f %f %f %f", size, number(row, "n_iterations"), number(row, "t_min"),
-             number(row, "t_max"), number(row, "t_typical"), number(row, "t_avg"));
+        feed(parser, program_line, "%.0f %.0f %f %f %f %f", size, json_number(row, "n_iterations"),
+             json_number(row, "t_min"), json_number(row, "t_max"), json_number(row, "t_typical"),
+             json_number(row, "t_avg"));
     } else {
         feed(parser, program_line, "#bytes #iterations BW peak[%s] BW average[%s] MsgRate[Mpps]", unit, unit);
-        feed(parser, program_line, "%.0f %.0f %f %f %f", size, number(row, "n_iterations"), number(row, "BW_peak"),
-             rate, number(row, "MsgRate"));
+        feed(parser, program_line, "%.0f %.0f %f %f %f", size, json_number(row, "n_iterations"),
+             json_number(row, "BW_peak"), rate, json_number(row, "MsgRate"));
     }
 }
 

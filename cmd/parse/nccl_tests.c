@@ -162,7 +162,7 @@ static bool tail_line(struct parser *parser, const char *line)
             run->average = number;
             run->is_complete = true;
             if (strstr(line, "FAILED"))
-                run_problem(run, line, 0);
+                run_problem(run, line, NULL);
         }
         return true;
     }

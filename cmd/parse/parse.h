@@ -65,6 +65,23 @@ struct parse_measure {
     size_t n_points, dropped_points;
 };
 
+/* What a row of recipes/failures.json knows of a line. */
+struct parse_known {
+    const char *id;      /* ID of the doctor's check, or NULL */
+    const char *cause;   /* sentence */
+    int rank;            /* of two lines the one with the higher rank says more */
+    bool is_fatal;       /* the program cannot have succeeded */
+    bool is_fatal_alone; /* so only if no test began */
+    bool may_pass;       /* a notice if a run follows that is complete */
+    bool is_specific;    /* its cause says more than the line */
+};
+
+/* A line that reports the failure of a run. */
+struct parse_problem {
+    char line[PARSE_TEXT];
+    const struct parse_known *known; /* NULL: the line is all that is known */
+};
+
 /* One run of one program. */
 struct parse_run {
     enum parse_dialect dialect;
@@ -88,9 +105,8 @@ struct parse_run {
     int ranks_absent;  /* ranks of nodes that printed none */
     struct parse_measure *measures;
     size_t n_measures;
-    char problems[PARSE_MAX_PROBLEMS][PARSE_TEXT]; /* lines that report failures */
+    struct parse_problem problems[PARSE_MAX_PROBLEMS]; /* those that say most come first */
     size_t n_problems;
-    json_t *document;            /* epkit: the document itself; NULL */
     uint64_t seen_line, seen_ns; /* for who follows a log: its last line, and when that was seen first */
 };
 
@@ -144,13 +160,8 @@ struct parse_totals parser_totals(const struct parser *parser);
 
 /* A line that names a known fault, from any program. */
 struct parse_fault {
-    const char *id;      /* ID of the doctor's check, or NULL */
-    const char *cause;   /* sentence */
-    bool is_fatal;       /* the program cannot have succeeded */
-    bool is_fatal_alone; /* so only if no test began */
-    bool is_loose;       /* one of its lines belongs to no run, so it makes no run fail */
-    bool may_pass;       /* a notice if a run follows that is complete */
-    int rank;            /* of two faults the one with the higher rank says more */
+    const struct parse_known *known;
+    bool is_loose; /* one of its lines belongs to no run, so it makes no run fail */
     char line[PARSE_TEXT];
     char source[256], stream[96];
     uint64_t line_number, last_line, count;

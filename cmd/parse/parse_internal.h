@@ -52,7 +52,6 @@ struct run {
     int source;                                  /* index */
     int ordinal;                                 /* which run of its dialect in its stream */
     bool has_all_ranks;                          /* DeepEP 2: all ranks' figures; another file is of another run */
-    int problem_ranks[PARSE_MAX_PROBLEMS];       /* the higher, the more specific; they fall */
     uint8_t ll_seen[LL_KINDS][LL_MAX_RANKS / 8]; /* low latency: bit set: the rank has printed this kind of line */
 };
 
@@ -135,8 +134,8 @@ void measure_point(struct parse_measure *measure, double x, double gbps, double 
 /* Adds a figure of the leading rate. */
 void measure_sample(struct parse_measure *measure, double rate);
 
-/* Those with the highest rank come first. */
-void run_problem(struct parse_run *run, const char *line, int rank);
+/* Those with the highest rank come first. `known` may be NULL. */
+void run_problem(struct parse_run *run, const char *line, const struct parse_known *known);
 
 /* The internal run that contains `public`. */
 struct run *run_whole(struct parse_run *public);

@@ -256,7 +256,7 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
         return;
     is_failure = option(row, "fails") && strstr(text, option(row, "fails"));
     if (is_failure)
-        run_problem(run, text, 0);
+        run_problem(run, text, NULL);
     if (form->dialect == PARSE_EPKIT_TEST && form->is[0].field == CASE) {
         run->failed += is_failure;
         run->passed += !is_failure;

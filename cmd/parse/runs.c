@@ -43,7 +43,6 @@ void run_clear(struct run *run)
     for (size_t i = 0; i < run->public.n_measures; i++)
         free(run->public.measures[i].points);
     free(run->public.measures);
-    json_decref(run->public.document);
     free(run);
 }
 
@@ -179,24 +178,26 @@ void measure_sample(struct parse_measure *measure, double rate)
     measure->n++;
 }
 
-void run_problem(struct parse_run *run, const char *line, int rank)
+static int rank_of(const struct parse_known *known)
 {
-    int *ranks = run_whole(run)->problem_ranks;
-    size_t at = run->n_problems, n;
+    return known ? known->rank : 0;
+}
+
+void run_problem(struct parse_run *run, const char *line, const struct parse_known *known)
+{
+    struct parse_problem *problem = run->problems + run->n_problems, *all = run->problems;
 
     for (size_t i = 0; i < run->n_problems; i++)
-        if (strncmp(run->problems[i], line, PARSE_TEXT - 1) == 0)
+        if (strncmp(all[i].line, line, PARSE_TEXT - 1) == 0)
             return;
-    while (at > 0 && ranks[at - 1] < rank)
-        at--;
-    if (at == PARSE_MAX_PROBLEMS)
+    while (problem > all && rank_of(problem[-1].known) < rank_of(known))
+        problem--;
+    if (problem == all + PARSE_MAX_PROBLEMS)
         return;
     run->n_problems += run->n_problems < PARSE_MAX_PROBLEMS;
-    n = run->n_problems - at - 1;
-    memmove(run->problems[at + 1], run->problems[at], n * sizeof(run->problems[0]));
-    memmove(ranks + at + 1, ranks + at, n * sizeof(*ranks));
-    snprintf(run->problems[at], sizeof(run->problems[at]), "%s", line);
-    ranks[at] = rank;
+    memmove(problem + 1, problem, (size_t)(all + run->n_problems - problem - 1) * sizeof(*problem));
+    snprintf(problem->line, sizeof(problem->line), "%s", line);
+    problem->known = known;
 }
 
 /* --- joining --- */
@@ -335,7 +336,7 @@ static void join(struct run *whole, const struct run *other)
         }
     }
     for (size_t i = 0; i < from->n_problems; i++)
-        run_problem(into, from->problems[i], other->problem_ranks[i]);
+        run_problem(into, from->problems[i].line, from->problems[i].known);
 }
 
 static bool has_rank(const struct run *run, int kind, int64_t rank)

@@ -61,19 +61,12 @@ static json_t *gather_nics(const struct folder *folder)
     return json_pack("{s:i, s:o}", "uneven", uneven, "hosts", hosts);
 }
 
-/* Files written by hand may have any content: values of another type are left out. */
-static json_t *text_or_null(const json_t *object, const char *key)
+/* Files written by hand may have any content: a value of another type is left out. */
+static json_t *member(const json_t *object, const char *key, json_type type)
 {
     json_t *value = json_object_get(object, key);
 
-    return json_is_string(value) ? json_incref(value) : json_null();
-}
-
-static json_t *integer_or_null(const json_t *object, const char *key)
-{
-    json_t *value = json_object_get(object, key);
-
-    return json_is_integer(value) ? json_incref(value) : json_null();
+    return value && json_typeof(value) == type ? json_incref(value) : json_null();
 }
 
 static json_t *gather_environment(const struct folder *folder)
@@ -97,9 +90,9 @@ static json_t *gather_hosts(const struct folder *folder)
     json_array_foreach (json_object_get(folder->run, "hosts"), i, host) {
         copy = json_object();
         for (j = 0; j < sizeof(texts) / sizeof(texts[0]); j++)
-            json_object_set_new(copy, texts[j], text_or_null(host, texts[j]));
-        json_object_set_new(copy, "rank", integer_or_null(host, "rank"));
-        json_object_set_new(copy, "exit_code", integer_or_null(host, "exit_code"));
+            json_object_set_new(copy, texts[j], member(host, texts[j], JSON_STRING));
+        json_object_set_new(copy, "rank", member(host, "rank", JSON_INTEGER));
+        json_object_set_new(copy, "exit_code", member(host, "exit_code", JSON_INTEGER));
         json_array_append_new(list, copy);
     }
     return list;
@@ -333,15 +326,15 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
 
     if (json_is_null(hardware) && *json_text(run, "hardware"))
         hardware = json_string(json_text(run, "hardware"));
-    document =
-        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
-                  verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
-                  out_text(folder->path), "date", date_of(folder), "ended", text_or_null(run, "ended"), "tail",
-                  gather_tail(folder, parsed), "job", text_or_null(run, "job"), "command", text_or_null(run, "command"),
-                  "commit", text_or_null(run, "commit"), "launched_by", text_or_null(run, "epkit"), "exit_code",
-                  integer_or_null(run, "exit_code"), "hardware", hardware, "nodes",
-                  json_is_integer(json_object_get(run, "nodes")) ? integer_or_null(run, "nodes")
-                                                                 : first_of_runs(parsed, "nodes"));
+    document = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "verdict",
+                         verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
+                         out_text(folder->path), "date", date_of(folder), "ended", member(run, "ended", JSON_STRING),
+                         "tail", gather_tail(folder, parsed), "job", member(run, "job", JSON_STRING), "command",
+                         member(run, "command", JSON_STRING), "commit", member(run, "commit", JSON_STRING),
+                         "launched_by", member(run, "epkit", JSON_STRING), "exit_code",
+                         member(run, "exit_code", JSON_INTEGER), "hardware", hardware, "nodes",
+                         json_is_integer(json_object_get(run, "nodes")) ? member(run, "nodes", JSON_INTEGER)
+                                                                        : first_of_runs(parsed, "nodes"));
     json_object_update_new(document,
                            json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "hosts", gather_hosts(folder), "environment",
                                      gather_environment(folder), "nics", nics, "findings", gather_findings(folder),

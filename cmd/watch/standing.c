@@ -55,7 +55,7 @@ static void note_failure(struct standing *standing, const struct parser *parser,
     size_t n;
     const struct parse_fault *fault = parser_faults(parser, &n), *end = fault + n;
 
-    while (fault < end && (!fault->is_fatal || fault->may_pass))
+    while (fault < end && (!fault->known->is_fatal || fault->known->may_pass))
         fault++;
     standing->has_failed = fault < end;
     if (fault < end)

@@ -146,6 +146,65 @@ FAILURES = [
         "https://slurm.schedmd.com/sbatch.html"),
     Row(ANY, "any", ["salloc: error: Node failure on gpu-<h>", "srun: error: Node failure on gpu-<h>"], "Node failure",
         "https://github.com/uccl-project/uccl/issues/684"),
+    Row(NCCL, "any", ["gpu-<h>:<p>:<p> [<k>] transport/net_ib.cc:818 NCCL WARN NET/IB : Got completion with error 4, opcode 8983, len 0, "
+                      "vendor err 81", "gpu-<h>: Test NCCL failure common.cu:346 'unhandled system error'"], "with error 4, opcode 8983",
+        "https://github.com/NVIDIA/nccl/issues/707"),
+    Row(NCCL, "any", ["mlx5: gpu-<h>: got completion with error:", "00000000 00000000 00000000 00000000",
+                      "00000000 02005104 09000ac5 0000bfd2", "", "gpu-<h>:<p>:<p> [<k>] transport/net_ib.cu:788 NCCL WARN NET/IB : Got "
+                      "completion with error 4, opcode 1, len 0, vendor err 81"], "Got completion with error 4", TESTS + "24"),
+    Row(EP, "start", ["gpu-<h>:<p>:<p> [<k>] NCCL WARN Cannot create device communicator: ncclDevCommRequirements_t argument must be "
+                      "initialized via NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER",
+                      "RuntimeError: Failed: NCCL error csrc/kernels/nccl_gin.cu:181 'invalid usage'"], "ncclDevCommRequirements_t",
+        DEEPEP + "pull/521"),
+    Row(V1 | LL, "start", ["/opt/nvshmem/src/modules/transport/ibgda/ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar"] * 2
+        + ["/opt/nvshmem/src/host/mem/mem_heap.cpp:1155: non-zero status: 801 cuMemCreate failed "], "mlx5dv_devx_uar",
+        "https://github.com/sgl-project/sglang/issues/12533"),
+    Row(EP, "any", ["[rank2]:[E602 11:18:53.865680143 ProcessGroupNCCL.cpp:684] [Rank 2] Some NCCL operations have failed or timed out. "
+                    "Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data."],
+        "Some NCCL operations have failed", "https://github.com/hiyouga/LlamaFactory/issues/8261"),
+    Row(EP, "any", ["terminate called after throwing an instance of 'c10::DistBackendError'",
+                    "  what():  [PG 1 Rank 1] Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught collective "
+                    "operation timeout: WorkNCCL(SeqNum=199, OpType=_REDUCE_SCATTER_BASE, Timeout(ms)=600000) ran for 600091 milliseconds "
+                    "before timing out."], "SeqNum=199", "https://github.com/NVIDIA/Megatron-LM/issues/935"),
+    Row(EP, "any", ["E0213 12:07:20.086000 870572 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 "
+                    "(pid: <p>) of binary: /usr/bin/python3.11", "Traceback (most recent call last):",
+                    "  File \"/usr/local/bin/torchrun\", line 8, in <module>", "    sys.exit(main())",
+                    "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"], "RendezvousClosedError",
+        "https://github.com/pytorch/pytorch/issues/147064"),
+    Row(MPI, "start", ["[1652739463.054681] [gpu-<h>:<p>:0]        ib_iface.c:1035 UCX  ERROR ibv_create_cq(cqe=4096) failed: Cannot allocate "
+                       "memory", "[gpu-<h>:<p>] pml_ucx.c:309  Error: Failed to create UCP worker"], r"ibv_create_cq\(cqe=4096\)",
+        "https://github.com/openucx/ucx/issues/8229"),
+    Row(MPI, "start", ["pyxis: importing docker image ...",
+                       "slurmstepd: error:  mpi/pmix_v3: pmixp_coll_ring_reset_if_to: gpu-<h> [0]: pmixp_coll_ring.c:742: 0x14ce0c02cb20: "
+                       "collective timeout seq=0", "slurmstepd: error:  mpi/pmix_v3: pmixp_coll_log: gpu-<h> [0]: pmixp_coll.c:281: Dumping "
+                       "collective state"], "collective timeout seq=0", "https://github.com/NVIDIA/deepops/issues/1179"),
+    Row(MPI, "any", ["slurmstepd: error:  mpi/pmix_v4: _errhandler: gpu-<h> [24]: pmixp_client_v2.c:211: Error handler invoked: status = -61, "
+                     "source = [slurm.pmix.50357.0:199]", "srun: error: gpu-<h>: tasks 192-198: Killed"], "status = -61",
+        "https://github.com/NVIDIA/cuda-quantum/issues/2944"),
+    Row(PERF, "start", ["rdma_bind_addr failed", " Unable to perform rdma_client function", " Unable to init the socket connection"],
+        "rdma_bind_addr failed", PERFTEST + "issues/383"),
+    Row(PERF, "start", [" Port number 1 state is Down", " Couldn't set the link layer", " Couldn't get context for the device"],
+        "Port number 1 state is Down", "https://github.com/lsgunth/perftest/issues/1"),
+    Row(PERF, "any", ["mlx5: gpu-<h>: got completion with error:", "00000000 00000000 00000000 00000000", " Completion with error at client",
+                      " Failed status 4: wr_id 0 syndrom 0x51", "scnt=128, ccnt=0"], "Failed status 4", PERFTEST + "issues/140"),
+    Row(EP, "any", ["ionic_comp_msn:1277: cqe with error 12 for 0x1 (msn), qpid 2048 cqid 2049",
+                    "E20260623 13:11:17.726713  5676 worker_pool.cpp:294] Worker: Process failed for slice (opcode: 1, local_nic: rdma5, "
+                    "retry_cnt: 0): transport retry counter exceeded"], "transport retry counter exceeded",
+        "https://github.com/sgl-project/sglang/pull/27209"),
+    Row(V1 | LL, "start", ["/srv/nvshmem/install/include/host/nvshmemx_api.h:63: non-zero status: 7: Connection timed out, exiting... ",
+                           "aborting due to error in nvshmemi_init_thread "], "Connection timed out, exiting", DEEPEP + "issues/150"),
+    Row(V1, "any", ["DeepEP dispatch NVL receiver timeout, channel: <n>, RDMA: 0, nvl: <k>, src NVL: 5, head: 315, tail: 315"] * 2
+        + ["terminate called after throwing an instance of 'EPException'", "  what():  Failed: CUDA error deep_ep.cpp:83 'unspecified launch "
+           "failure'"], "dispatch NVL receiver timeout", DEEPEP + "issues/274"),
+    Row(EP, "any", ["W0911 19:30:43.860000 232900 site-packages/torch/multiprocessing/spawn.py:169] Terminating process <p> via signal SIGTERM"]
+        * 2, "Terminating process", DEEPEP + "issues/402"),
+    Row(MPI, "any", ["[gpu-<h>:66422:0:66422]       ud_ep.c:672  Assertion `uct_ib_unpack_uint24(ctl->conn_req.ep_addr.ep_id) == "
+                     "ep->dest_ep_id' failed"], "ud_ep.c:672", "https://github.com/openucx/ucx/issues/5246"),
+    Row(MPI, "start", ["srun: error: Task launch for StepId=13.0 failed on node gpu-<h>: Invalid job credential",
+                       "srun: error: Application launch failed: Invalid job credential"], "Invalid job credential",
+        "https://github.com/NVIDIA/deepops/issues/1179"),
+    Row(MPI, "start", ["srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive."],
+        "mutually exclusive", "https://github.com/mehta-lab/recOrder/issues/482"),
     Row(ANY, "any", ["Segmentation fault (core dumped)"], "Segmentation fault", "bash"),
     Row(ANY, "any", ["Bus error (core dumped)"], "Bus error", "bash"),
     Row(ANY, "any", ["Killed"], "Killed", "bash"),
@@ -181,6 +240,14 @@ CHATTER = [
     Row(ANY, "before", ["rank <k> nvml_device_index <k>, NVSHMEM_HCA_LIST mlx5_bond_0:1"], "",
         "https://github.com/deepseek-ai/DeepEP/issues/183"),
     Row(ANY, "before", ["NCCL version 2.26.6+cuda12.8"], "", "https://github.com/NVIDIA/nccl-tests/pull/318"),
+    Row(LL, "any", ["WARN: device <d> cannot allocate buffer on the specified memory type. Skipping...", "",
+                    "/srv/nvshmem/src/host/transport/transport.cpp:nvshmemi_transport_init:282: init failed for transport: IBGDA"], "",
+        DEEPEP + "issues/303"),
+    Row(LL, "after", ["/srv/nvshmem/src/modules/transport/ibgda/ibgda.cpp:1411: non-zero status: 16 ibv_dealloc_pd failed "], "",
+        "https://github.com/NVIDIA/nvshmem/issues/81"),
+    Row(EP, "after", ["gpu-0:<p>:<p> [0] proxy.cc:1458 NCCL WARN [Service thread] Accept failed Resource temporarily unavailable",
+                      "gpu-0:<p>:<p> [0] proxy.cc:1521 NCCL WARN [Proxy Service 0] Failed to execute operation Close from rank 0, retcode 3"],
+        "", DEEPEP + "issues/41"),
     Row(ANY, "any", ["gpu-0:<p>:<p> [<k>] NCCL INFO misc/utils.cc:231 memory stack hunk malloc(65536)"], "",
         "https://github.com/NVIDIA/nccl"),
     Row(ANY, "any", ["gpu-0:<p>:<p> [<k>] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal net plugin."],
