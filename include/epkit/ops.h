@@ -45,7 +45,8 @@ typedef struct ep_dispatch_args {
                             other ranks. NULL: not wanted. Expanded layout: must be NULL */
     float *recv_topk_weights; /* rank layout: [out_rows,K], 0 where the index is -1; expanded: [out_rows]. NULL: not
                                  wanted */
-    int64_t out_rows;         /* rows that the outputs hold: at least info.out_rows; once info.n_recv is known, that */
+    int64_t out_rows; /* rows that the outputs hold: at least info.out_rows; once info.n_recv is known, that, but
+                         not with recv_source between nodes or on the host backend */
 
     int64_t recv_scale_stride_token; /* strides of `recv_scales` in elements of 4 bytes, > 0, so that no two elements
                                         coincide (any without rows); both 0: contiguous rows. May differ between

@@ -184,15 +184,24 @@ static ep_status check_topk(const ep_plan *plan, const ep_dispatch_args *args, i
     return EP_OK;
 }
 
+/* Where rows do not carry their sources, metadata writes recv_source, all of it. */
+static bool carries_sources(const ep_plan *plan)
+{
+    return plan->comm->ops->rows_carry_sources && plan->comm->nnodes == 1;
+}
+
 static ep_status check_source(const ep_plan *plan, ep_dispatch_args *args, int n_tokens, struct ep_buffer *ret_source)
 {
-    int64_t bytes = 0;
+    int64_t bytes = 0, rows = ep_plan_info_now(plan)->out_rows;
 
     if (!args->recv_source && args->source_stride)
         return ep_fail(EP_E_ARG, DISPATCH ": source_stride is %d without recv_source", args->source_stride);
     if (args->recv_source && plan->args.flags & EP_PLAN_EXPANDED)
         return ep_fail(EP_E_ARG, DISPATCH ": recv_source must be NULL in the expanded layout, where "
                                           "ep_plan_get_metadata() writes it");
+    if (args->recv_source && args->out_rows < rows && !carries_sources(plan))
+        return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but recv_source has %lld elements",
+                       (long long)args->out_rows, (long long)rows);
     if (args->recv_source) {
         EP_TRY(ep_plan_check_stride(DISPATCH, plan, n_tokens, &args->source_stride));
         EP_TRY(ep_check_product(DISPATCH, "recv_source", args->out_rows, sizeof(int32_t), 1, &bytes));
@@ -230,7 +239,7 @@ static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, int
     return ep_check_buffers(DISPATCH, buffers, DISPATCH_OUTPUTS, BUFFERS);
 }
 
-/* Where rows do not carry their sources these are metadata, which the ranks exchange after the dispatch. */
+/* The ranks exchange the sources after the dispatch. */
 static ep_status dispatch_then_sources(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream)
 {
     ep_plan_metadata sources = EP_PLAN_METADATA_INIT;
@@ -259,7 +268,7 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream str
     EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
     EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, ep_plan_tokens_in(plan, stream)));
-    if (mine.recv_source && !(plan->comm->ops->rows_carry_sources && plan->comm->nnodes == 1))
+    if (mine.recv_source && !carries_sources(plan))
         status = dispatch_then_sources(plan, &mine, stream);
     else
         status = EP_BACKEND_CALL(plan->comm, dispatch, plan, &mine, stream);

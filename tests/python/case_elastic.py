@@ -2,6 +2,7 @@
 """ElasticBuffer and EPBuffer: what DeepEP's tests of them assert, on the CPU: 144 modes, everything bit for bit."""
 import contextlib
 import copy
+import gc
 import io
 import itertools
 import os
@@ -526,6 +527,27 @@ def test_a_handle_is_saved_for_the_backward_pass(rank, size):
         assert torch.equal(x.grad, ranks_of(topk_idx, experts // size, size).expand_as(x).to(torch.bfloat16))
         assert torch.equal(weights.grad, 2.0 * (topk_idx >= 0))
     buffer.destroy()
+
+
+@on_ranks(2)
+def test_results_are_kept(rank, size):
+    """Any number of results at a time. On GPUs rows of some travel before their number is known, to memory for the worst case."""
+    buffer, kept = new_buffer(), []
+    for _ in range(5):
+        topk_idx, weights, experts = make_routing(size, 0.3)
+        x = torch.randn(topk_idx.shape[0], HIDDEN).to(torch.bfloat16)
+        got = buffer.dispatch(x, topk_idx, weights, num_experts=experts)
+        kept.append((got, [part.clone() for part in got[:3]], buffer.combine(got[0], got[3])[0]))
+    large = [got[0].untyped_storage().nbytes() > got[0].nbytes for got, _, _ in kept]
+    assert large == [CUDA, CUDA, False, False, False]
+    for got, parts, out in kept:
+        assert all(torch.equal(part, was) for part, was in zip(got, parts))
+        assert len(got[0]) == got[3].num_recv_tokens == int(got[3].psum_num_recv_tokens_per_scaleup_rank[-1])
+        assert torch.equal(buffer.combine(got[0], got[3])[0], out)
+    del kept[0], got, parts, out
+    gc.collect()
+    more = buffer.dispatch(x, topk_idx, weights, num_experts=experts)[0]
+    assert (more.untyped_storage().nbytes() > more.nbytes) == CUDA
 
 
 @on_ranks(2)

@@ -4,6 +4,7 @@ import warnings
 
 import deep_ep
 import epkit
+import ranks
 import torch
 import torch.distributed as dist
 from deep_ep.hybrid_ep_buffer import indices_to_map
@@ -284,4 +285,5 @@ def test_more_experts_than_a_token_may_have(rank, size):
             buffer.runtime.synchronize()
 
     raises(epkit.ArgumentError, "routing_map 70 experts 64", complete)
-    raises(epkit.ArgumentError, "expert 200", complete, non_blocking=True, num_permuted_tokens=1000)
+    words = "routing rank not valid expert exist" if ranks.CUDA else "expert 200"
+    raises(epkit.ArgumentError, words, complete, non_blocking=True, num_permuted_tokens=1000)

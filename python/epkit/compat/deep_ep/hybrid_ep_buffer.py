@@ -223,7 +223,8 @@ class HybridEPBuffer(OfThisProcess):
         with torch.no_grad():
             rows = plan.dispatch(_with_columns(x), weights)
         if handle is None:
-            counts = plan._metadata(_STRIDE, None, ("count_exact",)).count_exact if plan.fixed else torch.tensor(plan.recv_per_expert)
+            counts = plan._metadata(_STRIDE, None, ("count_exact",)).count_exact if plan.fixed else \
+                torch.tensor(plan.recv_per_expert, device="cpu")
             counts = align(counts, alignment).long()
             over = (counts.sum() > most if non_blocking else torch.zeros((), device=hidden.device)).to(torch.int32).view(1)
             handle = self._handle(_PERMUTED, plan, idx, len(hidden), over)
