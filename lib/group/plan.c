@@ -253,7 +253,6 @@ static struct ep_group_plan *new_inner(const ep_plan *plan, bool routes)
     inner->recv_from_rank = own(inner, nranks + 1, sizeof(*inner->recv_from_rank));
     inner->expert_start = own(inner, n_local + 1, sizeof(*inner->expert_start));
     inner->rows_on = own(inner, nranks, sizeof(*inner->rows_on));
-    inner->first_row = own(inner, nranks, sizeof(*inner->first_row));
     inner->prefix = own(inner, nranks * nranks, sizeof(*inner->prefix));
     inner->max_tokens = own(inner, nranks, sizeof(*inner->max_tokens));
     for (int i = 0; i < inner->n_owned; i++)
@@ -284,7 +283,8 @@ ep_status ep_group_plan_prepare(ep_plan *plan, bool routes)
     return plan->impl ? EP_OK : ep_fail(EP_E_MEMORY, "ep_plan_new: no memory for %d tokens", plan->args.n_tokens);
 }
 
-ep_status ep_group_plan_publish(ep_plan *plan)
+/* Undoes everything on failure. */
+static ep_status publish_plan(ep_plan *plan)
 {
     struct ep_group *group = ep_group_of(plan->comm);
     struct ep_group_plan *inner = plan->impl;
@@ -314,7 +314,7 @@ ep_status ep_group_plan_exchange_sizes(ep_plan *plan)
     ep_status status = ep_group_plan_prepare(plan, false);
 
     if (status == EP_OK)
-        status = ep_group_plan_publish(plan);
+        status = publish_plan(plan);
     if (status == EP_OK)
         status = ep_group_plan_complete(ep_group_of(plan->comm), plan);
     if (status != EP_OK) {
@@ -410,7 +410,7 @@ ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args)
     EP_TRY(ep_group_plan_prepare(plan, true));
     status = read_routing(plan, &routing);
     if (status == EP_OK)
-        return ep_group_plan_publish(plan);
+        return publish_plan(plan);
     ep_group_plan_discard(plan);
     return status;
 }

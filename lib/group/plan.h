@@ -47,7 +47,6 @@ struct ep_group_plan {
     int32_t *recv_exact; /* [L] not rounded up */
     void *device;        /* state of a device backend, which frees it */
     int64_t *rows_on;    /* [R] rows that each rank receives */
-    int64_t *first_row;  /* [R] rank layout: where this rank's rows begin on each rank */
     int32_t *prefix;     /* [R,R] (i, j): tokens of the ranks 0..i for rank j */
     int32_t *max_tokens; /* [R] that each rank may have after an update */
     void *owned[16];     /* memory of these arrays */
@@ -61,17 +60,13 @@ static inline struct ep_group_plan *ep_group_plan_of(const ep_plan *plan)
 
 ep_status ep_group_plan_open(ep_plan *plan, const ep_plan_args *args);
 /*
- * A backend that counts tokens itself opens a plan in two steps: prepare makes plan->impl, whose tokens_per_rank and
- * tokens_per_expert the caller fills; publish does the rest. Without `routes` the caller keeps them: index is NULL, and
- * first_row has the first row on each rank. For one node only, or without rows. Both undo everything on failure;
- * discard does it for a plan that is not published.
+ * For a backend whose devices make the plan. prepare makes plan->impl, without counts; `routes`: with room for the
+ * choices. discard undoes it. fill_info sets plan->info from the arguments, and from the counts of this rank.
  */
 ep_status ep_group_plan_prepare(ep_plan *plan, bool routes);
-ep_status ep_group_plan_publish(ep_plan *plan);
 void ep_group_plan_discard(ep_plan *plan);
-/* Of publish: sets plan->info from the arguments, and from the counts of this rank. */
 void ep_group_plan_fill_info(ep_plan *plan);
-/* Of complete: from recv_exact, the rows of this rank's experts, and their place in plan->full. */
+/* From recv_exact, the rows of this rank's experts, and their place in plan->full. */
 void ep_group_plan_place_experts(ep_plan *plan);
 /*
  * A plan of fixed capacity whose counts the hosts never know, because a device reads its routing later: the ranks

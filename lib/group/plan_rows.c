@@ -70,8 +70,7 @@ static const char *check_counts(const struct ep_group_completion *c, int rank, i
         *ret_value = row->counts[to];
         if (row->counts[to] && !ep_comm_has(c->plan->comm, to))
             return "its number of tokens for an absent rank";
-        /* On one node the CUDA backend counts its tokens for ranks only. */
-        if (row->counts[to] < 0 || row->counts[to] > (nnodes > 1 ? per_node[to / per] : row->n_tokens))
+        if (row->counts[to] < 0 || row->counts[to] > per_node[to / per])
             return "its number of tokens for a rank";
         for (int expert = to * n_local; expert < (to + 1) * n_local; expert++) {
             *ret_value = per_expert[expert];
@@ -319,7 +318,6 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
     struct ep_group_plan *inner = c->inner;
-    bool expanded = plan->args.flags & EP_PLAN_EXPANDED;
 
     EP_TRY(compare_rows(c));
     EP_TRY(check_rows(c));
@@ -330,8 +328,6 @@ ep_status ep_group_plan_build(struct ep_group_completion *c)
         plan->full = plan->info;
     EP_TRY(place_all(c));
     count_received(c);
-    if (!expanded)
-        memcpy(inner->first_row, c->base, (size_t)plan->comm->nranks * sizeof(*c->base));
     if (inner->index) {
         assign_rows(c);
         if (plan->comm->nnodes > 1)

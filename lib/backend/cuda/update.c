@@ -210,16 +210,20 @@ ep_status cuda_plan_wait(ep_plan *plan)
     struct cuda_comm *cuda = cuda_of(plan->comm);
     const struct cuda_plan *device = cuda_plan_of(plan);
     const struct cuda_plan_info *info;
+    struct cuda_scope scope;
+    ep_status status;
 
     if (!device->info || plan->updated)
         return ep_fail(EP_E_STATE, "ep_plan_wait: the host gets no counts of this plan: %s",
                        plan->updated ? "it was updated" : "it was made in a capture");
     info = device->info->pinned.memory;
-    EP_TRY(cuda_wait_number(cuda, &info->number, device->expected, EP_GROUP_PLAN_COUNTS));
-    if (info->refused[0])
-        return fail_refused(info->refused);
+    EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));
+    status = cuda_wait_number(cuda, &info->number, device->expected, EP_GROUP_PLAN_COUNTS);
+    cuda_scope_end(&scope);
+    if (status == EP_OK && info->refused[0])
+        status = fail_refused(info->refused);
     cuda_plans_poll(cuda);
-    return EP_OK;
+    return status;
 }
 
 /* --- new plans --------------------------------------------------------------------------------------------------- */
