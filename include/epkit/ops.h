@@ -46,7 +46,7 @@ typedef struct ep_dispatch_args {
     float *recv_topk_weights; /* rank layout: [out_rows,K], 0 where the index is -1; expanded: [out_rows]. NULL: not
                                  wanted */
     int64_t out_rows; /* rows that the outputs hold: at least info.out_rows; once info.n_recv is known, that, but
-                         not with recv_source between nodes or on the host backend */
+                         not in a capture, nor with recv_source between nodes or on the host backend */
 
     int64_t recv_scale_stride_token; /* strides of `recv_scales` in elements of 4 bytes, > 0, so that no two elements
                                         coincide (any without rows); both 0: contiguous rows. May differ between
@@ -90,7 +90,8 @@ enum {
 typedef struct ep_combine_args {
     size_t size;               /* EP_COMBINE_ARGS_INIT sets it */
     const void *x;             /* [n_recv,H] bf16: one row for each received row; padding rows are not read. With a plan
-                                  of fixed capacity, x and topk_weights have room for out_rows rows */
+                                  of fixed capacity, x and topk_weights have room for info.out_rows rows; once
+                                  info.n_recv is known, for that, but not in a capture */
     int32_t dtype;             /* EP_BF16 */
     int32_t hidden;            /* H */
     const float *topk_weights; /* rank layout [n_recv,K], expanded [n_recv]; NULL: none */

@@ -69,7 +69,7 @@ typedef struct ep_plan_args {
  * rank than tokens. The rank may call again with valid routing; the others wait for it until their deadline.
  *
  * Without max_recv_tokens the call returns when the counts of all ranks are known. With the CUDA backend within a node
- * the devices exchange them, in `stream`.
+ * the devices exchange them, in `stream`, as an operation, which runs after those that were called before.
  *
  * max_recv_tokens > 0 (fixed capacity). It may differ between ranks, but must be > 0 on all ranks or on none.
  *   - The call waits for no peer, as long as at most four such plans await their first use, except for what `stream`
@@ -101,7 +101,7 @@ EP_API ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *a
 typedef struct ep_plan_info {
     size_t size;      /* EP_PLAN_INFO_INIT sets it */
     int64_t n_recv;   /* rows this rank receives (expanded: including padding rows); -1: not yet known */
-    int64_t out_rows; /* rows the outputs must have: max_recv_tokens if given, else n_recv */
+    int64_t out_rows; /* rows of outputs that suffice: max_recv_tokens if given, else n_recv */
     int64_t n_send;   /* rows of this rank's tokens on all ranks, including this one */
     int64_t n_wire;   /* of n_send: rows for other ranks */
     int64_t n_net;    /* (token, other node) pairs: network transfers of one dispatch */
@@ -130,7 +130,8 @@ EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
  * Otherwise it waits for the work that is queued. At once for other plans. Not collective.
  *
  * Errors: EP_E_CAPACITY, as for the operation; EP_E_STATE for a plan that was updated or made in a capture, and between
- * nodes and on the host backend before the first operation; those of a failed communicator.
+ * nodes and on the host backend before the first operation; those of a failed communicator. A capacity that is too
+ * small is reported by the operation, too.
  */
 EP_API ep_status ep_plan_wait(ep_plan *plan);
 
@@ -188,7 +189,10 @@ typedef struct ep_plan_metadata {
 
 #define EP_PLAN_METADATA_INIT EP_INIT(ep_plan_metadata)
 
-/* Copies the metadata in stream order. Collective: all ranks request the same set of arrays. */
+/*
+ * Copies the metadata in stream order. Collective where recv_source or recv_slot is wanted, and for rank_prefix between
+ * nodes: then all ranks request the same set of arrays.
+ */
 EP_API ep_status ep_plan_get_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 
 /*

@@ -210,10 +210,11 @@ static ep_status check_source(const ep_plan *plan, ep_dispatch_args *args, int n
     return EP_OK;
 }
 
-static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, int n_tokens)
+static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, ep_stream stream)
 {
     const ep_plan_info *info = ep_plan_info_now(plan);
     int64_t row_bytes = 0, out_bytes = 0, rows = info->n_recv >= 0 ? info->n_recv : info->out_rows;
+    int n_tokens = ep_plan_tokens_in(plan, stream);
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
     EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
@@ -223,6 +224,9 @@ static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, int
     EP_TRY(check_rows(DISPATCH, args->dtype, args->hidden, &row_bytes));
     if (args->out_rows < 0)
         return ep_fail(EP_E_ARG, DISPATCH ": out_rows is %lld", (long long)args->out_rows);
+    /* A captured operation uses the counts of later updates. */
+    if (args->out_rows < info->out_rows && ep_is_capturing(plan->comm, stream))
+        rows = info->out_rows;
     if (args->out_rows < rows)
         return ep_fail(EP_E_CAPACITY, DISPATCH ": out_rows is %lld, but the plan has %lld rows for this rank",
                        (long long)args->out_rows, (long long)rows);
@@ -267,7 +271,7 @@ ep_status ep_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream str
 
     EP_CHECK_CURRENT(plan);
     EP_TRY_ON(plan->comm, EP_CHECK_LOAD(DISPATCH, &mine, args, ep_dispatch_args));
-    EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, ep_plan_tokens_in(plan, stream)));
+    EP_TRY_ON(plan->comm, check_dispatch(plan, &mine, stream));
     if (mine.recv_source && !carries_sources(plan))
         status = dispatch_then_sources(plan, &mine, stream);
     else

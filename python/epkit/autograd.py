@@ -50,7 +50,7 @@ class _Combine(torch.autograd.Function):
         # With a fixed capacity the dispatch leaves rows unwritten that belong to no token: their gradient is 0.
         out = zeros((max(ctx.rows, plan.out_rows), grad.shape[1]), torch.bfloat16, grad.device) if plan.fixed else None
         rows = plan.dispatch(grad.to(torch.bfloat16).contiguous(), out=out).x
-        if plan.expanded and plan.comm.is_cuda and plan.expert_start is not None and not plan.zero_padding:
+        if plan.expanded and plan.comm.is_cuda and not plan.fixed and not plan.zero_padding:
             _zero_padding(plan, rows)
         return None, rows[:ctx.rows]
 

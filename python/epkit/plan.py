@@ -113,6 +113,10 @@ class Plan(OfThisProcess):
         """Frees the plan now instead of with its last reference. Again: nothing."""
         self._native.free()
 
+    def _capturing(self) -> bool:
+        """Whether a call now is captured: it uses the counts of later updates."""
+        return self.fixed and self.comm.is_cuda and torch.cuda.is_current_stream_capturing()
+
     def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
         make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else empty
@@ -159,7 +163,7 @@ class Plan(OfThisProcess):
         recv_scales = recv_idx = recv_weights = None
         want_tensor(rows, "dispatch", "x", "[N, H]")
         if recv_x is None:
-            recv_x = self._new(self.out_rows if self.n_recv is None else self.n_recv, rows.shape[-1], dtype=rows.dtype)
+            recv_x = self._new(self.out_rows if self.n_recv is None or self._capturing() else self.n_recv, rows.shape[-1], dtype=rows.dtype)
         want_tensor(recv_x, "dispatch", "out", "[n, H]")
         n = recv_x.shape[0]
         if scales is not None and column_major_scales:
@@ -197,6 +201,8 @@ class Plan(OfThisProcess):
         """combine() of tensors as aligned() returns them."""
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
+        if self.n_recv is not None and self.fixed and x.shape[0] < self.out_rows and self._capturing():
+            raise _native.ArgumentError(f"combine: x has {x.shape[0]} rows, in a capture it must have the {self.out_rows} of the capacity")
         first, second = (*biases, None, None)[:2]
         n = self.n_tokens
         if out is None:
@@ -259,13 +265,17 @@ class Plan(OfThisProcess):
 class _Parts:
     """Fields of Metadata as attributes, tensors that are made when they are read; None: not wanted.
 
-    Attributes: memory, int32, that holds them all; end: the first element behind them.
+    Attributes: memory, int32, that holds them all; end: the first element behind them; tensors: of all memory.
     """
 
     def __init__(self) -> None:
         self.memory: torch.Tensor
         self.end = 0
         self.places: Dict[str, Tuple[Tuple[int, ...], int]] = {}
+
+    @property
+    def tensors(self) -> Tuple[torch.Tensor, ...]:
+        return (self.memory,)
 
     def part(self, shape: Tuple[int, ...], at: int) -> torch.Tensor:
         """The elements of the memory from `at` on."""
@@ -284,20 +294,30 @@ _COUNTS = ("n_recv_tokens", "psum_rank", "psum_expert", "count_exact")
 
 class Sources:
     """Fields of Metadata of a plan in the rank layout: recv_source, which a dispatch has written; others are made when they are
-    read, in torch's current stream, which no other rank takes part in."""
+    read, in torch's current stream, which no other rank takes part in.
+
+    Attributes: tensors: of all memory.
+    """
 
     recv_slot = None
 
     def __init__(self, plan: Plan, recv_source: torch.Tensor) -> None:
         self._plan, self.recv_source = plan, recv_source
-        self.memory = recv_source
+        self.tensors: Tuple[torch.Tensor, ...] = (recv_source,)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _COUNTS:
             raise AttributeError(f"no field {name!r}")
-        parts = self._plan._metadata(0, None, _COUNTS)
-        self.__dict__.update({field: getattr(parts, field) for field in _COUNTS})
+        if self._plan._capturing():  # for the graph alone, of which each launch makes them
+            return getattr(self._plan._metadata(0, None, _COUNTS), name)
+        self.make()
         return self.__dict__[name]
+
+    def make(self) -> None:
+        """Makes the others now."""
+        parts = self._plan._metadata(0, None, _COUNTS)
+        self.tensors = (self.recv_source, parts.memory)
+        self.__dict__.update({field: getattr(parts, field) for field in _COUNTS})
 
 
 def check_inputs(comm: "Communicator", routing: Any, x: Floats, topk_weights: Optional[torch.Tensor]) -> None:

@@ -116,7 +116,8 @@ void cuda_reserve_stages(struct cuda_comm *cuda, const ep_plan_args *args)
     const size_t row[EP_GROUP_AT_COUNT] = {[EP_GROUP_AT_X] = RESERVE_ROW,
                                            [EP_GROUP_AT_SCALES] = RESERVE_SCALES,
                                            [EP_GROUP_AT_INDEX] = (size_t)args->topk * sizeof(int64_t),
-                                           [EP_GROUP_AT_WEIGHTS] = (size_t)args->topk * sizeof(float)};
+                                           [EP_GROUP_AT_WEIGHTS] = (size_t)args->topk * sizeof(float),
+                                           [EP_GROUP_AT_SOURCE] = sizeof(int32_t)};
     void *memory;
 
     if (has_symmetric_memory(cuda))

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes metadata of a plan to the caller's memory, in the order of the stream. The counts of a plan of fixed capacity
- * are on the device; those of another plan are on the host, which uploads them once: within a node together with the
- * plan itself.
+ * Writes metadata of a plan to the caller's memory, in the order of the stream. The counts of a plan that
+ * the devices have made are there; those of a plan that the host has made are uploaded once.
  */
 #include "backend/cuda/plan.h"
 #include "core/routing.h"

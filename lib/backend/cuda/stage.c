@@ -21,7 +21,7 @@ int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
     const int64_t *first = ((const struct ep_group_plan *)plan->impl)->recv_from_rank;
     int me = cuda->group.comm->rank;
 
-    if (cuda_has_capacity(plan))
+    if (ep_plan_info_now(plan)->n_recv < 0)
         return plan->args.max_recv_tokens;
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }

@@ -163,7 +163,6 @@ static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_
 
     call->queued = false;
     call->cuda->copied = true; /* later calls are ordered after its kernels all the same */
-    call->cuda->group.plans--;
     if (plan->from_mask)
         return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
                                      "or above the choices that the tokens for its rank can have, or too few for a "
@@ -263,6 +262,9 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
             status = await_exact(call, plan, &routing);
     }
     if (status != EP_OK) {
+        /* The peers count only plans whose operation has begun. */
+        if (!call->queued)
+            cuda->group.plans--;
         cuda_plan_free_device(cuda, device);
         ep_group_plan_discard(plan);
     }

@@ -110,7 +110,9 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
                 self._mark.wait(*every, *self.written)
             with torch.inference_mode():  # outside of which tensors that were made within it cannot be written
                 (self._fill if len(every) == 6 else self._fill_nodes)(*every)
-            self._filled = True  # not before: a fill that failed is repeated, and two threads that fill write the same
+            # Not before: a fill that failed is repeated, and two threads that fill write the same. One in a capture, of a handle
+            # that was made outside, is for the graph.
+            self._filled = self._mark is None or self._mark.capturing or not torch.cuda.is_current_stream_capturing()
         return every
 
     def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,

@@ -57,7 +57,8 @@ class EPHandle(OfThisProcess):
         dst_buffer_slot_idx: int32 [N, K]: the rank that each choice went to, or -1.
         recv_expert_ids: of EPBuffer.dispatch() with emit_expert_ids; else None.
 
-    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then.
+    num_recv_tokens, recv_src_metadata and dst_buffer_slot_idx are computed on first access, from topk_idx as it is then; psum_* and
+    num_unaligned_*, too, in torch's current stream, but for a call that ran on the communication stream.
     A copy has its own attributes, and the same tensors.
     """
 
@@ -136,7 +137,7 @@ class EPHandle(OfThisProcess):
     def _tensors(self) -> Tuple[torch.Tensor, ...]:
         """Tensors of all memory that was allocated on the communication stream; the library's metadata is one piece."""
         counts = self.__dict__.get("psum_num_recv_tokens_per_scaleup_rank")
-        return (self.topk_idx, self._data.memory) if counts is None else (self.topk_idx, self._data.memory, counts)
+        return (self.topk_idx, *self._data.tensors) if counts is None else (self.topk_idx, *self._data.tensors, counts)
 
     def _fill(self, data: Any, mark: Optional[Mark]) -> None:
         """`data`: what Plan._metadata() returned, or Sources."""
@@ -370,18 +371,24 @@ class ElasticBuffer(OfThisProcess):
               stride: int) -> Tuple[PlanRows, Optional[torch.Tensor]]:
         """The dispatch of a new plan: (rows, their sources in the rank layout). With cpu_sync the counts are known afterwards."""
         counted, (out, self._out) = cpu_sync and plan.fixed, (self._out, None)
-        early = counted and (out is not None or self._may_be_early())
-        if counted and not early:
-            plan.wait()
+        given, scales = _with_scales(x)
+        # Scales in columns have the stride of their number of rows.
+        early = counted and not (columns and scales is not None) and (out is not None or self._may_be_early())
         with order.allocating():
+            if early and out is None:
+                try:
+                    out = empty((plan.out_rows, given.shape[-1]), given.dtype, self._comm.device)
+                    self._early.append(weakref.ref(out.untyped_storage()))
+                except torch.cuda.OutOfMemoryError:
+                    early = False
+            if counted and not early:
+                plan.wait()
             n = plan.out_rows if plan.n_recv is None else plan.n_recv
             source = None if plan.expanded else empty((n,), torch.int32, self._comm.device)
-            rows = plan._dispatch(*_with_scales(x), topk_weights, not plan.expanded, columns, None if out is None else out[:n],
+            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns, None if out is None else first_rows(out, n),
                                   order.stream, source, 0 if source is None else stride)
         if early:
             n = plan.wait()
-            if out is None:
-                self._early.append(weakref.ref(rows.x.untyped_storage()))
             scales, idx, weights, source = (None if part is None else first_rows(part, n)
                                             for part in (rows.scales, rows.topk_idx, rows.topk_weights, source))
             rows = PlanRows(first_rows(rows.x, n), scales, idx, weights)
@@ -446,8 +453,11 @@ class ElasticBuffer(OfThisProcess):
             if fresh:
                 if do_handle_copy:
                     handle.topk_idx = handle.topk_idx.clone()
-                data = plan._metadata(most, order.stream, _EXPANDED_HAS) if source is None else Sources(plan, source)
-                handle._fill(data, order.mark())
+                data = None if source is None else Sources(plan, source)
+                # Later, in another stream, counts would wait for calls behind this one; behind a capture they are no part of it.
+                if data is not None and (order.stream is not None or plan._capturing()):
+                    data.make()
+                handle._fill(data or plan._metadata(most, order.stream, _EXPANDED_HAS), order.mark())
             if stats is not None:
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
