@@ -201,8 +201,8 @@ class Plan(OfThisProcess):
         """combine() of tensors as aligned() returns them."""
         if len(biases) > 2:
             raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
-        if self.n_recv is not None and self.fixed and x.shape[0] < self.out_rows and self._capturing():
-            raise _native.ArgumentError(f"combine: x has {x.shape[0]} rows, in a capture it must have the {self.out_rows} of the capacity")
+        if self.n_recv is not None and self._capturing() and isinstance(x, torch.Tensor) and len(x) < self.out_rows:
+            raise _native.ArgumentError(f"combine: x has {len(x)} rows, in a capture it must have the {self.out_rows} of the capacity")
         first, second = (*biases, None, None)[:2]
         n = self.n_tokens
         if out is None:

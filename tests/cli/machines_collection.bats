@@ -316,7 +316,7 @@ remedy() {
 
 @test "every check has a fault, and machines that look like one have none" {
     local checks
-    checks=$(sed -n 's/^ *DOCTOR_CHECK("\([^"]*\)",.*/\1/p' "$EPKIT_SOURCE"/machine/doctor/checks_*.c | sort)
+    checks=$(sed -n 's/^ *[XS](\([a-z0-9_]*\),.*/\1/p' "$EPKIT_SOURCE/machine/doctor/checks.h" | tr _ - | sort)
     [ "$(wc --lines <<<"$checks")" -ge 70 ]
     diff <(echo "$checks") <({
         python3 "$MACHINES/machines.py" --rules
