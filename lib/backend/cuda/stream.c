@@ -13,7 +13,7 @@
 
 #define CHECK_NS 2000000u /* between checks of the group */
 /* A layer of a model takes less; a sleep, from which the host wakes up late, would leave the GPU idle. */
-#define NUMBER_SPIN_NS 1000000u
+#define NUMBER_SPIN_NS 50000000u
 #define END_NS 2000000000u /* a stopped kernel ends much sooner */
 /* The host's limit in deadlines of the kernels: for those of an operation, and for what the caller queued before it. */
 #define DEADLINES 6
