@@ -16,19 +16,37 @@ enum { FIRST = 3, NUMBERS = 120, TIMEOUT_MS = 10000, HEARTBEATS_MS = 2500, TEXT_
 
 static const char text[TEXT_BYTES] = "not epkit's";
 
-/* A number is a memfd, a pipe or a socket, each with its other end far away, and the text in it. */
+/* Opens a memfd, a pipe or a socket with that number; false: the lowest free one is another. */
+static bool open_at(int number, int ret_ends[2])
+{
+    ret_ends[1] = -1;
+    if (number % 3 == 0)
+        ret_ends[0] = memfd_create("of the program", 0);
+    else if ((number % 3 == 1 ? pipe(ret_ends) : socketpair(AF_UNIX, SOCK_STREAM, 0, ret_ends)) != 0)
+        return false;
+    if (ret_ends[0] == number)
+        return true;
+    close(ret_ends[0]);
+    if (ret_ends[1] >= 0)
+        close(ret_ends[1]);
+    return false;
+}
+
+/* A number has its other end far away, and the text in it. */
 static int take_number(int number, int *ret_far)
 {
-    int ends[2] = {-1, -1};
+    int ends[2];
 
-    if (number % 3 == 0)
-        ends[0] = memfd_create("of the program", 0);
-    else if ((number % 3 == 1 ? pipe(ends) : socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) != 0)
-        return -1;
+    /* A thread of the library that has just accepted a peer has the number for a moment. */
+    for (int wait_ms = 0; !open_at(number, ends); wait_ms++) {
+        if (wait_ms == TIMEOUT_MS)
+            return -1;
+        unit_sleep_ms(1);
+    }
     *ret_far = ends[1] < 0 ? -1 : fcntl(ends[1], F_DUPFD, FIRST + NUMBERS + 100);
     if (ends[1] >= 0)
         close(ends[1]);
-    if (write(ends[1] < 0 ? ends[0] : *ret_far, text, TEXT_BYTES) != TEXT_BYTES || ends[0] != number)
+    if (write(ends[1] < 0 ? ends[0] : *ret_far, text, TEXT_BYTES) != TEXT_BYTES)
         return -1;
     return 0;
 }
