@@ -55,7 +55,7 @@ typedef struct ep_dispatch_args {
     int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_SCALE_WORDS, the same on all ranks; otherwise 0 */
     int32_t source_stride; /* of recv_source: as in ep_plan_metadata; 0 without it */
     int32_t *recv_source;  /* rank layout: [out_rows] as recv_source of ep_plan_metadata, with the rows. NULL: not
-                              wanted.  Expanded layout: must be NULL */
+                              wanted. Expanded layout: must be NULL */
 } ep_dispatch_args;
 
 #define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)

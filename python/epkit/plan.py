@@ -32,6 +32,9 @@ class Metadata(NamedTuple):
     rank_prefix: torch.Tensor  # [R, R] (i, j): tokens of the ranks 0..i for rank j
 
 
+_MADE_WHEN_READ = ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire")
+
+
 class Plan(OfThisProcess):
     """Made by Communicator.plan(). Depends on the routing alone: dispatch and combine may use it any number of times.
 
@@ -75,7 +78,7 @@ class Plan(OfThisProcess):
 
     def __getattr__(self, name: str) -> Any:
         """What few programs read, as lists, is made when it is read. It stays the same, but for a plan of fixed capacity."""
-        if name not in ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire") or "_native" not in self.__dict__:
+        if name not in _MADE_WHEN_READ or "_native" not in self.__dict__:
             raise AttributeError(f"Plan has no attribute {name!r}")
         _, _, n_send, n_wire, per_expert, from_rank, start = self._native.info()
         if self.n_recv is None:  # the library may know them meanwhile: whether it does is a matter of time
@@ -222,7 +225,7 @@ class Plan(OfThisProcess):
                             stream_pointer(self.comm.is_cuda, self.comm.device, stream))
         if self.fixed:
             self.n_recv, self._updated = None, True
-            for name in ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire"):
+            for name in _MADE_WHEN_READ:
                 self.__dict__.pop(name, None)
 
     def metadata(self, source_stride: int = 0, stream: Stream = None) -> Metadata:
@@ -237,8 +240,8 @@ class Plan(OfThisProcess):
         parts = self._metadata(source_stride, stream, Metadata._fields)
         return Metadata(*(getattr(parts, name) for name in Metadata._fields))
 
-    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False, more: int = 0) -> "_Parts":
-        """The fields of Metadata that are in `wanted`, in one allocation, which has room for `more` elements behind them.
+    def _metadata(self, source_stride: int, stream: Stream, wanted: Sequence[str], here: bool = False) -> "_Parts":
+        """The fields of Metadata that are in `wanted`, in one allocation.
 
         It is made in `stream`, or with `here` in torch's current stream.
         """
@@ -255,9 +258,8 @@ class Plan(OfThisProcess):
             parts.places[name] = shape, end
             offsets.append(end)
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
-        parts.end = end
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            parts.memory = empty((end + more,), torch.int32, self.comm.device)
+            parts.memory = empty((end,), torch.int32, self.comm.device)
         self._native.metadata(parts.memory, source_stride, pointer, *offsets)
         return parts
 
@@ -265,12 +267,11 @@ class Plan(OfThisProcess):
 class _Parts:
     """Fields of Metadata as attributes, tensors that are made when they are read; None: not wanted.
 
-    Attributes: memory, int32, that holds them all; end: the first element behind them; tensors: of all memory.
+    Attributes: memory, int32, that holds them all; tensors: of all memory.
     """
 
     def __init__(self) -> None:
         self.memory: torch.Tensor
-        self.end = 0
         self.places: Dict[str, Tuple[Tuple[int, ...], int]] = {}
 
     @property

@@ -253,7 +253,6 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
     device = inner->device;
     if (status == EP_OK)
         status = update(call, plan, &routing, device->info);
-    device = inner->device;
     if (status == EP_OK && !device->captured) {
         device->expected = cuda->updates;
         if (args->max_recv_tokens)
