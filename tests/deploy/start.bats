@@ -62,6 +62,13 @@ pod() {
     [[ "$output" == *saved* ]]
 }
 
+@test "a pod that is ended before its launcher runs ends too" {
+    echo 'exec sleep 300' >"$BATS_TEST_TMPDIR/launcher"
+    run -143 timeout 100 bash -c "$(declare -f pod); CHART='$CHART' BATS_TEST_TMPDIR='$BATS_TEST_TMPDIR'
+        pod 'printf \"#!/bin/sh\\nkill -TERM 1\\n\" >usr/local/bin/hostname; chmod +x usr/local/bin/hostname'"
+    [[ "$output" == *"the launcher ended with exit code 143"* ]]
+}
+
 @test "shells that mpirun starts get the launcher's environment from /tmp/export_init_env.sh, without secrets" {
     echo 'env -i bash -c "source /tmp/export_init_env.sh; echo \"[\$ODD] [\${HF_TOKEN-none}] [\$NNODES] [\$LD_LIBRARY_PATH]\""' >"$BATS_TEST_TMPDIR/launcher"
     run -0 pod 'mkdir -p usr/local/gib/lib64' "ODD=a 'b\" \$c" HF_TOKEN=hf_x LD_LIBRARY_PATH=/opt/lib

@@ -100,11 +100,32 @@ write_environment() {
     done >/tmp/export_init_env.sh
 }
 
-# Runs as a child, so that this process can forward signals: process 1 gets only signals that it handles.
+# Process 1 gets only the signals that it handles, so what it waits for is a child, to which it passes them on.
+child=
+pending=
+stopped=
+# shellcheck disable=SC2317,SC2329 # called by trap
+stop() {
+    stopped=yes
+    if [ -n "$child" ]; then
+        kill -TERM "$child" 2>/dev/null || true
+    else
+        pending=yes
+    fi
+}
+trap stop TERM INT
+
+# start COMMAND...: as the child; a signal that came before its number was known reaches it too
+start() {
+    child=
+    "$@" &
+    child=$!
+    [ -z "$pending" ] || kill -TERM "$child" 2>/dev/null || true
+}
+
 run_launcher() {
     local code=0
-    bash "$launcher" "$@" &
-    child=$!
+    start bash "$launcher" "$@"
     wait "$child" || code=$?
     # A trapped signal ends the first wait; the next one returns the exit code of the child.
     while kill -0 "$child" 2>/dev/null; do
@@ -113,20 +134,12 @@ run_launcher() {
     done
     return "$code"
 }
-child=
-stopped=
-# shellcheck disable=SC2317,SC2329 # called by trap
-stop() {
-    stopped=yes
-    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
-}
-trap stop TERM INT
 
 keep_pod() {
     say "$1; the pod stays for kubectl exec"
+    child=
     [ -z "$stopped" ] || return 0
-    sleep infinity &
-    child=$!
+    start sleep infinity
     wait "$child" || true
 }
 
