@@ -107,21 +107,18 @@ class Tree:
         `shared`: a dictionary, the same for several trees. Files of the same content are then one file under several
         names, which takes a quarter of the time; who changes such a tree has to replace files.
         """
+        os.makedirs(folder)
+        Disk(folder, shared).hold(self)
+
+    def files(self):
+        """All entries, with the environment and what is no file."""
         entries = dict(self.entries)
         if self.environment:
             entries["/proc/self/environ"] = b"".join(
                 f"{name}={value}\0".encode() for name, value in self.environment.items())
         if self.stats or self.answers or self.denied:
             entries["/epkit-overlay.json"] = (json.dumps(self.overlay(), indent=1) + "\n").encode()
-        made = {folder}
-        os.makedirs(folder)
-        for path, content in entries.items():
-            place = folder + path
-            if isinstance(content, Folder):
-                make_folder(place, made)
-            else:
-                make_folder(os.path.dirname(place), made)
-                write_entry(place, content, shared)
+        return entries
 
     def overlay(self):
         """What is no file, in the format of a snapshot."""
@@ -311,14 +308,46 @@ class Tree:
         self.folder("/dev/shm")
 
 
-def make_folder(place, made):
-    missing = []
-    while place not in made:
-        missing.append(place)
-        made.add(place)
-        place = os.path.dirname(place)
-    for place in reversed(missing):
-        os.mkdir(place)
+class Disk:
+    """A folder that is one tree after another: what the next one has in common with the last is not written again."""
+
+    def __init__(self, folder, shared=None):
+        self.folder = folder
+        self.shared = shared
+        self.entries = {}
+        self.folders = {""}
+
+    def hold(self, tree):
+        entries = tree.files()
+        folders = folders_of(entries)
+        stays = {path for path, entry in self.entries.items() if path in entries and same(entry, entries[path])}
+        for path, entry in self.entries.items():
+            if path not in stays and not isinstance(entry, Folder):
+                os.unlink(self.folder + path)
+                if self.shared and isinstance(entry, bytes) and self.shared.get(entry) == self.folder + path:
+                    del self.shared[entry]
+        for path in sorted(self.folders - folders, reverse=True):
+            os.rmdir(self.folder + path)
+        for path in sorted(folders - self.folders):
+            os.mkdir(self.folder + path)
+        for path, entry in entries.items():
+            if path not in stays and not isinstance(entry, Folder):
+                write_entry(self.folder + path, entry, self.shared)
+        self.entries, self.folders = entries, folders
+
+
+def folders_of(entries):
+    folders = {""}
+    for path, entry in entries.items():
+        place = path if isinstance(entry, Folder) else path.rpartition("/")[0]
+        while place not in folders:
+            folders.add(place)
+            place = place.rpartition("/")[0]
+    return folders
+
+
+def same(one, other):
+    return one == other if isinstance(one, bytes) else type(one) is type(other) and vars(one) == vars(other)
 
 
 def write_entry(place, content, shared):
