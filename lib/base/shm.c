@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
@@ -138,10 +137,13 @@ static ep_status find_file(const void *memory, size_t bytes, struct map_line *re
                                "beginning, with read and write access");
 }
 
-static bool is_file(const struct stat *info, const struct map_line *file)
+/* Not by fstat(): other threads may close theirs at any time, which ThreadSanitizer reports as a race with it. */
+static bool is_file(int fd, const struct map_line *file)
 {
-    return S_ISREG(info->st_mode) && (uint64_t)info->st_ino == file->inode && major(info->st_dev) == file->major &&
-           minor(info->st_dev) == file->minor;
+    struct statx info;
+
+    return statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_INO, &info) == 0 && S_ISREG(info.stx_mode) &&
+           info.stx_ino == file->inode && info.stx_dev_major == file->major && info.stx_dev_minor == file->minor;
 }
 
 /* A duplicate of this process's descriptor of a file; -1: it has none. */
@@ -149,16 +151,13 @@ static int find_descriptor(const struct map_line *file)
 {
     DIR *folder = opendir("/proc/self/fd");
     const struct dirent *entry;
-    struct stat info;
     int found = -1;
 
     while (folder && found < 0 && (entry = readdir(folder))) {
-        /* By name: other threads may close theirs at any time, which ThreadSanitizer reports as a race with fstat(). */
-        if (fstatat(dirfd(folder), entry->d_name, &info, 0) == 0 && is_file(&info, file))
+        if (entry->d_name[0] != '.' && is_file(atoi(entry->d_name), file))
             found = ep_fd_above_stdio(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
         /* Another thread may have closed it meanwhile, and its number may belong to another file. */
-        if (found >= 0 &&
-            (fstat(found, &info) != 0 || !is_file(&info, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {
+        if (found >= 0 && (!is_file(found, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {
             close(found);
             found = -1;
         }

@@ -95,14 +95,16 @@ bool mirror_new(struct rank_state *state, ep_comm *const comms[BOTH], const char
     return true;
 }
 
+static bool is_guard(const unsigned char *begin, const unsigned char *end)
+{
+    return begin == end || (*begin == GUARD && memcmp(begin, begin + 1, (size_t)(end - begin) - 1) == 0);
+}
+
 static bool has_guards(const struct block *block, size_t bytes)
 {
-    const unsigned char *begin = block->beside ? block->beside : block->base, *end = begin + block->total;
+    const unsigned char *begin = block->beside ? block->beside : block->base;
 
-    for (const unsigned char *p = begin; p < end; p++)
-        if ((p < block->at || p >= block->at + bytes) && *p != GUARD)
-            return false;
-    return true;
+    return is_guard(begin, block->at) && is_guard(block->at + bytes, begin + block->total);
 }
 
 bool mirror_free(struct rank_state *state, ep_comm *const comms[BOTH], struct mirror *mirror)
