@@ -29,20 +29,23 @@ teardown() {
     umount -l hang 2>/dev/null || true
 }
 
-# judged COMMAND CODE FILE: one document of that command, valid by its schema or by ending.json, with that exit code
+# judged COMMAND CODE FILE: one document of that command, valid by its schema or by ending.json, with that exit code.
+# No report has both errors and an exit code. Errors have all details, unless a signal ended the command.
 judged() {
-    local schema="cmd/$1/schema.json"
-    [ "$(jq -s length "$3")" -eq 1 ]
-    [ "$(jq -r .subcommand "$3")" = "$1" ]
-    [ "$(jq -r .schema_version "$3")" = 1 ]
-    # No report has both keys.
-    if [ "$(jq 'has("errors") and has("exit_code")' "$3")" = true ]; then
-        schema=common/ending.json
-        [ "$(jq -r .exit_code "$3")" -eq "$2" ]
-        # Errors have all details.
-        [ "$2" -gt 128 ] || [ "$(jq '[.errors[] | .what != "" and has("where") and has("why") and has("hint")] | all and length > 0' "$3")" = true ]
-    fi
-    [ "$(jq -r '.verdict // .result // "" | length' "$3")" -gt 0 ]
+    local schema="cmd/$1/schema.json" ending
+    ending=$(jq -s --arg command "$1" --argjson code "$2" '
+        if length != 1 then "not one document" else .[0] |
+            (has("errors") and has("exit_code")) as $ending |
+            if .subcommand != $command then "another command"
+            elif .schema_version != 1 then "another version"
+            elif $ending and .exit_code != $code then "another exit code"
+            elif $ending and $code <= 128 and (.errors | length == 0 or
+                any(.what == "" or (has("where") and has("why") and has("hint") | not))) then "an error without details"
+            elif (.verdict // .result // "" | length) == 0 then "no verdict"
+            else $ending end
+        end' "$3")
+    [[ "$ending" == true || "$ending" == false ]] || { echo "$3: $ending" && return 1; }
+    [ "$ending" = false ] || schema=common/ending.json
     python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/$schema" "$3"
 }
 
