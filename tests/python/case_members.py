@@ -20,6 +20,13 @@ def store_of(rank):
     return port[0] or dist.TCPStore("127.0.0.1", number[0], is_master=False)
 
 
+def end(store, rank, others):
+    """Rank 0 serves the store until the others need it no longer."""
+    store.set(f"end-{rank}", b"")
+    if rank == 0:
+        store.wait([f"end-{other}" for other in others])
+
+
 def layer(comm, seed):
     """Dispatch and combine by a plan and in low latency: each token returns as itself times what its members say."""
     torch.manual_seed(seed * 10 + comm.rank)
@@ -66,9 +73,7 @@ def test_members_change(rank, size):
             assert comm.failed_ranks()[2] == "EP_E_PEER_DEAD"
     assert comm.members == (0, 1, 3)
     comm.barrier()
-    store.set(f"end-{rank}", b"")
-    if rank == 0:  # it serves the store
-        store.wait(["end-1", "end-3"])
+    end(store, rank, (1, 3))
 
 
 def barriers(comm):
@@ -102,3 +107,4 @@ def test_members_refused(rank, size):
     assert comm.members == (rank,)
     assert torch.equal(comm.plan(torch.full((1, 1), rank), 3).dispatch(torch.ones(1, 64, dtype=torch.bfloat16)).x,
                        torch.ones(1, 64, dtype=torch.bfloat16))
+    end(store, rank, (1,))
