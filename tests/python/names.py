@@ -27,26 +27,37 @@ OTHERS = {
     "sgl-deep-ep": ("0.1.2.post1", ["__init__", "buffers/__init__", "buffers/elastic", "buffers/legacy", "envs", "utils/__init__"],
                     [f"deep_ep/_C.{SUFFIX}", "deep_ep/include/deep_ep/api.cuh"]),
 }
-# The other names: that of the package, an attribute of epkit's, and another distribution with it.
-MORE = {"deep_ep_v25": ("EPBuffer", "sgl-deep-ep-v25"), "nixl_ep": ("Buffer", "nixl")}
+# The other names, and another distribution with each.
+MORE = {"deep_ep_v25": "sgl-deep-ep-v25", "nixl_ep": "nixl"}
 OTHERS_MORE = {"sgl-deep-ep-v25": ("0.1.0rc0", ["__init__", "ep", "utils/__init__"], [f"deep_ep_v25/_C.{SUFFIX}"]),
                "nixl": ("1.5.1", ["__init__", "buffer"], [f"nixl_ep_cu13/nixl_ep_cpp.{SUFFIX}"])}
 OWN = ("epkit", "epkit-deep-ep")
 
-# What a program finds: the distribution of each module, and the warnings.
+# What a program finds: the distribution of each module, and the warnings; what "epkit.selftest --who" says of it. One
+# process, since to import torch takes most of the time.
 PROBE = """
-import importlib, json, sys, warnings
-found = {}
+import contextlib, importlib, importlib.util, io, json, runpy, sys, warnings
+found, said = {}, io.StringIO()
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
-    for name in ("deep_ep", "deep_ep.utils", "deep_ep._C", "deep_ep.buffers.legacy", "deep_ep_cpp"):
+    for name in sys.argv[1:]:
         try:
             module = importlib.import_module(name)
-            found[name] = getattr(module, "owner", "epkit" if "epkit" in (module.__file__ or "") else "nobody")
+            own = "/epkit/" in (module.__file__ or "") or hasattr(module, "Buffer") and module.Buffer.__module__.startswith("epkit.")
+            found[name] = getattr(module, "owner", "epkit" if own else "nobody")
         except ImportError as error:
             found[name] = None
-print(json.dumps([found, [str(one.message) for one in seen if "epkit" in str(one.message)]]))
+if importlib.util.find_spec("epkit"):
+    import epkit.compat.deep_ep
+    assert epkit.compat.deep_ep.Buffer.__module__.startswith("epkit.")
+    for name in [name for name in sys.modules if name.split(".")[0] in sys.argv[1:]]:
+        del sys.modules[name]
+    sys.argv = ["selftest", "--who"]
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        runpy.run_module("epkit.selftest", run_name="__main__")
+print(json.dumps([found, [str(one.message) for one in seen if "epkit" in str(one.message)], said.getvalue()]))
 """
+MODULES = ("deep_ep", "deep_ep.utils", "deep_ep._C", "deep_ep.buffers.legacy", "deep_ep_cpp")
 
 
 class Environment:
@@ -74,6 +85,9 @@ class Environment:
         assert not done.returncode, done.stderr
         return done.stdout
 
+    def probe(self, *names):
+        return json.loads(self.run("-c", PROBE, *names))
+
     def state(self):
         """What is in site-packages: names, and the contents of files that several distributions have."""
         return tuple((str(path.relative_to(self.site)), path.read_bytes() if path.parent.name == "deep_ep" else b"")
@@ -95,7 +109,7 @@ def other_wheel(folder, name, package_name="deep_ep"):
 
 def judge(environment, installed):
     """`installed`: names in the order of their installation."""
-    found, warnings = json.loads(environment.run("-c", PROBE))
+    found, warnings, said = environment.probe(*MODULES)
     others = [name for name in installed if name in OTHERS]
     what = f"{installed}: {found}, {warnings}"
     if set(OWN) <= set(installed):
@@ -112,13 +126,11 @@ def judge(environment, installed):
         elif others:
             assert found["deep_ep"] is None, what  # epkit-deep-ep without epkit: an error
     if "epkit" in installed:
-        said = environment.run("-m", "epkit.selftest", "--who")
         expected = "epkit's, by" if "epkit-deep-ep" in installed else \
             "not epkit's, but" if found["deep_ep"] not in (None, "nobody") else "not installed"
         assert said.startswith(f"deep_ep: {expected}"), said
         if len(others) > 1 and "not epkit's" in expected:
             assert "Remove all of them" in said, said
-        environment.run("-c", "import epkit.compat.deep_ep as one; assert one.Buffer.__module__.startswith('epkit.')")
 
 
 def orders(environment):
@@ -205,44 +217,34 @@ def empty(environment):
     environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", *OWN)
 
 
-PROBE_MORE = """
-import json, warnings
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    import {name}
-print(json.dumps([getattr({name}, "owner", "epkit" if hasattr({name}, "{attribute}") else "nobody"),
-                  [str(one.message) for one in seen if "epkit" in str(one.message)]]))
-"""
-
-
 def more(environment):
     """The names deep_ep_v25 and nixl_ep are epkit's where they are installed, in every order, and leave the others whole."""
-    for name, (attribute, other) in MORE.items():
-        of_name, probe = f"epkit-{name.replace('_', '-')}", PROBE_MORE.format(name=name, attribute=attribute)
+    for name, other in MORE.items():
+        of_name = f"epkit-{name.replace('_', '-')}"
         own = ("epkit", of_name)
         some = ((own, own), ((other,), (other,)))
         for first, last in itertools.product((own, (other,)), repeat=2) if os.environ.get("EPKIT_TEST_LONG") else some:
             for one in (*first, *((other,) if first == own else own)):
                 environment.install(one)
-            owner, warned = json.loads(environment.run("-c", probe))
-            assert owner == "epkit" and len(warned) == 1 and f"pip uninstall {of_name}" in warned[0] and other in warned[0], warned
+            owner, warned, said = environment.probe(name)
+            assert owner[name] == "epkit" and len(warned) == 1 and f"pip uninstall {of_name}" in warned[0] and other in warned[0], warned
             # Nothing may take the place of nixl, nor should it be removed: it has more than this package.
             assert ("wheel.sh --for" in warned[0]) == (f"pip uninstall {other}" in warned[0]) == (name != "nixl_ep"), warned
-            assert f"{name}: epkit's, by" in environment.run("-m", "epkit.selftest", "--who")
+            assert f"{name}: epkit's, by" in said, said
             environment.pip("uninstall", "--yes", *last)
             left = other if last == own else "epkit"
-            assert json.loads(environment.run("-c", probe)) == [left, []], (first, last)
+            assert environment.probe(name)[:2] == [{name: left}, []], (first, last)
             environment.pip("uninstall", "--yes", *((other,) if last == own else own))
 
 
 def empty_v25(environment):
     """A wheel without files is there for deep_ep_v25, and for nixl_ep, whose distributions have more, there is none."""
-    other, made = MORE["deep_ep_v25"][1], environment.folder / "v25"
+    other, made = MORE["deep_ep_v25"], environment.folder / "v25"
     made.mkdir()
     wheels.main(made, f"{other}==0.1.0rc0")
     environment.pip("install", "--no-index", "--find-links", environment.folder.parent / "own", "--find-links", made,
                     f"{other}==0.1.0rc0+epkit")
-    assert json.loads(environment.run("-c", PROBE_MORE.format(name="deep_ep_v25", attribute="EPBuffer"))) == ["epkit", []]
+    assert environment.probe("deep_ep_v25")[:2] == [{"deep_ep_v25": "epkit"}, []]
     environment.pip("install", "--no-index", f"{other}==0.1.0rc0")  # satisfied
     environment.pip("uninstall", "--yes", other, "epkit", "epkit-deep-ep-v25")
 
@@ -255,7 +257,7 @@ def main(own, torch):
         (folder / "work").mkdir()
         environment = Environment(folder / "work", torch)
         environment.wheels = {name: other_wheel(folder, name) for name in OTHERS}
-        environment.wheels.update({other: other_wheel(folder, other, name) for name, (_, other) in MORE.items()})
+        environment.wheels.update({other: other_wheel(folder, other, name) for name, other in MORE.items()})
         for name in (*OWN, *(f"epkit-{name.replace('_', '-')}" for name in MORE)):
             environment.wheels[name] = next((folder / "own").glob(f"{name.replace('-', '_')}-*.whl"))
         clean = environment.state()
