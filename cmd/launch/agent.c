@@ -87,7 +87,9 @@ static void do_hello(struct agent *agent, const json_t *request)
         send_error("disk", ep_last_error());
         return;
     }
-    follow_send(FOLLOW_ALIVE, 0);
+    agent->is_followed = json_is_true(json_object_get(request, "followed"));
+    if (agent->is_followed)
+        follow_send(FOLLOW_ALIVE);
     facts = agent_facts();
     json_object_set_new(facts, "dir", json_string(agent->folder.path ? agent->folder.path : ""));
     agent_event("hello", facts);
@@ -192,7 +194,7 @@ static void do_end(struct agent *agent, const json_t *request)
     /* The waiting process may have started only now: a script may launch one job after another. */
     if (json_object_get(request, "code"))
         for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
-             !follow_send(FOLLOW_END, job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
+             !follow_send(job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
             poll(NULL, 0, 50);
 
     agent_reap(agent);
@@ -247,8 +249,8 @@ static void keep_lease(struct agent *agent)
     if (now_ns > agent->sent_ns + (uint64_t)AGENT_HEARTBEAT_MS * 1000000u) {
         agent->sent_ns = now_ns;
         agent_event("heartbeat", json_object());
-        if (*agent->id)
-            follow_send(FOLLOW_ALIVE, 0);
+        if (agent->is_followed)
+            follow_send(FOLLOW_ALIVE);
     }
     if (now_ns > agent->heard_ns + AGENT_LEASE_S * UINT64_C(1000000000) || is_disconnected)
         agent->is_ending = true;

@@ -38,6 +38,7 @@ struct agent {
     char *input;
     size_t input_used;
     bool is_ending;
+    bool is_followed; /* a process waits here for the end (follow.h) */
 };
 
 /* --- agent.c --- */

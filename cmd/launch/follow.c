@@ -2,129 +2,77 @@
 #include "follow.h"
 
 #include "base/clock.h"
-#include "common/dir.h"
-#include "common/text.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <stddef.h>
+#include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define LOST_S 120 /* an agent sends a heartbeat every five seconds; another agent may take over */
-#define POLL_MS 1000
-#define PREFIX "epkit-follow-"
-#define RANDOM_BYTES 7
+#define COMM "epkit-follow"
 
-struct message {
-    int word, code;
-};
-
-/*
- * Pods may share the network, and so these addresses, with each other and with users of the host: the name contains the
- * pod's mount namespace, and random characters, so that others cannot take it before.
- */
-static socklen_t make_address(const char *random, struct sockaddr_un *ret_address)
+/* Pods may share their processes: one that waits in this pod has this mount namespace. */
+static bool is_follower(const char *pid, const char *pod)
 {
-    char pod[40] = "";
+    char path[300], text[64] = "";
+    struct stat info;
+    ssize_t n;
+    FILE *file;
+
+    snprintf(path, sizeof(path), "/proc/%s/comm", pid);
+    file = fopen(path, "re");
+    if (!file)
+        return false;
+    if (!fgets(text, sizeof(text), file) || strcmp(text, COMM "\n") != 0 || fstat(fileno(file), &info) != 0 ||
+        info.st_uid != geteuid())
+        text[0] = '\0';
+    fclose(file);
+    snprintf(path, sizeof(path), "/proc/%s/ns/mnt", pid);
+    n = *text ? readlink(path, text, sizeof(text) - 1) : -1;
+    text[n > 0 ? n : 0] = '\0';
+    return n > 0 && strcmp(text, pod) == 0;
+}
+
+bool follow_send(int code)
+{
+    char pod[64] = "";
+    DIR *folder = opendir("/proc");
+    struct dirent *item;
+    bool is_told = false;
 
     if (readlink("/proc/self/ns/mnt", pod, sizeof(pod) - 1) < 0)
         pod[0] = '\0';
-    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    snprintf(ret_address->sun_path + 1, sizeof(ret_address->sun_path) - 1, PREFIX "%u-%s-%s", (unsigned)geteuid(), pod,
-             random);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ret_address->sun_path + 1));
-}
-
-/* To all addresses of this form that there are: others can only add to them. */
-bool follow_send(enum follow_event word, int code)
-{
-    struct message message = {.word = (int)word, .code = code};
-    struct sockaddr_un address, named; /* named: what comes before the random part */
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    FILE *sockets = fd < 0 ? NULL : fopen("/proc/net/unix", "re");
-    char line[512], random[RANDOM_BYTES], *at;
-    bool is_told = false;
-    socklen_t length;
-
-    (void)make_address("", &named);
-    while (sockets && fgets(line, sizeof(line), sockets)) {
-        at = strstr(line, "@" PREFIX);
-        if (!at || !text_begins(at + 1, named.sun_path + 1) ||
-            sscanf(at + 1 + strlen(named.sun_path + 1), "%6[a-zA-Z0-9]", random) != 1)
-            continue;
-        length = make_address(random, &address);
-        is_told |= sendto(fd, &message, sizeof(message), MSG_NOSIGNAL, (struct sockaddr *)&address, length) > 0;
-    }
-    if (sockets)
-        fclose(sockets);
-    if (fd >= 0)
-        close(fd);
+    while (folder && (item = readdir(folder)))
+        if (atoi(item->d_name) > 0 && is_follower(item->d_name, pod))
+            is_told |= sigqueue((pid_t)atoi(item->d_name), SIGRTMIN, (union sigval){.sival_int = code}) == 0;
+    if (folder)
+        closedir(folder);
     return is_told;
-}
-
-/* Accepts only messages of this user: abstract addresses have no permissions. */
-static bool receive(int fd, struct message *ret_message)
-{
-    char space[CMSG_SPACE(sizeof(struct ucred))];
-    struct iovec part = {.iov_base = ret_message, .iov_len = sizeof(*ret_message)};
-    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
-    struct cmsghdr *control;
-    struct ucred peer;
-
-    if (recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != sizeof(*ret_message))
-        return false;
-    control = CMSG_FIRSTHDR(&header);
-    if (!control || control->cmsg_type != SCM_CREDENTIALS)
-        return false;
-    memcpy(&peer, CMSG_DATA(control), sizeof(peer));
-    return peer.uid == geteuid();
-}
-
-static int listen_here(void)
-{
-    char random[RANDOM_BYTES] = "XXXXXX";
-    struct sockaddr_un address;
-    socklen_t length;
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1;
-
-    dir_random(random);
-    length = make_address(random, &address);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
-        bind(fd, (struct sockaddr *)&address, length) != 0) {
-        int number = errno;
-
-        if (fd >= 0)
-            close(fd);
-        errno = number;
-        return -1;
-    }
-    return fd;
 }
 
 int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
 {
     uint64_t began_ns = ep_now_ns(), heard_ns = 0;
-    struct pollfd ready = {.fd = listen_here(), .events = POLLIN};
-    struct message message;
+    sigset_t signals;
+    siginfo_t info;
 
     ret_why[0] = '\0';
-    if (ready.fd < 0) {
-        snprintf(ret_why, bytes, "waiting for the launch: %s", strerror(errno));
-        return 1;
-    }
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGRTMIN);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    prctl(PR_SET_NAME, COMM);
     while (!*ret_why) {
         uint64_t now_ns;
 
-        if (poll(&ready, 1, POLL_MS) > 0 && receive(ready.fd, &message)) {
+        /* The kernel passes signals on from this user and root alone. */
+        if (sigtimedwait(&signals, &info, &(struct timespec){.tv_sec = 1}) == SIGRTMIN && info.si_code == SI_QUEUE) {
             heard_ns = ep_now_ns();
-            if (message.word == FOLLOW_END) {
-                close(ready.fd);
-                return message.code;
-            }
+            if (info.si_value.sival_int != FOLLOW_ALIVE)
+                return info.si_value.sival_int;
         }
         now_ns = ep_now_ns();
         if (!heard_ns && now_ns > began_ns + (uint64_t)begin_s * 1000000000u)
@@ -134,6 +82,5 @@ int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes
         else if (deadline_s && now_ns > began_ns + (uint64_t)(begin_s + deadline_s) * 1000000000u)
             snprintf(ret_why, bytes, "the launch did not end within %lld s", (long long)deadline_s);
     }
-    close(ready.fd);
     return 1;
 }

@@ -2,7 +2,7 @@
 /*
  * follow.h - all pods of a job run the same command. The first pod launches; the others wait until the launch is over
  * and end with its exit code, so that the job does as well. The agent that the first pod starts on each pod notifies
- * the process that waits there by datagrams to an abstract socket.
+ * the process that waits there, which it finds by its name, by a signal with a value.
  */
 #ifndef EP_LAUNCH_FOLLOW_H
 #define EP_LAUNCH_FOLLOW_H
@@ -11,10 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum follow_event { FOLLOW_ALIVE, FOLLOW_END };
+#define FOLLOW_ALIVE (-1) /* instead of an exit code: the launch is not over */
 
-/* False if no process waits (yet). */
-bool follow_send(enum follow_event word, int code);
+/* Sends the exit code of the launch. False if no process waits (yet). */
+bool follow_send(int code);
 
 /*
  * Waits for the launch to begin, for at most begin_s; then until it is over, for at most deadline_s (0: no limit).

@@ -38,7 +38,8 @@ static void set_up_node(struct node *node)
         node_send(node, hello);
         return;
     }
-    hello = json_pack("{s:s, s:s}", "do", "hello", "launch", launch->id);
+    hello = json_pack("{s:s, s:s, s:b}", "do", "hello", "launch", launch->id, "followed",
+                      launch->options->has_followers && node != launch->nodes);
     if (launch->options->job.files)
         json_object_set(hello, "files", launch->options->job.files);
     node_send(node, hello);
