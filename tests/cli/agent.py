@@ -12,8 +12,8 @@ import sys
 import time
 
 LIMIT_S = 120
-PROGRAM = """import signal, time
-signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))
+PROGRAM = """import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1], 'w').write('term'))
 print('ready', flush=True)
 while True:
     time.sleep(1)
@@ -22,25 +22,38 @@ while True:
 
 def main(epkit, how):
     mark = f"{time.monotonic_ns():017x}"
-    job = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True,
-                           env={**os.environ, "EPKIT_LAUNCH": mark})
-    agent = subprocess.Popen([epkit, "__node"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    term, write = os.pipe()
+    path = f"/proc/{os.getpid()}/fd/{write}"
+    agent = subprocess.Popen([epkit, "__node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(**request):
+        os.write(agent.stdin.fileno(), json.dumps(request, separators=(",", ":")).encode() + b"\n")
+
+    said = b""
+
+    def await_output(word):
+        nonlocal said
+        while word not in said:
+            said += os.read(agent.stdout.fileno(), 65536) or sys.exit(f"no {word} in {said}")
+
     try:
-        assert job.stdout.readline() == "ready\n"
-        end = json.dumps({"do": "end", "launch": mark, "grace_s": 600}, separators=(",", ":")).encode() + b"\n"
+        ask(do="hello", launch=mark)
+        ask(do="run", launch=mark, nodes=1, per_node=1, argv=[sys.executable, "-c", PROGRAM, path])
+        await_output(b"ready")
+        end = json.dumps({"do": "end", "grace_s": 600}, separators=(",", ":")).encode() + b"\n"
         os.write(agent.stdin.fileno(), end * (2 if how == "behind" else 1))
         if how == "cut":
-            assert job.stdout.readline() == "term\n"
+            assert os.read(term, 4) == b"term"
             half = end.index(b'nd"')
             os.write(agent.stdin.fileno(), end[:half])
             time.sleep(1)  # so that it is read by itself
             os.write(agent.stdin.fileno(), end[half:])
-        assert job.wait(LIMIT_S) == -9, job.returncode
+        await_output(b'"signal":9')
+        await_output(b'"left":0')
         assert agent.wait(LIMIT_S) == 0, agent.returncode
     finally:
-        for process in (job, agent):
-            process.kill()
-            process.wait()
+        agent.kill()
+        agent.wait()
 
 
 main(*sys.argv[1:])
