@@ -6,7 +6,6 @@
 #include "common/capture.h"
 #include "common/clean.h"
 #include "follow.h"
-#include "frame.h"
 #include "location.h"
 
 #include <errno.h>
@@ -27,9 +26,9 @@
 #define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
 
-static bool is_disconnected; /* the launcher does not read frames any more */
+static bool is_disconnected; /* the launcher does not read any more */
 
-static bool agent_write(const char *data, size_t bytes)
+static void agent_write(const char *data, size_t bytes)
 {
     struct pollfd ready = {.fd = STDOUT_FILENO, .events = POLLOUT};
 
@@ -45,27 +44,31 @@ static bool agent_write(const char *data, size_t bytes)
             is_disconnected = true;
         }
     }
-    return !is_disconnected;
 }
 
-bool agent_send(char kind, int rank, const char *data, size_t bytes)
+void agent_send_line(int rank, const char *text, size_t bytes)
 {
-    char head[64];
+    static char line[LINE_OUTPUT_MAX + 32];
+    size_t n = (size_t)snprintf(line, sizeof(line), "%c%c%d ", LINE_MARK, LINE_OUTPUT, rank);
 
-    return agent_write(head, frame_head(kind, rank, bytes, head)) && agent_write(data, bytes);
+    memcpy(line + n, text, bytes);
+    line[n + bytes] = '\n';
+    agent_write(line, n + bytes + 1);
 }
 
-bool agent_event(const char *name, json_t *object)
+void agent_event(const char *name, json_t *object)
 {
-    char *text;
-    bool is_sent;
+    char *text, *line = NULL;
+    int n;
 
     json_object_set_new(object, "event", json_string(name));
     text = json_dumps(object, JSON_COMPACT);
     json_decref(object);
-    is_sent = text && agent_send('J', 0, text, strlen(text));
+    n = text ? asprintf(&line, "%c%c0 %s\n", LINE_MARK, LINE_EVENT, text) : -1;
+    if (n >= 0)
+        agent_write(line, (size_t)n);
+    free(n >= 0 ? line : NULL);
     free(text);
-    return is_sent;
 }
 
 static void send_error(const char *layer, const char *text)
@@ -322,6 +325,8 @@ int agent_main(void)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     fcntl(STDIN_FILENO, F_SETFL, O_NONBLOCK);
     fcntl(STDOUT_FILENO, F_SETFL, O_NONBLOCK);
+    /* A greeting may have no end. */
+    agent_write("\n", 1);
     agent_event("up", json_object());
     while (!agent.is_ending) {
         step(&agent, signals);

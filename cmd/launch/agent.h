@@ -2,20 +2,20 @@
 /*
  * agent.h - epkit on a node, started by the launcher over ssh.
  *
- * It reads requests from standard input, one JSON object per line, and sends frames (frame.h) to standard output. It
+ * It reads requests from standard input, one JSON object per line, and sends lines (lines.h) to standard output. It
  * runs the ranks of its node, or under mpirun forwards their output. It ends everything that belongs to the launch on
  * request, when its input ends (the launcher died, or the connection did), when it has received nothing for the time of
  * its lease, or on SIGTERM, SIGINT or SIGHUP.
  *
  * Requests, by the member "do":
- *   - "hello": "launch" JOB_MARK's value, "files": {name: text}, "followed": does a process wait for the end (follow.h)?
- *     Answered by the event "hello" or "error".
+ *   - "hello": "launch" JOB_MARK's value, "files": {name: text}, "followed": does a process wait for the end
+ * (follow.h)? Answered by the event "hello" or "error".
  *   - "location": an object for location_find(); event "location".
  *   - "doctor": "timeout_s": runs epkit doctor --json; event "doctor" with its "output".
  *   - "nics": event "nics" with the bytes that each port has sent and received since the first request.
  *   - "run": a spec (job.h); with "mpi": true mpirun starts the ranks; event "run", then "exit" for each rank.
- *   - "end": "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With "code": the
- *     launch is over, for processes that follow it (follow.h).
+ *   - "end": "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With "code":
+ * the launch is over, for processes that follow it (follow.h).
  *   - "heartbeat": renews the lease.
  */
 #ifndef EP_LAUNCH_AGENT_H

@@ -5,6 +5,7 @@
 
 #include "agent.h"
 #include "launch_job.h"
+#include "lines.h"
 
 #include "common/temporary.h"
 
@@ -24,6 +25,7 @@ struct agent_rank {
     pid_t pid;   /* PID, if it is a child of the agent; 0: ended, or started by mpirun */
     int control; /* socket to the process that mpirun started; -1: none */
     int fds[2];  /* its standard output and error; -1: closed */
+    struct line_buffer lines[2];
 };
 
 struct agent {
@@ -43,11 +45,11 @@ struct agent {
 
 /* --- agent.c --- */
 
-/* Sends a frame; false when the launcher does not read any more. */
-bool agent_send(char kind, int rank, const char *data, size_t bytes);
+/* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes. */
+void agent_send_line(int rank, const char *text, size_t bytes);
 
 /* Sends {"event": name, ...} and consumes `object`, which holds the other members. */
-bool agent_event(const char *name, json_t *object);
+void agent_event(const char *name, json_t *object);
 
 /* --- agent_ranks.c --- */
 

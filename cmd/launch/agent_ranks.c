@@ -132,22 +132,27 @@ ep_status agent_start_ranks(struct agent *agent)
 /* --- output and end --- */
 
 struct output {
-    char kind;
-    int local;
+    struct agent_rank *rank;
+    int which;
 };
 
-static void send_output(void *context, const char *data, size_t bytes)
+static void send_line(void *context, const char *text, size_t bytes)
+{
+    agent_send_line(((const struct agent_rank *)context)->local, text, bytes);
+}
+
+static void add_output(void *context, const char *data, size_t bytes)
 {
     const struct output *output = context;
 
-    agent_send(output->kind, output->local, data, bytes);
+    line_add(&output->rank->lines[output->which], LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
 }
 
 void agent_read_rank(struct agent_rank *rank, int which, int reads)
 {
-    struct output output = {which ? 'E' : 'O', rank->local};
-
-    process_read(&rank->fds[which], reads, send_output, &output);
+    process_read(&rank->fds[which], reads, add_output, &(struct output){rank, which});
+    if (rank->fds[which] < 0)
+        line_end(&rank->lines[which], send_line, rank);
 }
 
 /* Reports the end of a rank, after its output. Descendants may hold its pipes: what they write later is forwarded. */
@@ -155,8 +160,10 @@ static void end_rank(struct agent_rank *rank, int code, int signal)
 {
     rank->pid = 0;
     process_close_fd(&rank->control);
-    agent_read_rank(rank, 0, READS_AT_END);
-    agent_read_rank(rank, 1, READS_AT_END);
+    for (int which = 0; which < 2; which++) {
+        agent_read_rank(rank, which, READS_AT_END);
+        line_end(&rank->lines[which], send_line, rank);
+    }
     agent_event("exit", json_pack("{s:i, s:i, s:i}", "rank", rank->local, "code", code, "signal", signal));
 }
 
@@ -198,9 +205,13 @@ void agent_read_control(struct agent_rank *rank)
 void agent_free_ranks(struct agent *agent)
 {
     for (int i = 0; i < agent->n_ranks; i++) {
-        process_close_fd(&agent->ranks[i].control);
-        process_close_fd(&agent->ranks[i].fds[0]);
-        process_close_fd(&agent->ranks[i].fds[1]);
+        struct agent_rank *rank = &agent->ranks[i];
+
+        process_close_fd(&rank->control);
+        for (int which = 0; which < 2; which++) {
+            process_close_fd(&rank->fds[which]);
+            line_end(&rank->lines[which], send_line, rank);
+        }
     }
     agent->n_ranks = 0;
     process_close_fd(&agent->listener);

@@ -348,11 +348,10 @@ static void done(struct launch *launch)
     for (int i = 0; launch->nodes && i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
 
-        frame_reader_done(&node->reader);
+        free(node->stream.text);
         json_decref(node->facts);
         json_decref(node->reply);
         json_decref(node->nics);
-        free(node->lines);
     }
     if (launch->log)
         fclose(launch->log);

@@ -33,10 +33,9 @@ static void retry(struct node *node, uint64_t now_ns)
         node->retry_ns = now_ns + RETRY_MS * UINT64_C(1000000);
     } else if (now_ns > node->retry_ns) {
         remote_reset(node->remote);
-        frame_reader_done(&node->reader);
         node->state = NODE_CONNECTING;
         node->failed_at = NULL;
-        node->has_frames = false;
+        node->has_answered = false;
         node->stray[0] = '\0';
         node->retry_ns = 0;
     }

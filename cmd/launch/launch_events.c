@@ -116,38 +116,26 @@ static void handle_event(struct node *node, json_t *event)
     }
 }
 
-/* Output that is not from the agent: it may explain a failure. */
-static void keep_stray(struct node *node, const char *data, size_t bytes)
-{
-    const char *end = memchr(data, '\036', bytes);
-    size_t begin, n = end ? (size_t)(end - data) : bytes;
-    char line[sizeof(node->stray)];
-
-    while (n > 0 && strchr("\r\n\t ", data[n - 1]))
-        n--;
-    for (begin = n; begin > 0 && data[begin - 1] != '\n' && n - begin < sizeof(line) - 1; begin--)
-        ;
-    if (n == begin)
-        return;
-    memcpy(line, data + begin, n - begin);
-    line[n - begin] = '\0';
-    text_clean(line, node->stray, sizeof(node->stray));
-}
-
-static void handle_frame(const struct frame *frame, void *context)
+/* A line of the agent, or of what ran before it, which may explain a failure. */
+static void handle_line(void *context, const char *text, size_t bytes)
 {
     struct node *node = context;
+    int rank, length = 0;
+    char kind;
     json_t *event;
 
-    node->has_frames = true;
-
-    if (frame->kind != 'J') {
-        if (frame->rank < node->launch->per_node)
-            node_write(node, frame->rank, frame->kind == 'E', frame->data, frame->bytes);
+    if (*text != LINE_MARK || sscanf(text + 1, "%c%5d%n", &kind, &rank, &length) != 2 || text[length + 1] != ' ') {
+        if (!node->has_answered && text[strspn(text, "\r\t ")])
+            text_clean(text, node->stray, sizeof(node->stray));
         return;
     }
-    event = json_loadb(frame->data, frame->bytes, 0, NULL);
-    if (event && !node->remote->is_ended)
+    node->has_answered = true;
+    text += length + 2;
+    bytes -= (size_t)length + 2;
+    if (kind == LINE_OUTPUT && rank >= 0 && rank < node->launch->per_node)
+        node_write(node, rank, text, bytes);
+    event = kind == LINE_EVENT && !node->remote->is_ended ? json_loadb(text, bytes, 0, NULL) : NULL;
+    if (event)
         handle_event(node, event);
     json_decref(event);
 }
@@ -157,9 +145,7 @@ void node_on_output(struct remote *remote, const char *data, size_t bytes)
     struct node *node = remote->context;
 
     node->heard_ns = ep_now_ns();
-    if (!node->has_frames)
-        keep_stray(node, data, bytes);
-    if (frame_read(&node->reader, data, bytes, handle_frame, node) != 0)
+    if (!line_add(&node->stream, LINE_EVENT_MAX, data, bytes, handle_line, node))
         remote_fail(remote, "memory", "no memory for its output");
 }
 
@@ -170,13 +156,14 @@ void node_on_end(struct remote *remote)
     enum node_state before = node->state;
     char why[400];
 
+    line_flush(&node->stream, handle_line, node);
     node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
     if (node->is_clean)
         return;
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",
                  remote->failed_at ? remote->why : "the connection ended without an answer from epkit",
-                 *node->stray && !node->has_frames ? "; it wrote: " : "", node->has_frames ? "" : node->stray);
+                 *node->stray && !node->has_answered ? "; it wrote: " : "", node->has_answered ? "" : node->stray);
         set_failure(node, remote->failed_at ? remote->failed_at : "answer", why);
         return;
     }

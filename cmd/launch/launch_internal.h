@@ -3,9 +3,9 @@
 #ifndef EP_LAUNCH_LAUNCH_INTERNAL_H
 #define EP_LAUNCH_LAUNCH_INTERNAL_H
 
-#include "frame.h"
 #include "launch.h"
 #include "launch_job.h"
+#include "lines.h"
 #include "location.h"
 #include "remote.h"
 
@@ -13,7 +13,6 @@
 
 #include <stdio.h>
 
-#define LINE_MAX_BYTES 16384         /* of a rank's output; longer lines are cut in pieces */
 #define QUEUE_PAUSE_BYTES (1u << 20) /* of output that has not been read: above it the nodes have to wait */
 
 enum node_state {
@@ -21,12 +20,6 @@ enum node_state {
     NODE_READY,  /* the agent has answered */
     NODE_FAILED, /* it did not answer, or was lost */
     NODE_ENDED   /* ended normally */
-};
-
-/* Output without a newline yet. */
-struct line_buffer {
-    char *text;
-    size_t used;
 };
 
 struct launch;
@@ -38,7 +31,7 @@ struct node {
     const char *name;    /* for messages and files: the address, with the port where several hosts share an address */
     char numbered[300];
     struct remote *remote;
-    struct frame_reader reader;
+    struct line_buffer stream; /* of its agent */
     enum node_state state;
     int rank; /* position in the sorted list */
     uint64_t retry_ns;
@@ -52,8 +45,8 @@ struct node {
     json_t *reply;  /* to the last request; NULL: none */
     json_t *nics;   /* their traffic during the run */
 
-    bool has_frames;
-    char stray[120]; /* the last line on its standard output before the first frame: from a login script or nologin */
+    bool has_answered;
+    char stray[120]; /* the last line on its standard output before the agent's: from a login script or nologin */
 
     const char *failed_at; /* the layer; NULL: no failure */
     char why[400];
@@ -65,7 +58,6 @@ struct node {
 
     FILE *log;
     bool has_log_failed;
-    struct line_buffer *lines; /* two for each rank */
     char last_line[120];
     int last_rank; /* the rank that wrote it */
 };
@@ -139,17 +131,8 @@ void launch_fail(struct launch *launch, struct node *node, int code, const char 
 
 /* --- launch_output.c --- */
 
-/* Adds output, and passes on each complete line, NUL-terminated. */
-void line_add(struct line_buffer *buffer, const char *data, size_t bytes,
-              void (*on_line)(void *context, const char *text, size_t bytes), void *context);
-
-/* Passes on the rest, and frees the buffer. */
-void line_end(struct line_buffer *buffer, void (*on_line)(void *context, const char *text, size_t bytes),
-              void *context);
-
-/* Adds output of a rank. */
-void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes);
-void node_flush_lines(struct node *node);
+/* A line that a rank has written. */
+void node_write(struct node *node, int rank, const char *text, size_t bytes);
 void launch_log(struct launch *launch, const char *text);
 
 /* Writes as much as the reader accepts now. */

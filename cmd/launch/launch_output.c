@@ -133,48 +133,12 @@ static void log_line(struct node *node, const char *text, size_t bytes)
         log_failed(launch, node->name, &node->has_log_failed);
 }
 
-void line_add(struct line_buffer *buffer, const char *data, size_t bytes,
-              void (*on_line)(void *context, const char *text, size_t bytes), void *context)
+void node_write(struct node *node, int rank, const char *text, size_t bytes)
 {
-    if (!buffer->text)
-        buffer->text = malloc(LINE_MAX_BYTES + 1);
-    while (buffer->text && bytes > 0) {
-        const char *newline = memchr(data, '\n', bytes);
-        size_t length = newline ? (size_t)(newline - data) : bytes;
-        size_t room = LINE_MAX_BYTES - buffer->used, taken = length < room ? length : room;
-        bool is_line = newline && taken == length;
-
-        memcpy(buffer->text + buffer->used, data, taken);
-        buffer->used += taken;
-        data += taken + is_line;
-        bytes -= taken + is_line;
-        if (is_line || buffer->used == LINE_MAX_BYTES) {
-            buffer->text[buffer->used] = '\0';
-            on_line(context, buffer->text, buffer->used);
-            buffer->used = 0;
-        }
-    }
-}
-
-void line_end(struct line_buffer *buffer, void (*on_line)(void *context, const char *text, size_t bytes), void *context)
-{
-    if (buffer->used)
-        line_add(buffer, "\n", 1, on_line, context);
-    free(buffer->text);
-    *buffer = (struct line_buffer){0};
-}
-
-struct rank_line {
-    struct node *node;
-    int rank;
-};
-
-static void write_line(void *context, const char *text, size_t bytes)
-{
-    struct node *node = ((struct rank_line *)context)->node;
-    int rank = ((struct rank_line *)context)->rank;
     char prefix[300];
 
+    node->output_ns = ep_now_ns();
+    node->n_silent = 0;
     if (bytes && text[bytes - 1] == '\r')
         bytes--;
     if (node->launch->per_node > 1)
@@ -189,23 +153,4 @@ static void write_line(void *context, const char *text, size_t bytes)
         snprintf(node->last_line, sizeof(node->last_line), "%.*s", (int)(bytes < 100 ? bytes : 100), text);
         node->last_rank = rank;
     }
-}
-
-void node_write(struct node *node, int rank, bool is_error, const char *data, size_t bytes)
-{
-    int at = 2 * rank + is_error;
-    struct rank_line line = {node, rank};
-
-    node->output_ns = ep_now_ns();
-    node->n_silent = 0;
-    if (!node->lines)
-        node->lines = calloc((size_t)node->launch->per_node * 2, sizeof(*node->lines));
-    if (node->lines)
-        line_add(&node->lines[at], data, bytes, write_line, &line);
-}
-
-void node_flush_lines(struct node *node)
-{
-    for (int i = 0; node->lines && i < 2 * node->launch->per_node; i++)
-        line_end(&node->lines[i], write_line, &(struct rank_line){node, i / 2});
 }

@@ -215,8 +215,7 @@ void launch_end(struct launch *launch)
         else if (launch->nodes[i].state == NODE_CONNECTING)
             remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
     mpirun_end(launch);
-    launch_wait(launch, is_clean,
-                ep_now_ns() + (uint64_t)(grace_s + END_SECONDS) * 1000000000u);
+    launch_wait(launch, is_clean, ep_now_ns() + (uint64_t)(grace_s + END_SECONDS) * 1000000000u);
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
 
@@ -224,7 +223,6 @@ void launch_end(struct launch *launch)
             launch_note(launch, "%s: its agent did not confirm that everything has ended", node->name);
         if (node->n_left > 0)
             launch_note(launch, "%s: %d processes could not be killed", node->name, node->n_left);
-        node_flush_lines(node);
         if (node->log && fclose(node->log) != 0)
             node->has_log_failed = true;
         node->log = NULL;

@@ -170,7 +170,7 @@ static void split_lines(void *context, const char *data, size_t bytes)
 {
     const struct output *output = context;
 
-    line_add(output->buffer, data, bytes, handle_line, output->launch);
+    line_add(output->buffer, LINE_OUTPUT_MAX, data, bytes, handle_line, output->launch);
 }
 
 static void read_pipe(struct launch *launch, int which, int reads)
