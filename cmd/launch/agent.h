@@ -34,11 +34,11 @@ int agent_rank_main(void);
 /* --- rails.c: the ports that the job ib-write-bw measures --- */
 
 #define RAILS_COMMAND "__rails"      /* epkit __rails LIST COMMAND...: executes COMMAND on a node */
-#define RAILS_VARIABLE "EPKIT_RAILS" /* of COMMAND: "mlx5_0:1 mlx5_1:1" */
+#define RAILS_VARIABLE "EPKIT_RAILS" /* of COMMAND: "mlx5_0:1,mlx5_1:1" */
 
 /*
- * LIST, or where it is empty the ports that the best assignment gives to GPUs; without GPUs the active ports of all
- * NICs that carry data. `argv` begins with RAILS_COMMAND. Returns an exit code unless COMMAND is executed.
+ * LIST, or where it is empty the active ports of all NICs that carry data. `argv` begins with RAILS_COMMAND. Returns an
+ * exit code unless COMMAND is executed.
  */
 int rails_main(int argc, char **argv);
 

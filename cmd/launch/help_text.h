@@ -11,7 +11,7 @@
     "Jobs: hostname; epkit-test MATRIX; deepep-intranode, deepep-internode, deepep-lowlatency, deepep-v2 (DeepEP's own tests "           \
     "where they are installed, 2048 tokens, hidden 7168, 256 experts, top-8; 128 tokens for lowlatency); nccl "                          \
     "TEST (nccl-tests, -b 2M -e 16G -f 2 -n 1 -g 1 -w 10); nccl-init; ib-write-bw [DEVICE...] (-F, on RoCE -x 3, neighbours "            \
-    "in pairs: the NICs that 'epkit topo' assigns to GPUs, or those named). "                                                            \
+    "in pairs: the NICs that carry data, by 'epkit topo', or those named). "                                                             \
     "Anything else is a program. They begin with 'epkit doctor' on all nodes. To give options "                                          \
     "to the program, put -- in front of it.\n"                                                                                           \
     "\n"                                                                                                                                 \

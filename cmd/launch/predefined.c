@@ -16,57 +16,24 @@
 
 /* --- the ports that ib-write-bw measures --- */
 
-#define LIST_BYTES 4096
-
-/* Adds a port that is not in the list yet. */
-static void add(const struct topo *topo, int nic, int port, struct text *list)
+/* The ports of this machine that carry data; an exit code. */
+static int find_ports(char *ret_list, size_t bytes)
 {
-    char entry[128], spaced[LIST_BYTES + 2];
-
-    snprintf(entry, sizeof(entry), " %s:%d ", topo->nics[nic].name, port);
-    snprintf(spaced, sizeof(spaced), " %s ", list->bytes);
-    if (!strstr(spaced, entry))
-        text_add(list, "%s%s:%d", list->n ? " " : "", topo->nics[nic].name, port);
-}
-
-/* The ports of GPUs; without GPUs those that carry data. */
-static void list_ports(const struct topo *topo, const struct map *map, struct text *list)
-{
-    for (int gpu = 0; gpu < map->n; gpu++) {
-        const struct map_choice *choice = &map->choices[gpu];
-
-        if (choice->nic >= 0)
-            add(topo, choice->nic, choice->port, list);
-        for (int i = 0; i < choice->n_more; i++)
-            add(topo, choice->more[i].nic, choice->more[i].port, list);
-    }
-    for (int nic = 0; map->n == 0 && nic < topo->n_nics; nic++)
-        for (int i = 0; i < topo->nics[nic].n_ports && topo->nics[nic].role == TOPO_ROLE_DATA; i++)
-            if (topo->nics[nic].ports[i].active)
-                add(topo, nic, topo->nics[nic].ports[i].number, list);
-}
-
-/* Writes the ports of this machine; an exit code. */
-static int find(char ret_list[LIST_BYTES])
-{
-    struct text list = text_in(ret_list, LIST_BYTES);
     struct source *source = NULL;
     struct topo *topo = NULL;
-    struct map *map = NULL;
     int code = CMD_FAILED;
 
-    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK || map_best(topo, &map) != EP_OK) {
+    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK) {
         fprintf(stderr, "epkit: %s\n", ep_last_error());
     } else {
-        list_ports(topo, map, &list);
-        code = list.n ? CMD_FINE : CMD_UNSUPPORTED;
+        snprintf(ret_list, bytes, "%s", map_nccl(topo));
+        code = *ret_list ? CMD_FINE : CMD_UNSUPPORTED;
         if (code != CMD_FINE)
             fputs(topo->n_nics == 0 ? "epkit: there is no RDMA device\n"
                                     : "epkit: no RDMA device carries data here ('epkit topo' says why): name those to "
                                       "measure\n",
                   stderr);
     }
-    map_free(map);
     topo_free(topo);
     source_free(source);
     return code;
@@ -74,7 +41,7 @@ static int find(char ret_list[LIST_BYTES])
 
 int rails_main(int argc, char **argv)
 {
-    char list[LIST_BYTES];
+    char list[4096] = "";
     int code = CMD_FINE;
 
     if (argc < 3) {
@@ -82,7 +49,7 @@ int rails_main(int argc, char **argv)
         return CMD_USAGE;
     }
     if (!*argv[1])
-        code = find(list);
+        code = find_ports(list, sizeof(list));
     if (code != CMD_FINE)
         return code;
     setenv(RAILS_VARIABLE, *argv[1] ? argv[1] : list, 1);
@@ -242,7 +209,7 @@ static const char ring_program[] =
     "    [ $round = 0 ] || [ $NNODES -gt 2 ] || exit 0\n"
     "    place=$(((RANK - round + NNODES) % NNODES)) port=$((18515 + 1000 * round))\n"
     "    [ $((place % 2)) = 1 ] || [ $((place + 1)) -lt $NNODES ] || continue\n"
-    "    for rail in $" RAILS_VARIABLE "; do\n"
+    "    for rail in $(echo \"$" RAILS_VARIABLE "\" | tr '=,' '  '); do\n"
     "        port=$((port + 1)) device=${rail%:*} tries=0\n"
     "        set -- -d $device -i ${rail##*:} -F -p $port\n"
     "        [ \"$(cat \"/sys/class/infiniband/$device/ports/${rail##*:}/link_layer\" 2>/dev/null)\" = InfiniBand ] ||\n"
@@ -270,7 +237,7 @@ static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char *
             ep_fail(EP_E_ARG, "ib-write-bw: more than %zu characters of devices", sizeof(list) - 1);
             return NULL;
         }
-        text_append(list, sizeof(list), "%s%s%s", i ? " " : "", args[i], strchr(args[i], ':') ? "" : ":1");
+        text_append(list, sizeof(list), "%s%s%s", i ? "," : "", args[i], strchr(args[i], ':') ? "" : ":1");
     }
     return json_pack("{s:[sssssss], s:b}", "argv", "epkit", RAILS_COMMAND, list, "sh", "-c", ring_program, "sh",
                      "is_epkit", true);
