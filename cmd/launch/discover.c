@@ -184,30 +184,6 @@ static ep_status from_indexed_job(struct hosts *hosts, struct hosts_source *sour
     return set_pods(source, index, what, name);
 }
 
-/* In a heterogeneous job each component has a list of nodes; SLURM_JOB_NODELIST is only that of the first. */
-static ep_status add_components(const char *size, struct hosts *hosts)
-{
-    const char *form = strstr(size, "HET") ? "SLURM_JOB_NODELIST_HET_GROUP_%ld" : "SLURM_JOB_NODELIST_PACK_GROUP_%ld";
-    long n = 0;
-
-    EP_TRY(number_of(size, 1, HOSTS_MAX, &n));
-    for (long i = 0; i < n; i++) {
-        struct hosts part = {0};
-        char name[80];
-        ep_status status;
-
-        snprintf(name, sizeof(name), form, i);
-        if (!variable(name))
-            return ep_fail(EP_E_ARG, "%s is %ld, and %s is not set", size, n, name);
-        status = hosts_add_list(name, variable(name), &part);
-        if (status == EP_OK)
-            status = hosts_join(&part, hosts);
-        hosts_done(&part);
-        EP_TRY(status);
-    }
-    return EP_OK;
-}
-
 /*
  * In a step (srun) every task runs the command, on some or all nodes of the job; in sbatch and salloc it runs once. A
  * batch script has SLURM_PROCID too, but is not a task of a step: only a task has a step number.
@@ -226,10 +202,10 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
         name = "SLURM_STEP_NODELIST";
         list = variable(name);
     }
-    if (n == 1 && (variable("SLURM_HET_SIZE") || variable("SLURM_PACK_SIZE")))
-        EP_TRY(add_components(variable("SLURM_HET_SIZE") ? "SLURM_HET_SIZE" : "SLURM_PACK_SIZE", hosts));
-    else
-        EP_TRY(hosts_add_list(name, list, hosts));
+    /* Each component of a heterogeneous job has a list of nodes; this is that of the first one. */
+    if (n == 1 && variable("SLURM_HET_SIZE"))
+        return ep_fail(EP_E_ARG, "a heterogeneous job of Slurm has several lists of nodes: give --hosts");
+    EP_TRY(hosts_add_list(name, list, hosts));
     if (n > 1)
         source->index = (int)index;
     snprintf(source->text, sizeof(source->text), "Slurm job %.40s", job ? job : "(no number)");
@@ -244,8 +220,6 @@ static const struct file_variable {
     {"OMPI_MCA_orte_default_hostfile", HOSTS_OPEN_MPI},
     {"PRTE_MCA_prte_default_hostfile", HOSTS_OPEN_MPI},
     {"OMPI_MCA_hostfile", HOSTS_OPEN_MPI},
-    {"HYDRA_HOST_FILE", HOSTS_HYDRA},
-    {"I_MPI_HYDRA_HOST_FILE", HOSTS_HYDRA},
     {"PBS_NODEFILE", HOSTS_REPEATED},
     {"LSB_DJOB_HOSTFILE", HOSTS_REPEATED},
 };

@@ -78,13 +78,6 @@ static bool split_port(char *text, char *ret_port)
     return true;
 }
 
-/* MPICH and Horovod write "HOST:8" for 8 slots. */
-static void take_slots(struct host *host)
-{
-    host->slots = atoi(host->port);
-    host->port[0] = '\0';
-}
-
 /*
  * "HOST", "USER@HOST:222", "[2001:db8::1]:222", "2001:db8::1". A number below 22, the port of ssh, is one of slots, as
  * MPICH and Horovod write it: "HOST:8".
@@ -98,8 +91,10 @@ static ep_status host_parse(const char *word, struct host *ret_host)
     if (snprintf(text, sizeof(text), "%s", word) < (int)sizeof(text) && split_port(text, host.port) &&
         is_target(text)) {
         memcpy(host.target, text, sizeof(text));
-        if (*host.port && atoi(host.port) < LOWEST_PORT)
-            take_slots(&host);
+        if (*host.port && atoi(host.port) < LOWEST_PORT) {
+            host.slots = atoi(host.port);
+            host.port[0] = '\0';
+        }
         *ret_host = host;
         return EP_OK;
     }
@@ -139,14 +134,6 @@ static ep_status append(const struct host *host, struct hosts *hosts)
         hosts->capacity = capacity;
     }
     hosts->list[hosts->n++] = *host;
-    return EP_OK;
-}
-
-ep_status hosts_join(const struct hosts *more, struct hosts *hosts)
-{
-    for (int i = 0; i < more->n; i++)
-        if (find(hosts, &more->list[i]) < 0)
-            EP_TRY(append(&more->list[i], hosts));
     return EP_OK;
 }
 
@@ -284,8 +271,6 @@ static ep_status add_line_host(const char *file, int number, const struct settin
     if (host_parse(word, &host) != EP_OK)
         return ep_fail(EP_E_ARG, "%s, line %d: %s%s", file, number, ep_last_error(),
                        is_several(word) ? "; a file has one host a line, --hosts takes lists and ranges" : "");
-    if (format == HOSTS_HYDRA && *host.port)
-        take_slots(&host);
     if (line->slots)
         host.slots = line->slots;
     host.line = number;

@@ -43,13 +43,9 @@ const char *host_name(const struct host *host);
  */
 ep_status hosts_add_list(const char *what, const char *list, struct hosts *hosts);
 
-/* Adds the hosts of `more` that are not in `hosts` yet. */
-ep_status hosts_join(const struct hosts *more, struct hosts *hosts);
-
 enum hosts_format {
     HOSTS_OPEN_MPI, /* "HOST slots=8"; a duplicate host is an error */
-    HOSTS_REPEATED, /* each line is one slot of its host, as in the files of PBS and LSF */
-    HOSTS_HYDRA     /* "HOST:8" has 8 slots, as for MPICH and Intel MPI */
+    HOSTS_REPEATED  /* each line is one slot of its host, as in the files of PBS and LSF */
 };
 
 /* Adds the hosts of a file: one a line; '#' begins a comment. */
@@ -64,7 +60,7 @@ struct hosts_source {
 
 /*
  * The hosts that the environment describes, from the first available source: JobSet, LeaderWorkerSet, Indexed Job,
- * Slurm, MPI (hostfiles of Open MPI, PBS, LSF, Hydra), HOSTS_FILE. EP_E_STATE when there is no source.
+ * Slurm, MPI (hostfiles of Open MPI, PBS, LSF), HOSTS_FILE. EP_E_STATE when there is no source.
  */
 ep_status hosts_discover(struct hosts *ret_hosts, struct hosts_source *ret_source);
 

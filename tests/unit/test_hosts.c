@@ -159,10 +159,10 @@ TEST(test_formats)
     assert_string_equal(hosts.list[2].target, "2001:db8::1");
     assert_string_equal(hosts.list[2].port, "23");
     hosts_done(&hosts);
-    /* The number behind the colon is no port there. */
-    assert_int_equal(hosts_add_file(write_text("a:8\nb:4 binding=user:0\n"), HOSTS_HYDRA, &hosts), EP_OK);
+    /* Such a number behind the colon is no port. */
+    assert_int_equal(hosts_add_file(write_text("a:8\nb\n"), HOSTS_OPEN_MPI, &hosts), EP_OK);
     assert_string_equal(hosts.list[0].port, "");
-    assert_int_equal(hosts.list[1].slots, 4);
+    assert_int_equal(hosts.list[0].slots, 8);
     hosts_done(&hosts);
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         if (hosts_add_file(write_text(wrong[i][0]), HOSTS_OPEN_MPI, &hosts) == EP_OK ||
@@ -256,14 +256,11 @@ static const char *const variables[] = {"JOBSET_NAME",
                                         "SLURM_STEP_NUM_TASKS",
                                         "SLURM_STEP_NODELIST",
                                         "SLURM_HET_SIZE",
-                                        "SLURM_JOB_NODELIST_HET_GROUP_0",
-                                        "SLURM_JOB_NODELIST_HET_GROUP_1",
                                         "COMPLETIONS",
                                         "PARALLELISM",
                                         "JOB_COMPLETIONS",
                                         "JOB_PARALLELISM",
                                         "LSB_DJOB_HOSTFILE",
-                                        "HYDRA_HOST_FILE",
                                         "OMPI_MCA_orte_default_hostfile",
                                         "HOSTNAME_PREFIX",
                                         "DOMAIN_NAME"};
@@ -328,12 +325,7 @@ TEST(test_surroundings)
     assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-4] SLURM_STEP_NODELIST=h2 SLURM_PROCID=0 "
                                  "SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1"),
                         "-1: h1 h2 h3 h4");
-    /* All components of a heterogeneous job, two of which may share a node. */
-    assert_string_equal(discover("SLURM_JOB_NODELIST=h[1-2] SLURM_HET_SIZE=2 SLURM_JOB_NODELIST_HET_GROUP_0=h[1-2] "
-                                 "SLURM_JOB_NODELIST_HET_GROUP_1=h2,g[1-2]"),
-                        "-1: h1 h2 g1 g2");
-    assert_contradiction("SLURM_JOB_NODELIST=h1 SLURM_HET_SIZE=2 SLURM_JOB_NODELIST_HET_GROUP_0=h1",
-                         "SLURM_HET_SIZE is 2, and SLURM_JOB_NODELIST_HET_GROUP_1 is not set");
+    assert_contradiction("SLURM_JOB_NODELIST=h1 SLURM_HET_SIZE=2", "several lists of nodes: give --hosts");
     assert_contradiction("LWS_GROUP_SIZE=2", "LWS_GROUP_SIZE is set, but LWS_LEADER_ADDRESS is not");
     assert_contradiction("SLURM_JOB_ID=7", "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not");
     /* All but NNODES count the pods of one job. */
