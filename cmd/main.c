@@ -66,8 +66,8 @@ static int run(int argc, char **argv)
         return agent_main();
     if (strcmp(name, AGENT_RANK) == 0)
         return agent_rank_main();
-    if (strcmp(name, RAILS_COMMAND) == 0)
-        return rails_main(argc - 1, argv + 1);
+    if (strcmp(name, JOB_COMMAND) == 0)
+        return job_main(argc - 1, argv + 1);
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0)
         name = "help";
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0)

@@ -134,7 +134,7 @@ static void do_run(struct agent *agent, json_t *request)
     if (status == EP_OK)
         agent_event("run", json_object());
     else
-        send_error(status == EP_E_UNSUPPORTED ? "installation" : "start", ep_last_error());
+        send_error("start", ep_last_error());
 }
 
 /*

@@ -31,15 +31,13 @@
 int agent_main(void);
 int agent_rank_main(void);
 
-/* --- rails.c: the ports that the job ib-write-bw measures --- */
-
-#define RAILS_COMMAND "__rails"      /* epkit __rails LIST COMMAND...: executes COMMAND on a node */
-#define RAILS_VARIABLE "EPKIT_RAILS" /* of COMMAND: "mlx5_0:1,mlx5_1:1" */
+/* --- predefined.c --- */
 
 /*
- * LIST, or where it is empty the active ports of all NICs that carry data. `argv` begins with RAILS_COMMAND. Returns an
- * exit code unless COMMAND is executed.
+ * epkit __job ACTION ARGUMENT...: executes jobs.sh with these arguments; "ring" with "" for ports measures those that
+ * carry data. `argv` begins with JOB_COMMAND. Returns an exit code unless it is executed.
  */
-int rails_main(int argc, char **argv);
+#define JOB_COMMAND "__job"
+int job_main(int argc, char **argv);
 
 #endif

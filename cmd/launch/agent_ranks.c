@@ -117,7 +117,6 @@ void agent_accept(struct agent *agent)
 ep_status agent_start_ranks(struct agent *agent)
 {
     agent_free_ranks(agent);
-    EP_TRY(job_check(agent->spec));
     agent->node = job_number(agent->spec, "node", 0);
     agent->n_ranks = job_number(agent->spec, "per_node", 1);
     if (agent->n_ranks > AGENT_RANKS_MAX)

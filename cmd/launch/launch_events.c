@@ -86,9 +86,6 @@ static void handle_error_event(struct node *node, const json_t *event)
 
     if (strcmp(layer, "disk") == 0) {
         remote_fail(node->remote, "disk", text);
-    } else if (strcmp(layer, "installation") == 0) {
-        set_failure(node, "installation", text);
-        launch_fail(node->launch, node, LAUNCH_UNSUPPORTED, "installation");
     } else {
         set_failure(node, "start", text);
         launch_fail(node->launch, node, LAUNCH_FAILED, "start");

@@ -188,19 +188,25 @@ static void set_ranks(const struct job_rank *rank)
     set(JOB_MARK, job_text(spec, "launch", "none"));
 }
 
+static bool is_job(const json_t *spec)
+{
+    return json_is_true(json_object_get(spec, "is_job"));
+}
+
 /* What the caller, or a script, gives; a value of the caller takes precedence. */
 static void set_given(const json_t *spec)
 {
+    const char *variable = is_job(spec) ? "EPKIT_PRELOAD" : "LD_PRELOAD";
     const char *preload = getenv("EPKIT_PRELOAD"), *key;
     json_t *value;
 
     if (preload && *preload)
-        set("LD_PRELOAD", preload);
+        set(variable, preload);
     json_object_foreach (json_object_get(spec, "env"), key, value) {
         set(key, json_string_value(value));
     }
     if (job_text(spec, "preload", NULL))
-        set("LD_PRELOAD", job_text(spec, "preload", NULL));
+        set(variable, job_text(spec, "preload", NULL));
     unsetenv(JOB_SPEC);
 }
 
@@ -266,71 +272,6 @@ static void set_environment(const struct job_rank *rank)
     set_given(rank->spec);
 }
 
-/* A program of MPI names its library; what is no ELF file, a script, may start one. */
-static bool is_built_with_mpi(const char *path)
-{
-    static const char word[] = "libmpi";
-    FILE *file = fopen(path, "re");
-    char bytes[65536 + sizeof(word)];
-    size_t kept = 0, n;
-    bool is_found = false, is_first = true;
-
-    while (file && !is_found && (n = fread(bytes + kept, 1, sizeof(bytes) - kept, file)) > 0) {
-        n += kept;
-        is_found =
-            (is_first && (n < 4 || memcmp(bytes, "\177ELF", 4) != 0)) || memmem(bytes, n, word, strlen(word)) != NULL;
-        is_first = false;
-        kept = n < sizeof(word) ? n : sizeof(word);
-        memmove(bytes, bytes + n - kept, kept);
-    }
-    if (file)
-        fclose(file);
-    return is_found;
-}
-
-/* Finds the folder of "dirs" that holds a file of "needs". */
-static ep_status find_file(const json_t *spec, struct job_rank *rank)
-{
-    const char *option = job_text(spec, "mpi_build", NULL), *product = job_text(spec, "product", "it");
-    json_t *needs = json_object_get(spec, "needs"), *need, *dir;
-    char path[4096], without[4096] = "", searched[256] = "";
-    size_t i, k;
-
-    json_array_foreach (json_object_get(spec, "dirs"), i, dir) {
-        json_array_foreach (needs, k, need) {
-            snprintf(path, sizeof(path), "%s/%s", json_string_value(dir), json_string_value(need));
-            if (access(path, R_OK) != 0)
-                continue;
-            if (option && !is_built_with_mpi(path)) {
-                snprintf(without, sizeof(without), "%s", path);
-                continue;
-            }
-            rank->dir = json_string_value(dir);
-            rank->file = json_string_value(need);
-            return EP_OK;
-        }
-        text_append(searched, sizeof(searched), "%s%s", i ? ", " : "", json_string_value(dir));
-    }
-    if (*without)
-        return ep_fail(EP_E_UNSUPPORTED,
-                       "%.200s was built without MPI, so each process would measure itself alone: build %s with %s",
-                       without, product, option);
-    if (json_array_size(needs) == 0)
-        return EP_OK;
-    *path = '\0';
-    json_array_foreach (needs, k, need) {
-        text_append(path, sizeof(path), "%s%s", k ? " or " : "", json_string_value(need));
-    }
-    return ep_fail(EP_E_UNSUPPORTED, "%s is not installed: there is no %.200s below %s", product, path, searched);
-}
-
-ep_status job_check(const json_t *spec)
-{
-    struct job_rank rank = {0};
-
-    return find_file(spec, &rank);
-}
-
 ep_status job_environment_make(const json_t *spec, struct job_rank *ret_rank)
 {
     *ret_rank = (struct job_rank){.spec = spec};
@@ -360,7 +301,6 @@ void job_doctor_execute(const void *context)
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank)
 {
     *ret_rank = (struct job_rank){.spec = spec, .node = node, .local = local};
-    EP_TRY(find_file(spec, ret_rank));
     return source_scripts(ret_rank);
 }
 
@@ -369,22 +309,20 @@ void job_rank_execute(const void *context)
     const struct job_rank *rank = context;
     json_t *words = json_object_get(rank->spec, "argv"), *word;
     char **argv = calloc(json_array_size(words) + 1, sizeof(*argv));
-    const char *file, *first = json_string_value(json_array_get(json_object_get(rank->spec, "needs"), 0));
+    const char *file;
+    bool is_epkit;
     int number;
     size_t i;
 
     json_array_foreach (words, i, word) {
         if (argv)
             argv[i] = (char *)json_string_value(word);
-        if (argv && rank->file && strcmp(argv[i], first) == 0)
-            argv[i] = (char *)rank->file;
     }
-    if (!argv || (rank->dir && chdir(rank->dir) != 0)) {
-        fprintf(stderr, "epkit: %s: %s\n", rank->dir ? rank->dir : "the program", strerror(errno));
+    if (!argv)
         _exit(126);
-    }
     set_environment(rank);
-    file = json_is_true(json_object_get(rank->spec, "is_epkit")) ? "/proc/self/exe" : argv[0];
+    is_epkit = json_is_true(json_object_get(rank->spec, "is_epkit")) || is_job(rank->spec);
+    file = is_epkit ? "/proc/self/exe" : argv[0];
     execvp(file, argv);
     number = errno;
     if (number == ENOENT && strchr(file, '/') && access(file, F_OK) == 0)

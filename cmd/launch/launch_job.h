@@ -25,12 +25,9 @@
  *   "mpi"       true: mpirun starts the ranks
  *   "world"     "nodes" or "ranks": what RANK and WORLD_SIZE count
  *   "master"    string, "port" integer: MASTER_ADDR, MASTER_PORT
- *   "argv"      strings; the program is searched in PATH unless there are "dirs"
+ *   "argv"      strings
  *   "is_epkit"  true: the program is the epkit executable, whatever argv[0] is
- *   "dirs"      strings: folders, the first that holds a file of "needs" becomes the working directory
- *   "needs"     strings: files relative to "dirs" of which one must exist; it replaces the first of them in "argv"
- *   "mpi_build" the option that the product is built with for MPI: a program without it is refused
- *   "product"   string: name of the product that is missing where "needs" is not found
+ *   "is_job"    true: so it is, and starts another program, to which it passes "preload" on (jobs.sh)
  *   "inherited" object of strings: the environment before "source", of pods that of their container
  *   "env"       object of strings, which take precedence over those that "source" leaves
  *   "source"    strings: shell scripts that are sourced; a name that begins with '?' may be missing;
@@ -41,20 +38,15 @@
 #define JOB_ENV "epkit env"
 #define SOURCE_SECONDS 60 /* for all scripts */
 
-/* Checks that "needs" exists. EP_E_UNSUPPORTED if it does not. */
-ep_status job_check(const json_t *spec);
-
 /* One rank, on its node. */
 struct job_rank {
     const json_t *spec; /* borrowed */
     int node, local;    /* its node, and its number there */
-    const char *dir;    /* working directory, of the spec; NULL: unchanged */
-    const char *file;   /* that of "needs" which is there, of the spec; NULL: none was asked for */
     char *sourced;      /* the environment that "source" leaves, strings of `sourced_bytes` in all; for free() */
     size_t sourced_bytes;
 };
 
-/* Runs the scripts of "source". EP_E_UNSUPPORTED when "needs" does not exist, EP_E_SYSTEM when a script fails. */
+/* Runs the scripts of "source". EP_E_SYSTEM when one fails. */
 ep_status job_rank_make(const json_t *spec, int node, int local, struct job_rank *ret_rank);
 
 /*

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "cmd_launch.h"
 #include "common/cmd.h"
+#include "common/embedded.h"
 #include "common/text.h"
 #include "launch_job.h"
 #include "machine/hardware/map.h"
@@ -14,7 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- the ports that ib-write-bw measures --- */
+/* --- epkit __job --- */
+
+extern const struct embedded job_scripts[]; /* jobs.sh */
 
 /* The ports of this machine that carry data; an exit code. */
 static int find_ports(char *ret_list, size_t bytes)
@@ -39,23 +42,30 @@ static int find_ports(char *ret_list, size_t bytes)
     return code;
 }
 
-int rails_main(int argc, char **argv)
+int job_main(int argc, char **argv)
 {
+    const char **words = calloc((size_t)argc + 4, sizeof(*words));
     char list[4096] = "";
     int code = CMD_FINE;
 
-    if (argc < 3) {
-        fputs("epkit: " RAILS_COMMAND " is internal: 'epkit launch ib-write-bw' uses it on a node\n", stderr);
+    if (argc < 3 || !words) {
+        fputs("epkit: " JOB_COMMAND " is internal: 'epkit launch' uses it on a node\n", stderr);
+        free(words);
         return CMD_USAGE;
     }
-    if (!*argv[1])
+    memcpy(words, TEXTS("sh", "-c", job_scripts[0].text, "epkit"), 4 * sizeof(*words));
+    memcpy(words + 4, argv + 1, (size_t)(argc - 1) * sizeof(*words));
+    if (strcmp(argv[1], "ring") == 0 && !*argv[2]) {
         code = find_ports(list, sizeof(list));
-    if (code != CMD_FINE)
-        return code;
-    setenv(RAILS_VARIABLE, *argv[1] ? argv[1] : list, 1);
-    execvp(argv[2], argv + 2);
-    fprintf(stderr, "epkit: %s: %s\n", argv[2], strerror(errno));
-    return 126;
+        words[5] = list;
+    }
+    if (code == CMD_FINE) {
+        execvp(words[0], (char *const *)words);
+        fprintf(stderr, "epkit: %s: %s\n", words[0], strerror(errno));
+        code = 126;
+    }
+    free(words);
+    return code;
 }
 
 /* --- the jobs --- */
@@ -105,15 +115,12 @@ static json_t *make_epkit_test(const struct canned_job *job, int n_args, char **
  * of the test for decoding.
  */
 static const struct deepep_test {
-    const char *job, *tokens, *files[2], *product;
+    const char *job, *tokens, *files, *product;
 } deepep_tests[] = {
-    {"deepep-intranode", "2048", {"tests/test_intranode.py", "tests/legacy/test_intranode.py"}, "DeepEP (its tests)"},
-    {"deepep-internode", "2048", {"tests/test_internode.py", "tests/legacy/test_internode.py"}, "DeepEP (its tests)"},
-    {"deepep-lowlatency",
-     "128",
-     {"tests/test_low_latency.py", "tests/legacy/test_low_latency.py"},
-     "DeepEP (its tests)"},
-    {"deepep-v2", "4096", {"tests/elastic/test_ep.py", "tests/ep/test_ep.py"}, "DeepEP 2 (its tests)"},
+    {"deepep-intranode", "2048", "tests/test_intranode.py tests/legacy/test_intranode.py", "DeepEP (its tests)"},
+    {"deepep-internode", "2048", "tests/test_internode.py tests/legacy/test_internode.py", "DeepEP (its tests)"},
+    {"deepep-lowlatency", "128", "tests/test_low_latency.py tests/legacy/test_low_latency.py", "DeepEP (its tests)"},
+    {"deepep-v2", "4096", "tests/elastic/test_ep.py tests/ep/test_ep.py", "DeepEP 2 (its tests)"},
 };
 
 static json_t *make_deepep(const struct canned_job *job, int n_args, char **args)
@@ -122,13 +129,13 @@ static json_t *make_deepep(const struct canned_job *job, int n_args, char **args
 
     while (strcmp(test->job, job->name) != 0)
         test++;
-    return json_pack("{s:o, s:[ssss], s:[ss], s:s, s:[sss]}", "argv",
-                     words(TEXTS("python3", test->files[0], "--num-tokens", test->tokens, "--hidden", "7168",
+    return json_pack("{s:o, s:b, s:[sss]}", "argv",
+                     words(TEXTS("epkit", JOB_COMMAND, "start", test->product, "",
+                                 "/opt/deepep/DeepEP /opt/deepep/source /opt/DeepEP /usr/local/nvidia/deepep",
+                                 test->files, "python3", "--num-tokens", test->tokens, "--hidden", "7168",
                                  "--num-experts", "256", "--num-topk", "8"),
                            n_args, args),
-                     "dirs", "/opt/deepep/DeepEP", "/opt/deepep/source", "/opt/DeepEP", "/usr/local/nvidia/deepep",
-                     "needs", test->files[0], test->files[1], "product", test->product, "source", DEEPEP_SCRIPT,
-                     GIB_SCRIPT, JOB_ENV);
+                     "is_job", true, "source", DEEPEP_SCRIPT, GIB_SCRIPT, JOB_ENV);
 }
 
 /*
@@ -138,7 +145,7 @@ static json_t *make_deepep(const struct canned_job *job, int n_args, char **args
 static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
 {
     static const char suffix[] = "_perf";
-    char program[80], path[90];
+    char program[80];
     size_t n;
 
     (void)job;
@@ -151,12 +158,12 @@ static json_t *make_nccl(const struct canned_job *job, int n_args, char **args)
     if (n > strlen(suffix) && strcmp(args[0] + n - strlen(suffix), suffix) == 0)
         n -= strlen(suffix);
     snprintf(program, sizeof(program), "%.*s%s", (int)n, args[0], suffix);
-    snprintf(path, sizeof(path), "./%s", program);
-    return json_pack(
-        "{s:o, s:[ssss], s:[s], s:s, s:s, s:[s]}", "argv",
-        words(TEXTS(path, "-b", "2M", "-e", "16G", "-f", "2", "-n", "1", "-g", "1", "-w", "10"), n_args - 1, args + 1),
-        "dirs", "/third_party/nccl-tests/build", "/opt/nccl-tests/build", "/usr/local/bin", "/usr/bin", "needs",
-        path + 2, "product", "nccl-tests", "mpi_build", "MPI=1 MPI_HOME=...", "source", GIB_SCRIPT);
+    return json_pack("{s:o, s:b, s:[s]}", "argv",
+                     words(TEXTS("epkit", JOB_COMMAND, "start", "nccl-tests", "MPI=1 MPI_HOME=...",
+                                 "/third_party/nccl-tests/build /opt/nccl-tests/build /usr/local/bin /usr/bin", program,
+                                 "", "-b", "2M", "-e", "16G", "-f", "2", "-n", "1", "-g", "1", "-w", "10"),
+                           n_args - 1, args + 1),
+                     "is_job", true, "source", GIB_SCRIPT);
 }
 
 /* A group of one process on each node: tests whether NCCL finds its network plugin. */
@@ -193,36 +200,7 @@ static bool is_device(const char *word)
     return !word[n] || (word[n] == ':' && *port && strlen(port) <= 3 && strspn(port, "0123456789") == strlen(port));
 }
 
-/*
- * A ring in two rounds: 0-1, 2-3, ...; then 1-2, 3-4, ..., and the last with the first. So each node is measured
- * against both of its neighbours in the order by location, and a bad node is bad in both rounds. The arguments are the
- * names of all nodes.
- *
- * For each port: the server waits for its client; the client retries until the server is there, which may still be
- * measured in the round before. RoCE v2 needs the index of a GID; a port of InfiniBand is addressed by its LID, and its
- * GIDs beyond the first are empty.
- */
-static const char ring_program[] =
-    "command -v ib_write_bw >/dev/null || { echo 'epkit: ib_write_bw (perftest) is not installed' >&2; exit 4; }\n"
-    "shift $(((RANK + NNODES - 1) % NNODES)); peer=$1\n"
-    "for round in 0 1; do\n"
-    "    [ $round = 0 ] || [ $NNODES -gt 2 ] || exit 0\n"
-    "    place=$(((RANK - round + NNODES) % NNODES)) port=$((18515 + 1000 * round))\n"
-    "    [ $((place % 2)) = 1 ] || [ $((place + 1)) -lt $NNODES ] || continue\n"
-    "    for rail in $(echo \"$" RAILS_VARIABLE "\" | tr '=,' '  '); do\n"
-    "        port=$((port + 1)) device=${rail%:*} tries=0\n"
-    "        set -- -d $device -i ${rail##*:} -F -p $port\n"
-    "        [ \"$(cat \"/sys/class/infiniband/$device/ports/${rail##*:}/link_layer\" 2>/dev/null)\" = InfiniBand ] ||\n"
-    "            set -- \"$@\" -x 3\n"
-    "        if [ $((place % 2)) = 0 ]; then timeout 300 ib_write_bw \"$@\" || exit 1; continue; fi\n"
-    "        echo \"device $device to $peer\"\n"
-    "        until timeout 120 ib_write_bw \"$@\" \"$peer\"; do\n"
-    "            tries=$((tries + 1)); [ $tries -lt 240 ] || exit 1; sleep 0.5\n"
-    "        done\n"
-    "    done\n"
-    "done\n";
-
-/* RAILS_COMMAND with the devices to measure, and the program. */
+/* The names of the nodes follow the devices to measure. */
 static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char **args)
 {
     char list[1024] = "";
@@ -239,8 +217,7 @@ static json_t *make_ib_write_bw(const struct canned_job *job, int n_args, char *
         }
         text_append(list, sizeof(list), "%s%s%s", i ? "," : "", args[i], strchr(args[i], ':') ? "" : ":1");
     }
-    return json_pack("{s:[sssssss], s:b}", "argv", "epkit", RAILS_COMMAND, list, "sh", "-c", ring_program, "sh",
-                     "is_epkit", true);
+    return json_pack("{s:[ssss], s:b}", "argv", "epkit", JOB_COMMAND, "ring", list, "is_job", true);
 }
 
 const struct canned_job canned_jobs[] = {

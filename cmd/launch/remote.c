@@ -526,7 +526,6 @@ void remote_print_advice(const json_t *rows, const char *key, bool for_doctor)
         {"version", "install the same version on all nodes, or give its path: --remote-epkit FILE",
          "install the same version on all nodes"},
         {"disk", "free space there, or set TMPDIR to another folder there", NULL},
-        {"installation", "install it on the nodes; 'epkit help install' says what epkit can install", NULL},
     };
 
     for (size_t i = 0; i < COUNT(advice); i++)
