@@ -318,7 +318,7 @@ void job_rank_execute(const void *context)
         if (argv)
             argv[i] = (char *)json_string_value(word);
     }
-    if (!argv)
+    if (!argv || !argv[0])
         _exit(126);
     set_environment(rank);
     is_epkit = json_is_true(json_object_get(rank->spec, "is_epkit")) || is_job(rank->spec);
