@@ -187,9 +187,12 @@ static bool is_end_repeated(void *context)
 
 static void do_end(struct agent *agent, const json_t *request)
 {
+    const char *lost = job_text(request, "launch", NULL);
     int left = 0, killed = 0, grace_s = job_number(request, "grace_s", GRACE_S);
 
-    if (may_have_processes(agent))
+    if (lost)
+        killed = mark_kill(lost, grace_s * 1000, is_end_repeated, agent, &left);
+    else if (may_have_processes(agent))
         killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, agent, &left);
     /* The waiting process may have started only now: a script may launch one job after another. */
     if (json_object_get(request, "code"))

@@ -26,14 +26,19 @@ static bool may_be_temporary(const struct node *node)
                                remote_is_ended_by_host(node->why));
 }
 
+void node_reconnect(struct node *node)
+{
+    remote_reset(node->remote);
+    node->state = NODE_CONNECTING;
+}
+
 /* A connection that failed is tried again after a while. */
 static void retry(struct node *node, uint64_t now_ns)
 {
     if (!node->retry_ns) {
         node->retry_ns = now_ns + RETRY_MS * UINT64_C(1000000);
     } else if (now_ns > node->retry_ns) {
-        remote_reset(node->remote);
-        node->state = NODE_CONNECTING;
+        node_reconnect(node);
         node->failed_at = NULL;
         node->has_answered = false;
         node->stray[0] = '\0';

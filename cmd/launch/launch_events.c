@@ -31,6 +31,13 @@ static void set_up_node(struct node *node)
     const struct launch *launch = node->launch;
     json_t *hello;
 
+    if (node->is_swept) {
+        remote_set_up(node->remote);
+        hello = make_end(launch, node);
+        json_object_set_new(hello, "launch", json_string(launch->id));
+        node_send(node, hello);
+        return;
+    }
     hello = json_pack("{s:s, s:s, s:b}", "do", "hello", "launch", launch->id, "followed",
                       launch->options->has_followers && node != launch->nodes);
     if (launch->options->job.files)
@@ -155,7 +162,7 @@ void node_on_end(struct remote *remote)
 
     line_flush(&node->stream, handle_line, node);
     node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
-    if (node->is_clean)
+    if (node->is_clean || node->is_swept)
         return;
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",

@@ -54,7 +54,8 @@ struct node {
     int n_ended;      /* ranks */
     int code, signal; /* of the first rank that failed */
     uint64_t heard_ns, output_ns;
-    int n_silent; /* how often its silence was reported */
+    int n_silent;  /* how often its silence was reported */
+    bool is_swept; /* its agent was lost: another agent only ends what is left */
 
     FILE *log;
     bool has_log_failed;
@@ -143,6 +144,9 @@ void launch_flush(struct launch *launch);
 /* Connects to all nodes; false when some did not answer or it was interrupted. */
 bool launch_connect(struct launch *launch);
 
+/* Starts the agent of a node again, after its connection has ended. */
+void node_reconnect(struct node *node);
+
 /* Determines locations, order and per_node, and writes hostfiles. EP_OK, or the reason. */
 ep_status launch_arrange(struct launch *launch);
 
@@ -159,6 +163,9 @@ const char *launch_master(const struct launch *launch);
 
 /* Runs the job; the result is in launch->failed, ->code, ->reason. */
 void launch_work(struct launch *launch);
+
+/* The request to a node to end everything. */
+json_t *make_end(const struct launch *launch, const struct node *node);
 
 /* Ends everything on all nodes. */
 void launch_end(struct launch *launch);

@@ -193,7 +193,7 @@ static bool is_clean(struct launch *launch)
     return true;
 }
 
-static json_t *make_end(const struct launch *launch, const struct node *node)
+json_t *make_end(const struct launch *launch, const struct node *node)
 {
     json_t *request =
         json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)(launch->is_urgent ? 0 : launch->options->grace_s));
@@ -202,6 +202,21 @@ static json_t *make_end(const struct launch *launch, const struct node *node)
         json_object_set_new(request, "code",
                             json_integer(launch->interrupted ? 128 + launch->interrupted : launch->code));
     return request;
+}
+
+/*
+ * For a node whose agent was lost after it had answered: starts another agent, which ends what the first one started.
+ */
+static void end_lost_node(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++) {
+        struct node *node = &launch->nodes[i];
+
+        if (node->state != NODE_FAILED || !node->facts || node->is_swept)
+            continue;
+        node->is_swept = true;
+        node_reconnect(node);
+    }
 }
 
 void launch_end(struct launch *launch)
@@ -214,8 +229,10 @@ void launch_end(struct launch *launch)
             node_send(&launch->nodes[i], make_end(launch, &launch->nodes[i]));
         else if (launch->nodes[i].state == NODE_CONNECTING)
             remote_fail(launch->nodes[i].remote, "connection", "the launch was ended");
+    end_lost_node(launch);
     mpirun_end(launch);
-    launch_wait(launch, is_clean, ep_now_ns() + (uint64_t)(grace_s + END_SECONDS) * 1000000000u);
+    launch_wait(launch, is_clean,
+                ep_now_ns() + (uint64_t)(grace_s + END_SECONDS + launch->options->connect_s) * 1000000000u);
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
 
