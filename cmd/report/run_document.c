@@ -133,7 +133,7 @@ static int add_past(const struct cmd *cmd, const struct report_options *options,
     return result;
 }
 
-static void print_text(const json_t *document, const char *output, const char *upload, int n_uploaded)
+static void print_text(const json_t *document, const char *output)
 {
     const json_t *previous = json_object_get(document, "previous");
 
@@ -146,8 +146,6 @@ static void print_text(const json_t *document, const char *output, const char *u
     if (json_is_object(previous))
         out_line("Compared with the previous run: %s", json_text(previous, "verdict"));
     out_line("Report: %s/report.html (and report.json)", output);
-    if (upload)
-        out_line("Uploaded and verified: %d files in %s", n_uploaded, upload);
 }
 
 int report_one(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
@@ -156,7 +154,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
     struct folder *folder = NULL;
     json_t *document = load(cmd, path, reference, wanted, &folder);
     const char *output = options->output ? options->output : path;
-    int result, uploaded = CMD_FINE, n_uploaded = 0;
+    int result;
 
     if (!document)
         return CMD_USAGE;
@@ -169,15 +167,13 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
     result = add_past(cmd, options, reference, wanted, document);
     if (result == CMD_FINE && !report_write(output, NULL, document, report_page))
         result = CMD_FAILED;
-    if (result == CMD_FINE && options->upload)
-        uploaded = report_upload(folder, output, options->upload, &n_uploaded);
     progress_stop();
     if (result == CMD_FINE) {
-        result = uploaded == CMD_FINE ? code_of(document) : uploaded;
+        result = code_of(document);
         if (options->json)
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         else
-            print_text(document, output, uploaded == CMD_FINE ? options->upload : NULL, n_uploaded);
+            print_text(document, output);
     }
     runfolder_free(folder);
     json_decref(document);

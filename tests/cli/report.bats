@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit report: a run folder as a page and a document, comparison, history, upload.
+# epkit report: a run folder as a page and a document, comparison, history.
 #
 # shellcheck disable=SC2154 # $stderr is set by run
 
@@ -179,7 +179,7 @@ setup() {
     report r6 --history h.jsonl
     [[ "$stderr" == *"1 line is no entry and left out"* ]]
     [ "$(wc -l <h.jsonl)" -eq 8 ]
-    # A run that is reported again, as after a failed upload, is still compared with the run before it.
+    # A run that is reported again, is still compared with the run before it.
     [[ "$output" == *"Compared with the previous run: 3 of 3 figures are worse beyond noise"* ]]
     jq -e '.history | length == 6' r6/report.json
     for i in 1 2 3; do report r6 --history h.jsonl; done
@@ -210,78 +210,6 @@ setup() {
     [ "$(jq -c .date h.jsonl | wc -l)" -eq 6 ]
 }
 
-@test "upload: to a folder, and to gs:// by the client that is there; verified" {
-    make_run a 80 2026-02-03T10:00:00Z
-    report a --upload "$PWD/up/here"
-    [ "$status" -eq 0 ]
-    cmp a/testbed-logs/run.json up/here/testbed-logs/run.json
-    cmp a/report.html up/here/report.html
-    [ "$(find up -name '*.part' | wc -l)" -eq 0 ]
-    mkdir bin bucket
-    # A client whose bucket is a folder.
-    cat >bin/gcloud <<END
-#!/bin/sh
-[ "\$1 \$2" = "storage cp" ] || exit 1
-from=\$(echo "\$3" | sed "s|^gs://|$PWD/bucket/|") to=\$(echo "\$4" | sed "s|^gs://|$PWD/bucket/|")
-mkdir -p "\$(dirname "\$to")" && cp "\$from" "\$to" && { [ ! -e spoil ] || echo x >>"\$to"; }
-END
-    chmod +x bin/gcloud
-    PATH="$PWD/bin:$PATH" report a --upload gs://b/run
-    [ "$status" -eq 0 ]
-    cmp a/testbed-logs/coordinator.log bucket/b/run/testbed-logs/coordinator.log
-    touch spoil
-    PATH="$PWD/bin:$PATH" report a --upload gs://b/spoilt
-    [ "$status" -eq 1 ]
-    [[ "$stderr" == *": the uploaded data differs from the data sent" ]]
-    # The report is there all the same.
-    [[ "$output" == *"Report: a/report.html (and report.json)"* ]]
-    [[ "$output" != *Uploaded* ]]
-    run -4 --separate-stderr env PATH=/nowhere "$EPKIT" report a --upload gs://b/run
-    # No folder is made of another store's address.
-    report a --upload s3://b/run
-    [ "$status" -eq 2 ]
-    [[ "$stderr" == *"--upload s3://b/run: only gs:// is known; mount other stores and name the folder"* ]]
-    [ ! -e s3: ]
-}
-
-@test "upload: a signal leaves no part of a file behind" {
-    make_run a 80 2026-02-03T10:00:00Z
-    cat >signal.c <<'END'
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
-/* When a file of the upload is on its way to the disk. */
-int fsync(int fd)
-{
-    struct stat place;
-
-    (void)fd;
-    if (stat(getenv("PLACE"), &place) == 0)
-        kill(getpid(), atoi(getenv("NUMBER")));
-    return 0;
-}
-END
-    cc -shared -fPIC -o signal.so signal.c
-    local preload
-    # A sanitizer of the command has to be loaded before.
-    preload=$(ldd "$EPKIT" | sed -n 's/.*=> \(.*lib[at]san[^ ]*\) .*/\1/p')
-    for number in 15 2 1; do
-        rm -rf up
-        run --separate-stderr env --default-signal=HUP,INT LD_PRELOAD="$preload $PWD/signal.so" PLACE="$PWD/up/testbed-logs" \
-            NUMBER=$number "$EPKIT" report a --upload "$PWD/up"
-        echo "$number: $status $output $stderr"
-        [ "$status" -eq $((128 + number)) ]
-        find up | sort
-        [ "$(find up -name '.*' -o -name '*.part' | wc -l)" -eq 0 ]
-    done
-    # Ignored, it ends nothing.
-    rm -rf up
-    run -0 --separate-stderr env --ignore-signal=HUP LD_PRELOAD="$preload $PWD/signal.so" PLACE="$PWD/up/testbed-logs" NUMBER=1 \
-        "$EPKIT" report a --upload "$PWD/up"
-    cmp a/report.html up/report.html
-}
-
 @test "full disks and wrong names leave nothing behind" {
     make_run a 80 2026-02-03T10:00:00Z
     report none
@@ -289,8 +217,6 @@ END
     report a a
     [ "$status" -eq 2 ]
     report a --output /dev/full/x
-    [ "$status" -eq 1 ]
-    report a --upload /dev/full/x
     [ "$status" -eq 1 ]
     echo '{' >a/testbed-logs/run.json
     report a
