@@ -143,16 +143,12 @@ int input_exit_code(enum verdict_result result)
 int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
                       const struct reference *reference, struct verdict_options *options)
 {
-    int n = 0, result = CMD_FINE;
+    int result = CMD_FINE;
 
     input_know_run(folder->run, reference, options);
-    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++) {
-        if (folder->files[i].kind != FOLDER_LOG)
-            continue;
+    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++)
         result = read_file(cmd, parser, folder->files[i].dir, text_base(folder->files[i].path), folder->files[i].path);
-        n++;
-    }
-    if (n == 0) {
+    if (folder->n_files == 0) {
         out_error("%s: %s: there is no *.log and no *.txt in it", cmd->name, folder->path);
         out_hint("docs/run-folder.md describes the folder of a run");
         return CMD_USAGE;

@@ -24,36 +24,21 @@
 #define IDLE 0.1 /* of the mean of the others */
 #define UNEVEN 0.6
 
-struct pattern {
-    const char *prefix, *suffix;
-    enum folder_kind kind;
-};
+static const char *const endings[] = {".log", ".txt", ".out"};
 
-/* The first match counts. */
-static const struct pattern patterns[] = {
-    {"snapshot-", ".json", FOLDER_SNAPSHOT},
-    {"doctor-", ".json", FOLDER_DOCTOR},
-    {"env-", ".json", FOLDER_ENV},
-    {"nics-", ".json", FOLDER_NICS},
-    {"worker-", ".log", FOLDER_LOG},
-    {"", ".log", FOLDER_LOG},
-    {"", ".txt", FOLDER_LOG},
-    {"", ".out", FOLDER_LOG},
-};
-
-static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const struct pattern *pattern)
+static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const char *ending)
 {
     struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
-    size_t skip = strlen(pattern->prefix);
+    size_t skip = text_begins(name, "worker-") ? 7 : 0;
 
     if (!grown)
         return false;
     folder->files = grown;
     file = &grown[folder->n_files];
-    *file = (struct folder_file){.kind = pattern->kind, .dir = dir};
+    *file = (struct folder_file){.dir = dir};
     if (asprintf(&file->path, "%s/%s", in, name) < 0)
         return false;
-    snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(pattern->suffix)), name + skip);
+    snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(ending)), name + skip);
     folder->n_files++;
     return true;
 }
@@ -67,16 +52,10 @@ static void scan(struct folder *folder, int dir, const char *in)
     struct stat info;
 
     while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
-        for (size_t i = 0; i < COUNT(patterns); i++) {
-            const struct pattern *pattern = &patterns[i];
-
-            if (*entry->d_name == '.' || !text_begins(entry->d_name, pattern->prefix) ||
-                !text_ends(entry->d_name, pattern->suffix))
-                continue;
-            if (fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
-                (void)add_file(folder, dir, in, entry->d_name, pattern);
-            break;
-        }
+        for (size_t i = 0; i < COUNT(endings) && *entry->d_name != '.'; i++)
+            if (text_ends(entry->d_name, endings[i]) && fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+                S_ISREG(info.st_mode))
+                (void)add_file(folder, dir, in, entry->d_name, endings[i]);
     }
     if (stream)
         closedir(stream);

@@ -134,10 +134,11 @@ static void print_run(FILE *stream, const json_t *run)
     size_t i;
 
     page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
-    page_print(stream, "<ul>\n<li class=\"soft\">%s, lines %.0f to %.0f%s%s</li>\n",
-               text_base(json_text(run, "source")), json_number_value(json_array_get(lines, 0)),
-               json_number_value(json_array_get(lines, 1)), *json_text(run, "stream") ? ", of " : "",
-               json_text(run, "stream"));
+    fputs("<ul>\n", stream);
+    if (!json_equal(json_array_get(lines, 0), json_array_get(lines, 1)))
+        page_item(stream, "soft", "", "%s, lines %.0f to %.0f%s%s", text_base(json_text(run, "source")),
+                  json_number_value(json_array_get(lines, 0)), json_number_value(json_array_get(lines, 1)),
+                  *json_text(run, "stream") ? ", of " : "", json_text(run, "stream"));
     json_array_foreach (json_object_get(run, "problems"), i, item) {
         page_item(stream, "bad", "", "%s", json_string_value(item));
     }
@@ -258,7 +259,6 @@ static const struct out_column host_columns[] = {
     {"FAILED", "why", 0, OUT_IF_PRESENT},
     {"EXIT CODE", "exit_code", 0, 0},
 };
-static const struct out_column snapshot_columns[] = {{"NODE", "host", 0, 0}, {"SNAPSHOT", "text", 0, 0}};
 static const struct out_column finding_columns[] = {
     {"NODE", "host", 0, 0}, {"SEVERITY", "severity", 0, 0}, {"CHECK", "id", 0, 0}, {"FINDING", "title", 0, 0}};
 
@@ -268,7 +268,6 @@ static const struct section {
     size_t n;
 } tables[] = {
     {"Nodes", "hosts", host_columns, COUNT(host_columns)},
-    {"Machines", "snapshots", snapshot_columns, COUNT(snapshot_columns)},
     {"Findings of the doctor", "findings", finding_columns, COUNT(finding_columns)},
 };
 
@@ -360,21 +359,6 @@ static void print_environment(FILE *stream, const json_t *document)
     fputs("</pre></details></section>\n", stream);
 }
 
-static void print_files(FILE *stream, const json_t *document)
-{
-    json_t *file;
-    size_t i;
-
-    if (json_array_size(json_object_get(document, "files")) == 0)
-        return;
-    fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
-    json_array_foreach (json_object_get(document, "files"), i, file) {
-        page_print(stream, "<li>%s <span class=\"soft\">%.0f bytes</span></li>\n", json_text(file, "path"),
-                   json_number(file, "bytes"));
-    }
-    fputs("</ul></details></section>\n", stream);
-}
-
 /* "deepep-internode, 2 nodes of b200: passed, 2026-11-28T10:00" */
 static void title_of(const json_t *document, char *ret_title, size_t bytes)
 {
@@ -424,14 +408,13 @@ void report_page(FILE *stream, const json_t *document)
     } else {
         print_figures(stream, document);
         print_plots(stream, document);
-        print_runs(stream, document);
     }
+    print_runs(stream, document);
     print_previous(stream, document);
     print_history(stream, document);
     print_nics(stream, document);
     print_tables(stream, document);
     print_environment(stream, document);
-    print_files(stream, document);
     fputs("<footer><p class=\"soft\">", stream);
     if (*json_text(document, "command") && strcmp(json_text(document, "command"), REDACTED) != 0)
         page_print(stream, "The run was started by <code>%s</code>. ", json_text(document, "command"));

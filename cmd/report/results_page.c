@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* results_page.c - the sections of the results of `epkit run`: cases, measurements, machine. */
+/* results_page.c - the sections of the results of `epkit run` beside those of its runs: measurements, machine. */
 #include "cmd/bench/bench.h"
 #include "cmd/bench/host.h"
 #include "page.h"
@@ -7,87 +7,6 @@
 #include "svg.h"
 
 #include <string.h>
-
-/* --- correctness --- */
-
-static void print_failures(FILE *stream, const json_t *suites)
-{
-    json_t *suite, *item;
-    size_t i, j;
-
-    fputs("<ul>\n", stream);
-    json_array_foreach (suites, i, suite) {
-        const char *matrix = json_text(suite, "matrix");
-
-        json_array_foreach (json_object_get(suite, "cases"), j, item) {
-            if (!json_is_true(json_object_get(item, "passed")))
-                page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, json_number(item, "index"),
-                          json_text(item, "name"), json_text(item, "detail"));
-        }
-        json_array_foreach (json_object_get(suite, "errors"), j, item) {
-            page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, json_text(item, "what"), json_text(item, "text"),
-                      json_text(item, "hint"));
-        }
-    }
-    fputs("</ul>\n", stream);
-}
-
-static void print_suites(FILE *stream, const json_t *results)
-{
-    static const struct out_column columns[] = {
-        {"CASES", "matrix", 0, 0},  {"RANKS", "ranks", 0, 0}, {"NODES", "nodes", 0, 0},
-        {"RESULT", "result", 0, 0}, {"PASSED", "why", 0, 0},  {"SECONDS", "seconds", 1, 0},
-    };
-    const json_t *suites = json_object_get(results, "suites");
-    json_t *rows = json_array(), *suite, *row;
-    size_t i;
-
-    json_array_foreach (suites, i, suite) {
-        row = json_copy(suite);
-        json_object_update_missing(row, json_object_get(suite, "parameters"));
-        json_object_set_new(row, "why",
-                            json_sprintf("%.0f/%.0f", json_number(suite, "passed"), json_number(suite, "total")));
-        json_array_append_new(rows, row);
-    }
-    json_array_foreach (json_object_get(results, "not_run"), i, suite) {
-        row = json_copy(suite);
-        json_object_set_new(row, "result", json_string("not run"));
-        json_array_append_new(rows, row);
-    }
-    fputs("<section><h2>Correctness</h2>\n", stream);
-    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
-    json_decref(rows);
-    print_failures(stream, suites);
-    fputs(
-        "<p class=\"soft\">Every received row is compared with a reference that is computed without the library. Nodes "
-        "are emulated on this machine.</p></section>\n",
-        stream);
-}
-
-static void print_cases(FILE *stream, const json_t *suites)
-{
-    static const struct out_column columns[] = {
-        {"MATRIX", "matrix", 0, 0}, {"CASE", "index", 0, 0}, {"WHAT", "name", 0, 0},
-        {"RESULT", "result", 0, 0}, {"ms", "ms", 0, 0},
-    };
-    json_t *rows = json_array(), *suite, *item;
-    size_t i, j;
-
-    json_array_foreach (suites, i, suite) {
-        json_array_foreach (json_object_get(suite, "cases"), j, item) {
-            json_t *row = json_copy(item);
-
-            json_object_set(row, "matrix", json_object_get(suite, "matrix"));
-            json_object_set_new(row, "result",
-                                json_string(json_is_true(json_object_get(item, "passed")) ? "passed" : "failed"));
-            json_array_append_new(rows, row);
-        }
-    }
-    fputs("<section><details><summary>All cases</summary>\n", stream);
-    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
-    fputs("</details></section>\n", stream);
-    json_decref(rows);
-}
 
 /* --- plots of the measurements --- */
 
@@ -191,8 +110,13 @@ static void print_machine(FILE *stream, const json_t *results)
 
 void report_results(FILE *stream, const json_t *results)
 {
-    print_suites(stream, results);
+    const json_t *missing;
+    size_t i;
+
     print_bench(stream, results);
     print_machine(stream, results);
-    print_cases(stream, json_object_get(results, "suites"));
+    fputs("<ul>\n", stream);
+    json_array_foreach (json_object_get(results, "not_run"), i, missing)
+        page_item(stream, "warn", "", "%s was not run: %s", json_text(missing, "matrix"), json_text(missing, "why"));
+    fputs("</ul>\n", stream);
 }

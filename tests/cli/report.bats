@@ -59,26 +59,6 @@ setup() {
     run -0 --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/cmd/report/schema.json'"
 }
 
-@test "snapshots, findings of the doctor and NIC counters of a node are in it" {
-    make_run a 80 2026-02-03T10:00:00Z
-    "$EPKIT_SOURCE/tests/machines/machines.py" a4/one-nic machine
-    epkit topo --from machine --save a/testbed-logs/snapshot-node-0.json >/dev/null
-    epkit doctor --from machine --json >a/testbed-logs/doctor-node-0.json || [ $? -eq 3 ]
-    echo '{' >a/testbed-logs/snapshot-node-1.json
-    report a
-    jq -e '.snapshots[0].text | startswith("8 x NVIDIA B200")' a/report.json
-    jq -e '.snapshots[1].is_readable == false' a/report.json
-    jq -e '[.findings[] | select(.host == "node-0" and .id == "one-nic")] | length == 1' a/report.json
-    valid report a/report.json
-    # Without hosts in run.json the counters of `epkit nics` count.
-    jq 'del(.hosts)' a/testbed-logs/run.json >b && mv b a/testbed-logs/run.json
-    jq -n '{devices: [range(4) as $i | {device: "mlx5_\($i)", port: 1, moved: {sent_bytes: (if $i == 2 then 0 else 9e9 end),
-        received_bytes: 0}}]}' >a/testbed-logs/nics-node-0.json
-    report a
-    [ "$status" -eq 3 ]
-    jq -e '.nics.hosts[0] | .host == "node-0" and .nics[2].idle' a/report.json
-}
-
 @test "pages of good, slow, failed, hung, uneven, compared and unknown runs, and of epkit run" {
     python3 "$EPKIT_SOURCE/tests/parse/pages.py" "$EPKIT" .
     grep -q 'class="verdict bad"><span>The run failed, first on gpu-1: the program ended with 1. ' failed/report.html
