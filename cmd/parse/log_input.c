@@ -244,66 +244,95 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
     return result;
 }
 
-static void print_run(const json_t *run)
+const char *verdict_tone(const char *result)
 {
-    json_t *item;
-    size_t i;
-    const char *expected;
-
-    json_array_foreach (json_object_get(run, "problems"), i, item) {
-        out_line("  %s:%lld..%lld: %s", json_text(run, "source"),
-                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
-                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 1)),
-                 json_string_value(item));
-    }
-    json_array_foreach (json_object_get(run, "causes"), i, item) {
-        if (json_is_string(json_object_get(item, "id")))
-            out_line("  probable cause: %s (epkit doctor, id %s)", json_text(item, "text"), json_text(item, "id"));
-        else
-            out_line("  probable cause: %s", json_text(item, "text"));
-    }
-    json_array_foreach (json_object_get(run, "notes"), i, item) {
-        out_line("  note: %s", json_string_value(item));
-    }
-    item = json_array_get(json_object_get(run, "measures"), 0);
-    if (json_is_null(json_object_get(run, "hardware")) &&
-        json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
-        out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
-    else if (*json_text(json_object_get(item, "percent_of_peak"), "of"))
-        out_line("  %% peak: of %s", json_text(json_object_get(item, "percent_of_peak"), "of"));
-    expected = json_text(json_object_get(item, "expected"), "source");
-    if (*expected)
-        out_line("  expected %s: %s, %s", json_text(run, "title"), json_text(json_object_get(item, "expected"), "from"),
-                 expected);
+    return strcmp(result, "passed") == 0 ? "good" : strcmp(result, "failed") == 0 ? "bad" : "warn";
 }
 
-int verdict_print(const json_t *document)
+/* Consumes `text`. */
+static void add_item(json_t *items, int level, const char *tone, const char *kind, const char *id, json_t *text)
 {
-    const json_t *runs = json_object_get(document, "runs"), *totals = json_object_get(document, "totals");
+    json_array_append_new(items, json_pack("{s:i, s:s, s:s, s:s, s:o}", "level", level, "tone", tone, "kind", kind,
+                                           "id", id, "text", text));
+}
+
+/* Texts of a run, or objects with a text and an ID. */
+static void add_list(json_t *items, const json_t *list, const char *tone, const char *kind)
+{
     json_t *item;
     size_t i;
-    int result = verdict_measures(stdout, runs, OUT_TABLE);
 
-    json_array_foreach (runs, i, item) {
-        if (json_array_size(runs) > 1)
-            out_line("%s (%s)", json_text(item, "verdict"), json_text(item, "source"));
-        print_run(item);
-    }
+    json_array_foreach (list, i, item)
+        add_item(items, 1, tone, kind, json_text(item, "id"),
+                 json_incref(json_is_string(item) ? item : json_object_get(item, "text")));
+}
+
+static void add_run(json_t *items, const json_t *run)
+{
+    json_int_t first = json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
+               last = json_integer_value(json_array_get(json_object_get(run, "lines"), 1));
+    const json_t *measure = json_array_get(json_object_get(run, "measures"), 0);
+    const json_t *peak = json_object_get(measure, "percent_of_peak"), *expected = json_object_get(measure, "expected");
+
+    add_item(items, 0, verdict_tone(json_text(run, "result")), "", "", json_incref(json_object_get(run, "verdict")));
+    if (first != last)
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("%s:%lld..%lld%s%s", json_text(run, "source"), (long long)first, (long long)last,
+                              *json_text(run, "stream") ? ", of " : "", json_text(run, "stream")));
+    add_list(items, json_object_get(run, "problems"), "bad", "");
+    add_list(items, json_object_get(run, "causes"), "", "probable cause");
+    add_list(items, json_object_get(run, "notes"), "soft", "note");
+    if (*json_text(peak, "of"))
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("%% PEAK is of %s%s", json_text(peak, "of"),
+                              json_is_true(json_object_get(peak, "is_assumed"))
+                                  ? ", assumed because no machine is named (--hardware)"
+                                  : ""));
+    if (*json_text(expected, "source"))
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("EXPECTED is of: %s, %s", json_text(expected, "from"), json_text(expected, "source")));
+}
+
+json_t *verdict_items(const json_t *document)
+{
+    const json_t *totals = json_object_get(document, "totals");
+    json_t *items = json_array(), *item;
+    size_t i;
+
+    json_array_foreach (json_object_get(document, "runs"), i, item)
+        add_run(items, item);
     json_array_foreach (json_object_get(document, "faults"), i, item) {
-        const char *id = json_text(item, "id");
+        bool is_fatal = json_is_true(json_object_get(item, "fatal"));
 
-        out_line("%s%s%s%s: %s (%s:%lld%s%s, %lld times): %s",
-                 json_is_true(json_object_get(item, "fatal")) ? "fault" : "warning", *id ? " (doctor id " : "", id,
-                 *id ? ")" : "", json_text(item, "cause"), json_text(item, "source"),
-                 (long long)json_integer_value(json_object_get(item, "line")), *json_text(item, "stream") ? ", " : "",
-                 json_text(item, "stream"), (long long)json_integer_value(json_object_get(item, "count")),
-                 json_text(item, "text"));
+        add_item(items, 0, is_fatal ? "bad" : "warn", is_fatal ? "fault" : "warning", json_text(item, "id"),
+                 json_sprintf("%s (%s:%.0f%s%s, %.0f times): %s", json_text(item, "cause"), json_text(item, "source"),
+                              json_number(item, "line"), *json_text(item, "stream") ? ", " : "",
+                              json_text(item, "stream"), json_number(item, "count"), json_text(item, "text")));
     }
-    if (json_integer_value(json_object_get(totals, "unreadable")) > 0)
-        out_line("%lld of %lld lines were torn and could not be read.",
-                 (long long)json_integer_value(json_object_get(totals, "unreadable")),
-                 (long long)json_integer_value(json_object_get(totals, "lines")));
-    if (json_integer_value(json_object_get(totals, "runs_dropped")) > 0)
-        out_line("There are more runs: the first 2000 are kept");
+    if (json_number(totals, "unreadable") > 0)
+        add_item(items, 0, "soft", "", "",
+                 json_sprintf("%.0f of %.0f lines were torn and could not be read.", json_number(totals, "unreadable"),
+                              json_number(totals, "lines")));
+    if (json_number(totals, "runs_dropped") > 0)
+        add_item(items, 0, "soft", "", "", json_string("There are more runs: the first 2000 are kept"));
+    return items;
+}
+
+/* The verdict on a single run was printed already. */
+int verdict_print(const json_t *document)
+{
+    const json_t *runs = json_object_get(document, "runs");
+    json_t *items = verdict_items(document), *item;
+    int result = verdict_measures(stdout, runs, OUT_TABLE);
+    size_t i;
+
+    json_array_foreach (items, i, item) {
+        const char *kind = json_text(item, "kind"), *id = json_text(item, "id");
+
+        if (i > 0 || json_array_size(runs) != 1)
+            out_line("%*s%s%s%s%s%s%s", 2 * (int)json_number(item, "level"), "", kind, *id ? " (doctor id " : "", id,
+                     *id ? ")" : "", *kind ? ": " : "", json_text(item, "text"));
+    }
+    json_decref(items);
     return result;
 }

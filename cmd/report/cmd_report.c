@@ -14,8 +14,6 @@ static const struct opt report_table[] = {
      .help = "folder for report.html and report.json; default: the run's folder"},
     {"history", 0, "FILE", OPT_FILE, offsetof(struct report_options, history),
      .help = "add the run to this file as one line, and show the runs before it"},
-    {"previous", 0, "DIR", OPT_DIR, offsetof(struct report_options, previous),
-     .help = "run to compare with; default: the last other run of the history"},
     {"compare", 0, NULL, OPT_FLAG, offsetof(struct report_options, compare),
      .help = "compare two runs, A and B: folders, or their report.json", .heading = "Compare"},
     {"noise", 0, "PERCENT", OPT_INT, offsetof(struct report_options, noise), .min = 1, .max = 90, .value = "5",
@@ -34,8 +32,6 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--compare takes two runs, A and B");
     if (!options->compare && call->n_args != 1)
         return cmd_usage(cmd, "name the folder of one run; --compare takes two");
-    if (options->compare && options->previous)
-        return cmd_usage(cmd, "--compare excludes --previous");
     return CMD_FINE;
 }
 

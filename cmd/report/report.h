@@ -76,7 +76,7 @@ bool report_write_results(const char *folder, json_t *results, int code, double 
 /* --- the parts of the command --- */
 
 struct report_options {
-    const char *output, *history, *previous;
+    const char *output, *history;
     int64_t noise;
     bool compare, json;
     struct input_options input;

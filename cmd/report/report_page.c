@@ -13,15 +13,9 @@
 #include <time.h>
 
 #define MAX_PLOTS 8
-#define MAX_HOST_PLOTS 8
 
 /* Each kind of figure has its own scale. */
 static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)"};
-
-static const char *tone_of(const char *result)
-{
-    return strcmp(result, "passed") == 0 ? "good" : strcmp(result, "failed") == 0 ? "bad" : "warn";
-}
 
 static const json_t *runs_of(const json_t *document)
 {
@@ -128,32 +122,6 @@ static void print_plots(FILE *stream, const json_t *document)
 
 /* --- verdicts and findings --- */
 
-static void print_run(FILE *stream, const json_t *run)
-{
-    const json_t *lines = json_object_get(run, "lines"), *item;
-    size_t i;
-
-    page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
-    fputs("<ul>\n", stream);
-    if (!json_equal(json_array_get(lines, 0), json_array_get(lines, 1)))
-        page_item(stream, "soft", "", "%s, lines %.0f to %.0f%s%s", text_base(json_text(run, "source")),
-                  json_number_value(json_array_get(lines, 0)), json_number_value(json_array_get(lines, 1)),
-                  *json_text(run, "stream") ? ", of " : "", json_text(run, "stream"));
-    json_array_foreach (json_object_get(run, "problems"), i, item) {
-        page_item(stream, "bad", "", "%s", json_string_value(item));
-    }
-    json_array_foreach (json_object_get(run, "causes"), i, item) {
-        page_item(stream, "", json_text(item, "id"), "%s", json_text(item, "text"));
-    }
-    json_array_foreach (json_object_get(run, "notes"), i, item) {
-        page_item(stream, "soft", "", "%s", json_string_value(item));
-    }
-    item = json_object_get(json_array_get(json_object_get(run, "measures"), 0), "percent_of_peak");
-    if (*json_text(item, "of"))
-        page_item(stream, "soft", "", "%% PEAK is of %s", json_text(item, "of"));
-    fputs("</ul>\n", stream);
-}
-
 /* Of a log in which no run was recognised. */
 static void print_tail(FILE *stream, const json_t *tail)
 {
@@ -174,56 +142,33 @@ static void print_tail(FILE *stream, const json_t *tail)
 
 static void print_runs(FILE *stream, const json_t *document)
 {
-    const json_t *faults = json_object_get(json_object_get(document, "parsed"), "faults");
-    json_t *item;
+    json_t *items = verdict_items(json_object_get(document, "parsed")), *item;
+    bool is_inner = false;
     size_t i;
 
-    fputs("<section><h2>Runs</h2>\n", stream);
-    json_array_foreach (runs_of(document), i, item) {
-        fputs("<ul>\n", stream);
-        print_run(stream, item);
-        fputs("</ul>\n", stream);
+    fputs("<section><h2>Runs</h2>\n<ul>\n", stream);
+    json_array_foreach (items, i, item) {
+        const char *kind = json_text(item, "kind");
+
+        if (is_inner != (json_number(item, "level") > 0))
+            fputs(is_inner ? "</ul>\n" : "<ul>\n", stream);
+        is_inner = json_number(item, "level") > 0;
+        page_item(stream, json_text(item, "tone"), json_text(item, "id"), "%s%s%s", kind, *kind ? ": " : "",
+                  json_text(item, "text"));
     }
+    fputs(is_inner ? "</ul>\n</ul>\n" : "</ul>\n", stream);
+    json_decref(items);
     print_tail(stream, json_object_get(document, "tail"));
-    if (json_array_size(faults) > 0)
-        fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
-    json_array_foreach (faults, i, item) {
-        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"),
-                  "%s (%s, line %lld%s%s)", json_text(item, "cause"), text_base(json_text(item, "source")),
-                  (long long)json_integer_value(json_object_get(item, "line")),
-                  *json_text(item, "stream") ? ", of " : "", json_text(item, "stream"));
-        page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
-    }
-    if (json_array_size(faults) > 0)
-        fputs("</ul>\n", stream);
     fputs("</section>\n", stream);
 }
 
 /* --- NICs and nodes --- */
 
-static void plot_nics(FILE *stream, const json_t *host)
-{
-    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB", .unit = "GB"};
-    json_t *nic;
-    size_t i;
-
-    snprintf(plot.title, sizeof(plot.title), "NIC traffic of %.100s during the run", json_text(host, "host"));
-    svg_begin(&plot, "sent");
-    svg_begin(&plot, "received");
-    json_array_foreach (json_object_get(host, "nics"), i, nic) {
-        svg_pair(&plot, json_number(nic, "tx_bytes") / 1e9, json_number(nic, "rx_bytes") / 1e9, "%s",
-                 json_text(nic, "device"));
-    }
-    (void)svg_draw(stream, &plot);
-}
-
-/* Plots only of hosts with an uneven NIC: those of the others look alike. */
 static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
     json_t *host, *nic;
     size_t i, j, n_alike = 0;
-    int plots = 0;
 
     if (json_array_size(hosts) == 0)
         return;
@@ -241,11 +186,7 @@ static void print_nics(FILE *stream, const json_t *document)
     if (n_alike > 0)
         fprintf(stream, "<p>Nodes whose NICs carried alike: %zu of %zu; report.json has all counters.</p>\n", n_alike,
                 json_array_size(hosts));
-    fputs("<div class=\"plots\">\n", stream);
-    json_array_foreach (hosts, i, host)
-        if (json_number(host, "uneven") > 0 && plots++ < MAX_HOST_PLOTS)
-            plot_nics(stream, host);
-    fputs("</div></section>\n", stream);
+    fputs("</section>\n", stream);
 }
 
 static const struct out_column host_columns[] = {
@@ -401,7 +342,7 @@ void report_page(FILE *stream, const json_t *document)
     char title[200];
 
     title_of(document, title, sizeof(title));
-    page_begin(stream, title, tone_of(json_text(document, "result")), json_text(document, "verdict"));
+    page_begin(stream, title, verdict_tone(json_text(document, "result")), json_text(document, "verdict"));
     print_subtitle(stream, document);
     if (json_is_object(json_object_get(document, "results"))) {
         report_results(stream, json_object_get(document, "results"));

@@ -95,42 +95,32 @@ static json_t *read_history(const char *path, bool must_exist)
     return history;
 }
 
-/* Adds the history and the differences to a previous run to the document. */
-static int add_past(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
-                    const struct verdict_options *wanted, json_t *document)
+/* Adds the history, the differences to its last other run, and to the history this run. */
+static int add_past(const struct report_options *options, json_t *document)
 {
-    json_t *all = read_history(options->history, false), *history, *previous = NULL;
-    int error, result = CMD_FINE;
+    json_t *all = read_history(options->history, false), *history, *entry;
+    int error = 0;
+    size_t n;
 
     if (!all)
         return CMD_USAGE;
     history = report_history_of(all, document);
-    if (options->previous) {
-        previous = load(cmd, options->previous, reference, wanted, NULL);
-        result = previous ? CMD_FINE : CMD_USAGE;
-    } else if (json_array_size(history) > 0) {
-        previous = json_incref(json_array_get(history, json_array_size(history) - 1));
-    }
-    if (previous)
-        json_object_set_new(document, "previous",
-                            report_compare(previous, document, (double)options->noise / 100, history));
-    if (result == CMD_FINE && options->history) {
-        json_t *entry = report_history_entry(document);
-
+    n = json_array_size(history);
+    if (n > 0)
+        json_object_set_new(
+            document, "previous",
+            report_compare(json_array_get(history, n - 1), document, (double)options->noise / 100, history));
+    if (options->history) {
+        entry = report_history_entry(document);
         error = report_history_add(options->history, entry);
-        if (error) {
+        if (error)
             out_error("report: --history %s: %s", options->history,
                       error == EBUSY ? "another process holds its lock" : write_reason(error));
-            result = CMD_FAILED;
-        }
-        json_array_append(history, entry);
-        json_decref(entry);
+        json_array_append_new(history, entry);
     }
-    json_object_set(document, "history", history);
-    json_decref(history);
-    json_decref(previous);
+    json_object_set_new(document, "history", history);
     json_decref(all);
-    return result;
+    return error ? CMD_FAILED : CMD_FINE;
 }
 
 static void print_text(const json_t *document, const char *output)
@@ -164,7 +154,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
         return CMD_USAGE;
     }
     progress_update(0, 0, "writing the report");
-    result = add_past(cmd, options, reference, wanted, document);
+    result = add_past(options, document);
     if (result == CMD_FINE && !report_write(output, NULL, document, report_page))
         result = CMD_FAILED;
     progress_stop();

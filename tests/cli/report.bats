@@ -63,7 +63,7 @@ setup() {
     python3 "$EPKIT_SOURCE/tests/parse/pages.py" "$EPKIT" .
     grep -q 'class="verdict bad"><span>The run failed, first on gpu-1: the program ended with 1. ' failed/report.html
     grep -q 'RuntimeError: DeepEP error: CPU recv timeout: an internode dispatch got no counts.*doctor id nic-handler).</span>' failed/report.html
-    grep -q '(worker-gpu-1.log, line 16)' failed/report.html
+    grep -q 'testbed-logs/worker-gpu-1.log:16, 1 times)' failed/report.html
     grep -q '<span>The run did not end before its deadline. test_ep, 1 node: 0/144 cases passed' hung/report.html
     grep -q 'float out-of-place [0-9.]* GB/s (busbw), all_reduce float in-place ' good/report.html
     grep -q '2026-11-28T10:00:00Z, 3:24 minutes' good/report.html
