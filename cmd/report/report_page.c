@@ -41,33 +41,28 @@ static void print_figures(FILE *stream, const json_t *document)
           stream);
 }
 
-/* Plots measured against expected figures, of all measures with this unit and an expected figure. */
-static void plot_expected(FILE *stream, const json_t *document, const char *unit)
+/* Measured and expected figures of all measures with this unit. */
+static void draw_expected(FILE *stream, const json_t *document, const char *unit)
 {
-    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB/s of one rank", .unit = "GB/s"};
+    struct page_bars bars = {.title = unit, .unit = "GB/s", .names = {"measured", "expected"}};
     json_t *run, *measure;
     size_t i, j;
 
-    snprintf(plot.title, sizeof(plot.title), "Measured and expected, %s", unit);
-    svg_begin(&plot, "measured");
-    svg_begin(&plot, "expected");
     json_array_foreach (runs_of(document), i, run) {
         const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
+        bool is_perf = strstr(json_text(run, "title"), "_perf");
 
         json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *wanted = json_object_get(measure, "expected");
             double expected = json_number(wanted, "value"), measured = json_number(measure, "ratio") * expected;
 
-            if (strcmp(json_text(wanted, "unit"), unit) != 0)
-                continue;
-            if (strstr(json_text(run, "title"), "_perf"))
-                svg_pair(&plot, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
-            else
-                svg_pair(&plot, measured, expected, "%s%s%s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                         *name ? " " : "", json_text(measure, "op"), json_text(measure, "type"));
+            if (strcmp(json_text(wanted, "unit"), unit) == 0)
+                page_pair(&bars, measured, expected, "%s%s%s %s %s", is_perf ? "" : name, *name && !is_perf ? " " : "",
+                          json_text(measure, "op"), json_text(measure, "type"),
+                          is_perf ? json_text(measure, "config") : "");
         }
     }
-    (void)svg_draw(stream, &plot);
+    page_draw(stream, &bars);
 }
 
 /* The measures of a run that have points, in one plot. */
@@ -111,7 +106,7 @@ static void print_plots(FILE *stream, const json_t *document)
 
     fputs("<section class=\"plots\">\n", stream);
     for (i = 0; i < COUNT(units); i++)
-        plot_expected(stream, document, units[i]);
+        draw_expected(stream, document, units[i]);
     json_array_foreach (runs_of(document), i, run) {
         /* The cases of V2 are not a sweep. */
         if (n < MAX_PLOTS && strcmp(json_text(run, "dialect"), "deepep-v2") != 0)

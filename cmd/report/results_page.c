@@ -16,25 +16,23 @@ static bool has_rate(const json_t *row)
            json_is_object(json_object_get(row, bench_baseline_of(row).key));
 }
 
-static void plot_rates(FILE *stream, const json_t *rows)
+static void draw_rates(FILE *stream, const json_t *rows)
 {
     struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
     double most = json_number(bench_largest(rows, NULL), "tokens");
-    struct svg_plot plot = {.title = "Rate of one rank and of a plain copy, largest batch",
-                            .scale = SVG_PAIRS,
-                            .y_label = "GB/s of one rank",
-                            .unit = "GB/s"};
+    char names[2][64];
+    struct page_bars bars = {.title = "GB/s of one rank, largest batch", .unit = "GB/s", .names = {names[0], names[1]}};
     json_t *row;
     size_t i;
 
-    svg_begin(&plot, "epkit%s", baseline.kind);
-    svg_begin(&plot, "%s%s, same bytes", baseline.name, baseline.kind);
+    snprintf(names[0], sizeof(names[0]), "epkit%s", baseline.kind);
+    snprintf(names[1], sizeof(names[1]), "%s%s, same bytes", baseline.name, baseline.kind);
     json_array_foreach (rows, i, row) {
         if (has_rate(row) && json_number(row, "tokens") >= most)
-            svg_pair(&plot, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
-                     json_text(row, "op"), json_text(row, "type"));
+            page_pair(&bars, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
+                      json_text(row, "op"), json_text(row, "type"));
     }
-    (void)svg_draw(stream, &plot);
+    page_draw(stream, &bars);
 }
 
 static void plot_tokens(FILE *stream, const json_t *rows)
@@ -82,7 +80,7 @@ static void print_bench(FILE *stream, const json_t *results)
                json_number(first, "topk"), json_number(first, "experts"));
     (void)bench_print_rows(stream, rows, json_text(bench, "device"), OUT_HTML);
     fputs("<div class=\"plots\">\n", stream);
-    plot_rates(stream, rows);
+    draw_rates(stream, rows);
     plot_tokens(stream, rows);
     fputs("</div>\n", stream);
     fputs(

@@ -67,6 +67,7 @@ setup() {
     grep -q '<span>The run did not end before its deadline. test_ep, 1 node: 0/144 cases passed' hung/report.html
     grep -q 'float out-of-place [0-9.]* GB/s (busbw), all_reduce float in-place ' good/report.html
     grep -q '2026-11-28T10:00:00Z, 3:24 minutes' good/report.html
+    grep -q '>81 GB/s expected</dd>' slow/report.html
     grep -q '<li class="soft">% PEAK is of NICs, 50 GB/s for each GPU' slow/report.html
     grep -q '<p>Nodes whose NICs carried alike: 1 of 2;' nodes/report.html
     run ! grep 'Figures' unknown/report.html
