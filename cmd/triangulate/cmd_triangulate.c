@@ -18,8 +18,8 @@ static const struct opt triangulate_table[] = {
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct triangulate_call, timeout), .min = 1, .max = 86400, .value = "1800",
      .help = "a group that takes longer is terminated, and counts as slow"},
     {"plan", 0, NULL, OPT_FLAG, offsetof(struct triangulate_call, plan_only), .help = "show the plan, and exit"},
-    {"from", 0, "PATH", OPT_FILE, offsetof(struct triangulate_call, from),
-     .help = "recorded runs: a folder of run folders, or a JSON file", .heading = "Use recorded runs"},
+    {"from", 0, "DIR", OPT_DIR, offsetof(struct triangulate_call, from),
+     .help = "recorded runs: a folder of run folders", .heading = "Use recorded runs"},
     INPUT_OPTIONS(struct triangulate_call, input),
     OPT_JSON_ROW(struct triangulate_call, json),
     {0},
@@ -276,8 +276,7 @@ const struct cmd command_triangulate = {
         "its process group is terminated.\n"
         "\n"
         "With --from, recorded runs are evaluated: a folder that contains folders of runs "
-        "(docs/run-folder.md), whose run.json name the hosts, or a file {\"runs\": [{\"hosts\": [\"a\", \"b\"], "
-        "\"ratio\": 0.53}, ...]}. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
+        "(docs/run-folder.md), whose run.json name the hosts. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
     .options = triangulate_table,
     .options_bytes = sizeof(struct triangulate_call),
     .examples =
