@@ -95,22 +95,34 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
     return read_file(cmd, parser, AT_FDCWD, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
+static const char *why_of(const json_t *run, const char *name)
+{
+    json_t *host;
+    size_t i;
+
+    json_array_foreach (json_object_get(run, "hosts"), i, host)
+        if (strcmp(json_text(host, "name"), name) == 0)
+            return json_text(host, "why");
+    return "";
+}
+
 /* The logs may not show it: a node was lost, or the launcher was killed. */
 static void know_failure(const json_t *run, struct verdict_options *options)
 {
     const json_t *code = json_object_get(run, "exit_code");
-    const char *reason = json_string_value(json_object_get(run, "reason"));
-    const char *host = json_string_value(json_object_get(run, "failed_host"));
+    const char *reason = json_text(run, "reason"), *host = json_text(run, "failed_host"), *why = why_of(run, host);
 
     if (*options->failure)
         return;
     /* 3: slow, which the logs show. */
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
-        snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
-                 (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
-                 reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
+        snprintf(options->failure, sizeof(options->failure), "The run %s%s%.80s%s%.200s",
+                 strcmp(reason, "deadline") == 0      ? "did not end before its deadline"
+                 : strcmp(reason, "interrupted") == 0 ? "was interrupted"
+                                                      : "failed",
+                 *host ? ", first on " : "", host, *why ? ": " : "", why);
     else if (json_is_null(code) && json_is_string(json_object_get(run, "began")))
-        snprintf(options->failure, sizeof(options->failure), "the launch has not ended, or was killed");
+        snprintf(options->failure, sizeof(options->failure), "The run has not ended, or its launcher was killed");
     text_clean(options->failure, options->failure, sizeof(options->failure));
 }
 

@@ -123,17 +123,6 @@ static json_t *first_of_runs(const json_t *parsed, const char *key)
     return NULL;
 }
 
-static const char *why_of(const json_t *run, const char *name)
-{
-    json_t *host;
-    size_t i;
-
-    json_array_foreach (json_object_get(run, "hosts"), i, host)
-        if (strcmp(json_text(host, "name"), name) == 0)
-            return json_text(host, "why");
-    return "";
-}
-
 /* The last lines of the first log, for a page about logs in which nothing was recognised. */
 static json_t *gather_tail(const struct folder *folder, const json_t *parsed)
 {
@@ -161,47 +150,32 @@ static json_t *gather_tail(const struct folder *folder, const json_t *parsed)
     return json_null();
 }
 
-static json_t *verdict_text(const struct folder *folder, const json_t *parsed, const json_t *nics)
+/* One line: the names in it are those of the folder. */
+static json_t *verdict_of(const json_t *run, const json_t *parsed, int uneven)
 {
-    const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
-    const char *host = json_text(folder->run, "failed_host"), *reason = json_text(folder->run, "reason");
-    const char *verdict = json_text(parsed, "verdict"), *why = why_of(folder->run, host);
-    int uneven = (int)json_number(nics, "uneven");
-    char tail[200] = "";
+    const json_t *results = json_object_get(run, "results");
+    const char *verdict = json_text(json_is_object(results) ? results : parsed, "verdict");
+    const char *failure = text_begins(verdict, json_text(parsed, "failure")) ? "" : json_text(parsed, "failure");
+    json_t *text, *line;
+    char tail[80] = "";
 
-    if (json_is_object(results))
-        return json_string(json_text(results, "verdict"));
     if (uneven > 0)
         snprintf(tail, sizeof(tail), " %d NIC%s carried much less than the others.", uneven, uneven == 1 ? "" : "s");
-    if (json_is_integer(code) && json_integer_value(code) != 0)
-        return json_sprintf("The run %s%s%s%s%s. %s%s",
-                            strcmp(reason, "deadline") == 0      ? "did not end before its deadline"
-                            : strcmp(reason, "interrupted") == 0 ? "was interrupted"
-                                                                 : "failed",
-                            *host ? ", first on " : "", host, *why ? ": " : "", why, verdict, tail);
-    return json_sprintf("%s%s", verdict, tail);
-}
-
-/* One line: the names in it are those of the folder. */
-static json_t *verdict_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
-{
-    json_t *text = verdict_text(folder, parsed, nics), *line = out_name(text ? json_string_value(text) : "");
-
+    text = json_sprintf("%s%s%s%s", failure, *failure ? ". " : "", verdict, tail);
+    line = out_name(text ? json_string_value(text) : "");
     json_decref(text);
     return line;
 }
 
-/* A run has failed if the launcher reports it, whatever the logs contain. Idle NICs are a finding. */
-static json_t *result_of(const struct folder *folder, const json_t *parsed, const json_t *nics)
+/* Idle NICs are a finding. */
+static json_t *result_of(const json_t *run, const json_t *parsed, int uneven)
 {
-    const json_t *code = json_object_get(folder->run, "exit_code"), *results = json_object_get(folder->run, "results");
+    const json_t *results = json_object_get(run, "results");
     const char *word = json_text(results, "result");
 
     if (json_is_object(results))
         return json_string(strcmp(word, "works") == 0 ? "passed" : strcmp(word, "failed") == 0 ? "failed" : "nothing");
-    if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != 3)
-        return json_string("failed");
-    if (strcmp(json_text(parsed, "result"), "passed") == 0 && json_number(nics, "uneven") > 0)
+    if (strcmp(json_text(parsed, "result"), "passed") == 0 && uneven > 0)
         return json_string("uneven");
     return json_incref(json_object_get(parsed, "result"));
 }
@@ -233,6 +207,7 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     const json_t *run = folder->run;
     json_t *nics = gather_nics(run), *results = json_object_get(run, "results"), *document = json_object();
     json_t *kept = json_object_get(run, "kept_values"), *own;
+    int uneven = (int)json_number(nics, "uneven");
 
     results = json_is_object(results) ? results : NULL;
     own = results ? parse_results(results) : NULL;
@@ -243,7 +218,7 @@ json_t *report_gather(const struct folder *folder, json_t *parsed)
     json_object_set(document, "hardware", first_of_runs(parsed, "hardware"));
     json_object_update_new(
         document, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:O*, s:O*, s:O*, s:n, s:[]}", "verdict",
-                            verdict_of(folder, parsed, nics), "result", result_of(folder, parsed, nics), "folder",
+                            verdict_of(run, parsed, uneven), "result", result_of(run, parsed, uneven), "folder",
                             out_text(folder->path), "date", date_of(folder), "tail", gather_tail(folder, parsed),
                             "hosts", gather_hosts(run), "environment", gather_environment(run), "nics", nics,
                             "findings", gather_findings(run), "parsed", parsed, "results", results, "kept_values",
