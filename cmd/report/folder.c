@@ -21,8 +21,7 @@
 #define SCHEMA_VERSION 1 /* of run.json */
 #define MAX_JSON (64 << 20)
 #define MAX_FILES 65536
-#define IDLE 0.1 /* of the mean of the others */
-#define UNEVEN 0.6
+#define UNEVEN 0.6 /* of the mean of the others */
 
 static const char *const endings[] = {".log", ".txt", ".out"};
 
@@ -214,13 +213,12 @@ json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
     json_array_foreach (nics, i, nic) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
-        bool idle = sum > 0 && share<IDLE, uneven = sum> 0 && share < UNEVEN;
+        bool uneven = sum > 0 && share < UNEVEN;
 
         n_uneven += uneven;
-        json_array_append_new(list,
-                              json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", json_text(nic, "device"),
-                                        "tx_bytes", json_number(nic, "tx_bytes"), "rx_bytes",
-                                        json_number(nic, "rx_bytes"), "share", share, "idle", idle, "uneven", uneven));
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b}", "device", json_text(nic, "device"),
+                                              "tx_bytes", json_number(nic, "tx_bytes"), "rx_bytes",
+                                              json_number(nic, "rx_bytes"), "share", share, "uneven", uneven));
     }
     *ret_uneven += n_uneven;
     return json_pack("{s:s, s:f, s:i, s:o}", "host", host, "bytes", sum, "uneven", n_uneven, "nics", list);

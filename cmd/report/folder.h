@@ -30,7 +30,7 @@ void runfolder_free(struct folder *folder);
 
 /*
  * The NICs of a host of run.json, with the share of each of the mean of the others: {"host", "bytes", "uneven", "nics":
- * [{"device", "tx_bytes", "rx_bytes", "share", "idle", "uneven"}]}. *ret_uneven grows by those that carried much less.
+ * [{"device", "tx_bytes", "rx_bytes", "share", "uneven"}]}. *ret_uneven grows by those that carried much less.
  */
 json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven);
 

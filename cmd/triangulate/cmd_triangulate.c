@@ -80,7 +80,7 @@ static bool groups_of(const struct triangulate_call *call, struct triangulate *t
 {
     size_t all = 0, i, j;
     json_t *run, *host;
-    int *nodes;
+    int *nodes, n, n_names = 0;
 
     json_array_foreach (call->runs, i, run)
         all += json_array_size(json_object_get(run, "hosts"));
@@ -92,11 +92,14 @@ static bool groups_of(const struct triangulate_call *call, struct triangulate *t
 
         if (t->has_failed)
             break;
+        n = 0;
         json_array_foreach (hosts, j, host)
-            nodes[j] = number_of(*ret_names, &t->n_nodes, json_string_value(host));
-        if (json_array_size(hosts) > 0)
-            (void)triangulate_add(t, nodes, (int)json_array_size(hosts), triangulate_is_slow(call, run));
+            if (json_is_string(host))
+                nodes[n++] = number_of(*ret_names, &n_names, json_string_value(host));
+        if (n > 0)
+            (void)triangulate_add(t, nodes, n, triangulate_is_slow(call, run));
     }
+    t->n_nodes = n_names;
     free(nodes);
     return !t->has_failed;
 }
@@ -150,19 +153,22 @@ static void describe(const struct triangulate_call *call, const struct triangula
     }
 }
 
-/* Prints the verdict, or the document. */
+/* Prints the verdict, or the document. Without a verdict: the plan alone, whose text was printed. */
 static int show(const struct triangulate_call *call, const char *verdict, const char *result, json_t *slow, int code)
 {
     json_t *document = out_document("triangulate");
 
     progress_stop();
-    json_object_update_new(document,
-                           json_pack("{s:s, s:s, s:O, s:O, s:O?, s:O}", "verdict", verdict, "result", result, "slow",
-                                     slow, "nics", call->nics, "plan", call->plan, "runs", call->runs));
+    json_object_set(document, "plan", call->plan);
+    if (verdict)
+        json_object_update_new(document,
+                               json_pack("{s:s, s:s, s:O, s:O, s:O?, s:O}", "verdict", verdict, "result", result,
+                                         "slow", slow, "nics", call->nics, "plan", call->plan, "runs", call->runs));
     if (call->json)
         return out_json(document) == 0 ? code : CMD_FAILED;
     json_decref(document);
-    out_verdict(code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    if (verdict)
+        out_verdict(code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
     return code;
 }
 
@@ -212,17 +218,6 @@ static int conclude(const struct triangulate_call *call)
     return result;
 }
 
-static int show_plan(const struct triangulate_call *call)
-{
-    json_t *document = out_document("triangulate");
-
-    json_object_set(document, "plan", call->plan);
-    if (call->json)
-        return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
-    json_decref(document);
-    return CMD_FINE;
-}
-
 static int check_usage(const struct cmd *cmd, const struct triangulate_call *call)
 {
     if (!call->from == !call->hosts)
@@ -253,7 +248,7 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *with)
     progress_start(cmd->name);
     result = call.from ? triangulate_recorded(&call) : triangulate_live(&call);
     if (result == CMD_FINE)
-        result = call.plan_only ? show_plan(&call) : conclude(&call);
+        result = call.plan_only ? show(&call, NULL, NULL, NULL, CMD_FINE) : conclude(&call);
     progress_stop();
     json_decref(call.runs);
     json_decref(call.nics);

@@ -23,9 +23,9 @@ static void add_host(const json_t *host, json_t *names, json_t *weak)
         json_array_append_new(names, out_name(json_text(host, "name")));
     json_array_foreach (json_object_get(balance, "nics"), i, nic) {
         if (json_is_true(json_object_get(nic, "uneven")))
-            json_array_append_new(weak, json_pack("{s:o, s:o, s:O, s:O}", "host", out_name(json_text(host, "name")),
+            json_array_append_new(weak, json_pack("{s:o, s:o, s:O}", "host", out_name(json_text(host, "name")),
                                                   "device", out_name(json_text(nic, "device")), "share",
-                                                  json_object_get(nic, "share"), "idle", json_object_get(nic, "idle")));
+                                                  json_object_get(nic, "share")));
     }
     json_decref(balance);
 }

@@ -86,7 +86,7 @@ setup() {
     report idle
     [ "$status" -eq 3 ]
     [[ "${lines[0]}" == *"1 NIC carried much less than the others."* ]]
-    jq -e '.nics.hosts[1].nics[5].idle and (.nics.hosts[0].uneven == 0)' idle/report.json
+    jq -e '.nics.hosts[1].nics[5].uneven and (.nics.hosts[0].uneven == 0)' idle/report.json
     make_run failed 80 2026-02-03T10:00:00Z 1
     report failed
     [ "$status" -eq 1 ]
