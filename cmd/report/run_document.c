@@ -37,7 +37,7 @@ static json_t *load_report(const char *path)
 
 /* The document of a run, from its report.json or its folder. NULL after reporting the error. */
 static json_t *load(const struct cmd *cmd, const char *path, const struct reference *reference,
-                    const struct verdict_options *wanted, struct folder **ret_folder)
+                    const struct verdict_options *wanted)
 {
     struct folder *folder = NULL;
     char error[200];
@@ -59,10 +59,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
         json_object_update_new(document, report_gather(folder, parsed));
     }
     json_decref(parsed);
-    if (document && ret_folder)
-        *ret_folder = folder;
-    else
-        runfolder_free(folder);
+    runfolder_free(folder);
     return document;
 }
 
@@ -141,18 +138,18 @@ static void print_text(const json_t *document, const char *output)
 int report_one(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path)
 {
-    struct folder *folder = NULL;
-    json_t *document = load(cmd, path, reference, wanted, &folder);
     const char *output = options->output ? options->output : path;
+    struct stat info;
+    json_t *document;
     int result;
 
-    if (!document)
-        return CMD_USAGE;
-    if (!folder) {
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) {
         out_error("report: %s is a file: name the folder of a run", path);
-        json_decref(document);
         return CMD_USAGE;
     }
+    document = load(cmd, path, reference, wanted);
+    if (!document)
+        return CMD_USAGE;
     progress_update(0, 0, "writing the report");
     result = add_past(options, document);
     if (result == CMD_FINE && !report_write(output, NULL, document, report_page))
@@ -165,7 +162,6 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
         else
             print_text(document, output);
     }
-    runfolder_free(folder);
     json_decref(document);
     return result;
 }
@@ -173,7 +169,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
 int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path_a, const char *path_b)
 {
-    json_t *a = load(cmd, path_a, reference, wanted, NULL), *b = a ? load(cmd, path_b, reference, wanted, NULL) : NULL;
+    json_t *a = load(cmd, path_a, reference, wanted), *b = a ? load(cmd, path_b, reference, wanted) : NULL;
     json_t *history = b ? read_history(options->history, true) : NULL, *document;
     int result = CMD_USAGE;
 
