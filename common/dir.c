@@ -403,15 +403,10 @@ int dir_move_in(int dir, const char *from, const char *to)
     return renameat(dir, from, dir, to) == 0 ? 0 : errno;
 }
 
-int dir_link_in(int dir, const char *target, const char *name)
-{
-    return symlinkat(target, dir, name) == 0 ? 0 : errno;
-}
-
 int dir_link(const char *target, const char *path)
 {
     const char *name;
-    int dir = dir_open_parent(path, true, &name), number = dir < 0 ? errno : dir_link_in(dir, target, name);
+    int dir = dir_open_parent(path, true, &name), number = dir < 0 || symlinkat(target, dir, name) != 0 ? errno : 0;
 
     close_quietly(dir);
     return number;

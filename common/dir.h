@@ -69,7 +69,6 @@ int dir_move_in(int dir, const char *from, const char *to);
 
 /* A link. */
 int dir_link(const char *target, const char *path);
-int dir_link_in(int dir, const char *target, const char *name);
 
 /* Random characters, as of mkostemp(), in place of the last six of the name. */
 void dir_random(char *name);

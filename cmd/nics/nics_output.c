@@ -6,16 +6,7 @@
 #include "nics.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <string.h>
-
-static json_t *text(const char *bytes)
-{
-    char clean[512];
-
-    text_clean(bytes, clean, sizeof(clean));
-    return out_text(clean);
-}
 
 static json_t *number(double value)
 {
@@ -49,17 +40,6 @@ static double load(const struct nics *nics, size_t device)
 
 /* --- notes: problems with the counters themselves --- */
 
-static void __attribute__((format(printf, 2, 3))) note(json_t *notes, const char *format, ...)
-{
-    char line[512];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(line, sizeof(line), format, args);
-    va_end(args);
-    json_array_append_new(notes, text(line));
-}
-
 static const char *state_text(enum source_state state)
 {
     switch (state) {
@@ -83,12 +63,14 @@ static void add_row_notes(json_t *notes, const struct nics_device *device, const
         bool is_traffic = rows.at[i].kind <= COUNTER_RECEIVED_PACKETS;
 
         if (tally->is_reset[i])
-            note(notes, "%s: %s was reset during the period; the change is its value since then", device->label,
-                 rows.at[i].file);
+            json_array_append_new(notes,
+                                  json_sprintf("%s: %s was reset during the period; the change is its value since then",
+                                               device->label, rows.at[i].file));
         /* Devices have different error counters, and snapshots different contents. */
         if (state == SOURCE_OK || (!is_traffic && (state == SOURCE_ABSENT || state == SOURCE_NOT_RECORDED)))
             continue;
-        note(notes, "%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state));
+        json_array_append_new(
+            notes, json_sprintf("%s: %s could not be read: %s", device->label, rows.at[i].file, state_text(state)));
     }
 }
 
@@ -101,11 +83,14 @@ static json_t *make_notes(const struct nics *nics)
         const struct nics_tally *tally = &nics->tallies[i];
 
         if (tally->was_there && !tally->is_there)
-            note(notes, "%s has vanished: its counters are those of the last sample", device->label);
+            json_array_append_new(
+                notes, json_sprintf("%s has vanished: its counters are those of the last sample", device->label));
         else if (!tally->is_there)
-            note(notes, "%s has no counters that could be read", device->label);
+            json_array_append_new(notes, json_sprintf("%s has no counters that could be read", device->label));
         else if (!tally->was_there)
-            note(notes, "%s has appeared during the period: its earlier changes are unknown", device->label);
+            json_array_append_new(
+                notes,
+                json_sprintf("%s has appeared during the period: its earlier changes are unknown", device->label));
         if (tally->is_there)
             add_row_notes(notes, device, tally);
     }
@@ -140,7 +125,7 @@ static json_t *faults_of(const struct nics_verdict *verdict)
     json_t *list = json_array();
 
     for (int i = 0; i < verdict->n_faults && i < (int)(sizeof(verdict->faults) / sizeof(verdict->faults[0])); i++)
-        json_array_append_new(list, text(verdict->faults[i]));
+        json_array_append_new(list, out_name(verdict->faults[i]));
     return list;
 }
 
@@ -176,8 +161,8 @@ static json_t *device_document(const struct nics *nics, size_t i)
     const struct nics_device *device = &nics->devices[i];
 
     return json_pack(
-        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b, s:o, s:o?, s:o, s:o, s:o?, s:o}", "device", text(device->label), "nic",
-        text(device->nic), "port", device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
+        "{s:o, s:o, s:o, s:s, s:o, s:o, s:b, s:o, s:o?, s:o, s:o, s:o?, s:o}", "device", out_name(device->label), "nic",
+        out_name(device->nic), "port", device->counter.rdma ? json_integer(device->counter.port) : json_null(), "kind",
         device->counter.rdma ? "rdma" : "interface", "gpus", gpus_of(device), "rate_gbps",
         device->rate_gbps > 0 ? json_real(device->rate_gbps) : json_null(), "present", nics->tallies[i].is_there,
         "total", sums(nics, i, true), "moved", has_period(nics) ? sums(nics, i, false) : NULL, "sent_gbs",
@@ -190,9 +175,7 @@ static json_t *command_document(const struct nics_command *command)
     json_t *args = json_array();
 
     for (char **arg = command->args; *arg; arg++) {
-        json_t *word = out_text(*arg);
-
-        json_array_append_new(args, word ? word : text(*arg)); /* NULL: not UTF-8 */
+        json_array_append_new(args, out_text(*arg));
     }
     return json_pack("{s:o, s:i, s:o}", "args", args, "exit_code", command->code, "signal",
                      command->signal ? json_integer(command->signal) : json_null());
@@ -205,8 +188,8 @@ json_t *nics_document(const struct nics *nics, const struct nics_command *comman
     for (size_t i = 0; i < nics->n; i++)
         json_array_append_new(devices, device_document(nics, i));
     json_object_update_new(document, json_pack("{s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "mode",
-                                               command ? "command" : "boot", "verdict", text(verdict->text), "uneven",
-                                               verdict->is_uneven, "faults", faults_of(verdict), "seconds",
+                                               command ? "command" : "boot", "verdict", out_name(verdict->text),
+                                               "uneven", verdict->is_uneven, "faults", faults_of(verdict), "seconds",
                                                has_period(nics) ? json_real(seconds(nics)) : json_null(), "command",
                                                command ? command_document(command) : json_null(), "devices", devices,
                                                "notes", make_notes(nics)));

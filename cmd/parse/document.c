@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* document.c - runs and verdicts as JSON. */
 #include "common/json.h"
+#include "common/output.h"
 #include "verdict_internal.h"
 
 #include <stdio.h>
@@ -19,21 +20,6 @@ static json_t *number(double value)
 static json_t *whole(int64_t value)
 {
     return value >= 0 ? json_integer((json_int_t)value) : json_null();
-}
-
-/* Log lines may hold bytes that are not UTF-8. */
-static json_t *text(const char *bytes)
-{
-    json_t *string = json_string(bytes);
-    char copy[512];
-    size_t n = 0;
-
-    if (string)
-        return string;
-    for (; bytes[n] && n < sizeof(copy) - 1; n++)
-        copy[n] = (unsigned char)bytes[n] < 0x80 ? bytes[n] : '?';
-    copy[n] = '\0';
-    return json_string(copy);
 }
 
 static json_t *wire_rates(const struct run_verdict *verdict, const struct parse_measure *measure)
@@ -123,9 +109,9 @@ static json_t *measure_document(const struct context *context, const struct run_
     json_t *wire = wire_rates(verdict, measure), *object;
 
     expect(context, verdict, measure, &expected);
-    object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o}}", "op", text(measure->op), "type",
-                       text(measure->type), "config", text(measure->config), "sms", whole(measure->sms), "nvl_chunk",
-                       whole(measure->nvl_chunk), "rdma_chunk", whole(measure->rdma_chunk), "time_us",
+    object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o}}", "op", out_text(measure->op),
+                       "type", out_text(measure->type), "config", out_text(measure->config), "sms", whole(measure->sms),
+                       "nvl_chunk", whole(measure->nvl_chunk), "rdma_chunk", whole(measure->rdma_chunk), "time_us",
                        number(measure->time_us), "notify_us", number(measure->notify_us), "epilogue_us",
                        number(measure->epilogue_us), "logical_gbps", "rdma", number(measure->rdma_gbps), "nvl",
                        number(measure->nvl_gbps));
@@ -150,17 +136,18 @@ static json_t *run_document(const struct context *context, const struct run_verd
     for (size_t i = 0; i < run->n_measures; i++)
         json_array_append_new(measures, measure_document(context, verdict, &run->measures[i]));
     for (size_t i = 0; i < run->n_problems; i++)
-        json_array_append_new(problems, text(run->problems[i].line));
+        json_array_append_new(problems, out_text(run->problems[i].line));
     if (run->expected > 0)
         cases = json_pack("{s:i, s:i, s:i, s:i}", "passed", run->passed, "failed", run->failed, "started", run->started,
                           "expected", run->expected);
-    object = json_pack("{s:s, s:o, s:o, s:o, s:[I, I], s:s, s:o, s:o, s:s?, s:o, s:s, s:i, s:o}", "dialect",
-                       parse_dialect_name(run->dialect), "title", text(run->title), "source", text(run->source),
-                       "stream", text(run->stream), "lines", (json_int_t)run->first_line, (json_int_t)run->last_line,
-                       "result", results[verdict->result], "verdict", text(verdict->sentence), "device",
-                       text(run->device), "hardware", verdict->hardware ? verdict->hardware->name : NULL, "nodes",
-                       verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null(), "nodes_from",
-                       verdict->nodes_from, "writers", run->writers, "ranks", whole(verdict->ranks));
+    object =
+        json_pack("{s:s, s:o, s:o, s:o, s:[I, I], s:s, s:o, s:o, s:s?, s:o, s:s, s:i, s:o}", "dialect",
+                  parse_dialect_name(run->dialect), "title", out_text(run->title), "source", out_text(run->source),
+                  "stream", out_text(run->stream), "lines", (json_int_t)run->first_line, (json_int_t)run->last_line,
+                  "result", results[verdict->result], "verdict", out_text(verdict->sentence), "device",
+                  out_text(run->device), "hardware", verdict->hardware ? verdict->hardware->name : NULL, "nodes",
+                  verdict->nodes > 0 ? json_integer(verdict->nodes) : json_null(), "nodes_from", verdict->nodes_from,
+                  "writers", run->writers, "ranks", whole(verdict->ranks));
     json_object_update_new(
         object, json_pack("{s:{s:o, s:o, s:o, s:o, s:o, s:o}, s:o, s:I, s:o, s:b, s:o, s:o, s:O, s:O}", "settings",
                           "tokens", whole(run->tokens), "hidden", whole(run->hidden), "topk", whole(run->topk),
@@ -212,11 +199,12 @@ static json_t *faults_document(const struct parser *parser, const json_t *runs)
     json_t *array = json_array();
 
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(
-            array, json_pack("{s:s?, s:s, s:b, s:o, s:o, s:o, s:I, s:I}", "id", faults[i].known->id, "cause",
-                             faults[i].known->cause, "fatal", is_fatal_here(&faults[i], runs), "text",
-                             text(faults[i].line), "source", text(faults[i].source), "stream", text(faults[i].stream),
-                             "line", (json_int_t)faults[i].line_number, "count", (json_int_t)faults[i].count));
+        json_array_append_new(array,
+                              json_pack("{s:s?, s:s, s:b, s:o, s:o, s:o, s:I, s:I}", "id", faults[i].known->id, "cause",
+                                        faults[i].known->cause, "fatal", is_fatal_here(&faults[i], runs), "text",
+                                        out_text(faults[i].line), "source", out_text(faults[i].source), "stream",
+                                        out_text(faults[i].stream), "line", (json_int_t)faults[i].line_number, "count",
+                                        (json_int_t)faults[i].count));
     return array;
 }
 
@@ -235,7 +223,7 @@ static const struct parse_fault *first_fatal(const struct parser *parser, const 
 /* The cause, and the whole line if it says more. */
 static json_t *headline(const char *lead, const struct parse_fault *fault)
 {
-    json_t *line = text(fault->line);
+    json_t *line = out_text(fault->line);
     int n = (int)json_string_length(line);
     const char *id = fault->known->id;
     json_t *sentence;
@@ -264,11 +252,11 @@ static json_t *failure_of_whole(const struct parser *parser, const json_t *runs,
     const struct parse_fault *fault = first_fatal(parser, runs, true);
 
     if (fault && !fault->known->is_fatal_alone)
-        return headline("outside of the runs: ", fault);
+        return headline("Failed, outside of the runs: ", fault);
     if (*options->failure)
-        return text(options->failure);
+        return out_text(options->failure);
     if (parser_totals(parser).runs_dropped)
-        return json_string("there are more than 2000 runs, and only the first 2000 were checked");
+        return json_string("Failed, there are more than 2000 runs, and only the first 2000 were checked");
     return NULL;
 }
 
@@ -334,7 +322,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     known = parser_faults(parser, &n_known);
     sentence = overall(counts, parser_count(parser), worst, fatal ? fatal : n_known ? known : NULL, fatal != NULL);
     if (!sentence) /* bytes of the log that are not UTF-8 */
-        sentence = text(worst);
+        sentence = out_text(worst);
     /* A launch that failed has failed, even if its logs contain nothing that is known; and why a run did may be
      * outside. */
     failure = result == VERDICT_PASSED || result == VERDICT_SLOW || (result == VERDICT_NOTHING && *options->failure) ||
@@ -342,7 +330,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
                   ? failure_of_whole(parser, runs, options)
                   : NULL;
     if (failure) {
-        json_t *whole = json_sprintf("Failed, %s. %s", json_string_value(failure), json_string_value(sentence));
+        json_t *whole = json_sprintf("%s. %s", json_string_value(failure), json_string_value(sentence));
 
         result = VERDICT_FAILED;
         json_decref(sentence);
@@ -351,6 +339,7 @@ json_t *verdict_make(const struct parser *parser, const struct reference *refere
     }
     json_object_set_new(document, "verdict", sentence);
     json_object_set_new(document, "result", json_string(results[result]));
+    json_object_set_new(document, "failure", out_text_or_null(options->failure));
     json_object_set_new(document, "totals", totals_document(parser));
     json_object_set_new(document, "tolerance", json_real(options->tolerance));
     json_object_set_new(document, "runs", runs);

@@ -95,22 +95,34 @@ int input_read(const struct cmd *cmd, struct parser *parser, const char *path)
     return read_file(cmd, parser, AT_FDCWD, path, strcmp(path, "-") == 0 ? "standard input" : path);
 }
 
+static const char *why_of(const json_t *run, const char *name)
+{
+    json_t *host;
+    size_t i;
+
+    json_array_foreach (json_object_get(run, "hosts"), i, host)
+        if (strcmp(json_text(host, "name"), name) == 0)
+            return json_text(host, "why");
+    return "";
+}
+
 /* The logs may not show it: a node was lost, or the launcher was killed. */
 static void know_failure(const json_t *run, struct verdict_options *options)
 {
     const json_t *code = json_object_get(run, "exit_code");
-    const char *reason = json_string_value(json_object_get(run, "reason"));
-    const char *host = json_string_value(json_object_get(run, "failed_host"));
+    const char *reason = json_text(run, "reason"), *host = json_text(run, "failed_host"), *why = why_of(run, host);
 
     if (*options->failure)
         return;
     /* 3: slow, which the logs show. */
     if (json_is_integer(code) && json_integer_value(code) != 0 && json_integer_value(code) != CMD_FINDINGS)
-        snprintf(options->failure, sizeof(options->failure), "the launch ended with status %lld%s%.60s%s%s%.80s%s",
-                 (long long)json_integer_value(code), reason || host ? " (" : "", reason ? reason : "",
-                 reason && host ? ", " : "", host ? "first on " : "", host ? host : "", reason || host ? ")" : "");
+        snprintf(options->failure, sizeof(options->failure), "The run %s%s%.80s%s%.200s",
+                 strcmp(reason, "deadline") == 0      ? "did not end before its deadline"
+                 : strcmp(reason, "interrupted") == 0 ? "was interrupted"
+                                                      : "failed",
+                 *host ? ", first on " : "", host, *why ? ": " : "", why);
     else if (json_is_null(code) && json_is_string(json_object_get(run, "began")))
-        snprintf(options->failure, sizeof(options->failure), "the launch has not ended, or was killed");
+        snprintf(options->failure, sizeof(options->failure), "The run has not ended, or its launcher was killed");
     text_clean(options->failure, options->failure, sizeof(options->failure));
 }
 
@@ -143,16 +155,12 @@ int input_exit_code(enum verdict_result result)
 int input_read_folder(const struct cmd *cmd, struct parser *parser, const struct folder *folder,
                       const struct reference *reference, struct verdict_options *options)
 {
-    int n = 0, result = CMD_FINE;
+    int result = CMD_FINE;
 
     input_know_run(folder->run, reference, options);
-    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++) {
-        if (folder->files[i].kind != FOLDER_LOG)
-            continue;
+    for (size_t i = 0; i < folder->n_files && result == CMD_FINE; i++)
         result = read_file(cmd, parser, folder->files[i].dir, text_base(folder->files[i].path), folder->files[i].path);
-        n++;
-    }
-    if (n == 0) {
+    if (folder->n_files == 0) {
         out_error("%s: %s: there is no *.log and no *.txt in it", cmd->name, folder->path);
         out_hint("docs/run-folder.md describes the folder of a run");
         return CMD_USAGE;
@@ -248,66 +256,95 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
     return result;
 }
 
-static void print_run(const json_t *run)
+const char *verdict_tone(const char *result)
 {
-    json_t *item;
-    size_t i;
-    const char *expected;
-
-    json_array_foreach (json_object_get(run, "problems"), i, item) {
-        out_line("  %s:%lld..%lld: %s", json_text(run, "source"),
-                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
-                 (long long)json_integer_value(json_array_get(json_object_get(run, "lines"), 1)),
-                 json_string_value(item));
-    }
-    json_array_foreach (json_object_get(run, "causes"), i, item) {
-        if (json_is_string(json_object_get(item, "id")))
-            out_line("  probable cause: %s (epkit doctor, id %s)", json_text(item, "text"), json_text(item, "id"));
-        else
-            out_line("  probable cause: %s", json_text(item, "text"));
-    }
-    json_array_foreach (json_object_get(run, "notes"), i, item) {
-        out_line("  note: %s", json_string_value(item));
-    }
-    item = json_array_get(json_object_get(run, "measures"), 0);
-    if (json_is_null(json_object_get(run, "hardware")) &&
-        json_is_number(json_object_get(json_object_get(item, "percent_of_peak"), "rdma")))
-        out_line("  %% peak: assumes one NIC of 400 Gb/s for each GPU, because no machine is named (--hardware)");
-    else if (*json_text(json_object_get(item, "percent_of_peak"), "of"))
-        out_line("  %% peak: of %s", json_text(json_object_get(item, "percent_of_peak"), "of"));
-    expected = json_text(json_object_get(item, "expected"), "source");
-    if (*expected)
-        out_line("  expected %s: %s, %s", json_text(run, "title"), json_text(json_object_get(item, "expected"), "from"),
-                 expected);
+    return strcmp(result, "passed") == 0 ? "good" : strcmp(result, "failed") == 0 ? "bad" : "warn";
 }
 
-int verdict_print(const json_t *document)
+/* Consumes `text`. */
+static void add_item(json_t *items, int level, const char *tone, const char *kind, const char *id, json_t *text)
 {
-    const json_t *runs = json_object_get(document, "runs"), *totals = json_object_get(document, "totals");
+    json_array_append_new(items, json_pack("{s:i, s:s, s:s, s:s, s:o}", "level", level, "tone", tone, "kind", kind,
+                                           "id", id, "text", text));
+}
+
+/* Texts of a run, or objects with a text and an ID. */
+static void add_list(json_t *items, const json_t *list, const char *tone, const char *kind)
+{
     json_t *item;
     size_t i;
-    int result = verdict_measures(stdout, runs, OUT_TABLE);
 
-    json_array_foreach (runs, i, item) {
-        if (json_array_size(runs) > 1)
-            out_line("%s (%s)", json_text(item, "verdict"), json_text(item, "source"));
-        print_run(item);
-    }
+    json_array_foreach (list, i, item)
+        add_item(items, 1, tone, kind, json_text(item, "id"),
+                 json_incref(json_is_string(item) ? item : json_object_get(item, "text")));
+}
+
+static void add_run(json_t *items, const json_t *run)
+{
+    json_int_t first = json_integer_value(json_array_get(json_object_get(run, "lines"), 0)),
+               last = json_integer_value(json_array_get(json_object_get(run, "lines"), 1));
+    const json_t *measure = json_array_get(json_object_get(run, "measures"), 0);
+    const json_t *peak = json_object_get(measure, "percent_of_peak"), *expected = json_object_get(measure, "expected");
+
+    add_item(items, 0, verdict_tone(json_text(run, "result")), "", "", json_incref(json_object_get(run, "verdict")));
+    if (first != last)
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("%s:%lld..%lld%s%s", json_text(run, "source"), (long long)first, (long long)last,
+                              *json_text(run, "stream") ? ", of " : "", json_text(run, "stream")));
+    add_list(items, json_object_get(run, "problems"), "bad", "");
+    add_list(items, json_object_get(run, "causes"), "", "probable cause");
+    add_list(items, json_object_get(run, "notes"), "soft", "note");
+    if (*json_text(peak, "of"))
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("%% PEAK is of %s%s", json_text(peak, "of"),
+                              json_is_true(json_object_get(peak, "is_assumed"))
+                                  ? ", assumed because no machine is named (--hardware)"
+                                  : ""));
+    if (*json_text(expected, "source"))
+        add_item(items, 1, "soft", "", "",
+                 json_sprintf("EXPECTED is of: %s, %s", json_text(expected, "from"), json_text(expected, "source")));
+}
+
+json_t *verdict_items(const json_t *document)
+{
+    const json_t *totals = json_object_get(document, "totals");
+    json_t *items = json_array(), *item;
+    size_t i;
+
+    json_array_foreach (json_object_get(document, "runs"), i, item)
+        add_run(items, item);
     json_array_foreach (json_object_get(document, "faults"), i, item) {
-        const char *id = json_text(item, "id");
+        bool is_fatal = json_is_true(json_object_get(item, "fatal"));
 
-        out_line("%s%s%s%s: %s (%s:%lld%s%s, %lld times): %s",
-                 json_is_true(json_object_get(item, "fatal")) ? "fault" : "warning", *id ? " (doctor id " : "", id,
-                 *id ? ")" : "", json_text(item, "cause"), json_text(item, "source"),
-                 (long long)json_integer_value(json_object_get(item, "line")), *json_text(item, "stream") ? ", " : "",
-                 json_text(item, "stream"), (long long)json_integer_value(json_object_get(item, "count")),
-                 json_text(item, "text"));
+        add_item(items, 0, is_fatal ? "bad" : "warn", is_fatal ? "fault" : "warning", json_text(item, "id"),
+                 json_sprintf("%s (%s:%.0f%s%s, %.0f times): %s", json_text(item, "cause"), json_text(item, "source"),
+                              json_number(item, "line"), *json_text(item, "stream") ? ", " : "",
+                              json_text(item, "stream"), json_number(item, "count"), json_text(item, "text")));
     }
-    if (json_integer_value(json_object_get(totals, "unreadable")) > 0)
-        out_line("%lld of %lld lines were torn and could not be read.",
-                 (long long)json_integer_value(json_object_get(totals, "unreadable")),
-                 (long long)json_integer_value(json_object_get(totals, "lines")));
-    if (json_integer_value(json_object_get(totals, "runs_dropped")) > 0)
-        out_line("There are more runs: the first 2000 are kept");
+    if (json_number(totals, "unreadable") > 0)
+        add_item(items, 0, "soft", "", "",
+                 json_sprintf("%.0f of %.0f lines were torn and could not be read.", json_number(totals, "unreadable"),
+                              json_number(totals, "lines")));
+    if (json_number(totals, "runs_dropped") > 0)
+        add_item(items, 0, "soft", "", "", json_string("There are more runs: the first 2000 are kept"));
+    return items;
+}
+
+/* The verdict on a single run was printed already. */
+int verdict_print(const json_t *document)
+{
+    const json_t *runs = json_object_get(document, "runs");
+    json_t *items = verdict_items(document), *item;
+    int result = verdict_measures(stdout, runs, OUT_TABLE);
+    size_t i;
+
+    json_array_foreach (items, i, item) {
+        const char *kind = json_text(item, "kind"), *id = json_text(item, "id");
+
+        if (i > 0 || json_array_size(runs) != 1)
+            out_line("%*s%s%s%s%s%s%s", 2 * (int)json_number(item, "level"), "", kind, *id ? " (doctor id " : "", id,
+                     *id ? ")" : "", *kind ? ": " : "", json_text(item, "text"));
+    }
+    json_decref(items);
     return result;
 }

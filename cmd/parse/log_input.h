@@ -51,6 +51,15 @@ int input_judge_folder(const struct cmd *cmd, const struct folder *folder, const
 /* Prints the figures of the runs of a verdict. 0, or -1 after reporting the error. */
 int verdict_measures(FILE *stream, const json_t *runs, enum out_format format);
 
+/* "good", "bad" or "warn". */
+const char *verdict_tone(const char *result);
+
+/*
+ * What text and page say of runs and faults beside the figures: [{"level": 0 (a run, a fault) or 1 (of the run before),
+ * "tone": "good", "bad", "warn", "soft" or "", "kind": "note", "id": of the doctor's check, "text"}]. A new reference.
+ */
+json_t *verdict_items(const json_t *document);
+
 /* Prints the lines of the text output after the first one. */
 int verdict_print(const json_t *document);
 

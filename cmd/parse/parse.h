@@ -50,7 +50,6 @@ struct parse_point {
 struct parse_measure {
     char op[40];                    /* dispatch, combine, expanded dispatch, all_reduce, ib_write_bw ... */
     char type[16];                  /* fp8, bf16, float ...; "" */
-    char device[32];                /* RDMA device of perftest; "" */
     char config[64];                /* best configuration as text: "24 SMs, NVL chunk 8, RDMA chunk 12"; "" */
     int sms, nvl_chunk, rdma_chunk; /* -1: not printed */
     double nvl_gbps, rdma_gbps;     /* logical, as the program counts them */

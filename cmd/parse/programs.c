@@ -149,7 +149,6 @@ static void keep_values(struct stream *stream, struct parse_run *run, const stru
         has_figure && op ? run_measure(run, op, type, stream->program_config ? stream->program_config : "") : NULL;
     if (!measure)
         return;
-    snprintf(measure->device, sizeof(measure->device), "%.31s", form->dialect == PARSE_PERFTEST ? run->device : "");
     keep(measure, form, values);
     run->is_complete = run->is_complete || !ends || strcmp(ends, op) == 0;
 }

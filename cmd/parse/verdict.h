@@ -16,7 +16,7 @@ struct verdict_options {
     const struct model_hardware *hardware; /* NULL: the hardware named in the log, else the lowest of all known */
     int nodes;                             /* 0: from the log or the rates */
     double tolerance;  /* a run is slow if slower by more than this share of the expected figure: 0.15 */
-    char failure[200]; /* the launcher's message about all runs: "the launch ended with status 7"; "" */
+    char failure[400]; /* what the launcher says of all runs: "The run failed, first on node-3"; "" */
 };
 
 /* A new document, without the common keys of epkit's documents. NULL: out of memory. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history, upload. */
+/* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history. */
 #include "common/cmd.h"
 #include "common/progress.h"
 #include "report.h"
@@ -14,10 +14,6 @@ static const struct opt report_table[] = {
      .help = "folder for report.html and report.json; default: the run's folder"},
     {"history", 0, "FILE", OPT_FILE, offsetof(struct report_options, history),
      .help = "add the run to this file as one line, and show the runs before it"},
-    {"previous", 0, "DIR", OPT_DIR, offsetof(struct report_options, previous),
-     .help = "run to compare with; default: the last other run of the history"},
-    {"upload", 0, "DEST", OPT_STRING, offsetof(struct report_options, upload),
-     .help = "copy everything to a folder, a mounted bucket, or gs://BUCKET/PATH, and verify it there"},
     {"compare", 0, NULL, OPT_FLAG, offsetof(struct report_options, compare),
      .help = "compare two runs, A and B: folders, or their report.json", .heading = "Compare"},
     {"noise", 0, "PERCENT", OPT_INT, offsetof(struct report_options, noise), .min = 1, .max = 90, .value = "5",
@@ -36,12 +32,6 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
         return cmd_usage(cmd, "--compare takes two runs, A and B");
     if (!options->compare && call->n_args != 1)
         return cmd_usage(cmd, "name the folder of one run; --compare takes two");
-    if (options->compare && (options->upload || options->previous))
-        return cmd_usage(cmd, "--compare excludes --upload and --previous");
-    /* "s3://bucket" is also the name of a folder here. */
-    if (options->upload && strstr(options->upload, "://") && strncmp(options->upload, "gs://", 5) != 0)
-        return cmd_usage(cmd, "--upload %s: only gs:// is known; mount other stores and name the folder",
-                         options->upload);
     return CMD_FINE;
 }
 
@@ -70,7 +60,7 @@ const struct cmd command_report = {
     .name = "report",
     .args = "DIR | --compare A B",
     .max_args = 2,
-    .summary = "the folder of a run as one page and one document; comparison, history, upload",
+    .summary = "the folder of a run as one page and one document; comparison, history",
     .description =
         "Collects the contents of the folder of a run (docs/run-folder.md): the verdict of 'epkit parse' on its logs, "
         "environment, versions, NIC balance, findings of the doctor. Writes report.html, a self-contained page with "
@@ -79,26 +69,22 @@ const struct cmd command_report = {
         "With --history, the run becomes a line of a file (date, job, hardware, versions, commit, figures), and the "
         "page shows those before it and the differences to the last other run. With --compare, two runs are compared; a "
         "figure is worse when it changed by more than noise: three standard deviations of its history if that holds "
-        "four runs, else --noise.\n"
-        "\n"
-        "--upload copies the logs to DEST/testbed-logs/ and the report to DEST/. Every file is read back and compared. "
-        "For gs:// the installed client is used: gcloud, or gsutil.",
+        "four runs, else --noise.",
     .options = report_table,
     .options_bytes = sizeof(struct report_options),
     .examples =
         {
             {"epkit report runs/0203", "report.html and report.json of a run, in its folder"},
-            {"epkit report runs/7 --history runs/all.jsonl --upload gs://bucket/runs/7",
-             "also compare with the runs before"},
+            {"epkit report runs/7 --history runs/all.jsonl", "also compare with the runs before"},
             {"epkit report --compare runs/0127 runs/0203", "what became slower"},
         },
     .exits =
         {
             {CMD_FINE, "the report was written, and the run passed; or nothing is worse"},
-            {CMD_FAILED, "the run failed, or the report could not be written or uploaded"},
+            {CMD_FAILED, "the run failed, or the report could not be written"},
             {CMD_USAGE, "wrong usage; no such folder"},
             {CMD_FINDINGS, "the run passed, but is slow; or B is worse than A beyond noise"},
-            {CMD_UNSUPPORTED, "nothing was recognised in the logs; or no client for gs:// is installed"},
+            {CMD_UNSUPPORTED, "nothing was recognised in the logs"},
         },
     .run = cmd_report,
 };

@@ -21,39 +21,23 @@
 #define SCHEMA_VERSION 1 /* of run.json */
 #define MAX_JSON (64 << 20)
 #define MAX_FILES 65536
-#define IDLE 0.1 /* of the mean of the others */
-#define UNEVEN 0.6
+#define UNEVEN 0.6 /* of the mean of the others */
 
-struct pattern {
-    const char *prefix, *suffix;
-    enum folder_kind kind;
-};
+static const char *const endings[] = {".log", ".txt", ".out"};
 
-/* The first match counts. */
-static const struct pattern patterns[] = {
-    {"snapshot-", ".json", FOLDER_SNAPSHOT},
-    {"doctor-", ".json", FOLDER_DOCTOR},
-    {"env-", ".json", FOLDER_ENV},
-    {"nics-", ".json", FOLDER_NICS},
-    {"worker-", ".log", FOLDER_LOG},
-    {"", ".log", FOLDER_LOG},
-    {"", ".txt", FOLDER_LOG},
-    {"", ".out", FOLDER_LOG},
-};
-
-static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const struct pattern *pattern)
+static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const char *ending)
 {
     struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
-    size_t skip = strlen(pattern->prefix);
+    size_t skip = text_begins(name, "worker-") ? 7 : 0;
 
     if (!grown)
         return false;
     folder->files = grown;
     file = &grown[folder->n_files];
-    *file = (struct folder_file){.kind = pattern->kind, .dir = dir};
+    *file = (struct folder_file){.dir = dir};
     if (asprintf(&file->path, "%s/%s", in, name) < 0)
         return false;
-    snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(pattern->suffix)), name + skip);
+    snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(ending)), name + skip);
     folder->n_files++;
     return true;
 }
@@ -67,16 +51,10 @@ static void scan(struct folder *folder, int dir, const char *in)
     struct stat info;
 
     while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
-        for (size_t i = 0; i < COUNT(patterns); i++) {
-            const struct pattern *pattern = &patterns[i];
-
-            if (*entry->d_name == '.' || !text_begins(entry->d_name, pattern->prefix) ||
-                !text_ends(entry->d_name, pattern->suffix))
-                continue;
-            if (fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(info.st_mode))
-                (void)add_file(folder, dir, in, entry->d_name, pattern);
-            break;
-        }
+        for (size_t i = 0; i < COUNT(endings) && *entry->d_name != '.'; i++)
+            if (text_ends(entry->d_name, endings[i]) && fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+                S_ISREG(info.st_mode))
+                (void)add_file(folder, dir, in, entry->d_name, endings[i]);
     }
     if (stream)
         closedir(stream);
@@ -235,13 +213,12 @@ json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven)
     json_array_foreach (nics, i, nic) {
         double others = n > 1 ? (sum - nic_bytes(nic)) / (double)(n - 1) : 0;
         double share = others > 0 ? nic_bytes(nic) / others : sum > 0 ? 1 : 0;
-        bool idle = sum > 0 && share<IDLE, uneven = sum> 0 && share < UNEVEN;
+        bool uneven = sum > 0 && share < UNEVEN;
 
         n_uneven += uneven;
-        json_array_append_new(list,
-                              json_pack("{s:s, s:f, s:f, s:f, s:b, s:b}", "device", json_text(nic, "device"),
-                                        "tx_bytes", json_number(nic, "tx_bytes"), "rx_bytes",
-                                        json_number(nic, "rx_bytes"), "share", share, "idle", idle, "uneven", uneven));
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:f, s:b}", "device", json_text(nic, "device"),
+                                              "tx_bytes", json_number(nic, "tx_bytes"), "rx_bytes",
+                                              json_number(nic, "rx_bytes"), "share", share, "uneven", uneven));
     }
     *ret_uneven += n_uneven;
     return json_pack("{s:s, s:f, s:i, s:o}", "host", host, "bytes", sum, "uneven", n_uneven, "nics", list);

@@ -8,10 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum folder_kind { FOLDER_LOG, FOLDER_SNAPSHOT, FOLDER_DOCTOR, FOLDER_ENV, FOLDER_NICS };
-
 struct folder_file {
-    enum folder_kind kind;
     char *path;
     int dir;        /* the folder that it is in, borrowed: it is opened there by its name, text_base(path) */
     char host[128]; /* "coordinator", a host's name, or the name of the file */
@@ -22,7 +19,7 @@ struct folder {
     char *base;  /* where run.json is, or would be */
     json_t *run; /* run.json; NULL: missing or unreadable (run_error has the reason) */
     char run_error[200];
-    struct folder_file *files; /* sorted by name; coordinator.log first */
+    struct folder_file *files; /* logs, sorted by name; coordinator.log first. NULL: none */
     size_t n_files;
     int dirs[3]; /* base, its pod-logs, path; -1: not there */
 };
@@ -33,7 +30,7 @@ void runfolder_free(struct folder *folder);
 
 /*
  * The NICs of a host of run.json, with the share of each of the mean of the others: {"host", "bytes", "uneven", "nics":
- * [{"device", "tx_bytes", "rx_bytes", "share", "idle", "uneven"}]}. *ret_uneven grows by those that carried much less.
+ * [{"device", "tx_bytes", "rx_bytes", "share", "uneven"}]}. *ret_uneven grows by those that carried much less.
  */
 json_t *runfolder_balance(const char *host, const json_t *nics, int *ret_uneven);
 

@@ -3,6 +3,7 @@
 
 #include "common/embedded.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,4 +66,38 @@ void page_item(FILE *stream, const char *tone, const char *check, const char *fo
         page_print(stream, " <code>epkit doctor --only %s</code>", check);
     fputs("</li>\n", stream);
     free(text);
+}
+
+void page_pair(struct page_bars *bars, double first, double second, const char *label, ...)
+{
+    va_list args;
+
+    if (bars->n == COUNT(bars->pairs))
+        return;
+    va_start(args, label);
+    vsnprintf(bars->pairs[bars->n].label, sizeof(bars->pairs[0].label), label, args);
+    va_end(args);
+    bars->pairs[bars->n].values[0] = first;
+    bars->pairs[bars->n++].values[1] = second;
+}
+
+void page_draw(FILE *stream, const struct page_bars *bars)
+{
+    double most = 0;
+
+    for (size_t i = 0; i < bars->n; i++)
+        most = fmax(most, fmax(bars->pairs[i].values[0], bars->pairs[i].values[1]));
+    if (most <= 0)
+        return;
+    page_print(stream, "<figure>\n<figcaption>%s</figcaption>\n<dl>\n", bars->title);
+    for (size_t i = 0; i < bars->n; i++) {
+        page_print(stream, "<dt>%s</dt>", bars->pairs[i].label);
+        for (int k = 0; k < 2; k++) {
+            double value = bars->pairs[i].values[k];
+
+            fprintf(stream, "<dd class=\"s%d\" style=\"--w:%.1f%%\">", k, 100 * fmax(value, 0) / most);
+            page_print(stream, "%.4g %s %s</dd>\n", value, bars->unit, bars->names[k]);
+        }
+    }
+    fputs("</dl>\n</figure>\n", stream);
 }

@@ -20,4 +20,19 @@ void page_print(FILE *stream, const char *format, ...) __attribute__((format(pri
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Bars in pairs: a label, and a value for each of two names. */
+struct page_bars {
+    const char *title, *unit, *names[2];
+    size_t n;
+    struct {
+        char label[80];
+        double values[2];
+    } pairs[24];
+};
+
+/* Adds a pair, if there is room. */
+void page_pair(struct page_bars *bars, double first, double second, const char *label, ...)
+    __attribute__((format(printf, 4, 5)));
+void page_draw(FILE *stream, const struct page_bars *bars);
+
 #endif

@@ -76,7 +76,7 @@ bool report_write_results(const char *folder, json_t *results, int code, double 
 /* --- the parts of the command --- */
 
 struct report_options {
-    const char *output, *history, *previous, *upload;
+    const char *output, *history;
     int64_t noise;
     bool compare, json;
     struct input_options input;
@@ -86,11 +86,5 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
                const struct verdict_options *wanted, const char *path);
 int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path_a, const char *path_b);
-
-/*
- * Copies the files of a folder, and the two of its report in `output`, to DEST. CMD_FINE, or the exit code after
- * reporting the error. *ret_n: files that were copied and verified.
- */
-int report_upload(const struct folder *folder, const char *output, const char *dest, int *ret_n);
 
 #endif

@@ -13,15 +13,9 @@
 #include <time.h>
 
 #define MAX_PLOTS 8
-#define MAX_HOST_PLOTS 8
 
 /* Each kind of figure has its own scale. */
 static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)"};
-
-static const char *tone_of(const char *result)
-{
-    return strcmp(result, "passed") == 0 ? "good" : strcmp(result, "failed") == 0 ? "bad" : "warn";
-}
 
 static const json_t *runs_of(const json_t *document)
 {
@@ -47,33 +41,28 @@ static void print_figures(FILE *stream, const json_t *document)
           stream);
 }
 
-/* Plots measured against expected figures, of all measures with this unit and an expected figure. */
-static void plot_expected(FILE *stream, const json_t *document, const char *unit)
+/* Measured and expected figures of all measures with this unit. */
+static void draw_expected(FILE *stream, const json_t *document, const char *unit)
 {
-    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB/s of one rank", .unit = "GB/s"};
+    struct page_bars bars = {.title = unit, .unit = "GB/s", .names = {"measured", "expected"}};
     json_t *run, *measure;
     size_t i, j;
 
-    snprintf(plot.title, sizeof(plot.title), "Measured and expected, %s", unit);
-    svg_begin(&plot, "measured");
-    svg_begin(&plot, "expected");
     json_array_foreach (runs_of(document), i, run) {
         const char *name = json_array_size(runs_of(document)) > 1 ? json_text(run, "title") : "";
+        bool is_perf = strstr(json_text(run, "title"), "_perf");
 
         json_array_foreach (json_object_get(run, "measures"), j, measure) {
             const json_t *wanted = json_object_get(measure, "expected");
             double expected = json_number(wanted, "value"), measured = json_number(measure, "ratio") * expected;
 
-            if (strcmp(json_text(wanted, "unit"), unit) != 0)
-                continue;
-            if (strstr(json_text(run, "title"), "_perf"))
-                svg_pair(&plot, measured, expected, "%s %s", json_text(measure, "op"), json_text(measure, "config"));
-            else
-                svg_pair(&plot, measured, expected, "%s%s%s %s", strncmp(name, "test_", 5) == 0 ? name + 5 : name,
-                         *name ? " " : "", json_text(measure, "op"), json_text(measure, "type"));
+            if (strcmp(json_text(wanted, "unit"), unit) == 0)
+                page_pair(&bars, measured, expected, "%s%s%s %s %s", is_perf ? "" : name, *name && !is_perf ? " " : "",
+                          json_text(measure, "op"), json_text(measure, "type"),
+                          is_perf ? json_text(measure, "config") : "");
         }
     }
-    (void)svg_draw(stream, &plot);
+    page_draw(stream, &bars);
 }
 
 /* The measures of a run that have points, in one plot. */
@@ -117,7 +106,7 @@ static void print_plots(FILE *stream, const json_t *document)
 
     fputs("<section class=\"plots\">\n", stream);
     for (i = 0; i < COUNT(units); i++)
-        plot_expected(stream, document, units[i]);
+        draw_expected(stream, document, units[i]);
     json_array_foreach (runs_of(document), i, run) {
         /* The cases of V2 are not a sweep. */
         if (n < MAX_PLOTS && strcmp(json_text(run, "dialect"), "deepep-v2") != 0)
@@ -127,31 +116,6 @@ static void print_plots(FILE *stream, const json_t *document)
 }
 
 /* --- verdicts and findings --- */
-
-static void print_run(FILE *stream, const json_t *run)
-{
-    const json_t *lines = json_object_get(run, "lines"), *item;
-    size_t i;
-
-    page_item(stream, tone_of(json_text(run, "result")), "", "%s", json_text(run, "verdict"));
-    page_print(stream, "<ul>\n<li class=\"soft\">%s, lines %.0f to %.0f%s%s</li>\n",
-               text_base(json_text(run, "source")), json_number_value(json_array_get(lines, 0)),
-               json_number_value(json_array_get(lines, 1)), *json_text(run, "stream") ? ", of " : "",
-               json_text(run, "stream"));
-    json_array_foreach (json_object_get(run, "problems"), i, item) {
-        page_item(stream, "bad", "", "%s", json_string_value(item));
-    }
-    json_array_foreach (json_object_get(run, "causes"), i, item) {
-        page_item(stream, "", json_text(item, "id"), "%s", json_text(item, "text"));
-    }
-    json_array_foreach (json_object_get(run, "notes"), i, item) {
-        page_item(stream, "soft", "", "%s", json_string_value(item));
-    }
-    item = json_object_get(json_array_get(json_object_get(run, "measures"), 0), "percent_of_peak");
-    if (*json_text(item, "of"))
-        page_item(stream, "soft", "", "%% PEAK is of %s", json_text(item, "of"));
-    fputs("</ul>\n", stream);
-}
 
 /* Of a log in which no run was recognised. */
 static void print_tail(FILE *stream, const json_t *tail)
@@ -173,56 +137,33 @@ static void print_tail(FILE *stream, const json_t *tail)
 
 static void print_runs(FILE *stream, const json_t *document)
 {
-    const json_t *faults = json_object_get(json_object_get(document, "parsed"), "faults");
-    json_t *item;
+    json_t *items = verdict_items(json_object_get(document, "parsed")), *item;
+    bool is_inner = false;
     size_t i;
 
-    fputs("<section><h2>Runs</h2>\n", stream);
-    json_array_foreach (runs_of(document), i, item) {
-        fputs("<ul>\n", stream);
-        print_run(stream, item);
-        fputs("</ul>\n", stream);
+    fputs("<section><h2>Runs</h2>\n<ul>\n", stream);
+    json_array_foreach (items, i, item) {
+        const char *kind = json_text(item, "kind");
+
+        if (is_inner != (json_number(item, "level") > 0))
+            fputs(is_inner ? "</ul>\n" : "<ul>\n", stream);
+        is_inner = json_number(item, "level") > 0;
+        page_item(stream, json_text(item, "tone"), json_text(item, "id"), "%s%s%s", kind, *kind ? ": " : "",
+                  json_text(item, "text"));
     }
+    fputs(is_inner ? "</ul>\n</ul>\n" : "</ul>\n", stream);
+    json_decref(items);
     print_tail(stream, json_object_get(document, "tail"));
-    if (json_array_size(faults) > 0)
-        fputs("<h2>Lines that name a fault</h2>\n<ul>\n", stream);
-    json_array_foreach (faults, i, item) {
-        page_item(stream, json_is_true(json_object_get(item, "fatal")) ? "bad" : "warn", json_text(item, "id"),
-                  "%s (%s, line %lld%s%s)", json_text(item, "cause"), text_base(json_text(item, "source")),
-                  (long long)json_integer_value(json_object_get(item, "line")),
-                  *json_text(item, "stream") ? ", of " : "", json_text(item, "stream"));
-        page_print(stream, "<pre>%s</pre>\n", json_text(item, "text"));
-    }
-    if (json_array_size(faults) > 0)
-        fputs("</ul>\n", stream);
     fputs("</section>\n", stream);
 }
 
 /* --- NICs and nodes --- */
 
-static void plot_nics(FILE *stream, const json_t *host)
-{
-    struct svg_plot plot = {.scale = SVG_PAIRS, .y_label = "GB", .unit = "GB"};
-    json_t *nic;
-    size_t i;
-
-    snprintf(plot.title, sizeof(plot.title), "NIC traffic of %.100s during the run", json_text(host, "host"));
-    svg_begin(&plot, "sent");
-    svg_begin(&plot, "received");
-    json_array_foreach (json_object_get(host, "nics"), i, nic) {
-        svg_pair(&plot, json_number(nic, "tx_bytes") / 1e9, json_number(nic, "rx_bytes") / 1e9, "%s",
-                 json_text(nic, "device"));
-    }
-    (void)svg_draw(stream, &plot);
-}
-
-/* Plots only of hosts with an uneven NIC: those of the others look alike. */
 static void print_nics(FILE *stream, const json_t *document)
 {
     const json_t *hosts = json_object_get(json_object_get(document, "nics"), "hosts");
     json_t *host, *nic;
     size_t i, j, n_alike = 0;
-    int plots = 0;
 
     if (json_array_size(hosts) == 0)
         return;
@@ -240,11 +181,7 @@ static void print_nics(FILE *stream, const json_t *document)
     if (n_alike > 0)
         fprintf(stream, "<p>Nodes whose NICs carried alike: %zu of %zu; report.json has all counters.</p>\n", n_alike,
                 json_array_size(hosts));
-    fputs("<div class=\"plots\">\n", stream);
-    json_array_foreach (hosts, i, host)
-        if (json_number(host, "uneven") > 0 && plots++ < MAX_HOST_PLOTS)
-            plot_nics(stream, host);
-    fputs("</div></section>\n", stream);
+    fputs("</section>\n", stream);
 }
 
 static const struct out_column host_columns[] = {
@@ -258,7 +195,6 @@ static const struct out_column host_columns[] = {
     {"FAILED", "why", 0, OUT_IF_PRESENT},
     {"EXIT CODE", "exit_code", 0, 0},
 };
-static const struct out_column snapshot_columns[] = {{"NODE", "host", 0, 0}, {"SNAPSHOT", "text", 0, 0}};
 static const struct out_column finding_columns[] = {
     {"NODE", "host", 0, 0}, {"SEVERITY", "severity", 0, 0}, {"CHECK", "id", 0, 0}, {"FINDING", "title", 0, 0}};
 
@@ -268,7 +204,6 @@ static const struct section {
     size_t n;
 } tables[] = {
     {"Nodes", "hosts", host_columns, COUNT(host_columns)},
-    {"Machines", "snapshots", snapshot_columns, COUNT(snapshot_columns)},
     {"Findings of the doctor", "findings", finding_columns, COUNT(finding_columns)},
 };
 
@@ -360,21 +295,6 @@ static void print_environment(FILE *stream, const json_t *document)
     fputs("</pre></details></section>\n", stream);
 }
 
-static void print_files(FILE *stream, const json_t *document)
-{
-    json_t *file;
-    size_t i;
-
-    if (json_array_size(json_object_get(document, "files")) == 0)
-        return;
-    fputs("<section><details><summary>Source files of this report</summary>\n<ul>\n", stream);
-    json_array_foreach (json_object_get(document, "files"), i, file) {
-        page_print(stream, "<li>%s <span class=\"soft\">%.0f bytes</span></li>\n", json_text(file, "path"),
-                   json_number(file, "bytes"));
-    }
-    fputs("</ul></details></section>\n", stream);
-}
-
 /* "deepep-internode, 2 nodes of b200: passed, 2026-11-28T10:00" */
 static void title_of(const json_t *document, char *ret_title, size_t bytes)
 {
@@ -417,21 +337,20 @@ void report_page(FILE *stream, const json_t *document)
     char title[200];
 
     title_of(document, title, sizeof(title));
-    page_begin(stream, title, tone_of(json_text(document, "result")), json_text(document, "verdict"));
+    page_begin(stream, title, verdict_tone(json_text(document, "result")), json_text(document, "verdict"));
     print_subtitle(stream, document);
     if (json_is_object(json_object_get(document, "results"))) {
         report_results(stream, json_object_get(document, "results"));
     } else {
         print_figures(stream, document);
         print_plots(stream, document);
-        print_runs(stream, document);
     }
+    print_runs(stream, document);
     print_previous(stream, document);
     print_history(stream, document);
     print_nics(stream, document);
     print_tables(stream, document);
     print_environment(stream, document);
-    print_files(stream, document);
     fputs("<footer><p class=\"soft\">", stream);
     if (*json_text(document, "command") && strcmp(json_text(document, "command"), REDACTED) != 0)
         page_print(stream, "The run was started by <code>%s</code>. ", json_text(document, "command"));

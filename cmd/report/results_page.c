@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* results_page.c - the sections of the results of `epkit run`: cases, measurements, machine. */
+/* results_page.c - the sections of the results of `epkit run` beside those of its runs: measurements, machine. */
 #include "cmd/bench/bench.h"
 #include "cmd/bench/host.h"
 #include "page.h"
@@ -7,87 +7,6 @@
 #include "svg.h"
 
 #include <string.h>
-
-/* --- correctness --- */
-
-static void print_failures(FILE *stream, const json_t *suites)
-{
-    json_t *suite, *item;
-    size_t i, j;
-
-    fputs("<ul>\n", stream);
-    json_array_foreach (suites, i, suite) {
-        const char *matrix = json_text(suite, "matrix");
-
-        json_array_foreach (json_object_get(suite, "cases"), j, item) {
-            if (!json_is_true(json_object_get(item, "passed")))
-                page_item(stream, "bad", "", "%s, case %.0f (%s): %s", matrix, json_number(item, "index"),
-                          json_text(item, "name"), json_text(item, "detail"));
-        }
-        json_array_foreach (json_object_get(suite, "errors"), j, item) {
-            page_item(stream, "bad", "", "%s: %s: %s. %s", matrix, json_text(item, "what"), json_text(item, "text"),
-                      json_text(item, "hint"));
-        }
-    }
-    fputs("</ul>\n", stream);
-}
-
-static void print_suites(FILE *stream, const json_t *results)
-{
-    static const struct out_column columns[] = {
-        {"CASES", "matrix", 0, 0},  {"RANKS", "ranks", 0, 0}, {"NODES", "nodes", 0, 0},
-        {"RESULT", "result", 0, 0}, {"PASSED", "why", 0, 0},  {"SECONDS", "seconds", 1, 0},
-    };
-    const json_t *suites = json_object_get(results, "suites");
-    json_t *rows = json_array(), *suite, *row;
-    size_t i;
-
-    json_array_foreach (suites, i, suite) {
-        row = json_copy(suite);
-        json_object_update_missing(row, json_object_get(suite, "parameters"));
-        json_object_set_new(row, "why",
-                            json_sprintf("%.0f/%.0f", json_number(suite, "passed"), json_number(suite, "total")));
-        json_array_append_new(rows, row);
-    }
-    json_array_foreach (json_object_get(results, "not_run"), i, suite) {
-        row = json_copy(suite);
-        json_object_set_new(row, "result", json_string("not run"));
-        json_array_append_new(rows, row);
-    }
-    fputs("<section><h2>Correctness</h2>\n", stream);
-    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
-    json_decref(rows);
-    print_failures(stream, suites);
-    fputs(
-        "<p class=\"soft\">Every received row is compared with a reference that is computed without the library. Nodes "
-        "are emulated on this machine.</p></section>\n",
-        stream);
-}
-
-static void print_cases(FILE *stream, const json_t *suites)
-{
-    static const struct out_column columns[] = {
-        {"MATRIX", "matrix", 0, 0}, {"CASE", "index", 0, 0}, {"WHAT", "name", 0, 0},
-        {"RESULT", "result", 0, 0}, {"ms", "ms", 0, 0},
-    };
-    json_t *rows = json_array(), *suite, *item;
-    size_t i, j;
-
-    json_array_foreach (suites, i, suite) {
-        json_array_foreach (json_object_get(suite, "cases"), j, item) {
-            json_t *row = json_copy(item);
-
-            json_object_set(row, "matrix", json_object_get(suite, "matrix"));
-            json_object_set_new(row, "result",
-                                json_string(json_is_true(json_object_get(item, "passed")) ? "passed" : "failed"));
-            json_array_append_new(rows, row);
-        }
-    }
-    fputs("<section><details><summary>All cases</summary>\n", stream);
-    (void)out_table(stream, columns, COUNT(columns), rows, OUT_HTML);
-    fputs("</details></section>\n", stream);
-    json_decref(rows);
-}
 
 /* --- plots of the measurements --- */
 
@@ -97,25 +16,23 @@ static bool has_rate(const json_t *row)
            json_is_object(json_object_get(row, bench_baseline_of(row).key));
 }
 
-static void plot_rates(FILE *stream, const json_t *rows)
+static void draw_rates(FILE *stream, const json_t *rows)
 {
     struct bench_baseline baseline = bench_baseline_of(json_array_get(rows, 0));
     double most = json_number(bench_largest(rows, NULL), "tokens");
-    struct svg_plot plot = {.title = "Rate of one rank and of a plain copy, largest batch",
-                            .scale = SVG_PAIRS,
-                            .y_label = "GB/s of one rank",
-                            .unit = "GB/s"};
+    char names[2][64];
+    struct page_bars bars = {.title = "GB/s of one rank, largest batch", .unit = "GB/s", .names = {names[0], names[1]}};
     json_t *row;
     size_t i;
 
-    svg_begin(&plot, "epkit%s", baseline.kind);
-    svg_begin(&plot, "%s%s, same bytes", baseline.name, baseline.kind);
+    snprintf(names[0], sizeof(names[0]), "epkit%s", baseline.kind);
+    snprintf(names[1], sizeof(names[1]), "%s%s, same bytes", baseline.name, baseline.kind);
     json_array_foreach (rows, i, row) {
         if (has_rate(row) && json_number(row, "tokens") >= most)
-            svg_pair(&plot, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
-                     json_text(row, "op"), json_text(row, "type"));
+            page_pair(&bars, bench_rate_of(row), json_number(json_object_get(row, baseline.key), "gbps"), "%s %s",
+                      json_text(row, "op"), json_text(row, "type"));
     }
-    (void)svg_draw(stream, &plot);
+    page_draw(stream, &bars);
 }
 
 static void plot_tokens(FILE *stream, const json_t *rows)
@@ -163,7 +80,7 @@ static void print_bench(FILE *stream, const json_t *results)
                json_number(first, "topk"), json_number(first, "experts"));
     (void)bench_print_rows(stream, rows, json_text(bench, "device"), OUT_HTML);
     fputs("<div class=\"plots\">\n", stream);
-    plot_rates(stream, rows);
+    draw_rates(stream, rows);
     plot_tokens(stream, rows);
     fputs("</div>\n", stream);
     fputs(
@@ -191,8 +108,13 @@ static void print_machine(FILE *stream, const json_t *results)
 
 void report_results(FILE *stream, const json_t *results)
 {
-    print_suites(stream, results);
+    const json_t *missing;
+    size_t i;
+
     print_bench(stream, results);
     print_machine(stream, results);
-    print_cases(stream, json_object_get(results, "suites"));
+    fputs("<ul>\n", stream);
+    json_array_foreach (json_object_get(results, "not_run"), i, missing)
+        page_item(stream, "warn", "", "%s was not run: %s", json_text(missing, "matrix"), json_text(missing, "why"));
+    fputs("</ul>\n", stream);
 }

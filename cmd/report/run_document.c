@@ -37,7 +37,7 @@ static json_t *load_report(const char *path)
 
 /* The document of a run, from its report.json or its folder. NULL after reporting the error. */
 static json_t *load(const struct cmd *cmd, const char *path, const struct reference *reference,
-                    const struct verdict_options *wanted, struct folder **ret_folder)
+                    const struct verdict_options *wanted)
 {
     struct folder *folder = NULL;
     char error[200];
@@ -59,10 +59,7 @@ static json_t *load(const struct cmd *cmd, const char *path, const struct refere
         json_object_update_new(document, report_gather(folder, parsed));
     }
     json_decref(parsed);
-    if (document && ret_folder)
-        *ret_folder = folder;
-    else
-        runfolder_free(folder);
+    runfolder_free(folder);
     return document;
 }
 
@@ -95,45 +92,35 @@ static json_t *read_history(const char *path, bool must_exist)
     return history;
 }
 
-/* Adds the history and the differences to a previous run to the document. */
-static int add_past(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
-                    const struct verdict_options *wanted, json_t *document)
+/* Adds the history, the differences to its last other run, and to the history this run. */
+static int add_past(const struct report_options *options, json_t *document)
 {
-    json_t *all = read_history(options->history, false), *history, *previous = NULL;
-    int error, result = CMD_FINE;
+    json_t *all = read_history(options->history, false), *history, *entry;
+    int error = 0;
+    size_t n;
 
     if (!all)
         return CMD_USAGE;
     history = report_history_of(all, document);
-    if (options->previous) {
-        previous = load(cmd, options->previous, reference, wanted, NULL);
-        result = previous ? CMD_FINE : CMD_USAGE;
-    } else if (json_array_size(history) > 0) {
-        previous = json_incref(json_array_get(history, json_array_size(history) - 1));
-    }
-    if (previous)
-        json_object_set_new(document, "previous",
-                            report_compare(previous, document, (double)options->noise / 100, history));
-    if (result == CMD_FINE && options->history) {
-        json_t *entry = report_history_entry(document);
-
+    n = json_array_size(history);
+    if (n > 0)
+        json_object_set_new(
+            document, "previous",
+            report_compare(json_array_get(history, n - 1), document, (double)options->noise / 100, history));
+    if (options->history) {
+        entry = report_history_entry(document);
         error = report_history_add(options->history, entry);
-        if (error) {
+        if (error)
             out_error("report: --history %s: %s", options->history,
                       error == EBUSY ? "another process holds its lock" : write_reason(error));
-            result = CMD_FAILED;
-        }
-        json_array_append(history, entry);
-        json_decref(entry);
+        json_array_append_new(history, entry);
     }
-    json_object_set(document, "history", history);
-    json_decref(history);
-    json_decref(previous);
+    json_object_set_new(document, "history", history);
     json_decref(all);
-    return result;
+    return error ? CMD_FAILED : CMD_FINE;
 }
 
-static void print_text(const json_t *document, const char *output, const char *upload, int n_uploaded)
+static void print_text(const json_t *document, const char *output)
 {
     const json_t *previous = json_object_get(document, "previous");
 
@@ -146,40 +133,35 @@ static void print_text(const json_t *document, const char *output, const char *u
     if (json_is_object(previous))
         out_line("Compared with the previous run: %s", json_text(previous, "verdict"));
     out_line("Report: %s/report.html (and report.json)", output);
-    if (upload)
-        out_line("Uploaded and verified: %d files in %s", n_uploaded, upload);
 }
 
 int report_one(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path)
 {
-    struct folder *folder = NULL;
-    json_t *document = load(cmd, path, reference, wanted, &folder);
     const char *output = options->output ? options->output : path;
-    int result, uploaded = CMD_FINE, n_uploaded = 0;
+    struct stat info;
+    json_t *document;
+    int result;
 
-    if (!document)
-        return CMD_USAGE;
-    if (!folder) {
+    if (stat(path, &info) == 0 && S_ISREG(info.st_mode)) {
         out_error("report: %s is a file: name the folder of a run", path);
-        json_decref(document);
         return CMD_USAGE;
     }
+    document = load(cmd, path, reference, wanted);
+    if (!document)
+        return CMD_USAGE;
     progress_update(0, 0, "writing the report");
-    result = add_past(cmd, options, reference, wanted, document);
+    result = add_past(options, document);
     if (result == CMD_FINE && !report_write(output, NULL, document, report_page))
         result = CMD_FAILED;
-    if (result == CMD_FINE && options->upload)
-        uploaded = report_upload(folder, output, options->upload, &n_uploaded);
     progress_stop();
     if (result == CMD_FINE) {
-        result = uploaded == CMD_FINE ? code_of(document) : uploaded;
+        result = code_of(document);
         if (options->json)
             result = out_json(json_incref(document)) == 0 ? result : CMD_FAILED;
         else
-            print_text(document, output, uploaded == CMD_FINE ? options->upload : NULL, n_uploaded);
+            print_text(document, output);
     }
-    runfolder_free(folder);
     json_decref(document);
     return result;
 }
@@ -187,7 +169,7 @@ int report_one(const struct cmd *cmd, const struct report_options *options, cons
 int report_two(const struct cmd *cmd, const struct report_options *options, const struct reference *reference,
                const struct verdict_options *wanted, const char *path_a, const char *path_b)
 {
-    json_t *a = load(cmd, path_a, reference, wanted, NULL), *b = a ? load(cmd, path_b, reference, wanted, NULL) : NULL;
+    json_t *a = load(cmd, path_a, reference, wanted), *b = a ? load(cmd, path_b, reference, wanted) : NULL;
     json_t *history = b ? read_history(options->history, true) : NULL, *document;
     int result = CMD_USAGE;
 

@@ -14,14 +14,10 @@
 #define RIGHT 8.0
 #define TOP 10.0
 #define BASE 222.0 /* y of the horizontal axis */
-#define BOTTOM_SLANTED 96.0
-#define INSET 14.0    /* of the first and the last point of a curve */
-#define CHARACTER 6.6 /* width of one, at the size of labels */
-#define MAX_LABEL 28
-#define MAX_SLANTED 15
+#define INSET 14.0 /* of the first and the last point of a curve */
 
 /* Lines need stronger colours than the grey of a second bar. */
-static const int bar_colours[SVG_MAX_SERIES] = {0, 1, 2, 3, 4, 5}, line_colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
+static const int colours[SVG_MAX_SERIES] = {0, 2, 3, 4, 5, 1};
 
 struct svg_series *svg_begin(struct svg_plot *plot, const char *name, ...)
 {
@@ -41,20 +37,6 @@ void svg_point(struct svg_series *series, double x, double y)
         return;
     series->x[series->n] = x;
     series->y[series->n++] = y;
-}
-
-void svg_pair(struct svg_plot *plot, double first, double second, const char *label, ...)
-{
-    size_t n = plot->series[0].n;
-    va_list args;
-
-    if (n == SVG_MAX_PAIRS)
-        return;
-    va_start(args, label);
-    vsnprintf(plot->labels[n], sizeof(plot->labels[0]), label, args);
-    va_end(args);
-    svg_point(&plot->series[0], (double)n, first);
-    svg_point(&plot->series[1], (double)n, second);
 }
 
 /* --- scales --- */
@@ -180,57 +162,7 @@ static void print_x_axis(FILE *stream, const struct svg_plot *plot, const struct
                (LEFT + WIDTH - RIGHT) / 2, BASE + 42, plot->x_label);
 }
 
-/* --- bars and curves --- */
-
-static double width_of_pair(const struct svg_plot *plot)
-{
-    return (WIDTH - LEFT - RIGHT) / (double)plot->series[0].n;
-}
-
-/* Labels that are wider than their bars are slanted. */
-static bool is_slanted(const struct svg_plot *plot)
-{
-    size_t longest = 0;
-
-    for (size_t i = 0; i < plot->series[0].n && plot->scale == SVG_PAIRS; i++)
-        longest = strlen(plot->labels[i]) > longest ? strlen(plot->labels[i]) : longest;
-    return (double)(longest > MAX_LABEL ? MAX_LABEL : longest) * CHARACTER > width_of_pair(plot);
-}
-
-static void print_labels(FILE *stream, const struct svg_plot *plot)
-{
-    for (size_t i = 0; i < plot->series[0].n; i++) {
-        int most = is_slanted(plot) ? MAX_SLANTED : MAX_LABEL;
-        double middle = LEFT + width_of_pair(plot) * ((double)i + 0.5);
-        char text[MAX_LABEL + 4];
-
-        if (is_slanted(plot))
-            fprintf(stream, "<text transform=\"translate(%.1f %.1f) rotate(-60)\" text-anchor=\"end\">", middle + 4,
-                    BASE + 16);
-        else
-            fprintf(stream, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", middle, BASE + 20);
-        snprintf(text, sizeof(text), strlen(plot->labels[i]) > (size_t)most ? "%.*s..." : "%.*s", most,
-                 plot->labels[i]);
-        page_print(stream, "%s</text>\n", text);
-    }
-}
-
-static void print_bars(FILE *stream, const struct svg_plot *plot, size_t number, const struct range *range)
-{
-    const struct svg_series *series = &plot->series[number];
-    double width = width_of_pair(plot), one = fmin(width * 0.4, 60);
-
-    for (size_t i = 0; i < series->n; i++) {
-        double y = y_of(range, series->y[i]), left = LEFT + width * ((double)i + 0.5) + one * ((double)number - 1);
-
-        if (is_point(plot, series, i))
-            page_print(stream,
-                       "<rect class=\"s%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\">"
-                       "<title>%s, %s: %.4g %s</title></rect>\n",
-                       bar_colours[number], left, y, fmax(one - 1, 1), fmax(BASE - y, 0.5), plot->labels[i],
-                       series->name, series->y[i], plot->unit);
-    }
-}
+/* --- curves --- */
 
 static void print_curve(FILE *stream, const struct svg_plot *plot, size_t number, const struct range *range)
 {
@@ -238,7 +170,7 @@ static void print_curve(FILE *stream, const struct svg_plot *plot, size_t number
     const char *letter = "M";
 
     /* Not by colour alone. */
-    fprintf(stream, "<path class=\"s%d%s\" d=\"", line_colours[number], number % 2 ? " dashed" : "");
+    fprintf(stream, "<path class=\"s%d%s\" d=\"", colours[number], number % 2 ? " dashed" : "");
     for (size_t i = 0; i < series->n; i++) {
         if (!is_point(plot, series, i))
             continue;
@@ -249,7 +181,7 @@ static void print_curve(FILE *stream, const struct svg_plot *plot, size_t number
     for (size_t i = 0; i < series->n; i++) {
         if (!is_point(plot, series, i))
             continue;
-        page_print(stream, "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>%s, ", line_colours[number],
+        page_print(stream, "<circle class=\"s%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>%s, ", colours[number],
                    x_of(range, scaled(plot, series->x[i])), y_of(range, series->y[i]), series->name);
         print_number(stream, plot->scale == SVG_BYTES, series->x[i]);
         fprintf(stream, ": %.4g %s</title></circle>\n", series->y[i], plot->unit);
@@ -259,26 +191,21 @@ static void print_curve(FILE *stream, const struct svg_plot *plot, size_t number
 bool svg_draw(FILE *stream, const struct svg_plot *plot)
 {
     struct range range = range_of(plot);
-    bool bars = plot->scale == SVG_PAIRS;
-    double height = !bars ? HEIGHT : is_slanted(plot) ? BASE + BOTTOM_SLANTED : HEIGHT - 20;
 
     if (range.points < 2 || range.most <= 0)
         return false;
     page_print(stream,
                "<figure>\n<figcaption>%s</figcaption>\n"
                "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s\">\n",
-               plot->title, WIDTH, height, plot->title);
+               plot->title, WIDTH, HEIGHT, plot->title);
     print_y_axis(stream, plot, &range);
-    if (bars)
-        print_labels(stream, plot);
-    else
-        print_x_axis(stream, plot, &range);
+    print_x_axis(stream, plot, &range);
     for (size_t i = 0; i < plot->n; i++)
-        (bars ? print_bars : print_curve)(stream, plot, i, &range);
+        print_curve(stream, plot, i, &range);
     fputs("</svg>\n<p class=\"legend\">", stream);
     for (size_t i = 0; i < plot->n; i++)
-        page_print(stream, "<span><i class=\"s%d%s\"></i>%s</span>", (bars ? bar_colours : line_colours)[i],
-                   bars || i % 2 == 0 ? "" : " dashed", plot->series[i].name);
+        page_print(stream, "<span><i class=\"s%d%s\"></i>%s</span>", colours[i], i % 2 ? " dashed" : "",
+                   plot->series[i].name);
     fputs("</p>\n</figure>\n", stream);
     return true;
 }

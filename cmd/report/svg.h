@@ -12,10 +12,8 @@
 
 #define SVG_MAX_SERIES 6 /* number of colours of the page; further series are left out */
 #define SVG_MAX_POINTS 160
-#define SVG_MAX_PAIRS 24
 
-/* SVG_PAIRS: two bars for each label, which svg_pair() adds. Others: curves. */
-enum svg_scale { SVG_PAIRS, SVG_NUMBERS, SVG_LOG2, SVG_BYTES /* log2, too */ };
+enum svg_scale { SVG_NUMBERS, SVG_LOG2, SVG_BYTES /* log2, too */ };
 
 struct svg_series {
     char name[80];
@@ -29,16 +27,11 @@ struct svg_plot {
     enum svg_scale scale;
     size_t n;
     struct svg_series series[SVG_MAX_SERIES];
-    char labels[SVG_MAX_PAIRS][80];
 };
 
 /* A new series, which needs room; and a point of it, unless there are SVG_MAX_POINTS. */
 struct svg_series *svg_begin(struct svg_plot *plot, const char *name, ...) __attribute__((format(printf, 2, 3)));
 void svg_point(struct svg_series *series, double x, double y);
-
-/* Adds a label and a value to each of two series, unless there are SVG_MAX_PAIRS. */
-void svg_pair(struct svg_plot *plot, double first, double second, const char *label, ...)
-    __attribute__((format(printf, 4, 5)));
 
 /* false: there is nothing to draw, and nothing was printed. */
 bool svg_draw(FILE *stream, const struct svg_plot *plot);

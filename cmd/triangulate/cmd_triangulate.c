@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by new or recorded runs of groups. */
 #include "common/cmd.h"
+#include "common/json.h"
 #include "common/progress.h"
 #include "tool_triangulate.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* clang-format off */
@@ -12,43 +15,244 @@ static const struct opt triangulate_table[] = {
      .help = "the nodes, with ranges as gpu[01-04]; or a hostfile, @FILE", .heading = "Measure groups of nodes"},
     {"run", 0, "CMD", OPT_STRING, offsetof(struct triangulate_call, run),
      .help = "shell command that measures a group; {hosts} is its nodes (a,b,c), {n} their number"},
-    {"full", 0, "PERCENT", OPT_INT, offsetof(struct triangulate_call, full), .min = 1, .max = 99,
-     .help = "share of the expected figure that all nodes together reached, if measured"},
-    {"max-runs", 0, "N", OPT_INT, offsetof(struct triangulate_call, max_runs), .min = 1, .max = 100000, .value = "40",
-     .help = "maximum number of groups to measure"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct triangulate_call, timeout), .min = 1, .max = 86400, .value = "1800",
      .help = "a group that takes longer is terminated, and counts as slow"},
     {"plan", 0, NULL, OPT_FLAG, offsetof(struct triangulate_call, plan_only), .help = "show the plan, and exit"},
-    {"from", 0, "PATH", OPT_FILE, offsetof(struct triangulate_call, from),
-     .help = "recorded runs: a folder of run folders, or a JSON file", .heading = "Use recorded runs"},
+    {"from", 0, "DIR", OPT_DIR, offsetof(struct triangulate_call, from),
+     .help = "recorded runs: a folder of run folders", .heading = "Use recorded runs"},
     INPUT_OPTIONS(struct triangulate_call, input),
     OPT_JSON_ROW(struct triangulate_call, json),
     {0},
 };
 /* clang-format on */
 
-static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *call)
+/* The lowest share of an expected figure; NAN: none. */
+static double lowest_ratio(const json_t *verdict)
 {
-    const struct triangulate_call *options = call->options;
-    struct reference *reference = NULL;
-    struct verdict_options wanted;
-    int result;
+    double worst = NAN;
+    json_t *run, *measure;
+    size_t i, j;
 
-    if (!options->from == !options->hosts)
+    json_array_foreach (json_object_get(verdict, "runs"), i, run) {
+        json_array_foreach (json_object_get(run, "measures"), j, measure) {
+            if (json_is_number(json_object_get(measure, "ratio")))
+                worst = fmin(worst, json_number(measure, "ratio"));
+        }
+    }
+    return worst;
+}
+
+const json_t *triangulate_run(struct triangulate_call *call, json_t *hosts, const json_t *verdict, int status,
+                              const char *failure, const char *purpose)
+{
+    bool has_failed = text_is_any(json_text(verdict, "result"), TEXTS("failed", "nothing"));
+    double ratio = lowest_ratio(verdict);
+
+    if (!failure && (has_failed || (status != 0 && isnan(ratio))))
+        failure = json_text(verdict, "verdict");
+    json_array_append_new(call->runs, json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
+                                                failure || isnan(ratio) ? json_null() : json_real(ratio), "failed",
+                                                failure, "purpose", purpose));
+    return json_array_get(call->runs, json_array_size(call->runs) - 1);
+}
+
+bool triangulate_is_slow(const struct triangulate_call *call, const json_t *run)
+{
+    const json_t *ratio = json_object_get(run, "ratio");
+
+    return json_is_number(ratio) ? json_number_value(ratio) < 1 - call->wanted.tolerance
+                                 : !json_is_null(json_object_get(run, "failed"));
+}
+
+/* --- what the runs tell --- */
+
+static int number_of(const char **names, int *n, const char *name)
+{
+    for (int i = 0; i < *n; i++)
+        if (strcmp(names[i], name) == 0)
+            return i;
+    names[*n] = name;
+    return (*n)++;
+}
+
+/* The groups of all runs, with names of nodes as numbers. false: out of memory. */
+static bool groups_of(const struct triangulate_call *call, struct triangulate *t, const char ***ret_names)
+{
+    size_t all = 0, i, j;
+    json_t *run, *host;
+    int *nodes, n, n_names = 0;
+
+    json_array_foreach (call->runs, i, run)
+        all += json_array_size(json_object_get(run, "hosts"));
+    *ret_names = calloc(all + 1, sizeof(**ret_names));
+    nodes = calloc(all + 1, sizeof(*nodes));
+    t->has_failed = !*ret_names || !nodes;
+    json_array_foreach (call->runs, i, run) {
+        const json_t *hosts = json_object_get(run, "hosts");
+
+        if (t->has_failed)
+            break;
+        n = 0;
+        json_array_foreach (hosts, j, host)
+            if (json_is_string(host))
+                nodes[n++] = number_of(*ret_names, &n_names, json_string_value(host));
+        if (n > 0)
+            (void)triangulate_add(t, nodes, n, triangulate_is_slow(call, run));
+    }
+    t->n_nodes = n_names;
+    free(nodes);
+    return !t->has_failed;
+}
+
+/* Why no run gave anything to compare; NULL: one did. *ret_passed: some passed. */
+static const char *why_none(const json_t *runs, bool *ret_passed)
+{
+    const char *why = "";
+    bool has_ratio = false;
+    json_t *run;
+    size_t i;
+
+    *ret_passed = false;
+    json_array_foreach (runs, i, run) {
+        bool has_failed = *json_text(run, "failed");
+
+        has_ratio |= json_is_number(json_object_get(run, "ratio"));
+        *ret_passed |= !has_failed;
+        if (has_failed && !*why)
+            why = json_text(run, "failed");
+    }
+    return has_ratio || (*why && *ret_passed) ? NULL : why;
+}
+
+static void describe(const struct triangulate_call *call, const struct triangulate *t, enum triangulate_end end,
+                     const json_t *slow, struct text *text)
+{
+    int n_slow = 0;
+    json_t *name, *nic;
+    size_t i, j;
+
+    for (i = 0; i < t->n_groups; i++)
+        n_slow += t->groups[i].is_slow;
+    if (end == TRIANGULATE_NONE)
+        text_add(text, "No run of %zu is slow.", t->n_groups);
+    else if (end == TRIANGULATE_SPREAD)
+        text_add(text, "No single node: %d of %zu runs are slow, but each of their nodes is in a fast run as well.",
+                 n_slow, t->n_groups);
+    else
+        text_add(text, "%s", end == TRIANGULATE_FOUND ? "Slow: " : "Among these is a slow node: ");
+    json_array_foreach (slow, i, name)
+        text_add(text, "%s%.100s", i ? ", " : "", json_string_value(name));
+    if (json_array_size(slow) > 0)
+        text_add(text, ", by %zu run%s, %d of them slow.", t->n_groups, t->n_groups == 1 ? "" : "s", n_slow);
+    json_array_foreach (call->nics, i, nic) {
+        json_array_foreach (slow, j, name) {
+            if (strcmp(json_text(nic, "host"), json_string_value(name)) == 0)
+                text_add(text, " %.60s of %.60s carried %.0f%% of the others.", json_text(nic, "device"),
+                         json_string_value(name), 100 * json_number(nic, "share"));
+        }
+    }
+}
+
+/* Prints the verdict, or the document. Without a verdict: the plan alone, whose text was printed. */
+static int show(const struct triangulate_call *call, const char *verdict, const char *result, json_t *slow, int code)
+{
+    json_t *document = out_document("triangulate");
+
+    progress_stop();
+    json_object_set(document, "plan", call->plan);
+    if (verdict)
+        json_object_update_new(document,
+                               json_pack("{s:s, s:s, s:O, s:O, s:O?, s:O}", "verdict", verdict, "result", result,
+                                         "slow", slow, "nics", call->nics, "plan", call->plan, "runs", call->runs));
+    if (call->json)
+        return out_json(document) == 0 ? code : CMD_FAILED;
+    json_decref(document);
+    if (verdict)
+        out_verdict(code == CMD_FINE ? OUT_GOOD : OUT_BAD, "%s", verdict);
+    return code;
+}
+
+static int conclude(const struct triangulate_call *call)
+{
+    static const char *const words[] = {[TRIANGULATE_NONE] = "none",
+                                        [TRIANGULATE_FOUND] = "found",
+                                        [TRIANGULATE_EITHER] = "either",
+                                        [TRIANGULATE_SPREAD] = "spread"};
+    struct triangulate t = {0};
+    const char **names = NULL, *why, *word = "open";
+    bool has_passed, *is_suspect = groups_of(call, &t, &names) ? calloc((size_t)t.n_nodes + 1, sizeof(bool)) : NULL;
+    json_t *slow = json_array();
+    enum triangulate_end end;
+    char verdict[2048];
+    struct text text = text_in(verdict, sizeof(verdict));
+    int result = CMD_FINDINGS;
+
+    why = why_none(call->runs, &has_passed);
+    if (!is_suspect) {
+        out_error("triangulate: out of memory");
+        result = CMD_FAILED;
+    } else if (why && !*why) {
+        text_add(&text,
+                 "Not known: no run %scould be compared with anything. --hardware names the machine, and 'epkit "
+                 "parse --list-hardware' those that are known; --reference FILE adds figures.",
+                 has_passed ? "failed, and none " : "");
+        result = CMD_UNSUPPORTED;
+    } else if (why) {
+        text_add(&text, "No single node can be named: no group gave a figure: %.800s", why);
+        word = words[TRIANGULATE_SPREAD];
+    } else {
+        end = triangulate_judge(&t, is_suspect);
+        for (int i = 0; i < t.n_nodes; i++)
+            if (is_suspect[i])
+                json_array_append_new(slow, json_string(names[i]));
+        describe(call, &t, end, slow, &text);
+        word = words[end];
+        result = end == TRIANGULATE_NONE ? CMD_FINE : CMD_FINDINGS;
+    }
+    if (is_suspect)
+        result = show(call, verdict, word, slow, result);
+    json_decref(slow);
+    triangulate_done(&t);
+    free(is_suspect);
+    free(names);
+    return result;
+}
+
+static int check_usage(const struct cmd *cmd, const struct triangulate_call *call)
+{
+    if (!call->from == !call->hosts)
         return cmd_usage(cmd, "give either --hosts, with --run or --plan, or --from");
-    if (options->hosts && !options->run && !options->plan_only)
+    if (call->hosts && !call->run && !call->plan_only)
         return cmd_usage(cmd, "--hosts needs --run, the command that measures a group, or --plan");
-    if (options->from && (options->run || options->plan_only))
+    if (call->from && (call->run || call->plan_only))
         return cmd_usage(cmd, "--from uses recorded runs: it excludes --run and --plan");
-    if (options->run && !strstr(options->run, "{hosts}"))
+    if (call->run && !strstr(call->run, "{hosts}"))
         return cmd_usage(cmd, "--run: there is no {hosts} in it, so every group would be the same");
-    result = input_reference(cmd, &options->input, &reference, &wanted);
+    return CMD_FINE;
+}
+
+static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *with)
+{
+    struct triangulate_call call = *(const struct triangulate_call *)with->options;
+    struct reference *reference = NULL;
+    int result = check_usage(cmd, &call);
+
+    if (result == CMD_FINE)
+        result = input_reference(cmd, &call.input, &reference, &call.wanted);
     if (result != CMD_FINE)
         return result;
+    call.cmd = cmd;
+    call.reference = reference;
+    call.runs = json_array();
+    call.nics = json_array();
     progress_start(cmd->name);
-    result = options->from ? triangulate_recorded(cmd, options, reference, &wanted)
-                           : triangulate_live(cmd, options, reference, &wanted);
+    result = call.from ? triangulate_recorded(&call) : triangulate_live(&call);
+    if (result == CMD_FINE)
+        result = call.plan_only ? show(&call, NULL, NULL, NULL, CMD_FINE) : conclude(&call);
     progress_stop();
+    json_decref(call.runs);
+    json_decref(call.nics);
+    json_decref(call.plan);
     reference_free(reference);
     return result;
 }
@@ -56,20 +260,18 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *call)
 const struct cmd command_triangulate = {
     .name = "triangulate",
     .args = "",
-    .summary = "find the node that makes a run slow: measure pairs, then halves",
+    .summary = "find the node that makes a run slow: measure pairs of nodes",
     .description =
-        "A group of nodes is as slow as its slowest one. With --hosts and --run, groups are measured until one node is "
-        "left: with few nodes all pairs concurrently, then the members of slow pairs; with many, halves of the "
-        "suspects. The plan is printed first, and the number of runs is bounded. Finally all other nodes run together "
-        "once, to check for another slow one.\n"
+        "A group of nodes is as slow as its slowest one. With --hosts and --run, all pairs of nodes are measured "
+        "concurrently, then the nodes of slow pairs, each with a node of a fast one; if no pair is slow, all nodes "
+        "together. The plan is printed first.\n"
         "\n"
         "The output of CMD is evaluated as by 'epkit parse'; the lowest share of an expected figure counts. A group "
         "that fails, hangs, or prints nothing that is recognised counts as slow. The programs of CMD have to end when "
         "its process group is terminated.\n"
         "\n"
         "With --from, recorded runs are evaluated: a folder that contains folders of runs "
-        "(docs/run-folder.md), whose run.json name the hosts, or a file {\"runs\": [{\"hosts\": [\"a\", \"b\"], "
-        "\"ratio\": 0.53}, ...]}. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
+        "(docs/run-folder.md), whose run.json name the hosts. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
     .options = triangulate_table,
     .options_bytes = sizeof(struct triangulate_call),
     .examples =
@@ -82,7 +284,7 @@ const struct cmd command_triangulate = {
     .exits =
         {
             {CMD_FINE, "no node is slow"},
-            {CMD_FAILED, "the runs are inconclusive, or could not be started"},
+            {CMD_FAILED, "a run could not be started or read"},
             {CMD_USAGE, "wrong usage; no such file"},
             {CMD_FINDINGS, "slow nodes were found"},
             {CMD_UNSUPPORTED, "no run could be compared with anything"},

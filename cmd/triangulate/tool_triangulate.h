@@ -8,24 +8,32 @@
 
 struct triangulate_call {
     const char *hosts, *run, *from;
-    int64_t full, max_runs, timeout;
+    int64_t timeout;
     bool plan_only, json;
     struct input_options input;
+    const struct cmd *cmd;
+    const struct reference *reference;
+    struct verdict_options wanted;
+    /* As in the document (schema.json): groups that were measured, NICs that carried little, how groups are measured.
+     */
+    json_t *runs, *nics, *plan;
 };
 
-/* By runs of groups. */
-int triangulate_live(const struct cmd *cmd, const struct triangulate_call *options, const struct reference *reference,
-                     const struct verdict_options *wanted);
+/* Measures groups. CMD_FINE, or an exit code after reporting the error. */
+int triangulate_live(struct triangulate_call *call);
 
-/* From recorded runs. */
-int triangulate_recorded(const struct cmd *cmd, const struct triangulate_call *options,
-                         const struct reference *reference, const struct verdict_options *wanted);
+/* Reads recorded runs. CMD_FINE, or an exit code after reporting the error. */
+int triangulate_recorded(struct triangulate_call *call);
 
-/* The document of what was found. Consumes `slow`. A new reference. */
-json_t *triangulate_document(const char *verdict, const char *result, json_t *slow, json_t *nics, json_t *plan,
-                             json_t *runs);
+/*
+ * Adds the run of a group, by `failure`, or if that is NULL by its exit status and the verdict of `epkit parse`: the
+ * lowest share of an expected figure, or why it failed; neither: it passed, and there is nothing to compare it with.
+ * Consumes `hosts`. Borrowed.
+ */
+const json_t *triangulate_run(struct triangulate_call *call, json_t *hosts, const json_t *verdict, int status,
+                              const char *failure, const char *purpose);
 
-/* The worst ratio of a verdict's runs: 0 if one failed, NAN if nothing could be compared. */
-double triangulate_ratio(const json_t *document);
+/* A run that failed is slow; one that passed with nothing to compare it with is not. */
+bool triangulate_is_slow(const struct triangulate_call *call, const json_t *run);
 
 #endif

@@ -126,8 +126,7 @@ answer() {
     jq -n --arg e "$EVIL" '{schema_version: 1, epkit: $e, job: $e, command: $e, argv: [$e], reason: $e, exit_code: 1, failed_host: $e,
         hosts: [{name: $e, why: $e, gpu: $e}], environment: {($e): $e}, findings: [{id: $e, severity: $e, text: $e, nodes: [$e]}]}' >run/run.json
     printf '%s\n' "$EVIL" "a: NCCL WARN $EVIL" >run/worker-a.log
-    jq -n --arg e "$EVIL" '{runs: [["a", $e, 0.5], ["b", "c", 0.99], ["c", $e, 0.4]] | map({hosts: .[:2], ratio: .[2]})}' >recorded
-    for words in 'parse run' 'report run --history history --output page' 'triangulate --from run' 'triangulate --from recorded'; do
+    for words in 'parse run' 'report run --history history --output page' 'triangulate --from run'; do
         # shellcheck disable=SC2086 # words
         say $words
         # shellcheck disable=SC2086 # words

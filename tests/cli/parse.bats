@@ -271,14 +271,14 @@ END
     rm run/worker-b.log
     echo '{"schema_version": 1, "began": "x", "exit_code": 7, "reason": "program", "failed_host": "b"}' >run/run.json
     run -1 epkit parse run
-    [[ "${lines[0]}" == "Failed, the launch ended with status 7 (program, first on b). "* ]]
+    [[ "${lines[0]}" == "The run failed, first on b. "* ]]
     echo '{"schema_version": 1, "began": "x", "ended": null, "exit_code": null}' >run/run.json
     run -1 epkit parse run
-    [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. "* ]]
+    [[ "${lines[0]}" == "The run has not ended, or its launcher was killed. "* ]]
     # Also if the logs contain nothing that is known: a workload, or a test that never began.
     echo 'hello' >run/coordinator.log
     run -1 epkit parse run
-    [[ "${lines[0]}" == "Failed, the launch has not ended, or was killed. Nothing was recognised"* ]]
+    [[ "${lines[0]}" == "The run has not ended, or its launcher was killed. Nothing was recognised"* ]]
     run -1 epkit report run
     echo '{"schema_version": 1, "began": "x", "exit_code": 7}' >run/run.json
     run -1 --separate-stderr epkit parse --json run

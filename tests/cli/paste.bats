@@ -149,8 +149,6 @@ pasted() {
         pasted '1 3 5' doctor --hosts a,b --ssh "$PWD/$ssh"
         pasted '1 2 3 4 7' launch --hosts a,b --ssh "$PWD/$ssh" --connect-timeout 60 --out run -- "$EVIL"
     done
-    jq -n --arg e "$EVIL" '{runs: [["a", $e, 0.5], ["b", "c", 0.99], ["a", "b", 0.98], ["c", $e, 0.4]] | map({hosts: .[:2], ratio: .[2]})}' >recorded
-    pasted '1 3' triangulate --from recorded
     pasted '1 3' triangulate --hosts a,b --run "printf '%s\n' {hosts} \"\$(cat answer)\""
     python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$evil"

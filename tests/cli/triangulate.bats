@@ -30,25 +30,23 @@ has_exited() {
     ! pgrep --full "$1" >/dev/null
 }
 
-@test "few nodes: the plan first, then pairs; the slow node is found and confirmed" {
+@test "the plan first, then pairs; the slow node is found and confirmed" {
     triangulate --hosts n1,n2,n3,n4,n5,n6 --run "$BATS_TEST_TMPDIR/measure n4 {hosts}"
     [ "$status" -eq 3 ]
     [[ "${lines[0]}" == "Plan: 6 nodes: 3 pairs concurrently"* ]]
-    [[ "$output" == *"Slow: n4. Found in 5 runs."* ]]
+    [[ "$output" == *"Slow: n4, by 5 runs, 2 of them slow."* ]]
     [ "$(wc -l <"$BATS_TEST_TMPDIR/measure.runs")" -eq 5 ]
 }
 
-@test "many nodes: halves; the document fits the schema" {
+@test "many nodes; the document fits the schema" {
     seq -f 'node-%g slots=8' 1 100 >"$BATS_TEST_TMPDIR/hosts"
     triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --json --run "$BATS_TEST_TMPDIR/measure node-77 {hosts}"
     [ "$status" -eq 3 ]
-    [ "$(jq -c '[.result, .slow, .plan.strategy, .plan.least_runs]' <<<"$output")" = \
-        '["found",["node-77"],"halves",7]' ]
-    [ "$(jq '.runs | length' <<<"$output")" -le 9 ]
+    [ "$(jq -c '[.result, .slow, .plan.worst_case_runs, (.runs | length)]' <<<"$output")" = '["found",["node-77"],52,52]' ]
     valid triangulate <<<"$output"
 }
 
-@test "the plan alone starts nothing; a run that fails counts as slow; limits and deadlines hold" {
+@test "the plan alone starts nothing; a run that fails counts as slow; the deadline holds" {
     triangulate --hosts a,b,c --plan
     [ "$status" -eq 0 ]
     triangulate --hosts a,b,c --plan --json
@@ -57,10 +55,6 @@ has_exited() {
     triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/measure broken {hosts}"
     [ "$status" -eq 3 ]
     [[ "$output" == *"failed: Nothing was recognised"*"No single node"* ]]
-    seq 1 200 >"$BATS_TEST_TMPDIR/hosts"
-    triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --max-runs 3 --run "$BATS_TEST_TMPDIR/measure 9 {hosts}"
-    [ "$status" -eq 1 ]
-    [[ "$output" == *"Not finished in 3 runs"* ]]
     triangulate --hosts a,b --timeout 1 --run "sleep 600; : $BATS_TEST_TMPDIR {hosts}"
     [ "$status" -eq 3 ]
     [[ "$output" == *"it was terminated at its deadline"* ]]
@@ -79,12 +73,7 @@ has_exited() {
     [ "$status" -eq 2 ]
 }
 
-@test "recorded runs: a file, and folders of runs whose NIC counters name the NIC" {
-    echo '{"runs": [{"hosts": ["a", "b"], "ratio": 0.5}, {"hosts": ["a", "c"], "ratio": 1.0}]}' \
-        >"$BATS_TEST_TMPDIR/runs.json"
-    triangulate --from "$BATS_TEST_TMPDIR/runs.json"
-    [ "$status" -eq 3 ]
-    [[ "$output" == "Slow: b,"* ]]
+@test "recorded runs: folders of runs, whose NIC counters name the NIC" {
     local pair hosts
     for pair in 1,2 3,4 1,3 2,4; do
         mkdir -p "$BATS_TEST_TMPDIR/runs/$pair/testbed-logs"
@@ -100,7 +89,7 @@ has_exited() {
     [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
     triangulate --from "$BATS_TEST_TMPDIR/runs" --json
     valid triangulate <<<"$output"
-    # A run that measured nothing clears no node, here and when the document is read again.
+    # A run that measured nothing clears no node.
     for pair in 3 3,4; do
         mkdir -p "$BATS_TEST_TMPDIR/few/$pair/testbed-logs"
         hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: .})')
@@ -110,9 +99,6 @@ has_exited() {
     "$BATS_TEST_TMPDIR/measure" 4 3,4 >"$BATS_TEST_TMPDIR/few/3,4/testbed-logs/coordinator.log"
     : >"$BATS_TEST_TMPDIR/few/3/testbed-logs/coordinator.log"
     triangulate --from "$BATS_TEST_TMPDIR/few" --json
-    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
-    echo "$output" >"$BATS_TEST_TMPDIR/read.json"
-    triangulate --from "$BATS_TEST_TMPDIR/read.json" --json
     jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
 }
 
@@ -129,21 +115,6 @@ has_exited() {
     done
 }
 
-@test "invalid recorded runs are refused with their number" {
-    cd "$BATS_TEST_TMPDIR"
-    for wrong in '{"hosts": [], "ratio": 1}' '{"hosts": ["a", 5], "ratio": 1}' '{"hosts": ["a"], "ratio": -1}' \
-        '{"hosts": ["a"]}' '{"hosts": "a", "ratio": 1}' '{"hosts": ["a", ""], "ratio": 1}' '7'; do
-        echo "{\"runs\": [{\"hosts\": [\"a\"], \"ratio\": 1}, $wrong]}" >runs.json
-        run --separate-stderr epkit triangulate --from runs.json
-        echo "$wrong: $stderr"
-        [ "$status" -eq 2 ]
-        [[ "$stderr" == *"runs[1] needs"* ]]
-    done
-    echo '{"schema_version": 2, "runs": [{"hosts": ["a"], "ratio": 1}]}' >runs.json
-    run -2 --separate-stderr epkit triangulate --from runs.json
-    [[ "$stderr" == *"it is in version 2 of the format, this epkit reads 1"* ]]
-}
-
 @test "figures without anything to compare them with: exit code 4; a node that fails is found" {
     cat >"$BATS_TEST_TMPDIR/write" <<'END'
 #!/bin/sh
@@ -158,26 +129,12 @@ END
     chmod +x "$BATS_TEST_TMPDIR/write"
     run -4 --separate-stderr epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
     valid triangulate <<<"$output"
-    jq -e '.slow == [] and .result == "open" and all(.runs[]; .ratio == null and .failed == null) and (.verdict | startswith("Not known: no run could be compared"))' <<<"$output"
+    jq -e '.slow == [] and .result == "open" and all(.runs[]; .ratio == null and .failed == null) and (.verdict | startswith("Not known: no run failed, and none could be compared"))' <<<"$output"
     run epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}"
     [[ "${lines[3]}" == "a,b: passed; there is nothing to compare its figures with" ]]
     epkit triangulate --hosts a,b,c,d --hardware h200 --run "$BATS_TEST_TMPDIR/write none {hosts}"
     run -3 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}"
-    [[ "$output" == *"Slow: c. Found in"* ]]
-    # The documents mean the same when they are read again.
-    cd "$BATS_TEST_TMPDIR"
-    run -4 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write none {hosts}" --json
-    echo "$output" >runs.json
-    run -4 --separate-stderr epkit triangulate --from runs.json
-    [[ "$stderr" == *"no run whose figures could be compared"* ]]
-    run -3 epkit triangulate --hosts a,b,c,d --run "$BATS_TEST_TMPDIR/write c {hosts}" --json
-    echo "$output" >runs.json
-    run -3 epkit triangulate --from runs.json --json
-    jq -e '.result == "found" and .slow == ["c"]' <<<"$output"
-    # A file that names no "failed".
-    echo '{"runs": [{"hosts": ["a", "b"], "ratio": null}, {"hosts": ["a"], "ratio": 1}]}' >runs.json
-    run -3 epkit triangulate --from runs.json
-    [[ "$output" == "Slow: b,"* ]]
+    [[ "$output" == *"Slow: c, by 4 runs, 2 of them slow."* ]]
 }
 
 @test "each run says by itself whether its figures were compared, whatever others were" {
@@ -204,7 +161,7 @@ END
         echo "$hosts: $output" "$stderr"
         valid triangulate <<<"$output"
         jq -e 'def of(name): .runs[] | select((.hosts | length) == 2 and (.hosts | index(name)));
-            (of("a").ratio | type) == "number" and of("c").ratio == null and of("e").ratio == 1' <<<"$output"
+            (of("a").ratio | type) == "number" and of("c").ratio == null and of("e").ratio == null' <<<"$output"
     done
 }
 

@@ -83,28 +83,16 @@ socket:[N]/epkit-launch-N: bind
 END
 }
 
-@test "report: page, history and upload" {
+@test "report: page and history" {
     mkdir -m 755 logs
     mv log logs/worker-a.log
-    writes 4 report logs --output page --history history --upload copy < <(
-        echo 'copy: mkdirat 0755'
-        replaced copy/ report.html report.json
-        echo 'copy/testbed-logs: mkdirat 0755'
-        replaced copy/testbed-logs/ worker-a.log
+    writes 4 report logs --output page --history history < <(
         echo 'history: new 0600, fchmod 0644'
         echo 'page: mkdirat 0755'
         replaced page/ report.html report.json
     )
     writes 4 report logs --output page --history history \
         < <(echo 'history: O_RDWR|O_NOFOLLOW|O_APPEND|O_NONBLOCK' && replaced page/ report.html report.json)
-    printf '#!/bin/sh\nset -- "$3" "$4"\n[ "$2" = "${2#gs:}" ] && cp store "$2" || cp "$1" store\n' >bin/gcloud
-    chmod +x bin/gcloud
-    SEARCH=$PWD/bin:$PATH writes 4 report logs --output page --upload gs://b < <(
-        printf '/proc/N/fd/N: %s, %s, %s\n' "symlinkat epkit-upload-XXXXXX/sent."{log,html,json}
-        echo "$PRIVATE"
-        echo 'epkit-upload-XXXXXX: mkdirat 0700'
-        replaced page/ report.html report.json
-    )
 }
 
 @test "snapshots of machines and clusters, counters of NICs" {

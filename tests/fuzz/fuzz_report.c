@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any bytes as a run folder: run.json, doctor-a.json, nics-a.json and worker-a.log, with a NUL between them. The
- * document can be made, compared with itself and put into a history; the page has no character that is hidden, and no
- * tag of the folder.
+ * Any bytes as a run folder: run.json and worker-a.log, with a NUL between them. The document can be made,
+ * compared with itself and put into a history; the page has no character that is hidden, and no tag of the folder.
  */
 #include "cmd/report/report.h"
 #include "common/clean.h"
@@ -19,7 +18,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static char path[] = "/dev/shm/epkit-fuzz-XXXXXX"; /* a disk is a hundred times as slow */
-static const char *const names[] = {"run.json", "doctor-a.json", "nics-a.json", "worker-a.log"};
+static const char *const names[] = {"run.json", "worker-a.log"};
 
 static void check(bool holds)
 {

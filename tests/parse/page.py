@@ -4,8 +4,8 @@
 
 usage: page.py PAGE:PLOTS...
 
-Each page, 1280 and 390 pixels wide, light and dark: no message on the console, at least PLOTS plots that are drawn
-(elements with a size, all inside of their picture, text of at least 9 pixels), nothing wider than the page and nothing to
+Each page, 1280 and 390 pixels wide, light and dark: no message on the console, at least PLOTS plots and groups of bars that are
+drawn (elements with a size, all inside of their picture, text of at least 9 pixels), nothing wider than the page and nothing to
 scroll sideways, no cell that is cut, a title of its own, colours that differ between light and dark. Exit code 77: there is
 no Chromium.
 """
@@ -28,12 +28,13 @@ addEventListener('load', () => {
   const svgs = [...document.querySelectorAll('figure svg')];
   const plots = svgs.filter(svg => {
     const box = svg.getBoundingClientRect();
-    const marks = [...svg.querySelectorAll('rect,circle')].filter(m => m.getBoundingClientRect().height > 0);
+    const marks = [...svg.querySelectorAll('circle')].filter(m => m.getBoundingClientRect().height > 0);
     return box.width > 100 && box.height > 60 && marks.length > 1;
-  }).length;
+  }).length + [...document.querySelectorAll('figure dl')].filter(bars => bars.getBoundingClientRect().height > 60 &&
+    [...bars.querySelectorAll('dd')].some(e => parseFloat(getComputedStyle(e, '::before').width) > 30)).length;
   const name = e => e.tagName + ' ' + e.textContent.slice(0, 30);
-  const cut = svgs.flatMap(svg => [...svg.querySelectorAll('text,rect,circle')].filter(e => !inside(e, svg.getBoundingClientRect()))
-    .map(name)).concat([...document.querySelectorAll('td,th,pre,p,li')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
+  const cut = svgs.flatMap(svg => [...svg.querySelectorAll('text,circle')].filter(e => !inside(e, svg.getBoundingClientRect()))
+    .map(name)).concat([...document.querySelectorAll('td,th,pre,p,li,dt,dd')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
     getComputedStyle(e).display != 'inline').map(name)).slice(0, 5);
   const wide = [...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
     .map(name).slice(0, 5);

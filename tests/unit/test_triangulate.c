@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A planted slow node is found in any fleet, with few runs; ambiguous results are reported as such. */
+/* Planted slow nodes are found in any fleet, with few runs; ambiguous results are reported as such. */
 #include "unit.h"
 
 #include "cmd/triangulate/triangulate.h"
@@ -23,34 +23,36 @@ struct fleet {
     int min_group;      /* groups of at least this size are slow, whatever their nodes; 0: none */
 };
 
-static double measure(const struct fleet *fleet, const int *nodes, int n)
+static bool measure(const struct fleet *fleet, const struct triangulate_group *group)
 {
-    double share = fleet->min_group > 0 && n >= fleet->min_group ? 0.5 : 1;
+    double share = fleet->min_group > 0 && group->n >= fleet->min_group ? 0.5 : 1;
 
-    assert_true(n >= 2);
-    for (int i = 0; i < n; i++)
-        share = fmin(share, fleet->share[nodes[i]]);
-    return share * (1 + NOISE * (2 * uniform() - 1));
+    assert_true(group->n >= 2);
+    for (int i = 0; i < group->n; i++)
+        share = fmin(share, fleet->share[group->nodes[i]]);
+    return share * (1 + NOISE * (2 * uniform() - 1)) < 0.85;
 }
 
-static struct triangulate *solve(const struct fleet *fleet, struct triangulate_options options)
+/* The number of runs. */
+static int solve(const struct fleet *fleet, enum triangulate_end *ret_end, bool *ret_is_suspect)
 {
-    struct triangulate *t = triangulate_new(fleet->n, &options);
-    struct triangulate_round round;
-    unsigned char seen[1024];
+    struct triangulate t = {.n_nodes = fleet->n};
+    int runs;
 
-    assert_non_null(t);
-    while (triangulate_next(t, &round)) {
-        for (int i = 0; i < fleet->n; i++)
-            seen[i] = 0;
-        for (int i = 0; i < round.n_groups; i++) {
-            for (int j = 0; j < round.sizes[i]; j++)
-                assert_int_equal(seen[round.groups[i][j]]++, 0); /* groups of a round share no node */
-            triangulate_result(t, i, measure(fleet, round.groups[i], round.sizes[i]));
+    for (size_t i = 0; triangulate_next(&t);) {
+        unsigned char seen[1024] = {0};
+
+        for (; i < t.n_groups; i++) {
+            for (int j = 0; j < t.groups[i].n; j++)
+                assert_int_equal(seen[t.groups[i].nodes[j]]++, 0); /* groups of a round share no node */
+            t.groups[i].is_slow = measure(fleet, &t.groups[i]);
         }
     }
-    assert_true(triangulate_runs(t) <= options.max_runs);
-    return t;
+    assert_false(t.has_failed);
+    *ret_end = triangulate_judge(&t, ret_is_suspect);
+    runs = (int)t.n_groups;
+    triangulate_done(&t);
+    return runs;
 }
 
 static void make_fleet(struct fleet *fleet, int n)
@@ -63,109 +65,71 @@ static void make_fleet(struct fleet *fleet, int n)
 
 TEST(test_fleets)
 {
-    int total = 0, least = 0, most = 0;
-
     for (int i = 0; i < FLEETS; i++) {
         static struct fleet fleet;
-        struct triangulate_options options = {.max_runs = 64, .margin = 0.04};
-        struct triangulate *t;
-        const int *slow;
-        int n, node, worst;
+        enum triangulate_end end;
+        bool is_suspect[1024];
+        int n_slow, runs;
 
         random_state = (uint64_t)i * 7919 + 1;
-        make_fleet(&fleet, 3 + (int)(uniform() * (i % 4 ? 1022 : 30)));
-        node = (int)(uniform() * fleet.n);
-        fleet.share[node] = 0.25 + 0.5 * uniform();
-        options.full = fleet.share[node];
-        t = solve(&fleet, options);
-        assert_int_equal(triangulate_end(t, &slow, &n), TRIANGULATE_FOUND);
-        assert_int_equal(n, 1);
-        assert_int_equal(slow[0], node);
-        worst = triangulate_worst_case(fleet.n, triangulate_choose(fleet.n, &options));
-        assert_true(triangulate_runs(t) <= worst + 2); /* two may have to be repeated */
-        total += triangulate_runs(t);
-        least += triangulate_least(fleet.n);
-        most = triangulate_runs(t) > most ? triangulate_runs(t) : most;
-        triangulate_free(t);
+        make_fleet(&fleet, 3 + (int)(uniform() * (i % 4 ? 1021 : 30)));
+        n_slow = fleet.n < 8 ? 1 : 1 + i % 3;
+        for (int k = 0; k < n_slow; k++)
+            fleet.share[(int)(uniform() * fleet.n)] = 0.25 + 0.5 * uniform();
+        runs = solve(&fleet, &end, is_suspect);
+        assert_int_equal(end, TRIANGULATE_FOUND);
+        for (int k = 0; k < fleet.n; k++)
+            assert_int_equal(is_suspect[k], fleet.share[k] < 1);
+        /* A pair of three at the end takes one more; so does each further slow node two. */
+        assert_true(runs <= triangulate_runs(fleet.n) + 1 + 2 * (n_slow - 1));
     }
-    printf("%d fleets: %.2f runs on average, at most %d; the theoretical least is %.2f on average\n", FLEETS,
-           (double)total / FLEETS, most, (double)least / FLEETS);
-    assert_true(total <= least + 3 * FLEETS);
-}
-
-TEST(test_several)
-{
-    for (int i = 0; i < 50; i++) {
-        static struct fleet fleet;
-        struct triangulate_options options = {.max_runs = 100, .margin = 0.04, .full = 0.5};
-        struct triangulate *t;
-        const int *slow;
-        int n, a, b;
-
-        random_state = (uint64_t)i + 99;
-        make_fleet(&fleet, 8 + (int)(uniform() * 200));
-        a = (int)(uniform() * fleet.n);
-        b = (int)(uniform() * fleet.n);
-        fleet.share[a] = fleet.share[b] = 0.5;
-        t = solve(&fleet, options);
-        assert_int_equal(triangulate_end(t, &slow, &n), TRIANGULATE_FOUND);
-        assert_int_equal(n, a == b ? 1 : 2);
-        for (int j = 0; j < n; j++)
-            assert_true(slow[j] == a || slow[j] == b);
-        triangulate_free(t);
-    }
-}
-
-static enum triangulate_end end_of(const struct fleet *fleet, struct triangulate_options options, int *ret_n)
-{
-    struct triangulate *t = solve(fleet, options);
-    const int *slow;
-    enum triangulate_end end = triangulate_end(t, &slow, ret_n);
-
-    triangulate_free(t);
-    return end;
 }
 
 TEST(test_untellable)
 {
     static struct fleet fleet;
-    struct triangulate_options options = {.max_runs = 64, .full = 0.5};
-    int n;
+    enum triangulate_end end;
+    bool is_suspect[1024];
 
     random_state = 5;
     make_fleet(&fleet, 2);
     fleet.share[1] = 0.5;
-    assert_int_equal(end_of(&fleet, options, &n), TRIANGULATE_EITHER);
-    assert_int_equal(n, 2);
+    (void)solve(&fleet, &end, is_suspect);
+    assert_int_equal(end, TRIANGULATE_EITHER);
+    assert_true(is_suspect[0] && is_suspect[1]);
     make_fleet(&fleet, 12);
+    assert_int_equal(solve(&fleet, &end, is_suspect), 7);
+    assert_int_equal(end, TRIANGULATE_NONE);
     fleet.min_group = 5; /* no node: the network between groups of five and more */
-    assert_int_equal(end_of(&fleet, options, &n), TRIANGULATE_SPREAD);
-    assert_true(n >= 5 && n <= 6);
-    options.full = 0;
-    make_fleet(&fleet, 12);
-    assert_int_equal(end_of(&fleet, options, &n), TRIANGULATE_NONE);
-    make_fleet(&fleet, 600);
-    fleet.share[77] = 0.5;
-    options.max_runs = 4;
-    assert_int_equal(end_of(&fleet, options, &n), TRIANGULATE_BUDGET);
-    assert_true(n > 1 && n < 100);
-    assert_null(triangulate_new(1, &options));
+    (void)solve(&fleet, &end, is_suspect);
+    assert_int_equal(end, TRIANGULATE_SPREAD);
+    fleet.min_group = 2;
+    assert_int_equal(solve(&fleet, &end, is_suspect), 6);
+    assert_int_equal(end, TRIANGULATE_EITHER);
 }
 
-TEST(test_deduce)
+/* Pairs of a chain of five nodes, from `first` on; whether each is slow. */
+static enum triangulate_end judge(int first, const char *slow, bool *ret_is_suspect)
 {
-    int groups[4][3] = {{0, 1}, {1, 2}, {2, 3}, {3, 4}}, *at[4] = {groups[0], groups[1], groups[2], groups[3]};
-    int sizes[4] = {2, 2, 2, 2}, suspects[5];
-    bool slow[4] = {false, true, true, false}, is_proof;
+    struct triangulate t = {.n_nodes = 5};
+    enum triangulate_end end;
 
-    assert_int_equal(triangulate_deduce(5, 4, at, sizes, slow, suspects, &is_proof), 1);
-    assert_int_equal(suspects[0], 2);
-    assert_true(is_proof);
-    assert_int_equal(triangulate_deduce(5, 3, at, sizes, slow + 1, suspects, &is_proof), 2);
-    slow[3] = true;
-    assert_int_equal(triangulate_deduce(5, 4, at, sizes, slow, suspects, &is_proof), 3);
-    assert_false(is_proof);
-    slow[1] = slow[2] = slow[3] = false;
-    assert_int_equal(triangulate_deduce(5, 4, at, sizes, slow, suspects, &is_proof), 0);
-    assert_false(is_proof);
+    for (int i = first; *slow; i++, slow++)
+        assert_true(triangulate_add(&t, (int[]){i, i + 1}, 2, *slow == 's'));
+    end = triangulate_judge(&t, ret_is_suspect);
+    triangulate_done(&t);
+    return end;
+}
+
+TEST(test_recorded)
+{
+    bool is_suspect[5];
+
+    assert_int_equal(judge(0, "fssf", is_suspect), TRIANGULATE_FOUND);
+    assert_true(is_suspect[2] && !is_suspect[1] && !is_suspect[3]);
+    assert_int_equal(judge(1, "ssf", is_suspect), TRIANGULATE_EITHER);
+    assert_true(is_suspect[1] && is_suspect[2] && !is_suspect[3]);
+    assert_int_equal(judge(0, "fsss", is_suspect), TRIANGULATE_EITHER);
+    assert_int_equal(judge(0, "fsf", is_suspect), TRIANGULATE_SPREAD);
+    assert_int_equal(judge(0, "ffff", is_suspect), TRIANGULATE_NONE);
 }
