@@ -85,6 +85,7 @@ static bool rank_line(struct parser *parser, const char *line)
     run = head(parser);
     if (!run)
         return true;
+    run->started = 1;
     /* One process prints all ranks: a second rank 0 belongs to a concurrent run. */
     if (rank == 0 && run->ranks > 0)
         run->writers++;
@@ -108,8 +109,10 @@ static void set_title(struct parse_run *run, const char *line)
 {
     const char *name = strchr(line, ':') + 1;
 
-    if (run)
-        snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name + strspn(name, " "));
+    if (!run)
+        return;
+    run->started = 1;
+    snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name + strspn(name, " "));
 }
 
 static bool head_line(struct parser *parser, const char *line)
@@ -124,7 +127,9 @@ static bool head_line(struct parser *parser, const char *line)
     if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
         run = run_open(parser, PARSE_NCCL_TESTS);
         /* A new attempt after one that failed before its table. */
-        (void)(run && run->n_problems > 0 ? begin(parser) : head(parser));
+        run = run && run->n_problems > 0 ? begin(parser) : head(parser);
+        if (run)
+            run->started = 1;
         return true;
     }
     if (strstr(line, "busbw") && strstr(line, "type") &&

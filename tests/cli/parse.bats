@@ -628,6 +628,22 @@ lowlat() {
     [ "$(jq '.runs | length' <<<"$output")" = 1 ]
 }
 
+@test "nccl-tests: rows without the beginning of their run are a part of it; a run that begins and does not end has failed" {
+    cd "$BATS_TEST_TMPDIR"
+    columns='#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong'
+    rows=$'   771751936     192937984  bfloat16    none      -1   2786.5  276.96  138.48      0   2384.8  323.62  161.81      0\n
+   788529152     197132288  bfloat16    none      -1   2787.1  282.92  141.46      0   2427.4  324.84  162.42      0'
+    for part in "$rows" "$columns"$'\n'"$rows"; do
+        run -0 epkit parse <<<"$part"
+        [[ "$output" == *"note: Part of a run: rows of a table, without its beginning and its end."* ]]
+    done
+    for begin in '# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)' '# Collective test starting: all_gather_perf' \
+        '#  Rank  0 Group  0 Pid    500 on gpu-0 device  0 [0000:8f:00] NVIDIA H200'; do
+        run -1 epkit parse <<<"$begin"$'\n'"$columns"$'\n'"$rows"
+        [[ "${lines[0]}" == *": the table was cut off." ]]
+    done
+}
+
 @test "nccl-tests: columns of single iterations, and two runs at once without MPI whose headers come first" {
     cd "$BATS_TEST_TMPDIR"
     rank() { echo "#  Rank  $1 Group  0 Pid   $2 on         vm device  $1 [0000:00:06] NVIDIA H200"; }
