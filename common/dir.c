@@ -348,16 +348,31 @@ int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t 
     return number;
 }
 
-static int open_regular(int dir, const char *name)
+/* Is the name, if it is a second one, that of the owner of both the file and the folder? */
+static bool has_own_name(int dir, const struct stat *file)
 {
-    int fd = openat(dir, name, O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat folder;
+
+    return file->st_nlink <= 1 || dir == AT_FDCWD ||
+           (fstat(dir, &folder) == 0 && folder.st_uid == file->st_uid && !(folder.st_mode & S_IWOTH));
+}
+
+static int open_regular(int dir, const char *name, int flags)
+{
+    int fd = openat(dir, name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     struct stat info;
 
-    if (fd < 0 || (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1))
+    if (fd < 0 || (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
+                   (flags == O_RDONLY ? has_own_name(dir, &info) : info.st_nlink <= 1)))
         return fd;
     close(fd);
     errno = S_ISREG(info.st_mode) ? EMLINK : EINVAL;
     return -1;
+}
+
+int dir_read_in(int dir, const char *name)
+{
+    return open_regular(dir, name, O_RDONLY);
 }
 
 int dir_append_in(int dir, const char *name, mode_t mode)
@@ -366,7 +381,7 @@ int dir_append_in(int dir, const char *name, mode_t mode)
 
     errno = EEXIST;
     for (int i = 0; fd < 0 && errno == EEXIST && i < TRIES; i++) {
-        fd = open_regular(dir, name);
+        fd = open_regular(dir, name, O_RDWR | O_APPEND);
         if (fd < 0 && errno == ENOENT)
             fd = create(dir, name, O_RDWR | O_APPEND, mode);
     }

@@ -57,6 +57,12 @@ int dir_create(int dir, const char *name, mode_t mode);
 /* dir_write() makes a file as dir_create() does, writes `data` to it and closes it. */
 int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t mode);
 
+/*
+ * A regular file in the folder, to read: EINVAL for another, such as a pipe, which nobody need ever write to; EMLINK if
+ * it has a second name and others could have given it this one. Its path with AT_FDCWD, which trusts the folder.
+ */
+int dir_read_in(int dir, const char *name);
+
 /* A regular file with only this name, to append to and to read; made with `mode` if it is missing. */
 int dir_append(const char *path, mode_t mode);
 int dir_append_in(int dir, const char *name, mode_t mode);

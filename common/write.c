@@ -32,7 +32,7 @@ const char *write_reason(int error_number)
     case ELOOP:
         return "a link in its path belongs to another user, or leads in a circle";
     case EMLINK:
-        return "it has a second name, by which another file would be changed";
+        return "it has a second name, which may be that of another file";
     case ENXIO:
         return "it is a pipe that nobody reads, or a device that is not there";
     case ENOSYS:

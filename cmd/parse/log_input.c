@@ -7,6 +7,7 @@
 #include "common/output.h"
 #include "common/progress.h"
 #include "common/text.h"
+#include "common/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,10 +83,10 @@ static int read_file(const struct cmd *cmd, struct parser *parser, int dir, cons
         return CMD_USAGE;
     }
     if (error == PARSE_DEVICE) {
-        out_error("%s: %s: it is a device, not a log", cmd->name, reading);
+        out_error("%s: %s: it is a device%s, not a log", cmd->name, reading, dir == AT_FDCWD ? "" : " or a pipe");
         return CMD_USAGE;
     }
-    cmd_refuse(cmd, reading, "%s", strerror(error));
+    cmd_refuse(cmd, reading, "%s", write_reason(error));
     return error == ENOENT || error == EISDIR || error == EACCES || error == ENOTDIR || error == ELOOP ? CMD_USAGE
                                                                                                        : CMD_FAILED;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* parse.c - splits bytes into lines; creates, feeds and frees a parser. */
+#include "common/dir.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -158,14 +159,13 @@ static bool is_compressed(const char *block, size_t n)
 
 int parser_open(int dir, const char *path, int *ret_fd)
 {
-    int links = dir == AT_FDCWD ? 0 : O_NOFOLLOW;
-    int fd = openat(dir, path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | links);
+    int fd = dir == AT_FDCWD ? open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : dir_read_in(dir, path);
     struct stat info;
     int error = 0;
 
     *ret_fd = fd;
     if (fd < 0)
-        return errno;
+        return errno == EINVAL ? PARSE_DEVICE : errno;
     if (fstat(fd, &info) != 0 || fcntl(fd, F_SETFL, 0) != 0)
         error = errno;
     else if (S_ISBLK(info.st_mode) || (S_ISCHR(info.st_mode) && !isatty(fd)))

@@ -72,15 +72,15 @@ static int compare_files(const void *a, const void *b)
 
 json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t bytes)
 {
-    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = dir_read_in(dir, name);
     struct stat info;
     json_error_t error;
     json_t *value = NULL;
     FILE *file = fd < 0 ? NULL : fdopen(fd, "r"); /* json_loadfd() reads single bytes */
 
     if (!file || fstat(fd, &info) != 0) {
-        snprintf(ret_error, bytes, "%s", strerror(errno));
-    } else if (!S_ISREG(info.st_mode) || info.st_size > MAX_JSON) {
+        snprintf(ret_error, bytes, "%s", errno == EINVAL ? "it is not a file" : write_reason(errno));
+    } else if (info.st_size > MAX_JSON) {
         snprintf(ret_error, bytes, "it is not a file of at most 64 MiB");
     } else {
         value = json_loadf(file, 0, &error);

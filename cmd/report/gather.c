@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather.c - builds the document of a run folder. */
+#include "common/dir.h"
 #include "common/text.h"
 #include "report.h"
 
@@ -132,7 +133,7 @@ static json_t *gather_tail(const struct folder *folder, const json_t *parsed)
     ssize_t n = 0;
     int fd;
 
-    fd = !log ? -1 : openat(log->dir, text_base(log->path), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    fd = !log ? -1 : dir_read_in(log->dir, text_base(log->path));
     if (fd >= 0) {
         (void)lseek(fd, -TAIL_BYTES, SEEK_END); /* a shorter file is read from its beginning */
         n = read(fd, text, TAIL_BYTES);

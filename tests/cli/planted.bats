@@ -175,8 +175,35 @@ run_folder() {
     ln -s ../../secret run/testbed-logs/pod-logs
     run epkit parse --json run
     [ "$status" -ne 2 ]
+    # A second name of a file of root in a folder of another user.
+    mkdir hers/second own/second
+    ln secret/worker-a.log own/second/worker-b.log
+    run -4 epkit parse own/second
+    mv own/second/worker-b.log hers/second
+    chown $MALLORY hers/second
+    for command in parse report; do
+        run ! epkit $command hers/second
+        [[ "$output" == *'it has a second name, which may be that of another file'* ]]
+    done
     run epkit report run -o page
     [ "$(jq .parsed.totals.lines page/report.json)" = 1 ]
+}
+
+@test "parse: a log that becomes a pipe while another one is read" {
+    local parse
+    mkdir run
+    truncate -s 2G run/worker-a.log
+    : >run/worker-b.log
+    mkfifo pipe
+    timeout 300 "$EPKIT" parse run >said 2>&1 &
+    parse=$!
+    within 60 bash -c "readlink /proc/[0-9]*/fd/* 2>/dev/null | grep -qxF '$PWD/run/worker-a.log'"
+    mv pipe run/worker-b.log
+    status=0
+    wait $parse || status=$?
+    cat said
+    [ "$status" -eq 2 ]
+    grep -q 'run/worker-b.log: it is a device or a pipe, not a log' said
 }
 
 @test "install --root: absolute links stay in the root" {
