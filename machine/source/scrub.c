@@ -8,6 +8,7 @@
  * be added as well.
  */
 #include "scrub.h"
+#include "common/clean.h"
 #include "common/text.h"
 
 #include "base/error.h"
@@ -182,6 +183,20 @@ static const struct scrub_row *row_of(const struct scrub_row *rows, size_t n, co
 
 /* --- strings --- */
 
+/* Puts '?' for what JSON cannot hold: bytes that are not UTF-8. */
+static void make_utf8(char *text, size_t bytes)
+{
+    uint32_t code;
+
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = text_decode(text + at, bytes - at, &code);
+        if (n > 0 && n != TEXT_INCOMPLETE)
+            continue;
+        text[at] = '?';
+        n = 1;
+    }
+}
+
 /* What is left of a string under a rule; a new value. */
 static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
@@ -192,8 +207,10 @@ static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const
 
     if (out)
         row->rule(scrub, json_string_value(value), json_string_length(value), row, out);
-    if (out && fclose(out) == 0 && kept)
-        string = json_stringn_nocheck(kept, n);
+    if (out && fclose(out) == 0 && kept) {
+        make_utf8(kept, n);
+        string = json_stringn(kept, n);
+    }
     scrub->failed = scrub->failed || !string;
     free(kept);
     return string;
