@@ -12,7 +12,7 @@ static json_t *make_fact(json_t *file, source_reader *read)
 
     if (!json_is_string(file))
         return file;
-    value = read(json_string_value(file), json_string_length(file));
+    value = read((struct source_text){SOURCE_OK, json_string_value(file), json_string_length(file), ""});
     entry = value ? json_pack("{s:o}", "value", value) : NULL;
     json_decref(file);
     return entry;
