@@ -535,13 +535,6 @@ int machine_own_gpu(const struct doctor_machine *machine)
     return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
 }
 
-bool machine_is_same_model(const struct topo *topo, int a, int b)
-{
-    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
-
-    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
-}
-
 const char *machine_next_word(const struct doctor_machine *machine, const char **at)
 {
     struct piece word;
