@@ -62,10 +62,14 @@ static char *__attribute__((format(printf, 1, 0))) make_text(const char *format,
     return shown;
 }
 
-static void __attribute__((format(printf, 2, 0))) print_result(enum out_tone tone, const char *format, va_list args)
+void out_verdict(enum out_tone tone, const char *format, ...)
 {
-    char *text = make_text(format, args);
+    va_list args;
+    char *text;
 
+    va_start(args, format);
+    text = make_text(format, args);
+    va_end(args);
     progress_hide();
     ending_dismiss();
     out_tone(stdout, tone);
@@ -74,24 +78,6 @@ static void __attribute__((format(printf, 2, 0))) print_result(enum out_tone ton
     putchar('\n');
     fflush(stdout);
     free(text);
-}
-
-void out_verdict(enum out_tone tone, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_result(tone, format, args);
-    va_end(args);
-}
-
-void out_line(const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_result(OUT_PLAIN, format, args);
-    va_end(args);
 }
 
 /* Formats a message as one line: newlines in names become spaces. To be freed. */
@@ -111,16 +97,19 @@ static void print_line(const char *text)
     fflush(stderr);
 }
 
-static void __attribute__((format(printf, 3, 0)))
-print_message(enum out_tone tone, const char *label, const char *format, va_list args)
+void out_message(enum out_tone tone, const char *format, ...)
 {
-    char *text = make_line(format, args);
+    va_list args;
+    char *text;
 
+    va_start(args, format);
+    text = make_line(format, args);
+    va_end(args);
     progress_hide();
     fflush(stdout);
     fputs("epkit: ", stderr);
     out_tone(stderr, tone);
-    fputs(label, stderr);
+    fputs(tone == OUT_BAD ? "error: " : tone == OUT_WARN ? "warning: " : "", stderr);
     out_tone(stderr, OUT_PLAIN);
     print_line(text);
     if (tone == OUT_BAD)
@@ -128,39 +117,14 @@ print_message(enum out_tone tone, const char *label, const char *format, va_list
     free(text);
 }
 
-void out_error(const char *format, ...)
+void out_detail(const char *key, const char *label, const char *format, ...)
 {
     va_list args;
+    char *text;
 
     va_start(args, format);
-    print_message(OUT_BAD, "error: ", format, args);
+    text = make_line(format, args);
     va_end(args);
-}
-
-void out_warning(const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_message(OUT_WARN, "warning: ", format, args);
-    va_end(args);
-}
-
-void out_note(const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_message(OUT_PLAIN, "", format, args);
-    va_end(args);
-}
-
-/* A line below an error; `key` of that error in the document of --json. */
-static void __attribute__((format(printf, 3, 0)))
-print_detail(const char *key, const char *label, const char *format, va_list args)
-{
-    char *text = make_line(format, args);
-
     progress_hide();
     fprintf(stderr, "       %s", label);
     print_line(text);
@@ -168,34 +132,15 @@ print_detail(const char *key, const char *label, const char *format, va_list arg
     free(text);
 }
 
-void out_hint(const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_detail("hint", "", format, args);
-    va_end(args);
-}
-
-static void __attribute__((format(printf, 3, 4)))
-print_part(const char *key, const char *label, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    print_detail(key, label, format, args);
-    va_end(args);
-}
-
 void out_problem(const char *what, const char *where, const char *why, const char *hint)
 {
     out_error("%s", what);
     if (where && *where)
-        print_part("where", "where: ", "%s", where);
+        out_detail("where", "where: ", "%s", where);
     if (why && *why)
-        print_part("why", "why:   ", "%s", why);
+        out_detail("why", "why:   ", "%s", why);
     if (hint && *hint)
-        print_part("hint", "hint:  ", "%s", hint);
+        out_detail("hint", "hint:  ", "%s", hint);
 }
 
 int out_finish(void)

@@ -63,11 +63,12 @@ json_t *out_document(const char *command);
 /* Prints the document without secrets to standard output and consumes it. 0, or -1 after reporting the error. */
 int out_json(json_t *document);
 
-/* The result in one sentence, on a line of its own on standard output. */
+/*
+ * out_verdict() prints the result in one sentence, on a line of its own on standard output, and out_line() any line;
+ * they clear the progress line first.
+ */
+#define out_line(...) out_verdict(OUT_PLAIN, __VA_ARGS__)
 void out_verdict(enum out_tone tone, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-/* A line on standard output; clears the progress line first. */
-void out_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Whether the stream is an interactive terminal. */
 bool out_is_terminal(FILE *stream);
@@ -75,13 +76,15 @@ bool out_is_terminal(FILE *stream);
 /* Sets the colour of what is printed to `stream` from here on, if colour is enabled. OUT_PLAIN resets it. */
 void out_tone(FILE *stream, enum out_tone tone);
 
-/* "epkit: <text>" on standard error. */
-void out_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void out_warning(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void out_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* "epkit: <text>" on standard error; of an error OUT_BAD, and of a warning OUT_WARN. */
+#define out_error(...) out_message(OUT_BAD, __VA_ARGS__)
+#define out_warning(...) out_message(OUT_WARN, __VA_ARGS__)
+#define out_note(...) out_message(OUT_PLAIN, __VA_ARGS__)
+void out_message(enum out_tone tone, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* "       <text>" on standard error: what to do about the error just reported. */
-void out_hint(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* "       <text>" on standard error: what to do about the error just reported; `key` of it in its JSON document. */
+#define out_hint(...) out_detail("hint", "", __VA_ARGS__)
+void out_detail(const char *key, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* A complete error on standard error: what failed, where (may be NULL), why, and what to do (may be NULL or ""). */
 void out_problem(const char *what, const char *where, const char *why, const char *hint);

@@ -110,7 +110,7 @@ static int env_execute(const struct env_script *script, char **command)
 static const char *const checks[] = {"gid",           "shared-nic", "nccl-hca",      "socket-interface",
                                      "nccl-disabled", "nccl-gdr",   "traffic-class", "visible-devices",
                                      "net-plugin",    "rendezvous", "hca-lists",     "topology-file",
-                                     "dmabuf-off",    "host-name",  "rdmav-drivers"};
+                                     "dmabuf-off",    "host-name",  "rdmav-drivers", "hca-prefix"};
 
 static bool is_set(const struct doctor_machine *machine, const char *name)
 {

@@ -291,13 +291,12 @@ static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_la
 }
 
 /* Does CMake's cache say that NVSHMEM was configured without GDRCopy? */
-static json_t *read_without_gdrcopy(const char *text, size_t bytes)
+static json_t *read_without_gdrcopy(struct source_text file)
 {
     static const char *const off[] = {"0", "OFF", "NO", "FALSE"};
-    const char *line = strstr(text, "\nNVSHMEM_USE_GDRCOPY:");
+    const char *line = strstr(file.text, "\nNVSHMEM_USE_GDRCOPY:");
     const char *value = line ? line + 1 + strcspn(line + 1, "=\n") : "";
 
-    (void)bytes;
     for (size_t i = 0; *value == '=' && i < COUNT(off); i++) {
         size_t n = strlen(off[i]);
 
@@ -317,9 +316,9 @@ static bool needs_gdrcopy(const struct doctor_machine *machine, const char *sour
            off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
 }
 
-static json_t *read_dmabuf(const char *text, size_t bytes)
+static json_t *read_dmabuf(struct source_text file)
 {
-    return json_boolean(memmem(text, bytes, "MLX5DV_REG_DMABUF", 17));
+    return json_boolean(memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17));
 }
 
 static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])

@@ -41,10 +41,9 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
 }
 
 /* "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client": built for another ib_core. */
-static json_t *read_refused(const char *text, size_t bytes)
+static json_t *read_refused(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(strstr(text, "nvidia_peermem: disagrees") || strstr(text, "nv_peer_mem: disagrees"));
+    return json_boolean(strstr(file.text, "nvidia_peermem: disagrees") || strstr(file.text, "nv_peer_mem: disagrees"));
 }
 
 static bool is_refused(struct source *source)
@@ -173,13 +172,12 @@ void run_driver_option(const struct doctor_machine *machine, struct doctor_resul
  * Does modules.dep contain an mlx5_core that is not the kernel's own? DKMS puts modules in updates/dkms, DOCA's
  * prebuilt packages in updates, extra or weak-updates; the kernel's own are in kernel.
  */
-static json_t *read_foreign_module(const char *dep, size_t bytes)
+static json_t *read_foreign_module(struct source_text file)
 {
-    (void)bytes;
-    for (const char *at = strstr(dep, "/mlx5_core.ko"); at; at = strstr(at + 1, "/mlx5_core.ko")) {
+    for (const char *at = strstr(file.text, "/mlx5_core.ko"); at; at = strstr(at + 1, "/mlx5_core.ko")) {
         const char *line = at;
 
-        while (line > dep && line[-1] != '\n')
+        while (line > file.text && line[-1] != '\n')
             line--;
         /* The names after ':' are the modules that it depends on. */
         if (!memchr(line, ':', (size_t)(at - line)) && strncmp(line, "kernel/", 7) != 0)

@@ -34,13 +34,12 @@ static size_t network_bytes(const char *address)
  * Of those from the machine's own network, which addresses tell, the last interface, by port. What comes from elsewhere
  * is the noise that a firewall is for.
  */
-static json_t *read_dropped(const char *text, size_t bytes)
+static json_t *read_dropped(struct source_text file)
 {
     json_t *dropped = json_array();
 
-    (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text) {
+        struct piece line = text_take(&file.text, "\n");
         const char *in = memmem(line.text, line.n, " IN=", 4), *from = memmem(line.text, line.n, " SRC=", 5),
                    *to = memmem(line.text, line.n, " DST=", 5), *port = memmem(line.text, line.n, " DPT=", 5);
 
@@ -82,29 +81,27 @@ static bool find_dropped(const struct doctor_machine *machine, bool is_job, stru
 }
 
 /* ufw.conf and its defaults: it is enabled, and drops what no rule allows. */
-static json_t *read_ufw(const char *text, size_t bytes)
+static json_t *read_ufw(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(strstr(text, "\nENABLED=yes") || text_begins(text, "ENABLED=yes") ||
-                        strstr(text, "\nDEFAULT_INPUT_POLICY=\"DROP\"") ||
-                        strstr(text, "\nDEFAULT_INPUT_POLICY=\"REJECT\""));
+    return json_boolean(strstr(file.text, "\nENABLED=yes") || text_begins(file.text, "ENABLED=yes") ||
+                        strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"DROP\"") ||
+                        strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"REJECT\""));
 }
 
 /* Does a rule of ufw allow all ports of somebody? "### tuple ### allow any any 0.0.0.0/0 any 192.0.2.0/24 in" */
-static json_t *read_ufw_rules(const char *text, size_t bytes)
+static json_t *read_ufw_rules(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(strstr(text, "### tuple ### allow any any ") || strstr(text, "### tuple ### allow tcp any "));
+    return json_boolean(strstr(file.text, "### tuple ### allow any any ") ||
+                        strstr(file.text, "### tuple ### allow tcp any "));
 }
 
 /* Rules of nft: a chain for input drops by its policy, and accepts nobody by address or interface but the loopback. */
-static json_t *read_nft(const char *text, size_t bytes)
+static json_t *read_nft(struct source_text file)
 {
-    bool is_open = false, drops = strstr(text, "hook input") && strstr(text, "policy drop");
+    bool is_open = false, drops = strstr(file.text, "hook input") && strstr(file.text, "policy drop");
 
-    (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text) {
+        struct piece line = text_take(&file.text, "\n");
         const char *accept = memmem(line.text, line.n, " accept", 7);
 
         is_open =
@@ -116,10 +113,9 @@ static json_t *read_nft(const char *text, size_t bytes)
 }
 
 /* Is the default zone of firewalld another one than that which accepts everything? */
-static json_t *read_firewalld(const char *text, size_t bytes)
+static json_t *read_firewalld(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(!strstr(text, "\nDefaultZone=trusted"));
+    return json_boolean(!strstr(file.text, "\nDefaultZone=trusted"));
 }
 
 /* In the order in which they are looked for: what enables it, what it does by default, what opens it. */

@@ -36,13 +36,12 @@ static const char *default_interface(const struct doctor_machine *machine, const
 }
 
 /* The names that /etc/hosts gives to the loopback, unless an earlier line has them for another address. */
-static json_t *read_loopback_names(const char *text, size_t bytes)
+static json_t *read_loopback_names(struct source_text file)
 {
     json_t *names = json_array(), *others = json_object();
 
-    (void)bytes;
-    while (*text && names && others) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text && names && others) {
+        struct piece line = text_take(&file.text, "\n");
         const char *copy = line.text;
         bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
 
@@ -68,10 +67,9 @@ static json_t *read_loopback_names(const char *text, size_t bytes)
     return names;
 }
 
-static json_t *read_host_name(const char *text, size_t bytes)
+static json_t *read_host_name(struct source_text file)
 {
-    (void)bytes;
-    return json_stringn(text, strcspn(text, " \t\r\n"));
+    return json_stringn(file.text, strcspn(file.text, " \t\r\n"));
 }
 
 /* Does the host name lead to the loopback? Gloo then tells other nodes an address that is theirs. */
@@ -280,17 +278,15 @@ static json_t *group_routes(const char *text, bool by_metric)
     return groups;
 }
 
-static json_t *read_shared_subnets(const char *text, size_t bytes)
+static json_t *read_shared_subnets(struct source_text file)
 {
-    (void)bytes;
-    return group_routes(text, false);
+    return group_routes(file.text, false);
 }
 
 /* Of equal metric, so that the order in which the interfaces came up decides. */
-static json_t *read_equal_routes(const char *text, size_t bytes)
+static json_t *read_equal_routes(struct source_text file)
 {
-    (void)bytes;
-    return group_routes(text, true);
+    return group_routes(file.text, true);
 }
 
 /* Does the kernel answer ARP requests for its addresses on others? Whoever prevents that has routing rules, too. */
@@ -359,13 +355,12 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
 #define RT_TABLES "/etc/iproute2/rt_tables"
 
 /* Does the site have routing tables of its own, "100 rail0", which only rules lead to? */
-static json_t *read_own_tables(const char *text, size_t bytes)
+static json_t *read_own_tables(struct source_text file)
 {
     bool any = false;
 
-    (void)bytes;
-    while (*text) {
-        long number = strtol(text_take(&text, "\n").text, NULL, 10);
+    while (*file.text) {
+        long number = strtol(text_take(&file.text, "\n").text, NULL, 10);
 
         any = any || (number > 0 && number < 253);
     }

@@ -151,14 +151,14 @@ static const char *const start_files[] = {"/etc/profile",        "/etc/bash.bash
                                           "/root/.bash_profile", "/etc/ssh/sshrc",   "/root/.ssh/environment"};
 
 /* The number of lines that evaluate it. */
-static json_t *read_start_file(const char *text, size_t bytes)
+static json_t *read_start_file(struct source_text file)
 {
-    const char *end = text + bytes;
+    const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; text < end; text += n + 1) {
-        n = strcspn(text, "\n");
-        n_lines += shell_evaluates_environ(text, n);
+    for (size_t n; file.text < end; file.text += n + 1) {
+        n = strcspn(file.text, "\n");
+        n_lines += shell_evaluates_environ(file.text, n);
     }
     return json_integer(n_lines);
 }
@@ -197,15 +197,14 @@ void run_environ_sourced(const struct doctor_machine *machine, struct doctor_res
 #define RESTARTS_MANY 3
 
 /* The last event of a journal with its step, and the restarts since the installation was started or resumed. */
-static json_t *read_journal(const char *text, size_t bytes)
+static json_t *read_journal(struct source_text file)
 {
     char event[64] = "", step[64] = "";
     int reboots = 0;
 
-    (void)bytes;
-    while (*text) {
-        size_t n = strcspn(text, "\n");
-        json_t *line = n < 65536 && text[n] == '\n' ? json_loadb(text, n, 0, NULL) : NULL;
+    while (*file.text) {
+        size_t n = strcspn(file.text, "\n");
+        json_t *line = n < 65536 && file.text[n] == '\n' ? json_loadb(file.text, n, 0, NULL) : NULL;
 
         if (json_is_string(json_object_get(line, "event"))) {
             snprintf(event, sizeof(event), "%s", json_text(line, "event"));
@@ -215,7 +214,7 @@ static json_t *read_journal(const char *text, size_t bytes)
                                                                                     : reboots;
         }
         json_decref(line);
-        text += n + (text[n] == '\n');
+        file.text += n + (file.text[n] == '\n');
     }
     return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }

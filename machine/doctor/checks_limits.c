@@ -153,14 +153,13 @@ static long long tmpfs_bytes(const char *options, int *ret_percent)
  * The mount that contains /dev/shm: the longest mount point, and of several there the last, which hides the others:
  * {"point": "/dev/shm", "type": "tmpfs", "bytes": 0, "percent": 50}; null: there is none.
  */
-static json_t *read_shm_mount(const char *text, size_t bytes)
+static json_t *read_shm_mount(struct source_text file)
 {
     static const char path[] = "/dev/shm";
     json_t *mount = json_null();
     size_t longest = 0;
 
-    (void)bytes;
-    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+    for (const char *line = file.text; line && *line; line = strchr(line, '\n')) {
         char point[256], type[32], options[512];
         long long size;
         int percent;

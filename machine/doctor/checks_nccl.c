@@ -195,12 +195,11 @@ void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *re
 #define GRAPH_FILE "NCCL_GRAPH_FILE"
 
 /* Addresses of the GPUs in a topology file of NCCL, as numbers: domain, bus, device and function. */
-static json_t *read_topology_gpus(const char *text, size_t bytes)
+static json_t *read_topology_gpus(struct source_text file)
 {
     json_t *gpus = json_array();
 
-    (void)bytes;
-    for (const char *tag = strstr(text, "<pci "); tag; tag = strstr(tag + 1, "<pci ")) {
+    for (const char *tag = strstr(file.text, "<pci "); tag; tag = strstr(tag + 1, "<pci ")) {
         const char *end = strchr(tag, '>'), *class = strstr(tag, " class=\"0x03"), *id = strstr(tag, " busid=\"");
         unsigned domain, bus, device, function;
 
@@ -213,12 +212,11 @@ static json_t *read_topology_gpus(const char *text, size_t bytes)
 }
 
 /* The number of GPUs in the rings and trees of a graph file: <gpu dev="3"/>. */
-static json_t *read_graph_gpus(const char *text, size_t bytes)
+static json_t *read_graph_gpus(struct source_text file)
 {
     long most = -1;
 
-    (void)bytes;
-    for (const char *tag = strstr(text, "<gpu dev=\""); tag; tag = strstr(tag + 1, "<gpu dev=\"")) {
+    for (const char *tag = strstr(file.text, "<gpu dev=\""); tag; tag = strstr(tag + 1, "<gpu dev=\"")) {
         long dev = strtol(tag + strlen("<gpu dev=\""), NULL, 10);
 
         most = dev > most && dev < TOPO_MAX_GPUS ? dev : most;

@@ -105,11 +105,10 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
 #define CUDA_SYNC "FI_EFA_SET_CUDA_SYNC_MEMOPS"
 
 /* "# EFA installer version: 1.28.0" */
-static json_t *read_efa_version(const char *text, size_t bytes)
+static json_t *read_efa_version(struct source_text file)
 {
-    const char *at = strstr(text, "EFA installer version:");
+    const char *at = strstr(file.text, "EFA installer version:");
 
-    (void)bytes;
     at = at ? at + strlen("EFA installer version:") : "";
     at += strspn(at, " ");
     return json_stringn_nocheck(at, strspn(at, "0123456789."));

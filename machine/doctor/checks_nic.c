@@ -40,7 +40,7 @@ static bool are_siblings(const struct topo *topo, int a, int b)
 {
     enum topo_path distance_a = machine_gpu_distance(topo, a), distance_b = machine_gpu_distance(topo, b);
 
-    return machine_is_same_model(topo, a, b) &&
+    return topo_is_same_model(topo, a, b) &&
            (distance_a == distance_b || (distance_a <= TOPO_PXB && distance_b <= TOPO_PXB));
 }
 
@@ -261,11 +261,10 @@ static const char *usual_firmware(const struct doctor_machine *machine, int nic)
     for (int i = 0; i < topo->n_nics; i++) {
         int n = 0, n_same = 0;
 
-        if (!machine_nic_serves_gpus(machine, i) || !machine_is_same_model(topo, i, nic) || !*topo->nics[i].firmware)
+        if (!machine_nic_serves_gpus(machine, i) || !topo_is_same_model(topo, i, nic) || !*topo->nics[i].firmware)
             continue;
         for (int k = 0; k < topo->n_nics; k++) {
-            if (!machine_nic_serves_gpus(machine, k) || !machine_is_same_model(topo, k, nic) ||
-                !*topo->nics[k].firmware)
+            if (!machine_nic_serves_gpus(machine, k) || !topo_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
                 continue;
             n++;
             n_same += strcmp(topo->nics[k].firmware, topo->nics[i].firmware) == 0;
@@ -284,7 +283,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     int n = 0, other = -1;
 
     for (int k = 0; k < topo->n_nics; k++) {
-        if (!machine_nic_serves_gpus(machine, k) || !machine_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
+        if (!machine_nic_serves_gpus(machine, k) || !topo_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
             continue;
         n++;
         other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
@@ -294,7 +293,7 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
     doctor_found(result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
                  topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
     for (int k = 0; k < topo->n_nics; k++)
-        if (machine_nic_serves_gpus(machine, k) && machine_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
+        if (machine_nic_serves_gpus(machine, k) && topo_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
             doctor_evidence(result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s", topo->nics[k].name,
                             topo->nics[k].firmware);
     doctor_advise(

@@ -216,6 +216,7 @@ void run_void_variables(const struct doctor_machine *machine, struct doctor_resu
         first = n++ == 0 ? row->name : first;
         if (shell_is_name(row->name))
             names = source_printf(machine->source, "%s %s", names, row->name);
+        doctor_evidence(result, row->name, "%s: %s", row->value, row->text);
     }
     if (n == 0)
         return;
@@ -223,13 +224,6 @@ void run_void_variables(const struct doctor_machine *machine, struct doctor_resu
         doctor_found(result, DOCTOR_WARNING, "%s does not do what it seems to", first);
     else
         doctor_found(result, DOCTOR_WARNING, "%d variables do not do what they seem to, among them %s", n, first);
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
-        if ((row->kind == AUDIT_VOID || row->kind == AUDIT_VALUE || row->kind == AUDIT_UNKNOWN) &&
-            !has_own_check(machine, row->name))
-            doctor_evidence(result, row->name, "%s: %s", row->value, row->text);
-    }
     if (*names)
         doctor_fix(result, false, "unset%s", names);
     else

@@ -47,7 +47,7 @@ static bool is_spare(const struct topo *topo, int nic)
     if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_sibling(topo, nic)))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].pci < 0 || !machine_is_same_model(topo, i, nic) || !has_active_sibling(topo, i))
+        if (topo->nics[i].pci < 0 || !topo_is_same_model(topo, i, nic) || !has_active_sibling(topo, i))
             continue;
         if (machine_is_data_nic(topo, i))
             return false;
@@ -79,7 +79,7 @@ static bool is_down_rail(const struct doctor_machine *machine, int nic)
     if (is_spare(topo, nic))
         return false;
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && machine_is_same_model(topo, i, nic) &&
+        if (machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic) &&
             machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic))
             is_like_data = true;
     return is_like_data || machine_gpu_distance(topo, nic) <= TOPO_PXB ||
@@ -233,7 +233,7 @@ static void advise_link(const struct doctor_machine *machine, struct doctor_resu
     if (topo->pci[topo->nics[nic].pci].vendor == PCI_VENDOR_MELLANOX)
         tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && machine_is_same_model(topo, i, nic))
+        if (machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic))
             shared = " GPUs of this NIC share one with others until it is back.";
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
         doctor_advise(result,

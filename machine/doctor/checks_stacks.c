@@ -267,12 +267,11 @@ static const char *find_nvcc(const struct doctor_machine *machine)
 }
 
 /* "12.9.1" in {"cuda_nvcc": {"name": "CUDA NVCC", "version": "12.9.86"}}, or that of the whole toolkit. */
-static json_t *read_toolkit(const char *text, size_t bytes)
+static json_t *read_toolkit(struct source_text file)
 {
-    const char *at = strstr(text, "\"cuda_nvcc\""), *version;
+    const char *at = strstr(file.text, "\"cuda_nvcc\""), *version;
 
-    (void)bytes;
-    at = at ? at : strstr(text, "\"cuda\"");
+    at = at ? at : strstr(file.text, "\"cuda\"");
     version = at ? strstr(at, "\"version\"") : NULL;
     version = version ? strpbrk(version + strlen("\"version\""), "0123456789") : NULL;
     return version ? json_stringn(version, strspn(version, "0123456789.")) : json_string("");

@@ -283,15 +283,15 @@ static unsigned word_at(const unsigned char *config, size_t at)
 }
 
 /* Of the ACS control register of a bridge. The list of capabilities is data of the machine and may be circular. */
-static json_t *read_acs(const char *text, size_t bytes)
+static json_t *read_acs(struct source_text file)
 {
-    const unsigned char *config = (const unsigned char *)text;
+    const unsigned char *config = (const unsigned char *)file.text;
     size_t at = CONFIG_EXTENDED;
 
-    /* Without root, only the first 64 bytes are visible. */
-    if (bytes < CONFIG_EXTENDED + 4)
+    /* Without root, only the first 64 file.bytes are visible. */
+    if (file.bytes < CONFIG_EXTENDED + 4)
         return json_integer(ACS_HIDDEN);
-    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= bytes; i++) {
+    for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= file.bytes; i++) {
         if (word_at(config, at) == ACS_CAPABILITY)
             return json_integer(
                 word_at(config, at + 6) & (ACS_REQUEST_REDIRECT | ACS_COMPLETION_REDIRECT) ? ACS_REDIRECTS : ACS_OFF);

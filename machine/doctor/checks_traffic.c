@@ -72,14 +72,13 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 #define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
 
 /* "Link down", "Link is Down" or "Port: 1 Link DOWN" after a name and ':': [{"interface": "ens1np0", "n": 12}]. */
-static json_t *read_flaps(const char *text, size_t bytes)
+static json_t *read_flaps(struct source_text file)
 {
     json_t *all = json_object(), *flaps = json_array(), *n;
     const char *name;
 
-    (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text) {
+        struct piece line = text_take(&file.text, "\n");
         char copy[512], last[64] = "", *end, *rest = copy, *word;
 
         snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 511 ? line.n : 511), line.text);

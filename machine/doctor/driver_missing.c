@@ -65,13 +65,12 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
 #define WINDOW_LEAST (64ULL << 20) /* BAR1 of a GPU has 256 MiB and more, its other regions 16 and 32 MiB */
 
 /* Does no region of the device ("START END FLAGS" a line) have an address and the size of a window into GPU memory? */
-static json_t *read_no_window(const char *text, size_t bytes)
+static json_t *read_no_window(struct source_text file)
 {
     bool has_window = false;
 
-    (void)bytes;
-    for (int i = 0; i < 6 && *text; i++) {
-        struct piece line = text_take(&text, "\n");
+    for (int i = 0; i < 6 && *file.text; i++) {
+        struct piece line = text_take(&file.text, "\n");
         char *end;
         unsigned long long first = strtoull(line.text, &end, 16), last = strtoull(end, NULL, 16);
 
@@ -81,14 +80,13 @@ static json_t *read_no_window(const char *text, size_t bytes)
 }
 
 /* "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:14:00.0)": the addresses of devices. */
-static json_t *read_lost_windows(const char *text, size_t bytes)
+static json_t *read_lost_windows(struct source_text file)
 {
     json_t *devices = json_array();
 
-    (void)bytes;
-    while ((text = strstr(text, " is 0M @ 0x0 (PCI:"))) {
-        text += strlen(" is 0M @ 0x0 (PCI:");
-        json_array_append_new(devices, json_stringn_nocheck(text, strcspn(text, ")\n")));
+    while ((file.text = strstr(file.text, " is 0M @ 0x0 (PCI:"))) {
+        file.text += strlen(" is 0M @ 0x0 (PCI:");
+        json_array_append_new(devices, json_stringn_nocheck(file.text, strcspn(file.text, ")\n")));
     }
     return devices;
 }
@@ -122,12 +120,11 @@ const char *machine_window_advice(const struct doctor_machine *machine)
 /* --- why it is not loaded --- */
 
 /* Does a line of modules.dep begin with the driver's module, which Debian names nvidia-current? */
-static json_t *read_module(const char *dep, size_t bytes)
+static json_t *read_module(struct source_text file)
 {
     bool found = false;
 
-    (void)bytes;
-    for (const char *line = dep; *line && !found; line += strcspn(line, "\n"), line += *line == '\n') {
+    for (const char *line = file.text; *line && !found; line += strcspn(line, "\n"), line += *line == '\n') {
         size_t n = strcspn(line, ":\n");
 
         found = memmem(line, n, "/nvidia.ko", 10) || memmem(line, n, "/nvidia-current.ko", 18);
@@ -136,19 +133,17 @@ static json_t *read_module(const char *dep, size_t bytes)
 }
 
 /* "Y": the kernel accepts only signed modules. */
-static json_t *read_enforced(const char *text, size_t bytes)
+static json_t *read_enforced(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(*text == 'Y');
+    return json_boolean(*file.text == 'Y');
 }
 
 /* Messages of mod_verify_sig() and of the lockdown, which contain no module name. */
-static json_t *read_refusals(const char *text, size_t bytes)
+static json_t *read_refusals(struct source_text file)
 {
     int n = 0;
 
-    (void)bytes;
-    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+    for (const char *line = file.text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
         size_t length = strcspn(line, "\n");
 
         n += (memmem(line, length, "Loading of ", 11) && memmem(line, length, " is rejected", 12)) ||

@@ -120,29 +120,29 @@ static void record_xid(json_t *errors, const struct error_line *error)
 }
 
 /* A log covers several boots, each with the driver's banner: {"start": TIME, "n_lines": N, "errors": [...]}. */
-static json_t *read_xids(const char *text, size_t bytes)
+static json_t *read_xids(struct source_text file)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o, s:s, s:i}", "errors", errors, "start", "", "n_lines", 0);
-    const char *end = text + bytes;
+    const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; value && text < end; text += n + 1) {
-        struct error_line error = {.line = text};
+    for (size_t n; value && file.text < end; file.text += n + 1) {
+        struct error_line error = {.line = file.text};
         const char *start;
 
-        n = strcspn(text, "\n");
+        n = strcspn(file.text, "\n");
         error.n = n;
-        start = memmem(text, n, START, strlen(START));
-        error.at = memmem(text, n, XID, strlen(XID));
+        start = memmem(file.text, n, START, strlen(START));
+        error.at = memmem(file.text, n, XID, strlen(XID));
         if (start) {
             json_array_clear(errors);
-            json_object_set_new(value, "start", text_of(text, time_bytes(text, (size_t)(start - text))));
+            json_object_set_new(value, "start", text_of(file.text, time_bytes(file.text, (size_t)(start - file.text))));
         }
         n_lines += error.at != NULL;
         if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
             error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
-        error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - text))
+        error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - file.text))
                                                       : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
@@ -152,24 +152,25 @@ static json_t *read_xids(const char *text, size_t bytes)
 }
 
 /* "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x62:0x65:1792)", and before it what the driver waited for. */
-static json_t *read_inits(const char *text, size_t bytes)
+static json_t *read_inits(struct source_text file)
 {
     json_t *devices = json_array(),
            *value = json_pack("{s:o, s:b, s:b}", "devices", devices, "no_firmware", 0, "no_power", 0);
-    const char *end = text + bytes;
+    const char *end = file.text + file.bytes;
 
-    for (size_t n; value && text < end; text += n + 1) {
+    for (size_t n; value && file.text < end; file.text += n + 1) {
         const char *failed, *gpu;
 
-        n = strcspn(text, "\n");
-        failed = memmem(text, n, INIT_FAILED, strlen(INIT_FAILED));
-        gpu = memmem(text, n, NVRM_GPU, strlen(NVRM_GPU));
-        if (memmem(text, n, START, strlen(START))) {
+        n = strcspn(file.text, "\n");
+        failed = memmem(file.text, n, INIT_FAILED, strlen(INIT_FAILED));
+        gpu = memmem(file.text, n, NVRM_GPU, strlen(NVRM_GPU));
+        if (memmem(file.text, n, START, strlen(START))) {
             json_array_clear(devices);
             json_object_set_new(value, "no_firmware", json_false());
-        } else if (memmem(text, n, "power cables", 12)) {
+        } else if (memmem(file.text, n, "power cables", 12)) {
             json_object_set_new(value, "no_power", json_true());
-        } else if (memmem(text, n, "GFW", 3) && (memmem(text, n, "fail", 4) || memmem(text, n, "timed out", 9))) {
+        } else if (memmem(file.text, n, "GFW", 3) &&
+                   (memmem(file.text, n, "fail", 4) || memmem(file.text, n, "timed out", 9))) {
             json_object_set_new(value, "no_firmware", json_true());
         } else if (failed && gpu && failed > gpu && json_array_size(devices) < KERNEL_INITS_MAX) {
             gpu += strlen(NVRM_GPU);
@@ -180,18 +181,18 @@ static json_t *read_inits(const char *text, size_t bytes)
 }
 
 /* "12028, Fatal, Link 32 ...": only fatal ones. If there are too many, the last ones are kept. */
-static json_t *read_sxids(const char *text, size_t bytes)
+static json_t *read_sxids(struct source_text file)
 {
     json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
-    const char *end = text + bytes;
+    const char *end = file.text + file.bytes;
 
-    for (size_t n; value && text < end; text += n + 1) {
-        struct error_line error = {.line = text, .recovery = KERNEL_RECOVERY_UNKNOWN};
+    for (size_t n; value && file.text < end; file.text += n + 1) {
+        struct error_line error = {.line = file.text, .recovery = KERNEL_RECOVERY_UNKNOWN};
 
-        n = strcspn(text, "\n");
+        n = strcspn(file.text, "\n");
         error.n = n;
-        error.at = memmem(text, n, SXID, strlen(SXID));
-        if (!error.at || !memmem(text, n, ", Fatal", 7) ||
+        error.at = memmem(file.text, n, SXID, strlen(SXID));
+        if (!error.at || !memmem(file.text, n, ", Fatal", 7) ||
             !parse_error(error.at + strlen("SXid"), &error.address, &error.n_address, &error.number) || !error.number)
             continue;
         if (json_array_size(errors) == KERNEL_LOG_KINDS)

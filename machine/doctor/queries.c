@@ -442,10 +442,9 @@ enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *ma
 }
 
 /* On x86, hypervisors set CPUID leaf 1, ECX bit 31: is there a line with the flag? */
-static json_t *read_any(const char *text, size_t bytes)
+static json_t *read_any(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(*text);
+    return json_boolean(*file.text);
 }
 
 enum machine_virtual machine_virtual(struct source *source)
@@ -466,10 +465,9 @@ enum machine_virtual machine_virtual(struct source *source)
 }
 
 /* "none [integrity] confidentiality" */
-static json_t *read_lockdown(const char *text, size_t bytes)
+static json_t *read_lockdown(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(strstr(text, "[integrity]") || strstr(text, "[confidentiality]"));
+    return json_boolean(strstr(file.text, "[integrity]") || strstr(file.text, "[confidentiality]"));
 }
 
 bool machine_is_locked_down(struct source *source)
@@ -535,13 +533,6 @@ int machine_own_gpu(const struct doctor_machine *machine)
     if (n == 1)
         return entries[0].gpu;
     return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
-}
-
-bool machine_is_same_model(const struct topo *topo, int a, int b)
-{
-    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
-
-    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
 }
 
 const char *machine_next_word(const struct doctor_machine *machine, const char **at)

@@ -56,9 +56,6 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 int machine_functions_without_rdma(const struct doctor_machine *machine);
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
 
-/* Are two NICs on PCI buses of the same model? */
-bool machine_is_same_model(const struct topo *topo, int a, int b);
-
 /* The next word of a list such as that of a bond's members; NULL at its end. Advances *at. */
 const char *machine_next_word(const struct doctor_machine *machine, const char **at);
 

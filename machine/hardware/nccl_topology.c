@@ -53,14 +53,13 @@ static bool read_device(struct nesting *nesting, const char *tag, size_t n, json
 }
 
 /* [["0001:00:00.0", 1], ...]: devices, and the number of the switch above each. Empty in another format. */
-static json_t *read_switches(const char *text, size_t bytes)
+static json_t *read_switches(struct source_text file)
 {
     json_t *devices = json_array();
     struct nesting nesting = {.n = 0};
-    bool is_whole = strstr(text, "</system>") != NULL;
+    bool is_whole = strstr(file.text, "</system>") != NULL;
 
-    (void)bytes;
-    for (const char *tag = strchr(text, '<'); tag && is_whole; tag = strchr(tag, '<')) {
+    for (const char *tag = strchr(file.text, '<'); tag && is_whole; tag = strchr(tag, '<')) {
         size_t n = strcspn(++tag, ">");
 
         if (strncmp(tag, "!--", 3) == 0)

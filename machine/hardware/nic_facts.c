@@ -31,12 +31,11 @@ static void add_interface(struct interfaces *interfaces, const char *name)
  * The interfaces of default routes. IPv4: destination and mask are 0. IPv6: 32 zeros with a prefix of 00; on lo such a
  * line rejects what is not routed.
  */
-static json_t *read_default_routes(const char *text, size_t bytes)
+static json_t *read_default_routes(struct source_text file)
 {
     json_t *names = json_array();
 
-    (void)bytes;
-    for (const char *line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+    for (const char *line = file.text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
         char name[32], destination[40], mask[16];
 
         if ((sscanf(line, "%31s %15s %*s %*s %*s %*s %*s %15s", name, destination, mask) == 3 &&

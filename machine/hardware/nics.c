@@ -127,15 +127,14 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
  * is "pf0vf2" or "pf0sf1", after "c1" for the controller of a host if a DPU names it
  * (Documentation/networking/representors.rst of Linux). It carries no traffic.
  */
-static json_t *read_representor(const char *name, size_t bytes)
+static json_t *read_representor(struct source_text file)
 {
     size_t n;
 
-    (void)bytes;
-    if (*name == 'c')
-        name += 1 + strspn(name + 1, "0123456789");
-    n = strncmp(name, "pf", 2) == 0 ? 2 + strspn(name + 2, "0123456789") : 0;
-    return json_boolean(n > 2 && (strncmp(name + n, "vf", 2) == 0 || strncmp(name + n, "sf", 2) == 0));
+    if (*file.text == 'c')
+        file.text += 1 + strspn(file.text + 1, "0123456789");
+    n = strncmp(file.text, "pf", 2) == 0 ? 2 + strspn(file.text + 2, "0123456789") : 0;
+    return json_boolean(n > 2 && (strncmp(file.text + n, "vf", 2) == 0 || strncmp(file.text + n, "sf", 2) == 0));
 }
 
 static bool is_representor(struct topo *topo, const char *netdev)

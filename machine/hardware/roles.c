@@ -294,13 +294,6 @@ static void classify_by_distance(struct view *view)
 
 /* --- link layer --- */
 
-static bool is_same_make(const struct topo *topo, int a, int b)
-{
-    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
-
-    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
-}
-
 /* The bandwidth of a link layer, with or without uplinks; a NIC that is down counts as the others. */
 static double bandwidth_of(const struct view *view, int layer, double best, bool has_uplinks)
 {
@@ -365,7 +358,7 @@ static bool is_odd_rail(const struct view *view, int nic, int layer, double best
         return false;
     for (int i = 0; i < topo->n_nics; i++)
         is_like_rail = is_like_rail || (i != nic && is_candidate(view, i) && layer_of(&topo->nics[i]) == layer &&
-                                        is_same_make(topo, i, nic) && is_near(view, i) == is_near(view, nic));
+                                        topo_is_same_model(topo, i, nic) && is_near(view, i) == is_near(view, nic));
     return is_like_rail &&
            (count_within(view, TOPO_SYS, false) == view->n_gpus || (is_near(view, nic) && n_rails < view->n_gpus));
 }
@@ -413,7 +406,7 @@ static double bandwidth_of_make(const struct view *view, int nic, double best)
     double sum = 0;
 
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (is_candidate(view, i) && is_same_make(view->topo, i, nic))
+        if (is_candidate(view, i) && topo_is_same_model(view->topo, i, nic))
             sum += view->is_down[i] ? best : fastest_port(&view->topo->nics[i]);
     return sum;
 }
@@ -421,7 +414,7 @@ static double bandwidth_of_make(const struct view *view, int nic, double best)
 static bool is_like_near_one(const struct view *view, int nic)
 {
     for (int i = 0; i < view->topo->n_nics; i++)
-        if (is_candidate(view, i) && is_near(view, i) && is_same_make(view->topo, i, nic))
+        if (is_candidate(view, i) && is_near(view, i) && topo_is_same_model(view->topo, i, nic))
             return true;
     return false;
 }
@@ -459,7 +452,7 @@ static void classify_by_make(struct view *view)
 /* Of the same make, link layer and distance: bought together. */
 static bool is_alike(const struct view *view, int a, int b)
 {
-    return is_same_make(view->topo, a, b) && is_near(view, a) == is_near(view, b) &&
+    return topo_is_same_model(view->topo, a, b) && is_near(view, a) == is_near(view, b) &&
            layer_of(&view->topo->nics[a]) == layer_of(&view->topo->nics[b]);
 }
 

@@ -177,6 +177,13 @@ int topo_data_ports(const struct topo *topo, const struct topo_port *ret_ports[T
     return n;
 }
 
+bool topo_is_same_model(const struct topo *topo, int a, int b)
+{
+    const struct topo_pci *pci_a = &topo->pci[topo->nics[a].pci], *pci_b = &topo->pci[topo->nics[b].pci];
+
+    return pci_a->vendor == pci_b->vendor && pci_a->device == pci_b->device;
+}
+
 int topo_find_nic(const struct topo *topo, const char *name)
 {
     for (int i = 0; i < topo->n_nics; i++)

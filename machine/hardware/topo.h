@@ -237,6 +237,9 @@ bool topo_is_same_card(const struct topo *topo, int a, int b);
 /* "PIX"; TOPO_NVLINK is "NV". */
 const char *topo_path_name(enum topo_path path);
 
+/* Are two NICs on PCI buses of the same model? */
+bool topo_is_same_model(const struct topo *topo, int a, int b);
+
 /* The port of a NIC (index) with this number; NULL if there is none. */
 const struct topo_port *topo_find_port(const struct topo *topo, int nic, int number);
 

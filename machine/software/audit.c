@@ -107,25 +107,6 @@ static bool check_handler(struct audit_work *work, const struct source_variable 
     return strcasecmp(variable->value, "auto") == 0;
 }
 
-static bool check_prefix(struct audit_work *work, const struct source_variable *variable)
-{
-    const struct topo *topo = work->topo;
-    bool any = false;
-
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!advice_is_mlx5(topo, i))
-            continue;
-        any = true;
-        if (advice_prefix_matches(variable->value, topo->nics[i].name))
-            return true;
-    }
-    return any &&
-           report(
-               work, AUDIT_HARMFUL, variable,
-               "No NIC for data has it in its name, so IBGDA finds none. Set it to a part of their names, or unset it "
-               "if they are called mlx5_N.");
-}
-
 /* "mlx5_0", "mlx5_0:1", in a mapping by PE "mlx5_0:1:2": the NIC and its port must exist. */
 static bool check_hca(struct audit_work *work, const struct source_variable *variable, const char *entry)
 {
@@ -316,8 +297,8 @@ static bool check_path(struct audit_work *work, const struct source_variable *va
 }
 
 /*
- * A check returns true if it handled the variable, whether it reported something or not. What a check of the doctor
- * compares with the machine is a row of cmd/env/findings.c instead.
+ * A check returns true if it handled the variable, whether it reported something or not. NULL: a check of the doctor
+ * compares it with the machine (checks[] in cmd/env/cmd_env.c).
  */
 static const struct {
     const char *name;
@@ -325,7 +306,7 @@ static const struct {
 } checks[] = {
     {"NVSHMEM_ENABLE_NIC_PE_MAPPING", check_pe_mapping},
     {"NVSHMEM_IBGDA_NIC_HANDLER", check_handler},
-    {"NVSHMEM_HCA_PREFIX", check_prefix},
+    {"NVSHMEM_HCA_PREFIX", NULL},
     {"NVSHMEM_HCA_LIST", check_hca_list},
     {"NVSHMEM_HCA_PE_MAPPING", check_hca_pe_mapping},
     {"NVSHMEM_DISABLE_CUDA_VMM", check_vmm},
@@ -425,7 +406,7 @@ static void check_variable(struct audit_work *work, const struct source_variable
     if (check_by_table(work, known, variable))
         return;
     for (size_t i = 0; i < COUNT(checks); i++)
-        if (strcmp(checks[i].name, variable->name) == 0 && checks[i].check(work, variable))
+        if (strcmp(checks[i].name, variable->name) == 0 && (!checks[i].check || checks[i].check(work, variable)))
             return;
     /* check_pe_mapping() has handled this one, together with the list of NICs. */
     if (strcmp(variable->name, "NVSHMEM_ENABLE_NIC_PE_MAPPING") != 0)

@@ -27,23 +27,22 @@ static const char *find_extension(struct source *source, const char *folder)
 }
 
 /* "1.2.1" of a line __version__ = "1.2.1" */
-static json_t *read_version(const char *text, size_t bytes)
+static json_t *read_version(struct source_text file)
 {
-    struct piece value = parse_field(text, "__version__", '=');
+    struct piece value = parse_field(file.text, "__version__", '=');
 
-    (void)bytes;
     if (value.n < 2 || (*value.text != '"' && *value.text != '\''))
         return json_string("");
     return json_stringn_nocheck(value.text + 1, strcspn(value.text + 1, "\"'\n"));
 }
 
-static json_t *read_buffer(const char *text, size_t bytes)
+static json_t *read_buffer(struct source_text file)
 {
-    struct parse_buffer facts = parse_buffer_py(text);
+    struct parse_buffer facts = parse_buffer_py(file.text);
 
     return json_pack("{s:b, s:b, s:b, s:I}", "defines_mapping", facts.defines_mapping, "calls_mapping",
                      facts.calls_mapping, "decorator_stolen", facts.decorator_stolen, "hash",
-                     (json_int_t)text_hash(text, bytes));
+                     (json_int_t)text_hash(file.text, file.bytes));
 }
 
 /* Snapshots saved before facts existed contain the structure of the program, and the hash of its text separately. */

@@ -56,16 +56,15 @@ static size_t list_files(struct source *source, struct conf_file *ret_files)
 }
 
 /* The values of RegistryDwords, each followed by a newline. Nothing else of these files is read or saved. */
-static json_t *read_dwords(const char *text, size_t bytes)
+static json_t *read_dwords(struct source_text file)
 {
-    struct parse_modprobe state = {.at = text};
+    struct parse_modprobe state = {.at = file.text};
     struct parse_option option;
     char *found = NULL;
     size_t n = 0;
     FILE *out = open_memstream(&found, &n);
     json_t *value = NULL;
 
-    (void)bytes;
     while (out && parse_modprobe_next(&state, "nvidia", &option)) {
         if (!piece_is(option.name, "NVreg_RegistryDwords"))
             continue;
@@ -198,14 +197,13 @@ static void set_version(json_t *versions, const char *name, struct piece version
 }
 
 /* Only three versions of dpkg's status. Other packages of the machine are private to its owner. */
-static json_t *read_packages(const char *text, size_t bytes)
+static json_t *read_packages(struct source_text file)
 {
     json_t *versions = json_object();
     int doca = (int)COUNT(doca_packages);
     struct parse_package package;
 
-    (void)bytes;
-    while (versions && parse_package_next(&text, &package)) {
+    while (versions && parse_package_next(&file.text, &package)) {
         struct piece version = upstream_version(package.version);
         int rank = doca_rank(&package);
 
@@ -254,13 +252,12 @@ static const struct {
                    {"fabric-manager-start", SOFTWARE_FABRIC_LOG, "Fabric Manager version "}};
 
 /* The last version in lines of one of these logs. */
-static json_t *read_fabric_log(const char *text, size_t bytes)
+static json_t *read_fabric_log(struct source_text file)
 {
     const char *last = "";
 
-    (void)bytes;
     for (size_t i = 0; i < COUNT(fabric_logs); i++)
-        for (const char *at = strstr(text, fabric_logs[i].words); at; at = strstr(at + 1, fabric_logs[i].words))
+        for (const char *at = strstr(file.text, fabric_logs[i].words); at; at = strstr(at + 1, fabric_logs[i].words))
             last = at > last || !*last ? at + strlen(fabric_logs[i].words) : last;
     return json_stringn_nocheck(last, strspn(last, "0123456789."));
 }
@@ -291,12 +288,11 @@ static const char *doca_by_folder(struct source *source)
     return n ? source_printf(source, "%.*s", (int)n, name + 10) : "";
 }
 
-static json_t *read_repository(const char *text, size_t bytes)
+static json_t *read_repository(struct source_text file)
 {
-    const char *version = strstr(text, "/doca/");
+    const char *version = strstr(file.text, "/doca/");
     size_t n = version ? strspn(version + 6, "0123456789.") : 0;
 
-    (void)bytes;
     return n && version[6 + n] == '/' ? json_stringn(version + 6, n) : json_string("");
 }
 
@@ -396,19 +392,18 @@ static enum source_state peermem_state(struct source *source)
 }
 
 /* Which of the modules whose devices checks look at have a number for them: "505 gdrdrv". */
-static json_t *read_char_devices(const char *text, size_t bytes)
+static json_t *read_char_devices(struct source_text file)
 {
     static const char *const names[] = {"gdrdrv", "nvidia-uvm"};
     json_t *devices = json_object();
 
-    (void)bytes;
     for (size_t i = 0; i < COUNT(names); i++) {
-        const char *at = text;
+        const char *at = file.text;
         size_t n = strlen(names[i]);
         bool is_there = false;
 
         while (!is_there && (at = strstr(at, names[i]))) {
-            is_there = at > text && at[-1] == ' ' && strchr("\n", at[n]);
+            is_there = at > file.text && at[-1] == ' ' && strchr("\n", at[n]);
             at += n;
         }
         json_object_set_new(devices, names[i], json_boolean(is_there));

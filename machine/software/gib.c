@@ -57,12 +57,11 @@ static const char *read_word(json_t *settings, const char *word, bool is_export)
     return value + n_value + strcspn(value + n_value, " \t\n");
 }
 
-static json_t *read_script(const char *text, size_t bytes)
+static json_t *read_script(struct source_text file)
 {
     json_t *settings = json_object();
 
-    (void)bytes;
-    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+    for (const char *at = file.text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         bool is_export;
         const char *word;
 

@@ -216,13 +216,12 @@ const char *libs_file_version(const char *path)
 #define MAX_MAPPED 4096
 
 /* The libraries among the files at the ends of lines of /proc/<pid>/maps, of which each has several. */
-static json_t *read_mapped(const char *text, size_t bytes)
+static json_t *read_mapped(struct source_text file)
 {
     json_t *paths = json_array();
 
-    (void)bytes;
-    while (*text && json_array_size(paths) < MAX_MAPPED) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text && json_array_size(paths) < MAX_MAPPED) {
+        struct piece line = text_take(&file.text, "\n");
         const char *path = memchr(line.text, '/', line.n), *last;
         size_t n = path ? line.n - (size_t)(path - line.text) : 0;
         static const char deleted[] = " (deleted)";

@@ -88,12 +88,11 @@ void software_read_nccl(struct source *source, const struct topo *topo, const st
 }
 
 /* NAME=VALUE, one a line, as NCCL reads it: of several lines for one name the first counts. */
-static json_t *read_conf(const char *text, size_t bytes)
+static json_t *read_conf(struct source_text file)
 {
     json_t *settings = json_object();
 
-    (void)bytes;
-    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+    for (const char *at = file.text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         size_t n = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"), n_value;
         char name[128];
 

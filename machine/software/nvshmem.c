@@ -25,13 +25,12 @@ const char *software_first_with(struct source *source, const char *folder, const
 }
 
 /* From the installed header: the file name of a wheel's library has only the ABI number. */
-static json_t *read_header(const char *text, size_t bytes)
+static json_t *read_header(struct source_text file)
 {
-    struct piece major = parse_define(text, "NVSHMEM_VENDOR_MAJOR_VERSION");
-    struct piece minor = parse_define(text, "NVSHMEM_VENDOR_MINOR_VERSION");
-    struct piece patch = parse_define(text, "NVSHMEM_VENDOR_PATCH_VERSION");
+    struct piece major = parse_define(file.text, "NVSHMEM_VENDOR_MAJOR_VERSION");
+    struct piece minor = parse_define(file.text, "NVSHMEM_VENDOR_MINOR_VERSION");
+    struct piece patch = parse_define(file.text, "NVSHMEM_VENDOR_PATCH_VERSION");
 
-    (void)bytes;
     if (!major.n || !minor.n || !patch.n || major.n + minor.n + patch.n > 30)
         return json_string("");
     return json_sprintf("%.*s.%.*s.%.*s", (int)major.n, major.text, (int)minor.n, minor.text, (int)patch.n, patch.text);

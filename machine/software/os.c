@@ -47,13 +47,12 @@ static enum os_family family_of(struct piece ids)
 }
 
 /* The root of a container is an overlay of image layers; that of an installed system is not. */
-static json_t *read_overlay_root(const char *text, size_t bytes)
+static json_t *read_overlay_root(struct source_text file)
 {
     bool layered = false;
 
-    (void)bytes;
-    while (*text) {
-        struct piece line = text_take(&text, "\n");
+    while (*file.text) {
+        struct piece line = text_take(&file.text, "\n");
         const char *place = memchr(line.text, ' ', line.n);
 
         /* Of several mounts at one mount point, the last one hides the others. */
@@ -77,20 +76,19 @@ static bool is_in_container(struct source *source)
     return source_fact_bool(source_fact(source, "overlay-root", read_overlay_root, "/proc/self/mounts"));
 }
 
-static json_t *read_family(const char *text, size_t bytes)
+static json_t *read_family(struct source_text file)
 {
-    enum os_family family = family_of(parse_release(text, "ID"));
+    enum os_family family = family_of(parse_release(file.text, "ID"));
 
-    (void)bytes;
     if (family == OS_OTHER)
-        family = family_of(parse_release(text, "ID_LIKE"));
-    if (family == OS_RHEL && has_word(parse_release(text, "VARIANT_ID"), "coreos"))
+        family = family_of(parse_release(file.text, "ID_LIKE"));
+    if (family == OS_RHEL && has_word(parse_release(file.text, "VARIANT_ID"), "coreos"))
         family = OS_OSTREE;
     return json_pack("{s:b}", family_names[family], 1);
 }
 
 /* Arguments of dracut, live-boot, casper and the kernel for a system from a server; BOOTIF is what PXELINUX adds. */
-static json_t *read_network_boot(const char *text, size_t bytes)
+static json_t *read_network_boot(struct source_text file)
 {
     static const char *const marks[] = {
         " BOOTIF=",  " root=live:http", " root=live:nfs", " root=/dev/nfs",           " root=nfs",  " nfsroot=",
@@ -98,8 +96,7 @@ static json_t *read_network_boot(const char *text, size_t bytes)
     bool is_netbooted = false;
     char line[4096];
 
-    (void)bytes;
-    snprintf(line, sizeof(line), " %s", text);
+    snprintf(line, sizeof(line), " %s", file.text);
     for (size_t i = 0; i < COUNT(marks); i++)
         is_netbooted = is_netbooted || strstr(line, marks[i]);
     return json_boolean(is_netbooted);

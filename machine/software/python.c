@@ -29,12 +29,11 @@ static void add_folder(struct source *source, struct python *python, const char 
 }
 
 /* Lines of a .pth file are folders, relative to the file's folder; "import ..." is code. */
-static json_t *read_pth(const char *text, size_t bytes)
+static json_t *read_pth(struct source_text file)
 {
     json_t *folders = json_array();
 
-    (void)bytes;
-    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+    for (const char *at = file.text; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         size_t n = strcspn(at, "\n");
 
         while (n && strchr(" \t\r", at[n - 1]))
@@ -46,12 +45,11 @@ static json_t *read_pth(const char *text, size_t bytes)
 }
 
 /* MAPPING = {'deep_ep': '/workspace/DeepEP/deep_ep'} in the finder that setuptools writes for pip install -e. */
-static json_t *read_finder(const char *text, size_t bytes)
+static json_t *read_finder(struct source_text file)
 {
     json_t *folders = json_array();
-    const char *at = strstr(text, "\nMAPPING"), *end = at ? strchr(at, '}') : NULL;
+    const char *at = strstr(file.text, "\nMAPPING"), *end = at ? strchr(at, '}') : NULL;
 
-    (void)bytes;
     while (end && (at = strstr(at, "': '/")) && at < end) {
         const char *path = at + strlen("': '"), *last;
         size_t n = strcspn(path, "'");
@@ -123,10 +121,9 @@ static void add_pythonpath(struct source *source, struct python *python)
     }
 }
 
-static json_t *read_venv(const char *text, size_t bytes)
+static json_t *read_venv(struct source_text file)
 {
-    (void)bytes;
-    return json_boolean(piece_is(parse_field(text, "include-system-site-packages", '='), "true"));
+    return json_boolean(piece_is(parse_field(file.text, "include-system-site-packages", '='), "true"));
 }
 
 void software_read_python(struct source *source, struct python *python)
@@ -182,10 +179,10 @@ static size_t find_version(const char *file, const char *name, const char *suffi
 }
 
 /* The package description follows an empty line and may contain lines of the same form. */
-static json_t *read_metadata(const char *text, size_t bytes)
+static json_t *read_metadata(struct source_text file)
 {
-    const char *end = memmem(text, bytes, "\n\n", 2);
-    struct piece version = parse_field(text, "Version", ':');
+    const char *end = memmem(file.text, file.bytes, "\n\n", 2);
+    struct piece version = parse_field(file.text, "Version", ':');
 
     return end && version.text > end ? json_string("") : json_stringn_nocheck(version.n ? version.text : "", version.n);
 }

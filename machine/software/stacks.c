@@ -103,16 +103,15 @@ static bool is_dist(const char *file, const char *dist)
 }
 
 /* The packages with rows that a distribution contains, by its list of files: an object of true. */
-static json_t *read_record(const char *text, size_t bytes)
+static json_t *read_record(struct source_text file)
 {
     json_t *packages = json_object();
 
-    (void)bytes;
     for (const struct stack *stack = stacks; stack->name; stack++) {
         char line[64];
 
         snprintf(line, sizeof(line), "\n%s/__init__.py,", stack->package);
-        if (text_begins(text, line + 1) || strstr(text, line))
+        if (text_begins(file.text, line + 1) || strstr(file.text, line))
             json_object_set_new(packages, stack->package, json_true());
     }
     return packages;

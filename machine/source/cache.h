@@ -17,8 +17,8 @@
  *     answers   {"value": anything}; the key is the name of the query
  *     facts     {"value": anything}; the key is the path of the file, a tab and the name of the fact
  *
- * Keys are paths as cache_path() makes them. Strings and keys may hold any bytes (json_stringn_nocheck()); a snapshot
- * stores strings that are not UTF-8 as {"hex": "..."}.
+ * Keys are paths as cache_path() makes them. Strings and keys may hold any bytes (json_stringn_nocheck()); in a
+ * snapshot, those that are not UTF-8 are '?'.
  */
 #ifndef EP_MACHINE_SOURCE_CACHE_H
 #define EP_MACHINE_SOURCE_CACHE_H

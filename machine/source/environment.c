@@ -11,11 +11,11 @@ static int compare_variables(const void *left, const void *right)
 }
 
 /* {"NAME": "value"}; of duplicates the first, as getenv(). The text is NUL-terminated. */
-static json_t *read_variables(const char *text, size_t bytes)
+static json_t *read_variables(struct source_text file)
 {
     json_t *variables = json_object();
 
-    for (const char *at = text, *end = text + bytes; variables && at < end; at += strlen(at) + 1) {
+    for (const char *at = file.text, *end = file.text + file.bytes; variables && at < end; at += strlen(at) + 1) {
         const char *equals = strchr(at, '=');
         char *name = equals && equals > at ? strndup(at, (size_t)(equals - at)) : NULL;
 

@@ -12,76 +12,46 @@ static json_t *make_fact(json_t *file, source_reader *read)
 
     if (!json_is_string(file))
         return file;
-    value = read(json_string_value(file), json_string_length(file));
+    value = read((struct source_text){SOURCE_OK, json_string_value(file), json_string_length(file), ""});
     entry = value ? json_pack("{s:o}", "value", value) : NULL;
     json_decref(file);
     return entry;
 }
 
-/* `needle` NULL: the whole file. */
-static struct source_answer make_answer(struct source *source, const char *name, source_reader *read,
-                                        const char *needle, const char *full)
+struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
+                                     const char *path, ...)
 {
-    enum cache_kind text_kind = needle ? CACHE_LINES : CACHE_FILES;
-    struct source_answer answer = {.state = SOURCE_FAILED, .why = "no memory"};
-    char *key, *text_key;
+    struct source_answer answer = {.state = SOURCE_FAILED};
+    char full[PATH_MAX], *key, *text_key = NULL;
     const json_t *entry;
     json_t *text;
+    va_list args;
 
-    if (asprintf(&text_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0)
+    va_start(args, path);
+    answer.why = cache_path(full, path, args);
+    va_end(args);
+    if (answer.why)
         return answer;
-    if (asprintf(&key, "%s\t%s", full, name) < 0) {
-        free(text_key);
+    answer.why = "no memory";
+    if (asprintf(&key, "%s\t%s", full, name) < 0)
+        return answer;
+    if (asprintf(&text_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0) {
+        free(key);
         return answer;
     }
-    entry = json_object_get(source->cached[CACHE_FACTS], key);
     /* An overlay has texts, as has a snapshot that was saved before facts existed. */
-    text = entry ? NULL : json_object_get(source->cached[text_kind], text_key);
-    if (!entry && !text)
-        entry = cache_get(source, CACHE_FACTS, key);
-    if (!entry && text)
-        text = json_incref(text);
-    else if (!entry)
-        text = needle ? cache_log(source, full, needle) : cache_file(source, full);
-    if (!entry)
+    text = json_object_get(source->cached[CACHE_FACTS], key)
+               ? NULL
+               : json_object_get(source->cached[needle ? CACHE_LINES : CACHE_FILES], text_key);
+    entry = text ? NULL : cache_get(source, CACHE_FACTS, key);
+    if (!entry) {
+        text = text ? json_incref(text) : needle ? cache_log(source, full, needle) : cache_file(source, full);
         entry = cache_put(source, CACHE_FACTS, key, make_fact(text, read));
+    }
     free(text_key);
     free(key);
     answer.state = cache_state(entry, &answer.why);
     answer.value = answer.state == SOURCE_OK ? json_object_get(entry, "value") : NULL;
-    return answer;
-}
-
-static struct source_answer answer_at(struct source *source, const char *name, source_reader *read, const char *needle,
-                                      const char *path, va_list args)
-{
-    char full[PATH_MAX];
-    const char *why = cache_path(full, path, args);
-
-    return why ? (struct source_answer){.state = SOURCE_FAILED, .why = why}
-               : make_answer(source, name, read, needle, full);
-}
-
-struct source_answer source_fact(struct source *source, const char *name, source_reader *read, const char *path, ...)
-{
-    struct source_answer answer;
-    va_list args;
-
-    va_start(args, path);
-    answer = answer_at(source, name, read, NULL, path, args);
-    va_end(args);
-    return answer;
-}
-
-struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
-                                     const char *path, ...)
-{
-    struct source_answer answer;
-    va_list args;
-
-    va_start(args, path);
-    answer = answer_at(source, name, read, needle, path, args);
-    va_end(args);
     return answer;
 }
 

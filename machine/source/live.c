@@ -4,8 +4,7 @@
  *
  * With openat2(RESOLVE_IN_ROOT) the kernel keeps the resolution within the root directory: absolute links start there
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
- * filter), links are resolved here by their text, and the result is opened component by component without following
- * any. On "/" there is nothing to escape from, so the kernel may follow them.
+ * filter), only "/" can be read, where there is nothing to escape from.
  */
 #include "state.h"
 
@@ -20,8 +19,8 @@
 #include <unistd.h>
 
 #define SELF "/proc/self"
-#define LINKS_MAX 40 /* as in the kernel */
-#define RACES_MAX 16 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
+#define LINKS_MAX 40   /* as in the kernel */
+#define RACES_MAX 1000 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
 
 static int call_openat2(const struct source *source, const char *path, int flags)
 {
@@ -44,7 +43,7 @@ void live_probe(struct source *source)
         close(fd);
 }
 
-/* --- resolution without openat2() --- */
+/* --- resolution --- */
 
 static int fail_with(int number)
 {
@@ -95,34 +94,6 @@ int live_resolve(const struct source *source, const char *path, char *ret_real)
     return 0;
 }
 
-/* Opens a path without links. None is followed, not even one that has just been put there. */
-static int open_plain(const struct source *source, const char *path, int flags)
-{
-    int fd = openat(source->fd, ".", (path[1] ? O_PATH : flags) | O_CLOEXEC), folder, number;
-    char name[PATH_MAX];
-
-    while (fd >= 0 && *(path += strspn(path, "/"))) {
-        size_t n = strcspn(path, "/");
-
-        memcpy(name, path, n);
-        name[n] = '\0';
-        path += n;
-        folder = fd;
-        fd = openat(folder, name, (*path ? O_PATH : flags) | O_NOFOLLOW | O_CLOEXEC);
-        number = errno;
-        close(folder);
-        errno = number;
-    }
-    return fd;
-}
-
-static int open_walked(const struct source *source, const char *path, int flags)
-{
-    char real[PATH_MAX];
-
-    return live_resolve(source, path, real) < 0 ? -1 : open_plain(source, real, flags);
-}
-
 /* --- interface --- */
 
 const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX])
@@ -156,16 +127,8 @@ int live_open(struct source *source, const char *path, int flags)
     char own[PATH_MAX];
 
     path = live_own_path(source, path, own);
-    if (source->has_openat2) {
-        int fd = call_openat2(source, path, flags);
-
-        /* If files are renamed all the time, it may never succeed: then walk. */
-        if (fd >= 0 || errno != EAGAIN)
-            return fd;
-    }
-    if (source->is_live)
-        return openat(source->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
-    return open_walked(source, path, flags);
+    return source->has_openat2 ? call_openat2(source, path, flags)
+                               : openat(source->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
 }
 
 static const char *what_it_is(mode_t mode)

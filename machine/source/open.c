@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
+#include "common/write.h"
 #include "state.h"
 
 #include <errno.h>
@@ -122,6 +123,8 @@ static ep_status open_folder(struct source *source, const char *from)
     if (source->fd < 0)
         return fail_open(errno, from);
     live_probe(source);
+    if (!source->has_openat2 && !source->is_live)
+        return ep_fail(EP_E_SYSTEM, "%s: cannot be read: %s", from, write_reason(ENOSYS));
     return source->is_live ? EP_OK : load_overlay(source);
 }
 

@@ -53,14 +53,13 @@ static bool prepare_child(void)
 static void answer_question(const void *context)
 {
     const struct question *question = context;
-    json_t *value, *encoded;
+    json_t *value;
     char *text;
 
     if (!prepare_child())
         return;
     value = question->query(question->argument);
-    encoded = value ? snapshot_encode(value) : NULL;
-    text = encoded ? json_dumps(encoded, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     if (value && !text)
         _exit(2);
     _exit((text && write_all(ANSWER_FD, text, strlen(text))) || write_all(ANSWER_FD, "\n", 1) ? 1 : 0);
@@ -70,13 +69,10 @@ static void answer_question(const void *context)
 
 static json_t *parse_answer(const char *text, size_t bytes)
 {
-    json_t *document, *value;
+    json_t *value = snapshot_is_bounded(text, bytes)
+                        ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL)
+                        : NULL;
 
-    document = snapshot_is_bounded(text, bytes)
-                   ? json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, NULL)
-                   : NULL;
-    value = document ? snapshot_decode(document) : NULL;
-    json_decref(document);
     return value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "the answer is malformed");
 }
 

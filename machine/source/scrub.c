@@ -8,6 +8,7 @@
  * be added as well.
  */
 #include "scrub.h"
+#include "common/clean.h"
 #include "common/text.h"
 
 #include "base/error.h"
@@ -52,7 +53,7 @@ static const struct scrub_row file_rows[] = {
     {PCI "local_cpulist", scrub_lines, "", NULL},
     {PCI "current_link_*", scrub_lines, SPEED, NULL},
     {PCI "max_link_*", scrub_lines, SPEED, NULL},
-    {"/sys/devices/system/node/**/meminfo", scrub_numbers, MEMORY, NULL},
+    {"/sys/devices/system/node/**/meminfo", scrub_lines, MEMORY, "64 bits"},
     {"/sys/devices/system/node/**", scrub_lines, "", NULL},
     {"/sys/class/dmi/id/product_name", scrub_words, PRODUCTS, NULL},
     {"/sys/kernel/iommu_groups/*/type", scrub_lines, "identity DMA DMA-FQ blocked auto", NULL},
@@ -67,13 +68,13 @@ static const struct scrub_row file_rows[] = {
     {RDMA "ports/*/gids/*", scrub_words, "", NULL},
     {RDMA "ports/*/gid_attrs/types/*", scrub_lines, "IB/RoCE RoCE v1 v2", NULL},
     {RDMA "ports/*/gid_attrs/ndevs/*", scrub_words, SCRUB_DEVICE_WORDS, NULL},
-    {RDMA "ports/*/counters/*", scrub_numbers, "", NULL},
-    {RDMA "ports/*/hw_counters/*", scrub_numbers, "", NULL},
+    {RDMA "ports/*/counters/*", scrub_lines, "", "64 bits"},
+    {RDMA "ports/*/hw_counters/*", scrub_lines, "", "64 bits"},
     {RDMA "device/infiniband_verbs/*/ibdev", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"/sys/class/infiniband_verbs/*/ibdev", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"/sys/class/infiniband_verbs/*/abi_version", scrub_lines, "", NULL},
     {RDMA "device/net/*/dev_port", scrub_lines, "", NULL},
-    {NET "statistics/*", scrub_numbers, "", NULL},
+    {NET "statistics/*", scrub_lines, "", "64 bits"},
     {NET "operstate", scrub_lines, INTERFACE, NULL},
     {NET "mtu", scrub_lines, "", NULL},
     {NET "speed", scrub_lines, "", NULL},
@@ -90,10 +91,10 @@ static const struct scrub_row file_rows[] = {
      "NVRM version NVIDIA UNIX Open Kernel Module for x86 aarch64 Release Build", "NVRM version:"},
     {"/proc/driver/nvidia/params", scrub_dwords, "", "RegistryDwords: "},
     {"/proc/driver/nvidia/gpus/*/information", scrub_fields, GPUS, "Model:,GPU UUID:,Device Minor:,GPU Excluded:"},
-    {"/proc/self/limits", scrub_numbers,
-     "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", NULL},
+    {"/proc/self/limits", scrub_lines,
+     "Limit Soft Hard Units Max open files locked memory processes bytes size stack core file unlimited", "64 bits"},
     {"/proc/self/status", scrub_lines, "Cpus_allowed_list: Mems_allowed_list: CapEff: Seccomp:", NULL},
-    {"/proc/meminfo", scrub_numbers, MEMORY, NULL},
+    {"/proc/meminfo", scrub_lines, MEMORY, "64 bits"},
     {"/proc/cmdline", scrub_dwords,
      "iommu=pt iommu.passthrough=1 iommu.passthrough=y iommu.passthrough=on iommu.passthrough=true",
      "nvidia.NVreg_RegistryDwords="},
@@ -182,6 +183,20 @@ static const struct scrub_row *row_of(const struct scrub_row *rows, size_t n, co
 
 /* --- strings --- */
 
+/* Puts '?' for what JSON cannot hold: bytes that are not UTF-8. */
+static void make_utf8(char *text, size_t bytes)
+{
+    uint32_t code;
+
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = text_decode(text + at, bytes - at, &code);
+        if (n > 0 && n != TEXT_INCOMPLETE)
+            continue;
+        text[at] = '?';
+        n = 1;
+    }
+}
+
 /* What is left of a string under a rule; a new value. */
 static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
@@ -192,8 +207,10 @@ static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const
 
     if (out)
         row->rule(scrub, json_string_value(value), json_string_length(value), row, out);
-    if (out && fclose(out) == 0 && kept)
-        string = json_stringn_nocheck(kept, n);
+    if (out && fclose(out) == 0 && kept) {
+        make_utf8(kept, n);
+        string = json_stringn(kept, n);
+    }
     scrub->failed = scrub->failed || !string;
     free(kept);
     return string;

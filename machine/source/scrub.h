@@ -131,8 +131,7 @@ struct scrub_row {
 scrub_rule scrub_any;       /* any text: scrub_text() */
 scrub_rule scrub_words;     /* one line of `words` and names of devices */
 scrub_rule scrub_fields;    /* the lines that begin with one of `keys`, which commas separate */
-scrub_rule scrub_lines;     /* lines of numbers and of `words` */
-scrub_rule scrub_numbers;   /* the same, with numbers of 64 bits */
+scrub_rule scrub_lines;     /* lines of numbers and of `words`; with `keys`, numbers of 64 bits */
 scrub_rule scrub_dwords;    /* registry keys of the driver, with numbers, after the text `keys`; and `words` */
 scrub_rule scrub_path_list; /* paths divided by ':', which need not be absolute */
 scrub_rule scrub_event;     /* of errors in a log: the time and the PCI address of the device; no other text */

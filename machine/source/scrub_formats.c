@@ -12,22 +12,23 @@
 
 #define SYMBOL_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_"
 
-/* Does the text have this form, whole or at its beginning? 'd': digit, '_': digit or blank, 'x': hex, 'a': letter. */
-static bool has_form(const char *text, size_t bytes, const char *form, bool is_whole)
+/* Does the text have this form? 'd': digit, 'x': hex, 'a': letter, '*': up to 9 digits, '_': any number of blanks. */
+static bool has_form(const char *text, size_t bytes, const char *form)
 {
-    size_t i;
+    const char *at = text, *end = text + bytes;
 
-    for (i = 0; form[i]; i++) {
-        unsigned char c = i < bytes ? (unsigned char)text[i] : 0;
+    for (; *form; form++) {
+        int c = at < end ? (unsigned char)*at : EOF;
+        size_t run = strspn(at, *form == '*' ? "0123456789" : *form == '_' ? " " : "");
 
-        if (form[i] == 'd'   ? !isdigit(c)
-            : form[i] == '_' ? !isdigit(c) && c != ' '
-            : form[i] == 'x' ? !isxdigit(c)
-            : form[i] == 'a' ? !isalpha(c)
-                             : c != (unsigned char)form[i])
+        if (*form == '*' || *form == '_')
+            at += run <= 9 ? run : 0;
+        else if (*form == 'd' ? isdigit(c) : *form == 'x' ? isxdigit(c) : *form == 'a' ? isalpha(c) : c == *form)
+            at++;
+        else
             return false;
     }
-    return !is_whole || i == bytes;
+    return at == end;
 }
 
 /* --- lines of numbers and words --- */
@@ -52,11 +53,14 @@ static bool is_number(const char *word, size_t n, size_t most)
     return n > 0;
 }
 
-static void write_lines(const char *text, const struct scrub_row *row, size_t most, FILE *out)
+void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
     /* Capabilities are a mask of 64 bits, of which the upper 16 are unused (capabilities(7)). */
     static const char mask[] = "0000xxxxxxxxxxxx";
+    size_t most = row->keys ? 20 : 9;
 
+    (void)scrub;
+    (void)bytes;
     while (*text) {
         struct piece line = text_take(&text, "\n");
         const char *at = line.text;
@@ -67,25 +71,11 @@ static void write_lines(const char *text, const struct scrub_row *row, size_t mo
             size_t n = word.n - (word.n > 0 && word.text[word.n - 1] == ':');
 
             is_strict = word.n == 0 || scrub_is_among(word.text, word.n, row->words) || is_number(word.text, n, most) ||
-                        (text_begins(line.text, "CapEff:") && has_form(word.text, word.n, mask, true));
+                        (text_begins(line.text, "CapEff:") && has_form(word.text, word.n, mask));
         }
         if (is_strict)
             fprintf(out, "%.*s%s", (int)line.n, line.text, line.text[line.n] ? "\n" : "");
     }
-}
-
-void scrub_lines(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    (void)scrub;
-    (void)bytes;
-    write_lines(text, row, 9, out);
-}
-
-void scrub_numbers(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
-{
-    (void)scrub;
-    (void)bytes;
-    write_lines(text, row, 20, out);
 }
 
 /* --- words --- */
@@ -280,33 +270,16 @@ void scrub_version(struct scrub *scrub, const char *text, size_t bytes, const st
 
 /* --- logs --- */
 
-/* "[   12.345678]", RFC 3339 with or without a fraction and a zone, "Nov 21 12:00:00"; nothing else. */
-static bool is_time(const char *text, size_t bytes)
-{
-    static const char rfc3339[] = "dddd-dd-ddTdd:dd:dd";
-    size_t n = strlen(rfc3339);
-
-    if (has_form(text, bytes, rfc3339, false)) {
-        n += text[n] == '.' ? 1 + strspn(text + n + 1, "0123456789") : 0;
-        if (text[n] == 'Z' || text[n] == 'z')
-            n++;
-        else if (text[n] == '+' || text[n] == '-')
-            n += has_form(text + n + 1, bytes - n - 1, "dd:dd", false) ? 6 : 0;
-        return n == bytes && bytes <= 35;
-    }
-    if (bytes > 2 && text[0] == '[' && bytes < 24) {
-        n = 1 + strspn(text + 1, " ");
-        n += strspn(text + n, "0123456789");
-        return has_form(text + n, bytes - n, ".dddddd]", true);
-    }
-    return has_form(text, bytes, "aaa _d dd:dd:dd", true);
-}
-
 void scrub_event(struct scrub *scrub, const char *text, size_t bytes, const struct scrub_row *row, FILE *out)
 {
+#define RFC3339 "dddd-dd-ddTdd:dd:dd"
+    static const char *const forms[] = {RFC3339,       RFC3339 "Z",       RFC3339 "+dd:dd",   RFC3339 "-dd:dd",
+                                        RFC3339 ".*",  RFC3339 ".*Z",     RFC3339 ".*+dd:dd", RFC3339 ".*-dd:dd",
+                                        "[_*.dddddd]", "aaa _* dd:dd:dd", "xxxx:xx:xx",       "xxxx:xx:xx.x"};
+
     (void)scrub;
     (void)row;
-    if (is_time(text, bytes) || has_form(text, bytes, "xxxx:xx:xx", true) ||
-        has_form(text, bytes, "xxxx:xx:xx.x", true))
-        fwrite(text, 1, bytes, out);
+    for (size_t i = 0; i < COUNT(forms); i++)
+        if (has_form(text, bytes, forms[i]))
+            fwrite(text, 1, bytes, out);
 }

@@ -4,9 +4,8 @@
  *
  *     {"epkit_snapshot": 1, "full": true, "files": {"/path": entry, ...}, "folders": {...}, ...}
  *
- * Entries are those of cache.h. "full" records that the cache was full, so that later queries fail as they did. A
- * string that is not UTF-8 is {"hex": "..."}, a key that is not "hex:...". Snapshots are untrusted input: what is
- * accepted satisfies source.h, and errors name what was rejected.
+ * Entries are those of cache.h. "full" records that the cache was full, so that later queries fail as they did.
+ * Snapshots are untrusted input: what is accepted satisfies source.h, and errors name what was rejected.
  */
 #include "common/clean.h"
 #include "common/dir.h"
@@ -25,177 +24,6 @@
 
 #define FORMAT 1
 #define VALUES_MAX (1u << 20) /* in a document; each takes about 100 bytes of memory */
-#define HEX_KEY "hex"
-#define HEX_PREFIX "hex:"
-
-/* --- strings that JSON cannot hold --- */
-
-static char *hex_of(const char *text, size_t bytes, const char *prefix)
-{
-    static const char digits[] = "0123456789abcdef";
-    size_t used = strlen(prefix);
-    char *hex = malloc(used + 2 * bytes + 1);
-
-    if (!hex)
-        return NULL;
-    memcpy(hex, prefix, used);
-    for (size_t i = 0; i < bytes; i++) {
-        hex[used++] = digits[(unsigned char)text[i] >> 4];
-        hex[used++] = digits[(unsigned char)text[i] & 15];
-    }
-    hex[used] = '\0';
-    return hex;
-}
-
-static int digit_of(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* The bytes, for free(); NULL if it is not hexadecimal. */
-static char *bytes_of(const char *hex, size_t *ret_bytes)
-{
-    size_t n = strlen(hex) / 2;
-    char *bytes = strlen(hex) % 2 ? NULL : malloc(n + 1);
-
-    for (size_t i = 0; bytes && i < n; i++) {
-        int high = digit_of(hex[2 * i]), low = digit_of(hex[2 * i + 1]);
-
-        if (high < 0 || low < 0) {
-            free(bytes);
-            return NULL;
-        }
-        bytes[i] = (char)(high << 4 | low);
-    }
-    if (bytes)
-        bytes[n] = '\0';
-    *ret_bytes = n;
-    return bytes;
-}
-
-static json_t *encode_string(const json_t *value)
-{
-    json_t *string = json_stringn(json_string_value(value), json_string_length(value));
-    char *hex;
-
-    if (string)
-        return string;
-    hex = hex_of(json_string_value(value), json_string_length(value), "");
-    string = hex ? json_pack("{s:s}", HEX_KEY, hex) : NULL;
-    free(hex);
-    return string;
-}
-
-/* Takes `value`. */
-static int encode_member(json_t *object, const char *key, json_t *value)
-{
-    json_t *as_string = json_string(key);
-    char *hex;
-    int result;
-
-    if (as_string && strcmp(key, HEX_KEY) != 0 && strncmp(key, HEX_PREFIX, strlen(HEX_PREFIX)) != 0) {
-        json_decref(as_string);
-        return json_object_set_new(object, key, value);
-    }
-    json_decref(as_string);
-    hex = hex_of(key, strlen(key), HEX_PREFIX);
-    result = hex ? json_object_set_new(object, hex, value) : -1;
-    if (!hex)
-        json_decref(value);
-    free(hex);
-    return result;
-}
-
-json_t *snapshot_encode(const json_t *value)
-{
-    json_t *copy, *item;
-    const char *key;
-    int failed = 0;
-    size_t i;
-
-    switch (json_typeof(value)) {
-    case JSON_STRING:
-        return encode_string(value);
-    case JSON_ARRAY:
-        copy = json_array();
-        json_array_foreach (value, i, item)
-            failed |= json_array_append_new(copy, snapshot_encode(item));
-        break;
-    case JSON_OBJECT:
-        copy = json_object();
-        json_object_foreach ((json_t *)value, key, item)
-            failed |= encode_member(copy, key, snapshot_encode(item));
-        break;
-    default:
-        return json_incref((json_t *)value);
-    }
-    if (!failed)
-        return copy;
-    json_decref(copy);
-    return NULL;
-}
-
-/* Takes `value`. */
-static int decode_member(json_t *object, const char *key, json_t *value)
-{
-    size_t bytes;
-    char *raw;
-    int result;
-
-    if (strncmp(key, HEX_PREFIX, strlen(HEX_PREFIX)) != 0)
-        return json_object_set_new_nocheck(object, key, value);
-    raw = bytes_of(key + strlen(HEX_PREFIX), &bytes);
-    if (!raw || strlen(raw) != bytes) {
-        json_decref(value);
-        result = -1;
-    } else {
-        result = json_object_set_new_nocheck(object, raw, value);
-    }
-    free(raw);
-    return result;
-}
-
-static json_t *decode_hex(const char *hex)
-{
-    size_t bytes;
-    char *raw = bytes_of(hex, &bytes);
-    json_t *string = raw ? json_stringn_nocheck(raw, bytes) : NULL;
-
-    free(raw);
-    return string;
-}
-
-json_t *snapshot_decode(const json_t *value)
-{
-    json_t *copy, *item;
-    const char *key;
-    int failed = 0;
-    size_t i;
-
-    switch (json_typeof(value)) {
-    case JSON_ARRAY:
-        copy = json_array();
-        json_array_foreach (value, i, item)
-            failed |= json_array_append_new(copy, snapshot_decode(item));
-        break;
-    case JSON_OBJECT:
-        item = json_object_get(value, HEX_KEY);
-        if (json_object_size(value) == 1 && json_is_string(item))
-            return decode_hex(json_string_value(item));
-        copy = json_object();
-        json_object_foreach ((json_t *)value, key, item)
-            failed |= decode_member(copy, key, snapshot_decode(item));
-        break;
-    default:
-        return json_incref((json_t *)value);
-    }
-    if (!failed)
-        return copy;
-    json_decref(copy);
-    return NULL;
-}
 
 bool snapshot_is_bounded(const char *text, size_t bytes)
 {
@@ -342,32 +170,39 @@ static const char *check_entry(enum cache_kind kind, const json_t *entry)
 
 /* --- reading --- */
 
+/* Where an older epkit saved bytes that are not UTF-8, {"hex": "de10"}, their text; else the entry. A new reference. */
+static json_t *entry_of(json_t *given)
+{
+    const char *hex = json_object_size(given) == 1 ? json_string_value(json_object_get(given, "hex")) : NULL;
+    size_t n = hex ? strlen(hex) / 2 : 0, at = 0;
+    unsigned char *bytes = hex ? malloc(n + 1) : NULL;
+    json_t *text = NULL;
+
+    while (bytes && at < n && sscanf(hex + 2 * at, "%2hhx", &bytes[at]) == 1)
+        at++;
+    if (bytes && at == n)
+        text = json_stringn_nocheck((const char *)bytes, n);
+    free(bytes);
+    return text ? text : json_incref(given);
+}
+
 static ep_status load_kind(struct source *source, const char *what, enum cache_kind kind, const json_t *given)
 {
     const char *key, *why, *name = cache_kind_names[kind];
-    json_t *entry, *entries;
+    json_t *entry;
     char shown[256];
 
     if (!json_is_object(given))
         return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
     json_object_foreach ((json_t *)given, key, entry) {
-        json_t *decoded = json_object();
-        const char *raw;
-
-        text_clean(key, shown, sizeof(shown));
-        if (!decoded || decode_member(decoded, key, snapshot_decode(entry)) < 0) {
-            json_decref(decoded);
-            return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": has a \"hex\" that is not hexadecimal", what, name, shown);
-        }
-        entries = decoded;
-        raw = json_object_iter_key(json_object_iter(entries));
-        entry = json_object_iter_value(json_object_iter(entries));
-        why = check_key(kind, raw);
+        entry = entry_of(entry);
+        why = check_key(kind, key);
         if (!why)
             why = check_entry(kind, entry);
-        if (!why && cache_put(source, kind, raw, json_incref(entry)) == source->full)
+        if (!why && cache_put(source, kind, key, json_incref(entry)) == source->full)
             why = "is too much: all entries together are more than 64 MiB";
-        json_decref(decoded);
+        json_decref(entry);
+        text_clean(key, shown, sizeof(shown));
         if (why)
             return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": %s", what, name, shown, why);
     }
@@ -470,21 +305,15 @@ ep_status source_from_json(const char *name, const char *text, size_t bytes, str
 
 ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes)
 {
-    json_t *scrubbed = scrub_snapshot(source->cached, source->is_live), *document, *value;
-    const char *key;
+    json_t *document = scrub_snapshot(source->cached, source->is_live);
     char *text = NULL;
-    bool complete;
 
-    if (!scrubbed)
+    if (!document)
         return EP_E_MEMORY;
-    document = json_pack("{s:i}", "epkit_snapshot", FORMAT);
-    complete = document && (!source->is_full || json_object_set_new(document, "full", json_true()) == 0);
-    json_object_foreach (scrubbed, key, value)
-        complete = complete && json_object_set_new(document, key, snapshot_encode(value)) == 0;
-    if (complete)
+    if (json_object_set_new(document, "epkit_snapshot", json_integer(FORMAT)) == 0 &&
+        (!source->is_full || json_object_set_new(document, "full", json_true()) == 0))
         text = stream_json_text(document, JSON_INDENT(1));
     json_decref(document);
-    json_decref(scrubbed);
     if (!text)
         return ep_fail(EP_E_MEMORY, "no memory to write what was read");
     *ret_text = text;

@@ -203,14 +203,13 @@ struct source_answer source_query(struct source *source, const char *name, json_
 
 /*
  * The fact that `read` extracts from a file: the fact is cached and saved, the text is not, because it may identify the
- * machine. `read` gets the whole text, NUL-terminated, and returns a new JSON value; NULL for lack of memory. `name`
- * names the kind of fact; a fact that holds text needs a row in scrub.c. The answer is borrowed from the source.
+ * machine. `read` gets the whole file and returns a new JSON value; NULL for lack of memory. `name` names the kind of
+ * fact; a fact that holds text needs a row in scrub.c. The answer is borrowed from the source.
  */
-typedef json_t *source_reader(const char *text, size_t bytes);
-struct source_answer source_fact(struct source *source, const char *name, source_reader *read, const char *path, ...)
-    __attribute__((format(printf, 4, 5)));
+typedef json_t *source_reader(struct source_text file);
+#define source_fact(source, name, read, ...) source_log_fact(source, name, read, NULL, __VA_ARGS__)
 
-/* source_log_fact() caches a fact from the lines of a log that contain `needle` (source_lines()), not the lines. */
+/* With `needle`: from the lines of a log that contain it (source_lines()), which are not cached. */
 struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
                                      const char *path, ...) __attribute__((format(printf, 5, 6)));
 

@@ -14,7 +14,7 @@ struct source {
     char *name;
     bool is_live;
     int fd;           /* O_PATH of the root directory; -1: no live side */
-    bool has_openat2; /* else live.c resolves paths itself, or for "/" lets the kernel follow links */
+    bool has_openat2; /* else it is "/", and the kernel may follow links */
     pid_t process;    /* whose files are below /proc/self/; 0: this one */
     bool has_read;    /* a query was made */
 
@@ -91,10 +91,6 @@ ep_status source_from_json(const char *name, const char *text, size_t bytes, str
 
 /* The document that source_save() writes, as text for free(). */
 ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes);
-
-/* Copies a value into a form that JSON can hold, and back. NULL for lack of memory. */
-json_t *snapshot_encode(const json_t *value);
-json_t *snapshot_decode(const json_t *value);
 
 /* Does parsing the text as JSON take bounded memory? A small text could take a multiple of its size. */
 bool snapshot_is_bounded(const char *text, size_t bytes);

@@ -47,10 +47,10 @@ static void ask_path(struct source *source, const char *path)
     source_number_uncached(source, &now, "%s", path);
 }
 
-static json_t *read_length(const char *text, size_t bytes)
+static json_t *read_length(struct source_text file)
 {
-    check(text[bytes] == '\0');
-    return json_integer((json_int_t)bytes);
+    check(file.text[file.bytes] == '\0');
+    return json_integer((json_int_t)file.bytes);
 }
 
 /* A fact that is there, and one that a text is read for if there is any. */

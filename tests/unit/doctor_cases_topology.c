@@ -133,7 +133,7 @@ CHANGE_OF(acs_redirects, acs_off, put_config(made, gpu_pci(made, 1)->parent, 0x0
 CHANGE(acs_validates_only, put_configs(made, 0x0d, 0x11, 0, 4096))
 CHANGE(acs_for_root_only, put_configs(made, 0x0d, 0x1d, 0, 64))
 CHANGE(acs_list_in_a_circle, put_configs(made, 0x01, 0x1d, 0x100, 4096))
-CHANGE(acs_list_leads_out, put_configs(made, 0x01, 0x1d, 0xffc, 4096))
+CHANGE(acs_list_leads_out, put_configs(made, 0x01, 0x1d, 0x777, 0x77e))
 CHANGE(acs_truncated, put_configs(made, 0x0d, 0x1d, 0, 0x105))
 CHANGE_OF(acs_in_a_guest, acs_redirects, made_lines(made, "/proc/cpuinfo", " hypervisor", "flags : fpu hypervisor\n"))
 CHANGE_OF(guest_by_name, acs_redirects, made_file(made, "/sys/class/dmi/id/product_name", "Google Compute Engine\n"))

@@ -54,13 +54,7 @@ static inline void made_file(struct made *made, const char *path, const char *te
 
 static inline void made_bytes(struct made *made, const char *path, const void *bytes, size_t n)
 {
-    char *hex = calloc(2 * n + 1, 1);
-
-    assert_non_null(hex);
-    for (size_t i = 0; i < n; i++)
-        snprintf(hex + 2 * i, 3, "%02x", ((const unsigned char *)bytes)[i]);
-    json_object_set_new(made_kind(made, "files"), path, json_pack("{s:s}", "hex", hex));
-    free(hex);
+    json_object_set_new(made_kind(made, "files"), path, json_stringn(bytes, n));
 }
 
 /* "absent", "denied", "failed" for a kind of question; NULL as state: not asked. */

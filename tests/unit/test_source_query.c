@@ -37,7 +37,7 @@ static json_t *answer(void *argument)
 static json_t *answer_bytes(void *argument)
 {
     (void)argument;
-    return json_pack("{s:o, s:{s:s}}", "raw", json_stringn_nocheck("\xff\0x", 3), "hex", "hex", "00");
+    return json_pack("{s:o}", "raw", json_stringn_nocheck("\1\0x", 3));
 }
 
 static json_t *answer_scalar(void *argument)
@@ -189,8 +189,7 @@ TEST_WITH(answers_come_back, setup, teardown)
     got = source_query(*state, "bytes", answer_bytes, NULL, PATIENT_MS);
     raw = json_object_get(got.value, "raw");
     assert_int_equal(json_string_length(raw), 3);
-    assert_memory_equal(json_string_value(raw), "\xff\0x", 3);
-    assert_string_equal(json_string_value(json_object_get(json_object_get(got.value, "hex"), "hex")), "00");
+    assert_memory_equal(json_string_value(raw), "\1\0x", 3);
     assert_int_equal(json_integer_value(source_query(*state, "scalar", answer_scalar, NULL, PATIENT_MS).value), 42);
     got = source_query(*state, "much", answer_much, NULL, PATIENT_MS);
     assert_int_equal(json_string_length(got.value), 3u << 20);
