@@ -345,14 +345,15 @@ bool install_is_known(const struct install *install)
     return dir_has(install->state_fd, "recipe.yaml") || dir_has(install->state_fd, "before");
 }
 
-/* Where scripts run outside of the root, nobody else may write what they are and where they are. */
+/* Where scripts run outside of a root, nobody else may write what they are and where they are. */
 static enum install_result check_trust(struct install *install, const struct stat *info, const char *path)
 {
     if (dir_trusts(info->st_uid) && !(info->st_mode & (S_IWGRP | S_IWOTH)))
         return INSTALL_FINE;
     snprintf(install->hint, sizeof(install->hint), "the owner of the folder can run this");
-    return install_fail(install, "%.400s: another user owns it or may write to it, and scripts run outside of %.50s",
-                        path, install->options.root);
+    return install_fail(install, "%.400s: another user owns it or may write to it, and %s%.50s", path,
+                        install->is_live ? "its scripts run as root" : "scripts run outside of ",
+                        install->is_live ? "" : install->options.root);
 }
 
 /*
@@ -370,8 +371,10 @@ static enum install_result check_file(struct install *install, int dir, const ch
 
     if (fstatat(dir, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
-    if (S_ISLNK(info.st_mode))
+    if (S_ISLNK(info.st_mode) && !install->is_live)
         return install_fail(install, "%.450s: %s", path, install_state_error(ELOOP));
+    if (S_ISLNK(info.st_mode))
+        info.st_mode &= ~(mode_t)(S_IWGRP | S_IWOTH); /* a link has none */
     if (!install->can_chroot && (levels > 0 || is_before))
         result = check_trust(install, &info, path);
     if (result != INSTALL_FINE || levels == 0 || !S_ISDIR(info.st_mode))
@@ -423,13 +426,16 @@ static enum install_result check_above(struct install *install)
     return result;
 }
 
-/* The programs would follow links in the state of a root to files of this machine. Copies of files may be links. */
+/*
+ * The programs would follow links in the state of a root to files of this machine. Copies of files may be links. A user
+ * other than root can run scripts from a folder that is shared.
+ */
 static enum install_result check_state(struct install *install)
 {
     enum install_result result;
     char path[1024];
 
-    if (install->is_live)
+    if (install->is_live && geteuid() != 0)
         return INSTALL_FINE;
     install_path(install, NULL, NULL, path);
     result = check_file(install, install->state_fd, ".", path, 2, false);

@@ -484,6 +484,24 @@ steps_shell() {
     rm -r "$open"
 }
 
+@test "install --state: who owns it, or a folder above it, may not replace what root runs" {
+    printf 'recipe: one\ntitle: t\nsteps:\n  - {id: one, type: file, title: t, why: w, budget: 5s, path: %s/one, content: x}\n' \
+        "$PWD" >one.yaml
+    mkdir -p above/state
+    for folder in above above/state; do
+        rm -f one
+        run -0 epkit install apply ./one.yaml --state "$PWD/above/state"
+        chown $MALLORY $folder
+        for action in apply uninstall; do
+            run -1 epkit install $action ./one.yaml --state "$PWD/above/state"
+            [[ "$output" == *"$PWD/$folder: another user owns it or may write to it, and its scripts run as root"* ]]
+        done
+        chown -R 0 above
+        [ -e one ]
+        run -0 epkit install uninstall ./one.yaml --state "$PWD/above/state"
+    done
+}
+
 @test "modes do not allow others to write, whatever the umask" {
     run_folder logs
     for mask in 0 077; do
