@@ -217,14 +217,14 @@ static const struct row {
     enum identifier_kind kind;
     recogniser *match;
 } rows[] = {
-    {IDENTIFIER_SECRET, match_value},  {IDENTIFIER_SECRET, match_short_option},
-    {IDENTIFIER_SECRET, match_input},  {IDENTIFIER_SECRET, match_private_key},
-    {IDENTIFIER_SECRET, match_user},   {IDENTIFIER_SECRET, match_token},
-    {IDENTIFIER_SECRET, match_bearer}, {IDENTIFIER_SECRET, match_access_key},
-    {IDENTIFIER_UUID, match_uuid},     {IDENTIFIER_UUID_PART, match_uuid_part},
-    {IDENTIFIER_MAC, match_mac},       {IDENTIFIER_MAC, match_interface},
-    {IDENTIFIER_GUID, match_guid},     {IDENTIFIER_IPV6, match_ipv6},
-    {IDENTIFIER_IPV4, match_ipv4},
+    {IDENTIFIER_SECRET, match_value},        {IDENTIFIER_SECRET, match_short_option},
+    {IDENTIFIER_SECRET, match_input},        {IDENTIFIER_SECRET, match_private_key},
+    {IDENTIFIER_SECRET, match_user},         {IDENTIFIER_SECRET, match_webhook},
+    {IDENTIFIER_SECRET, match_token},        {IDENTIFIER_SECRET, match_bearer},
+    {IDENTIFIER_SECRET, match_access_key},   {IDENTIFIER_UUID, match_uuid},
+    {IDENTIFIER_UUID_PART, match_uuid_part}, {IDENTIFIER_MAC, match_mac},
+    {IDENTIFIER_MAC, match_interface},       {IDENTIFIER_GUID, match_guid},
+    {IDENTIFIER_IPV6, match_ipv6},           {IDENTIFIER_IPV4, match_ipv4},
 };
 
 /* The rows of secrets alone, or all. */
@@ -281,15 +281,10 @@ static char *redact(const char *text, const json_t *kept)
         value = memchr(text + at, '=', found.before);
         secret_copy_name(text + at, value ? (size_t)(value - text) - at : found.before, name);
         at += found.before;
-        if (found.before > 0 && is_kept(kept, name)) {
+        if (found.before > 0 && is_kept(kept, name))
             fwrite(text + at, 1, found.bytes, out);
-        } else {
+        else
             fputs(REDACTED, out);
-            /* Words of a list stay as many. */
-            for (size_t i = at; i < at + found.bytes; i++)
-                if (text[i] == SECRET_DIVIDER)
-                    fprintf(out, "%c" REDACTED, SECRET_DIVIDER);
-        }
         at += found.bytes;
     }
     if (fclose(out) == 0)
@@ -301,6 +296,18 @@ static char *redact(const char *text, const json_t *kept)
 char *redact_text(const char *text)
 {
     return redact(text, NULL);
+}
+
+/* Is it NAME=VALUE or --option=VALUE? The length of the name, or 0. */
+static size_t name_of(const char *word, char ret_name[NAME_BYTES])
+{
+    size_t dashes = strspn(word, "-"), n = strcspn(word + dashes, "=");
+
+    secret_copy_name(word + dashes, n, ret_name);
+    return word[dashes + n] == '=' && ret_name[strspn(ret_name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                                "0123456789_.")] == '\0'
+               ? dashes + n
+               : 0;
 }
 
 /* The value of a variable or key, which is left out as a whole; with "" as its name, any text. */
@@ -317,6 +324,40 @@ static char *redact_value(const char *name, const char *value, const json_t *kep
         return shown;
     free(shown);
     return strdup(REDACTED);
+}
+
+/* `program`: the last one in front of this that has an option for a password, or its own index. */
+static char *redact_argument(const json_t *words, size_t program, size_t at, const json_t *kept)
+{
+    const char *word = json_string_value(json_array_get(words, at));
+    const char *before = at ? json_string_value(json_array_get(words, at - 1)) : NULL;
+    size_t n, dashes = before ? strspn(before, "-") : 0;
+    int head = program < at ? secret_after_option(words, program, at) : -1;
+    char name[NAME_BYTES] = "", *value, *result = NULL;
+
+    if (head >= 0)
+        return asprintf(&result, "%.*s%s", head, word, REDACTED) < 0 ? NULL : result;
+    if (dashes)
+        secret_copy_name(before + dashes, strlen(before + dashes), name);
+    if (dashes && secret_is_password(name))
+        return redact_value(name, word, kept);
+    if (secret_is_user(name, dashes, word, strlen(word)))
+        return strdup(REDACTED);
+    n = name_of(word, name);
+    if (n > 0) {
+        if (secret_is_user(name, strspn(word, "-"), word + n + 1, strlen(word + n + 1)))
+            value = strdup(REDACTED);
+        else
+            value = redact_value(name, word + n + 1, kept);
+        if (value && asprintf(&result, "%.*s=%s", (int)n, word, value) < 0)
+            result = NULL;
+        free(value);
+        return result;
+    }
+    name[0] = '\0';
+    if (dashes && *word != '-')
+        secret_copy_name(before + dashes, strlen(before + dashes), name);
+    return redact_value(name, word, kept);
 }
 
 static bool set_text(json_t *value, char *text)
@@ -341,38 +382,27 @@ static bool is_variable(const char *key)
 
 static bool redact_in(json_t *value, const char *name, const json_t *kept);
 
-/* The words of a list are searched as one text: what is secret in one may be said by those in front of it. */
 static bool redact_array(json_t *array, const json_t *kept)
 {
-    char *text = NULL, *shown = NULL;
-    const char *left;
-    size_t bytes, i;
-    bool good = true;
-    json_t *member;
-    FILE *out = open_memstream(&text, &bytes);
+    json_t *words = json_copy(array), *member; /* as they were */
+    size_t i, program = SIZE_MAX;
+    bool good = words != NULL;
 
-    if (!out)
-        return false;
-    json_array_foreach (array, i, member) {
-        if (!json_is_string(member))
+    json_array_foreach (words, i, member) {
+        char *text;
+
+        if (!json_is_string(member)) {
             good &= redact_in(member, "", kept);
-        putc(SECRET_DIVIDER, out);
-        for (const char *at = json_string_value(member); at && *at; at++)
-            putc(*at == SECRET_DIVIDER ? '?' : *at, out);
+            continue;
+        }
+        text = redact_argument(words, program, i, kept);
+        good &= text && json_array_set_new(array, i, json_string_nocheck(text)) == 0;
+        free(text);
+        /* "vault login": the second one is no program. */
+        if ((program == SIZE_MAX || program + 1 < i) && secret_has_short_option(json_string_value(member)))
+            program = i;
     }
-    putc(SECRET_DIVIDER, out);
-    if (fclose(out) == 0)
-        shown = redact(text, kept);
-    good &= shown != NULL;
-    left = shown ? shown + 1 : "";
-    json_array_foreach (array, i, member) {
-        struct piece word = text_take(&left, "\2");
-
-        if (json_is_string(member))
-            good &= json_array_set_new(array, i, json_stringn_nocheck(word.text, word.n)) == 0;
-    }
-    free(shown);
-    free(text);
+    json_decref(words);
     return good;
 }
 

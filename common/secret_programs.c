@@ -7,35 +7,42 @@
 #define COMMAND_BYTES 256 /* how far the words of one command are looked for */
 
 /*
- * Programs with a password in the same word as an option, or in the next one; `mark`: only if that is in it, as in
- * "user%password". A word that is no option may also stand in a sentence: what follows has to look random.
+ * Programs with a password in the same word as an option, or in the `nth` one after it, words of Windows for a share
+ * not counted; `mark`: only if that is in it, as in "user%password". A word that is no option may also stand in a
+ * sentence: what follows has to look random.
  */
 static const struct program {
     const char *programs, *options;
-    bool same, next;
+    bool same;
+    size_t nth;
     char mark;
 } programs_with_options[] = {
-    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za rar unrar", "-p", true, false, 0},
-    {"sshpass login mongo mongosh mongodump cqlsh racadm twine useradd usermod", "-p", true, true, 0},
-    {"zip unzip ipmitool mosquitto_pub mosquitto_sub sqlcmd bcp", "-P", true, true, 0},
-    {"ldapsearch ldapadd ldapmodify ldapwhoami ldappasswd kadmin", "-w", true, true, 0},
-    {"redis-cli", "-a", false, true, 0},
-    {"openssl", "-k -5 -6 -apr1", false, true, 0},
-    {"curl", "-u", true, false, ':'},
-    {"curl", "-b", true, true, '='},
-    {"curl", "--oauth2-bearer", false, true, 0},
-    {"http https", "-a", true, true, ':'},
-    {"smbclient smbget rpcclient net", "-U", true, true, '%'},
-    {"lftp", "-u", true, true, ','},
-    {"plink pscp psftp", "-pw", false, true, 0},
-    {"keytool jarsigner", "-storepass -keypass", false, true, 0},
-    {"snmpget snmpset snmpwalk snmpbulkwalk", "-A -X", true, true, 0},
-    {"xfreerdp xfreerdp3 wlfreerdp", "/p:", true, false, 0},
-    {"vault wandb", "login unwrap unseal renew revoke lookup", false, true, 0},
-    {"login", "--relogin", false, true, 0},
-    {"nmcli", "password", false, true, 0},
-    {"aws", "aws_secret_access_key aws_session_token", false, true, 0},
-    {"rclone", "obscure", false, true, 0},
+    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za rar unrar", "-p", true, 0, 0},
+    {"sshpass login mongo mongosh mongodump cqlsh racadm twine useradd usermod", "-p", true, 1, 0},
+    {"zip unzip ipmitool mosquitto_pub mosquitto_sub sqlcmd bcp", "-P", true, 1, 0},
+    {"ldapsearch ldapadd ldapmodify ldapwhoami ldappasswd kadmin", "-w", true, 1, 0},
+    {"ldappasswd", "-s", true, 1, 0},
+    {"redis-cli", "-a", false, 1, 0},
+    {"openssl", "-k -5 -6 -apr1", false, 1, 0},
+    {"mc", "set", false, 4, 0},
+    {"curl", "-u", true, 0, ':'},
+    {"curl", "-b", true, 1, '='},
+    {"curl", "--oauth2-bearer", false, 1, 0},
+    {"http https", "-a", true, 1, ':'},
+    {"smbclient smbget rpcclient net", "-U", true, 1, '%'},
+    {"lftp", "-u", true, 1, ','},
+    {"plink pscp psftp", "-pw", false, 1, 0},
+    {"keytool jarsigner", "-storepass -keypass", false, 1, 0},
+    {"snmpget snmpset snmpwalk snmpbulkwalk", "-A -X", true, 1, 0},
+    {"xfreerdp xfreerdp3 wlfreerdp", "/p:", true, 0, 0},
+    {"vault", "login unwrap unseal renew revoke lookup", false, 1, 0},
+    {"net", "use", false, 1, 0},
+    {"net", "user", false, 2, 0},
+    {"nmcli", "password", false, 1, 0},
+    {"aws", "aws_secret_access_key aws_session_token", false, 1, 0},
+    {"rclone", "obscure", false, 1, 0},
+    {"rabbitmqctl", "add_user change_password", false, 2, 0},
+    {"htpasswd", "-b -bc -cb", false, 3, 0},
 };
 
 /* Programs that read a password from standard input, with a word that says so. */
@@ -65,6 +72,14 @@ static bool is_among(const char *names, struct piece word)
     return false;
 }
 
+bool secret_has_short_option(const char *word)
+{
+    for (size_t i = 0; i < COUNT(programs_with_options); i++)
+        if (is_among(programs_with_options[i].programs, (struct piece){.text = word, .n = strlen(word)}))
+            return true;
+    return false;
+}
+
 bool secret_looks_random(const struct scan *scan, size_t at)
 {
     size_t n = run(scan, at, "_-.!@#$%^&*+=", 64), digits = 0;
@@ -86,31 +101,64 @@ static bool is_no_password(const struct program *row, char option, struct piece 
            (row->mark && !memchr(word.text, row->mark, word.n)) || (is_alnum(option) && !secret_looks_random(&scan, 0));
 }
 
-static bool has_options(struct piece word)
+/* "Z:", "\\host\share", "/user:me" */
+static bool is_skipped(struct piece word)
 {
-    for (size_t i = 0; i < COUNT(programs_with_options); i++)
-        if (is_among(programs_with_options[i].programs, word))
-            return true;
-    return false;
+    return word.n > 0 && (*word.text == '\\' || word.text[word.n - 1] == ':' ||
+                          (word.n > 6 && strncasecmp(word.text, "/user:", 6) == 0));
 }
 
-/* The last program with options that is in front of `at`, in the same command. */
-static struct piece program_before(const struct scan *scan, size_t at)
+static struct piece word_of(const json_t *words, size_t i)
 {
-    const struct piece none = {.text = "", .n = 0};
+    const char *word = json_string_value(json_array_get(words, i));
+
+    return (struct piece){.text = word ? word : "", .n = word ? strlen(word) : 0};
+}
+
+int secret_after_option(const json_t *words, size_t program, size_t at)
+{
+    const struct piece name = word_of(words, program), word = word_of(words, at);
+
+    for (size_t i = 0; i < COUNT(programs_with_options); i++) {
+        const struct program *row = &programs_with_options[i];
+        size_t option = at;
+
+        if (!is_among(row->programs, name))
+            continue;
+        for (const char *left = row->options; row->same && *left;) {
+            struct piece part = text_take(&left, " ");
+
+            if (word.n > part.n && memcmp(word.text, part.text, part.n) == 0 &&
+                !is_no_password(row, *part.text, (struct piece){.text = word.text + part.n, .n = word.n - part.n}))
+                return (int)part.n;
+        }
+        for (size_t n = 0; n < row->nth && option > program; n++)
+            do
+                option--;
+            while (option > program && is_skipped(word_of(words, option)));
+        if (row->nth && option > program && is_among(row->options, word_of(words, option)) && !is_skipped(word) &&
+            !is_no_password(row, *word_of(words, option).text, word))
+            return 0;
+    }
+    return -1;
+}
+
+/* Is one of the programs in front of `at`, in the same command? */
+static bool runs(const struct scan *scan, size_t at, const char *programs)
+{
     size_t end = at, start;
 
     while (end > 0 && at - end < COMMAND_BYTES) {
-        for (start = end; start > 0 && !is_one_of(scan->text[start - 1], SECRET_QUOTES " \t`(;|&\r\n"); start--)
+        for (start = end; start > 0 && !is_one_of(scan->text[start - 1], " \t\"'`(;|&\r\n"); start--)
             if (at - start >= COMMAND_BYTES)
-                return none;
-        if (has_options((struct piece){.text = scan->text + start, .n = end - start}))
-            return (struct piece){.text = scan->text + start, .n = end - start};
+                return false;
+        if (is_among(programs, (struct piece){.text = scan->text + start, .n = end - start}))
+            return true;
         if (start == 0 || is_one_of(scan->text[start - 1], "`(;|&\r\n"))
-            return none;
+            return false;
         end = start - 1;
     }
-    return none;
+    return false;
 }
 
 /* The word after the blanks at `*at`, without its quotes; where it begins. */
@@ -121,37 +169,42 @@ static struct piece read_word(const struct scan *scan, size_t *at, char *ret_quo
 
     while (is_one_of(byte_at(scan, *at), " \t"))
         ++*at;
-    quote = is_one_of(byte_at(scan, *at), SECRET_QUOTES) ? scan->text[(*at)++] : '\0';
+    quote = is_one_of(byte_at(scan, *at), "\"'") ? scan->text[(*at)++] : '\0';
     while (*at + n < scan->bytes &&
-           (quote ? scan->text[*at + n] != quote : !is_one_of(scan->text[*at + n], SECRET_QUOTES " \t\r\n`;|&")))
+           (quote ? scan->text[*at + n] != quote : !is_one_of(scan->text[*at + n], " \t\r\n\"'`;|&")))
         n++;
     *ret_quote = quote;
     return (struct piece){.text = scan->text + *at, .n = n};
 }
 
-/* The password of this row after the option at `at`. */
+/* The password of this row after the option at `at`, which it reads. */
 static size_t match_option(const struct scan *scan, const struct program *row, struct piece option, size_t at,
                            size_t *ret_start)
 {
-    struct piece word;
-    char quote;
+    size_t start = at + option.n, nth = is_one_of(byte_at(scan, start), " \t") ? row->nth : row->same;
+    struct piece word = {0};
+    char quote = '\0';
 
-    *ret_start = at + option.n;
-    if (option.n > scan->bytes - at || memcmp(scan->text + at, option.text, option.n) != 0 ||
-        !(is_one_of(byte_at(scan, *ret_start), " \t\2") ? row->next : row->same) ||
-        !is_among(row->programs, program_before(scan, at - 1)))
+    if (option.n > scan->bytes - at || memcmp(scan->text + at, option.text, option.n) != 0 || nth == 0 ||
+        !runs(scan, at - 1, row->programs))
         return 0;
-    word = read_word(scan, ret_start, &quote);
+    for (size_t n = 0, last = start + COMMAND_BYTES; n < nth && start < last; n += !is_skipped(word)) {
+        start += word.n + (quote != '\0');
+        word = read_word(scan, &start, &quote);
+        if (word.n == 0)
+            return 0;
+    }
     /* In 'mysql -p' the quote is not that of a value. */
-    return (quote && is_one_of(byte_at(scan, *ret_start), " \t")) || is_no_password(row, *option.text, word) ||
-                   has_text(scan, *ret_start, REDACTED)
-               ? 0
-               : word.n;
+    if ((quote && is_one_of(byte_at(scan, start), " \t")) || is_skipped(word) ||
+        is_no_password(row, *option.text, word) || has_text(scan, start, REDACTED))
+        return 0;
+    *ret_start = start;
+    return word.n;
 }
 
 size_t match_short_option(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    if (!is_one_of(byte_before(scan, at), SECRET_QUOTES " \t"))
+    if (!is_one_of(byte_before(scan, at), " \t\"'"))
         return 0;
     for (size_t i = 0; i < COUNT(programs_with_options); i++) {
         for (const char *left = programs_with_options[i].options; *left;) {
@@ -174,7 +227,7 @@ static bool reads_password(struct piece text)
         for (size_t at = 0, n; at < text.n; at += n + 1) {
             struct piece word = {.text = text.text + at};
 
-            for (n = 0; at + n < text.n && !is_one_of(text.text[at + n], SECRET_QUOTES " \t"); n++)
+            for (n = 0; at + n < text.n && !is_one_of(text.text[at + n], " \t\"'"); n++)
                 ;
             /* A sentence may go on behind the command. */
             for (word.n = n; word.n > 0 && is_one_of(word.text[word.n - 1], ".,:;)");)
@@ -202,7 +255,7 @@ size_t match_input(const struct scan *scan, size_t at, size_t *ret_before)
         start = at + 3;
         end = read_word(&near, &start, &quote).n;
         end += start;
-        while (from > 0 && at - from < COMMAND_BYTES && !is_one_of(scan->text[from - 1], "\r\n;|&`(\2"))
+        while (from > 0 && at - from < COMMAND_BYTES && !is_one_of(scan->text[from - 1], "\r\n;|&`("))
             from--;
         if (!reads_password((struct piece){.text = scan->text + from, .n = at - from}))
             return 0;
@@ -218,14 +271,14 @@ size_t match_input(const struct scan *scan, size_t at, size_t *ret_before)
             memchr(scan->text + start, '\n', (size_t)(pipe - scan->text) - start))
             return 0;
         end = (size_t)(pipe - scan->text);
-        for (to = end + 1; to < last && !is_one_of(scan->text[to], "\r\n;|&`)\2");)
+        for (to = end + 1; to < last && !is_one_of(scan->text[to], "\r\n;|&`)");)
             to++;
         if (!reads_password((struct piece){.text = pipe + 1, .n = to - end - 1}))
             return 0;
         while (end > start && is_one_of(scan->text[end - 1], " \t"))
             end--;
     }
-    n_quotes = is_one_of(byte_at(scan, start), SECRET_QUOTES);
+    n_quotes = is_one_of(byte_at(scan, start), "\"'");
     if (end <= start + n_quotes || has_text(scan, start, REDACTED) ||
         secret_is_reference(scan->text + start + n_quotes, end - start - n_quotes))
         return 0;

@@ -22,70 +22,89 @@ void secret_copy_name(const char *word, size_t n, char ret_name[NAME_BYTES])
     ret_name[i] = '\0';
 }
 
-/* Is one of the words, which blanks separate, the end of the first `n` bytes of the name, and a component of it? */
-static bool is_behind(const char *name, size_t n, const char *words, bool in_words)
+/* Is it the last component of the name? */
+static bool ends_with_component(const char *name, const char *end)
 {
-    while (*words) {
-        struct piece word = text_take(&words, " ");
+    size_t length = strlen(name), n = strlen(end);
 
-        if (word.n <= n && strncasecmp(name + n - word.n, word.text, word.n) == 0 &&
-            (word.n == n || (in_words && word.n > 3) || is_one_of(name[n - word.n - 1], "_.")))
-            return true;
-    }
-    return false;
+    return ends_with(name, end) && (length == n || is_one_of(name[length - n - 1], "_."));
 }
 
-/*
- * Of what ends so, what is in front of that: a key of these opens something, and others sort, map and index; tokens of
- * a vocabulary, and of those that are counted, are no secrets, and several are one only after what they open.
- */
-static const struct {
-    const char *end, *before;
-    bool is_one; /* a secret with, or without, one of `before` */
-} ends_of_names[] = {
-    {"KEY",
-     "API ACCESS PRIVATE ENCRYPTION DECRYPTION SSH ACCOUNT AUTH SIGNING MASTER LICENSE SERVICE DEPLOY STORAGE SHARED "
-     "SUBSCRIPTION SESSION HMAC JWT CRYPT ADMIN TOKEN WEBHOOK WANDB OPENAI ANTHROPIC NGC COMET SENTRY HF RSA GPG AZURE "
-     "CLIENT APP MUNGE",
-     true},
-    {"TOKENS", "API ACCESS AUTH REFRESH BEARER HF GITHUB USER", true},
-    {"TOKEN", "PAD EOS BOS UNK MASK SEP CLS PER IMAGE START END STOP NEXT PROMPT EOT VIDEO AUDIO", false},
-};
+/* A key of these opens something; others sort, map and index. */
+static bool is_secret_key(const char *name)
+{
+    static const char *const kinds[] = {
+        "API",    "ACCESS",  "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",    "ACCOUNT",      "AUTH",      "SIGNING",
+        "MASTER", "LICENSE", "SERVICE", "DEPLOY",     "STORAGE",    "SHARED", "SUBSCRIPTION", "SESSION",   "HMAC",
+        "JWT",    "CRYPT",   "ADMIN",   "TOKEN",      "WEBHOOK",    "WANDB",  "OPENAI",       "ANTHROPIC", "NGC",
+        "COMET",  "SENTRY",  "HF",      "RSA",        "GPG",        "AZURE",  "CLIENT",       "APP",       "MUNGE"};
+    char kind[NAME_BYTES];
+    size_t length = strlen(name);
+
+    if (length < 5 || length >= sizeof(kind) || !ends_with(name, "KEY"))
+        return false;
+    length -= name[length - 4] == '_' ? 4 : 3;
+    memcpy(kind, name, length);
+    kind[length] = '\0';
+    for (size_t i = 0; i < COUNT(kinds); i++)
+        if (strlen(kinds[i]) < 4 ? name[length] == '_' && ends_with_component(kind, kinds[i])
+                                 : ends_with(kind, kinds[i]))
+            return true;
+    return ends_with(name, "APIKEY") || ends_with(name, "API_KEY");
+}
+
+/* Tokens of a vocabulary, and of those that are counted, are no secrets; several are one only after what they open. */
+static bool is_secret_token(const char *name)
+{
+    static const char *const others[] = {"PAD",   "EOS", "BOS",  "UNK",  "MASK",   "SEP", "CLS",   "PER",  "IMAGE",
+                                         "START", "END", "STOP", "NEXT", "PROMPT", "EOT", "VIDEO", "AUDIO"};
+    static const char *const several[] = {"API", "ACCESS", "AUTH", "REFRESH", "BEARER", "HF", "GITHUB", "USER"};
+    char before[NAME_BYTES];
+    bool is_one = ends_with(name, "TOKEN");
+    size_t length = strlen(name);
+
+    if ((!is_one && !ends_with(name, "TOKENS")) || length >= sizeof(before))
+        return false;
+    length -= is_one ? 5 : 6;
+    length -= length > 0 && name[length - 1] == '_';
+    memcpy(before, name, length);
+    before[length] = '\0';
+    for (size_t i = 0; i < COUNT(others) && is_one; i++)
+        if (ends_with_component(before, others[i]))
+            return false;
+    for (size_t i = 0; i < COUNT(several) && !is_one; i++)
+        if (ends_with_component(before, several[i]))
+            return true;
+    return is_one;
+}
 
 bool identifier_is_secret_name(const char *long_name)
 {
-    static const char *const words[] = {"SECRET", "PASSW",      "PASSPHRASE", "PASSCODE",
-                                        "PGPASS", "CREDENTIAL", "COOKIE",     "APIKEY"};
+    static const char *const words[] = {"SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "PGPASS", "CREDENTIAL", "COOKIE"};
+    /* Where one is, or what it is called */
+    static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
+    static const char *const ends[] = {"AUTH",      "OAUTH",   "AUTHORIZATION", "PRIVATE", "MAGIC",   "PASS", "PSK",
+                                       "SIGNATURE", "SSHPASS", "FROM_LITERAL",  "PASSIN",  "PASSOUT", "JWT"};
     char name[NAME_BYTES];
-    size_t n;
+    size_t length;
 
     secret_copy_name(long_name, strlen(long_name), name);
     /* "API_KEY_2" */
-    for (n = strlen(name); n > 0 && (is_digit(name[n - 1]) || name[n - 1] == '_');)
-        name[--n] = '\0';
-    /* Where one is, or what it is called */
-    if (n < 3 || is_behind(name, n, "FILE PATH DIR NAME", false))
+    for (length = strlen(name); length > 0 && (is_digit(name[length - 1]) || name[length - 1] == '_');)
+        name[--length] = '\0';
+    if (length < 3)
         return false;
+    for (size_t i = 0; i < COUNT(places); i++)
+        if (ends_with_component(name, places[i]))
+            return false;
     for (size_t i = 0; i < COUNT(words); i++)
         if (strcasestr(name, words[i]))
             return true;
-    for (size_t i = 0; i < COUNT(ends_of_names); i++) {
-        size_t before = n - strlen(ends_of_names[i].end);
-
-        if (!ends_with(name, ends_of_names[i].end))
-            continue;
-        before -= before > 0 && name[before - 1] == '_';
-        if (before == 0
-                ? !ends_of_names[i].is_one
-                : is_behind(name, before, ends_of_names[i].before, ends_of_names[i].is_one) == ends_of_names[i].is_one)
+    for (size_t i = 0; i < COUNT(ends); i++)
+        if (ends_with_component(name, ends[i]))
             return true;
-    }
-    return is_behind(name, n,
-                     "AUTH OAUTH AUTHORIZATION PRIVATE MAGIC PASS PSK SIGNATURE SSHPASS FROM_LITERAL PASSIN "
-                     "PASSOUT JWT",
-                     false) ||
-           ends_with(name, "_PWD") || ends_with(name, "_PAT") || strcmp(name, "pwd") == 0 ||
-           strcasecmp(name, "SIG") == 0;
+    return is_secret_token(name) || is_secret_key(name) || ends_with(name, "_PWD") || ends_with(name, "_PAT") ||
+           strcmp(name, "pwd") == 0 || strcasecmp(name, "SIG") == 0;
 }
 
 bool secret_is_reference(const char *value, size_t n)
@@ -140,7 +159,7 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
     const char *colon;
     size_t length = strlen(name);
 
-    if (dashes == 0 || !(dashes == 1 ? strcmp(name, "u") == 0 : is_behind(name, length, "user", false)))
+    if (dashes == 0 || !(dashes == 1 ? strcmp(name, "u") == 0 : length >= 4 && ends_with_component(name, "user")))
         return false;
     colon = memchr(value, ':', n);
     if (!colon || colon == value || colon + 1 == value + n || colon[1] == '/')
@@ -159,6 +178,20 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
 }
 
 /* --- values --- */
+
+/* Before a ':' stands a key of YAML or JSON or a header; other words may stand in front of a text. */
+static bool is_key(const char *name)
+{
+    static const char *const ends[] = {"password",   "passwd",     "passphrase",  "secret",        "token",
+                                       "apikey",     "api_key",    "access_key",  "private_key",   "secretkey",
+                                       "cookie",     "credential", "credentials", "authorization", "auth_key",
+                                       "basic_auth", "accesskey",  "keysecret"};
+
+    for (size_t i = 0; i < COUNT(ends); i++)
+        if (ends_with(name, ends[i]))
+            return true;
+    return false;
+}
 
 /* A name and what is around it. */
 struct name {
@@ -198,8 +231,7 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
         return c;
     }
     *ret_start = at + 1;
-    /* In a list, an option of its own. */
-    if ((next == at && !(c == SECRET_DIVIDER && name->around == c)) || name->is_quoted)
+    if (next == at || name->is_quoted)
         return '\0';
     if (name->dashes)
         return ' ';
@@ -227,7 +259,7 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
     n = run(scan, at, "_-", scan->bytes);
     start = at + n;
     ret_name->is_quoted = false;
-    if (is_one_of(ret_name->around, SECRET_QUOTES) && ret_name->dashes == 0) {
+    if (is_one_of(ret_name->around, "\"'") && ret_name->dashes == 0) {
         while (byte_at(scan, start) == '\\')
             start++;
         ret_name->is_quoted = byte_at(scan, start) == ret_name->around;
@@ -318,12 +350,11 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     is_user = name.dashes && (strcmp(name.text, "u") == 0 || ends_with(name.text, "user"));
     if (!is_user && !identifier_is_secret_name(name.text))
         return 0;
-    if (name.sign == ' ' && byte_at(scan, start) == '-' && !secret_is_password(name.text))
+    if ((name.sign == ' ' && byte_at(scan, start) == '-' && !secret_is_password(name.text)) ||
+        (name.sign == ':' && !name.is_quoted && !is_key(name.text)))
         return 0;
     /* In 'NAME=a b' the quote ends the value. */
-    quote = is_one_of(name.around, SECRET_QUOTES) && !name.is_quoted && name.sign == '=' ? name.around : '\0';
-    if (byte_before(scan, start) == SECRET_DIVIDER)
-        quote = SECRET_DIVIDER;
+    quote = is_one_of(name.around, "\"'") && !name.is_quoted && name.sign == '=' ? name.around : '\0';
     start = skip(scan, start, " \t");
     while (byte_at(scan, start + backslashes) == '\\')
         backslashes++;
@@ -340,7 +371,7 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     if (is_user && !is_user_at(scan, start))
         return 0;
     /* All cookies of a header */
-    ends = name.sign == ':' && ends_with(name.text, "cookie") ? "\r\n\"'\2" : " \t\r\n<>\2";
+    ends = name.sign == ':' && ends_with(name.text, "cookie") ? "\r\n\"'" : " \t\r\n<>";
     if (quote)
         length = quoted_bytes(scan, start, quote, backslashes);
     else

@@ -7,15 +7,13 @@
 #define EP_COMMON_SECRETS_H
 
 #include <ctype.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <strings.h>
 
-/* The text that is searched. Words of a list have SECRET_DIVIDER in front of each and behind the last. */
-#define SECRET_DIVIDER '\2'
-#define SECRET_QUOTES "\"'\2"
-
+/* The text that is searched. */
 struct scan {
     const char *text;
     size_t bytes;
@@ -82,11 +80,18 @@ static inline size_t run(const struct scan *scan, size_t at, const char *others,
 typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before);
 
 /*
- * Secrets without a form of their own, after a name or a short option; private keys; users of URLs; tokens; "Bearer x";
- * access keys. What each looks at beyond a fixed length it finds once, so that a text takes linear time.
+ * Secrets without a form of their own, after a name or a short option; private keys; users of URLs; addresses that are
+ * secrets; tokens; "Bearer x"; access keys. What each looks at beyond a fixed length it finds once, so that a text
+ * takes linear time.
  */
-recogniser match_value, match_short_option, match_input, match_private_key, match_user, match_token, match_bearer,
-    match_access_key;
+recogniser match_value, match_short_option, match_input, match_private_key, match_user, match_webhook, match_token,
+    match_bearer, match_access_key;
+
+/* Is it a program with a short option for a password, as "mysql -psecret"? */
+bool secret_has_short_option(const char *word);
+
+/* Is a word after that of the program, or what follows the option in it, such a password? The bytes in front, or -1. */
+int secret_after_option(const json_t *words, size_t program, size_t at);
 
 /* A path, or a variable of a shell; in base64 a secret may begin so too, but not with these bytes alone. */
 bool secret_is_reference(const char *value, size_t n);

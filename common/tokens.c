@@ -37,10 +37,6 @@ static const struct {
     {40, "_.-", "SG. HRKU-AA xkeysib- dt0?01."},
     {50, "", "GOOG1E CLOJARS_ EZ?K AKCp rdme_"},
     {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ LS0tLS1CRUdJTi"},
-    /* Who knows the rest of these addresses may write there. */
-    {20, "_-/@:?=",
-     "hooks.slack.com/ discord.com/api/ discordapp.com/api/ webhook.office.com/ api.telegram.org/bot "
-     "open.feishu.cn/open-apis/bot/ open.larksuite.com/open-apis/bot/ qyapi.weixin.qq.com/cgi-bin/webhook/send"},
 };
 
 /* Does the text begin so? The length, or 0. */
@@ -97,6 +93,34 @@ size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
     return 0;
 }
 
+/* Who knows the rest of the address may write there; commands that are followed by a token without a form. */
+size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    static const char *const beginnings[] = {"hooks.slack.com/",
+                                             "discord.com/api/",
+                                             "discordapp.com/api/",
+                                             "webhook.office.com/",
+                                             "api.telegram.org/bot",
+                                             "open.feishu.cn/open-apis/bot/",
+                                             "open.larksuite.com/open-apis/bot/",
+                                             "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=",
+                                             "wandb login ",
+                                             "wandb login --relogin "};
+
+    for (size_t i = 0; i < COUNT(beginnings); i++) {
+        size_t head = strlen(beginnings[i]), n;
+
+        if (byte_at(scan, at) != beginnings[i][0] || !has_text(scan, at, beginnings[i]))
+            continue;
+        n = run(scan, at + head, "_-/@:", scan->bytes);
+        if (n < 20)
+            continue;
+        *ret_before = head;
+        return n;
+    }
+    return 0;
+}
+
 /* A secret access key: 40 bytes of base64, of letters in both cases. Digests are in one. */
 size_t match_access_key(const struct scan *scan, size_t at, size_t *ret_before)
 {
@@ -139,25 +163,31 @@ static bool is_token(const struct scan *scan, size_t at, size_t n)
     return n >= 20 && digits > 1 && run(scan, at, "_-", n) == n;
 }
 
-/* User and password of a URL. In the password there may be any byte; what is a port has no password behind it. */
+/* User and password of a URL. With '/', '?' or '#' in the password no port is before them, and a host behind '@'. */
 size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    size_t n = 0, user = 0, digits = 0, sign = 0;
+    size_t n = 0, colon = 0, sign = 0, digits = 0;
 
     if (byte_at(scan, at) != ':' || !has_text(scan, at, "://"))
         return 0;
     at += 3;
-    while (at + user < scan->bytes && user < PASSWORD_BYTES &&
-           !is_one_of(scan->text[at + user], "[:@/?# \t\r\n\"'<>`)\2"))
-        user++;
-    if (byte_at(scan, at + user) == '@' && is_token(scan, at, user))
-        sign = user;
-    while (is_digit(byte_at(scan, at + user + 1 + digits)))
+    for (; at + n < scan->bytes && !is_one_of(scan->text[at + n], "/?# \t\r\n\"'<>`)"); n++) {
+        char c = scan->text[at + n];
+
+        colon = c == ':' && colon == 0 ? n + 1 : colon;
+        sign = c == '@' ? n : sign;
+    }
+    *ret_before = 3;
+    if (sign && (colon ? colon < sign : is_token(scan, at, sign)))
+        return sign;
+    while (colon && is_digit(byte_at(scan, at + colon + digits)))
         digits++;
-    if (user > 0 && byte_at(scan, at + user) == ':' && !is_one_of(byte_at(scan, at + user + 1 + digits), "/?# "))
-        for (n = user; n < PASSWORD_BYTES && at + n < scan->bytes && !is_one_of(scan->text[at + n], " \t\r\n\"'<>`\2");
-             n++)
+    if (colon > 1 && sign == 0 && scan->text[at] != '[' && colon + digits < n &&
+        is_one_of(byte_at(scan, at + n), "/?#"))
+        for (; n < PASSWORD_BYTES && at + n < scan->bytes && !is_one_of(scan->text[at + n], " \t\r\n\"'<>`"); n++)
             sign = scan->text[at + n] == '@' && is_alnum(byte_at(scan, at + n + 1)) ? n : sign;
+    else
+        sign = 0;
     *ret_before = sign ? 3 : 0;
     return sign;
 }

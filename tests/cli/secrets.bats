@@ -28,7 +28,7 @@ ran() {
     for i in "${!words[@]}"; do env+=(-x "VALUE_$i=${words[$i]}"); done
     ran "${env[@]:0:60}" -x EPKIT_SECRET=/pw/split -- true "${words[@]}" --password 'pw split' -p "${words[0]}" /usr/bin/mysql -u root -ppw-split db \
         sshpass -p 'pw split' ssh h docker login -p pw-split h curl -ume:pw-split x --hf-token pw-split1 -passin pass:pw-split \
-        vault login pw-split1 smbclient -U me%pw-split1 //h/s plink -pw pw-split1
+        vault login pw-split1 smbclient -U me%pw-split1 //h/s net use Z: '\\h\s' pw-split1 plink -pw pw-split1 rabbitmqctl add_user me pw-split1
     epkit report run --history history --json >report.json || [ $? -eq 4 ]
     secrets find launch.json said run/testbed-logs/* run/report.* history report.json
     run ! grep -rE 'pw[ -/]split' launch.json run report.json
@@ -109,8 +109,9 @@ ran() {
         --private-key=/etc/tls/server.key 'mysql -h x -p' 'redis-cli -p 6379' 'docker run -p 8080:80' 'ssh login -p 22222' \
         login -p 2222 mkdir -p /data 'secret "hf-token-1" not found' SECRET_NAME=regcred 'if token == expected:' \
         'token throughput : 12.3M' '{"name":"NUM_TOKENS","value":"4096"}' 'TOKEN=$HF_TOKEN' 'set token limits' \
-        'vault login failed' 'cat <<< text' 'echo done | sudo tee /x' 'echo $PASS | sudo -S true' 'echo 1 | tee x; sudo -S' \
-        vault login -method=oidc 'echo "$TOKEN" | docker login --password-stdin' 'http -a x' 'curl -b jar h' \
+        'vault login failed' 'net use is low' 'cat <<< text' 'echo done | sudo tee /x' 'echo $PASS | sudo -S true' 'echo 1 | tee x; sudo -S' \
+        vault login -method=oidc net use 'echo "$TOKEN" | docker login --password-stdin' 'http -a x' htpasswd -c f me \
+        'rabbitmqctl list_users now' 'curl -b jar h' \
         --token-mixer=attn token=12.5 sk-learn-pipelines-version-1x -u 1000:1000 http://proxy:3128/a@b "$(printf x | sha256sum | cut -d' ' -f1)"
     run ! grep -rF '(left out)' launch.json run
 }

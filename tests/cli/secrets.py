@@ -44,12 +44,12 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "https://x.example/?sv=1&sig={}%3D", "https://x.example/?X-Amz-Signature={}&x=1", '{{"auths": {{"h": {{"auth": "{}"}}}}}}',
              "//registry.npmjs.org/:_authToken={}", "Server=h;Password={};x=y", "client-key-data: LS0tLS1CRUdJTi" + "a" * 60 + "{}",
              "vault login {}", "vault operator unseal {}", "smbclient //h/s -U me%{}", "smbclient -Ume%{} //h/s", "lftp -u me,{} h",
-             "echo {} | sudo -S true",
+             "net use Z: \\\\h\\s {} /user:me", "net use \\\\h\\s /user:me {}", "net user me {} /add", "echo {} | sudo -S true",
              "printf '%s\\n' '{}' | sudo -k -S true", "sudo -S true <<< '{}'", "echo {} | docker login -u me --password-stdin h",
              "echo -n {}|helm registry login h --password-stdin", "echo {} | gh auth login --with-token", "echo me:{} | chpasswd",
              "echo {} | kinit me", "echo {} | gpg --batch --passphrase-fd 0 -d x", "plink -pw {} h", "keytool -storepass {} -list",
-             "xfreerdp /u:me /p:{} /v:h", "snmpget -v3 -A {} h",
-             "curl -b 'a={}' h", "http -a me:{} h", "sqlcmd -U sa -P {}", "useradd -p {} me",
+             "xfreerdp /u:me /p:{} /v:h", "snmpget -v3 -A {} h", "htpasswd -bc f me {}", "rabbitmqctl add_user me {}",
+             "curl -b 'a={}' h", "http -a me:{} h", "sqlcmd -U sa -P {}", "useradd -p {} me", "mc alias set m http://h me {}",
              "SLURM_JWT={}"]
 # Of letters alone
 LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]

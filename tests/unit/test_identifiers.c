@@ -51,7 +51,7 @@ static void identifiers_are_found_in_every_form(void **state)
         {"--password [-x1] --password\t[--x] --token --x --user=[me:pw] -u [me:pw] -u 1000:1000 --pwd [xy]", false},
         {"{\\\"api_key\\\":\\\"[x7]\\\"} {\"pass\":\"[a\\\"b]\"} Cookie: [a=x; b=y]\nnext", false},
         {"postgres://[me:hun#ter]@host X-Api-Key: [abcdefghijklmnop]", false},
-        {"https://[hooks.slack.com/services/T0123/B0123/abcdefgh] sk-learn-pipelines-version-1x token=12.5", false},
+        {"https://hooks.slack.com/[services/T0123/B0123/abcdefgh] sk-learn-pipelines-version-1x token=12.5", false},
         {"https://[a1b2c3d4e5f6a1b2c3d4]@host PRIVATE-TOKEN: [abcdef]\n", false},
         {"mysql -h h -p[x7] -p x; sshpass -p [x7] ssh -p 22222 h; login -p 2222 curl -u[me:x7] -us", false},
         {"password = [x7], token : [x7] <pass>[x7]</pass> setenv HF_TOKEN [x7] token == x7 token = f(x7)", false},
