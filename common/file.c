@@ -84,18 +84,3 @@ void file_skip_mark(FILE *stream)
     else if (c != 0xef && c != EOF)
         ungetc(c, stream);
 }
-
-bool file_in_path(const char *program)
-{
-    const char *path = getenv("PATH");
-    char file[4096];
-
-    for (const char *at = path ? path : "/usr/bin:/bin"; *at;) {
-        struct piece folder = text_take(&at, ":");
-
-        snprintf(file, sizeof(file), "%.*s/%s", (int)folder.n, folder.text, program);
-        if (folder.n && access(file, X_OK) == 0)
-            return true;
-    }
-    return false;
-}

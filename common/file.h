@@ -18,9 +18,6 @@ FILE *file_open_within(int dir, const char *path);
 /* What errno of these means. */
 const char *file_error(int number);
 
-/* Is there a program of that name in PATH? */
-bool file_in_path(const char *program);
-
 /* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
 void file_skip_mark(FILE *stream);
 

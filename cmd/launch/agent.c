@@ -25,6 +25,7 @@
 #define GRACE_S 5
 #define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
+#define WRITES_NS UINT64_C(500000000)
 
 static bool is_disconnected; /* the launcher does not read any more */
 
@@ -69,6 +70,16 @@ void agent_event(const char *name, json_t *object)
         agent_write(line, (size_t)n);
     free(n >= 0 ? line : NULL);
     free(text);
+}
+
+void agent_tell_of_output(void)
+{
+    static uint64_t told_ns;
+
+    if (ep_now_ns() - told_ns < WRITES_NS)
+        return;
+    told_ns = ep_now_ns();
+    agent_event("writes", json_object());
 }
 
 static void send_error(const char *layer, const char *text)

@@ -48,6 +48,9 @@ struct agent {
 /* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes. */
 void agent_send_line(int rank, const char *text, size_t bytes);
 
+/* Sends the event "writes" at most twice a second: a rank may write for a long time without an end of a line. */
+void agent_tell_of_output(void);
+
 /* Sends {"event": name, ...} and consumes `object`, which holds the other members. */
 void agent_event(const char *name, json_t *object);
 

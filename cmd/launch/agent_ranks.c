@@ -145,6 +145,7 @@ static void add_output(void *context, const char *data, size_t bytes)
     const struct output *output = context;
 
     line_add(&output->rank->lines[output->which], LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
+    agent_tell_of_output();
 }
 
 void agent_read_rank(struct agent_rank *rank, int which, int reads)
@@ -159,10 +160,8 @@ static void end_rank(struct agent_rank *rank, int code, int signal)
 {
     rank->pid = 0;
     process_close_fd(&rank->control);
-    for (int which = 0; which < 2; which++) {
+    for (int which = 0; which < 2; which++)
         agent_read_rank(rank, which, READS_AT_END);
-        line_end(&rank->lines[which], send_line, rank);
-    }
     agent_event("exit", json_pack("{s:i, s:i, s:i}", "rank", rank->local, "code", code, "signal", signal));
 }
 

@@ -203,7 +203,7 @@ static ep_status from_slurm(struct hosts *hosts, struct hosts_source *source)
         list = variable(name);
     }
     /* Each component of a heterogeneous job has a list of nodes; this is that of the first one. */
-    if (n == 1 && variable("SLURM_HET_SIZE"))
+    if (n == 1 && (variable("SLURM_HET_SIZE") || variable("SLURM_PACK_SIZE")))
         return ep_fail(EP_E_ARG, "a heterogeneous job of Slurm has several lists of nodes: give --hosts");
     EP_TRY(hosts_add_list(name, list, hosts));
     if (n > 1)

@@ -112,6 +112,8 @@ static void handle_event(struct node *node, json_t *event)
         node->reply = json_incref(event);
     } else if (strcmp(name, "exit") == 0) {
         handle_exit(node, event);
+    } else if (strcmp(name, "writes") == 0) {
+        node_has_written(node);
     } else if (strcmp(name, "error") == 0) {
         handle_error_event(node, event);
     } else if (strcmp(name, "clean") == 0) {

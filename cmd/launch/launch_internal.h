@@ -134,6 +134,9 @@ void launch_fail(struct launch *launch, struct node *node, int code, const char 
 
 /* A line that a rank has written. */
 void node_write(struct node *node, int rank, const char *text, size_t bytes);
+
+/* A rank of the node has written, perhaps no whole line yet. */
+void node_has_written(struct node *node);
 void launch_log(struct launch *launch, const char *text);
 
 /* Writes as much as the reader accepts now. */

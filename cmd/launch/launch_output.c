@@ -133,12 +133,17 @@ static void log_line(struct node *node, const char *text, size_t bytes)
         log_failed(launch, node->name, &node->has_log_failed);
 }
 
+void node_has_written(struct node *node)
+{
+    node->output_ns = ep_now_ns();
+    node->n_silent = 0;
+}
+
 void node_write(struct node *node, int rank, const char *text, size_t bytes)
 {
     char prefix[300];
 
-    node->output_ns = ep_now_ns();
-    node->n_silent = 0;
+    node_has_written(node);
     if (bytes && text[bytes - 1] == '\r')
         bytes--;
     if (node->launch->per_node > 1)

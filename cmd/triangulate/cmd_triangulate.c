@@ -50,9 +50,10 @@ const json_t *triangulate_run(struct triangulate_call *call, json_t *hosts, cons
 
     if (!failure && (has_failed || (status != 0 && isnan(ratio))))
         failure = json_text(verdict, "verdict");
-    json_array_append_new(call->runs, json_pack("{s:o, s:o, s:s?, s:s}", "hosts", hosts, "ratio",
-                                                failure || isnan(ratio) ? json_null() : json_real(ratio), "failed",
-                                                failure, "purpose", purpose));
+    json_array_append_new(call->runs,
+                          json_pack("{s:o, s:o, s:o, s:o}", "hosts", hosts, "ratio",
+                                    failure || isnan(ratio) ? json_null() : json_real(ratio), "failed",
+                                    failure ? out_text(failure) : json_null(), "purpose", out_text(purpose)));
     return json_array_get(call->runs, json_array_size(call->runs) - 1);
 }
 
@@ -161,9 +162,9 @@ static int show(const struct triangulate_call *call, const char *verdict, const 
     progress_stop();
     json_object_set(document, "plan", call->plan);
     if (verdict)
-        json_object_update_new(document,
-                               json_pack("{s:s, s:s, s:O, s:O, s:O?, s:O}", "verdict", verdict, "result", result,
-                                         "slow", slow, "nics", call->nics, "plan", call->plan, "runs", call->runs));
+        json_object_update_new(document, json_pack("{s:o, s:s, s:O, s:O, s:O?, s:O}", "verdict", out_text(verdict),
+                                                   "result", result, "slow", slow, "nics", call->nics, "plan",
+                                                   call->plan, "runs", call->runs));
     if (call->json)
         return out_json(document) == 0 ? code : CMD_FAILED;
     json_decref(document);

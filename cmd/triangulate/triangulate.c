@@ -27,10 +27,10 @@ void triangulate_done(struct triangulate *t)
     free(t->groups);
 }
 
-/* Pairs, two runs with a partner. */
+/* Pairs, two runs with a partner, and one more if three nodes are together. */
 int triangulate_runs(int n_nodes)
 {
-    return n_nodes / 2 + 2;
+    return n_nodes / 2 + 2 + n_nodes % 2;
 }
 
 static void mark(const struct triangulate *t, bool is_slow, bool *marks, bool value)
@@ -138,10 +138,13 @@ bool triangulate_next(struct triangulate *t)
         add_all(t);
     else if (end == TRIANGULATE_EITHER)
         add_partners(t, is_suspect);
-    /* There is no fast node yet. */
+    /* There is no fast node yet. Two slow nodes can be in both of two pairs. */
     if (end == TRIANGULATE_EITHER && t->n_groups == before && t->n_nodes == 3 && before <= 3) {
         (void)triangulate_add(t, of_three[before - 1], 2, true);
         t->why = "a pair of the three";
+    } else if (end == TRIANGULATE_EITHER && t->n_groups == before && before == 2) {
+        (void)(triangulate_add(t, (int[]){0, 2}, 2, true) && triangulate_add(t, (int[]){1, 3}, 2, true));
+        t->why = "other pairs, as all were slow";
     }
     free(is_suspect);
     return t->n_groups > before && !t->has_failed;

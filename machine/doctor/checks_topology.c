@@ -288,7 +288,7 @@ static json_t *read_acs(struct source_text file)
     const unsigned char *config = (const unsigned char *)file.text;
     size_t at = CONFIG_EXTENDED;
 
-    /* Without root, only the first 64 file.bytes are visible. */
+    /* Without root, only the first 64 bytes are visible. */
     if (file.bytes < CONFIG_EXTENDED + 4)
         return json_integer(ACS_HIDDEN);
     for (int i = 0; i < 64 && at >= CONFIG_EXTENDED && at + 8 <= file.bytes; i++) {

@@ -334,6 +334,15 @@ while True:
     run -0 epkit parse run
 }
 
+@test "a line whose end comes late is whole, also behind the end of its rank; what has no end yet is output" {
+    launch --silent 1 --hosts a,b -- sh -c 'for i in 1 2 3 4; do printf .; sleep 0.9; done
+        [ $RANK = 1 ] || { (printf "abc "; sleep 1; echo def) & exit; }; for i in 1 2 3 4; do printf .; sleep 0.9; done'
+    [ "$status" -eq 0 ]
+    grep -qxF 'a: ....abc def' <<<"$output"
+    grep -qxF 'b: ........' <<<"$output"
+    [[ "$stderr" != *'has written nothing'* ]]
+}
+
 @test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
     limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut

@@ -50,7 +50,8 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "echo {} | kinit me", "echo {} | gpg --batch --passphrase-fd 0 -d x", "plink -pw {} h", "keytool -storepass {} -list",
              "xfreerdp /u:me /p:{} /v:h", "snmpget -v3 -A {} h", "htpasswd -bc f me {}", "rabbitmqctl add_user me {}",
              "curl -b 'a={}' h", "http -a me:{} h", "sqlcmd -U sa -P {}", "useradd -p {} me", "mc alias set m http://h me {}",
-             "SLURM_JWT={}"]
+             "SLURM_JWT={}", "redis://:{}@cache:6379/0", "https://me@corp.example:{}@h/x", "http://[u]:{}@h",
+             "amqp://me:{}@[fe80::1]:5672/v", "postgres://me:{}@${{DB_HOST}}:5432/db", "GOOGLEAPI_KEY={}", "ldappasswd -s {}"]
 # Of letters alone
 LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]
 

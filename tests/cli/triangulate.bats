@@ -100,6 +100,15 @@ has_exited() {
     : >"$BATS_TEST_TMPDIR/few/3/testbed-logs/coordinator.log"
     triangulate --from "$BATS_TEST_TMPDIR/few" --json
     jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
+    # The name of a folder is any bytes.
+    mv "$BATS_TEST_TMPDIR/few/3,4" "$BATS_TEST_TMPDIR/few/"$'3\xff4'
+    triangulate --from "$BATS_TEST_TMPDIR/few" --json
+    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
+    # A name that the verdict cuts within a character.
+    sed -i "s/\"name\":\"3\"/\"name\":\"$(printf 'x%.0s' {1..99})éy\"/" "$BATS_TEST_TMPDIR/few/"*/testbed-logs/run.json
+    triangulate --from "$BATS_TEST_TMPDIR/few" --json
+    valid triangulate <<<"$output"
+    jq -e '(.verdict | length > 100) and (.slow | length == 2)' <<<"$output"
 }
 
 @test "lists of nodes are those of epkit launch: ranges, ports, hostfiles with comments and settings" {

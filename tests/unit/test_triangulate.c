@@ -80,8 +80,8 @@ TEST(test_fleets)
         assert_int_equal(end, TRIANGULATE_FOUND);
         for (int k = 0; k < fleet.n; k++)
             assert_int_equal(is_suspect[k], fleet.share[k] < 1);
-        /* A pair of three at the end takes one more; so does each further slow node two. */
-        assert_true(runs <= triangulate_runs(fleet.n) + 1 + 2 * (n_slow - 1));
+        /* Each further slow node takes two more. */
+        assert_true(runs <= triangulate_runs(fleet.n) + 2 * (n_slow - 1));
     }
 }
 
@@ -103,6 +103,15 @@ TEST(test_untellable)
     fleet.min_group = 5; /* no node: the network between groups of five and more */
     (void)solve(&fleet, &end, is_suspect);
     assert_int_equal(end, TRIANGULATE_SPREAD);
+    /* A slow node in each of two pairs. */
+    for (int n = 4; n <= 5; n++) {
+        make_fleet(&fleet, n);
+        fleet.share[0] = fleet.share[2] = 0.5;
+        (void)solve(&fleet, &end, is_suspect);
+        assert_int_equal(end, TRIANGULATE_FOUND);
+        assert_true(is_suspect[0] && !is_suspect[1] && is_suspect[2] && !is_suspect[3]);
+    }
+    make_fleet(&fleet, 12);
     fleet.min_group = 2;
     assert_int_equal(solve(&fleet, &end, is_suspect), 6);
     assert_int_equal(end, TRIANGULATE_EITHER);
