@@ -176,8 +176,14 @@ static json_t *entry_of(json_t *given)
     const char *hex = json_object_size(given) == 1 ? json_string_value(json_object_get(given, "hex")) : NULL;
     size_t n = hex ? strlen(hex) / 2 : 0, at = 0;
     unsigned char *bytes = hex ? malloc(n + 1) : NULL;
-    json_t *text = NULL;
+    json_t *text = NULL, *item;
 
+    if (json_is_array(given)) {
+        text = json_array();
+        json_array_foreach (given, at, item)
+            json_array_append_new(text, entry_of(item));
+        return text;
+    }
     while (bytes && at < n && sscanf(hex + 2 * at, "%2hhx", &bytes[at]) == 1)
         at++;
     if (bytes && at == n)
@@ -195,6 +201,9 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
     if (!json_is_object(given))
         return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
     json_object_foreach ((json_t *)given, key, entry) {
+        /* An older epkit saved paths that are not UTF-8 so; no answer depends on one. */
+        if (strncmp(key, "hex:", 4) == 0)
+            continue;
         entry = entry_of(entry);
         why = check_key(kind, key);
         if (!why)
