@@ -175,8 +175,8 @@ static json_t *entry_of(json_t *given)
 {
     const char *hex = json_object_size(given) == 1 ? json_string_value(json_object_get(given, "hex")) : NULL;
     size_t n = hex ? strlen(hex) / 2 : 0, at = 0;
-    unsigned char *bytes = hex ? malloc(n + 1) : NULL;
     json_t *text = NULL, *item;
+    unsigned char *bytes;
 
     if (json_is_array(given)) {
         text = json_array();
@@ -184,6 +184,7 @@ static json_t *entry_of(json_t *given)
             json_array_append_new(text, entry_of(item));
         return text;
     }
+    bytes = hex ? malloc(n + 1) : NULL;
     while (bytes && at < n && sscanf(hex + 2 * at, "%2hhx", &bytes[at]) == 1)
         at++;
     if (bytes && at == n)
