@@ -58,7 +58,7 @@ int dir_create(int dir, const char *name, mode_t mode);
 int dir_write(int dir, const char *name, const void *data, size_t bytes, mode_t mode);
 
 /*
- * A regular file in the folder, to read: EINVAL for another, such as a pipe, which nobody need ever write to; EMLINK if
+ * A regular file in the folder, to read: EINVAL for another, such as a pipe, to which no process need write; EMLINK if
  * it has a second name and others could have given it this one. Its path with AT_FDCWD, which trusts the folder.
  */
 int dir_read_in(int dir, const char *name);

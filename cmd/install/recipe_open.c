@@ -345,7 +345,7 @@ bool install_is_known(const struct install *install)
     return dir_has(install->state_fd, "recipe.yaml") || dir_has(install->state_fd, "before");
 }
 
-/* Where scripts run outside of a root, nobody else may write what they are and where they are. */
+/* Where scripts run outside of a root, no other user may write what they are and where they are. */
 static enum install_result check_trust(struct install *install, const struct stat *info, const char *path)
 {
     if (dir_trusts(info->st_uid) && !(info->st_mode & (S_IWGRP | S_IWOTH)))

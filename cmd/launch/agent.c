@@ -75,10 +75,11 @@ void agent_event(const char *name, json_t *object)
 void agent_tell_of_output(void)
 {
     static uint64_t told_ns;
+    uint64_t now_ns = ep_now_ns();
 
-    if (ep_now_ns() - told_ns < WRITES_NS)
+    if (now_ns - told_ns < WRITES_NS)
         return;
-    told_ns = ep_now_ns();
+    told_ns = now_ns;
     agent_event("writes", json_object());
 }
 

@@ -8,8 +8,8 @@
  * its lease, or on SIGTERM, SIGINT or SIGHUP.
  *
  * Requests, by the member "do":
- *   - "hello": "launch" JOB_MARK's value, "files": {name: text}, "followed": does a process wait for the end
- * (follow.h)? Answered by the event "hello" or "error".
+ *   - "hello": "launch" JOB_MARK's value, "files": {name: text}, "followed": whether a process
+ *     waits for the end (follow.h). Answered by the event "hello" or "error".
  *   - "location": an object for location_find(); event "location".
  *   - "doctor": "timeout_s": runs epkit doctor --json; event "doctor" with its "output".
  *   - "nics": event "nics" with the bytes that each port has sent and received since the first request.

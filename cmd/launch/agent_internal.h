@@ -48,7 +48,7 @@ struct agent {
 /* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes. */
 void agent_send_line(int rank, const char *text, size_t bytes);
 
-/* Sends the event "writes" at most twice a second: a rank may write for a long time without an end of a line. */
+/* Sends the event "writes", at most twice a second: a rank has written what is no whole line yet. */
 void agent_tell_of_output(void);
 
 /* Sends {"event": name, ...} and consumes `object`, which holds the other members. */

@@ -143,9 +143,11 @@ static void send_line(void *context, const char *text, size_t bytes)
 static void add_output(void *context, const char *data, size_t bytes)
 {
     const struct output *output = context;
+    struct line_buffer *lines = &output->rank->lines[output->which];
 
-    line_add(&output->rank->lines[output->which], LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
-    agent_tell_of_output();
+    line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
+    if (lines->used)
+        agent_tell_of_output();
 }
 
 void agent_read_rank(struct agent_rank *rank, int which, int reads)

@@ -14,7 +14,7 @@
 #define TAIL_BYTES 4096
 #define TAIL_LINES 12
 
-/* Files written by hand may have any content: a value of another type is left out. */
+/* A file that another program or a person wrote may have any content: a value of another type is left out. */
 struct member {
     const char *key, *from;
     json_type type;
