@@ -51,7 +51,7 @@ def want_tensor(value: Any, call: str, name: str, dims: Optional[str] = None) ->
 def want_no_grad(call: str, instead: str, **tensors: Any) -> None:
     """Refuses tensors whose gradients would be lost."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+        if not _C.is_ready(tensor) and isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(f"{call}: {name} requires gradients, which this call does not record: {instead}, or give "
                                 f"{name}.detach()")
 
@@ -73,7 +73,7 @@ def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]: ...
 def aligned(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """The tensor, or a copy of it: where its first element is not at a multiple of 16 bytes (a slice may begin anywhere),
     and where memory holds the negated values (torch.Tensor.is_neg(), of the imaginary part of a conjugate)."""
-    if not isinstance(tensor, torch.Tensor):
+    if _C.is_ready(tensor) or not isinstance(tensor, torch.Tensor):
         return tensor
     try:
         if not tensor.data_ptr() % ALIGNMENT and (tensor.dtype is not torch.float32 or not tensor.is_neg()):
@@ -98,9 +98,13 @@ def as_words(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     try:
         return scales.view(torch.int32)
     except RuntimeError:
-        raise ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
-                            "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)"
-                            ) from None
+        raise bytes_refused(scales) from None
+
+
+def bytes_refused(scales: torch.Tensor) -> ArgumentError:
+    """Of scales of a byte that cannot be taken as words of four."""
+    return ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
+                         "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)")
 
 
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:
@@ -172,36 +176,24 @@ def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[An
     return on_stream(torch.cuda.ExternalStream(pointer, device), device)  # type: ignore[no-untyped-call]
 
 
-# Functions that code of Inductor calls, of a third of the time of torch.empty() and of as_strided().
+# It has functions that code of Inductor calls, of a third of the time of torch.empty() and of as_strided().
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty_strided_cuda: Optional[Callable[..., torch.Tensor]] = getattr(_guards, "_empty_strided_cuda", None)
-_reinterpret_tensor: Optional[Callable[..., torch.Tensor]] = getattr(_guards, "_reinterpret_tensor", None)
 
 
-def maker(device: torch.device) -> Callable[[Tuple[int, ...], Tuple[int, ...], torch.dtype], torch.Tensor]:
-    """torch.empty_strided(shape, strides, dtype) on the device, for the present call. The faster function makes tensors of the current
-    device, without what modes of torch add: under one it is not used, nor where torch fills new tensors."""
-    if (_empty_strided_cuda is None or device.type != "cuda" or torch._C._len_torch_dispatch_stack()
-            or torch._C._get_deterministic_algorithms() or torch._C._cuda_getDevice() != device.index):
-        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return _empty_strided_cuda
+def _make(shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: torch.dtype, device: int, clear: bool) -> torch.Tensor:
+    """A new tensor for a call: on the CUDA device, or with -1 on the CPU."""
+    if clear and strides[-1] == 1:
+        return zeros(shape, dtype, torch.device("cpu"))
+    if clear:
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) if all(shape) else 0
+        return zeros((elements,), dtype, torch.device("cpu")).as_strided(shape, strides)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=torch.device("cuda", device) if device >= 0 else "cpu")
 
 
-def empty(shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.empty(), contiguous, of one or two dimensions; see maker()."""
-    return maker(device)(shape, (1,) if len(shape) == 1 else (shape[1] or 1, 1), dtype)
-
-
-def part_of(tensor: torch.Tensor, shape: Tuple[int, ...], strides: Tuple[int, ...], offset: int = 0) -> torch.Tensor:
-    """tensor.as_strided() of a tensor without gradients."""
-    if _reinterpret_tensor is None or torch._C._len_torch_dispatch_stack():
-        return tensor.as_strided(shape, strides, offset)
-    return _reinterpret_tensor(tensor, shape, strides, offset)
-
-
-def first_rows(tensor: torch.Tensor, n: int) -> torch.Tensor:
-    """tensor[:n] of a tensor that begins at its memory's begin and has no gradients."""
-    return part_of(tensor, (n, *tensor.shape[1:]), tensor.stride())
+# _empty_strided_cuda makes tensors of the current device, without what modes of torch add and without filling them.
+_C.know_torch(_make, getattr(_guards, "_empty_strided_cuda", None), torch._C._len_torch_dispatch_stack, torch._C._get_deterministic_algorithms,
+              getattr(torch._C, "_cuda_getDevice", None), _raw_stream or (lambda index: torch.cuda.current_stream(index).cuda_stream),
+              torch.cuda.is_current_stream_capturing, torch.Tensor.as_strided, getattr(_guards, "_reinterpret_tensor", None))
 
 
 _LARGE = 1 << 20  # bytes
@@ -219,10 +211,3 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     if dtype.itemsize == 1 and dtype.is_floating_point:
         return torch.zeros(shape, dtype=torch.uint8, device=device).view(dtype)
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def column_major(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[rows, columns] whose columns are contiguous and begin at multiples of 16 bytes, as TMA requires for scales."""
-    each = max(1, ALIGNMENT // dtype.itemsize)
-    stride = (rows + each - 1) // each * each
-    return maker(device)((rows, columns), (1, max(stride, each)), dtype)

@@ -10,19 +10,17 @@ import signal
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from . import _build, _native
 from ._native import _C
-from ._tensors import OfThisProcess, Stream, empty, part_of, stream_pointer, want_integer, want_tensor
+from ._tensors import OfThisProcess, Stream, want_integer, want_tensor
+from .lowlatency import LowLatency
 from .members import Members
-
-if TYPE_CHECKING:
-    from .lowlatency import LowLatency
-    from .plan import Plan
+from .plan import Plan
 
 _Gather = Callable[[bytes, int], bytes]  # (this rank's, timeout in ms) -> those of all ranks
 _live: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
@@ -286,11 +284,11 @@ class Communicator(OfThisProcess):
 
     def barrier(self, stream: Stream = None) -> None:
         """A barrier of all ranks. On CUDA in the order of the stream (default: the current one), on the CPU on return."""
-        self._native.barrier(stream_pointer(self.is_cuda, self.device, stream))
+        self._native.barrier(stream)
 
     def synchronize(self, stream: Stream = None) -> None:
         """Waits on the host until all calls in the stream are complete, and raises their failure, if any."""
-        self._native.sync(stream_pointer(self.is_cuda, self.device, stream) or 0)
+        self._native.sync(stream)
 
     def allgather_bytes(self, data: bytes) -> bytes:
         """`bytes` of every rank, in rank order, as one `bytes`. The same length on all ranks, at most 4096 each.
@@ -440,7 +438,7 @@ class Communicator(OfThisProcess):
     def plan(self, topk_idx: Optional[torch.Tensor] = None, num_experts: int = 0, *,
              token_in_rank: Optional[torch.Tensor] = None, tokens_per_expert: Optional[torch.Tensor] = None,
              expanded: bool = False, alignment: int = 1, zero_padding: bool = False, max_recv_tokens: int = 0,
-             max_tokens: int = 0, stream: Stream = None) -> "Plan":
+             max_tokens: int = 0, stream: Stream = None) -> Plan:
         """A plan of a routing of tokens to experts. Collective; see `Plan`.
 
         Arguments:
@@ -454,15 +452,13 @@ class Communicator(OfThisProcess):
                 Plan.update() sets new routing in stream order, also in a CUDA graph.
             max_tokens: most tokens of a later update(); 0: N.
         """
-        from .plan import Plan
         return Plan(self, topk_idx, num_experts, token_in_rank, tokens_per_expert, expanded, alignment, zero_padding,
                     max_recv_tokens, max_tokens, stream)
 
     def low_latency(self, max_tokens: int, hidden: int, num_experts: int, topk: int, *,
-                    mask_dead: bool = False) -> "LowLatency":
+                    mask_dead: bool = False) -> LowLatency:
         """Dispatch and combine for decoding: few tokens, fixed shapes, no plan. max_tokens and topk are the most of any call.
         Collective; see `LowLatency`."""
-        from .lowlatency import LowLatency
         return LowLatency(self, max_tokens, hidden, num_experts, topk, mask_dead)
 
     def layout(self, topk_idx: torch.Tensor, num_experts: int,
@@ -474,9 +470,4 @@ class Communicator(OfThisProcess):
         want_tensor(topk_idx, "layout", "topk_idx", "[N, K]")
         if want_integer(num_experts, "layout", "num_experts") < 1 or num_experts % self.size:
             raise _native.ArgumentError(f"layout: num_experts is {num_experts}, no multiple of {self.size} ranks")
-        counts = empty((num_experts + self.size,), torch.int32, self.device)
-        per_expert, per_rank = part_of(counts, (num_experts,), (1,)), part_of(counts, (self.size,), (1,), num_experts)
-        token_in_rank = empty((topk_idx.shape[0], self.size), torch.bool, self.device)
-        self._native.layout(topk_idx.contiguous(), num_experts, per_rank, per_expert, token_in_rank,
-                            stream_pointer(self.is_cuda, self.device, stream))
-        return per_rank, per_expert, token_in_rank
+        return self._native.layout(topk_idx.contiguous(), num_experts, stream)

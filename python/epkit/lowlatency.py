@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Tuple
 import torch
 
 from . import _native
-from ._tensors import (OfThisProcess, Stream, aligned, empty, maker, stream_pointer, want_integer, want_no_grad, want_tensor,
-                       zeros)
+from ._tensors import OfThisProcess, Stream, aligned, want_integer, want_no_grad, want_tensor
 
 if TYPE_CHECKING:
     from .communicator import Communicator
 
 _Finish = Callable[[], None]
+_BF16, _FP8, _UE8M0, _NVFP4, _MXFP8 = range(5)  # formats, as the extension module numbers them
 
 
 class LowLatencyRows(NamedTuple):
@@ -76,9 +76,6 @@ class LowLatency(OfThisProcess):
         """Frees the buffers now instead of with the last reference. Again: nothing."""
         self._native.free()
 
-    def _stream(self, stream: Stream) -> Optional[int]:
-        return stream_pointer(self.comm.is_cuda, self.comm.device, stream)
-
     def _finisher(self, half: int) -> _Finish:
         """The second half of a call, once; in the stream of the first one."""
         called = False
@@ -91,21 +88,6 @@ class LowLatency(OfThisProcess):
             called = True
 
         return finish
-
-    def _scales(self, rows: int, ue8m0: bool) -> torch.Tensor:
-        columns = self.hidden // (512 if ue8m0 else 128)
-        dtype = torch.int32 if ue8m0 else torch.float32
-        if self.comm.is_cuda:
-            return maker(self.comm.device)((self.num_local, rows, columns), (columns * rows, 1, rows), dtype)
-        return self._new((self.num_local, columns, rows), dtype).transpose(1, 2)
-
-    def _new(self, shape: Tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run.
-        if not self.comm.is_cuda:
-            return zeros(shape, dtype, self.comm.device)
-        if len(shape) == 3:
-            return maker(self.comm.device)(shape, (shape[1] * shape[2], shape[2], 1), dtype)
-        return empty(shape, dtype, self.comm.device) if len(shape) < 3 else torch.empty(shape, dtype=dtype, device=self.comm.device)
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, *, fp8: bool = False, round_scale: bool = False,
                  ue8m0: bool = False, max_tokens: Optional[int] = None, recv_stats: Optional[torch.Tensor] = None,
@@ -137,38 +119,33 @@ class LowLatency(OfThisProcess):
     def _dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, format_: Format, recv_stats: Optional[torch.Tensor],
                   wait_cost: Optional[torch.Tensor], hook: bool, stream: Stream) -> LowLatencyRows:
         """dispatch() of numbers that are checked, and tensors as aligned() returns them."""
-        rows = self.comm.size * max_tokens
-        recv_x, scales = self._outputs(format_, rows)
-        count = empty((self.num_local,), torch.int32, self.comm.device)
-        source = self._new((self.num_local, rows), torch.int32)
-        ranges = empty((self.num_local, self.comm.size), torch.int64, self.comm.device)
+        number = self._number_of(format_)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_SWIZZLED_SCALES if format_.swizzled else 0) |
                  (_native.LL_ROUND_SCALE if format_.fp8 and (format_.round_scale or format_.ue8m0) else 0))
-        given = scales.view(-1) if scales is not None and scales.dtype == torch.uint8 else scales
         global_scale = None if format_.global_scale is None else format_.global_scale.reshape(-1)
-        call, half = self._native.dispatch(x, topk_idx, max_tokens, recv_x, given, count, source, ranges, recv_stats, wait_cost, flags,
-                                           self._stream(stream), bool(format_.mxfp8), global_scale)
-        if scales is not None and format_.nvfp4:
-            scales = scales.view(torch.float8_e4m3fn)
+        (recv_x, scales, count, source, ranges), call, half = self._native.dispatch(
+            x, topk_idx, max_tokens, number, flags, recv_stats, wait_cost, global_scale, stream)
+        if number >= _NVFP4:
+            scales = self._shaped(scales, format_, recv_x.shape[1])
         return LowLatencyRows(recv_x, scales, count, source, ranges, call, max_tokens, self._finisher(half) if hook else None)
 
-    def _outputs(self, format_: Format, rows: int) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """(rows, scales or None); those of a byte as uint8."""
+    def _number_of(self, format_: Format) -> int:
+        """The format as the extension module numbers it."""
         fp8, _, ue8m0, nvfp4, mxfp8, swizzled, global_scale = format_
-        if fp8 and ue8m0 and self.hidden % 512:
-            raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
+        if not (nvfp4 or mxfp8 or swizzled or global_scale is not None):
+            if fp8 and ue8m0 and self.hidden % 512:
+                raise _native.ArgumentError(f"low_latency_dispatch: ue8m0 packs the scales of 512 elements, and hidden is {self.hidden}")
+            return (_UE8M0 if ue8m0 else _FP8) if fp8 else _BF16
         if fp8 + nvfp4 + mxfp8 > 1 or (swizzled and not (nvfp4 or mxfp8)) or (global_scale is not None and not nvfp4):
             raise _native.ArgumentError("low_latency_dispatch: fp8, nvfp4 and mxfp8 exclude each other, swizzled is for the latter two, "
                                         "global_scale for nvfp4")
-        recv_x = self._new((self.num_local, rows, self.hidden // 2 if nvfp4 else self.hidden),
-                           torch.uint8 if nvfp4 else torch.float8_e4m3fn if fp8 or mxfp8 else torch.bfloat16)
-        if fp8:
-            return recv_x, self._scales(rows, ue8m0)
-        if not (nvfp4 or mxfp8):
-            return recv_x, None
-        columns = self.hidden // (16 if nvfp4 else 32)
-        shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if swizzled else (self.num_local, rows, columns)
-        return recv_x, self._new(shape, torch.uint8)
+        return _NVFP4 if nvfp4 else _MXFP8
+
+    def _shaped(self, scales: torch.Tensor, format_: Format, rows: int) -> torch.Tensor:
+        """Scales of a byte, which the call has made flat."""
+        columns = self.hidden // (16 if format_.nvfp4 else 32)
+        shape = (self.num_local, -(-rows // 128), columns // 4, 32, 4, 4) if format_.swizzled else (self.num_local, rows, columns)
+        return scales.view(shape).view(torch.float8_e4m3fn if format_.nvfp4 else torch.uint8)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, *, call: int = 0,
                 max_tokens: Optional[int] = None, out: Optional[torch.Tensor] = None, zero_copy: bool = False,
@@ -203,16 +180,13 @@ class LowLatency(OfThisProcess):
                  out: Optional[torch.Tensor], zero_copy: bool, exact: bool, wait_cost: Optional[torch.Tensor], hook: bool,
                  stream: Stream, overlap: Signals) -> Tuple[torch.Tensor, Optional[_Finish]]:
         """combine() of numbers that are checked, and tensors as aligned() returns them."""
-        if out is None:
-            out = empty((topk_idx.shape[0], self.hidden), torch.bfloat16, self.comm.device)
         flags = ((_native.LL_RECV_HOOK if hook else 0) | (_native.LL_ZERO_COPY if zero_copy else 0) |
                  (_native.LL_NO_PARTIAL_REDUCE if exact else 0))
         signals, *sizes = overlap
         if isinstance(signals, torch.Tensor) and signals.dtype == torch.uint32:
             signals = signals.view(torch.int32)
-        half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, self._stream(stream), signals,
-                                    *sizes)
-        return out, self._finisher(half) if hook else None
+        summed, half = self._native.combine(x, topk_idx, topk_weights, out, call, max_tokens, wait_cost, flags, stream, signals, *sizes)
+        return summed, self._finisher(half) if hook else None
 
     def combine_buffer(self, max_tokens: Optional[int] = None) -> torch.Tensor:
         """[L, R*M, H] bfloat16 of the library, to write the experts' outputs into: the next combine needs no copy.
@@ -227,11 +201,11 @@ class LowLatency(OfThisProcess):
         """With mask_dead: masks a rank, so that later calls in the stream leave it out, or unmasks it. Not collective."""
         if rank < 0:
             raise _native.ArgumentError(f"set_mask: rank is {rank}")
-        self._native.set_mask(rank, int(masked), self._stream(stream))
+        self._native.set_mask(rank, int(masked), stream)
 
     def clear_mask(self, stream: Stream = None) -> None:
         """Unmasks all ranks, in the order of the stream. Not collective."""
-        self._native.set_mask(-1, 0, self._stream(stream))
+        self._native.set_mask(-1, 0, stream)
 
     def merge_mask(self, other: "LowLatency", stream: Stream = None) -> None:
         """For objects that a program uses as one, with masks set and cleared on all of them: call this where calls on this object
@@ -239,15 +213,15 @@ class LowLatency(OfThisProcess):
         this one, this object no longer waits for that. In the order of the stream; not collective."""
         if not isinstance(other, LowLatency):
             raise TypeError(f"merge_mask: other is a {type(other).__name__}, must be an epkit.LowLatency")
-        self._native.merge_mask(other._native, self._stream(stream))
+        self._native.merge_mask(other._native, stream)
 
     def mask(self, out: Optional[torch.Tensor] = None, stream: Stream = None) -> torch.Tensor:
         """int32 [R]: 1 for ranks that are masked."""
         if out is None:
             out = torch.zeros(self.comm.size, dtype=torch.int32, device=self.comm.device)
-        self._native.query_mask(out, self._stream(stream))
+        self._native.query_mask(out, stream)
         return out
 
     def barrier(self, stream: Stream = None) -> None:
         """A barrier of the ranks that are not masked; with mask_dead one that does not come is masked."""
-        self._native.barrier(self._stream(stream) or 0)
+        self._native.barrier(stream)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, column_major, empty, in_stream, part_of,
-                       stream_pointer, want_no_grad, want_tensor, zeros)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, bytes_refused, in_stream, stream_pointer,
+                       want_no_grad, want_tensor)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -60,19 +60,18 @@ class Plan(OfThisProcess):
     def __init__(self, comm: "Communicator", topk_idx: Optional[torch.Tensor], num_experts: int,
                  token_in_rank: Optional[torch.Tensor], tokens_per_expert: Optional[torch.Tensor], expanded: bool,
                  alignment: int, zero_padding: bool, max_recv_tokens: int, max_tokens: int, stream: Stream) -> None:
-        flags = (_native.PLAN_EXPANDED if expanded else 0) | (_native.PLAN_ZERO_PADDING if expanded and zero_padding else 0)
+        flags = 0 if not expanded else _native.PLAN_EXPANDED | (_native.PLAN_ZERO_PADDING if zero_padding else 0)
         self.comm = comm
         self.expanded = bool(expanded)
         self.num_experts = num_experts
         self.alignment = alignment
         self.zero_padding = bool(expanded and zero_padding)
         self._native = comm._native.plan(topk_idx, token_in_rank, tokens_per_expert, num_experts, flags, alignment,
-                                         max_recv_tokens, max_tokens, stream_pointer(comm.is_cuda, comm.device, stream))
+                                         max_recv_tokens, max_tokens, stream)
         self.fixed = max_recv_tokens > 0
         self._updated = False
         self._n_tokens = _tokens(topk_idx, token_in_rank)
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
-        self.idx_dtype = torch.int64 if topk_idx is None else topk_idx.dtype
         n_recv, self.out_rows = self._native.sizes()
         self.n_recv = n_recv if n_recv >= 0 else None
 
@@ -104,7 +103,7 @@ class Plan(OfThisProcess):
         """N of an operation that is called now. Outside of captures updates in captures do not count."""
         if self._updated and not self.closed:
             # Of torch's current stream: another one joins a capture only when it waits for this one.
-            self._n_tokens = self._native.tokens(stream_pointer(self.comm.is_cuda, self.comm.device, None))
+            self._n_tokens = self._native.tokens(None)
         return self._n_tokens
 
     @property
@@ -119,11 +118,6 @@ class Plan(OfThisProcess):
     def _capturing(self) -> bool:
         """Whether a call now is captured: it uses the counts of later updates."""
         return self.fixed and self.comm.is_cuda and torch.cuda.is_current_stream_capturing()
-
-    def _new(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        # On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run.
-        make = zeros if not self.comm.is_cuda and (self.expanded or self.fixed) else empty
-        return make(shape, dtype, self.comm.device)
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
                  column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
@@ -152,32 +146,21 @@ class Plan(OfThisProcess):
         """dispatch() of tensors as aligned() returns them. `source`: rank layout: for recv_source of Metadata."""
         if scales is not None:
             want_tensor(scales, "dispatch", "scales", "[N, any]")
-        if not isinstance(out, Rows):
-            out = self._outputs(rows, scales, topk_weights is not None, want_topk_idx, column_major_scales, out)
-        if scales is not None and scales.shape[0] > 1 and not any(scales.stride()):
-            scales = scales.contiguous()
-        self._native.dispatch(as_bytes(rows), as_words(scales), topk_weights, as_bytes(out.x), as_words(out.scales), out.topk_idx,
-                              out.topk_weights, stream_pointer(True, self.comm.device, stream) if self.comm.is_cuda else None,
-                              scales is not None and scales.element_size() == 1, source, source_stride)
-        return out
-
-    def _outputs(self, rows: torch.Tensor, scales: Optional[torch.Tensor], want_weights: bool, want_topk_idx: bool,
-                 column_major_scales: bool, recv_x: Optional[torch.Tensor]) -> Rows:
-        recv_scales = recv_idx = recv_weights = None
-        want_tensor(rows, "dispatch", "x", "[N, H]")
-        if recv_x is None:
-            recv_x = self._new(self.out_rows if self.n_recv is None or self._capturing() else self.n_recv, rows.shape[-1], dtype=rows.dtype)
-        want_tensor(recv_x, "dispatch", "out", "[n, H]")
-        n = recv_x.shape[0]
-        if scales is not None and column_major_scales:
-            recv_scales = column_major(n, scales.shape[-1], scales.dtype, self.comm.device)
-        elif scales is not None:
-            recv_scales = self._new(n, scales.shape[-1], dtype=scales.dtype)
-        if want_topk_idx and not self.expanded and self.topk:
-            recv_idx = self._new(n, self.topk, dtype=self.idx_dtype)
-        if want_weights:
-            recv_weights = self._new(*((n,) if self.expanded else (n, self.topk)), dtype=torch.float32)
-        return Rows(recv_x, recv_scales, recv_idx, recv_weights)
+            if scales.shape[0] > 1 and not any(scales.stride()):
+                scales = scales.contiguous()
+        words, plain = as_words(scales), as_bytes(rows)
+        if words is scales and plain is rows:
+            received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
+                                                   source_stride)
+            return received
+        if scales is not None and words is not scales and column_major_scales:
+            raise bytes_refused(scales)
+        given = Rows(as_bytes(out.x), as_words(out.scales), *out[2:]) if isinstance(out, Rows) else None if out is None else as_bytes(out)
+        got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, False, stream, words is not scales, source,
+                                    source_stride)
+        if isinstance(out, Rows):
+            return out
+        return Rows(got.x.view(rows.dtype) if out is None else out, None if scales is None else got.scales.view(scales.dtype), *got[2:])
 
     def combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, ...]] = None, *, by_choice: bool = False,
@@ -202,27 +185,12 @@ class Plan(OfThisProcess):
     def _combine(self, x: torch.Tensor, topk_weights: Optional[torch.Tensor], biases: Sequence[Optional[torch.Tensor]], flags: int,
                  out: Optional[torch.Tensor], stream: Stream) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """combine() of tensors as aligned() returns them."""
-        if len(biases) > 2:
-            raise _native.ArgumentError(f"combine: {len(biases)} biases, the most is 2")
-        if self.n_recv is not None and self._capturing() and isinstance(x, torch.Tensor) and len(x) < self.out_rows:
-            raise _native.ArgumentError(f"combine: x has {len(x)} rows, in a capture it must have the {self.out_rows} of the capacity")
-        first, second = (*biases, None, None)[:2]
-        n = self.n_tokens
-        if out is None:
-            want_tensor(x, "combine", "x", "[n, H]")
-            out = empty((n, x.shape[-1]), torch.bfloat16, self.comm.device)
-        weights = None
-        if topk_weights is not None:
-            weights = empty((n, self.topk), torch.float32, self.comm.device)
-        self._native.combine(x, topk_weights, first, second, out, weights, flags,
-                             stream_pointer(self.comm.is_cuda, self.comm.device, stream))
-        return out, weights
+        return self._native.combine(x, topk_weights, biases, out, flags, stream)
 
     def update(self, topk_idx: Optional[torch.Tensor] = None, *, token_in_rank: Optional[torch.Tensor] = None,
                tokens_per_expert: Optional[torch.Tensor] = None, stream: Stream = None) -> None:
         """New routing for a plan of fixed capacity, in stream order; may be captured into a CUDA graph. Collective."""
-        self._native.update(topk_idx, token_in_rank, tokens_per_expert,
-                            stream_pointer(self.comm.is_cuda, self.comm.device, stream))
+        self._native.update(topk_idx, token_in_rank, tokens_per_expert, stream)
         if self.fixed:
             self.n_recv, self._updated = None, True
             for name in _MADE_WHEN_READ:
@@ -259,8 +227,8 @@ class Plan(OfThisProcess):
             offsets.append(end)
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
         with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
-            parts.memory = empty((end,), torch.int32, self.comm.device)
-        self._native.metadata(parts.memory, source_stride, pointer, *offsets)
+            parts.memory = self.comm._native.new((end,), torch.int32)
+        self._native.metadata(parts.memory, source_stride, stream, *offsets)
         return parts
 
 
@@ -280,7 +248,8 @@ class _Parts:
 
     def part(self, shape: Tuple[int, ...], at: int) -> torch.Tensor:
         """The elements of the memory from `at` on."""
-        return part_of(self.memory, shape, (1,) if len(shape) == 1 else (shape[1], 1), at)
+        part: torch.Tensor = _native._C.parts(self.memory, shape, at)[0]
+        return part
 
     def __getattr__(self, name: str) -> Any:
         if name not in Metadata._fields:
@@ -333,3 +302,6 @@ def _tokens(topk_idx: Optional[torch.Tensor], token_in_rank: Optional[torch.Tens
     """N of a routing. The library has refused a call without any."""
     one = token_in_rank if topk_idx is None else topk_idx
     return 0 if one is None else int(one.shape[0])
+
+
+_native._C.know_rows(Rows)

@@ -3,8 +3,9 @@
  * bind.h - what the files of the extension module share.
  *
  * The module is a thin layer: it checks that tensors are what a call needs (type, shape, strides, device, alignment),
- * turns them into the pointers of libepkit's argument structs, releases the interpreter lock around every call that can
- * wait, and turns a status into an exception. What is convenient is written in Python, above it.
+ * makes those that it returns, turns all into the pointers of libepkit's argument structs, releases the interpreter
+ * lock around every call that can wait, and turns a status into an exception. What is convenient is written in Python,
+ * above it. A call of Python costs more than one of C: engines call eagerly, and their devices wait for the host.
  *
  * Lifetimes. A Comm owns its ep_comm. Plans and low-latency objects hold a reference to their Comm and are on its list:
  * Comm.free() frees them first, and a method of a freed object raises. Memory of the library that became a tensor
@@ -114,11 +115,11 @@ PyObject *call_end(struct comm_object *comm, ep_status status);
  */
 PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, Py_ssize_t nargs, Py_ssize_t wanted,
                       PyObject *(*function)(PyObject *self, PyObject *const *args));
-/* fast_NAME(), the method `call` of n arguments: run_NAME() as such a call. */
-#define MEMBER_METHOD(name, call, n)                                                                                   \
-    static PyObject *fast_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs)                              \
+/* fast_FUNCTION(), the method `call` of n arguments: the function as such a call. */
+#define MEMBER_METHOD(function, call, n)                                                                               \
+    static PyObject *fast_##function(PyObject *self, PyObject *const *args, Py_ssize_t nargs)                          \
     {                                                                                                                  \
-        return member_call(self, call, args, nargs, n, run_##name);                                                    \
+        return member_call(self, call, args, nargs, n, function);                                                      \
     }
 void member_add(struct comm_object *comm, struct member *member);
 /* Frees `one`, or all, with the interpreter lock released; other threads that call anything wait meanwhile. */
@@ -134,8 +135,34 @@ extern PyGetSetDef member_properties[]; /* closed */
         name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL                                               \
     }
 
-/* The stream argument of the library: NULL for None, else an integer as a pointer. Check PyErr_Occurred(). */
-void *stream_of(PyObject *stream);
+/* torch.c: what calls ask of torch. False, or NULL, with an exception set. */
+PyObject *know_torch(PyObject *module, PyObject *functions);
+/* parts(tensor, shape, offset, shape, offset, ...): parts of its memory, contiguous, of a tensor without gradients */
+PyObject *torch_parts(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* heads(n, tensor, ...): the first n rows of each; they begin at their memory's begin, and have no gradients */
+PyObject *torch_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *torch_nothing(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* The stream argument of the library: of None torch's current one, else what has `cuda_stream`; NULL on the CPU. */
+bool stream_get(const struct comm_object *comm, PyObject *stream, void **ret_stream);
+/* Whether work in torch's current stream is captured into a graph. */
+bool is_captured(const struct comm_object *comm, bool *ret_captured);
+/* A tensor that a call makes; without strides it is contiguous. */
+struct form {
+    int ndim;
+    int64_t shape[TENSOR_DIMS], stride[TENSOR_DIMS];
+};
+#define FORM(n, ...)                                                                                                   \
+    {                                                                                                                  \
+        .ndim = (n), .shape = __VA_ARGS__                                                                              \
+    }
+/* Once for each call that makes tensors: whether torch_new() may use the faster function. */
+bool torch_begin(const struct comm_object *comm, bool *ret_fast);
+/* A new tensor on the communicator's device; `clear`: of zeros. */
+PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form, bool clear);
+PyObject *torch_new_method(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+/* A tuple of n new tensors, and what they are. */
+PyObject *torch_tuple(const struct comm_object *comm, int n, const enum tensor_type *types, const struct form *forms,
+                      struct tensor *ret_tensors);
 
 /* plan.c, lowlatency.c: methods of the type Comm. */
 PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
@@ -147,6 +174,8 @@ PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 bool want_args(const char *call, Py_ssize_t given, Py_ssize_t wanted);
 /* Integer arguments; on an error an exception is set and *ret_ok is false. */
 int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_ok);
+/* n of them; the result is false then. */
+bool want_ints(const char *call, PyObject *const *args, const char *const *names, int n, int64_t *ret_values);
 
 /* What tensors of this communicator must be on. */
 struct place place_of(const struct comm_object *comm);

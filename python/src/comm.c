@@ -228,15 +228,13 @@ static PyObject *comm_free(PyObject *self, PyObject *unused)
 static PyObject *comm_barrier(PyObject *self, PyObject *stream)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    void *on = stream_of(stream);
     ep_status status;
+    void *on;
 
-    if (PyErr_Occurred() || !call_begin(comm, "barrier"))
+    if (!stream_get(comm, stream, &on) || !call_begin(comm, "barrier"))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    status = stream == Py_None ? ep_comm_barrier(comm->box->comm) : ep_barrier_on(comm->box->comm, on);
-    if (status == EP_OK && stream != Py_None && !comm->cuda)
-        status = ep_stream_sync(comm->box->comm, NULL);
+    status = comm->cuda ? ep_barrier_on(comm->box->comm, on) : ep_comm_barrier(comm->box->comm);
     Py_END_ALLOW_THREADS;
     return call_end(comm, status);
 }
@@ -244,10 +242,10 @@ static PyObject *comm_barrier(PyObject *self, PyObject *stream)
 static PyObject *comm_sync(PyObject *self, PyObject *stream)
 {
     struct comm_object *comm = (struct comm_object *)self;
-    void *on = PyLong_AsVoidPtr(stream);
     ep_status status;
+    void *on;
 
-    if (PyErr_Occurred() || !call_begin(comm, "sync"))
+    if (!stream_get(comm, stream, &on) || !call_begin(comm, "sync"))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_stream_sync(comm->box->comm, on);
@@ -443,6 +441,7 @@ static PyMethodDef methods[] = {
     {"net_memory", comm_net_memory, METH_NOARGS, "net_memory() -> (bytes held, bytes of the largest need)"},
     FAST("plan", plan_new),
     FAST("layout", plan_layout),
+    FAST("new", torch_new_method),
     FAST("check_dispatch", plan_check_dispatch),
     FAST("low_latency", ll_new),
     {NULL, NULL, 0, NULL},

@@ -238,6 +238,15 @@ int64_t want_int(PyObject *value, const char *call, const char *name, bool *ret_
     return number;
 }
 
+bool want_ints(const char *call, PyObject *const *args, const char *const *names, int n, int64_t *ret_values)
+{
+    bool ok = true;
+
+    for (int i = 0; i < n && ok; i++)
+        ret_values[i] = want_int(args[i], call, names[i], &ok);
+    return ok;
+}
+
 void member_add(struct comm_object *comm, struct member *member)
 {
     Py_INCREF((PyObject *)comm);
@@ -286,8 +295,3 @@ PyGetSetDef member_properties[] = {
     {"closed", member_get_closed, NULL, "freed?", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
-
-void *stream_of(PyObject *stream)
-{
-    return stream == Py_None ? NULL : PyLong_AsVoidPtr(stream);
-}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* module.c - the module epkit._C. */
-#include "bind.h"
+#include "plan.h"
 
 static PyObject *versions(PyObject *module, PyObject *unused)
 {
@@ -25,6 +25,12 @@ static PyMethodDef functions[] = {
     {"clear", clear_memory, METH_VARARGS, "clear(address, bytes): zeros in private memory of the host"},
     {"watch_interrupt", watch_interrupt, METH_NOARGS, "where SIGINT raises KeyboardInterrupt it also ends a wait"},
     {"know_dtype", know_dtype, METH_VARARGS, "know_dtype(dtype object, name)"},
+    {"know_torch", know_torch, METH_VARARGS, "functions that calls use: see torch.c"},
+    FAST("parts", torch_parts),
+    FAST("heads", torch_heads),
+    FAST("nothing", torch_nothing),
+    {"know_rows", know_rows, METH_O, "know_rows(type): the named tuple that a dispatch returns"},
+    {"is_ready", is_ready, METH_O, "is_ready(tensor): may a call read it as it is? True for None"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,31 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c - the type Plan: where tokens go, dispatch and combine. */
-#include "bind.h"
+/* plan.c - the type Plan: where tokens go, and what is known of it. */
+#include "plan.h"
 
 #include <string.h>
 
 PyTypeObject *plan_type;
-
-struct plan_object {
-    struct member member;
-    ep_plan *plan;    /* NULL: freed */
-    int32_t n_tokens; /* of the current call */
-    int topk, n_experts, n_local;
-    enum tensor_type idx_type;
-    int64_t out_rows;
-    int64_t n_recv; /* -1: not known */
-    bool expanded;
-    bool fixed; /* capacity: rows of inputs may be more than those received */
-};
-
-/* Sets *ret to the pointer of a tensor argument. */
-#define GET(object, want_, tensor)                                                                                     \
-    do {                                                                                                               \
-        const struct want wanted_ = want_;                                                                             \
-        if (!tensor_get(object, &wanted_, place_of(comm), tensor))                                                     \
-            return NULL;                                                                                               \
-    } while (0)
-#define WANT(...) ((struct want){__VA_ARGS__})
 
 static void plan_close(struct member *member, struct comm_box *box)
 {
@@ -93,17 +72,7 @@ static PyObject *get_routing(struct comm_object *comm, const char *call, PyObjec
     return Py_None;
 }
 
-static bool get_ints(const char *call, PyObject *const *args, const char *const *names, int n, int64_t *ret_values)
-{
-    bool ok = true;
-
-    for (int i = 0; i < n && ok; i++)
-        ret_values[i] = want_int(args[i], call, names[i], &ok);
-    return ok;
-}
-
-/* An argument of the library's 32 bits; out of range it becomes one that the library refuses and names. */
-static int32_t narrow(int64_t value)
+int32_t narrow(int64_t value)
 {
     return value > INT32_MAX || value < INT32_MIN ? -1 : (int32_t)value;
 }
@@ -120,10 +89,9 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     int64_t values[5];
     ep_status status;
 
-    if (!want_args(call, nargs, 9) || !get_ints(call, args + 3, names, 5, values))
-        return NULL;
-    plan_args.stream = stream_of(args[8]);
-    if (PyErr_Occurred() || !get_routing(comm, call, args, values[0], -1, &routing) || !call_begin(comm, call))
+    if (!want_args(call, nargs, 9) || !want_ints(call, args + 3, names, 5, values) ||
+        !stream_get(comm, args[8], &plan_args.stream) || !get_routing(comm, call, args, values[0], -1, &routing) ||
+        !call_begin(comm, call))
         return NULL;
     /* Before the call, which peers take part in: afterwards a plan without an object would have to be freed on this
      * rank alone. */
@@ -156,6 +124,7 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     plan->member.noun = "plan";
     plan->idx_type = plan_args.idx_type == EP_I32 ? TYPE_I32 : TYPE_I64;
     plan->fixed = values[3] > 0;
+    plan->n_tokens = plan_args.n_tokens;
     member_add(comm, &plan->member);
     status = plan_fill(plan);
     if (status == EP_OK)
@@ -165,44 +134,53 @@ PyObject *plan_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     return NULL;
 }
 
-/* Comm.layout(topk_idx, n_experts, tokens_per_rank, tokens_per_expert, token_in_rank, stream) */
+/* Comm.layout(topk_idx, n_experts, stream) -> tokens_per_rank, tokens_per_expert, token_in_rank */
 PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     struct comm_object *comm = (struct comm_object *)self;
     static const char call[] = "layout";
-    struct tensor topk_idx, per_rank, per_expert, in_rank;
+    static const enum tensor_type types[] = {TYPE_I32, TYPE_I32, TYPE_BOOL};
+    PyObject *made = NULL;
+    struct tensor topk_idx, parts[3];
     ep_plan_args plan_args = EP_PLAN_ARGS_INIT;
     ep_layout layout = EP_LAYOUT_INIT;
     int64_t n_experts = 0;
     ep_status status;
     bool ok = true;
 
-    if (!want_args(call, nargs, 6))
+    if (!want_args(call, nargs, 3))
         return NULL;
     n_experts = want_int(args[1], call, "num_experts", &ok);
-    plan_args.stream = ok ? stream_of(args[5]) : NULL;
-    if (!ok || PyErr_Occurred())
+    if (!ok)
         return NULL;
     if (n_experts < 1)
         return raise_arg("%s: num_experts is %lld", call, (long long)n_experts);
     GET(args[0], WANT(call, "topk_idx", IS(I32) | IS(I64), 2, {-1, -1}, false, false), &topk_idx);
-    GET(args[2], WANT(call, "tokens_per_rank", IS(I32), 1, {comm->nranks}, false, false), &per_rank);
-    GET(args[3], WANT(call, "tokens_per_expert", IS(I32), 1, {n_experts}, false, false), &per_expert);
-    GET(args[4], WANT(call, "token_in_rank", IS(U8) | IS(BOOL), 2, {topk_idx.shape[0], comm->nranks}, false, false),
-        &in_rank);
     if (!want_size(topk_idx.shape[0], call, "topk_idx", &plan_args.n_tokens) ||
-        !want_size(topk_idx.shape[1], call, "topk_idx", &plan_args.topk) || !call_begin(comm, call))
+        !want_size(topk_idx.shape[1], call, "topk_idx", &plan_args.topk))
         return NULL;
+    made = torch_tuple(comm, 3, types,
+                       (const struct form[]){FORM(1, {comm->nranks}), FORM(1, {n_experts}),
+                                             FORM(2, {topk_idx.shape[0], comm->nranks})},
+                       parts);
+    if (!made || !stream_get(comm, args[2], &plan_args.stream) || !call_begin(comm, call)) {
+        Py_XDECREF(made);
+        return NULL;
+    }
     plan_args.topk_idx = plan_args.n_tokens ? topk_idx.data : NULL;
     plan_args.idx_type = topk_idx.type == TYPE_I32 ? EP_I32 : EP_I64;
     plan_args.n_experts = narrow(n_experts);
-    layout.tokens_per_rank = per_rank.data;
-    layout.tokens_per_expert = per_expert.data;
-    layout.token_in_rank = plan_args.n_tokens ? in_rank.data : NULL;
+    layout.tokens_per_rank = parts[0].data;
+    layout.tokens_per_expert = parts[1].data;
+    layout.token_in_rank = plan_args.n_tokens ? parts[2].data : NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = ep_plan_layout(comm->box->comm, &plan_args, &layout);
     Py_END_ALLOW_THREADS;
-    return call_end(comm, status);
+    call_done(comm);
+    if (status == EP_OK)
+        return made;
+    Py_DECREF(made);
+    return raise_status(status);
 }
 
 /* update(topk_idx, token_in_rank, tokens_per_expert, stream) */
@@ -213,9 +191,10 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     struct comm_object *comm = plan->member.comm;
     struct routing routing;
     ep_status status;
-    void *stream = stream_of(args[3]);
+    void *stream;
 
-    if (PyErr_Occurred() || !get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
+    if (!stream_get(comm, args[3], &stream) ||
+        !get_routing(comm, "update", args, plan->n_experts, plan->topk ? plan->topk : -1, &routing))
         return NULL;
     if (args[0] != Py_None && routing.topk_idx.type != plan->idx_type)
         return raise_arg("update: topk_idx: dtype is %s, but the plan was made with %s",
@@ -228,18 +207,16 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     status = complete(comm, ep_plan_update(plan->plan, &update, stream));
     Py_END_ALLOW_THREADS;
     plan->n_recv = -1;
+    plan->updated |= plan->fixed;
     return result_of(status);
 }
 
-/* Sets n_tokens for a call in that stream. */
-static bool find_tokens(struct plan_object *plan, PyObject *stream_object, void **ret_stream)
+bool find_tokens(struct plan_object *plan, void *stream)
 {
-    ep_status status;
+    ep_status status = EP_OK;
 
-    *ret_stream = stream_of(stream_object);
-    if (PyErr_Occurred())
-        return false;
-    status = ep_plan_get_tokens(plan->plan, *ret_stream, &plan->n_tokens);
+    if (plan->updated)
+        status = ep_plan_get_tokens(plan->plan, stream, &plan->n_tokens);
     if (status != EP_OK)
         raise_status(status);
     return status == EP_OK;
@@ -251,206 +228,9 @@ static PyObject *run_tokens(PyObject *self, PyObject *const *args)
     struct plan_object *plan = (struct plan_object *)self;
     void *stream;
 
-    return find_tokens(plan, args[0], &stream) ? PyLong_FromLong(plan->n_tokens) : NULL;
-}
-
-/* Inputs of a dispatch. */
-struct sent {
-    struct tensor x, scales, weights;
-};
-
-/* args: x, scales or None, topk_weights or None */
-static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64_t n_tokens, int64_t topk,
-                          struct sent *ret_sent)
-{
-    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8) | IS(U8), 2, {n_tokens, -1}, false, false), &ret_sent->x);
-    GET(args[1], WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {n_tokens, -1}, true, true), &ret_sent->scales);
-    GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {n_tokens, topk}, false, true), &ret_sent->weights);
-    return Py_None;
-}
-
-/* Comm.check_dispatch(x, scales, topk_weights, n_tokens, topk) */
-PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
-{
-    struct comm_object *comm = (struct comm_object *)self;
-    static const char *const names[] = {"n_tokens", "topk"};
-    struct sent sent;
-    int64_t values[2];
-
-    if (!want_args("check_dispatch", nargs, 5) || !get_ints("check_dispatch", args + 3, names, 2, values) ||
-        !get_sent(comm, args, values[0], values[1], &sent))
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* Elements of a row: bytes are two fp4 each. */
-static int64_t hidden_of(const struct tensor *x)
-{
-    return x->shape[1] * (x->type == TYPE_U8 ? 2 : 1);
-}
-
-/* Scales of a known format by their number: floats, or words of four bytes. Others are words that are not interpreted,
- * as those that the program gave as words where DeepEP has no such format. */
-static int scale_type_of(const struct tensor *x, const struct tensor *scales, bool were_bytes)
-{
-    static const struct {
-        enum tensor_type x, scales;
-        int block, scale_type; /* elements for each float or word */
-        bool only_bytes;
-    } formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32, false},
-                   {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0, false},
-                   {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32, true},
-                   {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3, true}};
-
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
-        if (x->type == formats[i].x && scales->type == formats[i].scales &&
-            scales->shape[1] * formats[i].block == hidden_of(x) && (were_bytes || !formats[i].only_bytes))
-            return formats[i].scale_type;
-    return EP_I32;
-}
-
-/* Rows that outputs of a dispatch have at least. */
-static int64_t rows_of(const struct plan_object *plan)
-{
-    return plan->n_recv >= 0 ? plan->n_recv : plan->out_rows;
-}
-
-static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, bool were_bytes,
-                            ep_dispatch_args *args)
-{
-    struct comm_object *comm = plan->member.comm;
-    const struct tensor *scales = &sent->scales;
-    const int64_t words = scales->shape[1];
-    struct tensor recv;
-
-    GET(output, WANT("dispatch", "recv_scales", 1u << scales->type, 2, {AT_LEAST(rows_of(plan)), words}, true, false),
-        &recv);
-    if (plan->n_tokens > 1 && words > 1 && !scales->stride[0] && !scales->stride[1])
-        return raise_arg("dispatch: scales: both strides are 0: give a copy that is not expanded");
-    args->scales = scales->data;
-    args->scale_stride_token = scales->stride[0];
-    args->scale_stride_block = scales->stride[1];
-    args->recv_scales = recv.data;
-    args->recv_scale_stride_token = recv.stride[0];
-    args->recv_scale_stride_block = recv.stride[1];
-    args->scale_type = scale_type_of(&sent->x, scales, were_bytes);
-    if (args->scale_type == EP_I32)
-        args->scale_words = narrow(words);
-    return Py_None;
-}
-
-static PyObject *get_topk(struct plan_object *plan, PyObject *const *args, ep_dispatch_args *ret_args)
-{
-    struct comm_object *comm = plan->member.comm;
-    struct tensor recv_idx, recv_weights;
-    int dims = plan->expanded ? 1 : 2;
-
-    GET(args[5],
-        WANT("dispatch", "recv_topk_idx", 1u << plan->idx_type, 2, {AT_LEAST(rows_of(plan)), plan->topk}, false, true),
-        &recv_idx);
-    GET(args[6],
-        WANT("dispatch", "recv_topk_weights", IS(F32), dims, {AT_LEAST(rows_of(plan)), plan->topk}, false, true),
-        &recv_weights);
-    ret_args->recv_topk_idx = recv_idx.data;
-    ret_args->recv_topk_weights = recv_weights.data;
-    return Py_None;
-}
-
-/* args: recv_source or None, its stride */
-static PyObject *get_source(struct plan_object *plan, PyObject *const *args, ep_dispatch_args *ret_args)
-{
-    struct comm_object *comm = plan->member.comm;
-    struct tensor source;
-    bool ok = true;
-
-    if (args[0] == Py_None)
-        return Py_None;
-    GET(args[0], WANT("dispatch", "recv_source", IS(I32), 1, {AT_LEAST(rows_of(plan))}, false, true), &source);
-    ret_args->recv_source = source.data;
-    ret_args->source_stride = narrow(want_int(args[1], "dispatch", "source_stride", &ok));
-    return ok ? Py_None : NULL;
-}
-
-/*
- * dispatch(x, scales, topk_weights, recv_x, recv_scales, recv_topk_idx, recv_topk_weights, stream, were_bytes,
- * recv_source, source_stride); were_bytes: has as_words() made words of bytes?
- */
-static PyObject *run_dispatch(PyObject *self, PyObject *const *args)
-{
-    struct plan_object *plan = (struct plan_object *)self;
-    ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
-    struct comm_object *comm = plan->member.comm;
-    struct tensor recv_x;
-    struct sent sent;
-    void *stream;
-    ep_status status;
-
-    if (!find_tokens(plan, args[7], &stream) || !get_sent(comm, args, plan->n_tokens, plan->topk, &sent))
-        return NULL;
-    GET(args[3],
-        WANT("dispatch", "recv_x", 1u << sent.x.type, 2, {AT_LEAST(rows_of(plan)), sent.x.shape[1]}, false, false),
-        &recv_x);
-    if (args[1] == Py_None && args[4] != Py_None)
-        return raise_arg("dispatch: recv_scales without scales");
-    if (args[1] != Py_None && !get_scales(plan, &sent, args[4], args[8] == Py_True, &dispatch))
-        return NULL;
-    if (!get_topk(plan, args, &dispatch) || !get_source(plan, args + 9, &dispatch))
-        return NULL;
-    dispatch.x = sent.x.data;
-    dispatch.dtype = sent.x.type == TYPE_BF16 ? EP_BF16 : sent.x.type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
-    dispatch.hidden = narrow(hidden_of(&sent.x));
-    dispatch.topk_weights = sent.weights.data;
-    dispatch.recv_x = recv_x.data;
-    dispatch.out_rows = recv_x.shape[0];
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_dispatch(plan->plan, &dispatch, stream) : ep_dispatch_sync(plan->plan, &dispatch);
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
-}
-
-/* combine(x, topk_weights, bias 0, bias 1, out, out_topk_weights, flags, stream) */
-static PyObject *run_combine(PyObject *self, PyObject *const *args)
-{
-    struct plan_object *plan = (struct plan_object *)self;
-    ep_combine_args combine = EP_COMBINE_ARGS_INIT;
-    struct comm_object *comm = plan->member.comm;
-    int dims = plan->expanded ? 1 : 2;
-    struct tensor x, weights, bias[2], out, out_weights;
-    ep_plan_info info = EP_PLAN_INFO_INIT;
-    int64_t rows = plan->out_rows;
-    void *stream;
-    ep_status status;
-    bool ok = true;
-
-    if (!find_tokens(plan, args[7], &stream))
-        return NULL;
-    if (plan->fixed && ep_plan_get_info(plan->plan, &info) == EP_OK && info.n_recv >= 0)
-        rows = info.n_recv;
-    rows = plan->fixed ? AT_LEAST(rows) : rows;
-    GET(args[0], WANT("combine", "x", IS(BF16), 2, {rows, -1}, false, false), &x);
-    GET(args[1], WANT("combine", "topk_weights", IS(F32), dims, {rows, plan->topk}, false, true), &weights);
-    for (int i = 0; i < 2; i++)
-        GET(args[2 + i],
-            WANT("combine", i ? "bias[1]" : "bias[0]", IS(BF16), 2, {plan->n_tokens, x.shape[1]}, false, true),
-            &bias[i]);
-    GET(args[4], WANT("combine", "out", IS(BF16), 2, {plan->n_tokens, x.shape[1]}, false, false), &out);
-    GET(args[5], WANT("combine", "out_topk_weights", IS(F32), 2, {plan->n_tokens, plan->topk}, false, true),
-        &out_weights);
-    combine.flags = (uint32_t)want_int(args[6], "combine", "flags", &ok);
-    if (!ok)
-        return NULL;
-    combine.x = x.data;
-    combine.dtype = EP_BF16;
-    combine.hidden = narrow(x.shape[1]);
-    combine.topk_weights = weights.data;
-    combine.bias[0] = bias[0].data;
-    combine.bias[1] = bias[1].data;
-    combine.out = out.data;
-    combine.out_topk_weights = out_weights.data;
-    Py_BEGIN_ALLOW_THREADS;
-    status = comm->cuda ? ep_combine(plan->plan, &combine, stream) : ep_combine_sync(plan->plan, &combine);
-    Py_END_ALLOW_THREADS;
-    return result_of(status);
+    return stream_get(plan->member.comm, args[0], &stream) && find_tokens(plan, stream)
+               ? PyLong_FromLong(plan->n_tokens)
+               : NULL;
 }
 
 /*
@@ -476,8 +256,7 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
 
     GET(args[0], WANT("metadata", "memory", IS(I32), 1, {-1}, false, false), &memory);
     metadata.source_stride = narrow(want_int(args[1], "metadata", "source_stride", &ok));
-    stream = ok ? stream_of(args[2]) : NULL;
-    for (int i = 0; i < 7 && ok && !PyErr_Occurred(); i++) {
+    for (int i = 0; i < 7 && ok; i++) {
         int64_t offset = want_int(args[3 + i], "metadata", "offset", &ok);
 
         if (ok && offset >= 0 && offset > memory.shape[0] - sizes[i])
@@ -486,7 +265,7 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
         if (offset >= 0)
             *fields[i] = (int32_t *)memory.data + offset;
     }
-    if (!ok || PyErr_Occurred())
+    if (!ok || !stream_get(comm, args[2], &stream))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = complete(comm, ep_plan_get_metadata(plan->plan, &metadata, stream));
@@ -560,20 +339,20 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 
 /* --- methods: the number of their arguments --- */
 
-MEMBER_METHOD(update, "update", 4)
-MEMBER_METHOD(tokens, "tokens", 1)
-MEMBER_METHOD(dispatch, "dispatch", 11)
-MEMBER_METHOD(wait, "wait", 0)
-MEMBER_METHOD(combine, "combine", 8)
-MEMBER_METHOD(metadata, "metadata", 10)
+MEMBER_METHOD(run_update, "update", 4)
+MEMBER_METHOD(run_tokens, "tokens", 1)
+MEMBER_METHOD(plan_dispatch, "dispatch", 10)
+MEMBER_METHOD(run_wait, "wait", 0)
+MEMBER_METHOD(plan_combine, "combine", 6)
+MEMBER_METHOD(run_metadata, "metadata", 10)
 
 static PyMethodDef methods[] = {
-    FAST("dispatch", fast_dispatch),
-    FAST("combine", fast_combine),
-    FAST("update", fast_update),
-    FAST("tokens", fast_tokens),
-    FAST("metadata", fast_metadata),
-    FAST("wait", fast_wait),
+    FAST("dispatch", fast_plan_dispatch),
+    FAST("combine", fast_plan_combine),
+    FAST("update", fast_run_update),
+    FAST("tokens", fast_run_tokens),
+    FAST("metadata", fast_run_metadata),
+    FAST("wait", fast_run_wait),
     {"sizes", plan_sizes, METH_NOARGS, NULL},
     {"info", plan_info, METH_NOARGS, NULL},
     {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},

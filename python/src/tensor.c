@@ -32,6 +32,11 @@ const char *tensor_type_name(enum tensor_type type)
     return types[type].name;
 }
 
+PyObject *tensor_dtype(enum tensor_type type)
+{
+    return dtypes[type];
+}
+
 int tensor_know_dtype(PyObject *dtype, const char *name)
 {
     for (int t = 1; t < TYPES; t++)
@@ -296,18 +301,22 @@ static bool check_place(const struct want *want, const struct tensor *tensor, st
     return false;
 }
 
+bool tensor_read(PyObject *object, struct tensor *ret_tensor)
+{
+    const struct dl_exchange *table = table_of(Py_TYPE(object));
+
+    return (table && read_table(table, object, ret_tensor)) || read_attributes(object, ret_tensor);
+}
+
 bool tensor_get(PyObject *object, const struct want *want, struct place place, struct tensor *ret_tensor)
 {
-    const struct dl_exchange *table;
-
     if (object == Py_None) {
         memset(ret_tensor, 0, sizeof(*ret_tensor));
         if (!want->optional)
             PyErr_Format(PyExc_TypeError, "%s: %s: is None, must be a tensor", want->call, want->name);
         return want->optional;
     }
-    table = table_of(Py_TYPE(object));
-    if (!(table && read_table(table, object, ret_tensor)) && !read_attributes(object, ret_tensor)) {
+    if (!tensor_read(object, ret_tensor)) {
         PyErr_Clear();
         raise_kind(want->call, want->name, object, "a tensor with data in memory");
         return false;
@@ -325,4 +334,46 @@ bool tensor_get(PyObject *object, const struct want *want, struct place place, s
     if (!ret_tensor->data)
         ret_tensor->data = nothing;
     return true;
+}
+
+bool tensor_made(PyObject *object, enum tensor_type type, const struct form *form, struct place place,
+                 struct tensor *ret_tensor)
+{
+    struct want want = {.call = "epkit", .name = "a new tensor", .types = 1u << type, .ndim = form->ndim};
+
+    want.strided = form->stride[0] != 0;
+    memcpy(want.shape, form->shape, sizeof(want.shape));
+    return tensor_get(object, &want, place, ret_tensor);
+}
+
+/* 1, 0, or -1 with an exception */
+static int is_true(PyObject *object, PyObject *name, bool call)
+{
+    PyObject *value = call ? PyObject_CallMethodObjArgs(object, name, NULL) : PyObject_GetAttr(object, name);
+    int result = value ? PyObject_IsTrue(value) : -1;
+
+    Py_XDECREF(value);
+    return result;
+}
+
+PyObject *is_ready(PyObject *module, PyObject *object)
+{
+    static PyObject *requires_grad, *is_neg;
+    const struct dl_exchange *table;
+    struct tensor tensor;
+    int not_ready;
+
+    (void)module;
+    if (object == Py_None)
+        Py_RETURN_TRUE;
+    if (!is_neg && (!(requires_grad = PyUnicode_InternFromString("requires_grad")) ||
+                    !(is_neg = PyUnicode_InternFromString("is_neg"))))
+        return NULL;
+    table = table_of(Py_TYPE(object));
+    if (!table || !read_table(table, object, &tensor) || (uintptr_t)tensor.data % TENSOR_ALIGNMENT)
+        Py_RETURN_FALSE;
+    not_ready = is_true(object, requires_grad, false);
+    if (!not_ready && tensor.type == TYPE_F32)
+        not_ready = is_true(object, is_neg, true);
+    return not_ready < 0 ? NULL : PyBool_FromLong(!not_ready);
 }

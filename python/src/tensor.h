@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TENSOR_DIMS = 4 };
+enum { TENSOR_DIMS = 4, TENSOR_ALIGNMENT = 16 }; /* bytes, of every pointer that is passed to the library */
 
 enum tensor_type { TYPE_OTHER, TYPE_BF16, TYPE_F8, TYPE_F32, TYPE_I32, TYPE_I64, TYPE_U8, TYPE_BOOL, TYPES };
 
@@ -56,6 +56,19 @@ int tensor_know_dtype(PyObject *dtype, const char *name);
 /* False with an exception set that names the call, the argument and what is wrong with it. */
 bool tensor_get(PyObject *object, const struct want *want, struct place place, struct tensor *ret_tensor);
 
+/* METH_O: True for None, and for a tensor that a call can read as it is: it begins at a multiple of 16 bytes, takes no
+ * part in gradients, and its memory holds the values, not the negated ones (torch.Tensor.is_neg()). */
+PyObject *is_ready(PyObject *module, PyObject *tensor);
+
+/* A tensor that a call has made itself: as tensor_get(), which would say the same. */
+struct form;
+bool tensor_made(PyObject *object, enum tensor_type type, const struct form *form, struct place place,
+                 struct tensor *ret_tensor);
+
+/* What a tensor is, whatever that may be; false with an exception. */
+bool tensor_read(PyObject *object, struct tensor *ret_tensor);
+
 const char *tensor_type_name(enum tensor_type type);
+PyObject *tensor_dtype(enum tensor_type type); /* the dtype object that tensor_know_dtype() got; borrowed */
 
 #endif

@@ -167,11 +167,14 @@ class LowLatencyCalls(OfThisProcess):
             raise epkit.ArgumentError(f"low_latency_dispatch: num_max_dispatch_tokens_per_rank is {most}, must be 1 or more")
         if x.shape[0] > most:
             raise epkit.ArgumentError(f"low_latency_dispatch: x has {x.shape[0]} tokens, num_max_dispatch_tokens_per_rank is {most}")
-        wait_cost = self._own_row(dispatch_wait_recv_cost_stats, "low_latency_dispatch", "dispatch_wait_recv_cost_stats")
+        wait_cost = dispatch_wait_recv_cost_stats
+        if wait_cost is not None:
+            wait_cost = self._own_row(wait_cost, "low_latency_dispatch", "dispatch_wait_recv_cost_stats")
         object_ = self._object(most, x.shape[-1], num_experts, topk_idx.shape[-1])
-        self._check_sums(cumulative_local_expert_recv_stats, "low_latency_dispatch", "cumulative_local_expert_recv_stats",
-                         torch.int32, object_.num_local)
-        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
+        if cumulative_local_expert_recv_stats is not None:
+            self._check_sums(cumulative_local_expert_recv_stats, "low_latency_dispatch", "cumulative_local_expert_recv_stats",
+                             torch.int32, object_.num_local)
+        order = self._low_latency_order(return_recv_hook, async_finish)
         x, topk_idx = order.input(x), order.input(topk_idx)  # copies come before the first access to the communication stream
         if use_nvfp4 and isinstance(x_global_scale, torch.Tensor):
             x_global_scale = order.copied(x_global_scale, order.input(x_global_scale.reshape(-1)))
@@ -188,17 +191,20 @@ class LowLatencyCalls(OfThisProcess):
         event = order.done(async_finish, (x, topk_idx, out, rows.count, handle, cumulative_local_expert_recv_stats, x_global_scale))
         return out, rows.count, handle, event, self._hook(object_, rows.finish)
 
-    def _check_sums(self, sums: Optional[torch.Tensor], call: str, name: str, dtype: torch.dtype, size: int) -> None:
+    def _low_latency_order(self, hook: bool, asynchronous: bool) -> Order:
+        """A call with a hook runs in the current stream."""
+        stream = None if hook else self._comm_stream.of_call(asynchronous)
+        return self._comm_stream.here if stream is None else Order(self._comm.device, stream, None, False)
+
+    def _check_sums(self, sums: torch.Tensor, call: str, name: str, dtype: torch.dtype, size: int) -> None:
         """What the call adds to: here, because epkit's call has another name for it."""
-        if sums is None:
-            return
         want_tensor(sums, call, name)
         device = self._comm.device.type
         if sums.dtype != dtype or list(sums.shape) != [size] or sums.device.type != device or not sums.is_contiguous():
             raise epkit.ArgumentError(f"{call}: {name}: shape is {list(sums.shape)} of {sums.dtype} on {sums.device}, strides "
                                       f"{list(sums.stride())}, must be [{size}] of {dtype} on {device}, contiguous")
 
-    def _own_row(self, stats: Optional[torch.Tensor], call: str, name: str) -> Optional[torch.Tensor]:
+    def _own_row(self, stats: torch.Tensor, call: str, name: str) -> torch.Tensor:
         if isinstance(stats, torch.Tensor) and stats.dim() == 2:
             if stats.shape[0] != self._comm.size:
                 raise epkit.ArgumentError(f"{call}: {name}: shape is {list(stats.shape)}, must be [{self._comm.size}] or "
@@ -262,8 +268,10 @@ class LowLatencyCalls(OfThisProcess):
         if async_finish and return_recv_hook:
             raise AssertionError("low_latency_combine: async_finish and return_recv_hook exclude each other")
         one, known = self._low_latency_of(handle, "low_latency_combine")
-        wait_cost = self._own_row(combine_wait_recv_cost_stats, "low_latency_combine", "combine_wait_recv_cost_stats")
-        order = Order(self._comm.device, None if return_recv_hook else self._comm_stream.of_call(async_finish), None, False)
+        wait_cost = combine_wait_recv_cost_stats
+        if wait_cost is not None:
+            wait_cost = self._own_row(wait_cost, "low_latency_combine", "combine_wait_recv_cost_stats")
+        order = self._low_latency_order(return_recv_hook, async_finish)
         signals = Signals()
         if overlap:
             signals = self._signals(comp_signal, block_m, threshold, num_sms, src_signals, src_signal_expect_value, known.most)

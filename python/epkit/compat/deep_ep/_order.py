@@ -15,17 +15,25 @@ then on all calls run on that.
 
 On the CPU a call is complete when it returns, and all events are complete.
 """
-import contextlib
 from typing import Any, ContextManager, List, Optional, Sequence, TypeVar, Union, overload
 
 import torch
 
 import epkit
+from epkit._native import _C
 from epkit._tensors import Floats, aligned, current_stream, on_stream, wait_stream
 
 from .utils.event import EventHandle, EventOverlap
 
 Event = Union[None, EventHandle, EventOverlap]
+
+
+class _Here:
+    """A context in which torch's stream stays the current one. contextlib.nullcontext has methods of Python, which take time."""
+    __enter__ = __exit__ = staticmethod(_C.nothing)
+
+
+_HERE: ContextManager[Any] = _Here()
 _Given = TypeVar("_Given", bound=Optional[torch.Tensor])
 
 
@@ -48,7 +56,8 @@ class Order:
                  allocate_on_comm_stream: bool, another_event: Event = None) -> None:
         self._device = device
         self._stream = comm_stream  # None: the current stream, or the CPU
-        self._previous, self._another = _handle_of(previous_event), _handle_of(another_event)
+        self._previous = None if previous_event is None else _handle_of(previous_event)
+        self._another = None if another_event is None else _handle_of(another_event)
         # In a capture record_stream() is not possible, and a graph orders all its work.
         apart = comm_stream is not None and self._previous is not None and not torch.cuda.is_current_stream_capturing()
         self._on_comm = allocate_on_comm_stream or apart
@@ -61,6 +70,8 @@ class Order:
 
     def input(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """The tensor, or a copy made on the current stream where its address is not aligned as the library requires."""
+        if _C.is_ready(tensor):
+            return tensor
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             tensor = tensor.detach()  # as in DeepEP, gradients are the program's
         return self.copied(tensor, aligned(tensor))
@@ -105,14 +116,14 @@ class Order:
     def allocating(self) -> ContextManager[Any]:
         """A context for the allocation of outputs: on the communication stream if the call requires that."""
         if self._stream is None or not self._on_comm:
-            return contextlib.nullcontext()
+            return _HERE
         _ = self.cuda_stream  # its waits, while the caller's stream is still the current one
         return on_stream(self._stream, self._device)
 
     def on_stream(self) -> ContextManager[Any]:
         """A context in which operations of torch run on the communication stream."""
         if self._stream is None:
-            return contextlib.nullcontext()
+            return _HERE
         _ = self.cuda_stream
         return on_stream(self._stream, self._device)
 
@@ -190,12 +201,13 @@ def run_untraced(*functions: Any) -> None:
 class CommStream:
     """The communication stream of a buffer.
 
-    own: a torch.cuda.Stream; None on the CPU.
+    own: a torch.cuda.Stream; None on the CPU. here: of calls without events in the current stream, or on the CPU.
     """
 
     def __init__(self, comm: epkit.Communicator) -> None:
         self.own = torch.cuda.Stream(comm.device, priority=-1) if comm.is_cuda else None  # type: ignore[no-untyped-call]
         self._device = comm.device
+        self.here = Order(comm.device, None, None, False)
         self._is_known = False
         self._is_ahead = self._is_behind = False  # own: of the current stream, by the calls since it was joined
 
@@ -204,11 +216,11 @@ class CommStream:
         self._is_known = True
         return self.own
 
-    def of_call(self, asynchronous: bool, *events: Event) -> Optional[torch.cuda.Stream]:
+    def of_call(self, asynchronous: bool, previous: Event = None, another: Event = None) -> Optional[torch.cuda.Stream]:
         """Where a call runs; None: in the current stream."""
         if self.own is None:
             return None
-        if not (asynchronous or self._is_known or self._is_ahead or any(event is not None for event in events)):
+        if not (asynchronous or self._is_known or self._is_ahead or previous is not None or another is not None):
             self._is_behind = True
             return None
         if self._is_behind:

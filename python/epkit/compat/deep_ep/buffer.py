@@ -7,7 +7,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, empty, part_of, stream_pointer, want_integer, want_tensor
+from epkit._native import _C
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
@@ -84,10 +85,9 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
         ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, len(in_rank)
         if source is not None:
             n, more = len(source) - _more(ranks, tokens), (ranks, 1)
-            places = [((ranks, ranks), n), (more, n + ranks * ranks), (more, n + ranks * ranks + ranks), ((n,), 0),
-                      ((tokens, ranks), n + ranks * ranks + 2 * ranks)]
-            prefix, sent, received, recv_source, head = (
-                part_of(source, shape, (shape[-1], 1) if len(shape) == 2 else (1,), at) for shape, at in places)
+            at = n + ranks * ranks
+            prefix, sent, received, recv_source, head = _C.parts(source, (ranks, ranks), n, more, at, more, at + ranks, (n,), 0,
+                                                                 (tokens, ranks), at + 2 * ranks)
             handle = cls((prefix, sent, received, recv_source, in_rank, head))
             handle.written = (prefix, recv_source)
         else:
@@ -117,7 +117,7 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
 
     def _fill(self, prefix: torch.Tensor, sent: torch.Tensor, received: torch.Tensor, source: torch.Tensor,
               in_rank: torch.Tensor, head: torch.Tensor) -> None:
-        self.plan._native.metadata(prefix.view(-1), 0, stream_pointer(prefix.is_cuda, prefix.device), -1, -1, -1, -1, -1, -1, 0)
+        self.plan._native.metadata(prefix.view(-1), 0, None, -1, -1, -1, -1, -1, -1, 0)
         chosen, own = in_rank.to(torch.bool), prefix[:, self.plan.comm.rank]
         sent.copy_(chosen.sum(0, dtype=torch.int32).view(-1, 1))
         received.copy_(torch.diff(own, prepend=own.new_zeros(1)).view(-1, 1))
@@ -325,8 +325,10 @@ class Buffer(LowLatencyCalls):
 
     def _order(self, previous_event: Event, asynchronous: bool, allocate_on_comm_stream: bool) -> Order:
         check_torch_deterministic()
-        return Order(self._comm.device, self._comm_stream.of_call(asynchronous, previous_event), previous_event,
-                     allocate_on_comm_stream)
+        stream = self._comm_stream.of_call(asynchronous, previous_event)
+        if stream is None and previous_event is None:
+            return self._comm_stream.here
+        return Order(self._comm.device, stream, previous_event, allocate_on_comm_stream)
 
     def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
                             async_finish: bool = False, allocate_on_comm_stream: bool = False
@@ -403,7 +405,7 @@ class Buffer(LowLatencyCalls):
     def _sources(self, plan: epkit.Plan) -> Optional[torch.Tensor]:
         """Memory for a handle, which begins with recv_source of the dispatch; None between nodes."""
         n = plan.out_rows + _more(plan.comm.size, plan._n_tokens)
-        return empty((n,), torch.int32, self._comm.device) if self._comm.nodes == 1 else None
+        return self._comm._native.new((n,), torch.int32) if self._comm.nodes == 1 else None
 
     def _new_handle(self, plan: epkit.Plan, is_token_in_rank: Optional[torch.Tensor], topk_idx: Optional[torch.Tensor],
                     order: Order, source: Optional[torch.Tensor]) -> Handle:

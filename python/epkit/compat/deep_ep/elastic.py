@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import epkit
-from epkit._native import COMBINE_BY_CHOICE, COMBINE_ROUND_PARTIAL
-from epkit._tensors import OfThisProcess, empty, first_rows, want_integer, want_tensor
+from epkit._native import _C, COMBINE_BY_CHOICE, COMBINE_ROUND_PARTIAL
+from epkit._tensors import OfThisProcess, want_integer, want_tensor
 from epkit.plan import Sources, check_inputs
 from epkit.plan import Rows as PlanRows
 
@@ -146,9 +146,6 @@ class EPHandle(OfThisProcess):
         if self._scaleup_ranks < plan.comm.size:
             each = torch.diff(data.psum_rank, prepend=data.psum_rank.new_zeros(1)).view(-1, self._scaleup_ranks)
             self.psum_num_recv_tokens_per_scaleup_rank = each.sum(0).cumsum(0, dtype=torch.int32)
-        self.num_recv_tokens_per_expert_list = list(plan.recv_per_expert)
-        self.num_expanded_tokens = plan.out_rows if self.do_expand else sum(plan.recv_per_expert) if plan.n_recv is not None else \
-            _worst_expanded(plan.comm.size, self.num_max_tokens_per_rank, plan.topk, self.num_experts, self.expert_alignment)
         if mark is not None and mark.capturing:
             self._fill_rest()
         self._mark = mark
@@ -158,10 +155,20 @@ class EPHandle(OfThisProcess):
         be known on the device alone."""
         if name in _PARTS and "_data" in self.__dict__:
             return self.__dict__.setdefault(name, getattr(self._data, _PARTS[name]))
+        if name in ("num_recv_tokens_per_expert_list", "num_expanded_tokens") and "_data" in self.__dict__:
+            return self.__dict__.setdefault(name, list(self.plan.recv_per_expert) if name != "num_expanded_tokens" else self._expanded_tokens())
         if name not in ("recv_src_metadata", "num_recv_tokens", "dst_buffer_slot_idx") or "_data" not in self.__dict__:
             raise AttributeError(f"EPHandle has no attribute {name!r}")
         self._fill_rest()
         return self.__dict__[name]
+
+    def _expanded_tokens(self) -> int:
+        plan = self.plan
+        if self.do_expand:
+            return plan.out_rows
+        if plan.n_recv is not None:
+            return sum(plan.recv_per_expert)
+        return _worst_expanded(plan.comm.size, self.num_max_tokens_per_rank, plan.topk, self.num_experts, self.expert_alignment)
 
     def _fill_rest(self) -> None:
         data, plan = self._data, self.plan
@@ -331,6 +338,8 @@ class ElasticBuffer(OfThisProcess):
 
     def _order(self, previous: Optional[EventHandle], another: Optional[EventHandle], asynchronous: bool, on_comm: bool) -> Order:
         stream = self._comm_stream.of_call(asynchronous, previous, another)
+        if stream is None and previous is None and another is None:
+            return self._comm_stream.here
         return Order(self._comm.device, stream, previous, on_comm, another)
 
     def _plan_of(self, handle: Any, call: str) -> epkit.Plan:
@@ -346,21 +355,21 @@ class ElasticBuffer(OfThisProcess):
             raise AssertionError("dispatch: without a handle give num_experts, and num_max_tokens_per_rank here or to "
                                  f"{type(self).__name__}()")
         want_tensor(topk_idx, "dispatch", "topk_idx", "[N, K]")
-        for name, number in (("num_experts", num_experts), ("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
-            want_integer(number, "dispatch", name)
-        if topk_idx.shape[0] > most:
-            raise epkit.ArgumentError(f"dispatch: topk_idx has {topk_idx.shape[0]} tokens, num_max_tokens_per_rank is {most}")
+        if not type(num_experts) is type(most) is type(alignment) is int:
+            for name, number in (("num_experts", num_experts), ("num_max_tokens_per_rank", most), ("expert_alignment", alignment)):
+                want_integer(number, "dispatch", name)
+        tokens, topk = topk_idx.shape
+        if tokens > most:
+            raise epkit.ArgumentError(f"dispatch: topk_idx has {tokens} tokens, num_max_tokens_per_rank is {most}")
         # Where the devices exchange the counts they need no host for the worst case of rows; that of expanded ones has exceptions.
         if cpu_sync and (expand or self._most_early < 0 or torch.cuda.is_current_stream_capturing()):
             worst = 0
         else:
-            worst = _worst_expanded(self.num_ranks, most, topk_idx.shape[1], num_experts, alignment) if expand else self.num_ranks * most
+            worst = _worst_expanded(self.num_ranks, most, topk, num_experts, alignment) if expand else self.num_ranks * most
         if worst:
             raise_refused(self._comm, order.stream)
-        plan = self._comm.plan(topk_idx, num_experts, expanded=expand, alignment=alignment, zero_padding=True,
-                               max_recv_tokens=worst, stream=order.stream)
-        return EPHandle(plan, expand, num_experts, alignment, most,
-                        num_sms or self.get_theoretical_num_sms(num_experts, topk_idx.shape[1]), topk_idx, self.num_scaleup_ranks)
+        plan = epkit.Plan(self._comm, topk_idx, num_experts, None, None, expand, alignment, True, worst, 0, order.stream)
+        return EPHandle(plan, expand, num_experts, alignment, most, num_sms or self._theoretical_sms, topk_idx, self.num_scaleup_ranks)
 
     def _may_be_early(self) -> bool:
         """Whether one more result may have memory for the worst case."""
@@ -377,21 +386,19 @@ class ElasticBuffer(OfThisProcess):
         with order.allocating():
             if early and out is None:
                 try:
-                    out = empty((plan.out_rows, given.shape[-1]), given.dtype, self._comm.device)
+                    out = self._comm._native.new((plan.out_rows, given.shape[-1]), given.dtype)
                     self._early.append(weakref.ref(out.untyped_storage()))
                 except torch.cuda.OutOfMemoryError:
                     early = False
             if counted and not early:
                 plan.wait()
             n = plan.out_rows if plan.n_recv is None else plan.n_recv
-            source = None if plan.expanded else empty((n,), torch.int32, self._comm.device)
-            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns, None if out is None else first_rows(out, n),
+            source = None if plan.expanded else self._comm._native.new((n,), torch.int32)
+            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns, None if out is None else _C.heads(n, out)[0],
                                   order.stream, source, 0 if source is None else stride)
         if early:
-            n = plan.wait()
-            scales, idx, weights, source = (None if part is None else first_rows(part, n)
-                                            for part in (rows.scales, rows.topk_idx, rows.topk_weights, source))
-            rows = PlanRows(first_rows(rows.x, n), scales, idx, weights)
+            *heads, source = _C.heads(plan.wait(), *rows, source)
+            rows = PlanRows(*heads)
         return rows, source
 
     @_naming_most
@@ -434,10 +441,12 @@ class ElasticBuffer(OfThisProcess):
                 raise AssertionError("dispatch: give topk_idx or a handle")
             self._check_stats(stats, num_experts)
             check_inputs(self._comm, topk_idx, x, topk_weights)
-            cpu_sync, most = value_or(do_cpu_sync, True), value_or(num_max_tokens_per_rank, self.num_max_tokens_per_rank)
+            cpu_sync = do_cpu_sync is None or do_cpu_sync
+            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             handle = self._new_handle(order, topk_idx, num_experts, most, expert_alignment or 1, num_sms, cpu_sync, bool(do_expand))
             fresh, plan = True, handle.plan
-            self._comm._use_num_sms(num_sms or 0)
+            if num_sms != self._comm._sms:
+                self._comm.set_num_sms(num_sms or 0)
             rows, source = self._send(plan, order, x, topk_weights, use_tma_aligned_col_major_sf, cpu_sync, most)
         else:
             self._plan_of(handle, "dispatch")
@@ -462,7 +471,7 @@ class ElasticBuffer(OfThisProcess):
                 stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         # topk_idx as given, too: the handle holds a copy, and the communication stream may still have to read the original.
         event = order.done(async_with_compute_stream, (x, rows, topk_idx, topk_weights, stats),
-                           handle._tensors() if fresh else ())
+                           handle._tensors() if fresh and order.stream is not None else ())
         return _as_given(x, rows), rows.topk_idx, rows.topk_weights, handle, event
 
     def _check_stats(self, stats: Optional[torch.Tensor], num_experts: Optional[int]) -> None:
