@@ -145,7 +145,7 @@ static PyObject *get_outputs(struct plan_object *plan, PyObject *const *args, co
         struct tensor given;
 
         GET(args[3],
-            WANT("dispatch", "recv_x", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false,
+            WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false,
                  false),
             &given);
         n = given.shape[0];
@@ -241,7 +241,7 @@ static PyObject *get_pointers(struct plan_object *plan, PyObject *const *args, c
     struct tensor recv_x;
 
     GET(PyTuple_GetItem(outputs, RECV_X),
-        WANT("dispatch", "recv_x", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false, false),
+        WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false, false),
         &recv_x);
     if (args[1] == Py_None && recv_scales != Py_None)
         return raise_arg("dispatch: recv_scales without scales");

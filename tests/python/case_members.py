@@ -9,6 +9,7 @@ import torch.distributed as dist
 from epkit import Members
 from ranks import on_ranks, raises
 
+NOT_ON_CUDA = "the CUDA backend has no absent ranks"
 SLOTS, LOCAL, HIDDEN, TOPK, TOKENS = 4, 2, 64, 3, 20
 
 

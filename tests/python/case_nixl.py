@@ -343,5 +343,10 @@ def test_refused(rank, size):
     x, idx, weights = inputs(0, 1)
     for wrong in (0, 3, 14):
         raises(epkit.ArgumentError, f"num_experts is {wrong} multiple 2", buffer.dispatch, x, idx, M, wrong)
-    raises(epkit.ArgumentError, "EP_E_ROUTING", buffer.dispatch, x, idx + MOST_RANKS * LOCAL, M, LOCAL)
+
+    def beyond():
+        buffer.dispatch(x, idx + MOST_RANKS * LOCAL, M, LOCAL)
+        buffer._comm.synchronize()  # on GPUs the stream finds it
+
+    raises(epkit.ArgumentError, "EP_E_ROUTING", beyond)
     raises(TypeError, "handle tuple", buffer.combine, x, idx, weights, ())

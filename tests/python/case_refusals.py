@@ -140,7 +140,7 @@ def test_kinds_of_rows(rank, size):
     v2 = elastic.dispatch(x, topk_idx, num_experts=experts)[3]
     again = (plan.dispatch, functools.partial(buffer.dispatch, handle=v1), functools.partial(elastic.dispatch, handle=v2))
     for send in again:
-        raises(bad, "dispatch x shape [N, H]", send, scalar)
+        raises(bad, "dispatch x shape", send, scalar)
         raises(TypeError, "dispatch x int", send, (1, torch.ones(6, 1)))
         raises(TypeError, "dispatch scales int", send, (x, 2))
         raises((bad, TypeError), "dispatch shape scales", send, (x.to(torch.float8_e4m3fn), torch.ones(())))
