@@ -429,8 +429,6 @@ static int check_alone(const struct cmd *cmd)
 
     if (!ranks_env_is_launched() && !ranks_env_is_tcp(false, false))
         return CMD_FINE;
-    if (ranks_env_is_follower())
-        return CMD_USAGE;
     ranks_env_print(text, sizeof(text));
     return cmd_usage(
         cmd,

@@ -135,8 +135,8 @@ END
     [ "$(jq .mpi <<<"$output")" = null ]
 }
 
-@test "epkit run starts its ranks itself: under mpirun it says once what runs on those of mpirun" {
+@test "epkit run starts its ranks itself: under mpirun it says what runs on those of mpirun" {
     run -2 --separate-stderr world 3 run --quick --output "$BATS_TEST_TMPDIR/here"
-    [ "$(grep -c 'run: it starts ranks itself, and OMPI_.* say that this is one of several: use epkit test or epkit bench' <<<"$stderr")" -eq 1 ]
+    grep -q 'run: it starts ranks itself, and OMPI_.* say that this is one of several: use epkit test or epkit bench' <<<"$stderr"
     [ ! -e "$BATS_TEST_TMPDIR/here" ]
 }
