@@ -7,17 +7,11 @@
 #include <string.h>
 #include <yaml.h>
 
-struct anchor {
-    char *name;
-    struct yaml_node node; /* a copy: the tree moves while it grows */
-};
-
 struct reader {
     const char *name;
     const struct yaml_limits *limits;
     yaml_parser_t parser;
-    int n_nodes, n_anchors;
-    struct anchor anchors[YAML_ANCHORS_MAX];
+    int n_nodes;
 };
 
 static ep_status next(struct reader *reader, yaml_event_t *ret_event)
@@ -50,7 +44,7 @@ static ep_status refuse_kind(const struct reader *reader, int line, const char *
 /* Checks for a forbidden anchor or tag. libyaml gives the tag "!" to quoted scalars. */
 static ep_status check_plain(const struct reader *reader, int line, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
-    if (anchor && !reader->limits->aliases)
+    if (anchor)
         return refuse_kind(reader, line, "anchors are not accepted in", ": write the value out");
     if (tag && strcmp((const char *)tag, "!") != 0)
         return refuse_kind(reader, line, "tags are not accepted in", "");
@@ -79,57 +73,6 @@ static ep_status grow(const struct reader *reader, struct yaml_node *node)
     return EP_OK;
 }
 
-/* Counted like nodes that are read. On failure, the caller frees the part that was copied. */
-static ep_status copy_node(struct reader *reader, const struct yaml_node *node, int line, struct yaml_node *ret_node)
-{
-    if (++reader->n_nodes > reader->limits->nodes_max)
-        return refuse_kind(reader, line, "too many values for", ", those of aliases counted");
-    *ret_node = (struct yaml_node){.kind = node->kind, .line = node->line, .plain = node->plain};
-    ret_node->text = node->text ? strdup(node->text) : NULL;
-    if (node->text && !ret_node->text)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
-    while (ret_node->n < node->n) {
-        size_t i = ret_node->n;
-
-        EP_TRY(grow(reader, ret_node));
-        ret_node->keys[i] = node->keys[i] ? strdup(node->keys[i]) : NULL;
-        ret_node->key_lines[i] = node->key_lines[i];
-        ret_node->n++;
-        EP_TRY(copy_node(reader, &node->items[i], line, &ret_node->items[i]));
-    }
-    return EP_OK;
-}
-
-/* The value is complete: an alias inside it is unknown. */
-static ep_status keep_anchor(struct reader *reader, const yaml_char_t *name, const struct yaml_node *node)
-{
-    struct anchor *anchor = &reader->anchors[reader->n_anchors];
-
-    if (!name)
-        return EP_OK;
-    if (reader->n_anchors == YAML_ANCHORS_MAX)
-        return refuse_kind(reader, node->line, "too many anchors for", "");
-    anchor->name = strdup((const char *)name);
-    reader->n_anchors++;
-    if (!anchor->name)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
-    return copy_node(reader, node, node->line, &anchor->node);
-}
-
-/* The last anchor of a name counts. */
-static ep_status read_alias(struct reader *reader, const yaml_event_t *event, struct yaml_node *ret_node)
-{
-    const char *name = (const char *)event->data.alias.anchor;
-    int line = (int)event->start_mark.line + 1;
-
-    if (!reader->limits->aliases)
-        return refuse_kind(reader, line, "aliases are not accepted in", ": write the value out");
-    for (int i = reader->n_anchors; i-- > 0;)
-        if (strcmp(reader->anchors[i].name, name) == 0)
-            return copy_node(reader, &reader->anchors[i].node, line, ret_node);
-    return ep_fail(EP_E_ARG, "%s:%d: no value before has the anchor '&%.64s'", reader->name, line, name);
-}
-
 static void free_inside(struct yaml_node *node)
 {
     for (size_t i = 0; i < node->n; i++) {
@@ -140,15 +83,6 @@ static void free_inside(struct yaml_node *node)
     free(node->items);
     free(node->keys);
     free(node->key_lines);
-}
-
-static void drop_anchors(struct reader *reader)
-{
-    while (reader->n_anchors > 0) {
-        free_inside(&reader->anchors[--reader->n_anchors].node);
-        free(reader->anchors[reader->n_anchors].name);
-        reader->anchors[reader->n_anchors] = (struct anchor){0};
-    }
 }
 
 static ep_status read_node(struct reader *reader, const yaml_event_t *event, int depth, struct yaml_node *ret_node);
@@ -242,20 +176,17 @@ static ep_status read_node(struct reader *reader, const yaml_event_t *event, int
     case YAML_SCALAR_EVENT:
         ret_node->kind = YAML_SCALAR;
         ret_node->plain = event->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
-        EP_TRY(read_scalar(reader, event, &ret_node->text));
-        return keep_anchor(reader, event->data.scalar.anchor, ret_node);
+        return read_scalar(reader, event, &ret_node->text);
     case YAML_SEQUENCE_START_EVENT:
         ret_node->kind = YAML_LIST;
         EP_TRY(check_plain(reader, line, event->data.sequence_start.anchor, event->data.sequence_start.tag));
-        EP_TRY(read_items(reader, depth, ret_node));
-        return keep_anchor(reader, event->data.sequence_start.anchor, ret_node);
+        return read_items(reader, depth, ret_node);
     case YAML_MAPPING_START_EVENT:
         ret_node->kind = YAML_MAP;
         EP_TRY(check_plain(reader, line, event->data.mapping_start.anchor, event->data.mapping_start.tag));
-        EP_TRY(read_items(reader, depth, ret_node));
-        return keep_anchor(reader, event->data.mapping_start.anchor, ret_node);
+        return read_items(reader, depth, ret_node);
     case YAML_ALIAS_EVENT:
-        return read_alias(reader, event, ret_node);
+        return refuse_kind(reader, line, "aliases are not accepted in", ": write the value out");
     default:
         return refuse(reader, line, "unexpected YAML");
     }
@@ -287,7 +218,6 @@ static ep_status read_documents(struct reader *reader, struct yaml_node *ret_nod
                 node = &ret_node->items[ret_node->n++];
             if (status == EP_OK)
                 status = read_node(reader, &event, 0, node);
-            drop_anchors(reader);
         }
         yaml_event_delete(&event);
         EP_TRY(status);

@@ -2,9 +2,8 @@
 /*
  * yaml.h - a YAML file as a tree with line numbers.
  *
- * Mappings, sequences and scalars are accepted. Tags, merge keys and duplicate keys are refused, and anchors and
- * aliases where `limits` says so; an alias is a copy. Size, depth and number of nodes, copies included, are limited, so
- * that no file can expand when it is read.
+ * Mappings, sequences and scalars are accepted. Tags, anchors, aliases, merge keys and duplicate keys are refused, so
+ * that no file can expand when it is read. Size, depth and number of nodes are limited.
  */
 #ifndef EP_COMMON_YAML_H
 #define EP_COMMON_YAML_H
@@ -13,15 +12,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define YAML_ANCHORS_MAX 100
-
 /* What a kind of file may contain. */
 struct yaml_limits {
     const char *what; /* for errors: "recipe" */
     size_t bytes_max;
     int depth_max, nodes_max;
-    bool many;    /* several documents: the tree is a list of them */
-    bool aliases; /* at most YAML_ANCHORS_MAX anchors in a document */
+    bool many; /* several documents: the tree is a list of them */
 };
 
 enum yaml_kind { YAML_SCALAR, YAML_LIST, YAML_MAP };

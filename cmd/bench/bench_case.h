@@ -215,9 +215,8 @@ struct bench_case {
     float *recv_scales;
     int32_t *recv_experts; /* [n_recv,K] */
     float *recv_weights;
-    int64_t symmetric_bytes; /* of the buffers above */
-    int64_t capacity_rows;   /* received rows that they hold */
-    struct naive naive;      /* with MPI and baselines */
+    int64_t capacity_rows; /* received rows that they hold */
+    struct naive naive;    /* with MPI and baselines */
 };
 
 /* Frees the routes and the buffers. */

@@ -2,7 +2,6 @@
 /* cmd_bench.c - epkit bench: measures dispatch and combine, with the baselines memcpy and MPI_Alltoallv. */
 #include "bench.h"
 
-#include "cmd/parse/figures.h"
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/progress.h"
@@ -15,8 +14,7 @@
 
 struct bench_options {
     struct group_options group; /* its ranks: the current entry of the list */
-    struct opt_list ranks, tokens, only, model;
-    const char *machines;
+    struct opt_list ranks, tokens, only;
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
@@ -59,11 +57,6 @@ static const struct opt bench_table[] = {
      .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, raw rows); needs less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds, to check that it works"},
-    {"model", 0, "LIST", OPT_LIST, offsetof(struct bench_options, model), .min = 2, .max = 4096,
-     .help = "start no ranks, but print the model of ideal machines with these numbers of nodes, and published results",
-     .heading = "Model"},
-    {"machines", 0, "NAME", OPT_STRING, offsetof(struct bench_options, machines), .value = "b200",
-     .help = "machines of the model: b200, h200, h100, h800"},
     {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
      .help = "show the phases of each operation", .heading = "Output"},
     OPT_JSON_ROW(struct bench_options, json),
@@ -233,161 +226,6 @@ static int print(const struct cmd *cmd, const struct bench_options *options, con
     return result == 0 ? CMD_FINE : CMD_FAILED;
 }
 
-/* --- the model: ideal machines with n nodes, see docs/model.md --- */
-
-static const struct out_column model_columns[] = {
-    {"NODES", "nodes", 0, 0},
-    {"GPUS", "gpus", 0, 0},
-    {"OP", "op", 0, 0},
-    {"TYPE", "type", 0, 0},
-    {"TOKENS", "tokens", 0, 0},
-    {"NODES OF A TOKEN", "distinct_nodes", 2, 0},
-    {"TIME us", "time_us", 0, 0},
-    {"NET GB/s AS DeepEP PRINTS IT", "net_printed_gbps", 1, 0},
-    {"NET GB/s ON THE WIRE", "net_gbps", 1, 0},
-    {"% OF LINK", "percent_of_link", 0, 0},
-    {"MEASURED, PRINTED GB/s", "measured_gbps", 1, OUT_IF_PRESENT},
-    {"WITH TOKENS", "measured_tokens", 0, OUT_IF_PRESENT},
-};
-
-/* Shape of the published results, DeepSeek-V3: they apply to this shape only. */
-#define PUBLISHED_HIDDEN 7168
-#define PUBLISHED_TOPK 8
-
-struct model_job {
-    const struct bench_request *request;
-    const struct model_hardware *hardware;
-    const struct reference *reference;
-    json_t *rows;
-};
-
-/* With the published result of such a machine if there is one. Experts: those of the request, but one on each GPU. */
-static void add_model_row(const struct model_job *job, int nodes, double tokens, bool is_combine, bool is_fp8)
-{
-    const char *op = is_combine ? "combine" : "dispatch", *type = is_fp8 ? "fp8" : "bf16";
-    double gpus = (double)nodes * job->hardware->gpus_per_node, experts = (double)job->request->experts;
-    struct model_case what = {.nodes = nodes,
-                              .tokens = tokens,
-                              .hidden = job->request->hidden,
-                              .topk = job->request->topk,
-                              .experts = experts < gpus ? gpus : experts,
-                              .is_fp8 = is_fp8,
-                              .is_combine = is_combine};
-    const struct reference_figure *measured =
-        reference_find(job->reference, job->hardware->name, "deepep-internode", op, type, nodes, (int)gpus, tokens);
-    struct model_result result;
-    json_t *row;
-
-    if (!model_predict(job->hardware, &what, &result))
-        return;
-    row = json_pack("{s:i, s:f, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "nodes", nodes, "gpus", gpus, "op", op,
-                    "type", type, "tokens", tokens, "experts", what.experts, "distinct_nodes", result.distinct_nodes,
-                    "time_us", result.time_us, "net_printed_gbps", result.rdma_logical, "net_gbps", result.rdma_wire,
-                    "percent_of_link", result.percent_of_link);
-    if (measured && measured->rdma.high > 0 && what.hidden == PUBLISHED_HIDDEN && what.topk == PUBLISHED_TOPK) {
-        json_object_set_new(row, "measured_gbps", json_real(measured->rdma.high));
-        if (measured->tokens > 0)
-            json_object_set_new(row, "measured_tokens", json_real(measured->tokens));
-    }
-    json_array_append_new(job->rows, row);
-}
-
-/* A row for each number of nodes and tokens, operation and type. */
-static void add_model_rows(const struct model_job *job, const struct opt_list *nodes)
-{
-    const struct bench_request *request = job->request;
-
-    for (size_t i = 0; i < nodes->n; i++)
-        for (int t = 0; t < request->n_token_counts; t++) {
-            int n = (int)nodes->values[i], tokens = request->tokens[t];
-
-            for (int fp8 = 0; fp8 < 2; fp8++)
-                if ((request->ops & BENCH_DISPATCH) && (request->types & (fp8 ? BENCH_FP8 : BENCH_BF16)))
-                    add_model_row(job, n, tokens, false, fp8);
-            if (request->ops & BENCH_COMBINE)
-                add_model_row(job, n, tokens, true, false);
-        }
-}
-
-static int print_model(const struct cmd *cmd, const struct bench_options *options, const struct model_job *job)
-{
-    json_t *document;
-    int result;
-
-    if (options->json) {
-        document = out_document(cmd->name);
-        json_object_set_new(document, "machines", json_string(job->hardware->title));
-        json_object_set_new(document, "request", bench_request_to_json(job->request));
-        json_object_set(document, "model", job->rows);
-        return out_json(document);
-    }
-    out_verdict(OUT_PLAIN, "Model, not measured: ideal nodes of %s.", job->hardware->title);
-    result = out_table(stdout, model_columns, COUNT(model_columns), job->rows, OUT_TABLE);
-    if (result == 0)
-        out_line(
-            "GB/s are of one rank. Measured: published results of such machines. The formula is in docs/model.md.");
-    return result;
-}
-
-static int refuse_machines(const struct cmd *cmd, const struct reference *reference, const char *name)
-{
-    char known[128];
-    struct text text = text_in(known, sizeof(known));
-
-    for (size_t i = 0; i < reference->n_hardware; i++)
-        text_add(&text, "%s%s", i ? ", " : "", reference->hardware[i].public.name);
-    return cmd_usage(cmd, "--machines %s: unknown; known are %s", name, known);
-}
-
-/* No rank is started. */
-static int run_model(const struct cmd *cmd, const struct bench_options *options, const struct bench_request *request)
-{
-    struct bench_request modelled = *request;
-    struct reference *reference;
-    struct model_job job = {.request = request};
-    char buffer[128];
-    const char *wrong;
-    int result;
-
-    modelled.ops &= ~(unsigned)BENCH_LL;
-    wrong = bench_check(&modelled, 1, buffer, sizeof(buffer));
-    if (!(request->ops & (BENCH_DISPATCH | BENCH_COMBINE)))
-        return cmd_usage(cmd, "--model covers dispatch and combine, and --only selects neither");
-    reference = reference_new();
-    if (!reference) {
-        out_error("bench: out of memory");
-        return CMD_FAILED;
-    }
-    job.reference = reference;
-    job.hardware = reference_find_hardware(reference, options->machines);
-    if (!job.hardware) {
-        result = refuse_machines(cmd, reference, options->machines);
-    } else if (wrong) {
-        result = cmd_usage(cmd, "--model: %s", wrong);
-    } else {
-        job.rows = json_array();
-        add_model_rows(&job, &options->model);
-        result = print_model(cmd, options, &job) == 0 ? CMD_FINE : CMD_FAILED;
-        json_decref(job.rows);
-    }
-    reference_free(reference);
-    return result;
-}
-
-/* Rejects options of a measurement with --model, and the other way round. */
-static int check_model(const struct cmd *cmd, const struct cmd_call *call, const struct bench_options *options)
-{
-    static const char *const names[] = {"ranks",   "nodes",    "boot",    "network",
-                                        "backend", "channels", "partial", "routing"};
-
-    for (size_t i = 0; options->model.n && i < sizeof(names) / sizeof(names[0]); i++)
-        if (cmd_given(cmd, call, names[i]))
-            return cmd_usage(cmd, "--%s is for measurements, and --model starts no ranks", names[i]);
-    if (!options->model.n && cmd_given(cmd, call, "machines"))
-        return cmd_usage(cmd, "--machines needs --model NODES");
-    return CMD_FINE;
-}
-
 /* --- the command --- */
 
 /* Measures each group after the other. Takes the load of the machine first, before its own ranks add to it. */
@@ -418,11 +256,7 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     int result;
 
     fill_defaults(cmd, call, &options);
-    result = check_model(cmd, call, &options);
-    if (result == CMD_FINE)
-        result = make_request(cmd, &options, &request);
-    if (result == CMD_FINE && options.model.n)
-        return run_model(cmd, &options, &request);
+    result = make_request(cmd, &options, &request);
     if (result == CMD_FINE)
         result = make_specs(cmd, call, &options, &request, specs);
     return result == CMD_FINE ? measure(cmd, &options, &request, specs) : result;
@@ -457,7 +291,6 @@ const struct cmd command_bench = {
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
             {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
-            {"epkit bench --model 2,4,8,64,4096 --tokens 4096", "The model of ideal machines."},
             {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
         },
     .exits =

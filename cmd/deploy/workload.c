@@ -76,12 +76,8 @@ static int add_document(json_t *documents, json_t *value)
 
 ep_status deploy_manifest_parse(const char *name, const char *text, size_t bytes, json_t **ret_documents)
 {
-    static const struct yaml_limits limits = {.what = "manifest",
-                                              .bytes_max = DEPLOY_MANIFEST_MAX,
-                                              .depth_max = 64,
-                                              .nodes_max = 50000,
-                                              .many = true,
-                                              .aliases = true};
+    static const struct yaml_limits limits = {
+        .what = "manifest", .bytes_max = DEPLOY_MANIFEST_MAX, .depth_max = 64, .nodes_max = 50000, .many = true};
     json_t *documents = json_array();
     struct yaml_node *tree = NULL;
     ep_status status = documents ? tree_parse(name, text, bytes, &limits, &tree) : EP_E_MEMORY;

@@ -74,9 +74,6 @@ bool model_predict(const struct model_hardware *hardware, const struct model_cas
     result.rdma_wire = result.rdma_wire_bytes / result.time_us / 1e3;
     result.nvl_logical = result.nvl_logical_bytes / result.time_us / 1e3;
     result.nvl_wire = result.nvl_wire_bytes / result.time_us / 1e3;
-    result.percent_of_link = result.is_rdma_bound
-                                 ? 100 * result.rdma_wire * hardware->gpus_per_node / (hardware->nic_gbps * nics)
-                                 : 100 * result.nvl_wire / hardware->nvlink_gbps;
     *ret_result = result;
     return true;
 }

@@ -40,7 +40,6 @@ struct model_result {
     double time_us;
     double rdma_logical, rdma_wire, nvl_logical, nvl_wire; /* GB/s; RDMA is 0 on one node */
     bool is_rdma_bound;
-    double percent_of_link; /* wire rate of the limiting link, in percent of its data sheet */
 };
 
 /* false: the case is invalid (top-k above the number of eligible experts, no tokens, ...). */

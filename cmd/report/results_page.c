@@ -108,13 +108,6 @@ static void print_machine(FILE *stream, const json_t *results)
 
 void report_results(FILE *stream, const json_t *results)
 {
-    const json_t *missing;
-    size_t i;
-
     print_bench(stream, results);
     print_machine(stream, results);
-    fputs("<ul>\n", stream);
-    json_array_foreach (json_object_get(results, "not_run"), i, missing)
-        page_item(stream, "warn", "", "%s was not run: %s", json_text(missing, "matrix"), json_text(missing, "why"));
-    fputs("</ul>\n", stream);
 }

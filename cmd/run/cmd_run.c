@@ -5,6 +5,7 @@
 #include "cmd/report/report.h"
 #include "cmd/test/suite.h"
 #include "common/cmd.h"
+#include "common/launcher_env.h"
 #include "common/output.h"
 #include "common/progress.h"
 #include "common/ranks/gpu.h"
@@ -73,10 +74,8 @@ struct run {
     int network; /* index into group_networks */
     struct ranks_spec specs[N_PARTS];
     struct suite_result results[N_PARTS];
-    bool ran[N_PARTS];
     bool passed_over; /* GPUs of this machine */
     json_t *suites;   /* for the report */
-    json_t *not_run;  /* matrices that cannot run with these ranks */
     json_t *bench;    /* NULL: not measured */
     const char *bench_missing;
     int code;
@@ -91,15 +90,12 @@ struct run {
 static void part_spec(struct run *run, const struct part *part, struct ranks_spec *ret_spec)
 {
     const struct group_options group = {.nodes = part->nodes};
-    bool world = ranks_world_rank() >= 0;
-    int gpus = world || part->nodes > 1 ? 0 : group_gpu_ranks(&group);
+    int gpus = part->nodes > 1 ? 0 : group_gpu_ranks(&group);
 
     *ret_spec = (struct ranks_spec){
-        .boot = world ? RANKS_TCP : RANKS_FORK,
-        .nranks = world  ? ranks_world_size()
-                  : gpus ? gpus
-                         : part->ranks,
-        .nnodes = part->nodes > 1 && ranks_world_nodes() > 1 ? ranks_world_nodes() : part->nodes,
+        .boot = RANKS_FORK,
+        .nranks = gpus ? gpus : part->ranks,
+        .nnodes = part->nodes,
         .network = part->nodes > 1 && run->network ? group_networks[run->network] : NULL,
         .timeout_ms = TIMEOUT_MS,
         .emulation = {.seed = run->seed},
@@ -126,25 +122,18 @@ static void append_suite(struct run *run, const struct ranks_spec *spec, const s
     json_array_append_new(run->suites, suite_json(spec, request, result));
 }
 
-/* The request of a part; false if its ranks cannot be divided among its nodes. */
-static bool part_request(const struct run *run, int part, struct suite_request *ret_request)
+static struct suite_request part_request(const struct run *run, int part)
 {
-    const struct ranks_spec *spec = &run->specs[part];
-
-    *ret_request = (struct suite_request){
+    return (struct suite_request){
         .matrix = parts[part].matrix,
         .tokens = run->quick ? QUICK_TOKENS : TOKENS,
         .hidden = run->quick ? QUICK_HIDDEN : HIDDEN,
         .topk = TOPK,
-        .experts = (int64_t)EXPERTS_PER_RANK * spec->nranks,
+        .experts = (int64_t)EXPERTS_PER_RANK * run->specs[part].nranks,
         .dtype = "all",
         .seed = run->seed,
         .routing = "uniform",
     };
-    /* Ranks on several hosts cannot be one node. */
-    if (spec->nnodes == 1 && ranks_world_nodes() > 1)
-        return false;
-    return spec->nranks % spec->nnodes == 0;
 }
 
 static void plan_parts(struct run *run)
@@ -162,23 +151,16 @@ static int run_suites(struct run *run)
     int all = 0, done = 0;
 
     plan_parts(run);
-    for (int i = 0; i < N_PARTS; i++)
-        if (part_request(run, i, &request))
-            all += suite_count(&request);
+    for (int i = 0; i < N_PARTS; i++) {
+        request = part_request(run, i);
+        all += suite_count(&request);
+    }
     for (int i = 0; i < N_PARTS; i++) {
         const struct ranks_spec *spec = &run->specs[i];
         struct suite_result *result = &run->results[i];
 
-        if (!part_request(run, i, &request)) {
-            json_array_append_new(
-                run->not_run,
-                json_pack("{s:s, s:o}", "matrix", parts[i].matrix, "why",
-                          json_sprintf("%d rank%s do%s not make %d node%s", spec->nranks, spec->nranks == 1 ? "" : "s",
-                                       spec->nranks == 1 ? "es" : "", spec->nnodes, spec->nnodes == 1 ? "" : "s")));
-            continue;
-        }
+        request = part_request(run, i);
         suite_run(spec, &request, 0, done, all, result);
-        run->ran[i] = true;
         if (result->code > 128)
             return result->code;
         append_suite(run, spec, &request, result);
@@ -224,8 +206,7 @@ static int run_bench(struct run *run, int cores)
         request.tokens[1] = gpu_is_backend(spec.backend) ? 1024 : 512;
         request.tokens[2] = gpu_is_backend(spec.backend) ? 4096 : 2048;
     }
-    while (request.n_token_counts > 1 &&
-           bench_bytes(&request, spec.nranks, ranks_world_is_mpirun()) > available_bytes() / 2)
+    while (request.n_token_counts > 1 && bench_bytes(&request, spec.nranks, false) > available_bytes() / 2)
         request.n_token_counts--;
     if (bench_check(&request, spec.nranks, wrong, sizeof(wrong))) {
         run->bench_missing = "the measurements do not support this number of ranks";
@@ -246,18 +227,13 @@ static int run_bench(struct run *run, int cores)
 static void count_passed(const struct run *run, char *ret_text, size_t bytes)
 {
     struct text text = text_in(ret_text, bytes);
-    int left = 0;
 
     for (int i = 0; i < N_PARTS; i++)
-        left += run->ran[i];
-    for (int i = 0; i < N_PARTS; i++)
-        if (run->ran[i]) {
-            left--;
-            text_add(&text, "%d/%d%s", run->results[i].passed, run->results[i].total,
-                     left > 1    ? ", "
-                     : left == 1 ? " and "
-                                 : "");
-        }
+        text_add(&text, "%s%d/%d",
+                 i == 0            ? ""
+                 : i + 1 < N_PARTS ? ", "
+                                   : " and ",
+                 run->results[i].passed, run->results[i].total);
 }
 
 /* What the library does not support on this machine, as narrow as it is known. */
@@ -267,8 +243,6 @@ static void name_unsupported(const struct run *run, const char *passed, char *re
     bool any_passed = false, only_network = run->network != 0;
 
     for (int i = 0; i < N_PARTS; i++) {
-        if (!run->ran[i])
-            continue;
         any_passed |= run->results[i].code == CMD_FINE;
         if (run->results[i].code != CMD_UNSUPPORTED)
             continue;
@@ -341,11 +315,7 @@ static json_t *gpu_note(const struct run *run, const json_t *machine)
 /* The command that reproduces the report. */
 static json_t *make_command(const struct run *run)
 {
-    const char *quick = run->quick ? "--quick " : "";
-
-    if (ranks_world_is_mpirun())
-        return json_sprintf("mpirun -n %d epkit run %s--seed %" PRIu64, ranks_world_size(), quick, run->seed);
-    return json_sprintf("epkit run %s--seed %" PRIu64, quick, run->seed);
+    return json_sprintf("epkit run %s--seed %" PRIu64, run->quick ? "--quick " : "", run->seed);
 }
 
 static json_t *make_document(const struct cmd *cmd, const struct run *run, json_t *machine, const char *verdict,
@@ -354,12 +324,12 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
     json_t *document = out_document(cmd->name);
     const char *result = run->code == CMD_FINE ? "works" : run->code == CMD_UNSUPPORTED ? "unsupported" : "failed";
 
-    json_object_update_new(document, json_pack("{s:o, s:s, s:o, s:I, s:o, s:f, s:O, s:o, s:O, s:O, s:O?, s:o?}", "date",
-                                               out_time(time(NULL)), "result", result, "verdict", out_text(verdict),
-                                               "seed", (json_int_t)run->seed, "command", make_command(run), "seconds",
-                                               seconds, "machine", machine, "gpu_note", gpu_note(run, machine),
-                                               "suites", run->suites, "not_run", run->not_run, "bench", run->bench,
-                                               "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
+    json_object_update_new(document,
+                           json_pack("{s:o, s:s, s:o, s:I, s:o, s:f, s:O, s:o, s:O, s:O?, s:o?}", "date",
+                                     out_time(time(NULL)), "result", result, "verdict", out_text(verdict), "seed",
+                                     (json_int_t)run->seed, "command", make_command(run), "seconds", seconds, "machine",
+                                     machine, "gpu_note", gpu_note(run, machine), "suites", run->suites, "bench",
+                                     run->bench, "bench_missing", run->bench ? NULL : out_text(run->bench_missing)));
     return document;
 }
 
@@ -404,11 +374,6 @@ static void print_table(const struct run *run)
                               json_pack("{s:o, s:O, s:s}", "what",
                                         json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
                                         "ranks", json_object_get(parameters, "ranks"), "result", text));
-    }
-    json_array_foreach (run->not_run, i, item) {
-        json_array_append_new(rows,
-                              json_pack("{s:O, s:n, s:o}", "what", json_object_get(item, "matrix"), "ranks", "result",
-                                        json_sprintf("not run, %s", json_string_value(json_object_get(item, "why")))));
     }
     json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
@@ -457,6 +422,21 @@ static int conclude(const struct cmd *cmd, const struct run_options *options, co
     return written ? run->code : ranks_worse(run->code, CMD_FAILED);
 }
 
+/* Otherwise each rank of a launcher would run everything, and write the same report. */
+static int check_alone(const struct cmd *cmd)
+{
+    char text[512];
+
+    if (!ranks_env_is_launched() && !ranks_env_is_tcp(false, false))
+        return CMD_FINE;
+    ranks_env_print(text, sizeof(text));
+    return cmd_usage(
+        cmd,
+        "it starts ranks itself, and %s say that this is one of several: use epkit test or epkit bench, or "
+        "unset them",
+        *text ? text : "RANK and WORLD_SIZE");
+}
+
 static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct run_options *options = call->options;
@@ -465,10 +445,9 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     json_t *machine;
     int result;
 
-    result = group_check_environment(cmd, true, options->network == 0);
-    /* Otherwise the part on one node would pass, and the report would lack the requested one. */
+    result = check_alone(cmd);
     if (result == CMD_FINE)
-        result = group_check_emulated(cmd, group_networks[options->network]);
+        result = group_check_environment(cmd, true, options->network == 0);
     if (result != CMD_FINE)
         return result;
     if (!report_check(options->output))
@@ -476,7 +455,6 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     if (!cmd_given(cmd, call, "seed"))
         run.seed = group_draw_seed();
     run.suites = json_array();
-    run.not_run = json_array();
     progress_start("run");
     progress_update(0, 0, "reading the machine");
     machine = machine_describe();
@@ -491,7 +469,6 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     for (int i = 0; i < N_PARTS; i++)
         suite_done(&run.results[i]);
     json_decref(run.suites);
-    json_decref(run.not_run);
     json_decref(run.bench);
     json_decref(machine);
     return result;
@@ -507,8 +484,8 @@ const struct cmd command_run = {
         "operations), measures dispatch and combine with memcpy of the same bytes as baseline, and writes a report.\n\n"
         "On a machine with GPUs everything on one node runs on them, with one rank per GPU, if the CUDA backend can "
         "use all of them together ('epkit test --help'); if not, a warning and the report say why. EPKIT_BACKEND "
-        "selects the backend. The ranks are forked unless mpirun started epkit, so MPI_Alltoallv is not measured; "
-        "'mpirun -n 8 epkit bench' measures it.\n\n"
+        "selects the backend. The ranks are forked, so MPI_Alltoallv is not measured; 'mpirun -n 8 epkit bench' "
+        "measures it.\n\n"
         "The report is a run folder, which 'epkit report' reads: run.json with the results, report.html, which needs no "
         "other file, and report.json with the same data. Each file is written completely or not at all.\n\n"
         "Takes less than two minutes on two cores.",
@@ -528,5 +505,4 @@ const struct cmd command_run = {
             {CMD_UNSUPPORTED, "the library does not support this on this machine"},
         },
     .run = cmd_run,
-    .flags = CMD_RANKS,
 };

@@ -77,7 +77,7 @@ static int check_network(const struct cmd *cmd, const struct cmd_call *call)
     return given ? cmd_usage(cmd, "--%s needs --nodes 2 or more", given) : CMD_FINE;
 }
 
-int group_check_emulated(const struct cmd *cmd, const char *network)
+static int check_emulated(const struct cmd *cmd, const char *network)
 {
     if (strcmp(network, "emulated") == 0 && ranks_world_nodes() > 1)
         return cmd_usage(cmd, "--network emulated needs all ranks on one host, and these were started by %s",
@@ -93,7 +93,7 @@ static int check_engine(const struct cmd *cmd, const struct cmd_call *call, cons
 
     if (group->network > 1 && given)
         return cmd_usage(cmd, "--%s is for the emulated network, not for --network %s", given, network);
-    return group_check_emulated(cmd, network);
+    return check_emulated(cmd, network);
 }
 
 /* The backend named by the user, and where; NULL: none. */

@@ -97,9 +97,6 @@ int group_gpu_ranks(const struct group_options *group);
 /* CMD_FINE, or CMD_USAGE after reporting a wrong EPKIT_BACKEND or EPKIT_NETWORK that no option replaces. */
 int group_check_environment(const struct cmd *cmd, bool for_backend, bool for_network);
 
-/* CMD_USAGE if the network is "emulated" and a launcher has started the ranks on several hosts. */
-int group_check_emulated(const struct cmd *cmd, const char *network);
-
 /* A random seed of at most nine digits. */
 uint64_t group_draw_seed(void);
 

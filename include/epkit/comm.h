@@ -212,16 +212,15 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * the survivors through any store that can set a key once (examples/continue.c). The bootstrap is the decision: one
  * that is made for these members, with an address or key of its own for each change, lets no others in.
  *
- * What stays: the number of each rank, its experts, memory of ep_alloc() and ep_register() with its contents, queues.
+ * What stays: the number of each rank, its experts, memory of ep_alloc() with its contents, queues.
  * What was published of the failure of before is gone. Plans and low-latency objects of before are EP_E_STATE: free
  * them; all members make new ones.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
  * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
- * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (memory of
- * ep_register(), threads of one process) and the rank lives and has not freed its communicator, all members get
- * EP_E_STATE.
+ * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (threads of
+ * one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can

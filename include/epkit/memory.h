@@ -51,19 +51,13 @@ EP_API ep_status ep_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
 EP_API ep_status ep_free_local(ep_comm *comm, void *memory);
 
 /*
- * Registers memory of the caller as a window: operations use it in place, as symmetric memory. Not collective; any
+ * Registers GPU memory of the caller as a window: operations use it in place, as symmetric memory. Not collective; any
  * thread. The caller still owns the memory and must keep it mapped until ep_unregister() with the same address or
  * ep_comm_free(); no operation may be using it at that time. EP_E_ARG if a part of it is already registered with this
  * communicator, or is memory of this communicator. Memory of another communicator may be registered; unregister it
  * before that communicator frees it.
  *
- * Host backend: memory of a memfd (MFD_ALLOW_SEALING) that the caller has mapped with MAP_SHARED from offset 0, and
- * whose descriptor is still open. Missing pages are allocated as by ep_alloc() (EP_E_MEMORY), and contents are kept; do
- * not punch holes into it afterwards. The memfd is then sealed against shrinking, because peers map it; if the call
- * fails, it is not sealed. The file must extend to the end of the last page of the window (EP_E_ARG), because peers map
- * whole pages. For a memfd with MFD_HUGETLB, `bytes` must be a multiple of the huge page size (EP_E_ALIGN).
- * EP_E_UNSUPPORTED for a memfd that is sealed against writing and for all other memory: other processes cannot map
- * private memory. Operations copy such memory, as they do without a window.
+ * Host backend: EP_E_UNSUPPORTED, because other processes cannot map private memory. Operations copy it.
  *
  * CUDA backend: memory of the communicator's GPU (EP_E_ARG for another GPU) that is, or is part of, an allocation of
  * cudaMalloc(), which torch's allocator uses by default. Peers map the whole allocation. EP_E_UNSUPPORTED for host
@@ -85,9 +79,8 @@ EP_API ep_status ep_unregister(ep_comm *comm, void *memory);
  * `stream` are ignored. It does not wait for `stream`: no operation may be using the memory. It does nothing for NULL
  * and for memory that is not from alloc.
  *
- * ep_comm_free() detaches the communicator and frees the memory. On the host backend its addresses stay reserved until
- * free, so that no other memory gets an address that the allocator has yet to free. On the CUDA backend they do not
- * stay reserved: release the pool, which frees its memory, before ep_comm_free().
+ * ep_comm_free() detaches the communicator and frees the memory. Its addresses do not stay reserved: release the pool,
+ * which frees its memory, before ep_comm_free().
  *
  * Any thread, also concurrently with ep_comm_free(), which waits for callbacks in progress; but attach must not be
  * called concurrently with it. In a forked child no communicator is attached, and free does nothing for memory of the

@@ -330,16 +330,15 @@ static ep_status populate(void *base, size_t bytes)
     return EP_OK;
 }
 
-/* Keeps contents. `check`: check the limits before each piece. */
-static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check)
+ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
 {
     size_t done = 0;
 
+    EP_TRY(ep_reserve_check(bytes)); /* before any page is allocated */
     while (done < bytes) {
         size_t piece = bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES;
 
-        if (check)
-            EP_TRY(limit_piece(&piece));
+        EP_TRY(limit_piece(&piece));
         if (allocate_blocked(fd, offset + done, piece) == 0)
             done += piece;
         else if (errno != EINTR) /* SIGSTOP, which cannot be blocked */
@@ -350,18 +349,6 @@ static ep_status allocate_file(int fd, size_t offset, size_t bytes, bool check)
                 bytes, done);
     }
     return EP_OK;
-}
-
-ep_status ep_reserve_file(int fd, size_t offset, size_t bytes)
-{
-    EP_TRY(ep_reserve_check(bytes)); /* before any page is allocated */
-    return allocate_file(fd, offset, bytes, true);
-}
-
-ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing)
-{
-    EP_TRY(ep_reserve_check(missing));
-    return allocate_file(fd, 0, bytes, false);
 }
 
 ep_status ep_reserve_mapping(void *base, size_t bytes)

@@ -24,12 +24,6 @@ ep_status ep_reserve_resize(int fd, size_t bytes);
 /* Allocates the pages [offset, offset + bytes) of a memfd. After a failure some of them may be allocated. */
 ep_status ep_reserve_file(int fd, size_t offset, size_t bytes);
 
-/*
- * ep_reserve_missing() allocates the pages of a memfd with contents, which it keeps. It checks the limits for the
- * missing pages only, `missing` bytes.
- */
-ep_status ep_reserve_missing(int fd, size_t bytes, size_t missing);
-
 /* As ep_reserve_file() for anonymous shared memory at `base`. */
 ep_status ep_reserve_mapping(void *base, size_t bytes);
 

@@ -20,10 +20,8 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd;              /* the owner's; -1: the owner has released it, others still borrow the mapping */
-    int refs;            /* 0: only its address range is left, reserved */
-    bool adopted;        /* the mapping belongs to the program, see ep_shm_adopt() */
-    bool range_reserved; /* see ep_segments_reserve_range() */
+    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
+    int refs;
 };
 
 /* A forked child does not use the parent's segments. */
@@ -51,7 +49,7 @@ static void unlock_registry(struct registry *registry)
         pthread_mutex_unlock(&registry->own.lock);
 }
 
-ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial)
+ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_serial)
 {
     struct local_segment *segment = malloc(sizeof(*segment));
     struct registry *registry = segment ? lock_registry() : NULL;
@@ -65,8 +63,7 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint6
                                       .base = base,
                                       .mapped = mapped,
                                       .fd = fd,
-                                      .refs = 1,
-                                      .adopted = adopted};
+                                      .refs = 1};
     registry->first = segment;
     *ret_serial = segment->serial;
     unlock_registry(registry);
@@ -77,33 +74,20 @@ static struct local_segment *find_local(struct registry *registry, uint64_t seri
 {
     struct local_segment *segment = registry ? registry->first : NULL;
 
-    while (segment && (segment->serial != serial || !segment->refs))
+    while (segment && segment->serial != serial)
         segment = segment->next;
     return segment;
 }
 
-/* The segment that this process has created at `base`. */
-static struct local_segment *find_base(struct registry *registry, const void *base)
-{
-    struct local_segment *segment = registry ? registry->first : NULL;
-
-    while (segment && (segment->base != base || segment->adopted))
-        segment = segment->next;
-    return segment;
-}
-
-/* Ends a segment that no rank uses and whose range is not kept. */
-static void drop_unused(struct registry *registry, struct local_segment *segment)
+/* Ends a segment that no rank uses any more. */
+static void drop(struct registry *registry, struct local_segment *segment)
 {
     struct local_segment **at = &registry->first;
 
-    if (segment->refs || segment->range_reserved)
-        return;
     while (*at != segment)
         at = &(*at)->next;
     *at = segment->next;
-    if (!segment->adopted)
-        munmap(segment->base, segment->mapped);
+    munmap(segment->base, segment->mapped);
     free(segment);
 }
 
@@ -119,22 +103,6 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
     }
     unlock_registry(registry);
     return mapped;
-}
-
-bool ep_segments_overlaps(const void *base, size_t bytes, uint64_t serial)
-{
-    struct registry *registry = lock_registry();
-    const struct local_segment *segment = registry ? registry->first : NULL;
-    uintptr_t at = (uintptr_t)base;
-
-    for (; segment; segment = segment->next) {
-        uintptr_t begin = (uintptr_t)segment->base;
-
-        if (segment->serial != serial && segment->refs && begin < at + bytes && at < begin + segment->mapped)
-            break;
-    }
-    unlock_registry(registry);
-    return segment;
 }
 
 void ep_segments_set_fd(uint64_t serial, int fd)
@@ -169,33 +137,8 @@ void ep_segments_release(uint64_t serial, int fd)
     if (segment) {
         if (fd >= 0)
             segment->fd = -1;
-        /* In one step, so that no other mapping gets the addresses. If it fails, the pages stay, too. */
-        if (--segment->refs == 0 && segment->range_reserved)
-            (void)mmap(segment->base, segment->mapped, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        drop_unused(registry, segment);
-    }
-    unlock_registry(registry);
-}
-
-void ep_segments_reserve_range(const void *base)
-{
-    struct registry *registry = lock_registry();
-    struct local_segment *segment = find_base(registry, base);
-
-    if (segment)
-        segment->range_reserved = true;
-    unlock_registry(registry);
-}
-
-void ep_segments_free_range(const void *base)
-{
-    struct registry *registry = lock_registry();
-    struct local_segment *segment = find_base(registry, base);
-
-    if (segment) {
-        segment->range_reserved = false;
-        drop_unused(registry, segment);
+        if (--segment->refs == 0)
+            drop(registry, segment);
     }
     unlock_registry(registry);
 }

@@ -8,10 +8,7 @@
 
 #include "base/shm.h"
 
-#include <stdbool.h>
-
-/* `adopted`: the mapping belongs to the program and is never unmapped. */
-ep_status ep_segments_add(void *base, size_t mapped, int fd, bool adopted, uint64_t *ret_serial);
+ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_serial);
 
 /*
  * Takes a reference to the mapping, if it has at least `bytes`; ep_segments_release() drops it. Returns the size of the
@@ -22,20 +19,10 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
 /* The owner passes its descriptor, others -1. The last release unmaps the segment. */
 void ep_segments_release(uint64_t serial, int fd);
 
-/* Whether another segment than `serial` has a byte there. */
-bool ep_segments_overlaps(const void *base, size_t bytes, uint64_t serial);
-
 /* The segment has moved to another file, at the same address. */
 void ep_segments_set_fd(uint64_t serial, int fd);
 
 /* A duplicate of the descriptor; -1: there is none. */
 int ep_segments_dup(uint64_t serial);
-
-/*
- * Keeps the address range of an own segment at `base` reserved after its release: no other mapping gets it until
- * ep_segments_free_range(). A forked child keeps the ranges that its parent has reserved.
- */
-void ep_segments_reserve_range(const void *base);
-void ep_segments_free_range(const void *base);
 
 #endif

@@ -5,15 +5,11 @@
 #include "base/reserve.h"
 #include "base/segments.h"
 
-#include <dirent.h>
-#include <inttypes.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
 static ep_status fail_size(const struct ep_shm_name *name, uint64_t bytes, const char *what)
 {
@@ -64,7 +60,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = ep_segments_add(shm.base, mapped, shm.fd, false, &shm.serial);
+    status = ep_segments_add(shm.base, mapped, shm.fd, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -86,169 +82,6 @@ ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm)
     return new_segment(bytes, true, ret_shm);
 }
 
-/* --- memory of the program --------------------------------------------------------------------------------------- */
-
-/* A line of /proc/self/maps. */
-struct map_line {
-    uintptr_t begin, end;
-    char rights[5];
-    uint64_t offset;
-    unsigned major, minor;
-    uint64_t inode;
-};
-
-static bool read_map_line(FILE *maps, struct map_line *ret_line)
-{
-    char *text = NULL;
-    size_t room = 0;
-    bool got =
-        getline(&text, &room, maps) > 0 &&
-        sscanf(text, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64, &ret_line->begin, &ret_line->end,
-               ret_line->rights, &ret_line->offset, &ret_line->major, &ret_line->minor, &ret_line->inode) == 7;
-
-    free(text);
-    return got;
-}
-
-/* The file that is mapped at all of the memory, shared, from offset 0. *ret_file: the last line of its mapping. */
-static ep_status find_file(const void *memory, size_t bytes, struct map_line *ret_file)
-{
-    uintptr_t at = (uintptr_t)memory, end = at + bytes;
-    struct map_line line;
-    FILE *maps = fopen("/proc/self/maps", "re");
-
-    if (!maps)
-        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "/proc/self/maps, which lists what is mapped there");
-    while (at < end && read_map_line(maps, &line)) {
-        if (line.end <= at)
-            continue;
-        if (line.begin > at || strncmp(line.rights, "rw", 2) != 0 || line.rights[3] != 's' || !line.inode ||
-            line.offset + (at - line.begin) != at - (uintptr_t)memory ||
-            (at != (uintptr_t)memory &&
-             (line.inode != ret_file->inode || line.major != ret_file->major || line.minor != ret_file->minor)))
-            break;
-        *ret_file = line;
-        at = line.end;
-    }
-    fclose(maps);
-    return at >= end ? EP_OK
-                     : ep_fail(EP_E_UNSUPPORTED,
-                               "peers can map only shared memory: it must be a MAP_SHARED mapping of a memfd from its "
-                               "beginning, with read and write access");
-}
-
-/* Not by fstat(): other threads may close theirs at any time, which ThreadSanitizer reports as a race with it. */
-static bool is_file(int fd, const struct map_line *file)
-{
-    struct statx info;
-
-    return statx(fd, "", AT_EMPTY_PATH, STATX_TYPE | STATX_INO, &info) == 0 && S_ISREG(info.stx_mode) &&
-           info.stx_ino == file->inode && info.stx_dev_major == file->major && info.stx_dev_minor == file->minor;
-}
-
-/* A duplicate of this process's descriptor of a file; -1: it has none. */
-static int find_descriptor(const struct map_line *file)
-{
-    DIR *folder = opendir("/proc/self/fd");
-    const struct dirent *entry;
-    int found = -1;
-
-    while (folder && found < 0 && (entry = readdir(folder))) {
-        if (entry->d_name[0] != '.' && is_file(atoi(entry->d_name), file))
-            found = ep_fd_above_stdio(fcntl(atoi(entry->d_name), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-        /* Another thread may have closed it meanwhile, and its number may belong to another file. */
-        if (found >= 0 && (!is_file(found, file) || (fcntl(found, F_GETFL) & O_ACCMODE) != O_RDWR)) {
-            close(found);
-            found = -1;
-        }
-    }
-    if (folder)
-        closedir(folder);
-    return found;
-}
-
-/* Is it from memfd_create() with MFD_HUGETLB? Then it has no smaller pages. */
-static bool has_huge_pages(int fd)
-{
-    struct statfs info;
-
-    return fstatfs(fd, &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
-}
-
-/* Changes nothing. */
-static ep_status check_file(int fd, size_t mapped, struct stat *info)
-{
-    int seals = fcntl(fd, F_GET_SEALS);
-
-    if (seals < 0 || (seals & (F_SEAL_SEAL | F_SEAL_SHRINK)) == F_SEAL_SEAL)
-        return ep_fail(EP_E_UNSUPPORTED, "it cannot be sealed against shrinking: it must be of memfd_create() with "
-                                         "MFD_ALLOW_SEALING");
-    if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
-        return ep_fail(EP_E_UNSUPPORTED, "it is sealed against writing, so that peers cannot map it to write to it");
-    if (fstat(fd, info) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "fstat of descriptor %d", fd);
-    if ((uint64_t)info->st_size < mapped)
-        return ep_fail(EP_E_ARG, "the file behind it has only %lld bytes", (long long)info->st_size);
-    /* Without MFD_HUGETLB st_blksize may be that of huge pages, too, but the kernel splits those. */
-    if (has_huge_pages(fd) && mapped % (size_t)info->st_blksize)
-        return ep_fail(EP_E_ALIGN, "its bytes are not a multiple of its pages of %lld", (long long)info->st_blksize);
-    return EP_OK;
-}
-
-/* A peer that writes to a missing page could get SIGBUS. */
-static ep_status fill_holes(int fd, size_t mapped, const struct stat *info)
-{
-    uint64_t present = (uint64_t)info->st_blocks * 512, size = (uint64_t)info->st_size;
-    /* Pages after the mapped part count as well: this is for the check of limits; fallocate() finds each hole. */
-    uint64_t missing = present < size ? size - present : 0;
-
-    /* Huge pages are a separate pool, which the limits do not include. */
-    if (has_huge_pages(fd))
-        missing = 0;
-    return ep_reserve_missing(fd, mapped, missing < mapped ? (size_t)missing : mapped);
-}
-
-/* Peers depend on its size. */
-static ep_status seal(int fd, size_t mapped)
-{
-    struct stat info;
-
-    EP_TRY(check_file(fd, mapped, &info));
-    if (!(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0)
-        return ep_fail_errno(EP_E_UNSUPPORTED, errno, "it cannot be sealed against shrinking");
-    return check_file(fd, mapped, &info); /* another thread may have truncated it before */
-}
-
-ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm)
-{
-    struct ep_shm shm = {.base = memory, .bytes = bytes};
-    struct map_line file = {.inode = 0};
-    size_t mapped = ep_shm_mapped_bytes(bytes);
-    struct stat info;
-    ep_status status;
-
-    if (mapped < bytes || (uintptr_t)memory + mapped < (uintptr_t)memory)
-        return ep_fail(EP_E_OVERFLOW, "%zu bytes at %p", bytes, memory);
-    EP_TRY(find_file(memory, mapped, &file));
-    shm.fd = find_descriptor(&file);
-    if (shm.fd < 0)
-        return ep_fail(EP_E_UNSUPPORTED, "this process has no open descriptor of the memfd that is mapped there");
-    status = check_file(shm.fd, mapped, &info);
-    if (status == EP_OK)
-        status = fill_holes(shm.fd, mapped, &info);
-    /* After everything that can be refused, because a seal cannot be removed. */
-    if (status == EP_OK)
-        status = seal(shm.fd, mapped);
-    if (status == EP_OK)
-        status = ep_segments_add(memory, mapped, shm.fd, true, &shm.serial);
-    if (status != EP_OK) {
-        close(shm.fd);
-        return status;
-    }
-    *ret_shm = shm;
-    return EP_OK;
-}
-
 ep_status ep_shm_move(struct ep_shm *shm)
 {
     size_t mapped = ep_shm_mapped_bytes(shm->bytes);
@@ -256,9 +89,6 @@ ep_status ep_shm_move(struct ep_shm *shm)
     struct ep_shm next;
     int fd;
 
-    /* Peers of the other communicator would map the old file. */
-    if (ep_segments_overlaps(shm->base, mapped, shm->serial))
-        return ep_fail(EP_E_STATE, "memory at %p is also registered with another communicator", shm->base);
     EP_TRY(ep_shm_new(shm->bytes, &next));
     memcpy(next.base, shm->base, mapped);
     fd = ep_fd_above_stdio(fcntl(next.fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));

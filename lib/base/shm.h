@@ -61,14 +61,6 @@ EP_PRIVATE_API ep_status ep_shm_new(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_new_sparse(size_t bytes, struct ep_shm *ret_shm);
 EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes);
 
-/*
- * A segment of memory that the program has mapped itself, at a page boundary, from offset 0 of a memfd whose descriptor
- * is still open. Allocates its missing pages (EP_E_MEMORY names the limit). Then, as the last step, seals it against
- * shrinking: if the call fails, it is not sealed. The mapping belongs to the caller: ep_shm_done() does not unmap it.
- * EP_E_UNSUPPORTED says which memory is required.
- */
-EP_PRIVATE_API ep_status ep_shm_adopt(void *memory, size_t bytes, struct ep_shm *ret_shm);
-
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*

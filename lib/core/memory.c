@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/segments.h"
 #include "core/check.h"
 
 #include <pthread.h>
@@ -72,7 +71,7 @@ ep_status ep_unregister(ep_comm *comm, void *memory)
 struct pool_block {
     struct pool_block *next;
     void *memory;
-    ep_comm *owner; /* NULL: it was freed, and only the address range is left */
+    ep_comm *owner; /* NULL: it was freed, with the memory */
 };
 
 /* A forked child cannot use the parent's communicators. */
@@ -167,8 +166,7 @@ void *ep_pool_alloc(ptrdiff_t bytes, int device, ep_stream stream)
                 bytes < 0 ? "a negative size" : "to which no communicator is attached: see ep_pool_attach()");
         return NULL;
     }
-    if (ep_alloc_local(comm, (size_t)bytes, &memory) == EP_OK)
-        ep_segments_reserve_range(memory);
+    (void)ep_alloc_local(comm, (size_t)bytes, &memory);
     pthread_mutex_lock(&pools->own.lock);
     if (memory) {
         *block = (struct pool_block){.next = pools->first, .memory = memory, .owner = comm};
@@ -209,6 +207,5 @@ void ep_pool_free(void *memory, ptrdiff_t bytes, int device, ep_stream stream)
         end_call(pools, block->owner);
         pthread_mutex_unlock(&pools->own.lock);
     }
-    ep_segments_free_range(memory);
     free(block);
 }

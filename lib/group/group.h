@@ -55,13 +55,8 @@ struct ep_group_peer {
     struct ep_group_mapping *mappings; /* [EP_GROUP_SLOTS], made on first use; peers of this node only */
 };
 
-/* Origin of an allocation: staging of the library, ep_alloc(), ep_alloc_local(), ep_register(). */
-enum ep_group_memory {
-    EP_GROUP_MEMORY_INTERNAL,
-    EP_GROUP_MEMORY_SYMMETRIC,
-    EP_GROUP_MEMORY_LOCAL,
-    EP_GROUP_MEMORY_REGISTERED
-};
+/* Origin of an allocation: staging of the library, ep_alloc(), ep_alloc_local(). */
+enum ep_group_memory { EP_GROUP_MEMORY_INTERNAL, EP_GROUP_MEMORY_SYMMETRIC, EP_GROUP_MEMORY_LOCAL };
 
 struct ep_group_allocation {
     struct ep_shm shm;

@@ -149,52 +149,6 @@ ep_status ep_group_free_local(ep_comm *comm, void *memory)
     return free_kind(comm, memory, EP_GROUP_MEMORY_LOCAL, "ep_free_local", "ep_alloc_local");
 }
 
-/* EP_OK if no byte of it is in a page of an allocation. Under the lock. */
-static ep_status check_unallocated(const struct ep_group *group, const void *memory, size_t bytes)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uintptr_t at = (uintptr_t)memory;
-
-    for (int index = 0; index < EP_GROUP_SLOTS; index++) {
-        const struct ep_shm *shm = &group->allocations[index].shm;
-        uintptr_t base = (uintptr_t)shm->base;
-        size_t pages = ep_shm_mapped_bytes(shm->bytes) / page;
-
-        if (base && (at < base ? base - at < bytes : (at - base) / page < pages))
-            return ep_fail(EP_E_ARG, "part of it is registered or allocated already");
-    }
-    return EP_OK;
-}
-
-ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes)
-{
-    struct ep_group *group = ep_group_of(comm);
-    struct ep_shm shm;
-    ep_status status;
-
-    /* Checked first, so that memory is not sealed in vain; and again, because ep_shm_adopt() runs without the lock. */
-    pthread_mutex_lock(&group->memory_lock);
-    status = check_unallocated(group, memory, bytes);
-    pthread_mutex_unlock(&group->memory_lock);
-    if (status == EP_OK)
-        status = ep_shm_adopt(memory, bytes, &shm);
-    if (status == EP_OK) {
-        pthread_mutex_lock(&group->memory_lock);
-        status = check_unallocated(group, memory, bytes);
-        if (status == EP_OK)
-            status = publish(group, &shm, EP_GROUP_MEMORY_REGISTERED);
-        pthread_mutex_unlock(&group->memory_lock);
-        if (status != EP_OK)
-            ep_shm_done(&shm);
-    }
-    return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_register: memory %p: ", memory);
-}
-
-ep_status ep_group_unregister(ep_comm *comm, void *memory)
-{
-    return free_kind(comm, memory, EP_GROUP_MEMORY_REGISTERED, "ep_unregister", "ep_register");
-}
-
 bool ep_group_find(struct ep_group *group, const void *memory, size_t bytes, struct ep_group_address *ret_address)
 {
     uintptr_t at = (uintptr_t)memory;
@@ -351,7 +305,7 @@ void ep_group_free_stages(struct ep_group *group)
     }
 }
 
-ep_status ep_group_move_memory(struct ep_group *group, int rank)
+ep_status ep_group_move_memory(struct ep_group *group)
 {
     ep_status status = EP_OK;
 
@@ -361,13 +315,7 @@ ep_status ep_group_move_memory(struct ep_group *group, int rank)
 
         if (!allocation->shm.base || allocation->kind == EP_GROUP_MEMORY_INTERNAL)
             continue;
-        status =
-            allocation->kind == EP_GROUP_MEMORY_REGISTERED
-                ? ep_fail(EP_E_STATE,
-                          "rank %d lives, and may still write to memory of ep_register(): end it, or let it free its "
-                          "communicator",
-                          rank)
-                : ep_shm_move(&allocation->shm);
+        status = ep_shm_move(&allocation->shm);
     }
     pthread_mutex_unlock(&group->memory_lock);
     return status == EP_OK ? EP_OK : ep_fail_prefix(status, "ep_comm_regroup: ");

@@ -9,8 +9,6 @@ ep_status ep_group_alloc(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status ep_group_free(ep_comm *comm, void *memory);
 ep_status ep_group_alloc_local(ep_comm *comm, size_t bytes, void **ret_memory);
 ep_status ep_group_free_local(ep_comm *comm, void *memory);
-ep_status ep_group_register(ep_comm *comm, void *memory, size_t bytes);
-ep_status ep_group_unregister(ep_comm *comm, void *memory);
 ep_status ep_group_alloc_internal(struct ep_group *group, size_t bytes, void **ret_memory);
 /* Without pages: call ep_group_reserve() for each part before it is touched. */
 ep_status ep_group_alloc_sparse(struct ep_group *group, size_t bytes, void **ret_memory);
@@ -44,8 +42,8 @@ void ep_group_memory_close(struct ep_group *group);
 void ep_group_unmap_peers(struct ep_group *group);
 /* Frees all staging; the next operations allocate it again. */
 void ep_group_free_stages(struct ep_group *group);
-/* Moves the allocations to new pages at the same addresses, which `rank` has not mapped. */
-ep_status ep_group_move_memory(struct ep_group *group, int rank);
+/* Moves the allocations to new pages at the same addresses, which no other rank has mapped. */
+ep_status ep_group_move_memory(struct ep_group *group);
 /* Writes the allocations into the slot table of a new control block. */
 ep_status ep_group_publish_memory(struct ep_group *group);
 /* Staging buffer number `which` of at least `bytes`. */

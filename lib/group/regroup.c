@@ -69,7 +69,7 @@ static bool is_gone(const struct ep_group_former *former)
  */
 static ep_status fence(struct ep_group *group, const ep_comm *next)
 {
-    int living = group->unknown_former - 1;
+    bool may_write = group->unknown_former > 0;
 
     for (struct ep_group_former **at = &group->former; *at;) {
         const struct ep_group_former *former = *at;
@@ -85,11 +85,11 @@ static ep_status fence(struct ep_group *group, const ep_comm *next)
                     "ep_comm_regroup: rank %d is a thread of this process, which nothing keeps from writing: "
                     "free its communicator first",
                     former->rank);
-            living = former->rank;
+            may_write = true;
         }
         at = &(*at)->next;
     }
-    return living < 0 ? EP_OK : ep_group_move_memory(group, living);
+    return may_write ? ep_group_move_memory(group) : EP_OK;
 }
 
 ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next)

@@ -108,7 +108,7 @@ void track(struct rank_state *state, ep_comm *comm, bool add);
     } while (0)
 
 /* --- sequence_buffer.c --- */
-enum memory { ORDINARY, SYMMETRIC, LOCAL, REGISTERED, POOL, MEMORIES };
+enum memory { ORDINARY, SYMMETRIC, LOCAL, POOL, MEMORIES };
 enum { UNTOUCHED = 0x6e, GUARD = 0xc5 };
 
 struct block {

@@ -3,26 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { EDGE = 64, SHIFTS = 8, PAGE = 4096 };
-
-static bool register_memfd(struct rank_state *state, ep_comm *comm, struct block *block)
-{
-    int fd = memfd_create("sequence", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    void *memory = MAP_FAILED;
-
-    block->total = (block->total + PAGE - 1) / PAGE * PAGE;
-    if (fd >= 0 && ftruncate(fd, (off_t)block->total) == 0)
-        memory = mmap(NULL, block->total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED)
-        return fail(state, "no memfd of %zu bytes", block->total);
-    block->base = memory;
-    CALL(state, ep_register(comm, block->base, block->total));
-    close(fd);
-    return true;
-}
+enum { EDGE = 64, SHIFTS = 8 };
 
 /* The device stands for the rank, because ranks may be threads. */
 static void *pool_alloc(struct rank_state *state, ep_comm *comm, size_t bytes)
@@ -43,12 +25,9 @@ static bool block_new(struct rank_state *state, ep_comm *comm, size_t bytes, enu
         CALL(state, ep_alloc_local(comm, block.total, &memory));
     else if (kind == POOL)
         memory = pool_alloc(state, comm, block.total);
-    else if (kind == ORDINARY)
-        memory = aligned_alloc(64, (block.total + 63) / 64 * 64);
     else
-        TRY(register_memfd(state, comm, &block));
-    if (memory)
-        block.base = memory;
+        memory = aligned_alloc(64, (block.total + 63) / 64 * 64);
+    block.base = memory;
     if (kind == SYMMETRIC && !draw_own(&state->dice, 4))
         block.beside = aligned_alloc(64, (block.total + 63) / 64 * 64);
     if (!block.base)
@@ -72,12 +51,8 @@ static bool block_free(struct rank_state *state, ep_comm *comm, struct block *bl
         ep_pool_free(block->base, (ptrdiff_t)block->total, state->first_rank, NULL);
     else if (block->kind == LOCAL)
         CALL(state, ep_free_local(comm, block->base));
-    else if (block->kind == ORDINARY)
+    else
         free(block->base);
-    else {
-        CALL(state, ep_unregister(comm, block->base));
-        munmap(block->base, block->total);
-    }
     free(block->beside); /* ep_free() has waited for the work that uses it */
     *block = (struct block){.kind = ORDINARY};
     return true;

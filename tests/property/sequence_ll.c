@@ -35,7 +35,7 @@ static void choose_format(struct rank_state *state, const struct ll *ll, struct 
 static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], const struct ll *ll,
                          struct exchange *exchange)
 {
-    static const enum memory kinds[] = {ORDINARY, POOL, SYMMETRIC, LOCAL, REGISTERED};
+    static const enum memory kinds[] = {ORDINARY, POOL, SYMMETRIC, LOCAL};
     size_t n = (size_t)exchange->max_tokens, hidden = (size_t)ll->config.hidden, topk = (size_t)exchange->topk;
     size_t ranks = (size_t)state->nranks, local = (size_t)ll->config.n_experts / ranks, rows = local * ranks * n;
     const struct {
@@ -57,7 +57,7 @@ static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], c
     };
 
     for (int i = 0; i < LL_BUFFERS; i++)
-        TRY(mirror_new(state, comms, names[i], sizes[i].n, sizes[i].bytes, kinds[draw(&state->dice, 5)],
+        TRY(mirror_new(state, comms, names[i], sizes[i].n, sizes[i].bytes, kinds[draw(&state->dice, 4)],
                        &exchange->b[i]));
     return true;
 }

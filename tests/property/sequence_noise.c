@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 enum { NOISE_BYTES = 1 << 14, PAUSE_US = 2000 };
@@ -43,23 +42,6 @@ static void use_memory(struct noise *noise)
     returned(noise, ep_free_local(noise->comm, memory), "ep_free_local");
 }
 
-static void use_window(struct noise *noise)
-{
-    int fd = memfd_create("noise", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    void *memory = MAP_FAILED;
-
-    if (fd >= 0 && ftruncate(fd, NOISE_BYTES) == 0)
-        memory = mmap(NULL, NOISE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory != MAP_FAILED && obtained(noise, ep_register(noise->comm, memory, NOISE_BYTES), "ep_register")) {
-        memset(memory, GUARD, NOISE_BYTES);
-        usleep(random_below(&noise->random, PAUSE_US));
-        returned(noise, ep_unregister(noise->comm, memory), "ep_unregister");
-    }
-    if (memory != MAP_FAILED)
-        munmap(memory, NOISE_BYTES);
-    close(fd);
-}
-
 static void query(struct noise *noise)
 {
     for (int i = 0; i < 20; i++)
@@ -71,12 +53,8 @@ static void *run_noise(void *context)
     struct noise *noise = context;
 
     while (!atomic_load(&noise->stop) && !noise->text[0]) {
-        uint32_t lot = random_below(&noise->random, 3);
-
-        if (lot == 0)
+        if (random_below(&noise->random, 2))
             use_memory(noise);
-        else if (lot == 1)
-            use_window(noise);
         else
             query(noise);
         usleep(random_below(&noise->random, PAUSE_US));

@@ -222,8 +222,8 @@ bool slot_make_plan(struct rank_state *state, ep_comm *comm, const struct slot *
 
 static enum memory choose_memory(struct dice *dice, int which)
 {
-    static const enum memory kinds[] = {ORDINARY, ORDINARY, SYMMETRIC, LOCAL, REGISTERED, POOL};
-    enum memory memory = kinds[draw(dice, 6)];
+    static const enum memory kinds[] = {ORDINARY, ORDINARY, SYMMETRIC, LOCAL, POOL};
+    enum memory memory = kinds[draw(dice, 5)];
 
     /* Allocations of one rank may differ from those of another. */
     if (memory != SYMMETRIC && !draw_own(dice, 3))

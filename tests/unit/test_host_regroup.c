@@ -9,7 +9,6 @@
 #include <dirent.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "ranks.h"
@@ -240,50 +239,6 @@ static int stay_away(const ep_boot *boot, void *argument)
 TEST(a_rank_that_agrees_and_stays_away_is_fenced_off_by_the_next_call)
 {
     try_groups((struct trial){.slots = 2, .ranks_per_node = 2, .program = stay_away, .members = {3, 3, 1}});
-}
-
-/* Memory of the program cannot move: the rank must have left, and until then nothing but the failure changes. */
-static int registered(const ep_boot *boot, void *argument)
-{
-    struct scenario *scenario = argument;
-    int fd = memfd_create("of the program", MFD_ALLOW_SEALING | MFD_CLOEXEC);
-    ep_comm *comm = NULL;
-    void *memory;
-
-    SURE(fd >= 0 && ftruncate(fd, BYTES) == 0);
-    memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    SURE(memory != MAP_FAILED);
-    SURE(make(scenario, 0, boot->rank, &comm) == EP_OK);
-    SURE(ep_register(comm, memory, BYTES) == EP_OK);
-    SURE(ep_comm_barrier(comm) == EP_OK);
-    if (boot->rank == 2) {
-        unit_await(&scenario->at, 2);
-        ep_comm_free(comm);
-        atomic_store(&scenario->at, 3);
-        return 0;
-    }
-    for (int number = 1; number <= 2; number++) { /* however often: the rank still lives */
-        keep(scenario, boot->rank, make(scenario, number, boot->rank, &comm));
-        SURE(ep_comm_async_error(comm) == EP_E_STATE);
-    }
-    atomic_fetch_add(&scenario->at, 1);
-    unit_await(&scenario->at, 3);
-    SURE(make(scenario, 3, boot->rank, &comm) == EP_OK);
-    SURE(ep_comm_async_error(comm) == EP_OK && ep_comm_barrier(comm) == EP_OK);
-    SURE(ep_unregister(comm, memory) == EP_OK);
-    ep_comm_free(comm);
-    return 0;
-}
-
-TEST(registered_memory_is_fenced_by_name)
-{
-    try_groups((struct trial){.slots = 3,
-                              .ranks_per_node = 3,
-                              .program = registered,
-                              .members = {7, 3},
-                              .n_refused = 2,
-                              .status = EP_E_STATE,
-                              .text = "rank 2 lives, and may still write to memory of ep_register()"});
 }
 
 static int leave_out_thread(const ep_boot *boot, void *argument)

@@ -101,6 +101,9 @@ TEST(test_figures)
 /* The wire rate does not fall with the number of nodes; the logical one approaches it. */
 TEST(test_many_nodes)
 {
+    static const struct {
+        int nodes, time_us;
+    } rows[] = {{2, 1395}, {4, 3632}, {4096, 10524}};
     const struct model_hardware *b200 = reference_find_hardware(reference, "b200");
     double before = 0;
 
@@ -108,12 +111,17 @@ TEST(test_many_nodes)
         struct model_case what = case_of(nodes, false, false);
         struct model_result result;
 
+        what.tokens = 4096;
         what.experts = fmax(256, nodes * 8.0);
         what.topk_groups = 0;
         assert_true(model_predict(b200, &what, &result));
         assert_true(result.is_rdma_bound && result.distinct_nodes <= 8 && result.distinct_nodes >= before);
         assert_true(result.rdma_wire > 39 && result.rdma_wire <= 45 && result.rdma_wire < result.rdma_logical);
         before = result.distinct_nodes;
+        /* The table of docs/model.md. */
+        for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+            if (nodes == rows[i].nodes)
+                assert_int_equal(lround(result.time_us), rows[i].time_us);
     }
     assert_true(before > 7.98);
 }
