@@ -24,6 +24,7 @@ struct known {
     struct parse_known public;
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
+    const char *after;       /* has to be in an earlier line of the stream; NULL: none */
     regex_t *pattern;        /* has to match it; NULL: none */
     bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
@@ -56,6 +57,7 @@ bool faults_load(struct parser *parser)
             .text = json_text(row, "text"),
             .also = json_string_value(json_object_get(row, "also")),
             .absent = json_string_value(json_object_get(row, "absent")),
+            .after = json_string_value(json_object_get(row, "after")),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
         };
         known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
@@ -128,6 +130,8 @@ static bool holds(const struct known *row, const struct stream *stream, const ch
 {
     if (row->public.rank == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
         return false;
+    if (row->after && !(stream && stream->after && strcmp(stream->after, row->after) == 0))
+        return false;
     return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
            !(row->absent && strstr(line, row->absent)) &&
            (!row->pattern || regexec(row->pattern, line, 0, NULL, 0) == 0);
@@ -138,13 +142,20 @@ static const struct known *find(struct parser *parser, const char *line)
     struct stream *stream = stream_now(parser);
     const struct known *found = NULL;
 
-    for (size_t i = 0; i < parser->n_known && !found; i++)
-        if (!parser->known[i].is_perftest && holds(&parser->known[i], stream, line))
-            found = &parser->known[i];
+    for (size_t i = 0; i < parser->n_known && !found; i++) {
+        const struct known *row = &parser->known[i];
+
+        if (row->after && stream && strstr(line, row->after))
+            stream->after = row->after;
+        if (!row->is_perftest && holds(row, stream, line))
+            found = row;
+    }
     if (found && stream)
         stream->in_traceback =
             strcmp(found->text, TRACEBACK) == 0 ||
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
+    else if (stream && is_indented(line) && strstr(line, " File \"") && strstr(line, "\", line "))
+        stream->in_traceback = true; /* of one whose beginning is not there */
     return found;
 }
 
