@@ -106,7 +106,8 @@ static void check_low_latency(const struct context *context, struct run_verdict 
         fail_with(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
     else
         fail_with(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
-                  run->lines_missing, run->lines_missing == 1 ? " is" : "s", run->kinds * (int)run->ranks);
+                  run->lines_missing, run->lines_missing == 1 ? " is" : "s",
+                  run->kinds * ((int)run->ranks - run->ranks_absent));
 }
 
 static void check_tables(const struct context *context, struct run_verdict *verdict)
