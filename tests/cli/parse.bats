@@ -92,6 +92,12 @@ internode() {
     [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float out-of-place 15.9 GB/s (busbw), all_reduce float in-place 16.1 GB/s (busbw)." ]
     run -3 epkit parse < <(table 1048576 1073741824)
     [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
+    # Where a switch adds up, the bus bandwidth is above that of a link: no percentage of it.
+    node() { table 1073741824 | sed -E "s/ Rank ([89]|1[0-5]) .*//; s/B200/H200/; s/ 15.93 / $1 /"; }
+    run --separate-stderr epkit parse --json - < <(node 360.0)
+    [ "$(jq '.runs[0].measures[0].percent_of_peak.bus' <<<"$output")" = 80 ]
+    run --separate-stderr epkit parse --json - < <(node 475.0)
+    jq -e '.runs[0] | .ranks == 8 and .measures[0].percent_of_peak == {of: "", rdma: null, nvl: null, bus: null, is_assumed: false}' <<<"$output"
 }
 
 @test "a reference file adds machines and figures" {
