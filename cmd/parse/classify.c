@@ -127,10 +127,12 @@ static void check_tables(const struct context *context, struct run_verdict *verd
             else
                 fail_with(verdict, ": %d row%s of the table with wrong values", run->failed,
                           run->failed == 1 ? "" : "s");
-        } else if (run->n_measures == 0) {
+        } else if (run->n_measures == 0 && (run->started > 0 || !(run->average > 0))) {
             fail_with(verdict, ": the table has no rows");
         } else if (!run->is_complete && run->started > 0) {
             fail_with(verdict, ": the table was cut off");
+        } else if (run->n_measures == 0) {
+            append(verdict, ": the average bus bandwidth is %.1f GB/s, of a table that is not there", run->average);
         } else if (!run->is_complete) {
             note_parts(verdict);
         }

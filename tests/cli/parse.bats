@@ -646,6 +646,12 @@ lowlat() {
         run -0 epkit parse <<<"$part"
         [[ "$output" == *"note: Part of a run: rows of a table, without its beginning and its end."* ]]
     done
+    # The end alone, or with rows that somebody has edited.
+    for part in '' $'size(B)   time(us)  algbw(GB/s)  busbw(GB/s)\n1073741824   4100  261.89  458.30\n'; do
+        run -0 epkit parse <<<"$part# Out of bounds values : 0 OK"$'\n'"# Avg bus bandwidth    : 467.7"
+        [ "${lines[0]}" = "nccl-tests: the average bus bandwidth is 467.7 GB/s, of a table that is not there." ]
+    done
+    run -1 epkit parse <<<"# Avg bus bandwidth    : 0"
     # The end names the operation; a few of the ranks do not say how many nodes there were.
     run -0 epkit parse <<<"$rows"$'\n'"# Avg bus bandwidth    : 138.5"$'\n'"# Collective test concluded: all_gather_perf"
     [[ "${lines[0]}" == "all_gather_perf: all_gather bfloat16 out-of-place 141.5 GB/s"* ]]
