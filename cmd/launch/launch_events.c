@@ -112,8 +112,6 @@ static void handle_event(struct node *node, json_t *event)
         node->reply = json_incref(event);
     } else if (strcmp(name, "exit") == 0) {
         handle_exit(node, event);
-    } else if (strcmp(name, "writes") == 0) {
-        node_has_written(node);
     } else if (strcmp(name, "error") == 0) {
         handle_error_event(node, event);
     } else if (strcmp(name, "clean") == 0) {
@@ -140,6 +138,8 @@ static void handle_line(void *context, const char *text, size_t bytes)
     bytes -= (size_t)length + 2;
     if (kind == LINE_OUTPUT && rank >= 0 && rank < node->launch->per_node)
         node_write(node, rank, text, bytes);
+    if (kind == LINE_PART)
+        node_keep_part(node, rank, text, bytes);
     event = kind == LINE_EVENT && !node->remote->is_ended ? json_loadb(text, bytes, 0, NULL) : NULL;
     if (event)
         handle_event(node, event);
@@ -166,6 +166,8 @@ void node_on_end(struct remote *remote)
     node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
     if (node->is_clean || node->is_swept)
         return;
+    if (node->part_bytes)
+        node_write(node, node->part_rank, node->part, node->part_bytes);
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",
                  remote->failed_at ? remote->why : "the connection ended without an answer from epkit",
