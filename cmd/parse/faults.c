@@ -154,7 +154,7 @@ static const struct known *find(struct parser *parser, const char *line)
         stream->in_traceback =
             strcmp(found->text, TRACEBACK) == 0 ||
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
-    else if (stream && is_indented(line) && strstr(line, " File \"") && strstr(line, "\", line "))
+    else if (stream && strstr(line, "  File \"") && strstr(line, "\", line "))
         stream->in_traceback = true; /* of one whose beginning is not there */
     return found;
 }
