@@ -125,6 +125,7 @@ static void handle_line(void *context, const char *text, size_t bytes)
 {
     struct node *node = context;
     int rank, length = 0;
+    bool is_of_rank;
     char kind;
     json_t *event;
 
@@ -136,9 +137,10 @@ static void handle_line(void *context, const char *text, size_t bytes)
     node->has_answered = true;
     text += length + 2;
     bytes -= (size_t)length + 2;
-    if (kind == LINE_OUTPUT && rank >= 0 && rank < node->launch->per_node)
+    is_of_rank = rank >= 0 && rank < node->launch->per_node;
+    if (kind == LINE_OUTPUT && is_of_rank)
         node_write(node, rank, text, bytes);
-    if (kind == LINE_PART)
+    if (kind == LINE_PART && is_of_rank)
         node_keep_part(node, rank, text, bytes);
     event = kind == LINE_EVENT && !node->remote->is_ended ? json_loadb(text, bytes, 0, NULL) : NULL;
     if (event)
