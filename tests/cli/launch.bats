@@ -335,7 +335,7 @@ while True:
 }
 
 @test "a line whose end comes late is whole, also behind the end of its rank; what has no end yet is output" {
-    launch --silent 1 --hosts a,b -- sh -c 'for i in 1 2 3 4; do printf .; sleep 0.9; done
+    launch --silent 3 --hosts a,b -- sh -c 'for i in 1 2 3 4; do printf .; sleep 0.9; done
         [ $RANK = 1 ] || { (printf "abc "; sleep 1; echo def) & exit; }; for i in 1 2 3 4; do printf .; sleep 0.9; done'
     [ "$status" -eq 0 ]
     grep -qxF 'a: ....abc def' <<<"$output"
