@@ -125,10 +125,26 @@ static bool is_ignored(struct parser *parser, const char *line)
     return true;
 }
 
-/* Lines of the code in a traceback may contain the name of any exception. */
+/* How far a traceback is indented by what quotes it; its frames are by two more. */
+static size_t indent_of(const char *line)
+{
+    size_t n = strspn(line, " ");
+
+    return n >= 2 && text_begins(line + n, "File \"") ? n - 2 : n;
+}
+
+/* The last line of the traceback in progress; lines of the code in it may contain the name of any exception. */
+static bool may_end_traceback(const struct stream *stream, const char *line)
+{
+    const char *behind = skip_host(line);
+
+    return stream && stream->in_traceback && strspn(line, " ") <= stream->traceback_indent &&
+           (behind == line || !text_begins(behind, "  "));
+}
+
 static bool holds(const struct known *row, const struct stream *stream, const char *line)
 {
-    if (row->public.rank == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
+    if (row->public.rank == TRACEBACK_END && !may_end_traceback(stream, line))
         return false;
     if (row->after && !(stream && stream->after && strcmp(stream->after, row->after) == 0))
         return false;
@@ -141,6 +157,7 @@ static const struct known *find(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     const struct known *found = NULL;
+    bool was_in = stream && stream->in_traceback;
 
     for (size_t i = 0; i < parser->n_known && !found; i++) {
         const struct known *row = &parser->known[i];
@@ -156,6 +173,8 @@ static const struct known *find(struct parser *parser, const char *line)
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
     else if (stream && strstr(line, "  File \"") && strstr(line, "\", line "))
         stream->in_traceback = true; /* of one whose beginning is not there */
+    if (stream && !was_in && stream->in_traceback)
+        stream->traceback_indent = indent_of(line);
     return found;
 }
 

@@ -43,7 +43,8 @@ struct stream {
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
     int n_ignored;          /* tracebacks after such lines whose exception is still to come */
     bool in_traceback;      /* of another one: its exception is still to come */
-    const char *after;      /* the latest line that rows of failures.json refer to, as they name it */
+    size_t traceback_indent;
+    const char *after; /* the latest line that rows of failures.json refer to, as they name it */
 };
 
 /* Internal state next to the public part of a run. */

@@ -247,7 +247,7 @@ FAILURES = [
         "CQE ERROR wr_id=12887842422", "https://github.com/uccl-project/uccl/issues/617"),
     Row(MPI, "start", ["-" * 74, "prterun was unable to reliably start one or more daemons.", "This usually is caused by:", "",
                        "* not finding the required libraries and/or binaries on", "  one or more nodes."],
-        "unable to reliably start", "https://github.com/openpmix/prrte/issues/1392"),
+        "unable to reliably start|Connection refused", "https://github.com/openpmix/prrte/issues/1392"),
 ]
 
 CHATTER = [
