@@ -25,7 +25,7 @@
 #define GRACE_S 5
 #define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
-#define WRITES_NS UINT64_C(500000000)
+#define PARTS_NS UINT64_C(500000000)
 
 static bool is_disconnected; /* the launcher does not read any more */
 
@@ -47,10 +47,10 @@ static void agent_write(const char *data, size_t bytes)
     }
 }
 
-void agent_send_line(int rank, const char *text, size_t bytes)
+void agent_send_line(char kind, int rank, const char *text, size_t bytes)
 {
     static char line[LINE_OUTPUT_MAX + 32];
-    size_t n = (size_t)snprintf(line, sizeof(line), "%c%c%d ", LINE_MARK, LINE_OUTPUT, rank);
+    size_t n = (size_t)snprintf(line, sizeof(line), "%c%c%d ", LINE_MARK, kind, rank);
 
     memcpy(line + n, text, bytes);
     line[n + bytes] = '\n';
@@ -72,15 +72,15 @@ void agent_event(const char *name, json_t *object)
     free(text);
 }
 
-void agent_tell_of_output(void)
+void agent_send_part(int rank, const char *text, size_t bytes, bool is_new)
 {
-    static uint64_t told_ns;
+    static uint64_t sent_ns;
     uint64_t now_ns = ep_now_ns();
 
-    if (now_ns - told_ns < WRITES_NS)
+    if (!is_new && now_ns - sent_ns < PARTS_NS)
         return;
-    told_ns = now_ns;
-    agent_event("writes", json_object());
+    sent_ns = now_ns;
+    agent_send_line(LINE_PART, rank, text, bytes < LINE_PART_MAX ? bytes : LINE_PART_MAX);
 }
 
 static void send_error(const char *layer, const char *text)

@@ -45,11 +45,11 @@ struct agent {
 
 /* --- agent.c --- */
 
-/* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes. */
-void agent_send_line(int rank, const char *text, size_t bytes);
+/* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes; `kind`: LINE_OUTPUT, LINE_PART. */
+void agent_send_line(char kind, int rank, const char *text, size_t bytes);
 
-/* Sends the event "writes", at most twice a second: a rank has written what is no whole line yet. */
-void agent_tell_of_output(void);
+/* Sends the beginning of a line of a rank: of each line once, and at most twice a second of those that grow. */
+void agent_send_part(int rank, const char *text, size_t bytes, bool is_new);
 
 /* Sends {"event": name, ...} and consumes `object`, which holds the other members. */
 void agent_event(const char *name, json_t *object);

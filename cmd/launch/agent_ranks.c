@@ -137,17 +137,18 @@ struct output {
 
 static void send_line(void *context, const char *text, size_t bytes)
 {
-    agent_send_line(((const struct agent_rank *)context)->local, text, bytes);
+    agent_send_line(LINE_OUTPUT, ((const struct agent_rank *)context)->local, text, bytes);
 }
 
 static void add_output(void *context, const char *data, size_t bytes)
 {
     const struct output *output = context;
     struct line_buffer *lines = &output->rank->lines[output->which];
+    bool is_new = lines->used == 0 || memchr(data, '\n', bytes);
 
     line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
     if (lines->used)
-        agent_tell_of_output();
+        agent_send_part(output->rank->local, lines->text, lines->used, is_new);
 }
 
 void agent_read_rank(struct agent_rank *rank, int which, int reads)

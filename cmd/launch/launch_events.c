@@ -112,8 +112,6 @@ static void handle_event(struct node *node, json_t *event)
         node->reply = json_incref(event);
     } else if (strcmp(name, "exit") == 0) {
         handle_exit(node, event);
-    } else if (strcmp(name, "writes") == 0) {
-        node_has_written(node);
     } else if (strcmp(name, "error") == 0) {
         handle_error_event(node, event);
     } else if (strcmp(name, "clean") == 0) {
@@ -127,6 +125,7 @@ static void handle_line(void *context, const char *text, size_t bytes)
 {
     struct node *node = context;
     int rank, length = 0;
+    bool is_of_rank;
     char kind;
     json_t *event;
 
@@ -138,8 +137,11 @@ static void handle_line(void *context, const char *text, size_t bytes)
     node->has_answered = true;
     text += length + 2;
     bytes -= (size_t)length + 2;
-    if (kind == LINE_OUTPUT && rank >= 0 && rank < node->launch->per_node)
+    is_of_rank = rank >= 0 && rank < node->launch->per_node;
+    if (kind == LINE_OUTPUT && is_of_rank)
         node_write(node, rank, text, bytes);
+    if (kind == LINE_PART && is_of_rank)
+        node_keep_part(node, rank, text, bytes);
     event = kind == LINE_EVENT && !node->remote->is_ended ? json_loadb(text, bytes, 0, NULL) : NULL;
     if (event)
         handle_event(node, event);
@@ -166,6 +168,8 @@ void node_on_end(struct remote *remote)
     node->state = node->is_clean ? NODE_ENDED : NODE_FAILED;
     if (node->is_clean || node->is_swept)
         return;
+    if (node->part_bytes)
+        node_write(node, node->part_rank, node->part, node->part_bytes);
     if (before == NODE_CONNECTING) {
         snprintf(why, sizeof(why), "%.260s%s%s",
                  remote->failed_at ? remote->why : "the connection ended without an answer from epkit",

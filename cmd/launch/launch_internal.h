@@ -61,6 +61,9 @@ struct node {
     bool has_log_failed;
     char last_line[120];
     int last_rank; /* the rank that wrote it */
+    char part[LINE_PART_MAX];
+    size_t part_bytes; /* of a line whose end has not arrived */
+    int part_rank;
 };
 
 struct launch {
@@ -135,8 +138,8 @@ void launch_fail(struct launch *launch, struct node *node, int code, const char 
 /* A line that a rank has written. */
 void node_write(struct node *node, int rank, const char *text, size_t bytes);
 
-/* A rank of the node has written, perhaps no whole line yet. */
-void node_has_written(struct node *node);
+/* A rank of the node has written no whole line yet: it is kept in case that the node is lost before its end. */
+void node_keep_part(struct node *node, int rank, const char *text, size_t bytes);
 void launch_log(struct launch *launch, const char *text);
 
 /* Writes as much as the reader accepts now. */

@@ -133,17 +133,27 @@ static void log_line(struct node *node, const char *text, size_t bytes)
         log_failed(launch, node->name, &node->has_log_failed);
 }
 
-void node_has_written(struct node *node)
+static void has_written(struct node *node)
 {
     node->output_ns = ep_now_ns();
     node->n_silent = 0;
+}
+
+void node_keep_part(struct node *node, int rank, const char *text, size_t bytes)
+{
+    has_written(node);
+    node->part_rank = rank;
+    node->part_bytes = bytes < sizeof(node->part) ? bytes : sizeof(node->part);
+    memcpy(node->part, text, node->part_bytes);
 }
 
 void node_write(struct node *node, int rank, const char *text, size_t bytes)
 {
     char prefix[300];
 
-    node_has_written(node);
+    has_written(node);
+    if (rank == node->part_rank && bytes >= node->part_bytes && memcmp(text, node->part, node->part_bytes) == 0)
+        node->part_bytes = 0;
     if (bytes && text[bytes - 1] == '\r')
         bytes--;
     if (node->launch->per_node > 1)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lines.h - output in lines. The agent of a node sends lines to the launcher, on a byte stream that may begin with the
- * greeting of a login shell: "\036J0 JSON" is an event, "\036O3 TEXT" a line that rank 3 of the node has written.
+ * greeting of a login shell: "\036J0 JSON" is an event, "\036O3 TEXT" a line that rank 3 of the node has written,
+ * "\036P3 TEXT" the beginning of a line whose end it has not written yet.
  */
 #ifndef EP_LAUNCH_LINES_H
 #define EP_LAUNCH_LINES_H
@@ -12,7 +13,9 @@
 #define LINE_MARK '\036'
 #define LINE_EVENT 'J'
 #define LINE_OUTPUT 'O'
+#define LINE_PART 'P'
 #define LINE_OUTPUT_MAX 16384     /* bytes of a line that a rank writes; longer ones are cut in pieces */
+#define LINE_PART_MAX 1000        /* bytes of the beginning of a line that are told */
 #define LINE_EVENT_MAX (4u << 20) /* bytes of a line of an agent */
 
 typedef void (*line_fn)(void *context, const char *text, size_t bytes);

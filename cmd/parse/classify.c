@@ -106,7 +106,8 @@ static void check_low_latency(const struct context *context, struct run_verdict 
         fail_with(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
     else
         fail_with(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
-                  run->lines_missing, run->lines_missing == 1 ? " is" : "s", run->kinds * (int)run->ranks);
+                  run->lines_missing, run->lines_missing == 1 ? " is" : "s",
+                  run->kinds * ((int)run->ranks - run->ranks_absent));
 }
 
 static void check_tables(const struct context *context, struct run_verdict *verdict)
@@ -126,10 +127,12 @@ static void check_tables(const struct context *context, struct run_verdict *verd
             else
                 fail_with(verdict, ": %d row%s of the table with wrong values", run->failed,
                           run->failed == 1 ? "" : "s");
-        } else if (run->n_measures == 0) {
+        } else if (run->n_measures == 0 && (run->started > 0 || !(run->average > 0))) {
             fail_with(verdict, ": the table has no rows");
         } else if (!run->is_complete && run->started > 0) {
             fail_with(verdict, ": the table was cut off");
+        } else if (run->n_measures == 0) {
+            append(verdict, ": the average bus bandwidth is %.1f GB/s, of a table that is not there", run->average);
         } else if (!run->is_complete) {
             note_parts(verdict);
         }

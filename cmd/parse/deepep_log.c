@@ -279,11 +279,11 @@ static bool tuning_line(struct parser *parser, const char *at)
         parser->totals.unreadable += !is_similar;
         return !is_similar;
     }
+    run = v1_need(parser, tuning.rdma_chunk >= 0);
     if (tuning.is_best && begins_again(&scratch->v1, &tuning)) {
-        (void)v1_begin(parser, tuning.rdma_chunk >= 0);
+        run = v1_begin(parser, tuning.rdma_chunk >= 0);
         (void)begins_again(&scratch->v1, &tuning);
     }
-    run = v1_need(parser, tuning.rdma_chunk >= 0);
     if (!run)
         return true;
     if (tuning.rdma_chunk >= 0)

@@ -64,6 +64,8 @@ static json_t *percents(const struct run_verdict *verdict, const struct parse_me
         bus = verdict->nodes > 1 ? 100 * measure->bus_gbps / bus_peak(verdict, nics)
               : hardware         ? 100 * measure->bus_gbps / hardware->nvlink_gbps
                                  : NAN;
+    if (bus > 100) /* a switch adds up (NVLS, SHARP): the formula of the bus bandwidth is not what a link carries */
+        bus = NAN;
     if (rdma > 0)
         snprintf(of, sizeof(of), "NICs, %.0f GB/s for each %s", share,
                  verdict->run->dialect == PARSE_PERFTEST ? "port" : "GPU");

@@ -24,6 +24,7 @@ struct known {
     struct parse_known public;
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
+    const char *after;       /* has to be in an earlier line of the stream; NULL: none */
     regex_t *pattern;        /* has to match it; NULL: none */
     bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
@@ -56,6 +57,7 @@ bool faults_load(struct parser *parser)
             .text = json_text(row, "text"),
             .also = json_string_value(json_object_get(row, "also")),
             .absent = json_string_value(json_object_get(row, "absent")),
+            .after = json_string_value(json_object_get(row, "after")),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
         };
         known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
@@ -123,10 +125,28 @@ static bool is_ignored(struct parser *parser, const char *line)
     return true;
 }
 
-/* Lines of the code in a traceback may contain the name of any exception. */
+/* How far a traceback is indented by what quotes it; its frames are by two more. */
+static size_t indent_of(const char *line)
+{
+    size_t n = strspn(line, " ");
+
+    return n >= 2 && text_begins(line + n, "File \"") ? n - 2 : n;
+}
+
+/* The last line of the traceback in progress; lines of the code in it may contain the name of any exception. */
+static bool may_end_traceback(const struct stream *stream, const char *line)
+{
+    const char *behind = skip_host(line);
+
+    return stream && stream->in_traceback && strspn(line, " ") <= stream->traceback_indent &&
+           (behind == line || !text_begins(behind, "  "));
+}
+
 static bool holds(const struct known *row, const struct stream *stream, const char *line)
 {
-    if (row->public.rank == TRACEBACK_END && !(stream && stream->in_traceback && !is_indented(line)))
+    if (row->public.rank == TRACEBACK_END && !may_end_traceback(stream, line))
+        return false;
+    if (row->after && !(stream && stream->after && strcmp(stream->after, row->after) == 0))
         return false;
     return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
            !(row->absent && strstr(line, row->absent)) &&
@@ -137,14 +157,24 @@ static const struct known *find(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     const struct known *found = NULL;
+    bool was_in = stream && stream->in_traceback;
 
-    for (size_t i = 0; i < parser->n_known && !found; i++)
-        if (!parser->known[i].is_perftest && holds(&parser->known[i], stream, line))
-            found = &parser->known[i];
+    for (size_t i = 0; i < parser->n_known && !found; i++) {
+        const struct known *row = &parser->known[i];
+
+        if (row->after && stream && strstr(line, row->after))
+            stream->after = row->after;
+        if (!row->is_perftest && holds(row, stream, line))
+            found = row;
+    }
     if (found && stream)
         stream->in_traceback =
             strcmp(found->text, TRACEBACK) == 0 ||
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
+    else if (stream && strstr(line, "  File \"") && strstr(line, "\", line "))
+        stream->in_traceback = true; /* of one whose beginning is not there */
+    if (stream && !was_in && stream->in_traceback)
+        stream->traceback_indent = indent_of(line);
     return found;
 }
 

@@ -213,12 +213,17 @@ static size_t mark_length(const char *line)
     return text_begins(line, "\xff\xfe") || text_begins(line, "\xfe\xff") ? 2 : 0;
 }
 
-/* What a page puts in front of a line: "> " of a quotation, which DeepEP 2 prints too; spaces before a prefix. */
+/*
+ * What a page puts in front of a line: "> " of a quotation, which DeepEP 2 prints too; a backslash before '#', which
+ * would make the line a heading; spaces before a prefix.
+ */
 static size_t paste_length(const char *line)
 {
     size_t n = 0;
     struct prefix prefix;
 
+    if (text_begins(line, "\\#"))
+        return 1;
     if (*line != '>' && *line != ' ')
         return 0;
     while (line[n] == '>' && line[n + 1] == ' ' &&

@@ -45,17 +45,22 @@ static struct parse_run *begin(struct parser *parser)
         stream->nccl_has_error_column = false;
         stream->nccl_has_iterations = false;
         stream->n_nccl_hosts = 0;
+        stream->n_nccl_ranks = 0;
     }
     return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
 }
 
-/* The run that a header line belongs to: the open run, unless it has rows. */
-static struct parse_run *head(struct parser *parser)
+/* The run that a header line belongs to: the open run, unless it has rows. Is it of the beginning, or of the table? */
+static struct parse_run *head(struct parser *parser, bool is_beginning)
 {
     const struct stream *stream = stream_now(parser);
     struct parse_run *run = run_open(parser, PARSE_NCCL_TESTS);
 
-    return run && stream && !stream->nccl_rows_seen && !run->is_complete ? run : begin(parser);
+    if (!run || !stream || stream->nccl_rows_seen || run->is_complete)
+        run = begin(parser);
+    if (run && is_beginning)
+        run->started = 1;
+    return run;
 }
 
 /* The number of hosts, this one included. */
@@ -72,9 +77,11 @@ static int count_host(struct stream *stream, uint64_t host)
 /* "#  Rank  0 Group  0 Pid  34386 on node-0 device  0 [0000:1b:00] NVIDIA B200" */
 static bool rank_line(struct parser *parser, const char *line)
 {
+    struct stream *stream = stream_now(parser);
     double rank;
     const char *on, *device;
     struct parse_run *run;
+    int hosts;
 
     if (!lex_after(line, "Rank ", &rank) || rank >= 1e6)
         return false;
@@ -82,16 +89,17 @@ static bool rank_line(struct parser *parser, const char *line)
     device = on ? strstr(on, " device ") : NULL;
     if (!device || !strstr(line, "Pid"))
         return false;
-    run = head(parser);
-    if (!run)
+    run = head(parser, true);
+    if (!run || !stream)
         return true;
-    run->started = 1;
     /* One process prints all ranks: a second rank 0 belongs to a concurrent run. */
     if (rank == 0 && run->ranks > 0)
         run->writers++;
     if (rank >= (double)run->ranks)
         run->ranks = (int64_t)rank + 1;
-    run->nodes = count_host(stream_now(parser), text_hash(on + 4, (size_t)(device - on) - 4));
+    hosts = count_host(stream, text_hash(on + 4, (size_t)(device - on) - 4));
+    /* A page may show some of the ranks. */
+    run->nodes = 2 * ++stream->n_nccl_ranks > run->ranks ? hosts : -1;
     device = strstr(device, "] ");
     if (device)
         snprintf(run->device, sizeof(run->device), "%.*s", (int)(sizeof(run->device) - 1), device + 2);
@@ -104,15 +112,24 @@ static double to_gbps(const struct parse_run *run, double value)
     return run->bits ? value / run->bits : value;
 }
 
-/* "Collective test starting: all_reduce_perf" */
+/* The operation is the name of the program without "_perf". */
+static void set_op(const struct parse_run *run, char *op, size_t bytes)
+{
+    const char *end = strstr(run->title, "_perf");
+
+    snprintf(op, bytes, "%.*s", end ? (int)(end - run->title) : (int)bytes, end ? run->title : "collective");
+}
+
+/* "Collective test starting: all_reduce_perf"; the end of a table whose beginning is not there says it, too. */
 static void set_title(struct parse_run *run, const char *line)
 {
     const char *name = strchr(line, ':') + 1;
 
     if (!run)
         return;
-    run->started = 1;
     snprintf(run->title, sizeof(run->title), "%.*s", (int)(sizeof(run->title) - 1), name + strspn(name, " "));
+    for (size_t i = 0; i < run->n_measures; i++)
+        set_op(run, run->measures[i].op, sizeof(run->measures[i].op));
 }
 
 static bool head_line(struct parser *parser, const char *line)
@@ -121,20 +138,21 @@ static bool head_line(struct parser *parser, const char *line)
     struct parse_run *run;
 
     if (strstr(line, "Collective test starting:")) {
-        set_title(begin(parser), line);
+        (void)begin(parser);
+        set_title(head(parser, true), line);
         return true;
     }
     if (strstr(line, "nThread ") && strstr(line, "minBytes ")) {
         run = run_open(parser, PARSE_NCCL_TESTS);
         /* A new attempt after one that failed before its table. */
-        run = run && run->n_problems > 0 ? begin(parser) : head(parser);
-        if (run)
-            run->started = 1;
+        if (run && run->n_problems > 0)
+            (void)begin(parser);
+        (void)head(parser, true);
         return true;
     }
     if (strstr(line, "busbw") && strstr(line, "type") &&
         ((strstr(line, "size") && strstr(line, "count")) || strstr(line, "bytes"))) {
-        (void)head(parser);
+        (void)head(parser, false);
         if (stream)
             stream->nccl_has_iterations = strstr(line, "i_min") != NULL;
         if (stream)
@@ -142,7 +160,7 @@ static bool head_line(struct parser *parser, const char *line)
         return true;
     }
     if (strstr(line, "(elements)") && strstr(line, "(us)")) {
-        run = head(parser);
+        run = head(parser, false);
         if (run && strstr(line, "(Gb/s)"))
             run->bits = 8;
         return true;
@@ -190,10 +208,9 @@ static bool is_number_or_na(const char *word, double *ret_number)
 static bool keep_group(struct parse_run *run, char **words, const char *type, bool is_in_place, double bytes,
                        bool is_magnitude)
 {
-    const char *end = strstr(run->title, "_perf"); /* the operation is the name of the program without it */
     double values[GROUP], bus;
     struct parse_measure *measure;
-    char op[40] = "collective";
+    char op[40];
 
     for (int i = 0; i < GROUP; i++)
         if (!is_number_or_na(words[i], &values[i]))
@@ -202,8 +219,7 @@ static bool keep_group(struct parse_run *run, char **words, const char *type, bo
         return true; /* N/A: the test has no such group */
     if (isnan(values[0]) || isnan(values[1]) || isnan(values[2]))
         return false;
-    if (end)
-        snprintf(op, sizeof(op), "%.*s", (int)(end - run->title), run->title);
+    set_op(run, op, sizeof(op));
     measure = run_measure(run, op, type, is_in_place ? "in-place" : "out-of-place");
     if (!measure)
         return true;

@@ -32,7 +32,7 @@ struct stream {
     struct deepep_scratch *deepep; /* of the open DeepEP run */
     bool nccl_rows_seen, nccl_has_error_column, nccl_has_iterations;
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
-    int n_nccl_hosts;
+    int n_nccl_hosts, n_nccl_ranks;      /* ranks: lines of them */
     const char *program_op, *program_type, *program_config,
         *program_table;   /* in a run of recipes/programs.json: of what follows */
     size_t program_begin; /* the form of its first line */
@@ -43,6 +43,8 @@ struct stream {
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
     int n_ignored;          /* tracebacks after such lines whose exception is still to come */
     bool in_traceback;      /* of another one: its exception is still to come */
+    size_t traceback_indent;
+    const char *after; /* the latest line that rows of failures.json refer to, as they name it */
 };
 
 /* Internal state next to the public part of a run. */

@@ -10,7 +10,7 @@
 /* Small: a page as wide as a phone shows it at its size. */
 #define WIDTH 420.0
 #define HEIGHT 270.0
-#define LEFT 52.0
+#define LEFT 60.0 /* "12.5k" beside the name of the axis */
 #define RIGHT 8.0
 #define TOP 10.0
 #define BASE 222.0 /* y of the horizontal axis */

@@ -335,12 +335,34 @@ while True:
 }
 
 @test "a line whose end comes late is whole, also behind the end of its rank; what has no end yet is output" {
-    launch --silent 1 --hosts a,b -- sh -c 'for i in 1 2 3 4; do printf .; sleep 0.9; done
+    launch --silent 3 --hosts a,b -- sh -c 'for i in 1 2 3 4; do printf .; sleep 0.9; done
         [ $RANK = 1 ] || { (printf "abc "; sleep 1; echo def) & exit; }; for i in 1 2 3 4; do printf .; sleep 0.9; done'
     [ "$status" -eq 0 ]
     grep -qxF 'a: ....abc def' <<<"$output"
     grep -qxF 'b: ........' <<<"$output"
     [[ "$stderr" != *'has written nothing'* ]]
+}
+
+@test "what a host had written of a line when it was lost is in the output" {
+    # Each write is read before the next one, and told before the next one is read.
+    cat >program <<'END'
+import array, fcntl, os, termios, time
+for text in b"a line\n[testing] ", b"case 7 ... ", b"x", b"y":
+    os.write(1, text)
+    left = array.array("i", [1])
+    while left[0]:
+        fcntl.ioctl(1, termios.FIONREAD, left)
+pid, agent = os.getpid(), None
+while pid > 1:
+    agent = pid if b"__node" in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0") else agent
+    pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+os.kill(agent, 9)
+time.sleep(1000)
+END
+    launch --hosts a -- python3 "$PWD/program"
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"a: a line"$'\n'"a: [testing] "* ]]
+    [[ "$output$stderr" == *"the connection was lost"* ]]
 }
 
 @test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {

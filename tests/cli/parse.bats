@@ -92,6 +92,12 @@ internode() {
     [ "${lines[0]}" = "all_reduce_perf, 2 nodes: all_reduce float out-of-place 15.9 GB/s (busbw), all_reduce float in-place 16.1 GB/s (busbw)." ]
     run -3 epkit parse < <(table 1048576 1073741824)
     [[ "${lines[0]}" == *"is 2% of the expected 684.0 on b200: NCCL uses one NIC, or sockets"* ]]
+    # Where a switch adds up, the bus bandwidth is above that of a link: no percentage of it.
+    node() { table 1073741824 | sed -E "s/ Rank ([89]|1[0-5]) .*//; s/B200/H200/; s/ 15.93 / $1 /"; }
+    run --separate-stderr epkit parse --json - < <(node 360.0)
+    [ "$(jq '.runs[0].measures[0].percent_of_peak.bus' <<<"$output")" = 80 ]
+    run --separate-stderr epkit parse --json - < <(node 475.0)
+    jq -e '.runs[0] | .ranks == 8 and .measures[0].percent_of_peak == {of: "", rdma: null, nvl: null, bus: null, is_assumed: false}' <<<"$output"
 }
 
 @test "a reference file adds machines and figures" {
@@ -617,6 +623,9 @@ lowlat() {
     [ "$(jq '.runs | length' <<<"$output")" = 2 ]
     run --separate-stderr epkit parse --json - < <(block 44.3 145 | sed p)
     [ "$(jq '.runs | length' <<<"$output")" = 1 ]
+    # A run within a node, and one between nodes behind it.
+    run --separate-stderr epkit parse --json - < <(block 44.3 326.6 | sed 's/, RDMA chunk [0-9]*:.*(RDMA),/,/'; block 17.8 58)
+    [ "$(jq -c '[.runs[] | [.dialect, .measures[0].logical_gbps.nvl, .measures[0].logical_gbps.rdma]]' <<<"$output")" = '[["deepep-intranode",326.6,null],["deepep-internode",58,17.8]]' ]
     # Files: without a common setting, or with rates that nodes of one run cannot have.
     block 44.3 145 >a; block 44.1 144 >b
     run --separate-stderr epkit parse --json a b
@@ -637,6 +646,17 @@ lowlat() {
         run -0 epkit parse <<<"$part"
         [[ "$output" == *"note: Part of a run: rows of a table, without its beginning and its end."* ]]
     done
+    # The end alone, or with rows that somebody has edited.
+    for part in '' $'size(B)   time(us)  algbw(GB/s)  busbw(GB/s)\n1073741824   4100  261.89  458.30\n'; do
+        run -0 epkit parse <<<"$part# Out of bounds values : 0 OK"$'\n'"# Avg bus bandwidth    : 467.7"
+        [ "${lines[0]}" = "nccl-tests: the average bus bandwidth is 467.7 GB/s, of a table that is not there." ]
+    done
+    run -1 epkit parse <<<"# Avg bus bandwidth    : 0"
+    # The end names the operation; a few of the ranks do not say how many nodes there were.
+    run -0 epkit parse <<<"$rows"$'\n'"# Avg bus bandwidth    : 138.5"$'\n'"# Collective test concluded: all_gather_perf"
+    [[ "${lines[0]}" == "all_gather_perf: all_gather bfloat16 out-of-place 141.5 GB/s"* ]]
+    run --separate-stderr epkit parse --json - <<<"#  Rank 71 Group  0 Pid    500 on gpu-17 device  3 [0x01] NVIDIA GB200"$'\n'"$rows"$'\n'"# Avg bus bandwidth    : 138.5"
+    [ "$(jq -c '[.runs[] | .ranks, .nodes]' <<<"$output")" = '[72,null]' ]
     for begin in '# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)' '# Collective test starting: all_gather_perf' \
         '#  Rank  0 Group  0 Pid    500 on gpu-0 device  0 [0000:8f:00] NVIDIA H200'; do
         run -1 epkit parse <<<"$begin"$'\n'"$columns"$'\n'"$rows"

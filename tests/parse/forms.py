@@ -98,11 +98,16 @@ def coloured(text, rng):
     return "".join(f"\x1b[36m{line}\x1b[0m\n" for line in text.splitlines())
 
 
+def escaped(text, rng):
+    """A '#' would begin a heading (pmodels/mpich issue 7601)."""
+    return "".join(("\\" if line.startswith("#") else "") + line + "\n" for line in text.splitlines())
+
+
 def as_is(text, rng):
     return text
 
 
-PASTES = [as_is, as_is, as_is, fenced, quoted, indented, padded, windows, with_command, coloured]
+PASTES = [as_is, as_is, as_is, fenced, quoted, indented, padded, windows, with_command, coloured, escaped]
 
 
 # --- merging ---

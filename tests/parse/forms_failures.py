@@ -218,6 +218,36 @@ FAILURES = [
         "Couldn't read remote address", "https://github.com/nminoru/pib/issues/3"),
     Row(PERF, "start", ["Failed to modify QP 4711 to RTR", " Unable to Connect the HCA's through the link"],
         "Failed to modify QP", PERFTEST + "issues/132"),
+    Row(V1 | LL, "start", ["/srv/nvshmem/src/host/topo/topo.cpp:477: non-zero status: -6 allgather of ipc handles failed", "",
+                           "/srv/nvshmem/src/host/init/init.cu:998: non-zero status: 7 building transport map failed ", "",
+                           "/srv/nvshmem/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting ",
+                           "", "/srv/nvshmem/src/modules/bootstrap/uid/ncclSocket/ncclsocket_socket.cpp:socketProgressOpt:39: "
+                           "socketProgressOpt: Call to recv from 10.0.0.4<38229> failed : Broken pipe"],
+        "allgather of ipc handles failed", DEEPEP + "issues/223"),
+    Row(LL, "start", ["/srv/nvshmem/src/modules/transport/ibrc/ibrc.cpp:418: non-zero status: 110 ibv_modify_qp failed ", "",
+                      "/srv/nvshmem/src/modules/transport/ibrc/ibrc.cpp:1433: non-zero status: 7 ep_connect failed "],
+        "110 ibv_modify_qp failed", DEEPEP + "issues/289"),
+    Row(MPI, "any", ["[gpu-<h>:<p>:0:<p>]    ud_iface.c:780  Fatal: transport error: Endpoint timeout", "==== backtrace ===="],
+        "Fatal: transport error: Endpoint timeout", "https://github.com/openucx/ucx/issues/2789"),
+    Row(EP, "any", ["WARNING:torch.distributed.elastic.multiprocessing.api:Sending process <p> closing signal SIGTERM"] * 2
+        + ["ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: <p>) of binary: python3",
+           "Traceback (most recent call last):", "  File \"/usr/bin/torchrun\", line 8, in <module>", "    sys.exit(main())"],
+        r"failed \(exitcode: -9\) local_rank: 3", "https://github.com/hpcaitech/ColossalAI/issues/3514"),
+    Row(EP, "any", ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60, "tests/test.py FAILED",
+                    "-" * 60, "Failures:", "[1]:", "  rank      : 3 (local_rank: 3)", "  exitcode  : -9 (pid: 12)",
+                    "  traceback : Signal 9 (SIGKILL) received by PID 12", "-" * 60, "Root Cause (first observed failure):", "[0]:",
+                    "  rank      : 0 (local_rank: 0)", "  exitcode  : 1 (pid: 11)", "  error_file: <N/A>", "  traceback : To enable "
+                    "traceback see: https://pytorch.org/docs/stable/elastic/errors.html", "=" * 60], r"exitcode  : 1 \(pid: 11\)",
+        "https://github.com/apple/ml-recurrent-drafter/issues/5"),
+    Row(EP, "any", ["  File \"/srv/sglang/token_dispatcher.py\", line 603, in _dispatch_core", "    buffer.low_latency_dispatch(",
+                    "TypeError: Buffer.low_latency_dispatch() got an unexpected keyword argument 'use_fp8'", "",
+                    "[2026-05-09 15:00:25 DP7 TP7] Scheduler hit an exception: Traceback (most recent call last):"],
+        "TypeError: Buffer.low_latency_dispatch", "https://github.com/sgl-project/sglang/issues/6017"),
+    Row(EP, "any", ["CQE ERROR wr_id=12887842422 status=5(Work Request Flushed Error) opcode=4 byte_len=0 vendor_err=0xa qp_num=0x2e24"],
+        "CQE ERROR wr_id=12887842422", "https://github.com/uccl-project/uccl/issues/617"),
+    Row(MPI, "start", ["-" * 74, "prterun was unable to reliably start one or more daemons.", "This usually is caused by:", "",
+                       "* not finding the required libraries and/or binaries on", "  one or more nodes."],
+        "unable to reliably start|Connection refused", "https://github.com/openpmix/prrte/issues/1392"),
 ]
 
 CHATTER = [

@@ -5,9 +5,9 @@
 usage: page.py PAGE:PLOTS...
 
 Each page, 1280 and 390 pixels wide, light and dark: no message on the console, at least PLOTS plots and groups of bars that are
-drawn (elements with a size, all inside of their picture, text of at least 9 pixels), nothing wider than the page and nothing to
-scroll sideways, no cell that is cut, a title of its own, colours that differ between light and dark. Exit code 77: there is
-no Chromium.
+drawn (elements with a size, all inside of their picture, text of at least 9 pixels, none over another), nothing wider than the
+page and nothing to scroll sideways, no cell that is cut, a title of its own, colours that differ between light and dark. Exit
+code 77: there is no Chromium.
 """
 import html
 import json
@@ -36,11 +36,15 @@ addEventListener('load', () => {
   const cut = svgs.flatMap(svg => [...svg.querySelectorAll('text,circle')].filter(e => !inside(e, svg.getBoundingClientRect()))
     .map(name)).concat([...document.querySelectorAll('td,th,pre,p,li,dt,dd')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
     getComputedStyle(e).display != 'inline').map(name)).slice(0, 5);
+  const near = svgs.flatMap(svg => [...svg.querySelectorAll('text')].map((e, i, all) => [e, all.slice(i + 1).find(o => {
+    const a = e.getBoundingClientRect(), b = o.getBoundingClientRect();
+    return a.left < b.right + 1 && b.left < a.right + 1 && a.top < b.bottom + 1 && b.top < a.bottom + 1; })])
+    .filter(pair => pair[1]).map(pair => name(pair[0]) + ' over ' + name(pair[1]))).slice(0, 5);
   const wide = [...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
     .map(name).slice(0, 5);
   const small = svgs.filter(svg => 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width < 9).length;
   const text = document.querySelector('svg text');
-  parent.postMessage({page: location.hash.slice(1), plots, cut, wide, small, title: document.title, width: innerWidth,
+  parent.postMessage({page: location.hash.slice(1), plots, cut, near, wide, small, title: document.title, width: innerWidth,
     scroll: document.documentElement.scrollWidth, background: getComputedStyle(document.body).backgroundColor,
     text: text ? getComputedStyle(text).fill : ''}, '*');
 });
@@ -90,7 +94,7 @@ def main():
         print(pages[int(light["page"])], light)
         for seen in (light, dark):
             assert seen["plots"] >= plots[int(seen["page"])] and not seen["small"], seen
-            assert not seen["wide"] and not seen["cut"] and seen["scroll"] <= seen["width"], seen
+            assert not seen["wide"] and not seen["cut"] and not seen["near"] and seen["scroll"] <= seen["width"], seen
         assert light["background"] != dark["background"] and (light["text"] != dark["text"] or not light["plots"])
     assert [len(one) for one in both] == [len(WIDTHS) * len(pages)] * 2, "not every page loaded"
     assert len({seen["title"] for seen in both[0]}) == len(pages), "titles that are the same"
