@@ -5,7 +5,7 @@
 # shellcheck disable=SC2034
 WITHOUT_SYSTEMD=()
 # shellcheck disable=SC2016
-[ ! -d /run/systemd ] || WITHOUT_SYSTEMD=(unshare -m sh -c 'mount -t tmpfs none /run/systemd && exec "$@"' -)
+[ ! -d /run/systemd/system ] || WITHOUT_SYSTEMD=(unshare -m sh -c 'mount -t tmpfs none /run/systemd && exec "$@"' -)
 
 # A wheel with one module: wheel NAME VERSION FOLDER
 wheel() {
