@@ -475,6 +475,7 @@ steps_shell() {
         run -0 epkit install status one --root m
     done
     # That user can.
+    setpriv --reuid $MALLORY --clear-groups "$EPKIT" version || skip "another user cannot run $EPKIT"
     open=$(mktemp -d)
     chmod 755 "$open"
     mv m "$open"
