@@ -23,7 +23,7 @@ static ep_status next(struct reader *reader, yaml_event_t *ret_event)
     if (reader->parser.error == YAML_READER_ERROR) {
         int line = (int)reader->parser.mark.line + 1;
 
-        return ep_fail(EP_E_ARG, "%s:%d: not UTF-8 text: %s", reader->name, line, reader->parser.problem);
+        return ep_fail(EP_E_ARG, "%s:%d: not text: %s", reader->name, line, reader->parser.problem);
     }
     return ep_fail(EP_E_ARG, "%s:%zu: not valid YAML: %s%s%s", reader->name, reader->parser.problem_mark.line + 1,
                    reader->parser.problem ? reader->parser.problem : "syntax error", reader->parser.context ? " " : "",

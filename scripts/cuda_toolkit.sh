@@ -34,7 +34,7 @@ for candidate in python3 /usr/bin/python3; do
     fi
 done
 if [ -z "$python" ]; then
-    echo 'there is no nvcc, and no Python with pip to fetch one' >&2
+    echo 'there is no nvcc, and no Python with pip to fetch one (Debian: python3-pip)' >&2
     exit 1
 fi
 

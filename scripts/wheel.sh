@@ -23,6 +23,10 @@ while [ "${1-}" = --for ]; do
 done
 source=$(cd "$(dirname "$0")/.." && pwd)
 python=${EPKIT_PYTHON:-python3}
+if ! "$python" -m pip --version >/dev/null 2>&1; then
+    echo "wheel.sh: $python cannot run pip: install it (Debian: python3-pip python3-dev), or name another Python in EPKIT_PYTHON" >&2
+    exit 1
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

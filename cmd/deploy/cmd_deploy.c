@@ -53,6 +53,7 @@ static const struct opt deploy_table[] = {
 };
 /* clang-format on */
 
+#define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyz0123456789-."
 #define BLOCK "cloud.google.com/gce-topology-block"
 
 /* The job of the quickstart, for --prerequisites alone. */
@@ -91,6 +92,8 @@ static int why_options(const struct cmd *cmd, const struct cmd_call *call)
             return cmd_usage(cmd, "--%s applies only to check", others[i]);
     if (call->n_args < 2)
         return cmd_usage(cmd, "name the job: epkit deploy why JOB");
+    if (call->args[1][strspn(call->args[1], NAME_CHARACTERS)] != '\0')
+        return cmd_usage(cmd, "'%.64s' is not a name: names of jobs have a-z, 0-9, '-' and '.'", call->args[1]);
     return CMD_FINE;
 }
 
@@ -133,6 +136,8 @@ static int read_manifest(const char *path, json_t **ret_documents)
         /* What YAML finds wrong in a template of Helm does not say that it is one. */
         if (memmem(text, bytes, "{{", 2) && (strstr(why, "not valid YAML") || strstr(why, "a plain word")))
             out_hint("a template with {{ }} has to be rendered first: helm template");
+        else if (status != EP_OK)
+            out_hint("--file takes what 'kubectl apply -f' takes");
     }
     if (stream && stream != stdin)
         fclose(stream);
@@ -275,8 +280,6 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
     bool is_why = strcmp(call->args[0], "why") == 0;
     int code;
 
-    if (!is_why && strcmp(call->args[0], "check") != 0)
-        return cmd_usage(cmd, "unknown action '%.32s'; it is one of check, why", call->args[0]);
     set_prerequisites(options);
     code = is_why ? why_options(cmd, call) : check_options(cmd, call, options);
     if (code == CMD_FINE)

@@ -225,6 +225,8 @@ static int choose_file(const struct install_cmd_options *options, FILE *file, co
                   errno == EINVAL ? "not a regular file"
                   : is_saved      ? install_state_error(errno)
                                   : strerror(errno));
+        if (!is_saved)
+            out_hint("name a file in YAML, or a recipe of 'epkit install list'");
         return CMD_USAGE;
     }
     return parse(options, path, chosen->text, bytes, is_saved, chosen);

@@ -67,7 +67,10 @@ static ep_status listen_for_ranks(struct agent *agent)
     agent->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (agent->listener < 0 || bind(agent->listener, (struct sockaddr *)&address, length) != 0 ||
         listen(agent->listener, 1024) != 0)
-        return ep_fail_errno(EP_E_SYSTEM, errno, "listening for ranks of mpirun");
+        return errno == EADDRINUSE
+                   ? ep_fail(EP_E_SYSTEM, "another node of this run is this host, where mpirun starts all ranks "
+                                          "together: name each host once")
+                   : ep_fail_errno(EP_E_SYSTEM, errno, "listening for ranks of mpirun");
     return EP_OK;
 }
 

@@ -513,8 +513,11 @@ void remote_print_advice(const json_t *rows, const char *key, bool for_doctor)
          "configuration",
          "is the host up, and does its sshd listen on that port? --port N chooses another"},
         {"banner", "another program listens there, or sshd accepts no more connections (MaxStartups)", NULL},
-        {"authentication", "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not",
-         NULL},
+        {"authentication",
+         "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not; --connect-timeout "
+         "gives slow nodes more time",
+         "ssh must log in without a prompt: 'ssh -o BatchMode=yes NODE true' shows why it does not; --timeout gives "
+         "slow nodes more time"},
         {"command", "'ssh NODE epkit version' shows what happens there", NULL},
         {"answer", "'ssh NODE epkit version' shows what happens there",
          "'ssh NODE epkit doctor --json' shows what happens there"},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* faults.c - lines that name a fault, whatever program printed them: recipes/failures.json. */
+/* faults.c - lines that name a fault, whatever program printed them: cmd/parse/failures.json. */
 #include "common/embedded.h"
 #include "common/json.h"
 #include "common/text.h"
@@ -15,7 +15,7 @@
 
 extern const struct embedded failures_builtin[];
 
-/* As recipes/failures.json explains them. The higher of two is the headline. */
+/* As cmd/parse/failures.json explains them. The higher of two is the headline. */
 enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
 
 static const char *const kinds[] = {"warning", "step", "launcher", "effect", "word", "traceback", "exception", "fault"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* figures.h - figures to compare with: recipes/reference.json, which is compiled in, and files that extend it. */
+/* figures.h - figures to compare with: cmd/parse/reference.json, which is compiled in, and files that extend it. */
 #ifndef EP_PARSE_FIGURES_H
 #define EP_PARSE_FIGURES_H
 

@@ -49,7 +49,7 @@ int input_reference(const struct cmd *cmd, const struct input_options *options, 
     }
     if (options->reference && !add_reference(reference, options->reference, error, sizeof(error))) {
         out_error("%s: --reference %s: %s", cmd->name, options->reference, error);
-        out_hint("recipes/reference.json shows the format");
+        out_hint("cmd/parse/reference.json shows the format");
         reference_free(reference);
         return CMD_USAGE;
     }

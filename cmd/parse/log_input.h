@@ -21,7 +21,7 @@ struct input_options {
     {"nodes", 'n', "N", OPT_INT, offsetof(options_type, member.nodes), .min = 1, .max = 1000000,                       \
      .help = "number of nodes of the runs; default: from the log or the rates"},                                       \
     {"reference", 'r', "FILE", OPT_FILE, offsetof(options_type, member.reference),                                     \
-     .help = "more reference figures, in the format of recipes/reference.json"},                                       \
+     .help = "more reference figures, in the format of cmd/parse/reference.json"},                                       \
     {"tolerance", 't', "PERCENT", OPT_INT, offsetof(options_type, member.tolerance), .min = 1, .max = 90,              \
      .value = "15", .help = "slower than expected by more than this is a finding"}
 /* clang-format on */

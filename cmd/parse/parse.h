@@ -3,8 +3,8 @@
  * parse.h - reads the output of test programs.
  *
  * A parser reads any number of log files block by block, in bounded memory. It recognises the dialects of DeepEP
- * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and recipes/programs.json. It handles the
- * prefixes of kubectl, mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines.
+ * (intranode, internode, low latency, V2), nccl-tests, perftest, epkit itself and cmd/parse/programs.json. It handles
+ * the prefixes of kubectl, mpirun, srun, torchrun and `epkit launch`, colours, progress bars and torn lines.
  * docs/log-dialects.md lists the lines.
  *
  * A parser is not thread-safe. Nothing here prints.
@@ -24,7 +24,7 @@ enum parse_dialect {
     PARSE_DEEPEP_V2,
     PARSE_NCCL_TESTS,
     PARSE_PERFTEST,
-    PARSE_PROGRAM, /* of recipes/programs.json */
+    PARSE_PROGRAM, /* of cmd/parse/programs.json */
     PARSE_EPKIT_TEST,
     PARSE_EPKIT_BENCH,
     PARSE_N_DIALECTS
@@ -64,7 +64,7 @@ struct parse_measure {
     size_t n_points, dropped_points;
 };
 
-/* What a row of recipes/failures.json knows of a line. */
+/* What a row of cmd/parse/failures.json knows of a line. */
 struct parse_known {
     const char *id;      /* ID of the doctor's check, or NULL */
     const char *cause;   /* sentence */

@@ -34,7 +34,7 @@ struct stream {
     uint64_t nccl_hosts[MAX_NCCL_HOSTS]; /* hashes of the names of the open run's hosts */
     int n_nccl_hosts, n_nccl_ranks;      /* ranks: lines of them */
     const char *program_op, *program_type, *program_config,
-        *program_table;   /* in a run of recipes/programs.json: of what follows */
+        *program_table;   /* in a run of cmd/parse/programs.json: of what follows */
     size_t program_begin; /* the form of its first line */
     char *document;       /* JSON document collected so far */
     size_t n_document;
@@ -75,10 +75,10 @@ struct parser {
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;
-    json_t *failures; /* recipes/failures.json */
+    json_t *failures; /* cmd/parse/failures.json */
     struct known *known;
     size_t n_known;
-    json_t *programs; /* recipes/programs.json */
+    json_t *programs; /* cmd/parse/programs.json */
     struct program_form *forms;
     size_t n_forms;
     bool begins[256];  /* a first character of forms that begin a run */

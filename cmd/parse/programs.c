@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* programs.c - test programs whose lines are rows of recipes/programs.json. */
+/* programs.c - test programs whose lines are rows of cmd/parse/programs.json. */
 #include "common/embedded.h"
 #include "common/json.h"
 #include "common/text.h"

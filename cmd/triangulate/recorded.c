@@ -66,7 +66,7 @@ static int add_folder(struct triangulate_call *call, const char *path)
 int triangulate_recorded(struct triangulate_call *call)
 {
     struct dirent **entries = NULL;
-    int n = scandir(call->from, &entries, NULL, versionsort), result = CMD_FINE;
+    int n = scandir(call->from, &entries, NULL, versionsort), n_folders = 0, result = CMD_FINE;
 
     if (n < 0)
         return cmd_refuse(call->cmd, NULL, "--from %s: %s", call->from, strerror(errno));
@@ -76,11 +76,15 @@ int triangulate_recorded(struct triangulate_call *call)
 
         if (result == CMD_FINE && *entries[i]->d_name != '.' &&
             asprintf(&inner, "%s/%s", call->from, entries[i]->d_name) > 0 && lstat(inner, &info) == 0 &&
-            S_ISDIR(info.st_mode))
+            S_ISDIR(info.st_mode)) {
+            n_folders++;
             result = add_folder(call, inner);
+        }
         free(inner);
         free(entries[i]);
     }
     free(entries);
+    if (n_folders == 0)
+        return cmd_refuse(call->cmd, NULL, "--from %s: there is no folder in it, and each run is one", call->from);
     return result;
 }

@@ -154,6 +154,8 @@ static enum ending follow(struct watch *watch)
         uint64_t now;
 
         ending = read_some(watch);
+        if (ending == BROKEN)
+            return BROKEN;
         now = ep_now_ns();
         /* While a long log is read, not for each block of it. */
         if (now - updated_ns >= POLL_MS * S / 1000) {

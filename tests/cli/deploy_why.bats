@@ -179,6 +179,7 @@ refused() {
 
 @test "wrong usage, jobs that are not there, what could not be read" {
     refused 2 "name the job: epkit deploy why JOB"
+    refused 2 "'jobset/r' is not a name: names of jobs have a-z, 0-9, '-' and '.'" jobset/r
     refused 2 "--gpus applies only to check" r --gpus 8
     refused 2 "--from reads a file" r --from base.json --save x
     refused 2 "namespace ns has no JobSet, LeaderWorkerSet or Job other" other -n ns --from base.json

@@ -261,6 +261,7 @@ SCRIPT
 }
 
 @test "what is not safe is left to people" {
+    need_namespaces
     run --separate-stderr live "$EPKIT" doctor --only peermem,memlock --fix --yes
     [ "$status" -eq 0 ] || [ "$status" -eq 3 ]
     run --separate-stderr live sh -c 'ulimit -l 64; exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock "$EPKIT_COMMAND" doctor --only memlock --fix --yes'

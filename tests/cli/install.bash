@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Python packages that the tests of 'epkit install' make.
+# What the tests of 'epkit install' share: a machine without systemd, and Python packages.
+
+# In front of a command: it runs as on a machine without systemd, which the one that runs the tests may have.
+# shellcheck disable=SC2034
+WITHOUT_SYSTEMD=()
+# shellcheck disable=SC2016
+[ ! -d /run/systemd/system ] || WITHOUT_SYSTEMD=(unshare -m sh -c 'mount -t tmpfs none /run/systemd && exec "$@"' -)
 
 # A wheel with one module: wheel NAME VERSION FOLDER
 wheel() {

@@ -673,10 +673,8 @@ libcore.so.2' ]
     run -4 epkit install verify epkit-only --root m
 }
 
-# Applies builds.yaml, without systemd: the machine that runs the tests may have it.
 applied() {
-    run -0 unshare -m sh -c '[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd; exec "$@"' - \
-        "$EPKIT" install apply ./builds.yaml --state "$PWD/state"
+    run -0 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./builds.yaml --state "$PWD/state"
 }
 
 @test "sources are built from the pinned commit and checksum alone, Python packages in the pinned version" {

@@ -4,6 +4,7 @@
 # right file, and the error names the file and the reason.
 
 load common
+load install
 
 setup() {
     [ "$(id -u)" -eq 0 ] || skip 'a build of this machine needs root'
@@ -33,10 +34,8 @@ steps:
   - {id: one, type: build, title: t, why: w, budget: 9s, deadline: ${3:-10m}, url: "$2", sha256: $(sha256sum source.tar.gz | cut -d' ' -f1),
      script: "mkdir -p $PWD/$1.made && cp tool $PWD/$1.made", provides: [$PWD/$1.made/tool], owns: [$PWD/$1.made]}
 END
-    # Without systemd, and without a proxy: the server runs on this machine.
-    env -u http_proxy -u https_proxy unshare -m sh -c \
-        '[ ! -d /run/systemd ] || mount -t tmpfs none /run/systemd; exec "$@"' - \
-        timeout 1200 "$EPKIT" install apply "./$1.yaml" --state "$PWD/$1.state" >"$1.out" 2>&1 3>&- || echo $? >"$1.status"
+    # Without a proxy: the server runs on this machine.
+    env -u http_proxy -u https_proxy "${WITHOUT_SYSTEMD[@]}" timeout 1200 "$EPKIT" install apply "./$1.yaml" --state "$PWD/$1.state" >"$1.out" 2>&1 3>&- || echo $? >"$1.status"
 }
 
 # In the background.

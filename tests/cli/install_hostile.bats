@@ -144,6 +144,8 @@ refused() {
     printf 'recipe: a\ntitle: b\n---\nrecipe: b\n' | refused 3 'second document'
     printf '' | refused 1 'empty'
     printf -- '- a\n' | refused 1 'a recipe is a map'
+    run -2 epkit install plan ./m
+    [[ "$output" == *"recipe ./m: not a regular file"*"name a file in YAML, or a recipe of 'epkit install list'"* ]]
 }
 
 @test "reboots that are not allowed, and too many" {

@@ -212,7 +212,7 @@ END
     local log
     log=$(for i in 1 2 3 4; do echo "[ $i/4] bf16 random, sync ... passed 1 ms"; done)
     # Each row of the data in front of a run that passed, behind it and within it; a notice before one that is cut off.
-    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/failures.json" "$log" <<'END'
+    python3 - "$EPKIT" "$EPKIT_SOURCE/cmd/parse/failures.json" "$log" <<'END'
 import json, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 log = sys.argv[3].split("\n")
@@ -448,7 +448,7 @@ shows() {
 }
 
 @test "each program of programs.json begins as its rows say, and has a source" {
-    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/programs.json" <<'END'
+    python3 - "$EPKIT" "$EPKIT_SOURCE/cmd/parse/programs.json" <<'END'
 import json, subprocess, sys
 document = json.load(open(sys.argv[2]))
 for program in document["programs"]:
@@ -465,7 +465,7 @@ END
 @test "each known failure has a sample that no other row takes, a source, and a check that exists" {
     cd "$BATS_TEST_TMPDIR"
     epkit doctor --list | cut -d' ' -f1 >ids
-    python3 - "$EPKIT" "$EPKIT_SOURCE/recipes/failures.json" <<'END'
+    python3 - "$EPKIT" "$EPKIT_SOURCE/cmd/parse/failures.json" <<'END'
 import json, subprocess, sys
 rows = json.load(open(sys.argv[2]))["failures"]
 ids = open("ids").read().split()

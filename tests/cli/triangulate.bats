@@ -38,6 +38,12 @@ has_exited() {
     [ "$(wc -l <"$BATS_TEST_TMPDIR/measure.runs")" -eq 5 ]
 }
 
+@test "a folder without a run is refused" {
+    mkdir "$BATS_TEST_TMPDIR/none"
+    run -2 --separate-stderr epkit triangulate --from "$BATS_TEST_TMPDIR/none"
+    [[ "$stderr" == *"none: there is no folder in it, and each run is one"* ]]
+}
+
 @test "many nodes; the document fits the schema" {
     seq -f 'node-%g slots=8' 1 100 >"$BATS_TEST_TMPDIR/hosts"
     triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --json --run "$BATS_TEST_TMPDIR/measure node-77 {hosts}"

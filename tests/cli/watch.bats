@@ -248,7 +248,7 @@ ends() {
     [[ "$stderr" == *"none: no such file after "* ]]
     run --separate-stderr epkit watch .
     [ "$status" -eq 2 ]
-    [[ "$stderr" == *"Is a directory"* ]]
+    [[ "$stderr" == *"Is a directory"* && "$stderr" != *waiting* ]]
     run --separate-stderr epkit watch /dev/zero
     [ "$status" -eq 2 ]
     run --separate-stderr epkit watch

@@ -72,6 +72,7 @@ stop_mute_server() { # HOST
     mute_server h4 $'SSH-2.0-OpenSSH_9.2p1\r\n'
     run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
     [[ "$stderr" == *"h4: authentication: the ssh server sent its banner, but did not complete the login within 5 s"* ]]
+    [[ "$output" == *"shows why it does not; --connect-timeout gives slow nodes more time"* ]]
     stop_mute_server h4
     all_clean 20 h1 h4
 }

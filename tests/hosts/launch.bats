@@ -72,6 +72,12 @@ teardown_file() {
     all_clean 10 h1 h3
 }
 
+@test "mpirun, and a host with two names" {
+    run launch --no-logs --hosts h1,198.18.77.1 --with mpirun -- true
+    [ "$status" -eq 1 ]
+    [[ "$output" == *"another node of this run is this host, where mpirun starts all ranks together: name each host once"* ]]
+}
+
 @test "launched on a host that is one of the nodes, and not the first" {
     long
     run -0 --separate-stderr on h3 env -C "$HOSTS_DIR" timeout 600 "$EPKIT" launch "${PATIENT[@]}" --no-logs --hosts h1,h3 \

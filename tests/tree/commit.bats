@@ -75,6 +75,24 @@ record() {
     fi
 }
 
+# For a dry run the header with the commit is always new.
+@test "a build with nothing to do is silent" {
+    local folder="$BATS_TEST_TMPDIR/build" object=cmd/bench/CMakeFiles/epkit-bench.dir/request.c.o
+    cd "$BATS_TEST_TMPDIR" || return
+    mkdir "$folder" bin
+    echo "CMAKE_HOME_DIRECTORY:INTERNAL=$EPKIT_SOURCE" >"$folder/CMakeCache.txt"
+    [ ! -f "$EPKIT_BUILD/build.ninja" ] || grep -q "^build $object: .*commit\.h" "$EPKIT_BUILD/build.ninja"
+    touch "$folder/build.ninja"
+    printf '#!/bin/sh\necho "[2/4] Building C object %s"\n' "$object" >bin/ninja
+    printf '#!/bin/sh\n' >bin/cmake
+    chmod +x bin/*
+    PATH="$PWD/bin:$PATH" EPKIT_BUILD_FOLDER="$folder" run -0 "$EPKIT_SOURCE/scripts/build.sh" release --command
+    [ -z "$output" ]
+    echo 'echo "[3/4] Building C object cmd/main.c.o"' >>bin/ninja
+    PATH="$PWD/bin:$PATH" EPKIT_BUILD_FOLDER="$folder" run -0 "$EPKIT_SOURCE/scripts/build.sh" release --command
+    [ "$output" = "build.sh: building $folder, 1 files" ]
+}
+
 @test "no record of a command that was built from another commit" {
     BUILT=0123456789
     run -1 --separate-stderr record

@@ -51,3 +51,11 @@ toolkit() {
     [ -x "$(toolkit 2>/dev/null)" ]
     [ "$(wc -l <calls)" -eq 2 ]
 }
+
+@test "a wheel needs a Python with pip, and says so" {
+    cp "$EPKIT_SOURCE/scripts/wheel.sh" scripts
+    printf '#!/bin/sh\nexit 1\n' >bin/python3
+    EPKIT_PYTHON="$PWD/bin/python3" run -1 --separate-stderr scripts/wheel.sh dist
+    [[ "$stderr" == "wheel.sh: $PWD/bin/python3 cannot run pip: install it (Debian: python3-pip"* ]]
+    [ ! -e dist ]
+}

@@ -345,7 +345,7 @@ TEST(test_yaml_refused)
         {"a: {<<: 1}\n", "m:1: merge keys (<<) are not accepted: write the keys out"},
         {"a: &a 1\n", "m:1: anchors are not accepted in a manifest: write the value out"},
         {"a: 1\nb: *a\n", "m:2: aliases are not accepted in a manifest: write the value out"},
-        {"a: \"\xff\n", "m:1: not UTF-8 text"},
+        {"a: \"\xff\n", "m:1: not text: "},
     };
     enum { BRACKETS = 200000, VALUES = 50001 };
     char *text = malloc(3 * BRACKETS);
