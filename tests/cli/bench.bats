@@ -9,7 +9,7 @@ bench() {
 }
 
 valid() {
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema.json" "$1"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema.json" "$1"
 }
 
 @test "bench: --quick measures everything, in seconds" {
@@ -136,13 +136,13 @@ valid() {
 
 @test "--model: ideal machines of 2 to 4096 nodes, without a rank" {
     epkit bench --model 2,4,4096 --tokens 4096 --only dispatch --dtype bf16 --json >"$BATS_TEST_TMPDIR/out.json"
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema-model.json" "$BATS_TEST_TMPDIR/out.json"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema-model.json" "$BATS_TEST_TMPDIR/out.json"
     # The table of docs/model.md.
     [ "$(jq -r '.model[] | [.nodes, (.time_us | round), (.net_printed_gbps * 10 | round)] | join(" ")' "$BATS_TEST_TMPDIR/out.json" | xargs)" = \
         "2 1395 839 4 3632 584 4096 10524 446" ]
     # A published result is shown for its own shape only, with its tokens.
     epkit bench --model 2 --machines h800 --tokens 512 --only dispatch --json >"$BATS_TEST_TMPDIR/out.json"
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema-model.json" "$BATS_TEST_TMPDIR/out.json"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema-model.json" "$BATS_TEST_TMPDIR/out.json"
     jq -e '[.model[] | select(.measured_gbps)] | length > 0 and all(.measured_tokens != 512)' "$BATS_TEST_TMPDIR/out.json"
     epkit bench --model 2 --machines h800 --hidden 1024 --json | jq -e '[.model[].measured_gbps] | all(. == null)'
     run -2 epkit bench --model 2 --topk 64 --experts 32

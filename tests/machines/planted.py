@@ -109,6 +109,6 @@ def plant(tree, snapshot):
 
 
 if __name__ == "__main__":
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = not sys.pycache_prefix  # nothing beside the sources
     with open(sys.argv[-1], encoding="utf-8") as opened:
         (replace if sys.argv[1] == "--replace" else plant)(sys.argv[-2], opened)
