@@ -61,8 +61,12 @@ static inline bool begins_word(const struct scan *scan, size_t at, const char *o
 
 static inline bool has_text(const struct scan *scan, size_t at, const char *text)
 {
-    size_t n = strlen(text);
+    size_t n;
 
+    /* Nearly all texts begin with another letter. */
+    if (((byte_at(scan, at) ^ *text) & ~0x20) != 0)
+        return false;
+    n = strlen(text);
     return n <= scan->bytes - at && strncasecmp(scan->text + at, text, n) == 0;
 }
 

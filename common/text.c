@@ -68,7 +68,9 @@ int text_distance(const char *a, const char *b)
 
 struct piece text_take(const char **at, const char *separators)
 {
-    struct piece piece = {*at, strcspn(*at, separators)};
+    /* Tables of words are searched at each byte of a text: strcspn() prepares more than it searches. */
+    size_t n = separators[1] ? strcspn(*at, separators) : (size_t)(strchrnul(*at, *separators) - *at);
+    struct piece piece = {*at, n};
 
     *at += piece.n + (piece.text[piece.n] != '\0');
     return piece;

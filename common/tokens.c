@@ -4,6 +4,9 @@
 
 #include "text.h"
 
+#include <limits.h>
+#include <stdint.h>
+
 /* How far a token is read before it is one, and a password for the '@' behind it. */
 #define DECIDES 96
 #define PASSWORD_BYTES 256
@@ -76,13 +79,29 @@ static size_t token_bytes(const struct scan *scan, size_t at, size_t head, size_
     return n < least ? 0 : head + n;
 }
 
+/* The rows with a token that begins with this byte, a bit for each: every word of every text is compared with them. */
+static uint32_t rows_with(char first)
+{
+    static uint32_t rows[UCHAR_MAX + 1];
+    static bool is_made;
+
+    for (size_t i = 0; i < COUNT(tokens) && !is_made; i++)
+        for (const char *left = tokens[i].beginnings; *left;)
+            rows[(unsigned char)*text_take(&left, " ").text] |= 1u << i;
+    is_made = true;
+    return rows[(unsigned char)first];
+}
+
 size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
 {
+    uint32_t rows;
+
     (void)ret_before;
     if (!begins_word(scan, at, "_"))
         return 0;
+    rows = rows_with(scan->text[at]);
     for (size_t i = 0; i < COUNT(tokens); i++) {
-        for (const char *left = tokens[i].beginnings; *left;) {
+        for (const char *left = rows >> i & 1 ? tokens[i].beginnings : ""; *left;) {
             size_t head = begins_as(scan, at, text_take(&left, " "));
             size_t n = head ? token_bytes(scan, at, head, tokens[i].least, tokens[i].others) : 0;
 
@@ -108,10 +127,11 @@ size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
                                              "wandb login --relogin "};
 
     for (size_t i = 0; i < COUNT(beginnings); i++) {
-        size_t head = strlen(beginnings[i]), n;
+        size_t head, n;
 
         if (byte_at(scan, at) != beginnings[i][0] || !has_text(scan, at, beginnings[i]))
             continue;
+        head = strlen(beginnings[i]);
         n = run(scan, at + head, "_-/@:", scan->bytes);
         if (n < 20)
             continue;

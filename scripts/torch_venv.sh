@@ -42,4 +42,12 @@ if [ ! -e "$venv/complete" ]; then
     "$venv/bin/python" -c "import $module" >>"$venv.log" 2>&1 || skip "$module does not load: see $venv.log"
     touch "$venv/complete"
 fi
+# The bytecode of what tests import, once: they may not write any, and torch is 2500 files that each process would compile.
+if [ ! -e "$venv/compiled" ]; then
+    imported=$module
+    [ "$module" != torch ] || imported=torch._dynamo
+    env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX "$venv/bin/python" -c "import $imported" >>"$venv.log" 2>&1 ||
+        skip "$imported does not load: see $venv.log"
+    touch "$venv/compiled"
+fi
 echo "$venv/bin/python"

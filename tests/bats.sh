@@ -8,6 +8,10 @@ EPKIT_SOURCE=$(cd "$(dirname "$0")/.." && pwd)
 EPKIT_BUILD=$(realpath "${EPKIT_BUILD:-$EPKIT_SOURCE/build}")
 EPKIT_SANITIZED=$(sed -n 's/^EPKIT_SANITIZE:[A-Z]*=//p' "$EPKIT_BUILD/CMakeCache.txt")
 export EPKIT_SOURCE EPKIT_BUILD EPKIT_SANITIZED EPKIT=$EPKIT_BUILD/epkit
+# Python compiles the modules of the tests once for a build, not in each process. With -S, as most are started, it does not
+# look for installed packages, which takes longer than many a check.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$EPKIT_BUILD/pycache
 
 suite=$1
 shift

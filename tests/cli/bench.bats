@@ -9,7 +9,7 @@ bench() {
 }
 
 valid() {
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema.json" "$1"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/bench/schema.json" "$1"
 }
 
 @test "bench: --quick measures everything, in seconds" {

@@ -29,7 +29,7 @@ epkit() {
 }
 
 valid() {
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/$1/schema.json" "${@:2}"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/$1/schema.json" "${@:2}"
 }
 
 # The commands that the help lists.

@@ -313,11 +313,11 @@ recorded() {
 #!/bin/bash
 case "$*" in
 *version*) echo '{"serverVersion": {"gitVersion": "v1.34.1-gke.1829001"}}' ;;
-*/apis*) jq -Rn '{groups: [inputs | {versions: [{groupVersion: .}]}]}' groups ;;
+*/apis*) sed 's/.*/{"versions": [{"groupVersion": "&"}]}/' groups | paste -sd, | sed 's/.*/{"groups": [&]}/' ;;
 "config current-context") cat context ;;
 *create*) ;;
 *"-o name") cat "${2%%.*}.names" 2>/dev/null || true ;;
-*) cat "${2%%.*}.json" 2>/dev/null | jq -s '{items: .}' ;;
+*) if [ -e "${2%%.*}.json" ]; then jq -s '{items: .}' "${2%%.*}.json"; else echo '{"items": []}'; fi ;;
 esac
 END
     cat >bin/gcloud <<'END'

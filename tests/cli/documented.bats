@@ -8,7 +8,7 @@ load common
 load ../page
 
 documented() {
-    limited 60 python3 "$EPKIT_SOURCE/tests/cli/documented.py" "$EPKIT" "$@"
+    limited 60 python3 -S "$EPKIT_SOURCE/tests/cli/documented.py" "$EPKIT" "$@"
 }
 
 @test "all command lines in the documents are valid" {

@@ -17,7 +17,7 @@ setup() {
 
 # clean FILE...: valid UTF-8, without invisible characters except newlines and tabs
 clean() {
-    python3 "$EPKIT_SOURCE/tests/cli/hidden.py" "$@"
+    python3 -S "$EPKIT_SOURCE/tests/cli/hidden.py" "$@"
 }
 
 # say ARGUMENT...: both streams of epkit are clean, and no line of them is an injected one
@@ -72,7 +72,7 @@ say() {
 
 @test "a machine whose devices have such names" {
     name=$(printf '%s' "$EVIL" | tr -d '\n')
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     # File names have no slash.
     mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$name"
     mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$name"
@@ -100,7 +100,7 @@ answer() {
 }
 
 @test "answers and errors of other nodes; what JSON escapes as well" {
-    python3 "$EPKIT_SOURCE/tests/cli/hidden.py" --answer >document.json
+    python3 -S "$EPKIT_SOURCE/tests/cli/hidden.py" --answer >document.json
     printf 'node1\nnode2\n' >hosts
     answer "$(cat document.json)" "$EVIL"
     say doctor --hosts hosts --ssh ./ssh
@@ -148,7 +148,7 @@ answer() {
     # Values longer than a cell, truncated at each byte of a character.
     for pad in "" a ab; do
         for node in node1 node2; do
-            python3 "$EPKIT_SOURCE/tests/cli/hidden.py" --long "$pad" "$node" >"$node"
+            python3 -S "$EPKIT_SOURCE/tests/cli/hidden.py" --long "$pad" "$node" >"$node"
         done
         say doctor --hosts hosts --ssh ./ssh --json
         expected=$(jq '[.differences[].others | length] | add' out)

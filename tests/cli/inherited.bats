@@ -30,7 +30,7 @@ with() {
         shift
     done
     shift
-    timeout --kill-after=5 1200 python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
+    timeout --kill-after=5 1200 python3 -S "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@"
 }
 
 # start STATE... -- ARGUMENT...: the same in the background, without a limit; $launcher: its process ID. Truncates its
@@ -43,7 +43,7 @@ start() {
         shift
     done
     shift
-    python3 "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@" >out 2>err 3>&- &
+    python3 -S "$EPKIT_SOURCE/tests/cli/inherited.py" "${states[@]}" -- "$EPKIT" "$@" >out 2>err 3>&- &
     launcher=$!
 }
 
@@ -201,7 +201,7 @@ EOF
 
 @test "a command under nics and env gets the streams and signals that epkit got" {
     for front in "nics --devices lo" "env --from a4"; do
-        [[ "$front" == nics* ]] || python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+        [[ "$front" == nics* ]] || python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
         # Shells change signal dispositions; grep does not.
         # shellcheck disable=SC2086 # words
         run with close=0 ignore=SIGPIPE block=SIGUSR1 -- $front -- grep ^Sig /proc/self/status
@@ -276,7 +276,7 @@ EOF
 }
 
 @test "few descriptors with --from: not a usage error" {
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     local said=
     for n in 4 5 6 7; do # the test's own descriptors are some of them, and libraries need one
         for arguments in "topo --from a4" "env --check --from a4" "doctor --from a4"; do

@@ -28,7 +28,7 @@ disk() {
     # A4X has another kernel, which its DOCA-OFED is known to build for.
     case $1 in *a4x*) echo 7.0.0-1011-gcp ;; *) echo 6.8.0-1021-gcp ;; esac >blank/proc/sys/kernel/osrelease
     epkit install plan "$1" --root blank --json ${GIVEN[$1]:+--set "${GIVEN[$1]}"} >plan.json || [ $? -ge 3 ]
-    python3 "$EPKIT_SOURCE/tests/install/roots.py" plan.json "$2" "$3"
+    python3 -S "$EPKIT_SOURCE/tests/install/roots.py" plan.json "$2" "$3"
 }
 
 # States of a plan's steps that are not skipped, each once.
@@ -720,11 +720,11 @@ END
     applied
     [ "$(cat out/git out/tar)" = "first
 archived" ]
-    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 1.0 ]
+    [ "$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 1.0 ]
     # Another version replaces the first.
     sed -i 's/thing: "1.0"/thing: "2.0"/' builds.yaml
     applied
-    [ "$(PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
+    [ "$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=out/python python3 -c 'import thing; print(thing.version)')" = 2.0 ]
     [ ! -e out/python/thing-1.0.dist-info ]
     # A download that fails in the middle does not count, nor a commit that is not in the history of the ref.
     fetch() {

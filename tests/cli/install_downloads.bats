@@ -13,7 +13,7 @@ setup() {
     mkdir source
     seq 20000 >source/tool
     tar -czf source.tar.gz source
-    python3 "$EPKIT_SOURCE/tests/cli/serve.py" source.tar.gz >port 3>&- &
+    python3 -S "$EPKIT_SOURCE/tests/cli/serve.py" source.tar.gz >port 3>&- &
     echo $! >server
     within 20 test -s port
     url=http://127.0.0.1:$(cat port)

@@ -46,7 +46,7 @@ judged() {
         end' "$3")
     [[ "$ending" == true || "$ending" == false ]] || { echo "$3: $ending" && return 1; }
     [ "$ending" = false ] || schema=common/ending.json
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/$schema" "$3"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/$schema" "$3"
 }
 
 # ends CODE ARGUMENT...: one document, with the same errors as on standard error

@@ -366,8 +366,8 @@ END
 }
 
 @test "an agent that gets the request 'end' twice kills at once, also if the second request is split" {
-    limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
-    limited 15 python3 "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
+    limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" behind
+    limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
 }
 
 @test "a host that says that it has two billion GPUs is refused by name" {

@@ -10,7 +10,7 @@ make_trees() {
     for name in "$@"; do
         arguments+=("$name" "$BATS_FILE_TMPDIR/${name/\//.}")
     done
-    python3 "$MACHINES/machines.py" --share "${arguments[@]}"
+    python3 -S "$MACHINES/machines.py" --share "${arguments[@]}"
 }
 
 # ids FILE: of the findings in a JSON document of the doctor, sorted, in one line

@@ -7,7 +7,7 @@ load machines
 
 setup_file() {
     # shellcheck disable=SC2046
-    make_trees $(python3 "$MACHINES/machines.py" --list) a4/testbed-env a4/identifiers
+    make_trees $(python3 -S "$MACHINES/machines.py" --list) a4/testbed-env a4/identifiers
 }
 
 setup() {
@@ -26,7 +26,7 @@ golden() {
         [ "$command" = nics ] || grep --line-regexp "$command.txt $status" "got.$1/exit.txt"
         valid "$command" "$1.$command.json"
     done
-    python3 "$MACHINES/facts.py" "$1" "$MACHINES/expected/$1" "$1.topo.json" "$1.env.json"
+    python3 -S "$MACHINES/facts.py" "$1" "$MACHINES/expected/$1" "$1.topo.json" "$1.env.json"
     same_from_snapshot "$1" topo env doctor
     same_counters "$1"
 }
@@ -91,13 +91,13 @@ healthy() {
 }
 
 @test "every machine has its expected output, and nothing else has" {
-    diff <(python3 "$MACHINES/machines.py" --list | sort) \
+    diff <(python3 -S "$MACHINES/machines.py" --list | sort) \
         <(find "$MACHINES/expected" -mindepth 1 -maxdepth 1 -printf '%f\n' | sort)
 }
 
 @test "every check has its variant" {
     diff <(epkit doctor --list | tail --lines=+2 | cut -d' ' -f1 | sort) \
-        <({ python3 "$MACHINES/machines.py" --variants && python3 "$MACHINES/machines.py" --rules; } |
+        <({ python3 -S "$MACHINES/machines.py" --variants && python3 -S "$MACHINES/machines.py" --rules; } |
             cut -s -d' ' -f2- | tr -d '?' | xargs -n1 | sort -u)
 }
 
@@ -129,7 +129,7 @@ sourced() {
 }
 
 @test "A4: in a clean shell one reading sets everything: a second one changes nothing" {
-    [ -e a4.clean ] || python3 "$MACHINES/machines.py" a4 a4.clean
+    [ -e a4.clean ] || python3 -S "$MACHINES/machines.py" a4 a4.clean
     printf 'PATH=/usr/bin\0HOME=/root\0' >a4.clean/proc/self/environ
     epkit env --from a4.clean >once.sh
     grep -q DEEP_EP_DEVICE_TO_HCA_MAPPING once.sh
@@ -158,7 +158,7 @@ END
     mkdir -p bin
     for tree in a4 a3u gke-a4x; do
         rm -rf "$tree.script"
-        python3 "$MACHINES/machines.py" "$tree" "$tree.script"
+        python3 -S "$MACHINES/machines.py" "$tree" "$tree.script"
         # What the script calls sees the machine, with the environment that the script has by then.
         printf '#!/bin/sh\nenv -0 >"%s/proc/self/environ"\nexec "%s" "$@" --from "%s"\n' \
             "$PWD/$tree.script" "$EPKIT" "$PWD/$tree.script" >bin/epkit
@@ -199,13 +199,13 @@ END
     [ "$status" -eq 3 ]
     [ "$(ids before.json)" = "one-nic void-variables" ]
     epkit env --from a4.testbed-env >fix.sh
-    [ -e a4.fixed ] || python3 "$MACHINES/machines.py" a4/testbed-env a4.fixed
+    [ -e a4.fixed ] || python3 -S "$MACHINES/machines.py" a4/testbed-env a4.fixed
     sourced a4.testbed-env/proc/self/environ ./fix.sh >a4.fixed/proc/self/environ
     healthy a4.fixed
 }
 
 @test "A4 under a published job's environment: epkit env clears all of its faults" {
-    [ -e a4.job ] || python3 "$MACHINES/machines.py" a4/job-env a4.job
+    [ -e a4.job ] || python3 -S "$MACHINES/machines.py" a4/job-env a4.job
     epkit env --from a4.job >job.sh
     sourced a4.job/proc/self/environ ./job.sh >job.environ
     mv job.environ a4.job/proc/self/environ
@@ -222,7 +222,7 @@ END
             echo "in the snapshot: $mark"
             return 1
         }
-    done < <(python3 "$MACHINES/machines.py" --identifiers)
+    done < <(python3 -S "$MACHINES/machines.py" --identifiers)
     # What it is for is still in it.
     diff <(epkit doctor --from a4.identifiers --json | ids /dev/stdin) \
         <(epkit doctor --from identifiers.json --json | ids /dev/stdin)
@@ -230,7 +230,7 @@ END
 }
 
 @test "options of a module in a folder that few sites have: the snapshot says what the machine says" {
-    python3 "$MACHINES/machines.py" a4 rare
+    python3 -S "$MACHINES/machines.py" a4 rare
     mkdir -p rare/usr/local/lib/modprobe.d
     echo 'options nvidia NVreg_RegistryDwords="RMNvLinkDisableLinks=0x0"' >rare/usr/local/lib/modprobe.d/zz-site.conf
     same_from_snapshot rare doctor
@@ -238,7 +238,7 @@ END
 }
 
 @test "a program's text is not in a snapshot, and what was read from it is" {
-    python3 "$MACHINES/machines.py" a4 program
+    python3 -S "$MACHINES/machines.py" a4 program
     epkit topo --from program --save program.json >/dev/null
     jq --exit-status '.facts | length >= 5' program.json
     jq --exit-status '[.facts | to_entries[] | select(.key | endswith("deep_ep/buffer.py\tdeepep-buffer")).value.value
@@ -247,9 +247,9 @@ END
 }
 
 @test "identifiers in other forms, in the place of words of everything that was read: no snapshot holds one" {
-    python3 "$MACHINES/machines.py" a4 replaced
+    python3 -S "$MACHINES/machines.py" a4 replaced
     epkit topo --from replaced --save read.json >/dev/null
-    python3 "$MACHINES/planted.py" --replace replaced read.json >marks
+    python3 -S "$MACHINES/planted.py" --replace replaced read.json >marks
     epkit topo --from replaced --save replaced.json >/dev/null
     [ "$(wc --lines <marks)" -ge 30 ]
     run -1 grep --ignore-case --only-matching --fixed-strings --file marks replaced.json
@@ -257,9 +257,9 @@ END
 
 @test "identifiers planted in everything that was read: no snapshot holds one, and its verdict is the machine's" {
     local mark
-    python3 "$MACHINES/machines.py" a4/identifiers planted
+    python3 -S "$MACHINES/machines.py" a4/identifiers planted
     epkit topo --from planted --save read.json >/dev/null
-    python3 "$MACHINES/planted.py" planted read.json >marks
+    python3 -S "$MACHINES/planted.py" planted read.json >marks
     epkit topo --from planted --save planted.json >/dev/null
     while read -r mark; do
         ! grep --ignore-case --fixed-strings -- "$mark" planted.json || {

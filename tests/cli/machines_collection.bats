@@ -14,7 +14,7 @@ teardown() {
 
 # collection WHICH [OPTION...]
 collection() {
-    python3 "$MACHINES/collection.py" "$EPKIT" "$@"
+    python3 -S "$MACHINES/collection.py" "$EPKIT" "$@"
 }
 
 # All machines of a collection live, and every third one from its snapshot as well; in the long tier "all" does the rest.
@@ -29,7 +29,7 @@ unless_sanitized() {
 
 @test "healthy machines of clouds, makers, schedulers and containers have no finding" {
     local n
-    n=$(python3 "$MACHINES/machines.py" --field | wc --lines)
+    n=$(python3 -S "$MACHINES/machines.py" --field | wc --lines)
     [ "$n" -ge 30 ]
     unless_sanitized
     both field
@@ -55,7 +55,7 @@ unless_sanitized() {
     local name
     for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
-        python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
+        python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
     jq -r '.checks[] | select(.outcome == "found") | .id + ": " + (.fix // "" | gsub("\n"; "; ")) + " | " + .advice[:60]' said >told
@@ -80,7 +80,7 @@ stacks() {
     local machine=$1 from
     shift
     rm -rf machine
-    python3 "$MACHINES/machines.py" "$machine" machine
+    python3 -S "$MACHINES/machines.py" "$machine" machine
     epkit topo --from machine --save saved >/dev/null
     for from in machine saved; do
         epkit doctor --from $from --json --stacks "$@" >$from.json || [[ $? == [35] ]]
@@ -158,7 +158,7 @@ END
 
 @test "--stacks of known, absent and unknown libraries" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" dgx-b200/deepep-v2 machine
+    python3 -S "$MACHINES/machines.py" dgx-b200/deepep-v2 machine
     run -0 epkit doctor --from machine --stacks
     [ "${lines[0]}" = "DeepEP 2 2.1.0 runs here." ]
     run -0 epkit doctor --from machine --stacks deep_ep
@@ -175,7 +175,7 @@ END
     done
     run -2 epkit doctor --from machine nccl-ep
     run -2 epkit doctor --from machine --stacks --fix
-    python3 "$MACHINES/machines.py" empty nothing
+    python3 -S "$MACHINES/machines.py" empty nothing
     run -0 epkit doctor --from nothing --stacks
     [[ "$output" == "No known library for expert parallelism is on Python's path." ]]
 }
@@ -183,7 +183,7 @@ END
 @test "a second owner of deep_ep is found from a snapshot, which does not name it" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local from
-    python3 "$MACHINES/machines.py" dgx-b200/sgl-owner-of-a-site site
+    python3 -S "$MACHINES/machines.py" dgx-b200/sgl-owner-of-a-site site
     epkit topo --from site --save saved >/dev/null
     for from in site saved; do
         run -3 --separate-stderr epkit doctor --from $from --json
@@ -228,7 +228,7 @@ END
 
 @test "healthy says what nobody looked at, also from a snapshot" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" dgx-b200/unknown-stack stack
+    python3 -S "$MACHINES/machines.py" dgx-b200/unknown-stack stack
     epkit topo --from stack --save saved >/dev/null
     local from
     for from in stack saved; do
@@ -251,7 +251,7 @@ END
 
 # remedy NAME: what is said and advised about why the driver is not loaded
 remedy() {
-    [ -e "${1/\//.}" ] || python3 "$MACHINES/machines.py" "$1" "${1/\//.}"
+    [ -e "${1/\//.}" ] || python3 -S "$MACHINES/machines.py" "$1" "${1/\//.}"
     epkit doctor --from "${1/\//.}" --only driver-skew --json |
         jq -r '.checks[] | select(.id == "driver-skew") | .text + " " + .fix + " " + .advice + " " + (.evidence[0] | .where + ": " + .what)'
 }
@@ -270,7 +270,7 @@ remedy() {
 
 @test "the fabric manager of a host is not asked of its guest" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" kvm-shared-nvswitch/fabric guest
+    python3 -S "$MACHINES/machines.py" kvm-shared-nvswitch/fabric guest
     epkit doctor --from guest --json >said || [ $? -eq 3 ]
     [ "$(jq -r '.checks[] | select(.id == "nvlink").fix' said)" = "" ] || [ "$(jq '.checks[] | select(.id == "nvlink").fix' said)" = null ]
     [[ "$(jq -r '.checks[] | select(.id == "nvlink").advice' said)" == "The host of this virtual machine"* ]]
@@ -278,7 +278,7 @@ remedy() {
 
 @test "env does not switch on in a confidential guest what the doctor calls a fault there" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" tdx-hgx-b200-nics/gdr guest
+    python3 -S "$MACHINES/machines.py" tdx-hgx-b200-nics/gdr guest
     epkit env --from guest >said
     grep --line-regexp --quiet "unset NVSHMEM_IB_ENABLE_IBGDA" said
     run ! grep --quiet "^export NVSHMEM_IB" said
@@ -286,7 +286,7 @@ remedy() {
 
 @test "WSL 2 is named, and not judged" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" wsl2 wsl2
+    python3 -S "$MACHINES/machines.py" wsl2 wsl2
     run -4 epkit doctor --from wsl2
     [[ "$output" == *"This is WSL 2"* ]]
     epkit topo --from wsl2 --save saved >/dev/null || [ $? -eq 4 ]
@@ -301,7 +301,7 @@ remedy() {
 
 @test "remedies name nothing of another operating system" {
     unless_sanitized
-    python3 "$MACHINES/systems.py" "$EPKIT"
+    python3 -S "$MACHINES/systems.py" "$EPKIT"
 }
 
 @test "commands that findings give help, and bring no other finding" {
@@ -311,7 +311,7 @@ remedy() {
     [ -n "${EPKIT_TEST_LONG-}" ] || names=(a4/net-plugin-missing a4/libcuda-stub a4/one-nic a4/rdmav-drivers h100/acs
         h100/peermem a4/provider-missing a4/stale-copy dgx-h200-deepep/heap dgx-b200/nccl-hca dgx-b200/p2p a3u/hca-prefix
         dgx-b200/three-interfaces gcp-a3-mega/extra-network)
-    python3 "$MACHINES/fixes.py" "$EPKIT" "${names[@]}"
+    python3 -S "$MACHINES/fixes.py" "$EPKIT" "${names[@]}"
 }
 
 @test "every check has a fault, and machines that look like one have none" {
@@ -319,10 +319,10 @@ remedy() {
     checks=$(sed -n 's/^ *[XS](\([a-z0-9_]*\),.*/\1/p' "$EPKIT_SOURCE/machine/doctor/checks.h" | tr _ - | sort)
     [ "$(wc --lines <<<"$checks")" -ge 70 ]
     diff <(echo "$checks") <({
-        python3 "$MACHINES/machines.py" --rules
-        python3 "$MACHINES/machines.py" --variants
+        python3 -S "$MACHINES/machines.py" --rules
+        python3 -S "$MACHINES/machines.py" --variants
     } | cut -s -d' ' -f2- | xargs -n1 | grep --invert-match '^?' | sort -u)
-    [ "$(python3 "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
+    [ "$(python3 -S "$MACHINES/machines.py" --rules | grep --count --invert-match ' ')" -ge 20 ]
 }
 
 @test "every eighth machine, live, with sanitizers; in the long tier every machine" {
@@ -343,7 +343,7 @@ remedy() {
     for file in "$MACHINES"/older/*.json.gz; do
         machine=$(basename "$file" .json.gz)
         gzip --decompress --stdout "$file" >"saved/$machine"
-        python3 "$MACHINES/machines.py" "${machine/.//}" "$machine"
+        python3 -S "$MACHINES/machines.py" "${machine/.//}" "$machine"
         epkit doctor --from "$machine" --json >live || [ $? -eq 3 ]
         (cd saved && epkit doctor --from "$machine" --json >../old) || [[ $? == [35] ]]
         # Of why clocks are lowered, and of PyTorch's own libraries, it has saved nothing, and says so.
@@ -362,7 +362,7 @@ remedy() {
 
 @test "an expected inventory: what is missing is found, what is right is not, what is no inventory is refused" {
     cd "$BATS_TEST_TMPDIR" || return 1
-    python3 "$MACHINES/machines.py" h100 h100
+    python3 -S "$MACHINES/machines.py" h100 h100
     echo '{"gpus": 8, "gpu": "H100", "nics": 8, "nic_gbps": 400, "link_layer": "infiniband", "driver": "580.126"}' >right
     epkit doctor --from h100 --expect right
     epkit topo --from h100 --save h100.json >/dev/null
@@ -404,7 +404,7 @@ kind_of() {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
     for name in hca-list hca-port stale-mapping dmabuf dmabuf-peermem hca-list-right; do
-        python3 "$MACHINES/machines.py" "dgx-h200-deepep/$name" "$name"
+        python3 -S "$MACHINES/machines.py" "dgx-h200-deepep/$name" "$name"
     done
     [ "$(kind_of hca-list NVSHMEM_HCA_LIST)" = harmful ]
     [ "$(kind_of hca-port NVSHMEM_HCA_LIST)" = harmful ]
@@ -421,7 +421,7 @@ kind_of() {
     local name
     for name in hgx-h100-worn/flaps dgx-b200/symbols hgx-h100-worn/loss hgx-h100-worn dgx-b200/switch-restarts \
         hgx-h100-pfc hgx-h100-pfc/discards hgx-h100-deepep-roce/carrier; do
-        python3 "$MACHINES/machines.py" "$name" "${name/\//.}"
+        python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit topo --from "${name/\//.}" --save saved >/dev/null
         run --separate-stderr epkit nics --from saved --json
         echo "$output" >"${name/\//.}.json"

@@ -12,7 +12,7 @@ setup() {
 
 # faults MACHINE: of each of its variants
 faults() {
-    python3 "$MACHINES/collection.py" "$EPKIT" variants --only "$1/"
+    python3 -S "$MACHINES/collection.py" "$EPKIT" variants --only "$1/"
 }
 
 @test "faults of A4" {
@@ -37,7 +37,7 @@ faults() {
 
 # tree NAME: writes the machine on first use
 tree() {
-    [ -e "${1/\//.}" ] || python3 "$MACHINES/machines.py" --share "$1" "${1/\//.}"
+    [ -e "${1/\//.}" ] || python3 -S "$MACHINES/machines.py" --share "$1" "${1/\//.}"
 }
 
 # member NAME ID MEMBER: of a finding

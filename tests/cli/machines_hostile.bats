@@ -52,7 +52,7 @@ refused() {
 }
 
 @test "every kind has its test" {
-    diff <(python3 "$MACHINES/machines.py" --hostile | sort) \
+    diff <(python3 -S "$MACHINES/machines.py" --hostile | sort) \
         <(sed -n 's/^    \(hostile\|refused\) \([^ ]*\)$/\2/p' "$BATS_TEST_FILENAME" | sort)
 }
 

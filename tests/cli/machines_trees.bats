@@ -58,7 +58,7 @@ setup() {
 
 @test "the same machine twice is the same" {
     rm -rf again
-    python3 "$MACHINES/machines.py" a4 again
+    python3 -S "$MACHINES/machines.py" a4 again
     diff --recursive --no-dereference a4 again
 }
 
@@ -72,13 +72,13 @@ setup() {
 }
 
 @test "wrong usage is said in words, and nothing is written" {
-    run -1 python3 "$MACHINES/machines.py" a5 nowhere
+    run -1 python3 -S "$MACHINES/machines.py" a5 nowhere
     [ "$output" = "machines.py: no machine 'a5'; --list and --field name them" ]
-    run -1 python3 "$MACHINES/machines.py" a4/nothing nowhere
+    run -1 python3 -S "$MACHINES/machines.py" a4/nothing nowhere
     [ "$output" = "machines.py: no variant 'a4/nothing'; --variants names them" ]
-    run -1 python3 "$MACHINES/machines.py" a4 a4
+    run -1 python3 -S "$MACHINES/machines.py" a4 a4
     [ "$output" = "machines.py: a4 is already there" ]
-    run -1 python3 "$MACHINES/machines.py"
+    run -1 python3 -S "$MACHINES/machines.py"
     [[ "$output" == *usage:* ]]
     [ ! -e nowhere ]
 }

@@ -9,7 +9,7 @@ load common
 SAMPLES="$EPKIT_SOURCE/tests/parse/samples.py"
 
 samples() {
-    run -0 python3 "$SAMPLES" check "$EPKIT" "$1"
+    run -0 python3 -S "$SAMPLES" check "$EPKIT" "$1"
 }
 
 @test "samples: deepep-intranode" { samples deepep-intranode; }
@@ -23,7 +23,7 @@ samples() {
 
 @test "documents of all kinds of runs fit the schema" {
     mkdir "$BATS_TEST_TMPDIR/logs"
-    python3 "$SAMPLES" write "$BATS_TEST_TMPDIR/logs"
+    python3 -S "$SAMPLES" write "$BATS_TEST_TMPDIR/logs"
     epkit parse --json "$BATS_TEST_TMPDIR"/logs/*0[0-7]*.log >"$BATS_TEST_TMPDIR/all.json" || [ $? -eq 1 ]
     valid parse "$BATS_TEST_TMPDIR/all.json"
     [ "$(jq '[.runs[].dialect] | unique | length' "$BATS_TEST_TMPDIR/all.json")" -eq 8 ]
@@ -194,7 +194,7 @@ END
 
 @test "no log passes that ended early" {
     for dialect in deepep-intranode deepep-internode deepep-lowlatency deepep-v2 nccl-tests perftest epkit-test; do
-        python3 "$SAMPLES" cut "$EPKIT" "$dialect"
+        python3 -S "$SAMPLES" cut "$EPKIT" "$dialect"
     done
     # A table of a benchmark without rows, and documents that are torn behind one that is whole.
     run -1 epkit parse <<<"ON   OP       TYPE RANKS TOKENS TIME us     P10     P90 LOGICAL GB/s WIRE GB/s x memcpy x alltoallv"
@@ -444,7 +444,7 @@ shows() {
     local count=500
 
     [ -z "${EPKIT_TEST_LONG:-}" ] || count=10000
-    python3 "$EPKIT_SOURCE/tests/parse/forms.py" "$EPKIT" "$count"
+    python3 -S "$EPKIT_SOURCE/tests/parse/forms.py" "$EPKIT" "$count"
 }
 
 @test "each program of programs.json begins as its rows say, and has a source" {

@@ -150,7 +150,7 @@ pasted() {
         pasted '1 2 3 4 7' launch --hosts a,b --ssh "$PWD/$ssh" --connect-timeout 60 --out run -- "$EVIL"
     done
     pasted '1 3' triangulate --hosts a,b --run "printf '%s\n' {hosts} \"\$(cat answer)\""
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     mv a4/sys/class/infiniband/mlx5_0 "a4/sys/class/infiniband/m$evil"
     mv a4/sys/class/net/gpu1rdma0 "a4/sys/class/net/g$evil"
     pasted '0 3 4' nics --from a4

@@ -56,11 +56,11 @@ setup() {
     [ "$(jq -r '[.hardware, .job, .hosts[1].driver, .environment.NCCL_NET] | join(" ")' a/report.json)" = \
         "b200 deepep-internode 580.126.09 gIB <b>" ]
     [ "$(jq -r '.findings[1] | "\(.host) \(.id)"' a/report.json)" = "node-1 memlock" ]
-    run -0 --separate-stderr bash -c "'$EPKIT' report --json a | python3 '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/cmd/report/schema.json'"
+    run -0 --separate-stderr bash -c "'$EPKIT' report --json a | python3 -S '$EPKIT_SOURCE/tests/cli/validate.py' '$EPKIT_SOURCE/cmd/report/schema.json'"
 }
 
 @test "pages of good, slow, failed, hung, uneven, compared and unknown runs, and of epkit run" {
-    python3 "$EPKIT_SOURCE/tests/parse/pages.py" "$EPKIT" .
+    python3 -S "$EPKIT_SOURCE/tests/parse/pages.py" "$EPKIT" .
     grep -q 'class="verdict bad"><span>The run failed, first on gpu-1: the program ended with 1. ' failed/report.html
     grep -q 'RuntimeError: DeepEP error: CPU recv timeout: an internode dispatch got no counts.*doctor id nic-handler).</span>' failed/report.html
     grep -q 'testbed-logs/worker-gpu-1.log:16, 1 times)' failed/report.html
@@ -75,7 +75,7 @@ setup() {
     jq -e '.tail.lines[-1] == "INFO:     Application startup complete."' unknown/report.json
     valid report unknown/report.json
     # In a browser: nothing is cut, plots are drawn, at the width of a laptop and of a phone, light and dark.
-    run python3 "$EPKIT_SOURCE/tests/parse/page.py" good/report.html:1 slow/report.html:2 failed/report.html:0 \
+    run python3 -S "$EPKIT_SOURCE/tests/parse/page.py" good/report.html:1 slow/report.html:2 failed/report.html:0 \
         hung/report.html:0 nodes/report.html:3 after/report.html:3 compared/report.html:0 unknown/report.html:0 run/report.html:2
     [ "$status" -ne 77 ] || skip "there is no Chromium here"
     [ "$status" -eq 0 ]

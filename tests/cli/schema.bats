@@ -39,7 +39,7 @@ refused() {
 
 @test "a schema with a keyword that the validator does not know is rejected" {
     jq '.properties.epkit.format = "date"' "$EPKIT_SOURCE/cmd/version/schema.json" >"$BATS_TEST_TMPDIR/schema.json"
-    run --separate-stderr python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$BATS_TEST_TMPDIR/schema.json" \
+    run --separate-stderr python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$BATS_TEST_TMPDIR/schema.json" \
         <(epkit version --json)
     [ "$status" -ne 0 ]
     [[ "$stderr" == *"keywords that this validator does not know: format"* ]]

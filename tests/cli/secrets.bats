@@ -13,7 +13,7 @@ setup() {
 }
 
 secrets() {
-    python3 "$EPKIT_SOURCE/tests/cli/secrets.py" "$@"
+    python3 -S "$EPKIT_SOURCE/tests/cli/secrets.py" "$@"
 }
 
 # ran ARGUMENT...: a run on one host here, in the folder run; its output and its document

@@ -31,7 +31,7 @@ writes() {
         "$EPKIT" "$@" >said 2>&1 </dev/null || got=$?
     cat said
     [[ " $codes " == *" $got "* ]]
-    python3 "$EPKIT_SOURCE/tests/cli/written.py" "$EPKIT" trace >written
+    python3 -S "$EPKIT_SOURCE/tests/cli/written.py" "$EPKIT" trace >written
     diff -u expected written
 }
 

@@ -45,7 +45,7 @@ predict_manifest() {
     run --separate-stderr "$EPKIT" deploy check -f "$M" --json --kubectl "kubectl${CONFIG:+ --kubeconfig=$CONFIG}"
     echo "$output $stderr"
     [ "$status" -eq 3 ]
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
     says=$(jq -r --arg id "$1" 'first(.findings[] | select(.id == $id)).says' <<<"$output")
     [ -n "$says" ]
 }
@@ -64,7 +64,7 @@ explained() {
     local state=$1
     shift
     run --separate-stderr "$EPKIT" deploy why r --json "$@"
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/deploy/schema.json" <(echo "$output")
     why=$(jq -r .verdict <<<"$output")
     [ "$(jq -r .state <<<"$output")" = "$state" ]
 }

@@ -89,7 +89,7 @@ long() {
 }
 
 valid() {
-    python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/launch/schema.json" "$@"
+    python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/launch/schema.json" "$@"
 }
 
 # --- nodes with GPUs, NVSHMEM and DeepEP, as far as epkit sees them ---

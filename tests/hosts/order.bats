@@ -29,7 +29,7 @@ other_etc() {
 
 # serve HOST HOW [LOCATION]: a metadata server on the loopback of the host.
 serve() {
-    on "$1" python3 "$EPKIT_SOURCE/tests/hosts/metadata.py" 8080 "${@:2}" >/dev/null 2>&1 3>&- 4>&- &
+    on "$1" python3 -S "$EPKIT_SOURCE/tests/hosts/metadata.py" 8080 "${@:2}" >/dev/null 2>&1 3>&- 4>&- &
     within 60 on "$1" bash -c 'exec 3<>/dev/tcp/127.0.0.1/8080' 2>/dev/null
 }
 

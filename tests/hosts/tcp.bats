@@ -253,7 +253,7 @@ has_passed_more() { # than N, by some rounds
     mkdir -p "$work"
     for rank in 0 1 2 3; do
         on "h$((rank / 2 + 1))" env RANK=$rank WORLD_SIZE=4 MASTER_ADDR=h1 MASTER_PORT=29526 EPKIT_SECRET=of-this-test \
-            EPKIT_BACKEND=host OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 \
+            EPKIT_BACKEND=host OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPYCACHEPREFIX= \
             PYTHONPATH="$EPKIT_BUILD/python:$EPKIT_SOURCE/tests/python" timeout --kill-after=5 300 "$python" -c "
 import torch.distributed as dist
 import case_nodes

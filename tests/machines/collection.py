@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True
+sys.dont_write_bytecode = not sys.pycache_prefix  # nothing beside the sources
 
 import details  # noqa: E402
 import field  # noqa: E402

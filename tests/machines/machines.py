@@ -14,7 +14,7 @@ usage: machines.py --list                     names of the machines, one a line
 """
 import sys
 
-sys.dont_write_bytecode = True
+sys.dont_write_bytecode = not sys.pycache_prefix  # nothing beside the sources
 
 import details  # noqa: E402
 import field  # noqa: E402

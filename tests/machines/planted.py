@@ -10,6 +10,7 @@ each folder that was listed gets files that are called so. With --replace lines 
 replaced by an identifier in a form that tools write, and files of one word become one. Prints what must not be in a
 snapshot of the result.
 """
+import functools
 import itertools
 import json
 import os
@@ -42,10 +43,13 @@ def is_text(path):
 
 def files_read(tree, read):
     """Paths of files of text that were read, and where they are."""
+    root, real_folder = os.path.realpath(tree), functools.lru_cache(maxsize=None)(os.path.realpath)
     for path in sorted(set(read["files"]) | {key.split("\t")[0] for kind in ("lines", "facts") for key in read[kind]}):
-        real = os.path.realpath(tree + path)
+        real = f"{real_folder(root + os.path.dirname(path))}/{os.path.basename(path)}"
+        if os.path.islink(real):
+            real = os.path.realpath(real)
         # What is no file of the tree is an answer of the overlay, or not there.
-        if real.startswith(os.path.realpath(tree) + "/") and os.path.isfile(real) and is_text(real):
+        if real.startswith(root + "/") and os.path.isfile(real) and is_text(real):
             yield path, real
 
 
@@ -88,11 +92,11 @@ def replace(tree, snapshot):
 
 
 def plant(tree, snapshot):
-    read = json.load(snapshot)
+    read, text = json.load(snapshot), "".join(line + "\n" for line in lines())
     n_files = n_names = 0
     for _, real in files_read(tree, read):
         with open(real, "a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write("".join(line + "\n" for line in lines()))
+            file.write(text)
         n_files += 1
     for folder in sorted(read["folders"]):
         real = os.path.realpath(tree + folder)
@@ -109,6 +113,6 @@ def plant(tree, snapshot):
 
 
 if __name__ == "__main__":
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = not sys.pycache_prefix  # nothing beside the sources
     with open(sys.argv[-1], encoding="utf-8") as opened:
         (replace if sys.argv[1] == "--replace" else plant)(sys.argv[-2], opened)

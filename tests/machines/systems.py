@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.dont_write_bytecode = True
+sys.dont_write_bytecode = not sys.pycache_prefix  # nothing beside the sources
 
 import machines  # noqa: E402
 import nodes  # noqa: E402

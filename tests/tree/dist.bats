@@ -153,7 +153,7 @@ library_for() {
     local matrix
     for matrix in intranode lowlatency internode; do
         bare test "$matrix" "${SMALL[@]}" --boot fork --json >"$BATS_TEST_TMPDIR/result.json"
-        python3 "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/test/schema.json" \
+        python3 -S "$EPKIT_SOURCE/tests/cli/validate.py" "$EPKIT_SOURCE/cmd/test/schema.json" \
             "$BATS_TEST_TMPDIR/result.json"
         jq --exit-status '.result == "passed" and .passed > 0' "$BATS_TEST_TMPDIR/result.json"
     done
@@ -162,8 +162,8 @@ library_for() {
 
 @test "a golden machine is described as by any other build" {
     cd "$BATS_TEST_TMPDIR"
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4/one-nic sick
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4/one-nic sick
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 a4
     "$EPKIT_SOURCE/tests/machines/outputs.sh" "$BATS_FILE_TMPDIR/bare" a4 got
     diff --recursive --unified "$EPKIT_SOURCE/tests/machines/expected/a4" got
     run -3 bare doctor --from sick
@@ -240,7 +240,7 @@ in_root() {
 
 @test "it runs where there is nothing but the C library" {
     libc_root
-    python3 "$EPKIT_SOURCE/tests/machines/machines.py" a4 "$BARE_ROOT/machine"
+    python3 -S "$EPKIT_SOURCE/tests/machines/machines.py" a4 "$BARE_ROOT/machine"
     in_root /epkit/bin/epkit --version
     in_root /epkit/bin/epkit test intranode "${SMALL[@]}"
     in_root /epkit/bin/epkit topo --from /machine >"$BATS_TEST_TMPDIR/topo.txt"
