@@ -331,15 +331,16 @@ static char *redact_argument(const json_t *words, size_t program, size_t at, con
 {
     const char *word = json_string_value(json_array_get(words, at));
     const char *before = at ? json_string_value(json_array_get(words, at - 1)) : NULL;
+    const char *setter = at > 1 ? json_string_value(json_array_get(words, at - 2)) : NULL;
     size_t n, dashes = before ? strspn(before, "-") : 0;
     int head = program < at ? secret_after_option(words, program, at) : -1;
     char name[NAME_BYTES] = "", *value, *result = NULL;
 
     if (head >= 0)
         return asprintf(&result, "%.*s%s", head, word, REDACTED) < 0 ? NULL : result;
-    if (dashes)
+    if (dashes || (setter && before && secret_is_setter(setter)))
         secret_copy_name(before + dashes, strlen(before + dashes), name);
-    if (dashes && secret_is_password(name))
+    if (*name && (!dashes || secret_is_password(name)))
         return redact_value(name, word, kept);
     if (secret_is_user(name, dashes, word, strlen(word)))
         return strdup(REDACTED);

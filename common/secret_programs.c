@@ -17,32 +17,37 @@ static const struct program {
     size_t nth;
     char mark;
 } programs_with_options[] = {
-    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za rar unrar", "-p", true, 0, 0},
+    {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za rar unrar", "-p -hp", true, 0, 0},
     {"sshpass login mongo mongosh mongodump cqlsh racadm twine useradd usermod", "-p", true, 1, 0},
     {"zip unzip ipmitool mosquitto_pub mosquitto_sub sqlcmd bcp", "-P", true, 1, 0},
     {"ldapsearch ldapadd ldapmodify ldapwhoami ldappasswd kadmin", "-w", true, 1, 0},
     {"ldappasswd", "-s", true, 1, 0},
-    {"redis-cli", "-a", false, 1, 0},
-    {"openssl", "-k -5 -6 -apr1", false, 1, 0},
-    {"mc", "set", false, 4, 0},
-    {"curl", "-u", true, 0, ':'},
+    {"redis-cli valkey-cli", "-a AUTH auth", false, 1, 0},
+    {"redis-cli valkey-cli", "AUTH auth", false, 2, 0},
+    {"openssl", "-k -K -5 -6 -apr1", false, 1, 0},
+    {"mc", "set add", false, 4, 0},
+    {"curl", "-u -U", true, 1, ':'},
     {"curl", "-b", true, 1, '='},
     {"curl", "--oauth2-bearer", false, 1, 0},
     {"http https", "-a", true, 1, ':'},
-    {"smbclient smbget rpcclient net", "-U", true, 1, '%'},
-    {"lftp", "-u", true, 1, ','},
+    {"smbclient smbget rpcclient net", "-U --user=", true, 1, '%'},
+    {"lftp open", "-u", true, 1, ','},
     {"plink pscp psftp", "-pw", false, 1, 0},
     {"keytool jarsigner", "-storepass -keypass", false, 1, 0},
-    {"snmpget snmpset snmpwalk snmpbulkwalk", "-A -X", true, 1, 0},
+    {"snmpget snmpset snmpwalk snmpbulkwalk", "-A -X -c", true, 1, 0},
     {"xfreerdp xfreerdp3 wlfreerdp", "/p:", true, 0, 0},
-    {"vault", "login unwrap unseal renew revoke lookup", false, 1, 0},
+    {"vault bao", "login -no-print -method=token unwrap unseal renew revoke lookup", false, 1, 0},
+    {"vault bao", "value=", true, 0, 0},
+    {"wandb", "login --relogin", false, 1, 0},
+    {"wandb", "--host", false, 2, 0},
     {"net", "use", false, 1, 0},
     {"net", "user", false, 2, 0},
-    {"nmcli", "password", false, 1, 0},
+    {"nmcli", "password wifi-sec.psk 802-11-wireless-security.psk", false, 1, 0},
     {"aws", "aws_secret_access_key aws_session_token", false, 1, 0},
     {"rclone", "obscure", false, 1, 0},
     {"rabbitmqctl", "add_user change_password", false, 2, 0},
-    {"htpasswd", "-b -bc -cb", false, 3, 0},
+    {"htpasswd", "-b -bc -cb -Bb -Bbc -bB -cBb", false, 3, 0},
+    {"htpasswd", "-nb -bn -nbB -Bbn -nBb", false, 2, 0},
 };
 
 /* Programs that read a password from standard input, with a word that says so. */
@@ -95,16 +100,16 @@ static bool is_no_password(const struct program *row, char option, struct piece 
     const struct scan scan = {.text = word.text, .bytes = word.n};
     size_t digits = 0;
 
-    while (digits < word.n && is_digit(word.text[digits]))
+    while (digits < word.n && (is_digit(word.text[digits]) || word.text[digits] == row->mark))
         digits++;
-    return word.n == 0 || (word.n == digits && word.n < 6) || is_one_of(*word.text, "-/.") ||
+    return word.n == 0 || (word.n == digits && (word.n < 6 || row->mark)) || is_one_of(*word.text, "-/.") ||
            (row->mark && !memchr(word.text, row->mark, word.n)) || (is_alnum(option) && !secret_looks_random(&scan, 0));
 }
 
 /* "Z:", "\\host\share", "/user:me" */
 static bool is_skipped(struct piece word)
 {
-    return word.n > 0 && (*word.text == '\\' || word.text[word.n - 1] == ':' ||
+    return word.n > 0 && (*word.text == '\\' || (word.n == 2 && word.text[1] == ':') ||
                           (word.n > 6 && strncasecmp(word.text, "/user:", 6) == 0));
 }
 
@@ -115,6 +120,32 @@ static struct piece word_of(const json_t *words, size_t i)
     return (struct piece){.text = word ? word : "", .n = word ? strlen(word) : 0};
 }
 
+/* The bytes of the option at `at`, also as the last of several letters: "-sSLu" */
+static size_t option_bytes(const struct scan *scan, size_t at, struct piece option)
+{
+    size_t n = 1;
+
+    if (option.n <= scan->bytes - at && memcmp(scan->text + at, option.text, option.n) == 0)
+        return option.n;
+    if (option.n != 2 || *option.text != '-' || byte_at(scan, at) != '-')
+        return 0;
+    while (n < 10 && isalpha((unsigned char)byte_at(scan, at + n)))
+        n++;
+    return scan->text[at + n - 1] == option.text[1] && (at + n == scan->bytes || is_one_of(scan->text[at + n], " \t"))
+               ? n
+               : 0;
+}
+
+static bool is_option(const char *options, struct piece word)
+{
+    const struct scan scan = {.text = word.text, .bytes = word.n};
+
+    for (const char *left = options; *left;)
+        if (option_bytes(&scan, 0, text_take(&left, " ")) == word.n)
+            return true;
+    return false;
+}
+
 int secret_after_option(const json_t *words, size_t program, size_t at)
 {
     const struct piece name = word_of(words, program), word = word_of(words, at);
@@ -122,6 +153,7 @@ int secret_after_option(const json_t *words, size_t program, size_t at)
     for (size_t i = 0; i < COUNT(programs_with_options); i++) {
         const struct program *row = &programs_with_options[i];
         size_t option = at;
+        bool is_certain;
 
         if (!is_among(row->programs, name))
             continue;
@@ -136,8 +168,10 @@ int secret_after_option(const json_t *words, size_t program, size_t at)
             do
                 option--;
             while (option > program && is_skipped(word_of(words, option)));
-        if (row->nth && option > program && is_among(row->options, word_of(words, option)) && !is_skipped(word) &&
-            !is_no_password(row, *word_of(words, option).text, word))
+        /* Words right after the program are no sentence. */
+        is_certain = option == program + 1 && !memchr(word.text, ' ', word.n);
+        if (row->nth && option > program && is_option(row->options, word_of(words, option)) && !is_skipped(word) &&
+            !is_no_password(row, is_certain ? '-' : *word_of(words, option).text, word))
             return 0;
     }
     return -1;
@@ -181,12 +215,12 @@ static struct piece read_word(const struct scan *scan, size_t *at, char *ret_quo
 static size_t match_option(const struct scan *scan, const struct program *row, struct piece option, size_t at,
                            size_t *ret_start)
 {
-    size_t start = at + option.n, nth = is_one_of(byte_at(scan, start), " \t") ? row->nth : row->same;
+    size_t n_option = option_bytes(scan, at, option), start = at + n_option;
+    size_t nth = is_one_of(byte_at(scan, start), " \t") ? row->nth : row->same;
     struct piece word = {0};
     char quote = '\0';
 
-    if (option.n > scan->bytes - at || memcmp(scan->text + at, option.text, option.n) != 0 || nth == 0 ||
-        !runs(scan, at - 1, row->programs))
+    if (n_option == 0 || nth == 0 || !runs(scan, at - 1, row->programs))
         return 0;
     for (size_t n = 0, last = start + COMMAND_BYTES; n < nth && start < last; n += !is_skipped(word)) {
         start += word.n + (quote != '\0');

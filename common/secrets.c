@@ -83,8 +83,10 @@ bool identifier_is_secret_name(const char *long_name)
     static const char *const words[] = {"SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "PGPASS", "CREDENTIAL", "COOKIE"};
     /* Where one is, or what it is called */
     static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
-    static const char *const ends[] = {"AUTH",      "OAUTH",   "AUTHORIZATION", "PRIVATE", "MAGIC",   "PASS", "PSK",
-                                       "SIGNATURE", "SSHPASS", "FROM_LITERAL",  "PASSIN",  "PASSOUT", "JWT"};
+    static const char *const ends[] = {
+        "AUTH",   "OAUTH",       "AUTHORIZATION", "HAUTHORIZATION", "PRIVATE",      "MAGIC",   "PASS",
+        "PSK",    "SIGNATURE",   "PASSIN",        "PASSOUT",        "FROM_LITERAL", "SSHPASS", "DBPASS",
+        "BEARER", "REQUIREPASS", "MASTERAUTH",    "CREDS",          "JWT"};
     char name[NAME_BYTES];
     size_t length;
 
@@ -104,7 +106,7 @@ bool identifier_is_secret_name(const char *long_name)
         if (ends_with_component(name, ends[i]))
             return true;
     return is_secret_token(name) || is_secret_key(name) || ends_with(name, "_PWD") || ends_with(name, "_PAT") ||
-           strcmp(name, "pwd") == 0 || strcasecmp(name, "SIG") == 0;
+           (strcasecmp(name, "pwd") == 0 && strcmp(name, "PWD") != 0) || strcasecmp(name, "SIG") == 0;
 }
 
 bool secret_is_reference(const char *value, size_t n)
@@ -209,13 +211,43 @@ static size_t skip(const struct scan *scan, size_t at, const char *bytes)
     return at;
 }
 
+static const char *const setters[] = {"setenv ",        "set -x ", "set -gx ", "config set ",
+                                      "configure set ", "-genv ",  "-env "};
+
+bool secret_is_setter(const char *word)
+{
+    size_t n = strlen(word);
+
+    for (size_t i = 0; i < COUNT(setters); i++)
+        if (n >= 3 && strlen(setters[i]) > n && memcmp(setters[i] + strlen(setters[i]) - n - 1, word, n) == 0)
+            return true;
+    return false;
+}
+
+/* Does a word that gives a variable its value stand in front of the word that ends here, "set profile.NAME"? */
+static bool is_set(const struct scan *scan, size_t end)
+{
+    size_t at = end;
+
+    while (at > 0 && end - at < NAME_BYTES && (is_alnum(scan->text[at - 1]) || is_one_of(scan->text[at - 1], "_-./:")))
+        at--;
+    for (size_t i = 0, n; i < COUNT(setters); i++) {
+        n = strlen(setters[i]);
+        if (at >= n && has_text(scan, at - n, setters[i]))
+            return true;
+    }
+    return false;
+}
+
 /* What is between a name and its value, from `at`: '=', ':' or ' ', with blanks around it; 0 if no value follows. */
 static char read_sign(const struct scan *scan, size_t at, const struct name *name, size_t *ret_start)
 {
-    static const char *const setters[] = {"setenv ", "set -x ", "set -gx ", "configure set "};
-    size_t next = skip(scan, at, " \t");
-    char c = byte_at(scan, next);
+    size_t next;
+    char c;
 
+    at += name->is_quoted && byte_at(scan, at) == ']'; /* 'environ["NAME"] = ' */
+    next = skip(scan, at, " \t");
+    c = byte_at(scan, next);
     *ret_start = next + 1;
     if (has_text(scan, next, "%3D")) {
         *ret_start = next + 3;
@@ -230,23 +262,24 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
         *ret_start += c == '=' && byte_at(scan, next + 1) == '>';
         return c;
     }
+    /* '["--password", "x"]' */
+    if (name->is_quoted && name->dashes)
+        return c == ',' && is_one_of(byte_at(scan, skip(scan, next + 1, " \t\\")), "\"'") ? ' ' : '\0';
     *ret_start = at + 1;
     if (next == at || name->is_quoted)
         return '\0';
     if (name->dashes)
         return ' ';
     /* "setenv NAME VALUE", and "password VALUE" of .netrc */
-    for (size_t i = 0, n = strlen(name->text); i < COUNT(setters); i++)
-        if (at >= n + strlen(setters[i]) && has_text(scan, at - n - strlen(setters[i]), setters[i]))
-            return ' ';
-    return secret_is_password(name->text) && secret_looks_random(scan, next) ? ' ' : '\0';
+    return is_set(scan, at) || (secret_is_password(name->text) && secret_looks_random(scan, next)) ? ' ' : '\0';
 }
 
 /* Is there a name with a value? Not in the middle of a run of words and dashes: what begins it was asked before. */
 static bool read_name(const struct scan *scan, size_t at, struct name *ret_name, size_t *ret_start)
 {
+    static const char *const parents[] = {"secret.", "secrets.", "credentials."};
     char c = byte_before(scan, at);
-    size_t start, n;
+    size_t start, n, name = at;
 
     if ((!is_alnum(byte_at(scan, at)) && byte_at(scan, at) != '_') || is_alnum(c) || c == '_')
         return false;
@@ -259,13 +292,17 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
     n = run(scan, at, "_-", scan->bytes);
     start = at + n;
     ret_name->is_quoted = false;
-    if (is_one_of(ret_name->around, "\"'") && ret_name->dashes == 0) {
+    if (is_one_of(ret_name->around, "\"'")) {
         while (byte_at(scan, start) == '\\')
             start++;
         ret_name->is_quoted = byte_at(scan, start) == ret_name->around;
         start = ret_name->is_quoted ? start + 1 : at + n;
     }
-    secret_copy_name(scan->text + at, n, ret_name->text);
+    /* "secrets.x=": the folder of the name says what it is. */
+    for (size_t i = 0; i < COUNT(parents); i++)
+        if (at >= strlen(parents[i]) && has_text(scan, at - strlen(parents[i]), parents[i]))
+            name = at - strlen(parents[i]);
+    secret_copy_name(scan->text + name, at + n - name, ret_name->text);
     ret_name->is_spaced = is_one_of(byte_at(scan, start), " \t");
     ret_name->sign = read_sign(scan, start, ret_name, ret_start);
     return ret_name->sign != '\0';

@@ -103,6 +103,9 @@ bool secret_is_reference(const char *value, size_t n);
 /* Letters and digits, and no path: "S3cret" */
 bool secret_looks_random(const struct scan *scan, size_t at);
 
+/* Does a name follow this word, and then its value, as in "setenv NAME VALUE"? */
+bool secret_is_setter(const char *word);
+
 #define NAME_BYTES 128
 
 /* The name of a value, as that of a variable. Of a long one it is the end, which says what the value is. */

@@ -53,10 +53,10 @@ const char *shell_operand(const char *text, char *ret_word, size_t bytes)
 bool shell_is_command(const char *text, const char *program)
 {
     const char *shown, *end;
-    size_t n, bytes;
+    size_t n, bytes, left = strlen(text);
 
-    for (const char *at = text; *at; at += n) {
-        n = text_printable(at, strlen(at), &shown, &bytes);
+    for (const char *at = text; *at; at += n, left -= n) {
+        n = text_printable(at, left, &shown, &bytes);
         if (n == 0 || shown != at || *at == '\n' || *at == '\t')
             return false;
     }

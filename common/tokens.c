@@ -24,21 +24,22 @@ static const struct {
     {16, "_.-", "glpat- gldt- glrt- glcbt- glptt- gloas- glimt- glagent- glft- glsoat- glffct- glrtr- glwt-"},
     {16, "_-", "pypi-AgE"},
     {17, "_.-+/=", "eyJ"},
-    {20, "", "hf_ api_org_ lin_api_ NRAK-"},
-    {20, "_", "github_pat_ glsa_ wandb_v1_ pcsk_ sgp_"},
+    {20, "", "hf_ api_org_ lin_api_ NRAK- as- ak-"},
+    {20, "_", "github_pat_ glsa_ wandb_v1_ pcsk_ sgp_ CCIP?T_ CCIP?J_"},
     {20, "_-", "sk- GOCSPX- nvapi- dckr_?at_ hv?. figd_ sq0?tp- sq0?sp- sb_secret_ GR1348941 tskey- tvly-"},
-    {20, "_.-", "gh?_ ya29."},
+    {20, "_.-", "gh?_ ya29. hf_oauth_ hf_jwt_"},
     {20, "_-=", "ATATT3 ATCTT3 duffel_live_"},
     {20, "+/=", "whsec_ bedrock-api-key-"},
-    {22, "", "fw_"},
-    {30, "",
-     "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.pt. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ rnd_ nfp_"},
-    {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB"},
+    {22, "", "fw_ s. rnd_"},
+    {30, "", "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.pt. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ nfp_"},
+    {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB csk- phx_ key- oy2 cio e2b_ secret_"},
     {30, "_-", "AIza tgp_v1_ AQ.Ab AQVN PMAK- dapi 1//0 sha256~ fo1_ CFPAT- cf?t_ lsv2_ vercel_blob_rw_"},
     {30, "_.-", "pscale_ dp.st. tfp_"},
     {30, "_+/=", "sntry?_"},
+    {40, "_-", "pa-"},
     {40, "_.-", "SG. HRKU-AA xkeysib- dt0?01."},
-    {50, "", "GOOG1E CLOJARS_ EZ?K AKCp rdme_"},
+    {50, "", "GOOG1E CLOJARS_ EZ?K AKCp rdme_ EAACEdEose0cBA"},
+    {60, "_-", "sl."},
     {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ LS0tLS1CRUdJTi"},
 };
 
@@ -123,6 +124,9 @@ size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
                                              "open.feishu.cn/open-apis/bot/",
                                              "open.larksuite.com/open-apis/bot/",
                                              "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=",
+                                             "conda.anaconda.org/t/",
+                                             "wandb.login(key='",
+                                             "wandb.login(key=\"",
                                              "wandb login ",
                                              "wandb login --relogin "};
 
@@ -186,18 +190,22 @@ static bool is_token(const struct scan *scan, size_t at, size_t n)
 /* User and password of a URL. With '/', '?' or '#' in the password no port is before them, and a host behind '@'. */
 size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    size_t n = 0, colon = 0, sign = 0, digits = 0;
+    size_t n = 0, colon = 0, sign = 0, digits = 0, scheme;
 
-    if (byte_at(scan, at) != ':' || !has_text(scan, at, "://"))
+    if (has_text(scan, at, "://"))
+        scheme = 3;
+    else if (has_text(scan, at, "//") && !is_one_of(byte_before(scan, at), ":/") && !is_alnum(byte_before(scan, at)))
+        scheme = 2;
+    else
         return 0;
-    at += 3;
+    at += scheme;
     for (; at + n < scan->bytes && !is_one_of(scan->text[at + n], "/?# \t\r\n\"'<>`)"); n++) {
         char c = scan->text[at + n];
 
         colon = c == ':' && colon == 0 ? n + 1 : colon;
         sign = c == '@' ? n : sign;
     }
-    *ret_before = 3;
+    *ret_before = scheme;
     if (sign && (colon ? colon < sign : is_token(scan, at, sign)))
         return sign;
     while (colon && is_digit(byte_at(scan, at + colon + digits)))
@@ -208,7 +216,7 @@ size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
             sign = scan->text[at + n] == '@' && is_alnum(byte_at(scan, at + n + 1)) ? n : sign;
     else
         sign = 0;
-    *ret_before = sign ? 3 : 0;
+    *ret_before = sign ? scheme : 0;
     return sign;
 }
 

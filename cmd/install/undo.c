@@ -164,7 +164,7 @@ static enum install_result remove_state(struct install *install)
 
 /*
  * Packages that were installed later may need what the steps have installed. This is found out for all steps together
- * before the first one is undone; each undo checks it again.
+ * before the first one is undone; each undo checks it again. apt writes no caches here.
  */
 static enum install_result check_packages(struct install *install)
 {
@@ -174,7 +174,7 @@ static enum install_result check_packages(struct install *install)
         "there=$(dpkg-query -W -f='${db:Status-Abbrev} ${binary:Package}\\n' $added 2>/dev/null |\n"
         "    sed -n \"s/:$(dpkg --print-architecture)\\$//; s/^.i. *//p\")\n"
         "[ -n \"$there\" ] || exit 0\n"
-        "gone=$(apt-get remove -qy -s $there 2>/dev/null) || exit 0\n"
+        "gone=$(apt-get remove -qy -s -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= $there 2>/dev/null) || exit 0\n"
         "printf '%s\\n' \"$added\" >\"$EPKIT_STATE/added\"\n"
         "printf '%s\\n' \"$gone\" | sed -n 's/^Remv \\([^ ]*\\).*/\\1/p' | sort | comm -23 - \"$EPKIT_STATE/added\" | xargs\n"
         "rm -f \"$EPKIT_STATE/added\"\n";

@@ -265,9 +265,9 @@ setup() {
     run ! grep -qP '[\x{202a}-\x{202e}\x{2028}\x{200b}\x{2066}]' a/report.html
 }
 
-@test "a folder of 10000 hosts: linear" {
+@test "a folder of 10000 hosts, a command of 3 MB: linear" {
     mkdir run
-    jq -n '{schema_version: 1, exit_code: 1, hosts: [range(10000) | {name: "h\(.)", why: "x"}]}' >run/run.json
+    jq -n '{schema_version: 1, exit_code: 1, command: ("epkit launch " + "token=" * 500000), hosts: [range(10000) | {name: "h\(.)", why: "x"}]}' >run/run.json
     echo 'a: NCCL WARN' >run/worker-a.log
     run -1 thrifty 10 "$EPKIT" report run
 }

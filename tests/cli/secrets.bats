@@ -28,7 +28,8 @@ ran() {
     for i in "${!words[@]}"; do env+=(-x "VALUE_$i=${words[$i]}"); done
     ran "${env[@]:0:60}" -x EPKIT_SECRET=/pw/split -- true "${words[@]}" --password 'pw split' -p "${words[0]}" /usr/bin/mysql -u root -ppw-split db \
         sshpass -p 'pw split' ssh h docker login -p pw-split h curl -ume:pw-split x --hf-token pw-split1 -passin pass:pw-split \
-        vault login pw-split1 smbclient -U me%pw-split1 //h/s net use Z: '\\h\s' pw-split1 plink -pw pw-split1 rabbitmqctl add_user me pw-split1
+        vault login pw-split1 smbclient -U me%pw-split1 //h/s net use Z: '\\h\s' pw-split1 plink -pw pw-split1 rabbitmqctl add_user me pw-split1 \
+        mpiexec -genv HF_TOKEN pw-split npm config set //r/:_authToken pw-split curl -sSLu me:pw-split x vault login pw-split
     epkit report run --history history --json >report.json || [ $? -eq 4 ]
     secrets find launch.json said run/testbed-logs/* run/report.* history report.json
     run ! grep -rE 'pw[ -/]split' launch.json run report.json
@@ -111,7 +112,7 @@ ran() {
         'token throughput : 12.3M' '{"name":"NUM_TOKENS","value":"4096"}' 'TOKEN=$HF_TOKEN' 'set token limits' \
         'vault login failed' 'net use is low' 'cat <<< text' 'echo done | sudo tee /x' 'echo $PASS | sudo -S true' 'echo 1 | tee x; sudo -S' \
         vault login -method=oidc net use 'echo "$TOKEN" | docker login --password-stdin' 'http -a x' htpasswd -c f me \
-        'rabbitmqctl list_users now' 'curl -b jar h' \
+        'rabbitmqctl list_users now' 'curl -b jar h' '//host/share' PWD=/home/me '["pad_token", "eos_token"]' 'ls -sl. x' save-as-checkpoint \
         --token-mixer=attn token=12.5 sk-learn-pipelines-version-1x -u 1000:1000 http://proxy:3128/a@b "$(printf x | sha256sum | cut -d' ' -f1)"
     run ! grep -rF '(left out)' launch.json run
 }

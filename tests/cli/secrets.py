@@ -21,7 +21,9 @@ TOKENS = [("hf_", 34), ("sk-", 48), ("sk-proj-", 60), ("sk-ant-api03-", 80), ("g
           ("sq0atp-", 22), ("sq0csp-", 43), ("sb_secret_", 31), ("rdme_", 70), ("sha256~", 43), ("pnu_", 36), ("sqp_", 40),
           ("sgp_", 40), ("bkua_", 40), ("CFPAT-", 43), ("cfut_", 40), ("nfp_", 36), ("vcp_", 56), ("ops_eyJ", 130), ("fm2_", 90),
           ("fo1_", 43), ("HRKU-AA", 58), ("EZAK", 54), ("GOOG1E", 57), ("CLOJARS_", 60), ("bedrock-api-key-", 60),
-          ("LS0tLS1CRUdJTiBS", 100)]
+          ("LS0tLS1CRUdJTiBS", 100), ("hf_oauth_", 60), ("hf_jwt_", 60), ("csk-", 48), ("phx_", 43), ("key-", 32), ("oy2", 43),
+          ("cio", 32), ("e2b_", 40), ("secret_", 43), ("as-", 22), ("pa-", 43), ("sl.", 130), ("s.", 24), ("CCIPAT_", 60),
+          ("EAACEdEose0cBA", 80), ("rnd_", 28)]
 # What a word or an option in front announces: the word with '{}' for the secret.
 ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WANDB_API_KEY={}", "DB_PASSWORD={}",
              "AWS_SECRET_ACCESS_KEY={}", "https://me:{}@host.example/x", "https://x.example/a?token={}&b=1",
@@ -51,7 +53,15 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "xfreerdp /u:me /p:{} /v:h", "snmpget -v3 -A {} h", "htpasswd -bc f me {}", "rabbitmqctl add_user me {}",
              "curl -b 'a={}' h", "http -a me:{} h", "sqlcmd -U sa -P {}", "useradd -p {} me", "mc alias set m http://h me {}",
              "SLURM_JWT={}", "redis://:{}@cache:6379/0", "https://me@corp.example:{}@h/x", "http://[u]:{}@h",
-             "amqp://me:{}@[fe80::1]:5672/v", "postgres://me:{}@${{DB_HOST}}:5432/db", "GOOGLEAPI_KEY={}", "ldappasswd -s {}"]
+             "amqp://me:{}@[fe80::1]:5672/v", "postgres://me:{}@${{DB_HOST}}:5432/db", "GOOGLEAPI_KEY={}", "ldappasswd -s {}",
+             "curl -sSLu me:{} x", "curl -U me:{} x", "-HAuthorization: Token {}", "skopeo copy --src-creds me:{} a b",
+             "vault login -no-print {}", "vault login -method=token {}", "vault kv put secret/x value={}", "bao login {}",
+             "redis-cli AUTH {}", "redis-cli AUTH me {}", "redis-server --requirepass {}", "openssl enc -K {}", "rar a -hp{} x",
+             "smbclient //h/s --user=me%{}", 'lftp -e "open -u me,{} h"', "npm config set //r/:_authToken {}",
+             "aws configure set default.aws_session_token {}", "nmcli con mod x wifi-sec.psk {}", "mpiexec -genv HF_TOKEN {} x",
+             "htpasswd -Bbn me {}", "mc config host add m http://h me {}", "++secrets.x={}", "//me:{}@h/x", "Server=h;Pwd={};",
+             "os.environ['HF_TOKEN'] = '{}'", "wandb.login(key='{}0123456789abc')", '["--password", "{}"]', "--bearer {}",
+             "wandb login --host https://x {}", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}"]
 # Of letters alone
 LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]
 

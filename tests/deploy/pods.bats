@@ -127,7 +127,8 @@ output() {
     k helm uninstall deepep --wait
     install broken --set RUN_DEEPEP_TEST=true --set HF_TOKEN=fail
     ends broken Failed
-    output broken | grep -q 'deepep-internode failed on '
+    output broken | tee "$BATS_TEST_TMPDIR/log"
+    grep -q 'deepep-internode failed on ' "$BATS_TEST_TMPDIR/log"
     k helm uninstall broken --wait
 }
 

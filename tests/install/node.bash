@@ -71,7 +71,12 @@ snapshot() {
 same() {
     local books=(-e status-old -e aux-cache -e extended_states -e '/etc/\(passwd\|group\|shadow\|gshadow\|subuid\|subgid\)-\?\( \|$\)')
     snapshot | grep -v "${books[@]}" >"$BATS_TEST_TMPDIR/now"
-    grep -v "${books[@]}" "$1" | diff - "$BATS_TEST_TMPDIR/now"
+    grep -v "${books[@]}" "$1" | diff - "$BATS_TEST_TMPDIR/now" || {
+        # A record of dpkg that is not that of an installed package, for who looks for the cause
+        grep -E '^(Package: .*|Status: .*[^d]|Triggers-.*|Config-Version: .*)$' "$ROOT/var/lib/dpkg/status" |
+            grep -B1 -vE '^(Package: |--)' || true
+        return 1
+    }
 }
 
 # Waits until the recipe is complete, also when another run holds the lock, or until nothing has changed for a minute.
