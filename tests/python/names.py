@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+import pip
+
 here = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(here.parent.parent / "python"))
 
@@ -33,8 +35,7 @@ OTHERS_MORE = {"sgl-deep-ep-v25": ("0.1.0rc0", ["__init__", "ep", "utils/__init_
                "nixl": ("1.5.1", ["__init__", "buffer"], [f"nixl_ep_cu13/nixl_ep_cpp.{SUFFIX}"])}
 OWN = ("epkit", "epkit-deep-ep")
 
-# What a program finds: the distribution of each module, and the warnings; what "epkit.selftest --who" says of it. One
-# process, since to import torch takes most of the time.
+# What a program finds: the distribution of each module, and the warnings; what "epkit.selftest --who" says of it.
 PROBE = """
 import contextlib, importlib, importlib.util, io, json, runpy, sys, warnings
 found, said = {}, io.StringIO()
@@ -57,6 +58,23 @@ if importlib.util.find_spec("epkit"):
         runpy.run_module("epkit.selftest", run_name="__main__")
 print(json.dumps([found, [str(one.message) for one in seen if "epkit" in str(one.message)], said.getvalue()]))
 """
+# Runs PROBE in a child for each line of names. Torch, which takes longer to import than all else, is there before; the
+# files that Python reads at its start are read again.
+PROBES = """
+import importlib, json, os, site, sys, torch
+_, folder, probe = sys.argv
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        importlib.invalidate_caches()
+        site.addsitedir(folder)
+        sys.argv = ["probe", *json.loads(line)]
+        exec(probe, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print("null", flush=True)
+"""
 MODULES = ("deep_ep", "deep_ep.utils", "deep_ep._C", "deep_ep.buffers.legacy", "deep_ep_cpp")
 
 
@@ -70,23 +88,29 @@ class Environment:
         self.site = next((folder / "venv/lib").glob("python*/site-packages"))
         (self.site / "torch.pth").write_text(f"{torch}\n")
         self.wheels = {}
+        self.probes = subprocess.Popen([self.python, "-c", PROBES, self.site, PROBE], cwd=self.folder, stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, text=True,
+                                       env={**os.environ, "EPKIT_BACKEND": "host", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""})
 
     def pip(self, *words):
-        subprocess.run([sys.executable, "-m", "pip", "--quiet", "--python", self.python, *words], check=True,
+        # As `pip --python` starts it, which takes a process of its own to do so.
+        subprocess.run([self.python, pathlib.Path(pip.__file__).parent / "__pip-runner__.py", "--quiet", *words], check=True,
                        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"})
 
-    def install(self, name):
-        self.pip("install", "--no-deps", "--no-index", "--no-compile", *(["--force-reinstall"] if name in {**OTHERS, **OTHERS_MORE} else []),
-                 self.wheels[name])
-
-    def run(self, *words):
-        done = subprocess.run([self.python, *words], cwd=self.folder, capture_output=True, text=True,
-                              env={**os.environ, "EPKIT_BACKEND": "host", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""})
-        assert not done.returncode, done.stderr
-        return done.stdout
+    def install(self, *names):
+        again = ["--force-reinstall"] if set(names) & {*OTHERS, *OTHERS_MORE} else []
+        self.pip("install", "--no-deps", "--no-index", "--no-compile", *again, *(self.wheels[name] for name in names))
 
     def probe(self, *names):
-        return json.loads(self.run("-c", PROBE, *names))
+        self.probes.stdin.write(json.dumps(names) + "\n")
+        self.probes.stdin.flush()
+        found = json.loads(self.probes.stdout.readline() or "null")
+        assert found, f"looking for {names} failed; the reason is above"
+        return found
+
+    def close(self):
+        self.probes.stdin.close()
+        self.probes.wait()
 
     def state(self):
         """What is in site-packages: names, and the contents of files that several distributions have."""
@@ -147,8 +171,7 @@ def orders(environment):
             if remove:
                 environment.pip("uninstall", "--yes", *names)
             else:
-                for name in names:
-                    environment.install(name)
+                environment.install(*names)
             content = environment.state()
             if content not in seen:
                 seen[content] = len([one for one in seen.values() if isinstance(one, int)])
@@ -179,8 +202,7 @@ def whole(environment):
     """What epkit-deep-ep hides stays whole: its removal leaves the other as it was."""
     environment.install("sgl-deep-ep")
     before = environment.state()
-    for name in OWN:
-        environment.install(name)
+    environment.install(*OWN)
     environment.install("sgl-deep-ep")  # an upgrade
     judge(environment, ["epkit", "epkit-deep-ep", "sgl-deep-ep"])
     environment.pip("uninstall", "--yes", *OWN)
@@ -224,8 +246,8 @@ def more(environment):
         own = ("epkit", of_name)
         some = ((own, own), ((other,), (other,)))
         for first, last in itertools.product((own, (other,)), repeat=2) if os.environ.get("EPKIT_TEST_LONG") else some:
-            for one in (*first, *((other,) if first == own else own)):
-                environment.install(one)
+            environment.install(*first)
+            environment.install(*((other,) if first == own else own))
             owner, warned, said = environment.probe(name)
             assert owner[name] == "epkit" and len(warned) == 1 and f"pip uninstall {of_name}" in warned[0] and other in warned[0], warned
             # Nothing may take the place of nixl, nor should it be removed: it has more than this package.
@@ -252,10 +274,10 @@ def empty_v25(environment):
 def main(own, torch):
     wheels.print = lambda *_: None  # which would not be TAP
     folder = pathlib.Path(tempfile.mkdtemp(prefix="epkit-names-"))
+    (folder / "own").symlink_to(pathlib.Path(own).resolve())
+    (folder / "work").mkdir()
+    environment = Environment(folder / "work", torch)
     try:
-        (folder / "own").symlink_to(pathlib.Path(own).resolve())
-        (folder / "work").mkdir()
-        environment = Environment(folder / "work", torch)
         environment.wheels = {name: other_wheel(folder, name) for name in OTHERS}
         environment.wheels.update({other: other_wheel(folder, other, name) for name, other in MORE.items()})
         for name in (*OWN, *(f"epkit-{name.replace('_', '-')}" for name in MORE)):
@@ -273,6 +295,7 @@ def main(own, torch):
                 print(f"# {error}\nnot ok {number} names: {test.__name__}", flush=True)
         return failed
     finally:
+        environment.close()
         shutil.rmtree(folder)
 
 
