@@ -85,6 +85,7 @@ static uint32_t rows_with(char first)
 {
     static uint32_t rows[UCHAR_MAX + 1];
     static bool is_made;
+    _Static_assert(COUNT(tokens) <= 32, "a row has a bit");
 
     for (size_t i = 0; i < COUNT(tokens) && !is_made; i++)
         for (const char *left = tokens[i].beginnings; *left;)
