@@ -170,6 +170,29 @@ static const char *check_entry(enum cache_kind kind, const json_t *entry)
 
 /* --- reading --- */
 
+/* Where an older epkit saved bytes that are not UTF-8, {"hex": "de10"}, their text; else the entry. A new reference. */
+static json_t *entry_of(json_t *given)
+{
+    const char *hex = json_object_size(given) == 1 ? json_string_value(json_object_get(given, "hex")) : NULL;
+    size_t n = hex ? strlen(hex) / 2 : 0, at = 0;
+    json_t *text = NULL, *item;
+    unsigned char *bytes;
+
+    if (json_is_array(given)) {
+        text = json_array();
+        json_array_foreach (given, at, item)
+            json_array_append_new(text, entry_of(item));
+        return text;
+    }
+    bytes = hex ? malloc(n + 1) : NULL;
+    while (bytes && at < n && sscanf(hex + 2 * at, "%2hhx", &bytes[at]) == 1)
+        at++;
+    if (bytes && at == n)
+        text = json_stringn_nocheck((const char *)bytes, n);
+    free(bytes);
+    return text ? text : json_incref(given);
+}
+
 static ep_status load_kind(struct source *source, const char *what, enum cache_kind kind, const json_t *given)
 {
     const char *key, *why, *name = cache_kind_names[kind];
@@ -179,11 +202,16 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
     if (!json_is_object(given))
         return ep_fail(EP_E_ARG, "%s: \"%s\" is not an object", what, name);
     json_object_foreach ((json_t *)given, key, entry) {
+        /* An older epkit saved paths that are not UTF-8 so; no answer depends on one. */
+        if (strncmp(key, "hex:", 4) == 0)
+            continue;
+        entry = entry_of(entry);
         why = check_key(kind, key);
         if (!why)
             why = check_entry(kind, entry);
         if (!why && cache_put(source, kind, key, json_incref(entry)) == source->full)
             why = "is too much: all entries together are more than 64 MiB";
+        json_decref(entry);
         text_clean(key, shown, sizeof(shown));
         if (why)
             return ep_fail(EP_E_ARG, "%s: \"%s\": \"%s\": %s", what, name, shown, why);

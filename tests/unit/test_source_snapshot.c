@@ -189,6 +189,18 @@ TEST(other_bytes_are_question_marks)
     tree_done(&tree);
 }
 
+TEST(other_bytes_of_older_snapshots_are_read)
+{
+    static const char text[] =
+        "{\"epkit_snapshot\": 1, \"files\": {\"/a\": {\"hex\": \"de10\"}, \"hex:2f61e4\": \"x\"}, "
+        "\"folders\": {\"/usr/lib\": [\"a.so\", {\"hex\": \"6ee4\"}]}}";
+    struct source *source = load(text, sizeof(text) - 1);
+
+    assert_int_equal(source_list(source, "/usr/lib").n, 2);
+    assert_string_equal(source_list(source, "/usr/lib").names[1], "n\xe4");
+    source_free(source);
+}
+
 TEST(what_was_not_asked_is_not_known)
 {
     static const char text[] = "{\"epkit_snapshot\": 1}";
