@@ -98,13 +98,9 @@ def as_words(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     try:
         return scales.view(torch.int32)
     except RuntimeError:
-        raise bytes_refused(scales) from None
-
-
-def bytes_refused(scales: torch.Tensor) -> ArgumentError:
-    """Of scales of a byte that cannot be taken as words of four."""
-    return ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
-                         "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)")
+        raise ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
+                            "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)"
+                            ) from None
 
 
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, bytes_refused, in_stream, stream_pointer,
-                       want_no_grad, want_tensor)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, in_stream, stream_pointer, want_no_grad,
+                       want_tensor)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -153,10 +153,11 @@ class Plan(OfThisProcess):
             received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
                                                    source_stride)
             return received
-        if scales is not None and words is not scales and column_major_scales:
-            raise bytes_refused(scales)
+        if scales is not None and words is not scales and column_major_scales and not isinstance(out, Rows):
+            raise _native.ArgumentError(f"dispatch: scales: dtype is {scales.dtype}: of one byte they are contiguous in each row, not with "
+                                        "column_major_scales; otherwise give words of four (int32)")
         given = Rows(as_bytes(out.x), as_words(out.scales), *out[2:]) if isinstance(out, Rows) else None if out is None else as_bytes(out)
-        got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, False, stream, words is not scales, source,
+        got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, column_major_scales, stream, words is not scales, source,
                                     source_stride)
         if isinstance(out, Rows):
             return out
