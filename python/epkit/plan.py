@@ -214,7 +214,6 @@ class Plan(OfThisProcess):
 
         It is made in `stream`, or with `here` in torch's current stream.
         """
-        pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
         shapes: Dict[str, Tuple[int, ...]] = {
             "recv_source": (self.out_rows,), "recv_slot": (self.out_rows, self.topk), "n_recv_tokens": (1,), "psum_rank": (ranks,),
@@ -227,7 +226,8 @@ class Plan(OfThisProcess):
             parts.places[name] = shape, end
             offsets.append(end)
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
-        with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
+        place = self.comm.device
+        with contextlib.nullcontext() if here else in_stream(place, stream_pointer(self.comm.is_cuda, place, stream)):
             parts.memory = self.comm._native.new((end,), torch.int32)
         self._native.metadata(parts.memory, source_stride, stream, *offsets)
         return parts
