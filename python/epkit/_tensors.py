@@ -98,13 +98,9 @@ def as_words(scales: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     try:
         return scales.view(torch.int32)
     except RuntimeError:
-        raise bytes_refused(scales) from None
-
-
-def bytes_refused(scales: torch.Tensor) -> ArgumentError:
-    """Of scales of a byte that cannot be taken as words of four."""
-    return ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
-                         "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)")
+        raise ArgumentError(f"dispatch: scales: shape is {list(scales.shape)} of {scales.dtype}, strides {list(scales.stride())}: "
+                            "of one byte they must be contiguous in each row, a multiple of 4; otherwise give words of four (int32)"
+                            ) from None
 
 
 def stream_pointer(cuda: bool, device: torch.device, stream: Stream = None) -> Optional[int]:
@@ -120,11 +116,11 @@ _of_thread = threading.local()
 
 
 # The function that code of Inductor calls: a fortieth of the time of torch.cuda.current_stream().
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
 
 def _current_pointer(device: torch.device) -> int:
-    pointer: int = _raw_stream(device.index) if _raw_stream else torch.cuda.current_stream(device).cuda_stream
+    pointer: int = _raw_stream(device.index)
     return pointer
 
 
@@ -176,6 +172,20 @@ def in_stream(device: torch.device, pointer: Optional[int]) -> ContextManager[An
     return on_stream(torch.cuda.ExternalStream(pointer, device), device)  # type: ignore[no-untyped-call]
 
 
+def run_untraced(*functions: Any) -> None:
+    """Makes torch.compile run these functions, and what they call, without tracing them. torch.compiler.disable() would do the
+    same, but imports torch._dynamo, which takes seconds, and adds time to each call. torch before 2.7 traces what they call."""
+    frames = torch._C._dynamo.eval_frame
+    for function in functions:
+        function._torchdynamo_disable = True  # of a call that torch._dynamo sees: it would warn of functions that are not of Python
+        if hasattr(frames, "set_code_exec_strategy"):
+            skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+            frames.set_code_exec_strategy(function.__code__, skip)
+
+
+run_untraced(aligned, want_no_grad)
+
+
 # It has functions that code of Inductor calls, of a third of the time of torch.empty() and of as_strided().
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
@@ -192,7 +202,7 @@ def _make(shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: torch.dtype, 
 
 # _empty_strided_cuda makes tensors of the current device, without what modes of torch add and without filling them.
 _C.know_torch(_make, getattr(_guards, "_empty_strided_cuda", None), torch._C._len_torch_dispatch_stack, torch._C._get_deterministic_algorithms,
-              getattr(torch._C, "_cuda_getDevice", None), _raw_stream or (lambda index: torch.cuda.current_stream(index).cuda_stream),
+              getattr(torch._C, "_cuda_getDevice", None), _raw_stream,
               torch.cuda.is_current_stream_capturing, torch.Tensor.as_strided, getattr(_guards, "_reinterpret_tensor", None))
 
 

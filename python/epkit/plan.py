@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 
 from . import _native
-from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, bytes_refused, in_stream, stream_pointer,
-                       want_no_grad, want_tensor)
+from ._tensors import (Floats, OfThisProcess, Stream, aligned, as_bytes, as_words, in_stream, stream_pointer, want_no_grad,
+                       want_tensor)
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -153,10 +153,11 @@ class Plan(OfThisProcess):
             received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
                                                    source_stride)
             return received
-        if scales is not None and words is not scales and column_major_scales:
-            raise bytes_refused(scales)
+        if scales is not None and words is not scales and column_major_scales and not isinstance(out, Rows):
+            raise _native.ArgumentError(f"dispatch: scales: dtype is {scales.dtype}: of one byte they are contiguous in each row, not with "
+                                        "column_major_scales; otherwise give words of four (int32)")
         given = Rows(as_bytes(out.x), as_words(out.scales), *out[2:]) if isinstance(out, Rows) else None if out is None else as_bytes(out)
-        got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, False, stream, words is not scales, source,
+        got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, column_major_scales, stream, words is not scales, source,
                                     source_stride)
         if isinstance(out, Rows):
             return out
@@ -213,7 +214,6 @@ class Plan(OfThisProcess):
 
         It is made in `stream`, or with `here` in torch's current stream.
         """
-        pointer = stream_pointer(self.comm.is_cuda, self.comm.device, stream)
         ranks, local = self.comm.size, self.num_experts // self.comm.size
         shapes: Dict[str, Tuple[int, ...]] = {
             "recv_source": (self.out_rows,), "recv_slot": (self.out_rows, self.topk), "n_recv_tokens": (1,), "psum_rank": (ranks,),
@@ -226,7 +226,8 @@ class Plan(OfThisProcess):
             parts.places[name] = shape, end
             offsets.append(end)
             end += (shape[0] if len(shape) == 1 else shape[0] * shape[1]) + 3 & ~3
-        with contextlib.nullcontext() if here else in_stream(self.comm.device, pointer):
+        place = self.comm.device
+        with contextlib.nullcontext() if here else in_stream(place, stream_pointer(self.comm.is_cuda, place, stream)):
             parts.memory = self.comm._native.new((end,), torch.int32)
         self._native.metadata(parts.memory, source_stride, stream, *offsets)
         return parts

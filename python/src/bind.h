@@ -150,6 +150,7 @@ bool is_captured(const struct comm_object *comm, bool *ret_captured);
 struct form {
     int ndim;
     int64_t shape[TENSOR_DIMS], stride[TENSOR_DIMS];
+    bool clear; /* of zeros */
 };
 #define FORM(n, ...)                                                                                                   \
     {                                                                                                                  \
@@ -157,12 +158,14 @@ struct form {
     }
 /* Once for each call that makes tensors: whether torch_new() may use the faster function. */
 bool torch_begin(const struct comm_object *comm, bool *ret_fast);
-/* A new tensor on the communicator's device; `clear`: of zeros. */
-PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form, bool clear);
+/* A new tensor on the communicator's device. */
+PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form);
 PyObject *torch_new_method(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
-/* A tuple of n new tensors, and what they are. */
+/* A tuple of n new tensors, and what they are. TYPE_OTHER: None. */
 PyObject *torch_tuple(const struct comm_object *comm, int n, const enum tensor_type *types, const struct form *forms,
                       struct tensor *ret_tensors);
+/* A tuple of n objects, NULL as None. Consumes them. !ok: NULL, for one that could not be made. */
+PyObject *tuple_from(int n, PyObject **objects, bool ok);
 
 /* plan.c, lowlatency.c: methods of the type Comm. */
 PyObject *plan_layout(PyObject *self, PyObject *const *args, Py_ssize_t nargs);

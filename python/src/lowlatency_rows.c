@@ -168,27 +168,16 @@ static PyObject *make_outputs(struct ll_object *ll, enum format format, int64_t 
 {
     struct comm_object *comm = ll->member.comm;
     const int64_t columns = ll->hidden / (formats[format].x == TYPE_U8 ? 2 : 1);
-    const struct form forms[] = {FORM(3, {ll->n_local, rows, columns}), form_of_scales(ll, format, rows, args->flags),
-                                 FORM(1, {ll->n_local}), FORM(2, {ll->n_local, rows}),
-                                 FORM(2, {ll->n_local, comm->nranks})};
+    struct form forms[] = {FORM(3, {ll->n_local, rows, columns}), form_of_scales(ll, format, rows, args->flags),
+                           FORM(1, {ll->n_local}), FORM(2, {ll->n_local, rows}), FORM(2, {ll->n_local, comm->nranks})};
     const enum tensor_type types[] = {formats[format].x, formats[format].scales, TYPE_I32, TYPE_I32, TYPE_I64};
-    PyObject *outputs = PyTuple_New(OUT_ALL);
     struct tensor made[OUT_ALL] = {{0}};
-    bool fast = false, ok = outputs && torch_begin(comm, &fast);
+    PyObject *outputs;
 
-    for (int i = 0; i < OUT_ALL && ok; i++) {
-        /* Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run. */
-        bool clear = !comm->cuda && i != OUT_COUNT && i != OUT_RANGE;
-        PyObject *tensor = Py_None;
+    /* Rows beyond the counts stay as they are: on the CPU zeros, so that results are the same in every run. */
+    forms[OUT_X].clear = forms[OUT_SCALES].clear = forms[OUT_SOURCE].clear = !comm->cuda;
+    outputs = torch_tuple(comm, OUT_ALL, types, forms, made);
 
-        if (types[i] == TYPE_OTHER)
-            Py_INCREF(tensor);
-        else
-            tensor = torch_new(comm, fast, tensor_dtype(types[i]), &forms[i], clear);
-        ok = tensor && (types[i] == TYPE_OTHER || tensor_made(tensor, types[i], &forms[i], place_of(comm), &made[i]));
-        if (tensor)
-            PyTuple_SetItem(outputs, i, tensor);
-    }
     args->out_dtype = formats[format].out_dtype;
     args->scale_type = formats[format].scale_type;
     args->recv_x = made[OUT_X].data;
@@ -198,10 +187,7 @@ static PyObject *make_outputs(struct ll_object *ll, enum format format, int64_t 
     args->recv_count = made[OUT_COUNT].data;
     args->recv_source = made[OUT_SOURCE].data;
     args->recv_range = made[OUT_RANGE].data;
-    if (ok)
-        return outputs;
-    Py_XDECREF(outputs);
-    return NULL;
+    return outputs;
 }
 
 static bool get_sums(struct ll_object *ll, PyObject *const *args, ep_ll_dispatch_args *ret_args)
@@ -395,22 +381,24 @@ static bool get_summed(struct ll_object *ll, PyObject *const *args, int64_t max_
 /* The tensor of the sums: `given`, or for None a new one. */
 static PyObject *get_out(struct ll_object *ll, PyObject *given, ep_ll_combine_args *ret_args)
 {
-    static const enum tensor_type type[] = {TYPE_BF16};
     const struct form form = FORM(2, {ret_args->n_tokens, ll->hidden});
-    PyObject *made = given == Py_None ? torch_tuple(ll->member.comm, 1, type, &form, NULL) : NULL;
-    PyObject *out = made ? PyTuple_GetItem(made, 0) : given;
+    const struct want want = {"low_latency_combine", "out", IS(BF16), 2, {form.shape[0], form.shape[1]}, false, false};
+    PyObject *out = given;
     struct tensor tensor;
-    bool ok =
-        (made || given != Py_None) &&
-        get(ll, out,
-            (struct want){"low_latency_combine", "out", IS(BF16), 2, {ret_args->n_tokens, ll->hidden}, false, false},
-            &tensor);
+    bool fast;
 
-    if (ok)
-        Py_INCREF(out);
-    Py_XDECREF(made);
-    ret_args->out = ok ? tensor.data : NULL;
-    return ok ? out : NULL;
+    if (given != Py_None)
+        Py_INCREF(given);
+    else if (torch_begin(ll->member.comm, &fast))
+        out = torch_new(ll->member.comm, fast, tensor_dtype(TYPE_BF16), &form);
+    else
+        return NULL;
+    if (out && get(ll, out, want, &tensor)) {
+        ret_args->out = tensor.data;
+        return out;
+    }
+    Py_XDECREF(out);
+    return NULL;
 }
 
 /*

@@ -100,22 +100,13 @@ static struct form form_of_scales(int64_t n, int64_t words, bool column_major)
     return form;
 }
 
-static PyObject *new_like(struct plan_object *plan, bool fast, PyObject *given, const struct form *form)
+static PyObject *new_of(struct plan_object *plan, bool fast, enum tensor_type type, struct form form)
 {
+    struct comm_object *comm = plan->member.comm;
+
     /* On the CPU nothing is left uninitialised where rows may stay unwritten: results are the same in every run. */
-    bool clear = !plan->member.comm->cuda && (plan->expanded || plan->fixed);
-    PyObject *dtype = PyObject_GetAttrString(given, "dtype");
-    PyObject *tensor = dtype ? torch_new(plan->member.comm, fast, dtype, form, clear) : NULL;
-
-    Py_XDECREF(dtype);
-    return tensor;
-}
-
-static PyObject *new_of(struct plan_object *plan, bool fast, enum tensor_type type, const struct form *form)
-{
-    bool clear = !plan->member.comm->cuda && (plan->expanded || plan->fixed);
-
-    return torch_new(plan->member.comm, fast, tensor_dtype(type), form, clear);
+    form.clear = !comm->cuda && (plan->expanded || plan->fixed);
+    return torch_new(comm, fast, tensor_dtype(type), &form);
 }
 
 /*
@@ -124,13 +115,15 @@ static PyObject *new_of(struct plan_object *plan, bool fast, enum tensor_type ty
  */
 static PyObject *get_outputs(struct plan_object *plan, PyObject *const *args, const struct sent *sent)
 {
-    bool wants_idx = PyObject_IsTrue(args[4]) == 1 && !plan->expanded && plan->topk;
+    const int wants_idx = PyObject_IsTrue(args[4]), column_major = PyObject_IsTrue(args[5]);
     struct comm_object *comm = plan->member.comm;
-    PyObject *parts[RECV_ALL] = {NULL}, *outputs;
+    PyObject *parts[RECV_ALL] = {NULL};
     bool fast, capacity, ok;
-    struct form form;
+    struct form choices;
     int64_t n;
 
+    if (wants_idx < 0 || column_major < 0)
+        return NULL;
     if ((PyObject *)Py_TYPE(args[3]) == rows_type) {
         Py_INCREF(args[3]);
         return args[3];
@@ -138,42 +131,29 @@ static PyObject *get_outputs(struct plan_object *plan, PyObject *const *args, co
     if (!has_capacity(plan, &capacity) || !torch_begin(comm, &fast))
         return NULL;
     n = capacity ? plan->out_rows : plan->n_recv;
-    form = (struct form)FORM(2, {n, sent->x.shape[1]});
     if (args[3] == Py_None) {
-        parts[RECV_X] = new_like(plan, fast, args[0], &form);
+        parts[RECV_X] = new_of(plan, fast, sent->x.type, (struct form)FORM(2, {n, sent->x.shape[1]}));
     } else {
         struct tensor given;
 
         GET(args[3],
-            WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false,
-                 false),
+            WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false, false),
             &given);
         n = given.shape[0];
         Py_INCREF(args[3]);
         parts[RECV_X] = args[3];
     }
+    choices = (struct form)FORM(2, {n, plan->topk});
     ok = parts[RECV_X];
-    if (ok && args[1] != Py_None) {
-        form = form_of_scales(n, sent->scales.shape[1], PyObject_IsTrue(args[5]) == 1);
-        ok = (parts[RECV_SCALES] = new_like(plan, fast, args[1], &form));
-    }
-    form = (struct form)FORM(2, {n, plan->topk});
-    if (ok && wants_idx)
-        ok = (parts[RECV_IDX] = new_of(plan, fast, plan->idx_type, &form));
-    form.ndim = plan->expanded ? 1 : 2;
+    if (ok && args[1] != Py_None)
+        ok = (parts[RECV_SCALES] =
+                  new_of(plan, fast, sent->scales.type, form_of_scales(n, sent->scales.shape[1], column_major)));
+    if (ok && wants_idx && !plan->expanded && plan->topk)
+        ok = (parts[RECV_IDX] = new_of(plan, fast, plan->idx_type, choices));
+    choices.ndim = plan->expanded ? 1 : 2;
     if (ok && args[2] != Py_None)
-        ok = (parts[RECV_WEIGHTS] = new_of(plan, fast, TYPE_F32, &form));
-    outputs = ok ? PyTuple_New(RECV_ALL) : NULL;
-    for (int i = 0; i < RECV_ALL; i++) {
-        if (!outputs) {
-            Py_XDECREF(parts[i]);
-            continue;
-        }
-        if (!parts[i])
-            Py_INCREF(Py_None);
-        PyTuple_SetItem(outputs, i, parts[i] ? parts[i] : Py_None);
-    }
-    return outputs;
+        ok = (parts[RECV_WEIGHTS] = new_of(plan, fast, TYPE_F32, choices));
+    return tuple_from(RECV_ALL, parts, ok);
 }
 
 static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, PyObject *output, bool were_bytes,
@@ -370,11 +350,11 @@ static PyObject *get_sums(struct plan_object *plan, PyObject *const *args, int64
     if (!torch_begin(comm, &fast))
         return NULL;
     if (out == Py_None)
-        out = torch_new(comm, fast, tensor_dtype(TYPE_BF16), &form, false);
+        out = torch_new(comm, fast, tensor_dtype(TYPE_BF16), &form);
     else
         Py_INCREF(out);
     if (args[1] != Py_None)
-        weights = out ? torch_new(comm, fast, tensor_dtype(TYPE_F32), &choices, false) : NULL;
+        weights = out ? torch_new(comm, fast, tensor_dtype(TYPE_F32), &choices) : NULL;
     else
         Py_INCREF(weights);
     if (out && weights)

@@ -375,5 +375,9 @@ PyObject *is_ready(PyObject *module, PyObject *object)
     not_ready = is_true(object, requires_grad, false);
     if (!not_ready && tensor.type == TYPE_F32)
         not_ready = is_true(object, is_neg, true);
+    if (not_ready < 0 && PyErr_ExceptionMatches(PyExc_AttributeError)) { /* a tensor of another library */
+        PyErr_Clear();
+        not_ready = 1;
+    }
     return not_ready < 0 ? NULL : PyBool_FromLong(!not_ready);
 }

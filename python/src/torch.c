@@ -17,6 +17,8 @@ static struct {
     PyObject *quick; /* the same, outside of modes of torch; or None */
 } torch;
 
+enum { TORCH_TUPLE = 8 }; /* the most tensors that a call makes */
+
 PyObject *know_torch(PyObject *module, PyObject *args)
 {
     PyObject **const functions[] = {&torch.make,   &torch.fast,      &torch.modes, &torch.fills, &torch.device,
@@ -82,7 +84,7 @@ static PyObject *strides_of(const struct form *form)
     return tuple_of(form->ndim, strides);
 }
 
-PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form, bool clear)
+PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form)
 {
     PyObject *shape = shape_of(form), *strides = shape ? strides_of(form) : NULL, *tensor = NULL;
 
@@ -90,7 +92,7 @@ PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, 
         tensor = PyObject_CallFunctionObjArgs(torch.fast, shape, strides, dtype, NULL);
     else if (strides)
         tensor = PyObject_CallFunction(torch.make, "OOOiO", shape, strides, dtype, comm->cuda ? comm->device : -1,
-                                       clear ? Py_True : Py_False);
+                                       form->clear ? Py_True : Py_False);
     Py_XDECREF(strides);
     Py_XDECREF(shape);
     return tensor;
@@ -137,27 +139,23 @@ static bool form_from(PyObject *shape, struct form *ret_form)
 
 PyObject *torch_parts(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    PyObject *function = part_function(), *parts;
+    PyObject *function = part_function(), *parts[TORCH_TUPLE] = {NULL};
+    const int n = (int)(nargs / 2);
+    bool ok = true;
 
     (void)module;
     if (!function)
         return NULL;
-    if (nargs % 2 != 1)
-        return PyErr_Format(PyExc_TypeError, "parts: takes a tensor, and a shape and an offset for each part");
-    parts = PyTuple_New(nargs / 2);
-    for (Py_ssize_t i = 0; parts && i < nargs / 2; i++) {
-        bool ok = true;
+    if (nargs % 2 != 1 || n > TORCH_TUPLE)
+        return PyErr_Format(PyExc_TypeError, "parts: takes a tensor, and a shape and an offset for each part, up to %d",
+                            TORCH_TUPLE);
+    for (int i = 0; i < n && ok; i++) {
         int64_t offset = want_int(args[2 * i + 2], "parts", "offset", &ok);
         struct form form;
-        PyObject *part = ok && form_from(args[2 * i + 1], &form) ? part_of(function, args[0], &form, offset) : NULL;
 
-        if (part) {
-            PyTuple_SetItem(parts, i, part);
-        } else {
-            Py_CLEAR(parts);
-        }
+        ok = ok && form_from(args[2 * i + 1], &form) && (parts[i] = part_of(function, args[0], &form, offset));
     }
-    return parts;
+    return tuple_from(n, parts, ok);
 }
 
 /* The first n rows of a tensor of any strides; None of None. */
@@ -181,27 +179,19 @@ static PyObject *head_of(PyObject *function, PyObject *tensor, int64_t n)
 
 PyObject *torch_heads(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    PyObject *function = part_function(), *heads;
+    PyObject *function = part_function(), *heads[TORCH_TUPLE] = {NULL};
     bool ok = true;
     int64_t n;
 
     (void)module;
     if (!function)
         return NULL;
-    if (nargs < 1)
-        return PyErr_Format(PyExc_TypeError, "heads: takes a number of rows, and tensors");
+    if (nargs < 1 || nargs > TORCH_TUPLE + 1)
+        return PyErr_Format(PyExc_TypeError, "heads: takes a number of rows, and up to %d tensors", TORCH_TUPLE);
     n = want_int(args[0], "heads", "n", &ok);
-    heads = ok ? PyTuple_New(nargs - 1) : NULL;
-    for (Py_ssize_t i = 1; heads && i < nargs; i++) {
-        PyObject *head = head_of(function, args[i], n);
-
-        if (head) {
-            PyTuple_SetItem(heads, i - 1, head);
-        } else {
-            Py_CLEAR(heads);
-        }
-    }
-    return heads;
+    for (int i = 1; i < nargs && ok; i++)
+        ok = (heads[i - 1] = head_of(function, args[i], n)) != NULL;
+    return tuple_from((int)nargs - 1, heads, ok);
 }
 
 bool stream_get(const struct comm_object *comm, PyObject *stream, void **ret_stream)
@@ -231,23 +221,36 @@ bool is_captured(const struct comm_object *comm, bool *ret_captured)
     return true;
 }
 
+/* A tuple is filled at once: code of Python that runs while objects are made could see it, and hold it. */
+PyObject *tuple_from(int n, PyObject **objects, bool ok)
+{
+    PyObject *tuple = ok ? PyTuple_New(n) : NULL;
+
+    for (int i = 0; i < n; i++) {
+        if (!tuple) {
+            Py_XDECREF(objects[i]);
+            continue;
+        }
+        if (!objects[i])
+            Py_INCREF(Py_None);
+        PyTuple_SetItem(tuple, i, objects[i] ? objects[i] : Py_None);
+    }
+    return tuple;
+}
+
 PyObject *torch_tuple(const struct comm_object *comm, int n, const enum tensor_type *types, const struct form *forms,
                       struct tensor *ret_tensors)
 {
-    PyObject *tuple = PyTuple_New(n);
-    bool fast = false, ok = tuple && torch_begin(comm, &fast);
+    PyObject *tensors[TORCH_TUPLE] = {NULL};
+    bool fast = false, ok = torch_begin(comm, &fast);
 
     for (int i = 0; i < n && ok; i++) {
-        PyObject *tensor = torch_new(comm, fast, tensor_dtype(types[i]), &forms[i], false);
-
-        ok = tensor && (!ret_tensors || tensor_made(tensor, types[i], &forms[i], place_of(comm), &ret_tensors[i]));
-        if (tensor)
-            PyTuple_SetItem(tuple, i, tensor);
+        if (types[i] == TYPE_OTHER)
+            continue;
+        tensors[i] = torch_new(comm, fast, tensor_dtype(types[i]), &forms[i]);
+        ok = tensors[i] && tensor_made(tensors[i], types[i], &forms[i], place_of(comm), &ret_tensors[i]);
     }
-    if (ok)
-        return tuple;
-    Py_XDECREF(tuple);
-    return NULL;
+    return tuple_from(n, tensors, ok);
 }
 
 /* Comm.new(shape, dtype): a new tensor, contiguous, on the communicator's device. */
@@ -259,7 +262,7 @@ PyObject *torch_new_method(PyObject *self, PyObject *const *args, Py_ssize_t nar
 
     if (!want_args("new", nargs, 2) || !torch_begin(comm, &fast) || !form_from(args[0], &form))
         return NULL;
-    return torch_new(comm, fast, args[1], &form, false);
+    return torch_new(comm, fast, args[1], &form);
 }
 
 /* Takes any arguments, and does nothing. */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package epkit: random shapes against a reference, symmetric memory, fixed capacity, a group without a rank that died, torch.compile."""
 import ctypes
+import gc
 import mmap
 import os
 import random
@@ -482,6 +483,46 @@ def test_views_and_modes(rank, size):
     assert negated.is_neg() and torch.equal(plan.combine(rows.x, plan.dispatch(x.detach(), negated).topk_weights)[1], negated)
 
 
+class Foreign(torch.Tensor):
+    """As a tensor of another library that has DLPack's table, but not the attributes of torch."""
+    @property
+    def requires_grad(self):
+        raise AttributeError("requires_grad")
+
+
+class Untrue:
+    def __bool__(self):
+        raise ValueError("neither true nor false")
+
+
+@on_ranks(1)
+def test_code_of_python_in_a_call(rank, size):
+    """Calls make their tensors while code of Python may run, which fails, or sees what they have made so far."""
+    comm = epkit.Communicator()
+    topk_idx = torch.zeros(6, 1, dtype=torch.int64)
+    plan, calls, x = comm.plan(topk_idx, size), comm.low_latency(6, 128, size, 1), torch.ones(6, 128).to(torch.bfloat16)
+    for name in ("want_topk_idx", "column_major_scales"):
+        raises(ValueError, "neither", plan.dispatch, x, **{name: Untrue()})
+    assert not epkit._native._C.is_ready(x.as_subclass(Foreign)) and epkit._native._C.is_ready(x)
+    held, before = [], gc.get_threshold()
+
+    def look(*_):
+        held[:] = gc.get_objects()
+
+    gc.callbacks.append(look)
+    gc.set_threshold(1)
+    try:
+        for _ in range(3):
+            assert comm.layout(topk_idx, size)[2].all()
+            rows = plan.dispatch(x, torch.ones(6, 1), want_topk_idx=True)
+            assert torch.equal(plan.combine(rows.x, rows.topk_weights)[0], x)
+            assert torch.equal(calls.combine(calls.dispatch(x, topk_idx).x, topk_idx, torch.ones(6, 1))[0], x)
+            assert plan._metadata(6, None, ("rank_prefix",)).rank_prefix.tolist() == [[6]]
+    finally:
+        gc.callbacks.remove(look)
+        gc.set_threshold(*before)
+
+
 @on_ranks(2)
 def test_gradients_are_not_lost(rank, size):
     """Calls without gradients refuse tensors that want some, before anything is sent, and say what has them."""
@@ -552,6 +593,12 @@ def test_opaque_scales(rank, size):
         codes = torch.zeros(6, 32, dtype=torch.uint8)
         for scales, options in ((codes[:, :6], {}), (codes.t()[:8].t(), {"column_major_scales": True}), (codes[:, ::2], {})):
             raises(epkit.ArgumentError, "dispatch scales uint8 contiguous int32", plan.dispatch, (x, scales), **options)
+        fp4 = torch.zeros(6, 32, dtype=torch.uint8).view(getattr(torch, "float4_e2m1fn_x2", torch.uint8))
+        got = plan.dispatch((fp4, words), column_major_scales=True)
+        assert got.scales.stride(0) == 1 and torch.equal(got.scales, a.scales) and got.x.dtype == fp4.dtype
+        again = plan.dispatch((fp4, codes), column_major_scales=True, out=plan.dispatch((fp4, codes)))  # which has strides
+        assert again.scales.shape[1] == codes.shape[1]
+        raises(epkit.ArgumentError, "dispatch scales uint8 column_major_scales", plan.dispatch, (x, codes), column_major_scales=True)
         raises(epkit.ArgumentError, "hidden 66 fp4 64", plan.dispatch, torch.zeros(6, 33, dtype=torch.uint8))
         if not expanded:
             assert torch.equal(a.scales, torch.cat([w[((t >= 2 * rank) & (t < 2 * rank + 2)).any(1)]

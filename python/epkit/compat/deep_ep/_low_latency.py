@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 import epkit
-from epkit._tensors import OfThisProcess, Stream, stream_pointer, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, Stream, run_untraced, stream_pointer, want_integer, want_tensor
 from epkit.lowlatency import Format, Signals
 
 from ._errors import advise
-from ._order import CommStream, Order, run_untraced
+from ._order import CommStream, Order
 from ._rows import Rows, _as_given, _origin_of, _origins
 from .utils.event import EventOverlap
 

@@ -188,16 +188,6 @@ class Mark:
             tensor.record_stream(current)
 
 
-def run_untraced(*functions: Any) -> None:
-    """Makes torch.compile run these functions, and what they call, without tracing them. torch.compiler.disable() would do the
-    same, but imports torch._dynamo, which takes seconds, and adds time to each call. torch before 2.7 traces them."""
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-        for function in functions:
-            frames.set_code_exec_strategy(function.__code__, skip)
-
-
 class CommStream:
     """The communication stream of a buffer.
 

@@ -8,12 +8,12 @@ import torch
 
 import epkit
 from epkit._native import _C
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, run_untraced, want_integer, want_tensor
 from epkit.plan import check_inputs
 
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
-from ._order import CommStream, Event, Mark, Order, run_untraced
+from ._order import CommStream, Event, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap

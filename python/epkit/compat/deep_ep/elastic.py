@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 import epkit
 from epkit._native import _C, COMBINE_BY_CHOICE, COMBINE_ROUND_PARTIAL
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, run_untraced, want_integer, want_tensor
 from epkit.plan import Sources, check_inputs
 from epkit.plan import Rows as PlanRows
 
 from ._errors import naming, raise_refused
-from ._order import CommStream, Mark, Order, run_untraced
+from ._order import CommStream, Mark, Order
 from ._rows import Rows, _as_given, _biases, _check_group, _with_scales
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
@@ -445,8 +445,7 @@ class ElasticBuffer(OfThisProcess):
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             handle = self._new_handle(order, topk_idx, num_experts, most, expert_alignment or 1, num_sms, cpu_sync, bool(do_expand))
             fresh, plan = True, handle.plan
-            if num_sms != self._comm._sms:
-                self._comm.set_num_sms(num_sms or 0)
+            self._comm._use_num_sms(num_sms or 0)
             rows, source = self._send(plan, order, x, topk_weights, use_tma_aligned_col_major_sf, cpu_sync, most)
         else:
             self._plan_of(handle, "dispatch")

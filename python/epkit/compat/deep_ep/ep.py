@@ -5,8 +5,9 @@ from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 import torch
 import torch.distributed as dist
 
+from epkit._tensors import run_untraced
+
 from . import _replicas
-from ._order import run_untraced
 from ._replicas import BufferAllocator, Payloads
 from ._rows import Rows
 from .elastic import ENGRAM, PP, ElasticBuffer, EPHandle, not_here

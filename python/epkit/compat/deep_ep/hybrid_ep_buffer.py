@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 import epkit
-from epkit._tensors import OfThisProcess, want_integer, want_tensor
+from epkit._tensors import OfThisProcess, run_untraced, want_integer, want_tensor
 
-from ._order import run_untraced
 from ._rows import _as_given, _check_group, _with_columns
 from .buffer import deadline
 from .utils.math import align

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 import epkit
-from epkit._tensors import want_integer, want_tensor
+from epkit._tensors import run_untraced, want_integer, want_tensor
 
 from ..deep_ep._errors import advise
 from ..deep_ep._low_latency import LowLatencyCalls, LowLatencyHandle, hinted, size_hint
-from ..deep_ep._order import CommStream, run_untraced
+from ..deep_ep._order import CommStream
 from ._rendezvous import rendezvous
 
 DEFAULT_TIMEOUT_MS = 30000
