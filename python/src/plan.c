@@ -206,8 +206,10 @@ static PyObject *run_update(PyObject *self, PyObject *const *args)
     Py_BEGIN_ALLOW_THREADS;
     status = complete(comm, ep_plan_update(plan->plan, &update, stream));
     Py_END_ALLOW_THREADS;
-    plan->n_recv = -1;
-    plan->updated |= plan->fixed;
+    if (status == EP_OK) {
+        plan->n_recv = -1;
+        plan->updated |= plan->fixed;
+    }
     return result_of(status);
 }
 
