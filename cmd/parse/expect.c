@@ -164,6 +164,11 @@ void identify_run(const struct context *context, const struct parse_run *run, st
     } else if (run->dialect == PARSE_DEEPEP_INTERNODE) {
         verdict->nodes = guess_nodes(context, verdict);
         verdict->nodes_from = verdict->nodes > 0 ? "rates" : "none";
+        /* The test takes as many groups as nodes, but no more than 4. */
+        if (verdict->nodes == 0 && (run->topk_groups == 2 || run->topk_groups == 3)) {
+            verdict->nodes = (int)run->topk_groups;
+            verdict->nodes_from = "log";
+        }
     } else if (run->ranks > verdict->gpus && run->ranks_absent == 0 && run->dialect == PARSE_DEEPEP_LOW_LATENCY) {
         verdict->nodes = (int)((run->ranks + verdict->gpus - 1) / verdict->gpus);
         verdict->nodes_from = "log";

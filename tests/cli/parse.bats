@@ -59,6 +59,13 @@ internode() {
     run --separate-stderr epkit parse --json --hardware b200 <<<"$(internode 57 115 4)"
     # Four groups of top-k are those of four nodes and of any larger number.
     [ "$(jq -r '.runs[0] | "\(.nodes) \(.nodes_from)"' <<<"$output")" = "null none" ]
+    # Without rates: DeepEP's test has as many groups as nodes, up to 4, which may be of more nodes.
+    nodes=$(for groups in 2 4; do
+        printf '[config] num_tokens=4096, hidden=7168, num_topk_groups=%s, num_topk=8\n%s' "$groups" \
+            '[testing] Running with BF16, without top-k (async=False, previous=False) ...' |
+            "$EPKIT" parse --json - | jq -r '.runs[0] | "\(.nodes) \(.nodes_from)"'
+    done)
+    [ "$nodes" = $'2 log\nnull none' ]
 }
 
 @test "nothing recognised: exit code 4; faults alone: exit code 1" {
