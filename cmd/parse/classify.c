@@ -348,8 +348,8 @@ static void append_figures(struct run_verdict *verdict)
         append(verdict, "%s %s%s%s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"), measure->op,
                *measure->type ? " " : "", measure->type);
         if (run->dialect == PARSE_NCCL_TESTS)
-            append(verdict, " %s", measure->config); /* in-place or not */
-        append(verdict, " %.1f %s", value, metric_unit(metric));
+            append(verdict, " %s", measure->config);                                /* in-place or not */
+        append(verdict, " %.*f %s", value < 1 ? 2 : 1, value, metric_unit(metric)); /* a slow link is not 0.0 */
         n_appended++;
     }
 }

@@ -315,6 +315,8 @@ END
         '---------------------------------------------------------------------------------------' >log
     run -0 epkit parse log
     [ "${lines[0]}" = "ib_write_bw on mlx5_0: write 45.1 GB/s (RDMA)." ]
+    run -0 epkit parse - < <(sed 's/43012.44            42998.71/18.12               18.01/' log)
+    [ "${lines[0]}" = "ib_write_bw on mlx5_0: write 0.02 GB/s (RDMA)." ] && [[ "${lines[2]}" == *' 0.02 '* ]]
     sed -i 's/43012.44            42998.71/0.00                0.00/' log
     run -1 epkit parse log
     gzip -c log >packed
