@@ -219,10 +219,9 @@ int out_json(json_t *document)
     return out_finish() == CMD_FINE ? 0 : -1;
 }
 
-/* Digits behind the point: a slow link is not 0.0 GB/s. */
-static int digits_of(const struct out_column *column, double value)
+int out_digits(int digits, double value)
 {
-    return column->digits == 1 && value > 0 && value < 1 ? 2 : column->digits;
+    return digits == 1 && value > 0 && value < 1 ? 2 : digits;
 }
 
 /* The text of the cell: in `buffer` if it has to be formatted, else borrowed from the value. */
@@ -235,7 +234,7 @@ static const char *cell_text(const struct out_column *column, const json_t *row,
     if (json_is_integer(value))
         snprintf(buffer, bytes, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
     else if (json_is_real(value))
-        snprintf(buffer, bytes, "%.*f", digits_of(column, json_real_value(value)), json_real_value(value));
+        snprintf(buffer, bytes, "%.*f", out_digits(column->digits, json_real_value(value)), json_real_value(value));
     else if (json_is_boolean(value))
         return json_is_true(value) ? "yes" : "no";
     else

@@ -34,6 +34,9 @@ struct out_column {
     unsigned flags;    /* OUT_* */
 };
 
+/* The digits of a real number, of these: one more for a rate below 1. A slow link is not 0.0 GB/s. */
+int out_digits(int digits, double value);
+
 /* Prints `rows`; a missing key or null is an empty cell. 0, or -1 after reporting that it could not be written. */
 int out_table(FILE *stream, const struct out_column *columns, size_t n_columns, const json_t *rows,
               enum out_format format);

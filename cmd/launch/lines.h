@@ -15,7 +15,7 @@
 #define LINE_OUTPUT 'O'
 #define LINE_PART 'P'
 #define LINE_OUTPUT_MAX 16384     /* bytes of a line that a rank writes; longer ones are cut in pieces */
-#define LINE_PART_MAX 1000        /* bytes of the beginning of a line that are told */
+#define LINE_PART_MAX 1000        /* bytes of the beginning of a line that are sent */
 #define LINE_EVENT_MAX (4u << 20) /* bytes of a line of an agent */
 
 typedef void (*line_fn)(void *context, const char *text, size_t bytes);

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define TOLERANCE 15        /* percent, as of epkit parse */
-#define LEADER_ENDS_MS 5000 /* what a launch still does when it has told the others */
+#define LEADER_ENDS_MS 5000 /* what a launch still does behind the signal of its end */
 
 static bool was_interrupted;
 
@@ -172,8 +172,7 @@ int follow_leader(const struct hosts_source *source, const char *leader, int64_t
         out_note("%s", text);
         ending_write(code, text);
     }
-    /* Kubernetes deletes the pods of a failed job that still run, and their output with them: the first one ends first.
-     */
+    /* The first pod ends first: Kubernetes deletes those of a failed job that still run, and their output. */
     if (code != CMD_FINE)
         poll(NULL, 0, LEADER_ENDS_MS);
     return code;

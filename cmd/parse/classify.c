@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* classify.c - whether a run passed and is fast enough, and possible causes, with the check IDs of `epkit doctor`. */
+#include "common/output.h"
 #include "common/text.h"
 #include "verdict_internal.h"
 
@@ -348,8 +349,8 @@ static void append_figures(struct run_verdict *verdict)
         append(verdict, "%s %s%s%s", n_appended ? "," : (strchr(verdict->sentence, ':') ? ";" : ":"), measure->op,
                *measure->type ? " " : "", measure->type);
         if (run->dialect == PARSE_NCCL_TESTS)
-            append(verdict, " %s", measure->config);                                /* in-place or not */
-        append(verdict, " %.*f %s", value < 1 ? 2 : 1, value, metric_unit(metric)); /* a slow link is not 0.0 */
+            append(verdict, " %s", measure->config); /* in-place or not */
+        append(verdict, " %.*f %s", out_digits(1, value), value, metric_unit(metric));
         n_appended++;
     }
 }
