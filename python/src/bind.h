@@ -129,6 +129,16 @@ void object_free(PyObject *self);    /* the memory of an object of Python, by it
 PyObject *member_free_method(PyObject *self, PyObject *unused);
 extern PyGetSetDef member_properties[]; /* closed */
 
+/* A reference to an object in place of the one before. The place is set first: the old one may run code of Python. */
+static inline void object_keep(PyObject **at, PyObject *object)
+{
+    PyObject *before = *at;
+
+    Py_INCREF(object);
+    *at = object;
+    Py_XDECREF(before);
+}
+
 /* A row of a table of methods that take positional arguments as an array. */
 #define FAST(name, function)                                                                                           \
     {                                                                                                                  \
@@ -161,6 +171,8 @@ bool torch_begin(const struct comm_object *comm, bool *ret_fast);
 /* A new tensor on the communicator's device. */
 PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, const struct form *form);
 PyObject *torch_new_method(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+/* `given`, or for None a new tensor of bfloat16: a new reference. */
+PyObject *torch_out(const struct comm_object *comm, PyObject *given, const struct form *form);
 /* A tuple of n new tensors, and what they are. TYPE_OTHER: None. */
 PyObject *torch_tuple(const struct comm_object *comm, int n, const enum tensor_type *types, const struct form *forms,
                       struct tensor *ret_tensors);

@@ -383,16 +383,9 @@ static PyObject *get_out(struct ll_object *ll, PyObject *given, ep_ll_combine_ar
 {
     const struct form form = FORM(2, {ret_args->n_tokens, ll->hidden});
     const struct want want = {"low_latency_combine", "out", IS(BF16), 2, {form.shape[0], form.shape[1]}, false, false};
-    PyObject *out = given;
+    PyObject *out = torch_out(ll->member.comm, given, &form);
     struct tensor tensor;
-    bool fast;
 
-    if (given != Py_None)
-        Py_INCREF(given);
-    else if (torch_begin(ll->member.comm, &fast))
-        out = torch_new(ll->member.comm, fast, tensor_dtype(TYPE_BF16), &form);
-    else
-        return NULL;
     if (out && get(ll, out, want, &tensor)) {
         ret_args->out = tensor.data;
         return out;

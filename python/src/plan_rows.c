@@ -2,20 +2,14 @@
 /* plan_rows.c - dispatch and combine of a plan, and the tensors that they return. */
 #include "plan.h"
 
-#include <string.h>
-
 static PyObject *rows_type; /* epkit.plan.Rows: a named tuple of received rows, scales, choices, weights */
 
 enum { RECV_X, RECV_SCALES, RECV_IDX, RECV_WEIGHTS, RECV_ALL };
 
 PyObject *know_rows(PyObject *module, PyObject *type)
 {
-    PyObject *before = rows_type;
-
     (void)module;
-    Py_INCREF(type);
-    rows_type = type;
-    Py_XDECREF(before);
+    object_keep(&rows_type, type);
     Py_RETURN_NONE;
 }
 
@@ -344,24 +338,12 @@ static PyObject *get_sums(struct plan_object *plan, PyObject *const *args, int64
 {
     struct comm_object *comm = plan->member.comm;
     const struct form form = FORM(2, {n, hidden}), choices = FORM(2, {n, plan->topk});
-    PyObject *out = args[3], *weights = Py_None, *sums = NULL;
-    bool fast;
+    PyObject *sums[2] = {NULL};
+    bool fast, ok = (sums[0] = torch_out(comm, args[3], &form));
 
-    if (!torch_begin(comm, &fast))
-        return NULL;
-    if (out == Py_None)
-        out = torch_new(comm, fast, tensor_dtype(TYPE_BF16), &form);
-    else
-        Py_INCREF(out);
-    if (args[1] != Py_None)
-        weights = out ? torch_new(comm, fast, tensor_dtype(TYPE_F32), &choices) : NULL;
-    else
-        Py_INCREF(weights);
-    if (out && weights)
-        sums = PyTuple_Pack(2, out, weights);
-    Py_XDECREF(weights);
-    Py_XDECREF(out);
-    return sums;
+    if (ok && args[1] != Py_None)
+        ok = torch_begin(comm, &fast) && (sums[1] = torch_new(comm, fast, tensor_dtype(TYPE_F32), &choices));
+    return tuple_from(2, sums, ok);
 }
 
 static PyObject *get_sum_pointers(struct plan_object *plan, PyObject *sums, int64_t hidden, ep_combine_args *ret_args)

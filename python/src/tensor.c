@@ -41,9 +41,7 @@ int tensor_know_dtype(PyObject *dtype, const char *name)
 {
     for (int t = 1; t < TYPES; t++)
         if (!strcmp(types[t].name, name)) {
-            Py_XDECREF(dtypes[t]);
-            Py_INCREF(dtype);
-            dtypes[t] = dtype;
+            object_keep(&dtypes[t], dtype);
             return 0;
         }
     PyErr_Format(PyExc_ValueError, "no element type %s", name);

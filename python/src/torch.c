@@ -28,13 +28,8 @@ PyObject *know_torch(PyObject *module, PyObject *args)
     (void)module;
     if (!want_args("know_torch", PyTuple_Size(args), n))
         return NULL;
-    for (int i = 0; i < n; i++) {
-        PyObject *before = *functions[i];
-
-        *functions[i] = PyTuple_GetItem(args, i);
-        Py_INCREF(*functions[i]);
-        Py_XDECREF(before);
-    }
+    for (int i = 0; i < n; i++)
+        object_keep(functions[i], PyTuple_GetItem(args, i));
     Py_RETURN_NONE;
 }
 
@@ -96,6 +91,16 @@ PyObject *torch_new(const struct comm_object *comm, bool fast, PyObject *dtype, 
     Py_XDECREF(strides);
     Py_XDECREF(shape);
     return tensor;
+}
+
+PyObject *torch_out(const struct comm_object *comm, PyObject *given, const struct form *form)
+{
+    bool fast;
+
+    if (given == Py_None)
+        return torch_begin(comm, &fast) ? torch_new(comm, fast, tensor_dtype(TYPE_BF16), form) : NULL;
+    Py_INCREF(given);
+    return given;
 }
 
 /* A part of the memory of a tensor, from element `offset` on. */
