@@ -349,7 +349,6 @@ cudaError_t cuda_kernels_load(int shared_bytes)
         cuda_metadata_load,
         cuda_dispatch_load,
         cuda_combine_load,
-        cuda_reduce_load,
         cuda_ll_dispatch_load,
         cuda_ll_combine_load,
         cuda_ll_mask_load,
