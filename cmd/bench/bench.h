@@ -28,8 +28,9 @@
 enum {
     BENCH_DISPATCH = 1u << 0, /* with an existing plan */
     BENCH_COMBINE = 1u << 1,
-    BENCH_PLAN = 1u << 2, /* creation of a plan, and the first dispatch of a new routing, including its plan */
-    BENCH_LL = 1u << 3,   /* low-latency dispatch and combine */
+    BENCH_PLAN = 1u << 2,   /* creation of a plan, and the first dispatch of a new routing, including its plan */
+    BENCH_LL = 1u << 3,     /* low-latency dispatch and combine */
+    BENCH_ENGINE = 1u << 4, /* as engines call them; not one of BENCH_ALL */
     BENCH_ALL = BENCH_DISPATCH | BENCH_COMBINE | BENCH_PLAN | BENCH_LL
 };
 

@@ -18,7 +18,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool no_partial_reduce, no_baselines, quick, phases, json;
+    bool engine_calls, no_partial_reduce, no_baselines, quick, phases, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -30,6 +30,10 @@ static const struct opt bench_table[] = {
     {"only", 'o', "LIST", OPT_LIST, offsetof(struct bench_options, only), .choices = ops,
      .help = "measure only these: dispatch, combine, plan (its creation, and a new routing's first dispatch), ll (low "
              "latency)", .heading = "Measurements"},
+    {"engine-calls", 0, NULL, OPT_FLAG, offsetof(struct bench_options, engine_calls),
+     .help = "measure instead how engines call: ordinary memory beside symmetric, expanded layout beside that by rank, and "
+             "the routing of an earlier call (cached), a new one whose counts stay on the device (update), or that the host "
+             "waits for (plan); single calls, and layers of dispatch and combine queued one behind another"},
     {"tokens", 't', "LIST", OPT_LIST, offsetof(struct bench_options, tokens), .min = 1, .max = 1 << 20,
      .value = "512", .help = "tokens of each rank; each number is measured"},
     {"hidden", 'H', "N", OPT_INT, offsetof(struct bench_options, hidden), .min = 8, .max = EP_MAX_HIDDEN,
@@ -129,7 +133,9 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     for (size_t i = 0; i < options->only.n; i++)
         request.ops |= 1u << options->only.values[i];
     if (options->only.n == 0)
-        request.ops = BENCH_ALL;
+        request.ops = options->engine_calls ? BENCH_ENGINE : BENCH_ALL;
+    else if (options->engine_calls)
+        return cmd_usage(cmd, "--engine-calls has measurements of its own: give it without --only");
     *ret_request = request;
     return CMD_FINE;
 }
@@ -175,7 +181,7 @@ static void print_text(const struct bench_options *options, const json_t *result
         bench_print_phases(rows, device);
     bench_print_notes(rows, json_object_get(results, "memory"));
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
-    if (options->no_baselines)
+    if (options->no_baselines || options->engine_calls)
         return;
     if (gpus) {
         out_line("%s", "Time: between two events in the stream, slowest rank. Queued: after other work, which flushes "
@@ -290,6 +296,7 @@ const struct cmd command_bench = {
             {"epkit bench", "8 ranks with the shape of DeepSeek-V3."},
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
+            {"epkit bench --engine-calls --tokens 512,4096", "Layers as an engine queues them, with new routing."},
             {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
             {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
         },

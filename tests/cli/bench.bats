@@ -58,6 +58,23 @@ valid() {
     [ "$(rows 5)" != "$(rows 6)" ]
 }
 
+@test "bench: --engine-calls measures both layouts, both kinds of memory, and three kinds of routing, and checks each" {
+    bench --quick --engine-calls --ranks 2 --json >"$BATS_TEST_TMPDIR/bench.json"
+    valid "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '.verdict | test("a layer with new routing takes [0-9]+ us in symmetric and [0-9]+ us in ordinary memory")' "$BATS_TEST_TMPDIR/bench.json"
+    jq -r '.rows[] | [.op, .type, .routing] | join(" ")' "$BATS_TEST_TMPDIR/bench.json" | sort | uniq -c | sed 's/^ *//' | diff - <(
+        echo "4 call-combine bf16 cached"
+        for op in "call-dispatch bf16" "call-dispatch fp8" "layer bf16"; do
+            for routing in cached plan update; do echo "4 $op $routing"; done
+        done)
+    [ "$(jq -r '.rows[] | .memory + " " + .layout' "$BATS_TEST_TMPDIR/bench.json" | sort -u | wc --lines)" -eq 4 ]
+    for routing in empty one dropped; do
+        run -0 bench --quick --engine-calls --ranks 4 --iters 1 --routing $routing
+    done
+    run -0 bench --quick --engine-calls --nodes 2 --iters 1 --dtype bf16
+    [[ "$output" == *"call-dispatch bf16 expanded ordinary  update"* && "$output" != *fp8* ]]
+}
+
 @test "bench: lists of ranks and tokens give a row each" {
     bench --quick --only dispatch --dtype fp8 --ranks 1,2,4 --tokens 8,16 --json >"$BATS_TEST_TMPDIR/bench.json"
     [ "$(jq -c '[.rows[] | [.op, .type, .ranks, .nodes, .tokens]] | [length, .[0], .[5]]' "$BATS_TEST_TMPDIR/bench.json")" = \
@@ -108,6 +125,7 @@ valid() {
     usage "--tokens: 0 is out of range 1..1048576" --tokens 0
     usage "--iters: 'many' is not a whole number" --iters many
     usage "--only: 'nothing' is none of dispatch, combine, plan, ll" --only nothing
+    usage "give it without --only" --engine-calls --only ll
 }
 
 @test "bench: a group that does not fit into memory is refused before it starts" {

@@ -213,7 +213,8 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
-    c->reduces = sum->reduces = reduces(c);
+    c->reduces = reduces(c);
+    sum->reduces = c->reduces;
     if (c->reduces)
         EP_TRY(cuda_plan_slots(&c->call, c->plan, &sum->reduce));
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);

@@ -226,7 +226,7 @@ struct cuda_comm {
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_pooled *pool;
 
-    struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
+    struct cuda_dispatch last_dispatch; /* for repeat_bare() of the module */
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
 
