@@ -9,7 +9,7 @@
 #include "bench_case.h"
 
 #include "base/error.h"
-#include "core/bf16.h"
+#include "cmd/test/check/number_formats.h"
 
 #include <string.h>
 
@@ -140,7 +140,7 @@ static void fill(struct bench_case *bench)
 
     for (int token = 0; token < bench->tokens; token++)
         for (int i = 0; i < hidden; i++)
-            x[(size_t)token * (size_t)hidden + (size_t)i] = ep_bf16_round(element(bench->ctx->rank, token, i));
+            x[(size_t)token * (size_t)hidden + (size_t)i] = format_to_bf16(element(bench->ctx->rank, token, i));
     mirrors_push(&bench->mirrors, x, (size_t)bench->tokens * (size_t)hidden * sizeof(*x));
 }
 
@@ -188,7 +188,7 @@ static int check(struct call *c)
     for (int token = 0; token < route->n_tokens && !*wrong; token++)
         for (int i = 0, n = times_of(route, token, pair.expanded); i < hidden && !*wrong; i++)
             if (bench->out[(size_t)token * (size_t)hidden + (size_t)i] !=
-                ep_bf16_round(n ? (float)n * element(bench->ctx->rank, token, i) : 0.0f))
+                format_to_bf16(n ? (float)n * element(bench->ctx->rank, token, i) : 0.0f))
                 snprintf(wrong, sizeof(wrong), "token %d, element %d is not %d times what was sent", token, i, n);
     return verify_agree(bench->ctx, "verifying a layer", wrong);
 }
