@@ -566,7 +566,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
         return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: a wire of %llu bytes",
                        rank, (unsigned long long)theirs->capacity);
     EP_TRY(params->attach ? params->attach(params->wake_context, rank, &theirs->name, &e->peers[slot])
-                          : ep_shm_attach(&theirs->name, NULL, &e->peers[slot]));
+                          : ep_shm_attach(&theirs->name, theirs->name.pid, &e->peers[slot]));
     for (int channel = 0; channel < channels; channel++) {
         struct outgoing *out = &e->outgoing[slot * channels + channel];
 
