@@ -33,12 +33,6 @@ struct tcp_star_args {
  */
 ep_status tcp_star_open(const struct tcp_star_args *args, struct tcp_star **ret_star);
 
-/*
- * For a rank that cannot take part, because args->rank is not in 0..nranks-1: reports it to rank 0, which fails the job
- * for all. Does nothing if rank 0 is not reached within a short time.
- */
-void tcp_star_report(const struct tcp_star_args *args);
-
 /* As ep_allgather_fn. */
 ep_status tcp_star_allgather(struct tcp_star *star, const void *mine, size_t bytes, int timeout_ms, void *ret_all);
 

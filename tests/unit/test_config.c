@@ -592,7 +592,6 @@ TEST_WITH(emulations_are_checked, reset, NULL)
     } cases[] = {
         {{.reorder = 2}, "emulation.reorder is 2"},
         {{.ring_bytes = 255}, "emulation.ring_bytes is 255"},
-        {{.stall_ms = 1, .stall_rank = 4}, "emulation.stall_rank is 4"},
     };
     ep_net_emulation good = {.seed = 7, .delay_us = 5};
     ep_comm *comm;

@@ -372,7 +372,6 @@ static void run_case(size_t i)
                                       advised.map,
                                       advised.advice,
                                       advised.audit,
-                                      NULL,
                                       NULL};
     for (size_t c = 0; c < N_CHECKS; c++) {
         struct doctor_result result;
@@ -407,7 +406,6 @@ static struct doctor_result result_of(const struct doctor_check *check)
                                       advised.map,
                                       advised.advice,
                                       advised.audit,
-                                      NULL,
                                       NULL};
     doctor_run(&machine, check, &result);
     return result;
