@@ -120,9 +120,6 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
 /* `rows` of bench_collect(). 0, or -1 after reporting a write error. */
 int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format);
 
-/* The phases of each operation. */
-int bench_print_phases(const json_t *rows, const char *device);
-
 /* "8 ranks: dispatch runs at 0.92 of memcpy and 3.4 times MPI_Alltoallv, ...": of the largest group and token count. */
 void bench_verdict(const json_t *rows, char *ret_text, size_t bytes);
 

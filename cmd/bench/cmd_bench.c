@@ -18,7 +18,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool engine_calls, no_partial_reduce, no_baselines, quick, phases, json;
+    bool engine_calls, no_partial_reduce, no_baselines, quick, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -61,8 +61,6 @@ static const struct opt bench_table[] = {
      .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, raw rows); needs less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds, to check that it works"},
-    {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
-     .help = "show the phases of each operation", .heading = "Output"},
     OPT_JSON_ROW(struct bench_options, json),
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
@@ -177,8 +175,6 @@ static void print_text(const struct bench_options *options, const json_t *result
     machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
     bench_print_rows(stdout, rows, device, OUT_TABLE);
-    if (options->phases)
-        bench_print_phases(rows, device);
     bench_print_notes(rows, json_object_get(results, "memory"));
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
     if (options->no_baselines || options->engine_calls)
@@ -297,7 +293,7 @@ const struct cmd command_bench = {
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
             {"epkit bench --engine-calls --tokens 512,4096", "Layers as an engine queues them, with new routing."},
-            {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
+            {"epkit bench --nodes 2", "Two nodes."},
             {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
         },
     .exits =

@@ -59,14 +59,6 @@ static const struct out_column net_columns[] = {
     {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
 };
 
-static const struct out_column phase_columns[] = {
-    {"ON", "device", 0, 0},     {"OP", "op", 0, 0},
-    {"TYPE", "type", 0, 0},     {"RANKS", "ranks", 0, 0},
-    {"TOKENS", "tokens", 0, 0}, {"WAIT READY us", "wait_ready", 1, 0},
-    {"MOVE us", "move", 1, 0},  {"WAIT DONE us", "wait_done", 1, 0},
-    {"COPY us", "copy", 1, 0},  {"TOTAL us", "total", 1, 0},
-};
-
 /* A row without nested objects: "memcpy": {"time_us", "gbps"} becomes "memcpy_us" and "memcpy_gbps". A new reference.
  */
 static json_t *flatten(const json_t *row, const char *device)
@@ -82,7 +74,6 @@ static json_t *flatten(const json_t *row, const char *device)
         snprintf(key, sizeof(key), "%s_gbps", name);
         json_object_set(flat, key, json_object_get(value, "gbps"));
     }
-    json_object_update_missing(flat, json_object_get(row, "phases_us"));
     return flat;
 }
 
@@ -122,11 +113,6 @@ int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum 
     if (result != 0)
         return result;
     return print(stream, net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
-}
-
-int bench_print_phases(const json_t *rows, const char *device)
-{
-    return print(stdout, phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
 }
 
 static bool is_op(const json_t *row, const char *op)
