@@ -29,7 +29,7 @@ static void check_cases(struct run_verdict *verdict)
     const struct parse_run *run = verdict->run;
 
     if (run->dialect == PARSE_DEEPEP_V2 && run->started == 0 && run->n_measures > 0) {
-        fail_with(verdict, ": part of a run, whose cases are missing");
+        append(verdict, ": part of a run, whose cases are missing");
     } else if (run->expected > 0) {
         append(verdict, ": %d/%d cases passed", run->passed, run->expected);
         if (run->failed > 0)

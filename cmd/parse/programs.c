@@ -341,10 +341,9 @@ static bool piece(struct parser *parser, const char *line)
             (stream->program_begin == i && !json_is_true(json_object_get(form->program, "repeats")))) {
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
-            if (run)
-                run->started =
-                    form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST; /* the start of the log was seen */
         }
+        if (run && form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST)
+            run->started = 1; /* the start of the log was seen */
         stream->program_begin = i;
         if (!run)
             return true;

@@ -95,8 +95,17 @@ EXCERPTS = [
     Excerpt("nccl-tests issue 294: a paragraph of mpirun", ["-" * 74, "mpirun detected that one or more processes exited with non-zero status, thus causing",
                                                             "the job to be terminated. The first process to do so was:", "", "  Process name: [[12167,1],10]",
                                                             "  Exit code:    3", "-" * 74], 1,
-            "No test was recognised, but a failure: a process failed under mpirun: mpirun detected that one or more processes exited with non-zero status, "
+            "No test was recognised, but a failure: a process under mpirun failed first: mpirun detected that one or more processes exited with non-zero status, "
             "thus causing the job to be terminated. The first process to do so was: Process name: [[12167,1],10] Exit code:    3.", ["(standard input:2, 1 times)"]),
+    Excerpt("awsome-distributed-ai pull request 1234: figures of DeepEP 2 without their case", [
+        f"   - EP:   {r}/16 | expanded dispatch: 115 GB/s (SO), 376 GB/s (SU), 106{r}.000 us, 400593024 bytes | copy: 4791 GB/s, 187.879 us" for r in (4, 5, 6)], 0,
+            "test_ep: part of a run, whose cases are missing.", ["expanded dispatch"], [[None, 16, 1, 3]]),
+    Excerpt("nccl issue 653: a warning of NCCL that says why, before a traceback without its end", [
+        "201: gpu-25:41367:41367 [1] enqueue.cc:422 NCCL WARN Error : no algorithm/protocol available", "201: Traceback (most recent call last):",
+        "201: " + FRAME.format("pretrain", 124, "<module>")], 1,
+            "No test was recognised, but a failure: NCCL has no algorithm for the operation that NCCL_ALGO and NCCL_PROTO allow: ", [", task 201, 1 times)"]),
+    Excerpt("aws-ofi-nccl issue 22: the plug-in outside of NCCL", ["WARN: Function: create_component Line: 459: NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument"], 1,
+            "No test was recognised, but a failure: NCCL's plug-in for libfabric could not use a NIC: WARN: Function: create_component"),
     Excerpt("zetta_utils issue 671: the limit of the job, not what follows from it", [
         "srun: Job step aborted: Waiting up to 47 seconds for job step to finish.",
         "slurmstepd: error: *** JOB 494583 ON gpu-7 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME LIMIT ***"], 1,
