@@ -89,9 +89,8 @@ struct parser {
     json_t *programs; /* cmd/parse/programs.json */
     struct program_form *forms;
     size_t n_forms;
-    bool begins[256];  /* a first character of forms that begin a run */
-    int heading_nodes; /* "# 4 nodes" in this source, or a command that starts ranks: of the runs that follow; 0: none
-                        */
+    bool begins[256];      /* a first character of forms that begin a run */
+    int heading_nodes;     /* "# 4 nodes" in this source, or of a command: of the runs that follow; 0: none */
     int64_t command_ranks; /* that the command starts; 0: not known */
     bool has_failed_alloc;
 };

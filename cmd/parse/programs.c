@@ -397,11 +397,13 @@ static double setting_of(const json_t *options, const char *text)
     return 0;
 }
 
-/* "host1:8,host2:8": the number of hosts; adds up their slots, of which 0 are named in "host1,host2". */
+/* "host1:8,host2:8": the number of hosts; adds up their slots, if they are named. 0: it is in a variable. */
 static int count_hosts(const char *list, double *slots)
 {
     int n = 0;
 
+    if (list[strcspn(list, "$ ")] == '$')
+        return 0;
     for (const char *end = list; *list && *list != ' '; list = end + (*end == ',')) {
         const char *colon = list + strcspn(list, ":, ");
         double number = 0;
@@ -438,7 +440,7 @@ void program_command(struct parser *parser, const char *line)
         }
         if (nodes > 0)
             parser->heading_nodes = (int)nodes;
-        if (ranks > 0)
+        if (ranks >= 1 && ranks <= LL_MAX_RANKS)
             parser->command_ranks = (int64_t)ranks;
         return;
     }

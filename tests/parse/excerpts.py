@@ -49,6 +49,9 @@ EXCERPTS = [
             "test_internode, 2 nodes: combine bf16 58.0 GB/s (RDMA)", [], [[2, None, 2, 2]]),
     Excerpt("deepops issue 1179: options of srun", ["$ srun -N 4 --ntasks-per-node=4 ./run.sh", *[LOWLAT.format(r, 42.2, 522, 517, 527) for r in range(16)]], 0,
             "test_low_latency, 4 nodes: dispatch + combine 522.0 us", [], [[4, 16, 2, 17]]),
+    Excerpt("nccl-tests issue 360: hosts in variables; more ranks than any run has", [
+        'mpirun -H "${HEAD}:8,${WORKER}:8" -np 99999999 ./run.sh', LOWLAT.format(0, 42.2, 522, 517, 527), LOWLAT.format(1, 42.2, 522, 517, 527)], 0,
+            "test_low_latency, number of nodes unknown: dispatch + combine 522.0 us", [], [[None, 2, 2, 3]]),
     Excerpt("DeepEP issue 208: ranks of another node", [LOWLAT.format(r, 11.8, 924, 895, 949) for r in range(16, 24)] + [
         f"[rank {r}] Dispatch bandwidth: 5.9 GB/s, avg_t=629.4 us | Combine bandwidth: 32.5 GB/s, avg_t=221.3 us" for r in (21, 22)], 1,
             "test_low_latency, number of nodes unknown: the log ends before all ranks have printed", ["the logs of 16 of at least 24 ranks are missing"]),
