@@ -79,7 +79,7 @@ static unsigned long long seconds(uint64_t from_ns, uint64_t to_ns)
 static void say(struct watch *watch, uint64_t now)
 {
     const struct standing *standing = &watch->standing;
-    bool is_silent = now - watch->written_ns >= LATE_S * S;
+    bool is_silent = watch->tail.fd >= 0 && now - watch->written_ns >= LATE_S * S;
     const char *where = *standing->where                   ? standing->where
                         : watch->tail.fd < 0               ? "no such file yet: waiting for it"
                         : *parser_last_line(watch->parser) ? "nothing recognised yet"
