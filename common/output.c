@@ -221,7 +221,7 @@ int out_json(json_t *document)
 
 int out_digits(int digits, double value)
 {
-    return digits == 1 && value > 0 && value < 1 ? 2 : digits;
+    return digits != 1 || value <= 0 || value >= 1 ? digits : value < 0.01 ? 4 : 2;
 }
 
 /* The text of the cell: in `buffer` if it has to be formatted, else borrowed from the value. */

@@ -34,7 +34,7 @@ struct out_column {
     unsigned flags;    /* OUT_* */
 };
 
-/* The digits of a real number, of these: one more for a rate below 1. A slow link is not 0.0 GB/s. */
+/* The digits of a real number, of these: more for a rate below 1 and below 0.01. A slow link is not 0.0 GB/s. */
 int out_digits(int digits, double value);
 
 /* Prints `rows`; a missing key or null is an empty cell. 0, or -1 after reporting that it could not be written. */

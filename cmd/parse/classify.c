@@ -29,7 +29,7 @@ static void check_cases(struct run_verdict *verdict)
     const struct parse_run *run = verdict->run;
 
     if (run->dialect == PARSE_DEEPEP_V2 && run->started == 0 && run->n_measures > 0) {
-        fail_with(verdict, ": part of a run, whose cases are missing");
+        append(verdict, ": part of a run, whose cases are missing");
     } else if (run->expected > 0) {
         append(verdict, ": %d/%d cases passed", run->passed, run->expected);
         if (run->failed > 0)
@@ -86,6 +86,10 @@ static void note_parts(struct run_verdict *verdict)
         note = json_sprintf("Part of a run: this is the log of %d of %d nodes.", run->writers, verdict->nodes);
     else if (run->dialect == PARSE_NCCL_TESTS)
         note = json_string("Part of a run: rows of a table, without its beginning and its end.");
+    else if (run->dialect == PARSE_PROGRAM)
+        note = json_string("Part of a run: its beginning and its last figures are missing.");
+    else if (parse_find(run, "tuning", NULL))
+        note = json_string("Part of a run: rows of the tuning of an operation, without its cases and its best figure.");
     if (note)
         json_array_append_new(verdict->notes, note);
 }
@@ -96,19 +100,20 @@ static void check_low_latency(const struct context *context, struct run_verdict 
     const struct parse_run *run = verdict->run;
     const struct parse_measure *measure = parse_find(run, "dispatch + combine", NULL);
     int n = measure || (measure = parse_find(run, "dispatch", NULL)) ? (int)measure->n : 0;
+    bool is_cut = (uint64_t)run->lines_missing > parser_totals(context->parser).unreadable;
 
     if (run->dialect != PARSE_DEEPEP_LOW_LATENCY)
         return;
     if (run->n_measures == 0)
         fail_with(verdict, ": no rank printed a result");
-    else if ((uint64_t)run->lines_missing <= parser_totals(context->parser).unreadable)
-        note_parts(verdict);
-    else if (n < run->ranks - run->ranks_absent)
+    else if (is_cut && n < run->ranks - run->ranks_absent)
         fail_with(verdict, ": %d of %d ranks printed a result", n, (int)run->ranks);
-    else
+    else if (is_cut)
         fail_with(verdict, ": the log ends before all ranks have printed all results: %d line%s of %d missing",
                   run->lines_missing, run->lines_missing == 1 ? " is" : "s",
                   run->kinds * ((int)run->ranks - run->ranks_absent));
+    if (verdict->result == VERDICT_PASSED || (run->n_measures > 0 && run->ranks_absent > 0))
+        note_parts(verdict);
 }
 
 static void check_tables(const struct context *context, struct run_verdict *verdict)
@@ -141,10 +146,14 @@ static void check_tables(const struct context *context, struct run_verdict *verd
             json_array_append_new(verdict->notes,
                                   json_string("One rank alone sends nothing: its bus bandwidth of 0 has no meaning."));
     }
+    if (run->dialect == PARSE_PROGRAM && run->passed > 0)
+        append(verdict, ": %d check%s passed", run->passed, run->passed == 1 ? "" : "s");
     if ((run->dialect == PARSE_PERFTEST || run->dialect == PARSE_PROGRAM) && run->n_measures == 0)
         fail_with(verdict, ": nothing was measured");
+    else if (run->dialect == PARSE_PROGRAM && !run->is_complete && run->started > 0)
+        fail_with(verdict, "%s the log ends before the last figures", run->passed ? "," : ":");
     else if (run->dialect == PARSE_PROGRAM && !run->is_complete)
-        fail_with(verdict, ": the log ends before the last figures");
+        note_parts(verdict);
     /* Table lines without a header are an excerpt of a log. */
     if (run->dialect == PARSE_PERFTEST && run->n_measures > 0 && !run->is_complete && run->started > 0)
         fail_with(verdict, ": the log ends within the table");
@@ -164,7 +173,7 @@ static void check_problems(struct run_verdict *verdict)
         return;
     fail(verdict);
     n = strlen(run->problems[0].line);
-    append(verdict, "; %.*s", (int)(n - (n > 0 && run->problems[0].line[n - 1] == '.')), run->problems[0].line);
+    append(verdict, "; %.*s", (int)(n - (n > 0 && strchr(".:", run->problems[0].line[n - 1]))), run->problems[0].line);
     known = run->problems[0].known;
     if (known && (known->is_specific || known->id))
         add_cause(verdict, known->id, known->cause);
@@ -313,8 +322,8 @@ static void check_speed(const struct context *context, struct run_verdict *verdi
     if (!worst || verdict->run->n_problems > 0 || verdict->worst_ratio >= 1 - context->options->tolerance)
         return;
     metric = metric_of(verdict->run, worst);
-    append(verdict, "; %s%s%s %.1f %s", worst->op, *worst->type ? " " : "", worst->type, metric_value(metric, worst),
-           metric_unit(metric));
+    append(verdict, "; %s%s%s %.*f %s", worst->op, *worst->type ? " " : "", worst->type,
+           out_digits(1, metric_value(metric, worst)), metric_value(metric, worst), metric_unit(metric));
     if (metric == METRIC_TIME)
         append(verdict, " where %.1f are expected", verdict->worst_expected.value);
     else
@@ -387,7 +396,7 @@ void classify_run(const struct context *context, struct run_verdict *verdict)
     check_tuning(verdict);
     check_tables(context, verdict);
     check_low_latency(context, verdict);
-    if (run->dialect == PARSE_DEEPEP_INTERNODE)
+    if (run->dialect == PARSE_DEEPEP_INTERNODE || run->dialect == PARSE_DEEPEP_INTRANODE)
         note_parts(verdict);
     check_problems(verdict);
     check_warnings(context, verdict);

@@ -51,13 +51,9 @@ static struct parse_run *v1_open(struct parser *parser)
 void deepep_close(struct parser *parser)
 {
     struct deepep_scratch *scratch = deepep_scratch_of(parser);
-    struct stream *stream = stream_now(parser);
 
-    for (int dialect = PARSE_DEEPEP_INTRANODE; scratch && dialect <= PARSE_DEEPEP_INTERNODE; dialect++) {
-        if (stream->open[dialect])
-            deepep_finish(stream->open[dialect], scratch);
-        stream->open[dialect] = NULL;
-    }
+    for (int dialect = PARSE_DEEPEP_INTRANODE; scratch && dialect <= PARSE_DEEPEP_INTERNODE; dialect++)
+        run_end(parser, dialect);
     if (scratch)
         memset(&scratch->v1, 0, sizeof(scratch->v1));
 }
@@ -367,6 +363,22 @@ static bool has_32_cases(const struct parse_run *run, bool has_two_fp8)
     return run->dialect == PARSE_DEEPEP_INTERNODE && run->started <= 6;
 }
 
+/* Rows of a sweep alone, without what came before and after them: their operation is not known. */
+static void keep_rows(struct parse_run *run, struct v1_scratch *v1)
+{
+    struct parse_measure *measure = run_measure(run, "tuning", "", NULL);
+
+    if (!measure)
+        return;
+    for (size_t i = 0; i < v1->n_sweep; i++) {
+        measure_sample(measure, v1->sweep[i].gbps);
+        measure_point(measure, (double)measure->n_points, v1->sweep[i].gbps, v1->sweep[i].time_us);
+    }
+    *(run->dialect == PARSE_DEEPEP_INTERNODE ? &measure->rdma_gbps : &measure->nvl_gbps) = measure->max;
+    measure->dropped_points += v1->dropped;
+    v1->n_sweep = v1->dropped = 0;
+}
+
 static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
 {
     const struct parse_measure *combine = parse_find(run, "combine", NULL);
@@ -378,6 +390,8 @@ static void finish_v1(struct parse_run *run, struct v1_scratch *v1)
         writers = (bf16 + 1) / 2;
     if (writers < 1)
         writers = 1;
+    if (v1->n_sweep > 0 && v1->configs == 0 && !v1->has_cases && v1->best == 0)
+        keep_rows(run, v1);
     run->writers = writers;
     run->started = (v1->all_started + writers - 1) / writers;
     run->passed = v1->passed / writers;

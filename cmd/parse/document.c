@@ -230,7 +230,7 @@ static json_t *headline(const char *lead, const struct parse_fault *fault)
     const char *id = fault->known->id;
     json_t *sentence;
 
-    n = strncmp(fault->line, "Traceback ", 10) == 0 ? 0 : n - (n > 0 && json_string_value(line)[n - 1] == '.');
+    n = strncmp(fault->line, "Traceback ", 10) == 0 ? 0 : n - (n > 0 && strchr(".:", json_string_value(line)[n - 1]));
     sentence = json_sprintf("%s%s%s%.*s%s%s%s", lead, fault->known->cause, n ? ": " : "", n, json_string_value(line),
                             id ? " (doctor id " : "", id ? id : "", id ? ")" : "");
 
@@ -272,7 +272,8 @@ static int weight(enum verdict_result result)
 static json_t *overall(const int *counts, size_t n, const char *worst, const struct parse_fault *fault, bool is_fatal)
 {
     if (n == 0 && fault) {
-        json_t *head = headline(is_fatal ? "No test began: " : "No test was recognised, but a warning: ", fault);
+        json_t *head = headline(
+            is_fatal ? "No test was recognised, but a failure: " : "No test was recognised, but a warning: ", fault);
         json_t *sentence = json_sprintf("%s.", json_string_value(head));
 
         json_decref(head);

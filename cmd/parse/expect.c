@@ -30,6 +30,8 @@ enum metric metric_of(const struct parse_run *run, const struct parse_measure *m
         return METRIC_RDMA;
     if (run->dialect == PARSE_PROGRAM && (!isnan(measure->nvl_gbps) || !isnan(measure->bus_gbps)))
         return isnan(measure->nvl_gbps) ? METRIC_BUS : METRIC_NVL;
+    if (run->dialect == PARSE_PROGRAM && !isnan(measure->alg_gbps))
+        return METRIC_RATE;
     return metrics[run->dialect];
 }
 
@@ -44,6 +46,7 @@ static const struct {
                     offsetof(struct reference_figure, nvl.low)},
     [METRIC_BUS] = {"GB/s (busbw)", offsetof(struct parse_measure, bus_gbps),
                     offsetof(struct reference_figure, busbw.low)},
+    [METRIC_RATE] = {"GB/s", offsetof(struct parse_measure, alg_gbps), offsetof(struct reference_figure, busbw.low)},
     [METRIC_TIME] = {"us", offsetof(struct parse_measure, time_us), offsetof(struct reference_figure, time_us.high)},
 };
 

@@ -16,14 +16,16 @@
 extern const struct embedded failures_builtin[];
 
 /* As cmd/parse/failures.json explains them. The higher of two is the headline. */
-enum kind { WARNING, STEP, LAUNCHER, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
+enum kind { WARNING, STEP, LAUNCHER, BEGINNING, FRAME, EFFECT, WORD, TRACEBACK_END, EXCEPTION, FAULT };
 
-static const char *const kinds[] = {"warning", "step", "launcher", "effect", "word", "traceback", "exception", "fault"};
+static const char *const kinds[] = {"warning", "step", "launcher",  "beginning", "frame",
+                                    "effect",  "word", "traceback", "exception", "fault"};
 
 struct known {
     struct parse_known public;
     const char *text, *also; /* both must be in the line */
     const char *absent;      /* must not be in it */
+    const json_t *next;      /* the line goes on with those that begin with one of these texts; NULL: it is whole */
     const char *after;       /* has to be in an earlier line of the stream; NULL: none */
     regex_t *pattern;        /* has to match it; NULL: none */
     bool is_perftest;        /* of that program alone, whose run it begins if none is open */
@@ -58,6 +60,7 @@ bool faults_load(struct parser *parser)
             .also = json_string_value(json_object_get(row, "also")),
             .absent = json_string_value(json_object_get(row, "absent")),
             .after = json_string_value(json_object_get(row, "after")),
+            .next = json_object_get(row, "next"),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
         };
         known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
@@ -146,6 +149,8 @@ static bool holds(const struct known *row, const struct stream *stream, const ch
 {
     if (row->public.rank == TRACEBACK_END && !may_end_traceback(stream, line))
         return false;
+    if (row->public.rank == FRAME && !(stream && stream->is_over))
+        return false;
     if (row->after && !(stream && stream->after && strcmp(stream->after, row->after) == 0))
         return false;
     return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
@@ -159,6 +164,10 @@ static const struct known *find(struct parser *parser, const char *line)
     const struct known *found = NULL;
     bool was_in = stream && stream->in_traceback;
 
+    /* A stack that a logger or a debugger prints is of no error. */
+    if (stream)
+        stream->in_stack = strstr(line, "Stack (most recent call last)") || strstr(line, "(most recent call first)") ||
+                           (stream->in_stack && is_indented(line));
     for (size_t i = 0; i < parser->n_known && !found; i++) {
         const struct known *row = &parser->known[i];
 
@@ -167,12 +176,16 @@ static const struct known *find(struct parser *parser, const char *line)
         if (!row->is_perftest && holds(row, stream, line))
             found = row;
     }
-    if (found && stream)
+    if (found && stream) {
         stream->in_traceback =
             strcmp(found->text, TRACEBACK) == 0 ||
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
-    else if (stream && strstr(line, "  File \"") && strstr(line, "\", line "))
-        stream->in_traceback = true; /* of one whose beginning is not there */
+        stream->is_explained |= found->public.rank > FRAME;
+    } else if (stream && !stream->in_stack && strstr(line, "File \"") && strstr(line, "\", line ")) {
+        stream->in_traceback = true; /* perhaps of one whose beginning is not there */
+        snprintf(stream->frame, sizeof(stream->frame), "%s", line);
+        stream->frame_line = parser->line_number;
+    }
     if (stream && !was_in && stream->in_traceback)
         stream->traceback_indent = indent_of(line);
     return found;
@@ -211,7 +224,7 @@ static struct parse_run *latest(struct parser *parser)
     return &parser->runs[parser->n_runs - 1]->public;
 }
 
-void fault_line(struct parser *parser, const char *line)
+static void whole_line(struct parser *parser, const char *line, uint64_t line_number)
 {
     const struct known *row = is_ignored(parser, line) ? NULL : find(parser, line);
     const struct parse_known *fault = row ? &row->public : NULL;
@@ -227,7 +240,7 @@ void fault_line(struct parser *parser, const char *line)
     if (strlen(line) >= sizeof(text))
         (void)lex_squeeze(line, text, sizeof(text));
     if (fault->is_fatal) {
-        run = latest(parser);
+        run = fault->rank == FRAME ? NULL : latest(parser); /* it is read at the end */
         is_loose = !run || strcmp(run->source, parser->source) != 0;
         if (!is_loose)
             run_problem(run, text, fault);
@@ -238,7 +251,7 @@ void fault_line(struct parser *parser, const char *line)
     if (entry < end) {
         entry->count++;
         entry->is_loose |= is_loose;
-        entry->last_line = parser->line_number;
+        entry->last_line = line_number;
         return;
     }
     while (entry > parser->faults && entry[-1].known->rank < fault->rank)
@@ -250,11 +263,80 @@ void fault_line(struct parser *parser, const char *line)
     *entry = (struct parse_fault){
         .known = fault,
         .is_loose = is_loose,
-        .line_number = parser->line_number,
-        .last_line = parser->line_number,
+        .line_number = line_number,
+        .last_line = line_number,
         .count = 1,
     };
     snprintf(entry->line, sizeof(entry->line), "%s", text);
     snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
     snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser) ? stream_now(parser)->key : "");
+}
+
+/* How a line goes on that a program breaks; NULL: it is whole. */
+static const json_t *rest_of(const struct parser *parser, const struct stream *stream, const char *line)
+{
+    for (size_t i = 0; i < parser->n_known; i++)
+        if (parser->known[i].next && holds(&parser->known[i], stream, line))
+            return parser->known[i].next;
+    return NULL;
+}
+
+/* The text of the line, if it continues the one that is held; else NULL. */
+static const char *continued(const struct stream *stream, const char *line)
+{
+    const json_t *text;
+    size_t i;
+
+    line = skip_host(line);
+    line += strspn(line, " ");
+    json_array_foreach (stream->next, i, text)
+        if (text_begins(line, json_string_value(text)))
+            return line;
+    return NULL;
+}
+
+static void release(struct parser *parser, struct stream *stream)
+{
+    if (stream->next)
+        whole_line(parser, stream->begun, stream->begun_line);
+    stream->next = NULL;
+}
+
+void fault_begin(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+
+    if (stream && stream->next && !continued(stream, line))
+        release(parser, stream);
+}
+
+void fault_line(struct parser *parser, const char *line)
+{
+    struct stream *stream = stream_now(parser);
+    const char *text = stream ? continued(stream, line) : NULL;
+
+    if (!stream)
+        return;
+    if (text) {
+        text_append(stream->begun, sizeof(stream->begun), " %s", text);
+        return;
+    }
+    release(parser, stream);
+    stream->next = rest_of(parser, stream, line);
+    stream->begun_line = parser->line_number;
+    if (stream->next)
+        snprintf(stream->begun, sizeof(stream->begun), "%s", line);
+    else
+        whole_line(parser, line, parser->line_number);
+}
+
+void fault_end(struct parser *parser)
+{
+    struct stream *stream = stream_now(parser);
+
+    release(parser, stream);
+    stream->is_over = true;
+    /* Of a traceback without its end the last frame says most. */
+    if (stream->in_traceback && !stream->is_explained && *stream->frame)
+        whole_line(parser, stream->frame, stream->frame_line);
 }

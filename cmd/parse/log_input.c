@@ -211,19 +211,21 @@ static json_t *number_row(const json_t *run, const json_t *measure)
 {
     const json_t *percent = json_object_get(measure, "percent_of_peak");
     json_t *bus = json_object_get(measure, "busbw_gbps"), *share = NULL;
+    json_t *nvl = json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl");
     /* Runs on different links differ only in the device. */
     bool is_link = strcmp(json_text(run, "dialect"), "perftest") == 0;
 
     for (const char *const *link = TEXTS("rdma", "bus", "nvl"); *link && !json_is_number(share); link++)
         share = json_object_get(percent, *link);
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:O?, s:o, s:o, s:o}", "run",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:O?, s:o, s:o, s:o}", "run",
                      or_null(run, "title", NULL), "op", or_null(measure, "op", NULL), "type",
-                     or_null(measure, "type", NULL), "rdma", or_null(measure, "logical_gbps", "rdma"), "nvl",
-                     json_is_number(bus) ? json_incref(bus) : or_null(measure, "logical_gbps", "nvl"), "rdma_wire",
-                     or_null(measure, "wire_gbps", "rdma"), "nvl_wire", or_null(measure, "wire_gbps", "nvl"), "time",
-                     or_null(measure, "time_us", NULL), "percent", share, "expected",
-                     expected_text(json_object_get(measure, "expected")), "rating", or_null(measure, "rating", NULL),
-                     "config", is_link ? or_null(run, "device", NULL) : or_null(measure, "config", NULL));
+                     or_null(measure, "type", NULL), "rdma", or_null(measure, "logical_gbps", "rdma"), "nvl", nvl,
+                     "rate", json_is_number(nvl) || is_link ? json_null() : or_null(measure, "algbw_gbps", NULL),
+                     "rdma_wire", or_null(measure, "wire_gbps", "rdma"), "nvl_wire",
+                     or_null(measure, "wire_gbps", "nvl"), "time", or_null(measure, "time_us", NULL), "percent", share,
+                     "expected", expected_text(json_object_get(measure, "expected")), "rating",
+                     or_null(measure, "rating", NULL), "config",
+                     is_link ? or_null(run, "device", NULL) : or_null(measure, "config", NULL));
 }
 
 int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
@@ -234,6 +236,7 @@ int verdict_measures(FILE *stream, const json_t *runs, enum out_format format)
         {"TYPE", "type", 0, OUT_IF_PRESENT},
         {"RDMA GB/s", "rdma", 1, OUT_IF_PRESENT},
         {"NVL/BUS GB/s", "nvl", 1, OUT_IF_PRESENT},
+        {"GB/s", "rate", 1, OUT_IF_PRESENT},
         {"RDMA WIRE GB/s", "rdma_wire", 1, OUT_IF_PRESENT},
         {"NVL WIRE GB/s", "nvl_wire", 1, OUT_IF_PRESENT},
         {"TIME us", "time", 1, OUT_IF_PRESENT},

@@ -114,8 +114,10 @@ static void logical_line(struct parser *parser, char *text)
 
     if (*text == '\0' && !(stream && stream->document))
         return;
+    fault_begin(parser, text);
     note_program(parser, text);
     note_nodes(parser, text);
+    program_command(parser, text);
     if (recognise(parser, text)) {
         parser->totals.recognised++;
         fault_line(parser, text);
@@ -284,6 +286,7 @@ void stream_flush(struct parser *parser)
             stream->n_pending = 0;
             logical_line(parser, stream->pending);
         }
+        fault_end(parser);
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (stream->open[dialect])
                 deepep_finish(stream->open[dialect], stream->deepep);

@@ -147,6 +147,7 @@ void parser_begin(struct parser *parser, const char *source)
     parser->program[0] = '\0';
     parser->v2_type = NULL;
     parser->heading_nodes = 0;
+    parser->command_ranks = 0;
 }
 
 static bool is_compressed(const char *block, size_t n)

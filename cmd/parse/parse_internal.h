@@ -42,9 +42,17 @@ struct stream {
     bool in_string, escaped;
     bool ignores_traceback; /* the line before had "Exception ignored in" (Python) */
     int n_ignored;          /* tracebacks after such lines whose exception is still to come */
+    bool in_stack;          /* of frames that are of no error */
     bool in_traceback;      /* of another one: its exception is still to come */
     size_t traceback_indent;
-    const char *after; /* the latest line that rows of failures.json refer to, as they name it */
+    char frame[PARSE_TEXT]; /* the latest line of one */
+    uint64_t frame_line;    /* its number */
+    bool is_explained;      /* a line says more than tracebacks without their ends */
+    bool is_over;           /* no more lines follow */
+    const json_t *next; /* a line about a failure goes on with one that begins with one of these; NULL: it does not */
+    char begun[PARSE_TEXT]; /* that line so far */
+    uint64_t begun_line;    /* its number */
+    const char *after;      /* the latest line that rows of failures.json refer to, as they name it */
 };
 
 /* Internal state next to the public part of a run. */
@@ -81,8 +89,9 @@ struct parser {
     json_t *programs; /* cmd/parse/programs.json */
     struct program_form *forms;
     size_t n_forms;
-    bool begins[256];  /* a first character of forms that begin a run */
-    int heading_nodes; /* "# 4 nodes" in this source: of the runs that follow; 0: none */
+    bool begins[256];      /* a first character of forms that begin a run */
+    int heading_nodes;     /* "# 4 nodes" in this source, or of a command: of the runs that follow; 0: none */
+    int64_t command_ranks; /* that the command starts; 0: not known */
     bool has_failed_alloc;
 };
 
@@ -121,6 +130,9 @@ void stream_flush(struct parser *parser);
 
 /* A new run in the current stream, or NULL when there are too many. */
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title);
+
+/* The open run of the dialect, if there is one, is over before this line. */
+void run_end(struct parser *parser, enum parse_dialect dialect);
 
 /* The open run of the dialect, or NULL. */
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect);
@@ -196,6 +208,9 @@ void programs_free(struct parser *parser);
 bool program_begins(const struct parser *parser, const char *line);
 bool program_line(struct parser *parser, const char *line);
 
+/* Keeps how many nodes and ranks a command starts, if the line has one. */
+void program_command(struct parser *parser, const char *line);
+
 /* Gives a line that a document stands for to the reader of such lines. */
 void feed(struct parser *parser, bool (*reader)(struct parser *, const char *), const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -255,6 +270,12 @@ bool faults_load(struct parser *parser);
 void faults_free(struct parser *parser);
 
 void fault_line(struct parser *parser, const char *line);
+
+/* A line that does not continue the one before ends that; before it is read otherwise, as it may begin a run. */
+void fault_begin(struct parser *parser, const char *line);
+
+/* No more lines of this stream follow. */
+void fault_end(struct parser *parser);
 
 /* Does the line report a failure of perftest? `is_whole`: at its start; else after any prefix. */
 bool perftest_failure(struct parser *parser, const char *line, bool is_whole);

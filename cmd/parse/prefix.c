@@ -104,6 +104,8 @@ static size_t read_one(const char *at, bool is_first, struct prefix *prefix)
             continue;
         if (form == CTIME && n == CTIME_BYTES && at[n] != '[')
             return 0;
+        if (form == SRUN)
+            add_key(prefix->key, sizeof(prefix->key), "task", 4);
         if (forms[form].has_key)
             add_key(prefix->key, sizeof(prefix->key), at + key.rm_so, (size_t)(key.rm_eo - key.rm_so));
         /* Open MPI 5 prints a space after the tag, which is not part of the program's output. */

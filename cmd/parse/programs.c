@@ -114,7 +114,10 @@ static bool is_kept(const struct parse_measure *measure, const double *values, d
 
 static void keep(struct parse_measure *measure, const struct program_form *form, const double *values)
 {
-    double rate = !isnan(values[RDMA]) ? values[RDMA] : !isnan(values[NVL]) ? values[NVL] : values[BUS];
+    double rate = !isnan(values[RDMA])  ? values[RDMA]
+                  : !isnan(values[NVL]) ? values[NVL]
+                  : !isnan(values[BUS]) ? values[BUS]
+                                        : values[ALG];
     bool is_new = is_kept(measure, values, rate, json_is_true(json_object_get(form->program, "best")));
     double *const figures[N_FIELDS] = {NULL,
                                        &measure->bytes,
@@ -245,6 +248,7 @@ static void apply(struct parser *parser, struct stream *stream, struct parse_run
         stream->program_table = option(row, "table");
     if (json_is_true(json_object_get(row, "opens")))
         run->is_complete = false;
+    run->passed += json_is_true(json_object_get(row, "passes"));
     if (option(row, "device"))
         snprintf(run->device, sizeof(run->device), "%.*s", (int)strcspn(text, " "), text);
     if (json_is_true(json_object_get(row, "device")))
@@ -337,10 +341,9 @@ static bool piece(struct parser *parser, const char *line)
             (stream->program_begin == i && !json_is_true(json_object_get(form->program, "repeats")))) {
             run = run_begin(parser, form->dialect, form->title);
             stream->program_op = stream->program_type = stream->program_config = stream->program_table = NULL;
-            if (run)
-                run->started =
-                    form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST; /* the start of the log was seen */
         }
+        if (run && form->role == BEGIN && form->dialect != PARSE_EPKIT_TEST)
+            run->started = 1; /* the start of the log was seen */
         stream->program_begin = i;
         if (!run)
             return true;
@@ -379,4 +382,66 @@ bool program_line(struct parser *parser, const char *line)
         is_ours |= piece(parser, text);
     }
     return is_ours;
+}
+
+/* The number behind one of these options; 0: none. */
+static double setting_of(const json_t *options, const char *text)
+{
+    const json_t *name;
+    double number;
+    size_t i;
+
+    json_array_foreach (options, i, name)
+        if (lex_after(text, json_string_value(name), &number) && number >= 1 && number <= 1e5)
+            return number;
+    return 0;
+}
+
+/* "host1:8,host2:8": the number of hosts; adds up their slots, if they are named. 0: it is in a variable. */
+static int count_hosts(const char *list, double *slots)
+{
+    int n = 0;
+
+    if (list[strcspn(list, "$ ")] == '$')
+        return 0;
+    for (const char *end = list; *list && *list != ' '; list = end + (*end == ',')) {
+        const char *colon = list + strcspn(list, ":, ");
+        double number = 0;
+
+        end = list + strcspn(list, ", ");
+        *slots += *colon == ':' && lex_number(colon + 1, NULL, &number) ? number : 0;
+        n++;
+    }
+    return n;
+}
+
+void program_command(struct parser *parser, const char *line)
+{
+    const json_t *rows = json_object_get(parser->programs, "commands"), *row, *name;
+    double nodes, ranks;
+    size_t i, j;
+
+    json_array_foreach (rows, i, row) {
+        const char *text = strstr(line, json_text(row, "text"));
+
+        if (!text)
+            continue;
+        text = json_is_true(json_object_get(row, "before")) ? line : text;
+        nodes = setting_of(json_object_get(row, "nodes"), text);
+        ranks = setting_of(json_object_get(row, "ranks"), text);
+        if (ranks == 0)
+            ranks = nodes * setting_of(json_object_get(row, "ranks_of_node"), text);
+        json_array_foreach (json_object_get(row, "hosts"), j, name) {
+            const char *list = strstr(text, json_string_value(name));
+            double slots = 0;
+
+            nodes = list ? count_hosts(list + json_string_length(name), &slots) : nodes;
+            ranks = ranks > 0 ? ranks : slots;
+        }
+        if (nodes > 0)
+            parser->heading_nodes = (int)nodes;
+        if (ranks >= 1 && ranks <= LL_MAX_RANKS)
+            parser->command_ranks = (int64_t)ranks;
+        return;
+    }
 }

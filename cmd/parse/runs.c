@@ -56,6 +56,19 @@ struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect)
     return run;
 }
 
+void run_end(struct parser *parser, enum parse_dialect dialect)
+{
+    struct stream *stream = stream_now(parser);
+    struct parse_run *run = stream->open[dialect];
+
+    if (!run)
+        return;
+    deepep_finish(run, stream->deepep);
+    /* The line that begins the next run was offered to this one. */
+    run->last_line -= run->last_line == parser->line_number && run->last_line > run->first_line;
+    stream->open[dialect] = NULL;
+}
+
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title)
 {
     struct stream *stream = stream_now(parser);
@@ -63,9 +76,7 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
 
     if (!stream)
         return NULL;
-    if (stream->open[dialect])
-        deepep_finish(stream->open[dialect], stream->deepep);
-    stream->open[dialect] = NULL;
+    run_end(parser, dialect);
     if (parser->n_runs >= MAX_RUNS) {
         parser->totals.runs_dropped++;
         return NULL;
@@ -89,6 +100,8 @@ struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, c
         *setting(&run->public, i) = -1;
     if (parser->heading_nodes > 0)
         run->public.nodes = parser->heading_nodes;
+    if (parser->command_ranks > 0 && dialect == PARSE_DEEPEP_LOW_LATENCY)
+        run->public.ranks = parser->command_ranks;
     snprintf(run->public.title, sizeof(run->public.title), "%s", title);
     snprintf(run->public.source, sizeof(run->public.source), "%s", parser->source);
     snprintf(run->public.stream, sizeof(run->public.stream), "%s", stream->key);

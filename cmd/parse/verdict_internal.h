@@ -9,7 +9,7 @@
 #define SENTENCE 1024
 
 /* The figure by which a measure is compared with what is expected. */
-enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_TIME };
+enum metric { METRIC_NONE, METRIC_RDMA, METRIC_NVL, METRIC_BUS, METRIC_RATE, METRIC_TIME };
 
 struct expected {
     double value;     /* NAN: nothing to compare with */

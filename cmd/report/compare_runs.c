@@ -19,7 +19,8 @@ static json_t *figure_of(const json_t *run, const json_t *measure)
         const char *unit;
     } rates[] = {{json_object_get(logical, "rdma"), "GB/s (RDMA)"},
                  {json_object_get(measure, "busbw_gbps"), "GB/s (busbw)"},
-                 {json_object_get(logical, "nvl"), "GB/s (NVLink)"}};
+                 {json_object_get(logical, "nvl"), "GB/s (NVLink)"},
+                 {json_object_get(measure, "algbw_gbps"), "GB/s"}};
     bool is_time = strcmp(json_text(run, "dialect"), "deepep-lowlatency") == 0;
 
     for (size_t i = 0; i < COUNT(rates) && !is_time; i++)

@@ -15,7 +15,7 @@
 #define MAX_PLOTS 8
 
 /* Each kind of figure has its own scale. */
-static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)"};
+static const char *const units[] = {"GB/s (RDMA)", "GB/s (NVLink)", "GB/s (busbw)", "GB/s"};
 
 static const json_t *runs_of(const json_t *document)
 {

@@ -21,6 +21,7 @@
 #define HEARTBEAT_NS (30 * S) /* if nothing did */
 #define COMPLETE_NS (5 * S)   /* without a byte after a run that is complete: another one may follow */
 #define UNSURE_NS (30 * S)    /* after one that may have had only its first case */
+#define ABSENT_NS (60 * S)    /* for a file that does not appear, without --idle and --timeout */
 #define FAILED_NS (30 * S)    /* after a failure: the other ranks may report the cause */
 
 struct watch_options {
@@ -78,9 +79,9 @@ static unsigned long long seconds(uint64_t from_ns, uint64_t to_ns)
 static void say(struct watch *watch, uint64_t now)
 {
     const struct standing *standing = &watch->standing;
-    bool is_silent = now - watch->written_ns >= LATE_S * S;
+    bool is_silent = watch->tail.fd >= 0 && now - watch->written_ns >= LATE_S * S;
     const char *where = *standing->where                   ? standing->where
-                        : watch->tail.fd < 0               ? "waiting for the file"
+                        : watch->tail.fd < 0               ? "no such file yet: waiting for it"
                         : *parser_last_line(watch->parser) ? "nothing recognised yet"
                                                            : "nothing written yet";
     uint64_t state = text_hash(where, strlen(where)) + is_silent + 2 * (*standing->late != '\0');
@@ -89,7 +90,7 @@ static void say(struct watch *watch, uint64_t now)
 
     if (watch->options->quiet)
         return;
-    text_add(&line, "%s", where);
+    text_add(&line, "%s%s%s", watch->tail.fd < 0 ? watch->path : "", watch->tail.fd < 0 ? ": " : "", where);
     if (is_silent)
         text_add(&line, "; nothing written for %llu s", seconds(watch->written_ns, now));
     else if (*standing->late)
@@ -138,6 +139,8 @@ static enum ending check(const struct watch *watch, uint64_t now)
         return RUN_COMPLETE;
     if (may_end && watch->standing.has_failed && silent_ns >= FAILED_NS)
         return RUN_FAILED;
+    if (watch->tail.fd < 0 && options->idle == 0 && options->timeout == 0 && silent_ns >= ABSENT_NS)
+        return TIMEOUT;
     if (options->idle > 0 && silent_ns >= (uint64_t)options->idle * S)
         return IDLE;
     if (options->timeout > 0 && now - watch->begin_ns >= (uint64_t)options->timeout * S)
@@ -257,7 +260,9 @@ static int watch_log(struct watch *watch, const struct reference *reference, con
     if (ending == BROKEN)
         return CMD_USAGE;
     if (ending != SIGNAL && watch->tail.fd < 0)
-        return cmd_refuse(watch->cmd, watch->path, "no such file after %llu s", seconds(watch->begin_ns, ep_now_ns()));
+        return cmd_refuse(watch->cmd, watch->path,
+                          "no such file after %llu s; --idle and --timeout say how long it is waited for",
+                          seconds(watch->begin_ns, ep_now_ns()));
     return conclude(watch, ending, reference, wanted);
 }
 
@@ -307,8 +312,8 @@ const struct cmd command_watch = {
         "verdict of 'epkit parse', whose exit status is that of the watch.\n"
         "\n"
         "Standard input and a FIFO end with their last writer. A file ends 5 s after the last line of a run that is "
-        "complete, or 30 s after that of a run that has failed. It may be missing at first, and be rotated or "
-        "truncated: what was read before counts as well, as 'tail -F' keeps it on the screen. A rerun that overwrites "
+        "complete, or 30 s after that of a run that has failed. A file that is missing is waited for, 60 s unless --idle "
+        "or --timeout say how long. It may be rotated or truncated: what was read before counts as well, as 'tail -F' keeps it on the screen. A rerun that overwrites "
         "its log needs a watch of its own. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
         "so far.",
     .options = watch_table,
@@ -324,7 +329,7 @@ const struct cmd command_watch = {
         {
             {CMD_FINE, "all runs passed and none is slower than expected"},
             {CMD_FAILED, "a test failed, was cut off, or hung (--idle)"},
-            {CMD_USAGE, "wrong usage; no such file until --idle or --timeout; it cannot be read"},
+            {CMD_USAGE, "wrong usage; no such file within 60 s, or until --idle or --timeout; it cannot be read"},
             {CMD_FINDINGS, "all tests passed, but something is slower than expected"},
             {CMD_UNSUPPORTED, "nothing was recognised"},
             {CMD_NOT_KNOWN, "the run was not over at its --timeout, and has not failed until then"},

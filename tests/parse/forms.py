@@ -246,7 +246,7 @@ def wrongs(document, code, log):
     found = {}
     for run in document["runs"]:
         for m in run["measures"]:
-            for key in ("time_us", "busbw_gbps"):
+            for key in ("time_us", "busbw_gbps", "algbw_gbps"):
                 found.setdefault((m["op"], key), []).append(m[key])
             for link in ("rdma", "nvl"):
                 found.setdefault((m["op"], link), []).append(m["logical_gbps"][link])

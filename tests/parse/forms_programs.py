@@ -416,7 +416,7 @@ def osu(rng):
         ("Reduce_scatter Latency", "osu_reduce_scatter"), ("Latency", "osu_latency"), ("Bandwidth", "osu_bw"),
         ("Bi-Directional Bandwidth", "osu_bibw"), ("Multiple Bandwidth / Message Rate", "osu_mbw_mr")])
     title = f"OSU MPI{rng.choice(['', '-CUDA'])} {title} Test v7.5"
-    key, column = ("busbw_gbps", "Bandwidth (MB/s)") if "Bandwidth" in title else ("time_us", "Avg Latency(us)")
+    key, column = ("algbw_gbps", "Bandwidth (MB/s)") if "Bandwidth" in title else ("time_us", "Avg Latency(us)")
     valid = op != "osu_mbw_mr" and rng.random() < 0.3
     bad = valid and rng.random() < 0.3
     # With -f and -z: minimum, maximum, iterations and percentiles (pmodels/mpich issue 7601).
@@ -425,7 +425,7 @@ def osu(rng):
     for n in range(21):
         value = 22 + (1 << n) / 2200 if key == "time_us" else 20000 * (1 << n) / ((1 << n) + 9000)
         lines.append(f"{1 << n:<10}{value:>18.2f}" + (f"{'Fail' if bad and n == 20 else 'Pass':>18}" if valid else f"{1e9 / (1 << n):>18.2f}" if op == "osu_mbw_mr" else tail))
-    figures = {} if bad else {(op, key): round(value, 2) / (1000 if key == "busbw_gbps" else 1)}
+    figures = {} if bad else {(op, key): round(value, 2) / (1000 if key == "algbw_gbps" else 1)}
     return Program("https://github.com/eth-cscs/cscs-docs (osu_alltoall, --validation)", frozenset(["mpi"]), [lines], figures,
                    "failed" if bad else "passed", cut=False, end=len(lines) - 1)
 
