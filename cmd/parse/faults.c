@@ -29,24 +29,30 @@ struct known {
     bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
 
-bool faults_load(struct parser *parser)
+/* The rows of cmd/parse/failures.json, for all parsers: read once, and kept to the end of the process. */
+static struct known *known;
+static size_t n_known;
+
+bool faults_load(void)
 {
+    static json_t *failures;
     const json_t *rows, *row;
     size_t i;
 
-    parser->failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
-    rows = json_object_get(parser->failures, "failures");
-    parser->known = calloc(json_array_size(rows) + 1, sizeof(*parser->known));
-    if (!parser->failures || !parser->known)
+    if (n_known)
+        return true;
+    failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
+    rows = json_object_get(failures, "failures");
+    known = calloc(json_array_size(rows) + 1, sizeof(*known));
+    if (!failures || !known)
         return false;
     json_array_foreach (rows, i, row) {
-        struct known *known = &parser->known[parser->n_known++];
         const char *pattern = json_string_value(json_object_get(row, "pattern"));
         enum kind kind = WARNING;
 
         while (kind < FAULT && strcmp(kinds[kind], json_text(row, "kind")) != 0)
             kind++;
-        *known = (struct known){
+        known[i] = (struct known){
             .public = {.id = json_string_value(json_object_get(row, "id")),
                        .cause = json_text(row, "cause"),
                        .rank = (int)kind,
@@ -59,23 +65,13 @@ bool faults_load(struct parser *parser)
             .absent = json_string_value(json_object_get(row, "absent")),
             .after = json_string_value(json_object_get(row, "after")),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
+            .pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL,
         };
-        known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
-        if (pattern && (!known->pattern || regcomp(known->pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
+        if (pattern && (!known[i].pattern || regcomp(known[i].pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
             return false;
     }
+    n_known = json_array_size(rows);
     return true;
-}
-
-void faults_free(struct parser *parser)
-{
-    for (size_t i = 0; i < parser->n_known; i++) {
-        if (parser->known[i].pattern)
-            regfree(parser->known[i].pattern);
-        free(parser->known[i].pattern);
-    }
-    free(parser->known);
-    json_decref(parser->failures);
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -159,8 +155,8 @@ static const struct known *find(struct parser *parser, const char *line)
     const struct known *found = NULL;
     bool was_in = stream && stream->in_traceback;
 
-    for (size_t i = 0; i < parser->n_known && !found; i++) {
-        const struct known *row = &parser->known[i];
+    for (size_t i = 0; i < n_known && !found; i++) {
+        const struct known *row = &known[i];
 
         if (row->after && stream && strstr(line, row->after))
             stream->after = row->after;
@@ -183,8 +179,8 @@ bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
     struct parse_run *run;
 
-    for (size_t i = 0; i < parser->n_known; i++) {
-        const struct known *row = &parser->known[i];
+    for (size_t i = 0; i < n_known; i++) {
+        const struct known *row = &known[i];
         const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
