@@ -26,8 +26,21 @@
 #define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
 #define PARTS_NS UINT64_C(500000000)
+#define RESERVE_BYTES (256u << 10) /* for the end of an agent that has no memory */
 
 static bool is_disconnected; /* the launcher does not read any more */
+static void *reserve;
+
+void agent_no_memory(void)
+{
+    static const char text[] = "epkit: no memory for the agent on this node\n";
+
+    free(reserve);
+    reserve = NULL;
+    if (!is_disconnected)
+        (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+    is_disconnected = true;
+}
 
 static void agent_write(const char *data, size_t bytes)
 {
@@ -68,6 +81,8 @@ void agent_event(const char *name, json_t *object)
     n = text ? asprintf(&line, "%c%c0 %s\n", LINE_MARK, LINE_EVENT, text) : -1;
     if (n >= 0)
         agent_write(line, (size_t)n);
+    else
+        agent_no_memory();
     free(n >= 0 ? line : NULL);
     free(text);
 }
@@ -223,7 +238,9 @@ static void handle_request(struct agent *agent, const char *line)
     const char *what = job_text(request, "do", "");
 
     agent->heard_ns = ep_now_ns();
-    if (strcmp(what, "hello") == 0)
+    if (!request)
+        agent_no_memory();
+    else if (strcmp(what, "hello") == 0)
         do_hello(agent, request);
     else if (strcmp(what, "location") == 0)
         do_locate(request);
@@ -332,6 +349,7 @@ int agent_main(void)
     struct agent agent = {.listener = -1, .heard_ns = ep_now_ns(), .nics = json_object()};
     int signals = open_signals(), left;
 
+    reserve = malloc(RESERVE_BYTES);
     if (isatty(STDIN_FILENO) || signals < 0) {
         fprintf(stderr, "epkit: " AGENT_COMMAND "is internal: 'epkit launch' starts it on a node\n");
         return 2;
@@ -354,5 +372,6 @@ int agent_main(void)
     json_decref(agent.spec);
     json_decref(agent.nics);
     free(agent.input);
+    free(reserve);
     return 0;
 }

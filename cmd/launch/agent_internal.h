@@ -45,6 +45,9 @@ struct agent {
 
 /* --- agent.c --- */
 
+/* Output or an event is lost: the agent says so on standard error, and ends with everything that it has started. */
+void agent_no_memory(void);
+
 /* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes; `kind`: LINE_OUTPUT, LINE_PART. */
 void agent_send_line(char kind, int rank, const char *text, size_t bytes);
 

@@ -149,8 +149,9 @@ static void add_output(void *context, const char *data, size_t bytes)
     struct line_buffer *lines = &output->rank->lines[output->which];
     bool is_new = lines->used == 0 || memchr(data, '\n', bytes);
 
-    line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
-    if (lines->used)
+    if (!line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank))
+        agent_no_memory();
+    else if (lines->used)
         agent_send_part(output->rank->local, lines->text, lines->used, is_new);
 }
 
