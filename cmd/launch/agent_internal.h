@@ -41,6 +41,7 @@ struct agent {
     size_t input_used;
     bool is_ending;
     bool is_followed; /* a process waits here for the end (follow.h) */
+    json_t *code;     /* of the launch, for that process; NULL: it goes on */
 };
 
 /* --- agent.c --- */

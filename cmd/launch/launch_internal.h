@@ -170,11 +170,17 @@ const char *launch_master(const struct launch *launch);
 /* Runs the job; the result is in launch->failed, ->code, ->reason. */
 void launch_work(struct launch *launch);
 
+/* Does a process wait there for the end of the launch? */
+bool node_is_followed(const struct node *node);
+
 /* The request to a node to end everything. */
 json_t *make_end(const struct launch *launch, const struct node *node);
 
 /* Ends everything on all nodes. */
 void launch_end(struct launch *launch);
+
+/* Everything has been written: the agents tell those that follow, and end. */
+void launch_tell(struct launch *launch);
 
 /* --- mpirun.c --- */
 
