@@ -410,6 +410,15 @@ static ep_status open_pool(struct launch *launch)
     return EP_OK;
 }
 
+/* A run whose logs are not whole does not count as complete. */
+static void judge_logs(struct launch *launch)
+{
+    if (!launch->is_log_lost || launch->code || launch->reason)
+        return;
+    launch->code = LAUNCH_FAILED;
+    launch->reason = "log";
+}
+
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result)
 {
     struct launch *launch = calloc(1, sizeof(*launch));
@@ -425,12 +434,14 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
     if (status != EP_OK)
         return status;
     run(launch, ret_result);
+    judge_logs(launch);
     launch_end(launch);
     format_time(launch->ended, sizeof(launch->ended));
     if (launch->interrupted) {
         launch->code = 128 + launch->interrupted;
         launch->reason = "interrupted";
     }
+    judge_logs(launch);
     folder_write(launch);
     conclude(launch, ret_result);
     launch_log(launch, ret_result->verdict);

@@ -97,7 +97,8 @@ struct launch {
     int folder_fd;
     FILE *log; /* coordinator.log */
     bool has_log_failed, has_output_failed;
-    char *queue; /* for options->output_fd */
+    bool is_log_lost; /* one of the nodes', or its own */
+    char *queue;      /* for options->output_fd */
     size_t queued, queue_capacity;
 
     json_t *findings; /* of the doctor: [{"id", "severity", "text", "nodes"}] */

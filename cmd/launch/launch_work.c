@@ -264,7 +264,7 @@ void launch_end(struct launch *launch)
         if (node->n_left > 0)
             launch_note(launch, "%s: %d processes could not be killed", node->name, node->n_left);
         if (node->log && fclose(node->log) != 0)
-            node->has_log_failed = true;
+            launch->is_log_lost = true;
         node->log = NULL;
     }
     /* Flushes the queue; a reader that is blocked cannot block the launcher for ever. */
