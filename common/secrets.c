@@ -34,10 +34,11 @@ static bool ends_with_component(const char *name, const char *end)
 static bool is_secret_key(const char *name)
 {
     static const char *const kinds[] = {
-        "API",    "ACCESS",  "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",    "ACCOUNT",      "AUTH",      "SIGNING",
-        "MASTER", "LICENSE", "SERVICE", "DEPLOY",     "STORAGE",    "SHARED", "SUBSCRIPTION", "SESSION",   "HMAC",
-        "JWT",    "CRYPT",   "ADMIN",   "TOKEN",      "WEBHOOK",    "WANDB",  "OPENAI",       "ANTHROPIC", "NGC",
-        "COMET",  "SENTRY",  "HF",      "RSA",        "GPG",        "AZURE",  "CLIENT",       "APP",       "MUNGE"};
+        "API",     "ACCESS",    "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",     "ACCOUNT", "AUTH",
+        "SIGNING", "MASTER",    "LICENSE", "SERVICE",    "DEPLOY",     "STORAGE", "SHARED",  "SUBSCRIPTION",
+        "SESSION", "HMAC",      "JWT",     "CRYPT",      "ADMIN",      "TOKEN",   "WEBHOOK", "WANDB",
+        "OPENAI",  "ANTHROPIC", "NGC",     "COMET",      "KAGGLE",     "SENTRY",  "HF",      "RSA",
+        "GPG",     "AZURE",     "CLIENT",  "APP",        "MUNGE"};
     char kind[NAME_BYTES];
     size_t length = strlen(name);
 
@@ -184,10 +185,10 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
 /* Before a ':' stands a key of YAML or JSON or a header; other words may stand in front of a text. */
 static bool is_key(const char *name)
 {
-    static const char *const ends[] = {"password",   "passwd",     "passphrase",  "secret",        "token",
-                                       "apikey",     "api_key",    "access_key",  "private_key",   "secretkey",
-                                       "cookie",     "credential", "credentials", "authorization", "auth_key",
-                                       "basic_auth", "accesskey",  "keysecret"};
+    static const char *const ends[] = {"password",   "passwd",     "passphrase",  "secret",          "token",
+                                       "apikey",     "api_key",    "access_key",  "private_key",     "secretkey",
+                                       "cookie",     "credential", "credentials", "authorization",   "auth_key",
+                                       "basic_auth", "accesskey",  "keysecret",   "subscription_key"};
 
     for (size_t i = 0; i < COUNT(ends); i++)
         if (ends_with(name, ends[i]))

@@ -31,16 +31,17 @@ static const struct {
     {20, "_-=", "ATATT3 ATCTT3 duffel_live_"},
     {20, "+/=", "whsec_ bedrock-api-key-"},
     {22, "", "fw_ s. rnd_"},
-    {30, "", "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.pt. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ nfp_"},
-    {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB csk- phx_ key- oy2 cio e2b_ secret_"},
+    {30, "", "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.?t. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ nfp_"},
+    {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB csk- ph?_ key- oy2 cio e2b_ secret_"},
+    {30, "", "napi_ sess- xau_ fc- SK sk_"},
     {30, "_-", "AIza tgp_v1_ AQ.Ab AQVN PMAK- dapi 1//0 sha256~ fo1_ CFPAT- cf?t_ lsv2_ vercel_blob_rw_"},
     {30, "_.-", "pscale_ dp.st. tfp_"},
     {30, "_+/=", "sntry?_"},
     {40, "_-", "pa-"},
     {40, "_.-", "SG. HRKU-AA xkeysib- dt0?01."},
-    {50, "", "GOOG1E CLOJARS_ EZ?K AKCp rdme_ EAACEdEose0cBA"},
+    {50, "", "GOOG1E CLOJARS_ EZ?K AKCp cmVmdGtu rdme_ EAACEdEose0cBA"},
     {60, "_-", "sl."},
-    {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ LS0tLS1CRUdJTi"},
+    {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ gAAAAAB LS0tLS1CRUdJTi"},
 };
 
 /* Does the text begin so? The length, or 0. */

@@ -99,6 +99,11 @@ epkit_packages_repair() {
     fi
     epkit_apt install --fix-broken
     epkit_configure
+    # Between a configuration file and its record dpkg may have been killed: it would take the file for one of the site.
+    unknown=$(dpkg-query -W -f='${binary:Package}\n${Conffiles}\n' |
+        awk '/^[^ ]/ { name = $1 } / newconffile$/ { print name }' | uniq)
+    # shellcheck disable=SC2086
+    if [ -n "$unknown" ]; then epkit_apt install --reinstall --no-install-recommends $unknown || true; fi
 }
 
 # Prints the packages of the step as arguments of apt-get.

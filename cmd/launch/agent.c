@@ -23,11 +23,23 @@
 #define WRITE_MS 30000 /* a launcher that reads nothing for this long is considered dead */
 #define TICK_MS 500
 #define GRACE_S 5
-#define FOLLOW_MS 3000 /* a pod may begin to wait for the end of a launch late */
 #define INPUT_MAX (64u << 20)
 #define PARTS_NS UINT64_C(500000000)
+#define RESERVE_BYTES (256u << 10) /* for the end of an agent that has no memory */
 
 static bool is_disconnected; /* the launcher does not read any more */
+static void *reserve;
+
+void agent_no_memory(void)
+{
+    static const char text[] = "epkit: no memory for the agent on this node\n";
+
+    free(reserve);
+    reserve = NULL;
+    if (!is_disconnected)
+        (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+    is_disconnected = true;
+}
 
 static void agent_write(const char *data, size_t bytes)
 {
@@ -68,6 +80,8 @@ void agent_event(const char *name, json_t *object)
     n = text ? asprintf(&line, "%c%c0 %s\n", LINE_MARK, LINE_EVENT, text) : -1;
     if (n >= 0)
         agent_write(line, (size_t)n);
+    else
+        agent_no_memory();
     free(n >= 0 ? line : NULL);
     free(text);
 }
@@ -206,15 +220,22 @@ static void do_end(struct agent *agent, const json_t *request)
         killed = mark_kill(lost, grace_s * 1000, is_end_repeated, agent, &left);
     else if (may_have_processes(agent))
         killed = mark_kill(agent->id, grace_s * 1000, is_end_repeated, agent, &left);
-    /* The waiting process may have started only now: a script may launch one job after another. */
-    if (json_object_get(request, "code"))
-        for (uint64_t until_ns = ep_deadline_ns(FOLLOW_MS);
-             !follow_send(job_number(request, "code", 1)) && ep_now_ns() < until_ns;)
-            poll(NULL, 0, 50);
-
     agent_reap(agent);
+    agent_free_ranks(agent);
     agent_event("clean", json_pack("{s:i, s:i}", "killed", killed, "left", left));
-    agent->is_ending = true;
+    agent->code = json_incref(json_object_get(request, "code"));
+    agent->is_ending = !agent->code;
+}
+
+/* The launcher has written everything. */
+static void tell_follower(struct agent *agent)
+{
+    uint64_t until_ns = ep_deadline_ns(FOLLOW_TELL_MS);
+
+    /* The waiting process may have started only now: a script may launch one job after another. */
+    while (agent->code && !follow_send((int)json_integer_value(agent->code)) && ep_now_ns() < until_ns)
+        poll(NULL, 0, 50);
+    json_decref(agent->code);
 }
 
 static void handle_request(struct agent *agent, const char *line)
@@ -223,7 +244,9 @@ static void handle_request(struct agent *agent, const char *line)
     const char *what = job_text(request, "do", "");
 
     agent->heard_ns = ep_now_ns();
-    if (strcmp(what, "hello") == 0)
+    if (!request)
+        agent_no_memory();
+    else if (strcmp(what, "hello") == 0)
         do_hello(agent, request);
     else if (strcmp(what, "location") == 0)
         do_locate(request);
@@ -332,6 +355,7 @@ int agent_main(void)
     struct agent agent = {.listener = -1, .heard_ns = ep_now_ns(), .nics = json_object()};
     int signals = open_signals(), left;
 
+    reserve = malloc(RESERVE_BYTES);
     if (isatty(STDIN_FILENO) || signals < 0) {
         fprintf(stderr, "epkit: " AGENT_COMMAND "is internal: 'epkit launch' starts it on a node\n");
         return 2;
@@ -351,8 +375,10 @@ int agent_main(void)
         mark_kill(agent.id, GRACE_S * 1000, NULL, NULL, &left);
     agent_free_ranks(&agent);
     agent_remove_files(&agent);
+    tell_follower(&agent);
     json_decref(agent.spec);
     json_decref(agent.nics);
     free(agent.input);
+    free(reserve);
     return 0;
 }

@@ -15,7 +15,8 @@
  *   - "nics": event "nics" with the bytes that each port has sent and received since the first request.
  *   - "run": a spec (job.h); with "mpi": true mpirun starts the ranks; event "run", then "exit" for each rank.
  *   - "end": "grace_s": ends what is left; event "clean" with "killed" and "left"; then the agent ends. With "launch":
- *     of that launch, whose agent was lost. With "code": the launch is over, for processes that follow it (follow.h).
+ *     of that launch, whose agent was lost. With "code": when the input ends, the agent tells the process that
+ *     follows the launch (follow.h), and ends.
  *   - "heartbeat": renews the lease.
  */
 #ifndef EP_LAUNCH_AGENT_H

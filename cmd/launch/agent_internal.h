@@ -41,9 +41,13 @@ struct agent {
     size_t input_used;
     bool is_ending;
     bool is_followed; /* a process waits here for the end (follow.h) */
+    json_t *code;     /* of the launch, for that process; NULL: it goes on */
 };
 
 /* --- agent.c --- */
+
+/* Output or an event is lost: the agent says so on standard error, and ends with everything that it has started. */
+void agent_no_memory(void);
 
 /* Sends a line of a rank, of at most LINE_OUTPUT_MAX bytes; `kind`: LINE_OUTPUT, LINE_PART. */
 void agent_send_line(char kind, int rank, const char *text, size_t bytes);

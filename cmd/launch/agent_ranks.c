@@ -74,6 +74,15 @@ static ep_status listen_for_ranks(struct agent *agent)
     return EP_OK;
 }
 
+/* Others may listen or connect at an abstract address. */
+static bool is_of_this_user(int fd)
+{
+    struct ucred peer;
+    socklen_t length = sizeof(peer);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
 /* The rank's number and the ends of its pipes. */
 static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
 {
@@ -82,11 +91,9 @@ static bool receive_rank(int fd, int *ret_local, int ret_fds[2])
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space)};
     struct cmsghdr *control;
     struct pollfd ready = {.fd = fd, .events = POLLIN};
-    struct ucred peer;
-    socklen_t length = sizeof(peer);
 
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid() ||
-        poll(&ready, 1, 1000) != 1 || recvmsg(fd, &message, MSG_CMSG_CLOEXEC) != sizeof(*ret_local))
+    if (!is_of_this_user(fd) || poll(&ready, 1, 1000) != 1 ||
+        recvmsg(fd, &message, MSG_CMSG_CLOEXEC) != sizeof(*ret_local))
         return false;
     control = CMSG_FIRSTHDR(&message);
     if (!control || control->cmsg_type != SCM_RIGHTS || control->cmsg_len != CMSG_LEN(2 * sizeof(int)))
@@ -149,8 +156,9 @@ static void add_output(void *context, const char *data, size_t bytes)
     struct line_buffer *lines = &output->rank->lines[output->which];
     bool is_new = lines->used == 0 || memchr(data, '\n', bytes);
 
-    line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank);
-    if (lines->used)
+    if (!line_add(lines, LINE_OUTPUT_MAX, data, bytes, send_line, output->rank))
+        agent_no_memory();
+    else if (lines->used)
         agent_send_part(output->rank->local, lines->text, lines->used, is_new);
 }
 
@@ -230,8 +238,11 @@ static int connect_agent(const char *id)
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
     for (int i = 0; fd >= 0 && i < CONNECT_TRIES; i++) {
-        if (connect(fd, (struct sockaddr *)&address, length) == 0)
-            return fd;
+        if (connect(fd, (struct sockaddr *)&address, length) == 0) {
+            if (is_of_this_user(fd))
+                return fd;
+            break;
+        }
         usleep(CONNECT_WAIT_US);
     }
     if (fd >= 0)

@@ -506,8 +506,8 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
     } else {
         progress_stop();
         code = show_result(cmd, options, &result, parser, args->json);
-        launch_result_done(&result);
     }
+    launch_result_done(&result);
     parser_free(parser);
     return code;
 }

@@ -54,22 +54,17 @@ bool follow_send(int code)
     return is_told;
 }
 
-int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
+/* Until an agent sends the code, or the reason why that is not awaited any more. */
+static int await_code(const sigset_t *signals, int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
 {
     uint64_t began_ns = ep_now_ns(), heard_ns = 0;
-    sigset_t signals;
     siginfo_t info;
 
-    ret_why[0] = '\0';
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGRTMIN);
-    sigprocmask(SIG_BLOCK, &signals, NULL);
-    prctl(PR_SET_NAME, COMM);
     while (!*ret_why) {
         uint64_t now_ns;
 
         /* The kernel passes signals on from this user and root alone. */
-        if (sigtimedwait(&signals, &info, &(struct timespec){.tv_sec = 1}) == SIGRTMIN && info.si_code == SI_QUEUE) {
+        if (sigtimedwait(signals, &info, &(struct timespec){.tv_sec = 1}) == SIGRTMIN && info.si_code == SI_QUEUE) {
             heard_ns = ep_now_ns();
             if (info.si_value.sival_int != FOLLOW_ALIVE)
                 return info.si_value.sival_int;
@@ -83,4 +78,22 @@ int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes
             snprintf(ret_why, bytes, "the launch did not end within %lld s", (long long)deadline_s);
     }
     return 1;
+}
+
+int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
+{
+    char name[16] = "";
+    sigset_t signals;
+    int code;
+
+    ret_why[0] = '\0';
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGRTMIN);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    prctl(PR_GET_NAME, name);
+    prctl(PR_SET_NAME, COMM);
+    code = await_code(&signals, begin_s, deadline_s, ret_why, bytes);
+    /* The next launch has to wait for the process that follows it. */
+    prctl(PR_SET_NAME, name);
+    return code;
 }

@@ -11,7 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FOLLOW_ALIVE (-1) /* instead of an exit code: the launch is not over */
+#define FOLLOW_ALIVE (-1)    /* instead of an exit code: the launch is not over */
+#define FOLLOW_PAUSE_MS 2000 /* a pod whose launch has failed ends later than the first one */
+#define FOLLOW_TELL_MS 3000  /* it may begin to wait for the end of a launch late: its script may pause so before */
 
 /* Sends the exit code of the launch. False if no process waits (yet). */
 bool follow_send(int code);

@@ -410,36 +410,56 @@ static ep_status open_pool(struct launch *launch)
     return EP_OK;
 }
 
+/* A run whose logs are not whole does not count as complete. */
+static void judge_logs(struct launch *launch)
+{
+    if (!launch->is_log_lost || launch->code || launch->reason)
+        return;
+    launch->code = LAUNCH_FAILED;
+    launch->reason = "log";
+}
+
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result)
 {
-    struct launch launch = {.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1, .folder_fd = -1};
-    ep_status status = prepare(&launch);
+    struct launch *launch = calloc(1, sizeof(*launch));
+    ep_status status;
 
-    *ret_result = (struct launch_result){0};
+    *ret_result = (struct launch_result){.launch = launch};
+    if (!launch)
+        return ep_fail(EP_E_MEMORY, "no memory for the launch");
+    *launch = (struct launch){.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1, .folder_fd = -1};
+    status = prepare(launch);
     if (status == EP_OK)
-        status = open_pool(&launch);
-    if (status == EP_OK) {
-        run(&launch, ret_result);
-        launch_end(&launch);
-        remote_pool_done(&launch.pool);
-        format_time(launch.ended, sizeof(launch.ended));
-        if (launch.interrupted) {
-            launch.code = 128 + launch.interrupted;
-            launch.reason = "interrupted";
-        }
-        folder_write(&launch);
-        conclude(&launch, ret_result);
-        launch_log(&launch, ret_result->verdict);
-        ret_result->document = folder_document(&launch);
-        ret_result->code = launch.code;
-        ret_result->interrupted = launch.interrupted;
+        status = open_pool(launch);
+    if (status != EP_OK)
+        return status;
+    run(launch, ret_result);
+    judge_logs(launch);
+    launch_end(launch);
+    format_time(launch->ended, sizeof(launch->ended));
+    if (launch->interrupted) {
+        launch->code = 128 + launch->interrupted;
+        launch->reason = "interrupted";
     }
-    done(&launch);
+    judge_logs(launch);
+    folder_write(launch);
+    conclude(launch, ret_result);
+    launch_log(launch, ret_result->verdict);
+    ret_result->document = folder_document(launch);
+    ret_result->code = launch->code;
+    ret_result->interrupted = launch->interrupted;
     return status;
 }
 
 void launch_result_done(struct launch_result *result)
 {
+    if (result->document)
+        launch_tell(result->launch);
+    if (result->launch) {
+        remote_pool_done(&result->launch->pool);
+        done(result->launch);
+    }
+    free(result->launch);
     json_decref(result->document);
-    result->document = NULL;
+    *result = (struct launch_result){0};
 }

@@ -63,10 +63,14 @@ struct launch_result {
     int interrupted;   /* the signal, or 0 */
     bool is_connected; /* all nodes answered */
     char verdict[512];
-    json_t *document; /* {"job", "nodes": [...], ...}: the body of --json */
+    json_t *document;      /* {"job", "nodes": [...], ...}: the body of --json */
+    struct launch *launch; /* with the connections to nodes where a process waits for its end */
 };
 
-/* Runs the job. EP_OK whatever its result; otherwise it could not begin, with the reason by ep_fail(). */
+/*
+ * Runs the job. EP_OK whatever its result; otherwise it could not begin, with the reason by ep_fail(). Either way
+ * launch_result_done() has to follow, when everything has been written: it tells those that wait.
+ */
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result);
 
 void launch_result_done(struct launch_result *result);

@@ -38,8 +38,7 @@ static void set_up_node(struct node *node)
         node_send(node, hello);
         return;
     }
-    hello = json_pack("{s:s, s:s, s:b}", "do", "hello", "launch", launch->id, "followed",
-                      launch->options->has_followers && node != launch->nodes);
+    hello = json_pack("{s:s, s:s, s:b}", "do", "hello", "launch", launch->id, "followed", node_is_followed(node));
     if (launch->options->job.files)
         json_object_set(hello, "files", launch->options->job.files);
     node_send(node, hello);

@@ -97,7 +97,8 @@ struct launch {
     int folder_fd;
     FILE *log; /* coordinator.log */
     bool has_log_failed, has_output_failed;
-    char *queue; /* for options->output_fd */
+    bool is_log_lost; /* one of the nodes', or its own */
+    char *queue;      /* for options->output_fd */
     size_t queued, queue_capacity;
 
     json_t *findings; /* of the doctor: [{"id", "severity", "text", "nodes"}] */
@@ -170,11 +171,17 @@ const char *launch_master(const struct launch *launch);
 /* Runs the job; the result is in launch->failed, ->code, ->reason. */
 void launch_work(struct launch *launch);
 
+/* Does a process wait there for the end of the launch? */
+bool node_is_followed(const struct node *node);
+
 /* The request to a node to end everything. */
 json_t *make_end(const struct launch *launch, const struct node *node);
 
 /* Ends everything on all nodes. */
 void launch_end(struct launch *launch);
+
+/* Everything has been written: the agents tell those that follow, and end. */
+void launch_tell(struct launch *launch);
 
 /* --- mpirun.c --- */
 

@@ -102,11 +102,7 @@ static void log_failed(struct launch *launch, const char *name, bool *has_failed
 
     if (*has_failed)
         return;
-    *has_failed = true;
-    if (!launch->code && !launch->reason) {
-        launch->code = LAUNCH_FAILED;
-        launch->reason = "log";
-    }
+    *has_failed = launch->is_log_lost = true;
     launch_note(launch, "writing the log of %s in %s: %s: later output is not saved", name, launch->folder,
                 write_reason(number));
 }

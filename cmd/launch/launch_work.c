@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/loopback.h"
+#include "follow.h"
 
 #include <string.h>
 #include <sys/wait.h>
@@ -185,11 +186,33 @@ void launch_work(struct launch *launch)
 
 /* --- the end --- */
 
-static bool is_clean(struct launch *launch)
+bool node_is_followed(const struct node *node)
+{
+    return node->launch->options->has_followers && node != node->launch->nodes;
+}
+
+static bool is_open(const struct node *node)
+{
+    return node->state == NODE_READY || node->state == NODE_CONNECTING;
+}
+
+static bool has_ended(struct launch *launch)
 {
     for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].state == NODE_READY || launch->nodes[i].state == NODE_CONNECTING)
+        if (is_open(&launch->nodes[i]))
             return false;
+    return true;
+}
+
+/* Agents of followed nodes have something left to do. */
+static bool is_clean(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++) {
+        const struct node *node = &launch->nodes[i];
+
+        if (is_open(node) && !(node->is_clean && node_is_followed(node)))
+            return false;
+    }
     return true;
 }
 
@@ -198,7 +221,7 @@ json_t *make_end(const struct launch *launch, const struct node *node)
     json_t *request =
         json_pack("{s:s, s:I}", "do", "end", "grace_s", (json_int_t)(launch->is_urgent ? 0 : launch->options->grace_s));
 
-    if (launch->options->has_followers && node != launch->nodes)
+    if (node_is_followed(node))
         json_object_set_new(request, "code",
                             json_integer(launch->interrupted ? 128 + launch->interrupted : launch->code));
     return request;
@@ -241,7 +264,7 @@ void launch_end(struct launch *launch)
         if (node->n_left > 0)
             launch_note(launch, "%s: %d processes could not be killed", node->name, node->n_left);
         if (node->log && fclose(node->log) != 0)
-            node->has_log_failed = true;
+            launch->is_log_lost = true;
         node->log = NULL;
     }
     /* Flushes the queue; a reader that is blocked cannot block the launcher for ever. */
@@ -251,4 +274,11 @@ void launch_end(struct launch *launch)
         poll(&ready, 1, 100);
         launch_flush(launch);
     }
+}
+
+void launch_tell(struct launch *launch)
+{
+    for (int i = 0; i < launch->n; i++)
+        process_close_fd(&launch->nodes[i].remote->process.in);
+    launch_wait(launch, has_ended, ep_deadline_ns(2 * FOLLOW_TELL_MS));
 }

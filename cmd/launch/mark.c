@@ -25,11 +25,13 @@
 #define DEPTH_MAX 1000 /* levels of parents */
 #define ENVIRONMENT_MAX (1u << 20)
 
+static char buffer[ENVIRONMENT_MAX]; /* an agent that is out of memory still has to end everything */
+
 /*
  * `entry` with a NUL in front and behind, of `length` bytes, is searched in the environment. That of a zombie, or of
  * another user's process, cannot be read.
  */
-static bool is_marked(pid_t pid, const char *entry, size_t length, char *buffer)
+static bool is_marked(pid_t pid, const char *entry, size_t length)
 {
     char path[64];
     size_t used = 1; /* the first byte stays NUL */
@@ -62,7 +64,7 @@ static bool is_below(pid_t pid)
 }
 
 /* Sends `signal` to all of them (0: none). Returns how many there are. */
-static int signal_marked(const char *id, int signal, char *buffer)
+static int signal_marked(const char *id, int signal)
 {
     DIR *folder = opendir("/proc");
     struct dirent *item;
@@ -73,7 +75,7 @@ static int signal_marked(const char *id, int signal, char *buffer)
     while (folder && (item = readdir(folder))) {
         pid_t pid = (pid_t)atoi(item->d_name);
 
-        if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, length, buffer) && !is_below(pid)))
+        if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, length) && !is_below(pid)))
             continue;
         n++;
         if (signal)
@@ -84,35 +86,28 @@ static int signal_marked(const char *id, int signal, char *buffer)
     return n;
 }
 
-static int wait_for_end(const char *id, int signal, int timeout_ms, bool (*is_urgent)(void *context), void *context,
-                        char *buffer)
+static int wait_for_end(const char *id, int signal, int timeout_ms, bool (*is_urgent)(void *context), void *context)
 {
     uint64_t until_ns = ep_deadline_ns(timeout_ms);
     int left;
 
-    while ((left = signal_marked(id, signal, buffer)) > 0 && ep_now_ns() < until_ns &&
-           !(is_urgent && is_urgent(context)))
+    while ((left = signal_marked(id, signal)) > 0 && ep_now_ns() < until_ns && !(is_urgent && is_urgent(context)))
         poll(NULL, 0, POLL_MS);
     return left;
 }
 
 int mark_kill(const char *id, int grace_ms, bool (*is_urgent)(void *context), void *context, int *ret_left)
 {
-    char *buffer = calloc(1, ENVIRONMENT_MAX);
-    int n = 0, left = 0;
+    int n = signal_marked(id, SIGTERM), left = n;
 
-    if (buffer) {
-        left = n = signal_marked(id, SIGTERM, buffer);
-        /* A stopped process must continue, or it cannot handle the signal. */
-        if (n > 0)
-            signal_marked(id, SIGCONT, buffer);
-        if (n > 0)
-            left = wait_for_end(id, 0, grace_ms, is_urgent, context, buffer);
-        /* Repeats: a process may fork between being found and being killed. */
-        if (left > 0)
-            left = wait_for_end(id, SIGKILL, KILL_MS, NULL, NULL, buffer);
-    }
-    free(buffer);
+    /* A stopped process must continue, or it cannot handle the signal. */
+    if (n > 0)
+        signal_marked(id, SIGCONT);
+    if (n > 0)
+        left = wait_for_end(id, 0, grace_ms, is_urgent, context);
+    /* Repeats: a process may fork between being found and being killed. */
+    if (left > 0)
+        left = wait_for_end(id, SIGKILL, KILL_MS, NULL, NULL);
     *ret_left = left;
     return n;
 }

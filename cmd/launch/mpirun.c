@@ -170,7 +170,10 @@ static void split_lines(void *context, const char *data, size_t bytes)
 {
     const struct output *output = context;
 
-    line_add(output->buffer, LINE_OUTPUT_MAX, data, bytes, handle_line, output->launch);
+    if (line_add(output->buffer, LINE_OUTPUT_MAX, data, bytes, handle_line, output->launch))
+        return;
+    launch_note(output->launch, "no memory for the output of mpirun");
+    launch_fail(output->launch, NULL, LAUNCH_FAILED, "mpirun");
 }
 
 static void read_pipe(struct launch *launch, int which, int reads)

@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TOLERANCE 15        /* percent, as of epkit parse */
-#define LEADER_ENDS_MS 5000 /* what a launch still does behind the signal of its end */
+#define TOLERANCE 15 /* percent, as of epkit parse */
 
 static bool was_interrupted;
 
@@ -174,6 +173,6 @@ int follow_leader(const struct hosts_source *source, const char *leader, int64_t
     }
     /* The first pod ends first: Kubernetes deletes those of a failed job that still run, and their output. */
     if (code != CMD_FINE)
-        poll(NULL, 0, LEADER_ENDS_MS);
+        poll(NULL, 0, FOLLOW_PAUSE_MS);
     return code;
 }

@@ -31,24 +31,30 @@ struct known {
     bool is_perftest;        /* of that program alone, whose run it begins if none is open */
 };
 
-bool faults_load(struct parser *parser)
+/* The rows of cmd/parse/failures.json, for all parsers: read once, and kept to the end of the process. */
+static struct known *known;
+static size_t n_known;
+
+bool faults_load(void)
 {
+    static json_t *failures;
     const json_t *rows, *row;
     size_t i;
 
-    parser->failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
-    rows = json_object_get(parser->failures, "failures");
-    parser->known = calloc(json_array_size(rows) + 1, sizeof(*parser->known));
-    if (!parser->failures || !parser->known)
+    if (n_known)
+        return true;
+    failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
+    rows = json_object_get(failures, "failures");
+    known = calloc(json_array_size(rows) + 1, sizeof(*known));
+    if (!failures || !known)
         return false;
     json_array_foreach (rows, i, row) {
-        struct known *known = &parser->known[parser->n_known++];
         const char *pattern = json_string_value(json_object_get(row, "pattern"));
         enum kind kind = WARNING;
 
         while (kind < FAULT && strcmp(kinds[kind], json_text(row, "kind")) != 0)
             kind++;
-        *known = (struct known){
+        known[i] = (struct known){
             .public = {.id = json_string_value(json_object_get(row, "id")),
                        .cause = json_text(row, "cause"),
                        .rank = (int)kind,
@@ -62,23 +68,13 @@ bool faults_load(struct parser *parser)
             .after = json_string_value(json_object_get(row, "after")),
             .next = json_object_get(row, "next"),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
+            .pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL,
         };
-        known->pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL;
-        if (pattern && (!known->pattern || regcomp(known->pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
+        if (pattern && (!known[i].pattern || regcomp(known[i].pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
             return false;
     }
+    n_known = json_array_size(rows);
     return true;
-}
-
-void faults_free(struct parser *parser)
-{
-    for (size_t i = 0; i < parser->n_known; i++) {
-        if (parser->known[i].pattern)
-            regfree(parser->known[i].pattern);
-        free(parser->known[i].pattern);
-    }
-    free(parser->known);
-    json_decref(parser->failures);
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -168,8 +164,8 @@ static const struct known *find(struct parser *parser, const char *line)
     if (stream)
         stream->in_stack = strstr(line, "Stack (most recent call last)") || strstr(line, "(most recent call first)") ||
                            (stream->in_stack && is_indented(line));
-    for (size_t i = 0; i < parser->n_known && !found; i++) {
-        const struct known *row = &parser->known[i];
+    for (size_t i = 0; i < n_known && !found; i++) {
+        const struct known *row = &known[i];
 
         if (row->after && stream && strstr(line, row->after))
             stream->after = row->after;
@@ -196,8 +192,8 @@ bool perftest_failure(struct parser *parser, const char *line, bool is_whole)
 {
     struct parse_run *run;
 
-    for (size_t i = 0; i < parser->n_known; i++) {
-        const struct known *row = &parser->known[i];
+    for (size_t i = 0; i < n_known; i++) {
+        const struct known *row = &known[i];
         const char *at = row->is_perftest ? strstr(line, row->text) : NULL;
 
         if (!at || (is_whole && at > line + strspn(line, " ")) || (row->also && !strstr(line, row->also)))
@@ -273,11 +269,11 @@ static void whole_line(struct parser *parser, const char *line, uint64_t line_nu
 }
 
 /* How a line goes on that a program breaks; NULL: it is whole. */
-static const json_t *rest_of(const struct parser *parser, const struct stream *stream, const char *line)
+static const json_t *rest_of(const struct stream *stream, const char *line)
 {
-    for (size_t i = 0; i < parser->n_known; i++)
-        if (parser->known[i].next && holds(&parser->known[i], stream, line))
-            return parser->known[i].next;
+    for (size_t i = 0; i < n_known; i++)
+        if (known[i].next && holds(&known[i], stream, line))
+            return known[i].next;
     return NULL;
 }
 
@@ -322,7 +318,7 @@ void fault_line(struct parser *parser, const char *line)
         return;
     }
     release(parser, stream);
-    stream->next = rest_of(parser, stream, line);
+    stream->next = rest_of(stream, line);
     stream->begun_line = parser->line_number;
     if (stream->next)
         snprintf(stream->begun, sizeof(stream->begun), "%s", line);

@@ -93,11 +93,11 @@ static void note_nodes(struct parser *parser, const char *text)
 }
 
 /* Does a run start with this line? Then the text before it is a prefix of the other lines of the run as well. */
-static bool begins_run(const struct parser *parser, const char *text)
+static bool begins_run(const char *text)
 {
     return text_begins_any(text, TEXTS("# nThread ", "# Collective test starting:", "#  Rank ", "#   Rank ",
                                        "#       size", "Running all test cases:", "ON ", "{\"schema_version\"")) ||
-           text_is_any(text, TEXTS("Config:", "{")) || program_begins(parser, text);
+           text_is_any(text, TEXTS("Config:", "{")) || program_begins(text);
 }
 
 /* Processes a complete line of one writer. */
@@ -140,7 +140,7 @@ static void logical_line(struct parser *parser, char *text)
         at += skip;
         prefix_read(at, &prefix); /* "host: 2026-02-03T10:00:00Z text" */
         at += prefix.bytes;
-        if (has_words && look_up(parser, key) < 0 && !begins_run(parser, at))
+        if (has_words && look_up(parser, key) < 0 && !begins_run(at))
             continue;
         if (!find_stream(parser, key))
             break;

@@ -86,7 +86,7 @@ static bool rank_line(struct parser *parser, const char *line)
     if (!lex_after(line, "Rank ", &rank) || rank >= 1e6)
         return false;
     on = strstr(line, " on ");
-    device = on ? strstr(on, " device ") : NULL;
+    device = on ? strstr(on + 4, " device ") : NULL; /* behind a name, which may be missing */
     if (!device || !strstr(line, "Pid"))
         return false;
     run = head(parser, true);

@@ -40,7 +40,7 @@ struct parser *parser_new(void)
 
     if (parser)
         parser->line = malloc(MAX_LINE + 1);
-    if (!parser || !parser->line || !faults_load(parser) || !programs_load(parser)) {
+    if (!parser || !parser->line || !faults_load() || !programs_load()) {
         parser_free(parser);
         return NULL;
     }
@@ -58,8 +58,6 @@ void parser_free(struct parser *parser)
     free(parser->runs);
     free(parser->streams);
     free(parser->line);
-    faults_free(parser);
-    programs_free(parser);
     free(parser);
 }
 

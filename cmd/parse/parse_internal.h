@@ -83,13 +83,6 @@ struct parser {
     const char *v2_type; /* of the last case of DeepEP 2 in this source, from any stream; NULL: none */
     struct parse_fault faults[MAX_FAULTS];
     size_t n_faults;
-    json_t *failures; /* cmd/parse/failures.json */
-    struct known *known;
-    size_t n_known;
-    json_t *programs; /* cmd/parse/programs.json */
-    struct program_form *forms;
-    size_t n_forms;
-    bool begins[256];      /* a first character of forms that begin a run */
     int heading_nodes;     /* "# 4 nodes" in this source, or of a command: of the runs that follow; 0: none */
     int64_t command_ranks; /* that the command starts; 0: not known */
     bool has_failed_alloc;
@@ -203,9 +196,8 @@ bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 
 /* --- programs.c --- */
-bool programs_load(struct parser *parser);
-void programs_free(struct parser *parser);
-bool program_begins(const struct parser *parser, const char *line);
+bool programs_load(void); /* false: no memory */
+bool program_begins(const char *line);
 bool program_line(struct parser *parser, const char *line);
 
 /* Keeps how many nodes and ranks a command starts, if the line has one. */
@@ -266,8 +258,7 @@ struct deepep_scratch {
 struct deepep_scratch *deepep_scratch_of(struct parser *parser);
 
 /* --- faults.c --- */
-bool faults_load(struct parser *parser);
-void faults_free(struct parser *parser);
+bool faults_load(void); /* false: no memory */
 
 void fault_line(struct parser *parser, const char *line);
 

@@ -40,27 +40,31 @@ static const char *option(const json_t *row, const char *key)
     return json_string_value(json_object_get(row, key));
 }
 
-static void add_forms(struct parser *parser, const json_t *program, const json_t *rows, enum role role)
+/* The forms of cmd/parse/programs.json, for all parsers: read once, and kept to the end of the process. */
+static struct program_form *forms;
+static size_t n_forms;
+static const json_t *commands; /* that start ranks on nodes; borrowed */
+static bool begins[256];       /* a first character of forms that begin a run */
+
+static bool add_forms(const json_t *program, const json_t *rows, enum role role)
 {
     const json_t *row, *name;
     size_t i, j;
 
     json_array_foreach (rows, i, row) {
-        size_t n = parser->n_forms; /* the space is a power of two, and full */
-        struct program_form *grown = parser->forms, *form;
+        size_t n = n_forms; /* the space is a power of two, and full */
+        struct program_form *grown = forms, *form;
 
         if ((n & (n - 1)) == 0)
-            grown = realloc(parser->forms, (n ? 2 * n : 1) * sizeof(*grown));
-        if (!grown) {
-            parser->has_failed_alloc = true;
-            return;
-        }
-        parser->forms = grown;
-        form = &grown[parser->n_forms++];
+            grown = realloc(forms, (n ? 2 * n : 1) * sizeof(*grown));
+        if (!grown)
+            return false;
+        forms = grown;
+        form = &grown[n_forms++];
         *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
         form->form = role == LINE ? json_text(row, "form") : json_string_value(row);
         form->row = role == LINE ? row : NULL;
-        parser->begins[(unsigned char)*form->form] |= role != LINE;
+        begins[(unsigned char)*form->form] |= role != LINE;
         form->dialect = PARSE_PROGRAM;
         for (int dialect = 0; dialect < PARSE_N_DIALECTS; dialect++)
             if (strcmp(json_text(program, "dialect"), parse_dialect_name((enum parse_dialect)dialect)) == 0)
@@ -75,31 +79,32 @@ static void add_forms(struct parser *parser, const json_t *program, const json_t
             form->n_is = j + 1;
         }
     }
+    return true;
 }
 
-bool programs_load(struct parser *parser)
+bool programs_load(void)
 {
+    static json_t *programs;
+    static bool is_complete;
     const json_t *program, *lines;
     size_t i;
 
-    parser->programs = json_loadb(programs_builtin[0].text, programs_builtin[0].bytes, 0, NULL);
-    json_array_foreach (json_object_get(parser->programs, "programs"), i, program) {
+    if (is_complete)
+        return true;
+    programs = json_loadb(programs_builtin[0].text, programs_builtin[0].bytes, 0, NULL);
+    json_array_foreach (json_object_get(programs, "programs"), i, program) {
         lines = json_object_get(program, "lines");
         if (json_is_string(lines))
-            lines = json_object_get(json_object_get(parser->programs, "tables"), json_string_value(lines));
-        add_forms(parser, program, json_object_get(program, "begin"), BEGIN);
-        add_forms(parser, program, json_object_get(program, "also"), ALSO);
-        add_forms(parser, program, lines, LINE);
-        for (size_t k = parser->n_forms; k > 0 && parser->forms[k - 1].program == program; k--)
-            parser->forms[k - 1].end = parser->n_forms;
+            lines = json_object_get(json_object_get(programs, "tables"), json_string_value(lines));
+        if (!add_forms(program, json_object_get(program, "begin"), BEGIN) ||
+            !add_forms(program, json_object_get(program, "also"), ALSO) || !add_forms(program, lines, LINE))
+            return false;
+        for (size_t k = n_forms; k > 0 && forms[k - 1].program == program; k--)
+            forms[k - 1].end = n_forms;
     }
-    return parser->n_forms > 0 && !parser->has_failed_alloc;
-}
-
-void programs_free(struct parser *parser)
-{
-    free(parser->forms);
-    json_decref(parser->programs);
+    commands = json_object_get(programs, "commands");
+    is_complete = n_forms > 0;
+    return is_complete;
 }
 
 /* Is the figure the one to keep: of the largest size, of the slowest rank, or the best? */
@@ -289,17 +294,17 @@ static const char *match(const struct program_form *form, const char *text, doub
     return rest && form->dialect == PARSE_EPKIT_TEST && numbers[1] > MAX_CASES ? NULL : rest;
 }
 
-bool program_begins(const struct parser *parser, const char *line)
+bool program_begins(const char *line)
 {
     double numbers[LEX_NUMBERS];
     char text[512];
 
-    if (!parser->begins[(unsigned char)line[strspn(line, " \t")]] || !lex_squeeze(line, text, sizeof(text)))
+    if (!begins[(unsigned char)line[strspn(line, " \t")]] || !lex_squeeze(line, text, sizeof(text)))
         return false;
-    for (size_t i = 0; i < parser->n_forms; i++) {
-        if (parser->forms[i].role == LINE)
-            i = parser->forms[i].end - 1;
-        else if (match(&parser->forms[i], text, numbers))
+    for (size_t i = 0; i < n_forms; i++) {
+        if (forms[i].role == LINE)
+            i = forms[i].end - 1;
+        else if (match(&forms[i], text, numbers))
             return true;
     }
     return false;
@@ -313,14 +318,14 @@ static bool piece(struct parser *parser, const char *line)
     char text[512];
 
     /* Nearly all lines of a log are of none of these programs. */
-    if (!stream || (!parser->begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
+    if (!stream || (!begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
                     !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] &&
                     !stream->open[PARSE_EPKIT_TEST] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
         return false;
     if (!lex_squeeze(line, text, sizeof(text)))
         return false;
-    for (size_t i = 0; i < parser->n_forms; i++) {
-        const struct program_form *form = &parser->forms[i];
+    for (size_t i = 0; i < n_forms; i++) {
+        const struct program_form *form = &forms[i];
         struct parse_run *run = stream->open[form->dialect];
         const char *rest = NULL;
 
@@ -417,11 +422,11 @@ static int count_hosts(const char *list, double *slots)
 
 void program_command(struct parser *parser, const char *line)
 {
-    const json_t *rows = json_object_get(parser->programs, "commands"), *row, *name;
+    const json_t *row, *name;
     double nodes, ranks;
     size_t i, j;
 
-    json_array_foreach (rows, i, row) {
+    json_array_foreach (commands, i, row) {
         const char *text = strstr(line, json_text(row, "text"));
 
         if (!text)

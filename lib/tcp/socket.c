@@ -377,6 +377,8 @@ int tcp_send(int fd, struct iovec *pieces, int n)
         for (int i = 0; i < n; i++) {
             size_t taken = left < pieces[i].iov_len ? left : pieces[i].iov_len;
 
+            if (taken == 0) /* an empty piece may have no address to count from */
+                continue;
             pieces[i].iov_base = (char *)pieces[i].iov_base + taken;
             pieces[i].iov_len -= taken;
             left -= taken;

@@ -257,13 +257,6 @@ static bool add_answered(struct topo *topo, const json_t *answer)
     return json_is_array(json_object_get(answer, "gpus"));
 }
 
-/*
- * If NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. There may be others on
- * the bus. Those of other containers and jobs have no device file, or the device cgroup denies it, which access(2)
- * detects (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it does under Slurm's
- * ConstrainDevices). Those that have fallen off the bus still have their device file; they come last, where they change
- * no number.
- */
 /* NVML that does not start because no device file may be opened says nothing of GPUs off the bus. */
 static bool are_all_denied(struct topo *topo, const json_t *answer)
 {
@@ -294,6 +287,13 @@ bool topo_is_confidential(const struct topo *topo)
     return topo->cc_feature == 1 || topo->cc_mode == TOPO_CC_PROTECTED_PCIE;
 }
 
+/*
+ * If NVML answers, its GPUs are those of this process, in the order in which CUDA numbers them. There may be others on
+ * the bus. Those of other containers and jobs have no device file, or the device cgroup denies it, which access(2)
+ * detects (devcgroup_inode_permission() in Linux), though /proc/driver/nvidia/gpus may list them (it does under Slurm's
+ * ConstrainDevices). Those that have fallen off the bus still have their device file; they come last, where they change
+ * no number.
+ */
 ep_status gpus_read(struct topo *topo, const json_t *answer)
 {
     bool has_answered, is_shut;

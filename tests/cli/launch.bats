@@ -370,6 +370,10 @@ END
     limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" cut
 }
 
+@test "an agent without memory for the lines of its ranks says so, and leaves none of them" {
+    limited 15 python3 -S "$EPKIT_SOURCE/tests/cli/agent.py" "$EPKIT" memory
+}
+
 @test "a host that says that it has two billion GPUs is refused by name" {
     printf '%s\n' '#!/bin/sh' 'for command; do :; done' 'sh -c "$command" | sed -u '"'s/\"gpus\":[0-9]*/\"gpus\":2000000000/'" >liar
     chmod +x liar

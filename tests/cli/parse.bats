@@ -717,3 +717,9 @@ lowlat() {
     run -1 epkit parse "$BATS_TEST_TMPDIR/log"
     [[ "${lines[0]}" == *": 3/24 cases passed, "* ]]
 }
+
+@test "a line of nccl-tests about a rank on no host ends nothing" {
+    printf '%s\n' '# nThread 1 nGpus 1' '#  Rank  0 Group  0 Pid 1 on device 0 [0] x' >"$BATS_TEST_TMPDIR/log"
+    run -4 epkit parse "$BATS_TEST_TMPDIR/log"
+    [[ "$output" == "Nothing was recognised"* ]]
+}

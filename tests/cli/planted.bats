@@ -530,3 +530,14 @@ steps_shell() {
     run -1 unshare -m sh -c 'mount -t tmpfs -o size=8k none m/etc/small && exec "$0" install apply ./one.yaml --root m' "$EPKIT"
     [[ "$output" == *"no space is left in $PWD/m/etc/small ("*' KiB)'* ]]
 }
+
+@test "launch: a rank of mpirun gives nothing to another user who listens where its agent would" {
+    setpriv --reuid $MALLORY --regid $MALLORY --clear-groups perl -MSocket -e '
+        alarm 300; my ($s, $c, $number); socket($s, AF_UNIX, SOCK_SEQPACKET, 0) && bind($s, pack("S", AF_UNIX) . "\0epkit-launch-$ARGV[0]") && listen($s, 9) or die;
+        $| = 1; print "ready\n"; accept($c, $s); sysread($c, $number, 4) == 4 and print "taken\n"' "$$" >said 3>&- 4>&- &
+    until grep -q ready said; do sleep 0.1; done
+    EPKIT_LAUNCH_SPEC="{\"launch\":\"$$\",\"argv\":[\"true\"]}" OMPI_COMM_WORLD_RANK=0 run -1 epkit __exec
+    [[ "$output" == *"no agent of this launch runs on the node"* ]]
+    wait
+    [ "$(cat said)" = ready ]
+}

@@ -23,7 +23,8 @@ TOKENS = [("hf_", 34), ("sk-", 48), ("sk-proj-", 60), ("sk-ant-api03-", 80), ("g
           ("fo1_", 43), ("HRKU-AA", 58), ("EZAK", 54), ("GOOG1E", 57), ("CLOJARS_", 60), ("bedrock-api-key-", 60),
           ("LS0tLS1CRUdJTiBS", 100), ("hf_oauth_", 60), ("hf_jwt_", 60), ("csk-", 48), ("phx_", 43), ("key-", 32), ("oy2", 43),
           ("cio", 32), ("e2b_", 40), ("secret_", 43), ("as-", 22), ("pa-", 43), ("sl.", 130), ("s.", 24), ("CCIPAT_", 60),
-          ("EAACEdEose0cBA", 80), ("rnd_", 28)]
+          ("EAACEdEose0cBA", 80), ("rnd_", 28), ("dp.ct.", 43), ("phs_", 43), ("napi_", 64), ("sess-", 40), ("xau_", 36), ("fc-", 32), ("SK", 32),
+          ("sk_", 48), ("cmVmdGtu", 56), ("gAAAAAB", 100)]
 # What a word or an option in front announces: the word with '{}' for the secret.
 ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WANDB_API_KEY={}", "DB_PASSWORD={}",
              "AWS_SECRET_ACCESS_KEY={}", "https://me:{}@host.example/x", "https://x.example/a?token={}&b=1",
@@ -61,7 +62,9 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "aws configure set default.aws_session_token {}", "nmcli con mod x wifi-sec.psk {}", "mpiexec -genv HF_TOKEN {} x",
              "htpasswd -Bbn me {}", "mc config host add m http://h me {}", "++secrets.x={}", "//me:{}@h/x", "Server=h;Pwd={};",
              "os.environ['HF_TOKEN'] = '{}'", "wandb.login(key='{}0123456789abc')", '["--password", "{}"]', "--bearer {}",
-             "wandb login --host https://x {}", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}"]
+             "wandb login --host https://x {}", "KAGGLE_KEY={}", "Ocp-Apim-Subscription-Key: {}", "dotnet nuget push -k {} x", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}"]
+# Words that may stand in a sentence: what follows looks random
+SENTENCES = ["ngrok config add-authtoken {}", "cargo login {}", "vastai set api-key {}", "conda config --set token {}"]
 # Of letters alone
 LETTERS = ["X-Api-Key: {}", "PRIVATE-TOKEN: {}"]
 
@@ -81,6 +84,8 @@ def secrets():
     for i, form in enumerate(ANNOUNCED):
         secret = "pw" + BODY[i:i + 9] + str(100 + i)
         yield form.format(secret), secret
+    for i, form in enumerate(SENTENCES):
+        yield form.format(BODY[i:i + 16]), BODY[i:i + 16]
     for form in LETTERS:
         yield form.format("abcdefghijklmnop"), "abcdefghijklmnop"
 

@@ -36,11 +36,8 @@ static void remove_folder(void)
     rmdir(path);
 }
 
-/* Is there a log with anything in it? */
-static bool write_files(const uint8_t *data, size_t size)
+static void write_files(const uint8_t *data, size_t size)
 {
-    bool has_log = false;
-
     int dir = open(path, O_PATH | O_DIRECTORY);
 
     for (size_t i = 0; i < COUNT(names); i++) {
@@ -50,12 +47,10 @@ static bool write_files(const uint8_t *data, size_t size)
 
         check(fd >= 0 && write(fd, data, n) == (ssize_t)n);
         close(fd);
-        has_log = n > 0;
         data += end ? n + 1 : n;
         size -= end ? n + 1 : n;
     }
     close(dir);
-    return has_log;
 }
 
 static void check_page(const json_t *document, void (*print)(FILE *stream, const json_t *document))
@@ -78,44 +73,25 @@ static void check_page(const json_t *document, void (*print)(FILE *stream, const
     free(page);
 }
 
-/* Nothing of run.json that input_know_run() reads. */
-static bool is_unknown(const json_t *run)
-{
-    static const char *const keys[] = {"exit_code", "began", "reason", "failed_host", "hardware", "nodes", "hosts"};
-
-    for (size_t i = 0; i < COUNT(keys); i++)
-        if (json_object_get(run, keys[i]))
-            return false;
-    return true;
-}
-
-/* The verdict on the logs. That on an empty one, of an unknown run, is made once: it takes most of the time of an
- * input. */
-static json_t *judge(const struct folder *folder, bool has_log)
+static json_t *judge(const struct folder *folder)
 {
     static const struct cmd cmd = {.name = "report"};
     static const struct verdict_options wanted = {.tolerance = 0.15};
     static struct reference *reference;
-    static json_t *empty;
     json_t *parsed = NULL;
 
-    has_log = has_log || !is_unknown(folder->run);
-    if (!has_log && empty)
-        return json_deep_copy(empty);
     if (!reference)
         reference = reference_new();
     check(reference && input_judge_folder(&cmd, folder, reference, &wanted, &parsed) == CMD_FINE && parsed);
-    if (!has_log)
-        empty = json_deep_copy(parsed);
     return parsed;
 }
 
-static void check_folder(const struct folder *folder, bool has_log)
+static void check_folder(const struct folder *folder)
 {
     json_t *parsed = NULL, *document, *shown, *entry, *comparison;
 
     if (!json_is_object(json_object_get(folder->run, "results")))
-        parsed = judge(folder, has_log);
+        parsed = judge(folder);
     document = report_gather(folder, parsed);
     entry = report_history_entry(document);
     comparison = report_compare(document, document, 0.05, NULL);
@@ -137,14 +113,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static bool is_made;
     struct folder *folder;
     char why[200];
-    bool has_log;
 
     if (!is_made)
         is_made = mkdtemp(path) && atexit(remove_folder) == 0;
     check(is_made);
-    has_log = write_files(data, size);
+    write_files(data, size);
     check(runfolder_open(path, &folder, why, sizeof(why)));
-    check_folder(folder, has_log);
+    check_folder(folder);
     runfolder_free(folder);
     return 0;
 }

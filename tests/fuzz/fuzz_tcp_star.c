@@ -8,8 +8,10 @@
 #include "base/clock.h"
 #include "tcp/star_internal.h"
 
+#include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { RANKS = 2, BLOCK = 8, GUARD = 32 };
@@ -22,17 +24,30 @@ static void check(bool holds)
         abort();
 }
 
-/* A connection on which the bytes have come, and then its end. */
+/*
+ * A connection on which the bytes have come, and then its end. Of TCP, whose other end takes what is written although
+ * nobody reads it, so that no close waits; and that is reset in the end, so that no port stays in use.
+ */
 static int connect_to_bytes(const uint8_t *data, size_t size, int *ret_other)
 {
-    int fds[2];
+    static int listener = -1;
+    static struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t length = sizeof(address);
+    int fd, other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-    check(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
-    if (size)
-        (void)!write(fds[1], data, size);
-    shutdown(fds[1], SHUT_WR);
-    *ret_other = fds[1];
-    return fds[0];
+    if (listener < 0) {
+        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        check(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+        check(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    }
+    check(setsockopt(other, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0}, sizeof(struct linger)) == 0);
+    check(connect(other, (struct sockaddr *)&address, sizeof(address)) == 0);
+    fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    check(fd >= 0 && write(other, data, size) == (ssize_t)size);
+    shutdown(other, SHUT_WR);
+    *ret_other = other;
+    return fd;
 }
 
 /* With nonces that are known, so that there are bytes in the corpus that prove something. */

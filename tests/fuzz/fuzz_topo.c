@@ -44,7 +44,8 @@ static void check_devices(const struct topo *topo)
 
         check(gpu->index == i && gpu->pci >= 0 && gpu->pci < topo->n_pci && gpu->name && gpu->uuid);
         check(gpu->nvlinks_up <= gpu->nvlinks && gpu->nvlinks <= TOPO_MAX_NVLINKS);
-        check(i == 0 || topo->gpus[i - 1].pci < gpu->pci);
+        for (int j = 0; j < i; j++) /* in the driver's order, each once */
+            check(topo->gpus[j].pci != gpu->pci);
         topo_gpu_path(topo, i, 0, &links);
         check(links >= 0 && links <= TOPO_MAX_NVLINKS);
     }

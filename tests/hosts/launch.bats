@@ -236,6 +236,25 @@ END
     [[ "$output" == *"hostname ran on 2 nodes"* ]]
 }
 
+@test "a pod that waits is told of the end when the first one has written everything" {
+    local out=$HOSTS_DIR/first
+    grep -q demo "$HOSTS_DIR/hosts" || for i in 0 1; do
+        echo "198.18.77.$((i + 1)) demo-workload-0-$i.demo" >>"$HOSTS_DIR/hosts"
+    done
+    on h2 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=1 timeout 600 "$EPKIT" launch --no-logs -- anything \
+        >"$HOSTS_DIR/second" 2>&1 3>&- &
+    # The pipe is full, so the first one cannot write its document until it is read.
+    on h1 env JOBSET_NAME=demo NNODES=2 JOB_COMPLETION_INDEX=0 sh -c "{ head -c 65536 /dev/zero; timeout 600 $EPKIT launch \
+        ${PATIENT[*]} --json -o $out --checks skip --hostfiles no -- true; } | { until [ -e $out.go ]; do sleep 0.1; done; cat >$out.json; }" 3>&- &
+    within 60 grep -rqsE '"ended": ?"2' "$out"
+    sleep 1
+    [[ "$(cat "$HOSTS_DIR/second")" != *"has ended"* ]]
+    touch "$out.go"
+    wait
+    tail -c +65537 "$out.json" | valid
+    [[ "$(cat "$HOSTS_DIR/second")" == *"the launch by demo-workload-0-0.demo has ended with status 0" ]]
+}
+
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
     long
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode

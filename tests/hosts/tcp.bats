@@ -180,6 +180,8 @@ on_places() {
 @test "a host that is switched off" {
     long
     start_ranks 5
+    # Nothing of it says any more that its processes have ended.
+    "$HOSTS" cut "$HOSTS_DIR" h3
     "$HOSTS" kill "$HOSTS_DIR" h3
     ended 1 2 3 4
     "$HOSTS" start "$HOSTS_DIR" h3

@@ -160,6 +160,16 @@ plant() {
         }' 3>&- 4>&- &
 }
 
+@test "dpkg was killed between a configuration file and its record: the record is made" {
+    on epkit install apply debian-tools >/dev/null 2>&1
+    on perl -0pi -e 's/(Package: rdma-core\nStatus: install ok )installed/${1}half-configured/;
+        s/(modules.infiniband.conf) [0-9a-f]{32}/$1 newconffile/' /var/lib/dpkg/status
+    on epkit install apply debian-tools >/dev/null 2>&1
+    same "$BATS_FILE_TMPDIR/applied"
+    uninstall
+    same "$BATS_FILE_TMPDIR/bare"
+}
+
 @test "another user plants links in all folders that are open, umask 0, a power cut: nothing of root's changes" {
     on sh -c 'mkdir -p /root/victim && echo precious >/root/victim/file'
     for _ in 1 2; do
