@@ -74,7 +74,7 @@ struct tcp_star {
     int peer_nranks;                 /* nranks of that process */
     bool lacks_fds;                  /* not enough descriptors: fail without waiting */
     int n_notified;                  /* ranks that know the failure */
-    struct failure failure; /* status EP_OK: none */
+    struct failure failure;          /* status EP_OK: none */
 };
 
 /* A star without connections. */
