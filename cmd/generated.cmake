@@ -16,10 +16,8 @@ function(epkit_generate file filter)
 endfunction()
 
 epkit_generate(completion/epkit cat completion bash)
-epkit_generate(completion/_epkit cat completion zsh)
 install(FILES ${PROJECT_BINARY_DIR}/completion/epkit
     DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
-install(FILES ${PROJECT_BINARY_DIR}/completion/_epkit DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
 
 find_program(SCDOC scdoc)
 mark_as_advanced(SCDOC)

@@ -66,6 +66,11 @@ int text_distance(const char *a, const char *b)
     return above[n_b];
 }
 
+bool piece_is(struct piece piece, const char *text)
+{
+    return piece.n == strlen(text) && strncmp(piece.text, text, piece.n) == 0;
+}
+
 struct piece text_take(const char **at, const char *separators)
 {
     /* Tables of words are searched at each byte of a text: strcspn() prepares more than it searches. */

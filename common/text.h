@@ -35,6 +35,8 @@ struct piece {
     size_t n;
 };
 
+bool piece_is(struct piece piece, const char *text);
+
 /* The next part of *at, up to one of `separators` or the end; advances *at past the separator. */
 struct piece text_take(const char **at, const char *separators);
 

@@ -13,21 +13,10 @@
 
 const struct variable *variable_find(const char *name)
 {
-    size_t low = 0, high = 0;
-
-    while (variables[high].name)
-        high++;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(name, variables[middle].name);
-
-        if (order == 0)
-            return &variables[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    for (const struct variable *variable = variables; variable->names; variable++)
+        for (const char *left = variable->names; *left;)
+            if (piece_is(text_take(&left, " "), name))
+                return variable;
     return NULL;
 }
 
@@ -41,20 +30,25 @@ bool variable_is_epkit(const char *name)
     return text_begins(name, "EPKIT_") || strcmp(name, "NO_COLOR") == 0;
 }
 
-const char *variable_nearest(const char *name)
+bool variable_nearest(const char *name, char ret_name[VARIABLE_NAME_BYTES])
 {
-    const char *nearest = NULL;
     int least = 3; /* two differences are a typing error, more are another name */
 
-    for (const struct variable *variable = variables; variable->name; variable++) {
-        int slips = variable->effect == VARIABLE_WORKS ? text_distance(name, variable->name) : 3;
+    for (const struct variable *variable = variables; variable->names; variable++) {
+        for (const char *left = variable->effect == VARIABLE_WORKS ? variable->names : ""; *left;) {
+            struct piece word = text_take(&left, " ");
+            char known[VARIABLE_NAME_BYTES];
+            int slips;
 
-        if (slips < least) {
+            snprintf(known, sizeof(known), "%.*s", (int)word.n, word.text);
+            slips = text_distance(name, known);
+            if (slips >= least)
+                continue;
             least = slips;
-            nearest = variable->name;
+            snprintf(ret_name, VARIABLE_NAME_BYTES, "%s", known);
         }
     }
-    return nearest;
+    return least < 3;
 }
 
 bool variable_is_true(const char *value)

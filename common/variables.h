@@ -3,13 +3,15 @@
  * variables.h - the environment variables of NVSHMEM, NCCL, DeepEP, their libraries and epkit: names, effects and valid
  * values.
  *
- * One table (variables_table.c, which names its sources), sorted by name.
+ * One table (variables_table.c, which names its sources).
  */
 #ifndef EP_COMMON_VARIABLES_H
 #define EP_COMMON_VARIABLES_H
 
 #include <stdbool.h>
 #include <stddef.h>
+
+#define VARIABLE_NAME_BYTES 64
 
 enum variable_effect {
     VARIABLE_WORKS,      /* read when a program starts */
@@ -18,10 +20,10 @@ enum variable_effect {
 };
 
 struct variable {
-    const char *name;   /* the table ends with NULL */
+    const char *names;  /* one, or several that take the same values, with blanks between; the table ends with NULL */
     const char *values; /* "a|b|c", "int LOW..HIGH", "power LOW..HIGH" (powers of two), "bool", "path", "list", "text",
                            "size"; NULL: anything */
-    const char *text;   /* what it does, a phrase */
+    const char *text;   /* what it does, a phrase, or what a path is; NULL: works, and its makers describe it */
     enum variable_effect effect;
 };
 
@@ -35,8 +37,8 @@ bool variable_has_known_prefix(const char *name);
 /* Does epkit (command or library) read it? NO_COLOR is included. */
 bool variable_is_epkit(const char *name);
 
-/* The known name nearest to an unknown one (a likely typing error), or NULL. */
-const char *variable_nearest(const char *name);
+/* The known name nearest to an unknown one (a likely typing error); false: none is near. */
+bool variable_nearest(const char *name, char ret_name[VARIABLE_NAME_BYTES]);
 
 /* Is `value` valid, regardless of the effect? If not, *ret_why says why ("is not one of ibrc, ucx, ..."). */
 bool variable_accepts(const struct variable *variable, const char *value, char *ret_why, size_t bytes);

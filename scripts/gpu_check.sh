@@ -6,14 +6,14 @@
 #   long         1000 random shapes for each number of ranks, and every odd number of ranks up to 7
 #   sanitize     memcheck, racecheck and synccheck (compute-sanitizer), on small shapes
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
-#   bench        timing, as JSON lines
+#   bench        timing, a JSON document for each number of ranks and multiprocessors
 #   all          check, faults, long, sanitize, bench
-# BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit: sanitize-ll needs
-# it, and check then also runs its low-latency cases).
+# BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit: sanitize-ll and
+# bench need it, and check then also runs its low-latency cases).
 # RANKS default to 1, 2, 3 and the number of GPUs; more ranks than GPUs share them. Each step has a time limit; the
 # last lines are a table of all steps. The exit code is 1 if one failed, took too long or was skipped.
 # Environment: OUT, a folder for the figures and the output of each step (default: a new one in /tmp); STEPS, a bash
-# pattern: only steps whose text it matches ('*ll_fault*'); ROUNDS, of check (60); SMS, of bench (8,16,24).
+# pattern: only steps whose text it matches ('*ll_fault*'); ROUNDS, of check (60); SMS, of bench (8 16 24).
 set -u
 build=${1:?usage: gpu_check.sh BUILD [check|faults|long|sanitize|sanitize-ll|bench|all] [RANKS...]}
 what=${2:-check}
@@ -217,11 +217,21 @@ sanitize_ll() {
     done
 }
 
+# record NAME OPTION...: a record of the command in the folder of the figures.
+record() {
+    local name=$1
+    shift
+    # shellcheck disable=SC2016 # the inner shell expands them
+    step 300 bash -c 'exec "$@" >"$0"' "$out/$name.json" "$epkit" bench --backend cuda --tokens 512,4096 --json "$@"
+}
+
 bench() {
-    local ranks
+    local ranks sms
     for ranks in "$@"; do
-        step 300 "$programs/bench_cuda" --ranks "$ranks" --sms "${SMS:-8,16,24}"
-        [ -z "$log" ] || grep '^{' "$log" >"$out/cuda_$ranks.jsonl"
+        for sms in ${SMS:-8 16 24}; do
+            record "cuda_${ranks}_$sms" --ranks "$ranks" --sms "$sms"
+            record "engine_${ranks}_$sms" --ranks "$ranks" --sms "$sms" --engine-calls
+        done
     done
 }
 

@@ -42,7 +42,6 @@ test   imports:ensurepip                   python3-venv
 test   command:jq                          jq
 test   command:git                         git
 test   command:scdoc                       scdoc
-test   command:zsh                         zsh
 test   command:objdump                     binutils
 test   command:mpicc                       libopenmpi-dev
 test   command:mpirun                      openmpi-bin

@@ -28,8 +28,9 @@
 enum {
     BENCH_DISPATCH = 1u << 0, /* with an existing plan */
     BENCH_COMBINE = 1u << 1,
-    BENCH_PLAN = 1u << 2, /* creation of a plan, and the first dispatch of a new routing, including its plan */
-    BENCH_LL = 1u << 3,   /* low-latency dispatch and combine */
+    BENCH_PLAN = 1u << 2,   /* creation of a plan, and the first dispatch of a new routing, including its plan */
+    BENCH_LL = 1u << 3,     /* low-latency dispatch and combine */
+    BENCH_ENGINE = 1u << 4, /* as engines call them; not one of BENCH_ALL */
     BENCH_ALL = BENCH_DISPATCH | BENCH_COMBINE | BENCH_PLAN | BENCH_LL
 };
 
@@ -118,9 +119,6 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters);
 
 /* `rows` of bench_collect(). 0, or -1 after reporting a write error. */
 int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format);
-
-/* The phases of each operation. */
-int bench_print_phases(const json_t *rows, const char *device);
 
 /* "8 ranks: dispatch runs at 0.92 of memcpy and 3.4 times MPI_Alltoallv, ...": of the largest group and token count. */
 void bench_verdict(const json_t *rows, char *ret_text, size_t bytes);

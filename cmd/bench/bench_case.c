@@ -111,7 +111,7 @@ static ep_status alloc_buffers(struct bench_case *bench)
  */
 static int init_case(struct bench_case *bench, const struct bench_case *common, int tokens)
 {
-    int n_new = common->request->ops & BENCH_PLAN ? BENCH_VARIANTS : 0;
+    int n_new = common->request->ops & (BENCH_PLAN | BENCH_ENGINE) ? BENCH_VARIANTS : 0;
     ep_status status;
 
     *bench = *common;
@@ -140,7 +140,8 @@ void bench_case_done(struct bench_case *bench)
     memset(bench, 0, sizeof(*bench));
 }
 
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan)
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, unsigned flags,
+                         int64_t max_recv_tokens, ep_plan **ret_plan)
 {
     const ep_plan_args args = {
         .size = sizeof(args),
@@ -149,6 +150,9 @@ ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *rou
         .n_tokens = route->n_tokens,
         .topk = route->group.topk,
         .n_experts = route->group.n_experts,
+        .flags = flags,
+        .max_recv_tokens = max_recv_tokens,
+        .max_tokens = max_recv_tokens ? bench->tokens : 0,
     };
 
     return ep_plan_new(bench->ctx->comm, &args, ret_plan);
@@ -257,7 +261,7 @@ static ep_status run_once(struct bench_case *bench)
 
     bench_dispatch_args(bench, false, &dispatch);
     bench_combine_args(bench, &combine);
-    EP_TRY(bench_plan_new(bench, &bench->route, &bench->plan));
+    EP_TRY(bench_plan_new(bench, &bench->route, 0, 0, &bench->plan));
     EP_TRY(ep_dispatch_sync(bench->plan, &dispatch));
     return ep_combine_sync(bench->plan, &combine);
 }
@@ -369,6 +373,10 @@ static int run_tokens(const struct bench_case *common, int tokens, int step, int
     if (code == 0 && (common->request->ops & BENCH_PLAN)) {
         emit_step(common->ctx, step, n_steps, "plans", tokens);
         code = bench_run_plans(&bench);
+    }
+    if (code == 0 && (common->request->ops & BENCH_ENGINE)) {
+        emit_step(common->ctx, step, n_steps, "calls of an engine", tokens);
+        code = bench_run_engine(&bench);
     }
     bench_case_done(&bench);
     return code;

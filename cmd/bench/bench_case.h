@@ -6,6 +6,7 @@
  *   bench_ops.c   dispatch, combine, plans, and their baselines      lowlat.c  the low-latency layout
  *   bench_verify.c  contents, comparison with the reference          naive.c   MPI's all-to-all
  *   rounds.c      rounds, statistics, rates, and measurements as JSON
+ *   engine.c      operations as engines call them
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H
@@ -196,7 +197,7 @@ struct bench_case {
     bool one_clock;
     const struct bench_mpi_module *mpi; /* NULL: MPI_Alltoallv is not measured */
     struct bench_route route;
-    struct bench_route new_routes[BENCH_VARIANTS]; /* with BENCH_PLAN, else zeroed */
+    struct bench_route new_routes[BENCH_VARIANTS]; /* with BENCH_PLAN or BENCH_ENGINE, else zeroed */
     ep_plan *plan;                                 /* of `route` */
 
     /*
@@ -235,7 +236,9 @@ ep_status bench_copy(void *context);
 /* Adds mirrors of the experts and weights of a route. */
 void bench_mirror_route(struct mirrors *mirrors, const struct bench_route *route);
 
-ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, ep_plan **ret_plan);
+/* `flags`, `max_recv_tokens`: as in ep_plan_args. */
+ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *route, unsigned flags,
+                         int64_t max_recv_tokens, ep_plan **ret_plan);
 void bench_dispatch_args(const struct bench_case *bench, bool is_fp8, ep_dispatch_args *ret_args);
 void bench_combine_args(const struct bench_case *bench, ep_combine_args *ret_args);
 
@@ -285,8 +288,11 @@ struct bench_phases {
 void bench_phases_add(struct bench_phases *phases, const ep_comm *comm);
 
 struct bench_measurement {
-    const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine", "ll-pair" */
+    const char *op;   /* "dispatch", "combine", "plan", "first-dispatch", "ll-dispatch", "ll-combine", "ll-pair",
+                         "call-dispatch", "call-combine", "layer" */
     const char *type; /* "bf16", "fp8" */
+    /* As engines call it: "symmetric", "ordinary"; "rank", "expanded"; "cached", "update", "plan". Else NULL. */
+    const char *memory, *layout, *routing;
     int tokens;
     int64_t row_bytes; /* 0: no rates */
     struct bench_counts counts;
@@ -307,6 +313,7 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
 
 int bench_run_ops(struct bench_case *bench);
 int bench_run_plans(struct bench_case *bench);
+int bench_run_engine(struct bench_case *bench);
 int bench_run_lowlat(const struct bench_case *common);
 
 #endif

@@ -341,7 +341,7 @@ static ep_status run_plan(void *context)
 {
     struct plans *plans = context;
 
-    return bench_plan_new(plans->bench, plans->route, &plans->plan);
+    return bench_plan_new(plans->bench, plans->route, 0, 0, &plans->plan);
 }
 
 static ep_status run_first(void *context)

@@ -18,7 +18,7 @@ struct bench_options {
     int64_t hidden, topk, experts, ll_tokens, iters, seed, sms;
     int dtype;
     const char *routing;
-    bool no_partial_reduce, no_baselines, quick, phases, json;
+    bool engine_calls, no_partial_reduce, no_baselines, quick, json;
 };
 
 static const char *const dtypes[] = {"all", "bf16", "fp8", NULL};
@@ -30,6 +30,10 @@ static const struct opt bench_table[] = {
     {"only", 'o', "LIST", OPT_LIST, offsetof(struct bench_options, only), .choices = ops,
      .help = "measure only these: dispatch, combine, plan (its creation, and a new routing's first dispatch), ll (low "
              "latency)", .heading = "Measurements"},
+    {"engine-calls", 0, NULL, OPT_FLAG, offsetof(struct bench_options, engine_calls),
+     .help = "measure instead how engines call: ordinary memory beside symmetric, expanded layout beside that by rank, and "
+             "the routing of an earlier call (cached), a new one whose counts stay on the device (update), or that the host "
+             "waits for (plan); single calls, and layers of dispatch and combine queued one behind another"},
     {"tokens", 't', "LIST", OPT_LIST, offsetof(struct bench_options, tokens), .min = 1, .max = 1 << 20,
      .value = "512", .help = "tokens of each rank; each number is measured"},
     {"hidden", 'H', "N", OPT_INT, offsetof(struct bench_options, hidden), .min = 8, .max = EP_MAX_HIDDEN,
@@ -57,8 +61,6 @@ static const struct opt bench_table[] = {
      .help = "do not measure baselines (memcpy, MPI_Alltoallv, copy engine, raw rows); needs less memory"},
     {"quick", 'q', NULL, OPT_FLAG, offsetof(struct bench_options, quick),
      .help = "a small shape and few rounds, to check that it works"},
-    {"phases", 'p', NULL, OPT_FLAG, offsetof(struct bench_options, phases),
-     .help = "show the phases of each operation", .heading = "Output"},
     OPT_JSON_ROW(struct bench_options, json),
     {"ranks", 'r', "LIST", OPT_LIST, offsetof(struct bench_options, ranks), .min = 1, .max = EP_MAX_RANKS,
      .value = "8", .help = "numbers of ranks; each is measured", .heading = "Group"},
@@ -129,7 +131,9 @@ static int make_request(const struct cmd *cmd, const struct bench_options *optio
     for (size_t i = 0; i < options->only.n; i++)
         request.ops |= 1u << options->only.values[i];
     if (options->only.n == 0)
-        request.ops = BENCH_ALL;
+        request.ops = options->engine_calls ? BENCH_ENGINE : BENCH_ALL;
+    else if (options->engine_calls)
+        return cmd_usage(cmd, "--engine-calls has measurements of its own: give it without --only");
     *ret_request = request;
     return CMD_FINE;
 }
@@ -171,11 +175,9 @@ static void print_text(const struct bench_options *options, const json_t *result
     machine_summary(machine, where, sizeof(where));
     out_verdict(OUT_PLAIN, "%s, %s.", device, sentence);
     bench_print_rows(stdout, rows, device, OUT_TABLE);
-    if (options->phases)
-        bench_print_phases(rows, device);
     bench_print_notes(rows, json_object_get(results, "memory"));
     out_line("All results verified. GB/s are of one rank. Machine: %s.", where);
-    if (options->no_baselines)
+    if (options->no_baselines || options->engine_calls)
         return;
     if (gpus) {
         out_line("%s", "Time: between two events in the stream, slowest rank. Queued: after other work, which flushes "
@@ -290,7 +292,8 @@ const struct cmd command_bench = {
             {"epkit bench", "8 ranks with the shape of DeepSeek-V3."},
             {"epkit bench --tokens 64,256,1024,4096 --only dispatch,combine", "Scaling with the number of tokens."},
             {"epkit bench --ranks 2,4,8,16,32,64 --tokens 64", "Scaling with the number of ranks."},
-            {"epkit bench --nodes 2 --phases", "Two nodes, with the phases of each operation."},
+            {"epkit bench --engine-calls --tokens 512,4096", "Layers as an engine queues them, with new routing."},
+            {"epkit bench --nodes 2", "Two nodes."},
             {"epkit bench --iters 50 --json >record.json", "A record as JSON."},
         },
     .exits =

@@ -21,6 +21,14 @@ static const struct out_column row_columns[] = {
     {"x alltoallv", "vs_alltoallv", 2, OUT_IF_PRESENT},
 };
 
+/* As engines call them. */
+static const struct out_column engine_columns[] = {
+    {"ON", "device", 0, 0},       {"OP", "op", 0, 0},         {"TYPE", "type", 0, 0},
+    {"LAYOUT", "layout", 0, 0},   {"MEMORY", "memory", 0, 0}, {"ROUTING", "routing", 0, 0},
+    {"RANKS", "ranks", 0, 0},     {"TOKENS", "tokens", 0, 0}, {"SMS", "sms", 0, OUT_IF_PRESENT},
+    {"TIME us", "time_us", 1, 0}, {"P10", "p10_us", 1, 0},    {"P90", "p90_us", 1, 0},
+};
+
 /* On GPUs: with the roofline of the machine. */
 static const struct out_column gpu_columns[] = {
     {"ON", "device", 0, 0},
@@ -51,14 +59,6 @@ static const struct out_column net_columns[] = {
     {"NET GB/s ON THE WIRE", "net_gbps", 3, 0},
 };
 
-static const struct out_column phase_columns[] = {
-    {"ON", "device", 0, 0},     {"OP", "op", 0, 0},
-    {"TYPE", "type", 0, 0},     {"RANKS", "ranks", 0, 0},
-    {"TOKENS", "tokens", 0, 0}, {"WAIT READY us", "wait_ready", 1, 0},
-    {"MOVE us", "move", 1, 0},  {"WAIT DONE us", "wait_done", 1, 0},
-    {"COPY us", "copy", 1, 0},  {"TOTAL us", "total", 1, 0},
-};
-
 /* A row without nested objects: "memcpy": {"time_us", "gbps"} becomes "memcpy_us" and "memcpy_gbps". A new reference.
  */
 static json_t *flatten(const json_t *row, const char *device)
@@ -74,7 +74,6 @@ static json_t *flatten(const json_t *row, const char *device)
         snprintf(key, sizeof(key), "%s_gbps", name);
         json_object_set(flat, key, json_object_get(value, "gbps"));
     }
-    json_object_update_missing(flat, json_object_get(row, "phases_us"));
     return flat;
 }
 
@@ -102,7 +101,11 @@ static int print(FILE *stream, const struct out_column *columns, size_t n, json_
 
 int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format)
 {
-    int result = print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
+    int result;
+
+    if (json_object_get(json_array_get(rows, 0), "memory"))
+        return print(stream, engine_columns, COUNT(engine_columns), flat_rows(rows, NULL, device), format);
+    result = print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
 
     if (result != 0)
         return result;
@@ -110,11 +113,6 @@ int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum 
     if (result != 0)
         return result;
     return print(stream, net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
-}
-
-int bench_print_phases(const json_t *rows, const char *device)
-{
-    return print(stdout, phase_columns, COUNT(phase_columns), flat_rows(rows, "phases_us", device), OUT_TABLE);
 }
 
 static bool is_op(const json_t *row, const char *op)
@@ -186,12 +184,39 @@ static void write_ratio(FILE *text, const json_t *row)
     fprintf(text, " %.2f of %s", json_number_value(bench_ratio_of(row)), baseline.name);
 }
 
+/* Time of a layer of the largest group and token count, rank layout. 0: not measured. */
+static double layer_time(const json_t *rows, const char *memory, const char *routing)
+{
+    const json_t *best = NULL, *row;
+    const char *in, *of, *layout;
+    size_t i;
+
+    json_array_foreach (rows, i, row)
+        if (is_op(row, "layer") &&
+            json_unpack((json_t *)row, "{s:s, s:s, s:s}", "memory", &in, "routing", &of, "layout", &layout) == 0 &&
+            strcmp(in, memory) == 0 && strcmp(of, routing) == 0 && strcmp(layout, "rank") == 0 &&
+            (!best || larger(row, best)))
+            best = row;
+    return best ? json_number(best, "time_us") : 0;
+}
+
+static void write_layers(FILE *text, const json_t *rows)
+{
+    if (layer_time(rows, "ordinary", "plan") > 0)
+        fprintf(text,
+                ": a layer with new routing takes %.0f us in symmetric and %.0f us in ordinary memory, with counts on "
+                "the host %.0f and %.0f us",
+                layer_time(rows, "symmetric", "update"), layer_time(rows, "ordinary", "update"),
+                layer_time(rows, "symmetric", "plan"), layer_time(rows, "ordinary", "plan"));
+}
+
 static void write_sentence(FILE *text, const json_t *rows)
 {
     static const char *const ops[] = {"dispatch", "combine", "plan", "ll-dispatch", "ll-combine", "ll-pair"};
     int n = 0;
 
     fprintf(text, "%d ranks", (int)json_number(bench_largest(rows, NULL), "ranks"));
+    write_layers(text, rows);
     for (size_t i = 0; i < COUNT(ops); i++) {
         const json_t *row = bench_largest(rows, ops[i]);
 

@@ -14,7 +14,7 @@
 #include <time.h>
 
 /* Names of the bits in a mask, lowest bit first. */
-static const char *const op_names[] = {"dispatch", "combine", "plan", "ll", NULL};
+static const char *const op_names[] = {"dispatch", "combine", "plan", "ll", "engine", NULL};
 static const char *const type_names[] = {"bf16", "fp8", NULL};
 
 static json_t *mask_to_json(unsigned mask, const char *const *names)
@@ -134,10 +134,13 @@ uint64_t bench_bytes(const struct bench_request *request, int n_ranks, bool unde
         uint64_t tokens = (uint64_t)request->tokens[i] * (uint64_t)n_ranks;
         uint64_t rows = tokens * (uint64_t)fan_out;
         uint64_t bytes = tokens * row * 3 + rows * row * (baselines ? 3 : 1);
-        uint64_t routes = request->ops & BENCH_PLAN ? 1 + BENCH_VARIANTS : 1;
+        uint64_t routes = request->ops & (BENCH_PLAN | BENCH_ENGINE) ? 1 + BENCH_VARIANTS : 1;
 
         /* Each rank has the choices of all ranks. */
         bytes += routes * (uint64_t)n_ranks * tokens * (uint64_t)request->topk * (sizeof(int32_t) + sizeof(float));
+        /* Rows of the expanded layout, in two kinds of memory. */
+        if (request->ops & BENCH_ENGINE)
+            bytes += 2 * tokens * (uint64_t)request->topk * row;
         if (under_mpi && baselines)
             bytes += naive_bytes((int64_t)rows, (int64_t)rows, request->hidden, request->topk);
         most = bytes > most && (request->ops & ~(unsigned)BENCH_LL) ? bytes : most;

@@ -423,6 +423,9 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
                     measurement->type, "ranks", ctx->nranks, "nodes", ctx->nnodes, "tokens", measurement->tokens,
                     "hidden", request->hidden, "topk", request->topk, "experts", request->experts, "rounds",
                     (int)measured->summary.n);
+    if (measurement->memory)
+        json_object_update_new(row, json_pack("{s:s, s:s, s:s}", "memory", measurement->memory, "layout",
+                                              measurement->layout, "routing", measurement->routing));
     set_times(row, &measured->summary);
     set_rates(row, bench, measurement, &sum);
     json_object_set_new(row, "phases_us", describe_phases(&sum.phases));

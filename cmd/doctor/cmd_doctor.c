@@ -16,7 +16,7 @@
 
 struct doctor_options {
     struct inspect_options inspect;
-    const char *only, *explain, *expect, *hosts, *ssh, *remote_command;
+    const char *only, *explain, *hosts, *ssh, *remote_command;
     int64_t port;
     bool list, json, fix, yes, verbose, stacks;
 };
@@ -31,9 +31,6 @@ static const struct opt doctor_table[] = {
     {"stacks", 0, NULL, OPT_FLAG, offsetof(struct doctor_options, stacks),
      .help = "say of each installed library for expert parallelism whether it runs here, or the first thing missing; with "
              "names only of these, with 'all' of every known one"},
-    {"expect", 0, "FILE", OPT_FILE, offsetof(struct doctor_options, expect),
-     .help = "what the machine should have, as JSON (gpus, gpu, nics, nic_gbps, link_layer, driver, firmware), or the "
-             "snapshot of a correct machine"},
     {"verbose", 'v', NULL, OPT_FLAG, offsetof(struct doctor_options, verbose),
      .help = "list every check with its outcome, and why some are unknown"},
     OPT_JSON_ROW(struct doctor_options, json),
@@ -135,8 +132,7 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
     return diagnosis->n_open > 0 || (diagnosis->n_fine == 0 && diagnosis->n_unknown > 0) ? CMD_NOT_KNOWN : CMD_FINE;
 }
 
-int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
-                   struct doctor_machine **ret_machine)
+int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, struct doctor_machine **ret_machine)
 {
     struct doctor_machine *machine = NULL;
     struct source *source;
@@ -148,11 +144,6 @@ int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect,
         inspect_reading_done();
         out_error("reading the machine: %s", ep_last_error());
         return CMD_FAILED;
-    }
-    if (expect && doctor_expect(machine, expect) != EP_OK) {
-        inspect_reading_done();
-        doctor_machine_free(machine);
-        return cmd_refuse(cmd, NULL, "%s", ep_last_error());
     }
     *ret_machine = machine;
     return CMD_FINE;
@@ -179,7 +170,7 @@ static int report(const struct cmd *cmd, const struct doctor_options *options, c
         return out_json(diagnosis_json(cmd->name, diagnosis)) == 0 ? code : CMD_FAILED;
     diagnosis_print(diagnosis, options->verbose);
     if (options->fix)
-        code = fix_run(cmd, diagnosis, &options->inspect, options->expect, options->yes);
+        code = fix_run(cmd, diagnosis, &options->inspect, options->yes);
     return out_finish() == CMD_FINE ? code : CMD_FAILED;
 }
 
@@ -188,12 +179,12 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 {
     struct doctor_machine *machine = NULL;
     struct diagnosis diagnosis = {.n = 0};
-    int code = diagnosis_read(cmd, &options->inspect, options->expect, &machine);
+    int code = diagnosis_read(cmd, &options->inspect, &machine);
 
     if (code != CMD_FINE)
         return code;
-    /* Hidden GPUs and expected devices are checked even if the machine is otherwise empty. */
-    if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0 && !options->expect) {
+    /* Hidden GPUs are checked even if the machine is otherwise empty. */
+    if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0) {
         inspect_reading_done();
         code = print_empty(cmd, options, machine);
         doctor_machine_free(machine);
@@ -222,10 +213,9 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 /* Reports incompatible options. */
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
-    static const char *const not_with_hosts[] = {"from",    "pid",     "fix",    "yes", "list",
-                                                 "explain", "verbose", "expect", NULL};
+    static const char *const not_with_hosts[] = {"from", "pid", "fix", "yes", "list", "explain", "verbose", NULL};
 
-    static const char *const not_with_stacks[] = {"only", "list", "explain", "expect", "fix", "verbose", "hosts", NULL};
+    static const char *const not_with_stacks[] = {"only", "list", "explain", "fix", "verbose", "hosts", NULL};
 
     for (int i = 0; options->stacks && not_with_stacks[i]; i++)
         if (cmd_given(cmd, call, not_with_stacks[i]))
@@ -359,7 +349,6 @@ const struct cmd command_doctor = {
             {"epkit doctor --explain one-nic", "Explain a failure mode."},
             {"epkit doctor --from snapshot.json --json", "Check a machine from a saved snapshot, as JSON."},
             {"epkit doctor --stacks", "Say which libraries for expert parallelism run here, and what the others lack."},
-            {"epkit doctor --expect node.json", "Also report expected devices that are missing."},
             {"epkit doctor --fix", "Fix what can be fixed safely."},
             {"epkit doctor --hosts hostfile", "Compare the nodes of a job."},
         },

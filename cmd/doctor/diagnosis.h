@@ -18,17 +18,14 @@ struct diagnosis {
     int n_denied; /* of n_unknown: need root */
 };
 
-/* Reads the machine that the options name, and the file of --expect. Another code than CMD_FINE was reported. */
-int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, const char *expect,
-                   struct doctor_machine **ret_machine);
+/* Reads the machine that the options name. Another code than CMD_FINE was reported. */
+int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, struct doctor_machine **ret_machine);
 
 /*
  * CMD_FINDINGS; or CMD_NOT_KNOWN if a check was inconclusive, ignoring what this user or container can never see, or if
  * all checks were unknown; otherwise CMD_FINE.
  */
 int diagnosis_exit(const struct diagnosis *diagnosis);
-
-/* --- expected.c --- */
 
 /* --- doctor_text.c --- */
 
@@ -62,8 +59,7 @@ json_t *diagnosis_facts(const struct doctor_machine *machine);
 /* --- fix.c --- */
 
 /* Executes --fix: asks for confirmation unless `yes`, and reads the machine again to check what was fixed. */
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
-            const char *expect, bool yes);
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect, bool yes);
 
 /* --- doctor_hosts.c --- */
 

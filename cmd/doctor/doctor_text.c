@@ -424,7 +424,7 @@ int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *in
                          int n)
 {
     struct doctor_machine *machine = NULL;
-    int code = diagnosis_read(cmd, inspect, NULL, &machine);
+    int code = diagnosis_read(cmd, inspect, &machine);
     bool is_named = n > 0 && strcmp(names[0], "all") != 0;
     json_t *rows, *asked, *document;
     char verdict[4096];

@@ -149,11 +149,10 @@ static bool ask(int n)
 }
 
 /* Runs the checks of the plan again, on the machine as it is now. Returns an exit code. */
-static int check_again(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
-                       const char *expect)
+static int check_again(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect)
 {
     struct doctor_machine *machine = NULL;
-    int n_left = 0, code = diagnosis_read(cmd, inspect, expect, &machine);
+    int n_left = 0, code = diagnosis_read(cmd, inspect, &machine);
 
     if (code != CMD_FINE)
         return code;
@@ -176,8 +175,7 @@ static int check_again(const struct cmd *cmd, const struct diagnosis *diagnosis,
     return n_left ? CMD_FINDINGS : CMD_FINE;
 }
 
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect,
-            const char *expect, bool yes)
+int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect, bool yes)
 {
     int n = print_plan(diagnosis), n_failed = 0, step = 0, code;
 
@@ -200,7 +198,7 @@ int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const stru
             out_line("%2d. %s", ++step, diagnosis->results[i].check->id);
             n_failed += !run_fix(diagnosis->results[i].fix);
         }
-    code = check_again(cmd, diagnosis, inspect, expect);
+    code = check_again(cmd, diagnosis, inspect);
     if (code != CMD_FINE && code != CMD_FINDINGS)
         return code;
     if (n_failed) {

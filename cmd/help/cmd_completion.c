@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_completion.c - epkit completion SHELL: completion scripts for shells, from the command table. */
+/* cmd_completion.c - epkit completion SHELL: a completion script for bash, from the command table. */
 #include "help.h"
 
-#include <string.h>
-
-static const char *const shells[] = {"bash", "zsh", NULL};
+static const char *const shells[] = {"bash", NULL};
 
 static void print_words(FILE *stream, const char *const *words)
 {
@@ -18,31 +16,12 @@ static void print_commands(FILE *stream)
         fprintf(stream, "%s%s", i ? " " : "", command_table[i]->name);
 }
 
-/* The values that the argument of a command may have, if they are known. */
-static bool has_values(const struct cmd *cmd)
-{
-    return cmd->flags & CMD_TAKES_COMMAND || cmd->arg_choices;
-}
-
 static void print_values(FILE *stream, const struct cmd *cmd)
 {
     if (cmd->flags & CMD_TAKES_COMMAND)
         print_commands(stream);
     else if (cmd->arg_choices)
         print_words(stream, cmd->arg_choices);
-}
-
-/* Prints text for single quotes. */
-static void print_quoted(FILE *stream, const char *text, const char *backslashed)
-{
-    for (; *text; text++) {
-        if (*text == '\'')
-            fputs("'\\''", stream);
-        else if (strchr(backslashed, *text))
-            fprintf(stream, "\\%c", *text);
-        else
-            fputc(*text, stream);
-    }
 }
 
 static void bash_option(FILE *stream, const struct cmd *cmd, const struct opt *opt)
@@ -97,69 +76,17 @@ static void print_bash(FILE *stream)
           stream);
 }
 
-static void zsh_option(FILE *stream, const struct opt *opt)
-{
-    fprintf(stream, "            '--%s%s[", opt->name, opt->type == OPT_FLAG ? "" : "=");
-    print_quoted(stream, opt->help, "[]:\\");
-    fputc(']', stream);
-    if (opt->type != OPT_FLAG) {
-        fprintf(stream, ":%s:", opt->arg ? opt->arg : "value");
-        if (opt->choices) {
-            fputc('(', stream);
-            print_words(stream, opt->choices);
-            fputc(')', stream);
-        } else if (opt->type == OPT_FILE) {
-            fputs("_files", stream);
-        } else if (opt->type == OPT_DIR) {
-            fputs("_files -/", stream);
-        }
-    }
-    fputs("' \\\n", stream);
-}
-
-static void print_zsh(FILE *stream)
-{
-    fputs("#compdef epkit\n# zsh completion for epkit; written by 'epkit completion zsh'\n"
-          "_epkit()\n{\n    local -a commands\n\n    commands=(\n",
-          stream);
-    for (size_t i = 0; command_table[i]; i++) {
-        fprintf(stream, "        '%s:", command_table[i]->name);
-        print_quoted(stream, command_table[i]->summary, ":\\");
-        fputs("'\n", stream);
-    }
-    fputs("    )\n    if ((CURRENT == 2)); then\n        _describe command commands\n        return\n    fi\n"
-          "    local command=$words[2]\n    shift words\n    ((CURRENT--))\n    case $command in\n",
-          stream);
-    for (size_t i = 0; command_table[i]; i++) {
-        const struct cmd *cmd = command_table[i];
-
-        fprintf(stream, "    %s)\n        _arguments \\\n", cmd->name);
-        for (const struct opt *opt = cmd->options; opt && opt->name; opt++)
-            zsh_option(stream, opt);
-        fputs("            '--help[show the help]'", stream);
-        if (has_values(cmd)) {
-            fputs(" \\\n            '1:argument:(", stream);
-            print_values(stream, cmd);
-            fputs(")'", stream);
-        }
-        fputs("\n        ;;\n", stream);
-    }
-    /* Run from $fpath the file is the function's body; sourced, it defines and registers it. */
-    fputs(
-        "    esac\n}\nif [[ $funcstack[1] == _epkit ]]; then\n    _epkit \"$@\"\nelse\n    compdef _epkit epkit\nfi\n",
-        stream);
-}
-
 static int cmd_completion(const struct cmd *cmd, const struct cmd_call *call)
 {
     (void)cmd;
-    (strcmp(call->args[0], "bash") == 0 ? print_bash : print_zsh)(stdout);
+    (void)call;
+    print_bash(stdout);
     return CMD_FINE;
 }
 
 const struct cmd command_completion = {
     .name = "completion",
-    .args = "bash|zsh",
+    .args = "bash",
     .min_args = 1,
     .max_args = 1,
     .arg_choices = shells,
@@ -168,7 +95,7 @@ const struct cmd command_completion = {
     .examples =
         {
             {"epkit completion bash > /etc/bash_completion.d/epkit", "Complete in bash, for all users."},
-            {"source <(epkit completion zsh)", "Complete in the running zsh, after compinit."},
+            {"source <(epkit completion bash)", "Complete in the running shell."},
         },
     .exits =
         {

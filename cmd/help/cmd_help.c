@@ -133,10 +133,10 @@ void help_all(FILE *stream)
         print_wrapped(stream, command_table[i]->summary, 14, 14);
     }
     fputs("\nEnvironment:\n", stream);
-    for (const struct variable *env = variables; env->name; env++) {
-        if (!variable_is_epkit(env->name))
+    for (const struct variable *env = variables; env->names; env++) {
+        if (!variable_is_epkit(env->names))
             continue;
-        fprintf(stream, strlen(env->name) < 18 ? "  %-18s" : "  %s\n                    ", env->name);
+        fprintf(stream, strlen(env->names) < 18 ? "  %-18s" : "  %s\n                    ", env->names);
         print_wrapped(stream, env->text, 20, 20);
     }
     fputs("\nExit codes: 0 fine, 1 failed, 2 wrong usage, 3 findings, 4 not supported here,\n"
@@ -195,10 +195,10 @@ static void print_man_options(FILE *stream, const struct cmd *cmd)
 static void print_environment(FILE *stream)
 {
     fputs("# ENVIRONMENT\n\n", stream);
-    for (const struct variable *env = variables; env->name; env++) {
-        if (!variable_is_epkit(env->name))
+    for (const struct variable *env = variables; env->names; env++) {
+        if (!variable_is_epkit(env->names))
             continue;
-        print_marked(stream, '*', env->name);
+        print_marked(stream, '*', env->names);
         fputs("\n\t", stream);
         print_escaped(stream, env->text);
         fputs(".\n\n", stream);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by new or recorded runs of groups. */
+/* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by runs of groups. */
 #include "common/cmd.h"
 #include "common/json.h"
 #include "common/progress.h"
@@ -12,14 +12,12 @@
 /* clang-format off */
 static const struct opt triangulate_table[] = {
     {"hosts", 0, "A,B,...", OPT_STRING, offsetof(struct triangulate_call, hosts),
-     .help = "the nodes, with ranges as gpu[01-04]; or a hostfile, @FILE", .heading = "Measure groups of nodes"},
+     .help = "the nodes, with ranges as gpu[01-04]; or a hostfile, @FILE"},
     {"run", 0, "CMD", OPT_STRING, offsetof(struct triangulate_call, run),
      .help = "shell command that measures a group; {hosts} is its nodes (a,b,c), {n} their number"},
     {"timeout", 0, "SECONDS", OPT_INT, offsetof(struct triangulate_call, timeout), .min = 1, .max = 86400, .value = "1800",
      .help = "a group that takes longer is terminated, and counts as slow"},
     {"plan", 0, NULL, OPT_FLAG, offsetof(struct triangulate_call, plan_only), .help = "show the plan, and exit"},
-    {"from", 0, "DIR", OPT_DIR, offsetof(struct triangulate_call, from),
-     .help = "recorded runs: a folder of run folders", .heading = "Use recorded runs"},
     INPUT_OPTIONS(struct triangulate_call, input),
     OPT_JSON_ROW(struct triangulate_call, json),
     {0},
@@ -67,44 +65,6 @@ bool triangulate_is_slow(const struct triangulate_call *call, const json_t *run)
 
 /* --- what the runs tell --- */
 
-static int number_of(const char **names, int *n, const char *name)
-{
-    for (int i = 0; i < *n; i++)
-        if (strcmp(names[i], name) == 0)
-            return i;
-    names[*n] = name;
-    return (*n)++;
-}
-
-/* The groups of all runs, with names of nodes as numbers. false: out of memory. */
-static bool groups_of(const struct triangulate_call *call, struct triangulate *t, const char ***ret_names)
-{
-    size_t all = 0, i, j;
-    json_t *run, *host;
-    int *nodes, n, n_names = 0;
-
-    json_array_foreach (call->runs, i, run)
-        all += json_array_size(json_object_get(run, "hosts"));
-    *ret_names = calloc(all + 1, sizeof(**ret_names));
-    nodes = calloc(all + 1, sizeof(*nodes));
-    t->has_failed = !*ret_names || !nodes;
-    json_array_foreach (call->runs, i, run) {
-        const json_t *hosts = json_object_get(run, "hosts");
-
-        if (t->has_failed)
-            break;
-        n = 0;
-        json_array_foreach (hosts, j, host)
-            if (json_is_string(host))
-                nodes[n++] = number_of(*ret_names, &n_names, json_string_value(host));
-        if (n > 0)
-            (void)triangulate_add(t, nodes, n, triangulate_is_slow(call, run));
-    }
-    t->n_nodes = n_names;
-    free(nodes);
-    return !t->has_failed;
-}
-
 /* Why no run gave anything to compare; NULL: one did. *ret_passed: some passed. */
 static const char *why_none(const json_t *runs, bool *ret_passed)
 {
@@ -125,12 +85,11 @@ static const char *why_none(const json_t *runs, bool *ret_passed)
     return has_ratio || (*why && *ret_passed) ? NULL : why;
 }
 
-static void describe(const struct triangulate_call *call, const struct triangulate *t, enum triangulate_end end,
-                     const json_t *slow, struct text *text)
+static void describe(const struct triangulate *t, enum triangulate_end end, const json_t *slow, struct text *text)
 {
     int n_slow = 0;
-    json_t *name, *nic;
-    size_t i, j;
+    json_t *name;
+    size_t i;
 
     for (i = 0; i < t->n_groups; i++)
         n_slow += t->groups[i].is_slow;
@@ -145,13 +104,6 @@ static void describe(const struct triangulate_call *call, const struct triangula
         text_add(text, "%s%.100s", i ? ", " : "", json_string_value(name));
     if (json_array_size(slow) > 0)
         text_add(text, ", by %zu run%s, %d of them slow.", t->n_groups, t->n_groups == 1 ? "" : "s", n_slow);
-    json_array_foreach (call->nics, i, nic) {
-        json_array_foreach (slow, j, name) {
-            if (strcmp(json_text(nic, "host"), json_string_value(name)) == 0)
-                text_add(text, " %.60s of %.60s carried %.0f%% of the others.", json_text(nic, "device"),
-                         json_string_value(name), 100 * json_number(nic, "share"));
-        }
-    }
 }
 
 /* Prints the verdict, or the document. Without a verdict: the plan alone, whose text was printed. */
@@ -162,9 +114,8 @@ static int show(const struct triangulate_call *call, const char *verdict, const 
     progress_stop();
     json_object_set(document, "plan", call->plan);
     if (verdict)
-        json_object_update_new(document, json_pack("{s:o, s:s, s:O, s:O, s:O?, s:O}", "verdict", out_text(verdict),
-                                                   "result", result, "slow", slow, "nics", call->nics, "plan",
-                                                   call->plan, "runs", call->runs));
+        json_object_update_new(document, json_pack("{s:o, s:s, s:O, s:O}", "verdict", out_text(verdict), "result",
+                                                   result, "slow", slow, "runs", call->runs));
     if (call->json)
         return out_json(document) == 0 ? code : CMD_FAILED;
     json_decref(document);
@@ -179,9 +130,9 @@ static int conclude(const struct triangulate_call *call)
                                         [TRIANGULATE_FOUND] = "found",
                                         [TRIANGULATE_EITHER] = "either",
                                         [TRIANGULATE_SPREAD] = "spread"};
-    struct triangulate t = {0};
-    const char **names = NULL, *why, *word = "open";
-    bool has_passed, *is_suspect = groups_of(call, &t, &names) ? calloc((size_t)t.n_nodes + 1, sizeof(bool)) : NULL;
+    const struct triangulate *t = &call->groups;
+    const char *why, *word = "open";
+    bool has_passed, *is_suspect = calloc((size_t)t->n_nodes + 1, sizeof(bool));
     json_t *slow = json_array();
     enum triangulate_end end;
     char verdict[2048];
@@ -202,31 +153,25 @@ static int conclude(const struct triangulate_call *call)
         text_add(&text, "No single node can be named: no group gave a figure: %.800s", why);
         word = words[TRIANGULATE_SPREAD];
     } else {
-        end = triangulate_judge(&t, is_suspect);
-        for (int i = 0; i < t.n_nodes; i++)
+        end = triangulate_judge(t, is_suspect);
+        for (int i = 0; i < t->n_nodes; i++)
             if (is_suspect[i])
-                json_array_append_new(slow, json_string(names[i]));
-        describe(call, &t, end, slow, &text);
+                json_array_append_new(slow, json_string(call->fleet.list[i].word));
+        describe(t, end, slow, &text);
         word = words[end];
         result = end == TRIANGULATE_NONE ? CMD_FINE : CMD_FINDINGS;
     }
     if (is_suspect)
         result = show(call, verdict, word, slow, result);
     json_decref(slow);
-    triangulate_done(&t);
     free(is_suspect);
-    free(names);
     return result;
 }
 
 static int check_usage(const struct cmd *cmd, const struct triangulate_call *call)
 {
-    if (!call->from == !call->hosts)
-        return cmd_usage(cmd, "give either --hosts, with --run or --plan, or --from");
-    if (call->hosts && !call->run && !call->plan_only)
-        return cmd_usage(cmd, "--hosts needs --run, the command that measures a group, or --plan");
-    if (call->from && (call->run || call->plan_only))
-        return cmd_usage(cmd, "--from uses recorded runs: it excludes --run and --plan");
+    if (!call->hosts || (!call->run && !call->plan_only))
+        return cmd_usage(cmd, "give --hosts, and --run, the command that measures a group, or --plan");
     if (call->run && !strstr(call->run, "{hosts}"))
         return cmd_usage(cmd, "--run: there is no {hosts} in it, so every group would be the same");
     return CMD_FINE;
@@ -245,15 +190,15 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *with)
     call.cmd = cmd;
     call.reference = reference;
     call.runs = json_array();
-    call.nics = json_array();
     progress_start(cmd->name);
-    result = call.from ? triangulate_recorded(&call) : triangulate_live(&call);
+    result = triangulate_measure(&call);
     if (result == CMD_FINE)
         result = call.plan_only ? show(&call, NULL, NULL, NULL, CMD_FINE) : conclude(&call);
     progress_stop();
     json_decref(call.runs);
-    json_decref(call.nics);
     json_decref(call.plan);
+    triangulate_done(&call.groups);
+    hosts_done(&call.fleet);
     reference_free(reference);
     return result;
 }
@@ -263,16 +208,13 @@ const struct cmd command_triangulate = {
     .args = "",
     .summary = "find the node that makes a run slow: measure pairs of nodes",
     .description =
-        "A group of nodes is as slow as its slowest one. With --hosts and --run, all pairs of nodes are measured "
+        "A group of nodes is as slow as its slowest one. All pairs of nodes are measured "
         "concurrently, then the nodes of slow pairs, each with a node of a fast one; if no pair is slow, all nodes "
         "together. The plan is printed first.\n"
         "\n"
         "The output of CMD is evaluated as by 'epkit parse'; the lowest share of an expected figure counts. A group "
         "that fails, hangs, or prints nothing that is recognised counts as slow. The programs of CMD have to end when "
-        "its process group is terminated.\n"
-        "\n"
-        "With --from, recorded runs are evaluated: a folder that contains folders of runs "
-        "(docs/run-folder.md), whose run.json name the hosts. If counters of NICs are there, an idle or slow NIC of the node is named as well.",
+        "its process group is terminated.",
     .options = triangulate_table,
     .options_bytes = sizeof(struct triangulate_call),
     .examples =
@@ -280,12 +222,11 @@ const struct cmd command_triangulate = {
             {"epkit triangulate --hosts @f --run 'epkit launch --hosts {hosts} ib-write-bw'",
              "pairs of the nodes in file f concurrently, then members of a slow pair"},
             {"epkit triangulate --hosts @nodes.txt --plan", "how many runs it would take"},
-            {"epkit triangulate --from runs/ --hardware b200", "from the folders of recorded runs"},
         },
     .exits =
         {
             {CMD_FINE, "no node is slow"},
-            {CMD_FAILED, "a run could not be started or read"},
+            {CMD_FAILED, "a run could not be started"},
             {CMD_USAGE, "wrong usage; no such file"},
             {CMD_FINDINGS, "slow nodes were found"},
             {CMD_UNSUPPORTED, "no run could be compared with anything"},

@@ -3,7 +3,6 @@
 #include "tool_triangulate.h"
 
 #include "base/error.h"
-#include "cmd/launch/hosts.h"
 #include "common/capture.h"
 #include "common/json.h"
 #include "common/output.h"
@@ -75,18 +74,18 @@ static json_t *judge(const struct triangulate_call *call, const struct capture *
     return document;
 }
 
-static bool store_run(struct triangulate_call *call, const struct hosts *fleet, struct triangulate_group *group,
-                      const struct capture *capture, const char *why)
+static bool store_run(struct triangulate_call *call, struct triangulate_group *group, const struct capture *capture,
+                      const char *why)
 {
     const char *failure = capture->start_error ? strerror(capture->start_error)
                           : capture->late      ? "it was terminated at its deadline"
                                                : NULL;
     json_t *hosts = json_array(), *verdict = failure ? NULL : judge(call, capture, group->n);
-    char *names = fill_in("{hosts}", fleet, group);
+    char *names = fill_in("{hosts}", &call->fleet, group);
     const json_t *run, *ratio;
 
     for (int i = 0; i < group->n; i++)
-        json_array_append_new(hosts, json_string(fleet->list[group->nodes[i]].word));
+        json_array_append_new(hosts, json_string(call->fleet.list[group->nodes[i]].word));
     run = triangulate_run(call, hosts, verdict, capture->status, failure, why);
     ratio = json_object_get(run, "ratio");
     group->is_slow = triangulate_is_slow(call, run);
@@ -103,9 +102,9 @@ static bool store_run(struct triangulate_call *call, const struct hosts *fleet, 
     return names && (verdict || failure);
 }
 
-static bool measure_round(struct triangulate_call *call, const struct hosts *fleet, const struct triangulate *t,
-                          size_t first)
+static bool measure_round(struct triangulate_call *call, size_t first)
 {
+    const struct triangulate *t = &call->groups;
     size_t n = t->n_groups - first;
     struct capture *captures = calloc(n, sizeof(*captures));
     char **commands = calloc(4 * n, sizeof(*commands)); /* arguments of each */
@@ -117,14 +116,14 @@ static bool measure_round(struct triangulate_call *call, const struct hosts *fle
 
         command[0] = shell;
         command[1] = option;
-        command[2] = fill_in(call->run, fleet, &t->groups[first + i]);
+        command[2] = fill_in(call->run, &call->fleet, &t->groups[first + i]);
         captures[i].argv = command;
         good = command[2] != NULL;
     }
     progress_update(first, t->n_groups, "%s", t->why);
     good = good && capture_run(captures, (int)n, SIDE_BY_SIDE, call->timeout * 1000, NULL, NULL) == 0;
     for (size_t i = 0; good && i < n; i++) {
-        good = store_run(call, fleet, &t->groups[first + i], &captures[i], t->why);
+        good = store_run(call, &t->groups[first + i], &captures[i], t->why);
         capture_done(&captures[i]);
     }
     for (size_t i = 0; commands && i < n; i++)
@@ -146,27 +145,24 @@ static void print_plan(const struct triangulate_call *call, int n)
     fflush(stdout);
 }
 
-int triangulate_live(struct triangulate_call *call)
+int triangulate_measure(struct triangulate_call *call)
 {
-    struct hosts fleet = {0};
-    int result = read_fleet(call->hosts, &fleet);
-    struct triangulate t = {.n_nodes = fleet.n};
+    int result = read_fleet(call->hosts, &call->fleet), n = call->fleet.n;
+    struct triangulate *t = &call->groups;
     size_t first = 0;
 
-    if (result == CMD_FINE) {
-        call->plan = json_pack("{s:i, s:i, s:i, s:s?}", "nodes", fleet.n, "worst_case_runs", triangulate_runs(fleet.n),
-                               "timeout_s", (int)call->timeout, "command", call->run);
-        print_plan(call, fleet.n);
-        while (!call->plan_only && !t.has_failed && triangulate_next(&t)) {
-            t.has_failed = !measure_round(call, &fleet, &t, first);
-            first = t.n_groups;
-        }
-        if (t.has_failed) {
-            out_error("triangulate: out of memory");
-            result = CMD_FAILED;
-        }
+    if (result != CMD_FINE)
+        return result;
+    t->n_nodes = n;
+    call->plan = json_pack("{s:i, s:i, s:i, s:s?}", "nodes", n, "worst_case_runs", triangulate_runs(n), "timeout_s",
+                           (int)call->timeout, "command", call->run);
+    print_plan(call, n);
+    while (!call->plan_only && !t->has_failed && triangulate_next(t)) {
+        t->has_failed = !measure_round(call, first);
+        first = t->n_groups;
     }
-    triangulate_done(&t);
-    hosts_done(&fleet);
-    return result;
+    if (!t->has_failed)
+        return CMD_FINE;
+    out_error("triangulate: out of memory");
+    return CMD_FAILED;
 }

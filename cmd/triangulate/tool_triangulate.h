@@ -2,28 +2,26 @@
 #ifndef EP_TRIANGULATE_TOOL_TRIANGULATE_H
 #define EP_TRIANGULATE_TOOL_TRIANGULATE_H
 
+#include "cmd/launch/hosts.h"
 #include "cmd/parse/log_input.h"
 
 #include "triangulate.h"
 
 struct triangulate_call {
-    const char *hosts, *run, *from;
+    const char *hosts, *run;
     int64_t timeout;
     bool plan_only, json;
     struct input_options input;
     const struct cmd *cmd;
     const struct reference *reference;
     struct verdict_options wanted;
-    /* As in the document (schema.json): groups that were measured, NICs that carried little, how groups are measured.
-     */
-    json_t *runs, *nics, *plan;
+    struct hosts fleet;
+    struct triangulate groups; /* whose nodes are numbers in the fleet */
+    json_t *runs, *plan;       /* as in the document (schema.json): groups that were measured, and how */
 };
 
 /* Measures groups. CMD_FINE, or an exit code after reporting the error. */
-int triangulate_live(struct triangulate_call *call);
-
-/* Reads recorded runs. CMD_FINE, or an exit code after reporting the error. */
-int triangulate_recorded(struct triangulate_call *call);
+int triangulate_measure(struct triangulate_call *call);
 
 /*
  * Adds the run of a group, by `failure`, or if that is NULL by its exit status and the verdict of `epkit parse`: the

@@ -30,8 +30,7 @@
  *
  * Peers. A peer is dead (EP_E_PEER_DEAD) when the kernel reports the end of its process: by a pidfd or, without one, by
  * its process ID and /proc. A peer has left (EP_E_PEER_LEFT) when it has freed its communicator or an object that the
- * call needs. If its state cannot be read - no pidfd, and a /proc that hides it (hidepid, another user, another PID
- * namespace) - the others wait for it until the deadline and return EP_E_TIMEOUT, with a note in the error text. A live
+ * call needs. If its state cannot be read, the others wait for it until the deadline and return EP_E_TIMEOUT. A live
  * rank of this host is never reported dead. The death of a rank of another host is visible only as the end of its
  * connections (networks "tcp" and "verbs"). The error text says that it died if a rank of its host has reported the
  * death or its process has closed the connection; if the connection was cut, that it cannot be reached. Forked children
@@ -117,7 +116,7 @@ typedef struct ep_comm_config {
  * ranks and both values.
  *
  * Nodes. If neither `config` nor the bootstrap gives ranks_per_node, the nodes are detected from the hosts. Ranks share
- * a host if they run under one kernel and in one PID or network namespace, because only such ranks can share memory.
+ * a host if they run under one kernel and in one PID namespace, because only such ranks can share memory.
  * Every host must then have the same number of ranks, with consecutive numbers. Otherwise EP_E_ARG names ranks that
  * violate this, and ranks_per_node must be set. If a rank cannot identify its host (no /proc), all ranks form one node;
  * but if the other ranks are on several hosts, EP_E_ARG names that rank. ep_comm_get_info() returns the result.
@@ -127,12 +126,10 @@ typedef struct ep_comm_config {
  * failures in later steps (memory, descriptors, connections). Only an invalid `boot` cannot be reported to the others.
  * If a rank dies, the others get EP_E_PEER_DEAD at once if the bootstrap detects it (epkit/boot.h).
  *
- * Shared memory. Ranks of one host share memory by file descriptors, which they get through /proc/PID/fd. If this fails
- * for any rank of the group, they pass them over a socket with an abstract name that only this process and its peers
- * know; each process then has one more thread, which receives no signals. The socket also works between users and PID
- * namespaces, if the ranks share the network namespace; otherwise the error text names what prevents it. A rank uses
- * one descriptor for its control block, one for each allocation, and one for each peer (a pidfd); all are above the
- * standard streams and close-on-exec.
+ * Shared memory. Ranks of one host share memory by file descriptors, which they get through /proc/PID/fd: as one user,
+ * in one PID namespace. Where this fails within a node, EP_E_ARG names what prevents it. A rank uses one descriptor for
+ * its control block, one for each allocation, and one for each peer (a pidfd); all are above the standard streams and
+ * close-on-exec.
  */
 EP_API ep_status ep_comm_new(const ep_boot *boot, const ep_comm_config *config, ep_comm **ret_comm);
 

@@ -4,27 +4,21 @@
 #include "base/process.h"
 
 #include <stdio.h>
-#include <sys/stat.h>
 
 void ep_locality_get_self(struct ep_locality *ret_locality)
 {
     struct ep_process_id self;
-    struct stat entry;
 
     memset(ret_locality, 0, sizeof(*ret_locality));
     ep_process_get_self(&self);
     memcpy(ret_locality->host, self.host, sizeof(ret_locality->host));
     ret_locality->pid_namespace = self.pid_namespace;
-    if (stat("/proc/self/ns/net", &entry) == 0)
-        ret_locality->net_namespace = (uint64_t)entry.st_ino;
 }
 
 bool ep_locality_is_shared(const struct ep_locality *a, const struct ep_locality *b)
 {
-    if (!ep_locality_is_known(a) || memcmp(a->host, b->host, sizeof(a->host)) != 0)
-        return false;
-    return (a->pid_namespace && a->pid_namespace == b->pid_namespace) ||
-           (a->net_namespace && a->net_namespace == b->net_namespace);
+    return ep_locality_is_known(a) && memcmp(a->host, b->host, sizeof(a->host)) == 0 &&
+           a->pid_namespace == b->pid_namespace;
 }
 
 static const struct ep_locality *get(const void *all, size_t stride, int rank)
@@ -32,18 +26,14 @@ static const struct ep_locality *get(const void *all, size_t stride, int rank)
     return (const void *)((const char *)all + (size_t)rank * stride);
 }
 
-/* Consecutive ranks that share a host. Each is compared with each: one may share the PID namespace with a second, and
- * that one the network namespace with a third. */
+/* Consecutive ranks that share a host. */
 struct range {
     int first, n;
 };
 
 static bool is_of_host(const void *all, size_t stride, const struct range *range, int rank)
 {
-    for (int i = 0; i < range->n; i++)
-        if (!ep_locality_is_shared(get(all, stride, range->first + i), get(all, stride, rank)))
-            return false;
-    return true;
+    return ep_locality_is_shared(get(all, stride, range->first), get(all, stride, rank));
 }
 
 static struct range find_range(const void *all, size_t stride, int nranks, int first)

@@ -3,9 +3,8 @@
  * locality.h - the host and namespaces of a rank, as it sends them to its peers: which ranks can share memory, and so
  * the nodes.
  *
- * Processes of one kernel share memory by a descriptor: through /proc/PID/fd, which needs a common PID namespace, or
- * over a socket with an abstract name, which needs a common network namespace. So two containers of one
- * machine that share neither count as two hosts. Mount and IPC namespaces do not matter.
+ * Processes of one kernel share memory by a descriptor, through /proc/PID/fd, which needs a common PID namespace. So
+ * two containers of one machine that do not share it count as two hosts. Other namespaces do not matter.
  */
 #ifndef EP_BASE_LOCALITY_H
 #define EP_BASE_LOCALITY_H
@@ -17,16 +16,16 @@
 
 /* Plain data: send it by any means. */
 struct ep_locality {
-    char host[40];                         /* the kernel's boot ID; "": unknown */
-    uint64_t pid_namespace, net_namespace; /* inodes; 0: unknown */
+    char host[40];          /* the kernel's boot ID; "": unknown */
+    uint64_t pid_namespace; /* inode; 0: unknown */
 };
 
 void ep_locality_get_self(struct ep_locality *ret_locality);
 
-/* false without /proc, or if it hides the namespaces: then it is unknown which ranks can share memory with this one. */
+/* false without /proc, or if it hides the namespace: then it is unknown which ranks can share memory with this one. */
 static inline bool ep_locality_is_known(const struct ep_locality *locality)
 {
-    return locality->host[0] && (locality->pid_namespace || locality->net_namespace);
+    return locality->host[0] && locality->pid_namespace;
 }
 
 /* Can both share memory? false if one of them is not known. */

@@ -3,13 +3,10 @@
 
 #include "base/process.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /*
  * Segments mapped by their owner in this process. Ranks that are threads of one process share the owner's mapping: this
@@ -20,7 +17,6 @@ struct local_segment {
     uint64_t serial;
     void *base;
     size_t mapped;
-    int fd; /* the owner's; -1: the owner has released it, others still borrow the mapping */
     int refs;
 };
 
@@ -49,7 +45,7 @@ static void unlock_registry(struct registry *registry)
         pthread_mutex_unlock(&registry->own.lock);
 }
 
-ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_serial)
+ep_status ep_segments_add(void *base, size_t mapped, uint64_t *ret_serial)
 {
     struct local_segment *segment = malloc(sizeof(*segment));
     struct registry *registry = segment ? lock_registry() : NULL;
@@ -58,12 +54,8 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_seria
         free(segment);
         return ep_fail(EP_E_MEMORY, "shared memory: no memory for the registry");
     }
-    *segment = (struct local_segment){.next = registry->first,
-                                      .serial = ++registry->last_serial,
-                                      .base = base,
-                                      .mapped = mapped,
-                                      .fd = fd,
-                                      .refs = 1};
+    *segment = (struct local_segment){
+        .next = registry->first, .serial = ++registry->last_serial, .base = base, .mapped = mapped, .refs = 1};
     registry->first = segment;
     *ret_serial = segment->serial;
     unlock_registry(registry);
@@ -105,40 +97,12 @@ size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_sh
     return mapped;
 }
 
-void ep_segments_set_fd(uint64_t serial, int fd)
+void ep_segments_release(uint64_t serial)
 {
     struct registry *registry = lock_registry();
     struct local_segment *segment = find_local(registry, serial);
 
-    if (segment)
-        segment->fd = fd;
-    unlock_registry(registry);
-}
-
-int ep_segments_dup(uint64_t serial)
-{
-    struct registry *registry = lock_registry();
-    const struct local_segment *segment = find_local(registry, serial);
-    int fd = -1;
-
-    if (segment && segment->fd >= 0)
-        fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    if (fd < 0 && errno == EINVAL) /* RLIMIT_NOFILE was lowered to less than the first number */
-        errno = EMFILE;
-    unlock_registry(registry);
-    return fd;
-}
-
-void ep_segments_release(uint64_t serial, int fd)
-{
-    struct registry *registry = lock_registry();
-    struct local_segment *segment = find_local(registry, serial);
-
-    if (segment) {
-        if (fd >= 0)
-            segment->fd = -1;
-        if (--segment->refs == 0)
-            drop(registry, segment);
-    }
+    if (segment && --segment->refs == 0)
+        drop(registry, segment);
     unlock_registry(registry);
 }

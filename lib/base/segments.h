@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * segments.h - registry of the shared memory segments that this process owns: for the ranks of its other threads, which
- * use the same mapping, and for the thread that sends their descriptors. Any thread.
+ * segments.h - registry of the shared memory segments that this process owns, for the ranks of its other threads, which
+ * use the same mapping. Any thread.
  */
 #ifndef EP_BASE_SEGMENTS_H
 #define EP_BASE_SEGMENTS_H
 
 #include "base/shm.h"
 
-ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_serial);
+ep_status ep_segments_add(void *base, size_t mapped, uint64_t *ret_serial);
 
 /*
  * Takes a reference to the mapping, if it has at least `bytes`; ep_segments_release() drops it. Returns the size of the
@@ -16,13 +16,7 @@ ep_status ep_segments_add(void *base, size_t mapped, int fd, uint64_t *ret_seria
  */
 size_t ep_segments_borrow(uint64_t serial, uint64_t bytes, struct ep_shm *ret_shm);
 
-/* The owner passes its descriptor, others -1. The last release unmaps the segment. */
-void ep_segments_release(uint64_t serial, int fd);
-
-/* The segment has moved to another file, at the same address. */
-void ep_segments_set_fd(uint64_t serial, int fd);
-
-/* A duplicate of the descriptor; -1: there is none. */
-int ep_segments_dup(uint64_t serial);
+/* The last release unmaps the segment. */
+void ep_segments_release(uint64_t serial);
 
 #endif

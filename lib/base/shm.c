@@ -60,7 +60,7 @@ static ep_status new_segment(size_t bytes, bool sparse, struct ep_shm *ret_shm)
         status = map_fd(shm.fd, mapped, &shm.base);
     if (status != EP_OK)
         goto close_fd;
-    status = ep_segments_add(shm.base, mapped, shm.fd, &shm.serial);
+    status = ep_segments_add(shm.base, mapped, &shm.serial);
     if (status != EP_OK)
         goto unmap;
     *ret_shm = shm;
@@ -98,7 +98,6 @@ ep_status ep_shm_move(struct ep_shm *shm)
         status = ep_reserve_fail_map(errno, mapped);
     ep_shm_done(&next);
     if (status == EP_OK) {
-        ep_segments_set_fd(shm->serial, fd);
         ep_fd_close(shm->fd);
         shm->fd = fd;
     } else if (fd >= 0) {
@@ -180,26 +179,20 @@ static int open_in_proc(const struct ep_shm_name *name, int32_t pid, bool *ret_r
     return -1;
 }
 
-static ep_status get_fd(const struct ep_shm_name *name, const struct ep_shm_owner *owner, int *ret_fd)
+static ep_status get_fd(const struct ep_shm_name *name, int32_t pid, int *ret_fd)
 {
     bool released;
-    int fd = open_in_proc(name, owner ? owner->pid : name->pid, &released), error = errno;
+    int fd = open_in_proc(name, pid, &released), error = errno;
 
     if (fd < 0 && released)
         return ep_fail(EP_E_STATE, "shared memory: process %d has released the segment", name->pid);
     if (fd < 0 && (error == EMFILE || error == ENFILE))
         return ep_fail_errno(EP_E_SYSTEM, error, "shared memory of process %d", name->pid);
-    if (fd < 0 && (!owner || !owner->address))
+    if (fd < 0)
         return ep_fail_errno(EP_E_UNSUPPORTED, error,
                              "shared memory of process %d cannot be reached by /proc/%d/fd (hidepid, another user, "
-                             "another PID namespace, or PR_SET_DUMPABLE)",
+                             "another PID namespace, no /proc, or PR_SET_DUMPABLE)",
                              name->pid, name->pid);
-    if (fd < 0)
-        EP_TRY(ep_shm_request(owner, name->serial, &fd));
-    if (!is_segment(fd, name)) {
-        close(fd);
-        return ep_fail(EP_E_STATE, "shared memory: process %d sent another segment than the one meant", name->pid);
-    }
     *ret_fd = fd;
     return EP_OK;
 }
@@ -214,7 +207,7 @@ static ep_status borrow(const struct ep_shm_name *name, struct ep_shm *ret_shm)
     return name->bytes <= mapped ? EP_OK : fail_size(name, mapped, "");
 }
 
-ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
+ep_status ep_shm_attach(const struct ep_shm_name *name, int32_t pid, struct ep_shm *ret_shm)
 {
     struct ep_shm shm = {.bytes = name->bytes, .fd = -1};
     ep_status status;
@@ -222,7 +215,7 @@ ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owne
 
     if (ep_process_generation() == name->process)
         return borrow(name, ret_shm);
-    EP_TRY(get_fd(name, owner, &fd));
+    EP_TRY(get_fd(name, pid, &fd));
     status = check_segment(fd, name);
     if (status == EP_OK)
         status = map_fd(fd, ep_shm_mapped_bytes(name->bytes), &shm.base);
@@ -237,7 +230,7 @@ void ep_shm_done(struct ep_shm *shm)
     if (!shm->base)
         return;
     if (shm->serial)
-        ep_segments_release(shm->serial, shm->fd);
+        ep_segments_release(shm->serial);
     else
         munmap(shm->base, ep_shm_mapped_bytes(shm->bytes));
     if (shm->fd >= 0)

@@ -2,8 +2,7 @@
 /*
  * shm.h - shared memory segments without names.
  *
- * A segment is a memfd of its owner. A peer gets the descriptor through /proc/<pid>/fd/<fd> of the owner or, where that
- * is not accessible, over a socket from a thread of the owner (ep_shm_serve), and maps it.
+ * A segment is a memfd of its owner. A peer gets the descriptor through /proc/<pid>/fd/<fd> of the owner, and maps it.
  * A peer that is a thread of the same process uses the owner's mapping. There is no file and no name, so a kill at any
  * time leaks nothing: the kernel frees the pages with the last mapping.
  *
@@ -37,20 +36,6 @@ struct ep_shm_name {
     uint64_t bytes;
 };
 
-/* Address of the thread that sends the segments of a process. Plain data; it grants access to all of them. */
-struct ep_shm_address {
-    unsigned char secret[16]; /* all zero: the process has no such thread */
-    char name[24];            /* of an abstract socket: one network namespace */
-};
-
-/* How to reach the owner of a name: by /proc, or else by the socket. */
-struct ep_shm_owner {
-    int32_t pid;                          /* in this PID namespace; 0: not visible here */
-    const struct ep_shm_address *address; /* NULL: no socket */
-    int timeout_ms;                       /* for a reply on the socket */
-    bool *ret_at_owner;                   /* true: the owner has failed, not this process; NULL: not wanted */
-};
-
 /* Rounded up to pages; at least one. */
 EP_PRIVATE_API size_t ep_shm_mapped_bytes(size_t bytes);
 
@@ -64,17 +49,15 @@ EP_PRIVATE_API ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset,
 EP_PRIVATE_API ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name);
 
 /*
- * Maps a segment of a peer. `owner` NULL: a process of this PID namespace. A failure does not tell whether the owner is
- * alive; use ep_process_probe().
+ * Maps a segment of a peer; pid: its owner in this PID namespace, 0: not visible here. A failure does not tell whether
+ * the owner is alive; use ep_process_probe().
  *
  *   EP_E_STATE                the owner has released the segment
- *   EP_E_UNSUPPORTED          this machine's settings forbid both ways; the text names them
- *   EP_E_TIMEOUT              the owner's thread does not answer
+ *   EP_E_UNSUPPORTED          this machine's settings forbid it; the text names them
  *   EP_E_MISMATCH             the segment is shorter than its name says, or its owner can truncate it
  *   EP_E_MEMORY, EP_E_SYSTEM  this process cannot map it, or has no descriptor left
  */
-EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
-                                       struct ep_shm *ret_shm);
+EP_PRIVATE_API ep_status ep_shm_attach(const struct ep_shm_name *name, int32_t pid, struct ep_shm *ret_shm);
 
 /*
  * Moves the contents of an own segment to new pages at the same address: peers that have mapped it keep the old ones,
@@ -84,21 +67,5 @@ EP_PRIVATE_API ep_status ep_shm_move(struct ep_shm *shm);
 
 /* For owners and peers; a zeroed struct is allowed. Other mappings of the segment stay valid. */
 EP_PRIVATE_API void ep_shm_done(struct ep_shm *shm);
-
-/*
- * Starts the thread of this process that sends descriptors of its segments to peers, or adds a user to it. The thread
- * receives no signals. Call ep_shm_serve_end() for each; the last one stops the thread.
- */
-EP_PRIVATE_API ep_status ep_shm_serve(struct ep_shm_address *ret_address);
-EP_PRIVATE_API void ep_shm_serve_end(void);
-
-/*
- * A pidfd of the process at owner->address, for process->pidfd if pidfd_open() cannot reach it. Statuses as
- * ep_shm_attach(); EP_E_UNSUPPORTED with *owner->ret_at_owner: its kernel or a seccomp filter does not provide it.
- */
-EP_PRIVATE_API ep_status ep_shm_request_pidfd(const struct ep_shm_owner *owner, int *ret_fd);
-
-/* The descriptor of a segment over the socket; serial 0: a pidfd. Statuses as ep_shm_attach(). */
-ep_status ep_shm_request(const struct ep_shm_owner *owner, uint64_t serial, int *ret_fd);
 
 #endif

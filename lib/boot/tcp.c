@@ -225,7 +225,7 @@ static ep_status allgather(void *context, const void *mine, size_t bytes, int ti
     return tcp_star_allgather(boot->star, mine, bytes, timeout_ms, ret_all);
 }
 
-static struct tcp_star_args star_args(const struct settings *settings)
+static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
 {
     struct tcp_star_args args = {.name = "bootstrap tcp",
                                  .rank = settings->rank,
@@ -234,60 +234,11 @@ static struct tcp_star_args star_args(const struct settings *settings)
                                  .host_from = settings->host_from,
                                  .port = settings->port,
                                  .timeout_ms = settings->timeout_ms};
-
-    /* Derived from secret and job ID, so that a rank of another job fails the handshake. */
-    tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), &args.key);
-    return args;
-}
-
-/* Was a rank given that this job does not have? *ret_rank: its number, -1 if it has none that fits. */
-static bool find_bad_rank(const ep_boot_tcp_args *args, int *ret_nranks, int *ret_rank)
-{
-    const char *text = read_env("RANK");
-    char *end;
-    long rank = args->rank;
-
-    *ret_nranks = args->nranks;
-    if (!args->nranks) {
-        if (!text || read_number("WORLD_SIZE", 1, EP_MAX_RANKS, "", ret_nranks) != EP_OK)
-            return false;
-        rank = strtol(text, &end, 10);
-        if (*end || end == text)
-            rank = -1;
-    }
-    *ret_rank = rank < -1 || rank > INT_MAX ? -1 : (int)rank;
-    return rank < 0 || rank >= *ret_nranks;
-}
-
-/*
- * After a failure; its error text is preserved. Only this process knows about an invalid rank number; without a report
- * the others would wait for the missing rank.
- */
-static void report_bad_rank(const ep_boot_tcp_args *args)
-{
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_boot_tcp_args good = *args;
-    struct tcp_star_args star;
-    struct settings settings;
-    int rank;
-
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    good.rank = 0;
-    if (find_bad_rank(args, &good.nranks, &rank) && good.nranks > 1 && read_settings(&good, &settings) == EP_OK) {
-        settings.job = find_job(args->nranks != 0);
-        settings.rank = rank;
-        star = star_args(&settings);
-        tcp_star_report(&star);
-    }
-    ep_fail(EP_E_ARG, "%s", text);
-}
-
-static ep_status open_star(ep_boot_tcp *boot, const struct settings *settings)
-{
-    struct tcp_star_args args = star_args(settings);
     struct tcp_address local[TCP_ADDRESSES];
     int n = 0;
 
+    /* Derived from secret and job ID, so that a rank of another job fails the handshake. */
+    tcp_key_make(settings->secret, "bootstrap", settings->job, strlen(settings->job), &args.key);
     if (settings->interface && *settings->interface) {
         if (strlen(settings->interface) >= sizeof(boot->network.interface))
             return ep_fail(EP_E_ARG, "ep_boot_tcp_new: the interfaces \"%.64s...\" are more than %zu characters",
@@ -310,11 +261,7 @@ ep_status ep_boot_tcp_new(const ep_boot_tcp_args *args, ep_boot_tcp **ret_boot)
     if (!ret_boot)
         return ep_fail(EP_E_ARG, "ep_boot_tcp_new: ret_boot is NULL");
     EP_TRY(ep_args_load(&mine, sizeof(mine), EP_ARGS_FIRST_BYTES(ep_boot_tcp_args), args, "ep_boot_tcp_new: args"));
-    status = read_settings(&mine, &settings);
-    if (status != EP_OK) {
-        report_bad_rank(&mine);
-        return status;
-    }
+    EP_TRY(read_settings(&mine, &settings));
     boot = calloc(1, sizeof(*boot));
     if (!boot)
         return ep_fail(EP_E_MEMORY, "ep_boot_tcp_new: no memory");

@@ -105,13 +105,11 @@ void ep_net_emulate(const ep_net_emulation *emulation)
     emulation_of_thread = emulation ? *emulation : (ep_net_emulation){.seed = 0};
 }
 
-static ep_status check_emulation(const ep_net_emulation *emulation, int nranks, const char *call)
+static ep_status check_emulation(const ep_net_emulation *emulation, const char *call)
 {
     EP_TRY(ep_check_range(call, "emulation.reorder", emulation->reorder, 0, 1));
     if (emulation->ring_bytes)
         EP_TRY(ep_check_range(call, "emulation.ring_bytes", emulation->ring_bytes, EP_NET_WIRE_MIN_BYTES, UINT32_MAX));
-    if (emulation->stall_ms)
-        EP_TRY(ep_check_range(call, "emulation.stall_rank", emulation->stall_rank, 0, nranks - 1));
     return EP_OK;
 }
 
@@ -153,7 +151,7 @@ ep_status ep_config_resolve(ep_comm *comm, const ep_comm_config *config, const v
     EP_TRY(resolve_timeout(&comm->config, call));
     EP_TRY(resolve_numbers(&comm->config, comm->nranks, call));
     comm->emulation = emulation_of_thread;
-    EP_TRY(check_emulation(&comm->emulation, comm->nranks, call));
+    EP_TRY(check_emulation(&comm->emulation, call));
     EP_TRY(resolve_network(&comm->config, read_env("EPKIT_NETWORK"), network, call));
     return resolve_backend(comm, call);
 }

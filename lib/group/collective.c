@@ -166,11 +166,11 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
 
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine)
 {
-    int nranks = comm->nranks, owner = ep_group_get_failed_owner();
+    int nranks = comm->nranks;
     struct ep_group_result own, *all = calloc((size_t)nranks, sizeof(*all));
     ep_status status;
 
-    ep_group_result_init(&own, call, mine, owner >= 0 ? owner : comm->rank);
+    ep_group_result_init(&own, call, mine, comm->rank);
     if (!all)
         return ep_fail(EP_E_MEMORY, "%s: no memory for %d ranks", call, nranks);
     status = ep_group_allgather(comm, &own, sizeof(own), all);
@@ -223,7 +223,6 @@ ep_status ep_group_ll_exchange(ep_ll *ll, ep_status mine, const struct ep_group_
 
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_ll_new: no memory for %d ranks", nranks);
-    (void)ep_group_get_failed_owner(); /* of an earlier failure: no peer has served a segment yet */
     ep_group_result_init(&own.result, "ep_ll_new", mine, ll->comm->rank);
     status = ep_group_allgather(ll->comm, &own, sizeof(own), all);
     if (status == EP_OK)

@@ -38,9 +38,7 @@ static size_t exchange_row_bytes(int nranks, int nnodes)
 struct attach_step {
     struct ep_group *group;
     const struct identity *mine;
-    bool needs_socket;    /* some segment can only be received over a socket */
-    uint64_t deadline_ns; /* for all segments received over sockets */
-    int failed_rank;      /* of a failure */
+    int failed_rank; /* of a failure */
 };
 
 static bool same_node(const struct ep_group *group, int rank)
@@ -71,11 +69,9 @@ static ep_status set_other_host(struct attach_step *step, int rank, const char *
                    step->group->comm->rank, rank, step->group->comm->ranks_per_node, why);
 }
 
-/* Attaches by means that need no help of the peer. Otherwise requests a socket. */
 static ep_status attach_peer(struct attach_step *step, int rank, const struct identity *theirs)
 {
     struct ep_group_peer *peer = &step->group->peers[rank];
-    struct ep_shm_owner owner = {.pid = 0};
     ep_status status;
 
     if (rank == step->group->comm->rank)
@@ -93,30 +89,19 @@ static ep_status attach_peer(struct attach_step *step, int rank, const struct id
         return ep_fail_prefix(status,
                               "ep_comm_new: rank %d needs one file descriptor per rank, and has none for rank %d: ",
                               step->group->comm->rank, rank);
-    owner.pid = peer->process.pid;
-    status = ep_shm_attach(&theirs->control, &owner, &peer->shm);
+    status = ep_group_attach(step->group, rank, &theirs->control, &peer->shm);
     if (status == EP_OK) {
         peer->control = peer->shm.base;
         return EP_OK;
     }
-    if (ep_group_peer_dead(step->group, rank)) {
+    if (status == EP_E_UNSUPPORTED)
+        return set_other_host(step, rank, ep_last_error());
+    if (ep_status_is_fatal(status)) {
         step->failed_rank = rank;
-        return ep_fail(EP_E_PEER_DEAD, "ep_comm_new: rank %d died", rank);
+        return ep_fail_prefix(status, "ep_comm_new: ");
     }
-    if (status != EP_E_UNSUPPORTED && status != EP_E_STATE)
-        return ep_fail_prefix(
-            status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
-    /* This includes a process that is exiting: the next all-gather finds out. */
-    step->needs_socket = true;
-    return EP_OK;
-}
-
-/* Time until the deadline, at least 1 ms. */
-static int remaining_ms(uint64_t deadline_ns)
-{
-    uint64_t now = ep_now_ns();
-
-    return deadline_ns > now + 1000000u ? (int)((deadline_ns - now) / 1000000u) : 1;
+    return ep_fail_prefix(
+        status, "ep_comm_new: rank %d cannot map the control block of rank %d: ", step->group->comm->rank, rank);
 }
 
 /* Fails as soon as any rank is known to have died, or has failed. For steps of the creation that wait for one rank. */
@@ -132,94 +117,6 @@ static ep_status check_ranks(void *context)
     return EP_OK;
 }
 
-/* Without a pidfd it is not known whether the peer lives. EP_E_PEER_DEAD: its socket is closed. */
-static ep_status request_pidfd(struct attach_step *step, int rank)
-{
-    struct ep_group_peer *peer = &step->group->peers[rank];
-    bool at_owner = false;
-    struct ep_shm_owner owner = {
-        .address = &peer->address, .timeout_ms = remaining_ms(step->deadline_ns), .ret_at_owner = &at_owner};
-    ep_status status = peer->process.pidfd < 0 ? ep_shm_request_pidfd(&owner, &peer->process.pidfd) : EP_OK;
-
-    if (status == EP_OK || (status == EP_E_UNSUPPORTED && at_owner))
-        return EP_OK;
-    if (at_owner)
-        step->failed_rank = rank;
-    return status == EP_E_UNSUPPORTED ? ep_fail(EP_E_PEER_DEAD, "its socket for memory segments is closed") : status;
-}
-
-/* Attaches over the peer's socket what attach_peer() could not. */
-static ep_status attach_by_socket(struct attach_step *step, int rank, const struct identity *theirs)
-{
-    struct ep_group *group = step->group;
-    struct ep_group_peer *peer = &group->peers[rank];
-    char text[EP_ERROR_TEXT_BYTES];
-    ep_status status;
-
-    step->failed_rank = group->comm->rank;
-    if (peer->control || is_other_host(group, rank) || !may_share_host(step->mine, theirs))
-        return EP_OK;
-    status = ep_group_attach(group, rank, &theirs->control, remaining_ms(step->deadline_ns), check_ranks, &peer->shm);
-    if (status == EP_OK) {
-        peer->control = peer->shm.base;
-        status = request_pidfd(step, rank);
-    }
-    if (status == EP_OK)
-        return EP_OK;
-    snprintf(text, sizeof(text), "%s", ep_last_error());
-    for (int other = 0; other < group->comm->nranks; other++)
-        if (ep_group_dead_or_left(group, other)) {
-            bool left = ep_group_has_left(group, other);
-
-            step->failed_rank = other;
-            return ep_fail(left ? EP_E_PEER_LEFT : EP_E_PEER_DEAD, "ep_comm_new: rank %d %s", other,
-                           left ? "left" : "died");
-        }
-    if (ep_group_get_failed_owner() == rank || ep_status_is_fatal(status) || status == EP_E_UNSUPPORTED)
-        step->failed_rank = rank;
-    if (status == EP_E_UNSUPPORTED)
-        return set_other_host(step, rank, text);
-    if (step->failed_rank == rank)
-        return ep_fail(status, "ep_comm_new: control block of rank %d: %s", rank, text);
-    return ep_fail(status, "ep_comm_new: rank %d cannot map the control block of rank %d: %s", group->comm->rank, rank,
-                   text);
-}
-
-/* All ranks serve their segments, because some rank can get some segment in no other way. */
-static ep_status rendezvous_by_socket(struct attach_step *step, const ep_boot *boot, const struct identity *all)
-{
-    struct ep_group *group = step->group;
-    struct socket_identity {
-        struct ep_group_result result;
-        struct ep_shm_address address;
-    } mine, *all_sockets = calloc((size_t)boot->nranks, sizeof(*all_sockets));
-    int timeout_ms = group->comm->config.timeout_ms;
-    ep_status status;
-    bool flag = false;
-
-    memset(&mine, 0, sizeof(mine));
-    if (!all_sockets)
-        return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
-    status = ep_shm_serve(&mine.address);
-    group->serves = status == EP_OK;
-    ep_group_result_init(&mine.result, "ep_comm_new", status, boot->rank);
-    status = boot->allgather(boot->context, &mine, sizeof(mine), timeout_ms, all_sockets);
-    if (status == EP_OK)
-        status = ep_group_result_reduce("ep_comm_new", &mine.result, boot->nranks, all_sockets, sizeof(*all_sockets));
-    if (status != EP_OK)
-        goto free_offers;
-    /* Peers wait for this rank in the next all-gather, and must not name it instead of a rank that is stopped. */
-    step->deadline_ns = ep_deadline_ns(timeout_ms / 2);
-    for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++) {
-        group->peers[rank].address = all_sockets[rank].address;
-        status = ep_comm_has(group->comm, rank) ? attach_by_socket(step, rank, &all[rank]) : EP_OK;
-    }
-    status = ep_group_agree_about(boot, timeout_ms, status, step->failed_rank, &flag);
-free_offers:
-    free(all_sockets);
-    return status;
-}
-
 /* `group` NULL: this rank has failed with `mine_status` already, and takes part to report it. */
 static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int timeout_ms, ep_status mine_status)
 {
@@ -227,6 +124,7 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     char before[EP_ERROR_TEXT_BYTES];
     struct attach_step step = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
+    bool flag = false;
 
     memset(&mine, 0, sizeof(mine));
     if (!all)
@@ -246,10 +144,8 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = ep_comm_has(group->comm, rank) ? attach_peer(&step, rank, &all[rank]) : EP_OK;
-    status = ep_group_agree_about(boot, timeout_ms, status, step.failed_rank, &step.needs_socket);
-    if (status == EP_OK && step.needs_socket)
-        status = rendezvous_by_socket(&step, boot, all);
-    /* A means that failed is no error when another one succeeded: restore the text. */
+    status = ep_group_agree_about(boot, timeout_ms, status, step.failed_rank, &flag);
+    /* A rank that cannot be reached is no error where it may be on another host: restore the text. */
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);
 free_all:
@@ -257,14 +153,9 @@ free_all:
     return status;
 }
 
-/*
- * For the network, in creation: the peers wait for this rank, and must not name it instead of a rank that is stopped.
- */
 static ep_status attach_segment(void *context, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    const struct ep_group *group = context;
-
-    return ep_group_attach(context, rank, name, group->comm->config.timeout_ms / 2, check_ranks, ret_shm);
+    return ep_group_attach(context, rank, name, ret_shm);
 }
 
 static void wake_rank(void *context, int rank)
@@ -469,9 +360,6 @@ void ep_group_disconnect(struct ep_group *group)
     ep_streams_free(group->streams);
     group->streams = NULL;
     ep_group_unmap_peers(group);
-    if (group->serves)
-        ep_shm_serve_end();
-    group->serves = false;
     free(group->remote);
     group->remote = NULL;
 }

@@ -43,8 +43,7 @@
     X(EP_GROUP_LL_COMBINE, "low-latency combine: inputs ready")                                                        \
     X(EP_GROUP_LL_DONE, "low-latency combine: inputs read")                                                            \
     X(EP_GROUP_LL_BARRIER, "low-latency barrier")                                                                      \
-    X(EP_GROUP_STREAM_WAIT, "waiting for the event of ep_stream_wait")                                                 \
-    X(EP_GROUP_ATTACH, "mapping memory of a peer")
+    X(EP_GROUP_STREAM_WAIT, "waiting for the event of ep_stream_wait")
 
 enum ep_group_phase {
 #define EP_GROUP_PHASE_ENUM(name, text) name,

@@ -90,8 +90,8 @@ static ep_status fail_with(struct ep_group *group, uint64_t failure)
     snprintf(where, sizeof(where), "in \"%s\"%s", phase, seen_by);
     switch (status) {
     case EP_E_TIMEOUT:
-        return ep_fail(status, "rank %d did not answer within %d ms %s%s%s", failed_rank,
-                       group->comm->config.timeout_ms, where, reason, ep_group_describe_unreadable(group, failed_rank));
+        return ep_fail(status, "rank %d did not answer within %d ms %s%s", failed_rank, group->comm->config.timeout_ms,
+                       where, reason);
     case EP_E_PEER_DEAD:
         return ep_fail(status, "rank %d %s %s%s", failed_rank,
                        is_known_dead(group, failed_rank, reporter) ? "died while others were"
@@ -180,21 +180,6 @@ void ep_group_get_failed(const ep_comm *comm, int32_t *ret_failed)
         ret_failed[(uint16_t)(failure >> 32)] = (int32_t)(failure >> 48);
 }
 
-static _Thread_local int failed_owner = -1;
-
-int ep_group_get_failed_owner(void)
-{
-    int owner = failed_owner;
-
-    failed_owner = -1;
-    return owner;
-}
-
-void ep_group_note_failed_owner(int rank)
-{
-    failed_owner = rank;
-}
-
 /* Publishes the reason to the peers. Only the first one of this rank: a peer may be reading it. */
 static void publish_reason(struct ep_group *group, uint64_t failure, const char *text)
 {
@@ -216,7 +201,6 @@ ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phas
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank, enum ep_group_phase phase)
 {
     char text[EP_ERROR_TEXT_BYTES];
-    int owner = ep_group_get_failed_owner();
     ep_status published;
     uint64_t mine;
 
@@ -227,7 +211,7 @@ ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int
     snprintf(text, sizeof(text), "%s", ep_last_error());
     /* This failure may be the consequence of one that a peer has set already. */
     EP_TRY(ep_group_check(group));
-    if (!ep_status_is_fatal(status) && owner != failed_rank)
+    if (!ep_status_is_fatal(status))
         failed_rank = group->comm->rank;
     publish_reason(group, pack_failure(status, failed_rank, phase, group->comm->rank), text);
     published = ep_group_set_failure(group, status, failed_rank, phase);

@@ -11,8 +11,8 @@ ep_status ep_group_set_failure(struct ep_group *group, ep_status status, int fai
 ep_status ep_group_set_late(struct ep_group *group, int late, enum ep_group_phase phase, const char *reason);
 /*
  * ep_group_set_own_failure() keeps the last error of the thread as the text and publishes it to the peers, unless
- * another failure was first. A status of the 1xx or 2xx kind is a failure of this rank, whatever `failed_rank` is,
- * unless that is a peer that could not serve its segment. The text must name the failed rank before any other rank.
+ * another failure was first. A status of the 1xx or 2xx kind is a failure of this rank, whatever `failed_rank` is. The
+ * text must name the failed rank before any other rank.
  */
 ep_status ep_group_set_own_failure(struct ep_group *group, ep_status status, int failed_rank,
                                    enum ep_group_phase phase);
@@ -55,14 +55,5 @@ void ep_group_get_failed(const ep_comm *comm, int32_t *ret_failed);
 uint64_t ep_group_get_failure(const struct ep_group *group);
 /* Takes over a failure received over the control link of rank `from`. `word` may be invalid. */
 void ep_group_receive_failure(struct ep_group *group, uint64_t word, int from);
-
-/*
- * The peer that could not serve a segment in the last request of this thread; -1: none. Resets it, so that it is not
- * named in a later failure: call it when a failure is reported, and at the start of a step of creation. Jobs of a queue
- * request segments concurrently with the caller's thread.
- */
-int ep_group_get_failed_owner(void);
-/* Sets it, -1: none. */
-void ep_group_note_failed_owner(int rank);
 
 #endif

@@ -48,9 +48,8 @@ struct ep_group_peer {
     struct ep_group_control *control; /* NULL: on another host */
     struct ep_shm shm;
     bool same_process;
-    uint64_t key;                  /* of its process, as in the names of its segments */
-    struct ep_process process;     /* its process as seen from here; unset for the same process or another host */
-    struct ep_shm_address address; /* socket that serves its segments, if group->serves */
+    uint64_t key;              /* of its process, as in the names of its segments */
+    struct ep_process process; /* its process as seen from here; unset for the same process or another host */
     uint32_t frees_seen;
     struct ep_group_mapping *mappings; /* [EP_GROUP_SLOTS], made on first use; peers of this node only */
 };
@@ -125,7 +124,6 @@ struct ep_group {
     int unknown_former;          /* 1 + a rank for whose entry there was no memory; 0: none */
     struct ep_group_peer *peers; /* [R]; the own entry has only control and same_process set */
     int arbiter;       /* lowest rank on this host, whose control block holds the failure of all; at first this rank */
-    bool serves;       /* a thread of each process serves its segments: /proc does not show those of some rank */
     int first;         /* first rank of this node */
     int nlocal, local; /* ranks on this node, own index among them */
     bool one_host;

@@ -16,9 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The request to an owner that does not answer is repeated after a check of the group. */
-#define REQUEST_MS 100
-
 /* A process that is exiting loses its descriptors before it is reported dead. */
 #define EXIT_MS 1000
 
@@ -188,7 +185,7 @@ ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep
     ep_group_read_shared(&name, &peer->control->slot[address->slot].name, sizeof(name));
     if (name.bytes < bytes)
         return ep_group_fail_address(rank, address, bytes, "the segment is too short");
-    return ep_group_attach(group, rank, &name, group->comm->config.timeout_ms, NULL, ret_shm);
+    return ep_group_attach(group, rank, &name, ret_shm);
 }
 
 /* The mapping of an allocation of a peer, made again when the slot has another allocation than last time. */
@@ -226,7 +223,6 @@ ep_status ep_group_map(struct ep_group *group, int rank, const struct ep_group_a
 
     ep_group_read_shared(&copy, address, sizeof(copy));
     *ret_address = NULL;
-    ep_group_note_failed_owner(-1);
     if (!bytes)
         return EP_OK;
     if (copy.slot >= EP_GROUP_SLOTS || !copy.generation)
@@ -392,42 +388,18 @@ static ep_status find_peer_exit(const struct ep_group *group, int rank)
     }
 }
 
-ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
-                          ep_status (*check)(void *group), struct ep_shm *ret_shm)
+ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm)
 {
-    uint64_t deadline_ns = ep_deadline_ns(timeout_ms);
-    int each_ms = group->comm->config.timeout_ms;
     char text[EP_ERROR_TEXT_BYTES];
-    bool at_owner = false;
-    struct ep_shm_owner owner = {.pid = group->peers[rank].process.pid,
-                                 .address = group->serves ? &group->peers[rank].address : NULL,
-                                 .timeout_ms = each_ms < REQUEST_MS ? each_ms : REQUEST_MS,
-                                 .ret_at_owner = &at_owner};
-    ep_status status, peer_exit, checked = EP_OK;
+    ep_status status, peer_exit;
 
-    ep_group_note_failed_owner(-1);
     /* A name of another process would map memory of that process, or of this one. */
     if (name->process != group->peers[rank].key)
         return ep_fail(EP_E_MISMATCH, "what rank %d has published is damaged: a segment is not of its process", rank);
-    do {
-        /*
-         * The owner may have to answer, and may be stopped: publish the wait, so that ranks that wait for this one do
-         * not name it.
-         */
-        ep_group_publish_wait(group, rank, EP_GROUP_ATTACH);
-        status = ep_shm_attach(name, &owner, ret_shm);
-        if (status == EP_E_TIMEOUT && check && !ep_group_peer_dead(group, rank))
-            checked = check(group);
-    } while (status == EP_E_TIMEOUT && checked == EP_OK && ep_now_ns() < deadline_ns &&
-             !ep_group_peer_dead(group, rank) && !atomic_load(&ep_group_arbiter(group)->group_failure));
-    ep_group_publish_wait_end(group);
-    if (checked != EP_OK)
-        return checked;
-    if (status != EP_OK && at_owner)
-        ep_group_note_failed_owner(rank);
+    status = ep_shm_attach(name, group->peers[rank].process.pid, ret_shm);
     /* This does not tell whether the owner lives: it may have released the segment, or be invisible here. */
-    if (status != EP_E_STATE && status != EP_E_UNSUPPORTED && status != EP_E_TIMEOUT)
-        return status != EP_OK && at_owner ? ep_fail_prefix(status, "rank %d: ", rank) : status;
+    if (status != EP_E_STATE && status != EP_E_UNSUPPORTED)
+        return status;
     snprintf(text, sizeof(text), "%s", ep_last_error());
     peer_exit = find_peer_exit(group, rank);
     if (peer_exit != EP_OK)
@@ -436,8 +408,5 @@ ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_
     if (status == EP_E_STATE)
         return ep_fail(EP_E_PEER_LEFT, "rank %d has freed memory that rank %d has not read yet: %s", rank,
                        group->comm->rank, text);
-    if (status == EP_E_TIMEOUT)
-        return ep_fail(EP_E_TIMEOUT, "rank %d did not provide its memory within %d ms%s", rank, timeout_ms,
-                       ep_group_describe_unreadable(group, rank));
     return ep_fail(status, "%s", text);
 }

@@ -28,13 +28,10 @@ ep_status ep_group_fail_address(int rank, const struct ep_group_address *address
 ep_status ep_group_attach_slot(struct ep_group *group, int rank, const struct ep_group_address *address, size_t bytes,
                                struct ep_shm *ret_shm);
 /*
- * Maps a segment of a peer, by any way that the machine allows. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it
- * lives and has left the group or released the segment, EP_E_MISMATCH when the name is not of a segment of its process.
- * `name` is a private copy. timeout_ms: for an owner that has to answer, else EP_E_TIMEOUT; `check`, NULL or called
- * with the group at intervals of this wait, may end it with a status of its own.
+ * Maps a segment of a peer. EP_E_PEER_DEAD when it has died, EP_E_PEER_LEFT when it lives and has left the group or
+ * released the segment, EP_E_MISMATCH when the name is not of a segment of its process. `name` is a private copy.
  */
-ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, int timeout_ms,
-                          ep_status (*check)(void *group), struct ep_shm *ret_shm);
+ep_status ep_group_attach(struct ep_group *group, int rank, const struct ep_shm_name *name, struct ep_shm *ret_shm);
 /* Unmaps allocations that the peers have freed. */
 void ep_group_unmap_stale(struct ep_group *group);
 void ep_group_memory_close(struct ep_group *group);

@@ -78,15 +78,6 @@ void ep_group_publish_wait_end(struct ep_group *group)
     atomic_store(&group->control->state.waiting, 0);
 }
 
-const char *ep_group_describe_unreadable(const struct ep_group *group, int rank)
-{
-    const struct ep_group_peer *peer = &group->peers[rank];
-
-    if (peer->same_process || !peer->control || ep_process_probe(&peer->process) != EP_PROCESS_UNKNOWN)
-        return "";
-    return "; its state cannot be read here (no pidfd, and /proc does not show it)";
-}
-
 void ep_group_read_reason(char ret[EP_GROUP_REASON_BYTES], const char from[EP_GROUP_REASON_BYTES])
 {
     ep_group_read_shared(ret, from, EP_GROUP_REASON_BYTES);

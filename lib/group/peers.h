@@ -24,8 +24,6 @@ void ep_group_publish_wait_end(struct ep_group *group);
 
 /* Makes the thread of the control links check the state of this rank. Async-signal-safe. */
 void ep_group_link_wake(struct ep_group *group);
-/* For the text of a timeout: a rank whose process state is unreadable may be dead. "" for others. */
-const char *ep_group_describe_unreadable(const struct ep_group *group, int rank);
 /* True only if it is certain; a process with unreadable state is not dead. */
 bool ep_group_peer_dead(const struct ep_group *group, int rank);
 /* It has freed its communicator, on any host, as far as this rank knows. */

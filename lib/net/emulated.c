@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The network between "nodes" that are ranks (processes or threads) of one host. It injects delays, reordering, split
- * writes, small buffers and stalls, so that code that runs correctly on it does not depend on the ordering of shared
+ * writes and small buffers, so that code that runs correctly on it does not depend on the ordering of shared
  * memory.
  *
  * Each endpoint owns a segment with one wire per (rail peer, channel). Peers append records to their wires; the owner's
@@ -123,8 +123,7 @@ struct emulated {
     struct incoming *incoming; /* [npeers][channels] */
     int *order;                /* in which the incoming wires are processed */
     uint64_t random;
-    uint64_t stall_end_ns; /* 0: no traffic seen yet, UINT64_MAX: the stall is over or was not requested */
-    uint32_t large_puts;   /* applied, of EP_NET_FLIP_BYTES or more; pieces count */
+    uint32_t large_puts; /* applied, of EP_NET_FLIP_BYTES or more; pieces count */
 };
 
 struct hello {
@@ -170,25 +169,6 @@ static void wake_rank(struct emulated *e, int rank)
 {
     if (e->wake)
         e->wake(e->wake_context, rank);
-}
-
-/* --- the stall --- */
-
-static bool stalled(struct emulated *e, bool traffic)
-{
-    uint64_t now;
-
-    if (e->stall_end_ns == UINT64_MAX || (e->stall_end_ns == 0 && !traffic))
-        return false;
-    now = ep_now_ns();
-    if (e->stall_end_ns == 0)
-        e->stall_end_ns = now + (uint64_t)e->emulation.stall_ms * 1000000u;
-    if (now < e->stall_end_ns) {
-        e->net.can_sleep = false; /* no wake-up announces the end of the stall */
-        return true;
-    }
-    e->stall_end_ns = UINT64_MAX;
-    return false;
 }
 
 /* --- sending --- */
@@ -272,7 +252,7 @@ static bool emulated_put(struct ep_net *net, int peer, int channel, uint64_t off
 
     if (discards(e, ep_net_index(net, peer, channel)))
         return true;
-    if (stalled(e, true) || out->rest_bytes)
+    if (out->rest_bytes)
         return false;
     if (need <= out->capacity && room(out, need) < need)
         return false;
@@ -292,7 +272,7 @@ static bool emulated_signal(struct ep_net *net, int peer, int channel, uint32_t 
 
     if (discards(e, ep_net_index(net, peer, channel)))
         return true;
-    if (stalled(e, true) || out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
+    if (out->rest_bytes || room(out, sizeof(record)) < sizeof(record))
         return false;
     record.due_ns = pick_due(e, out);
     append(out, &record, NULL);
@@ -434,24 +414,12 @@ static ep_status apply_all(struct emulated *e, bool *ret_moved)
     return EP_OK;
 }
 
-static bool anything_came(const struct emulated *e)
-{
-    for (int i = 0; i < e->npeers * e->net.channels; i++)
-        if (atomic_load_explicit(&e->incoming[i].wire->tail, memory_order_acquire) != 0)
-            return true;
-    return false;
-}
-
 static ep_status emulated_progress(struct ep_net *net, bool *ret_moved)
 {
     struct emulated *e = emulated_of(net);
     bool moved = false;
 
     EP_TRY(ep_net_check(net));
-    if (stalled(e, e->stall_end_ns == 0 && anything_came(e))) {
-        *ret_moved = false;
-        return EP_OK;
-    }
     for (int i = 0; i < e->npeers * net->channels; i++)
         if (e->outgoing[i].rest_bytes && !discards(e, i))
             moved |= push_rest(e, &e->outgoing[i], ep_net_index_peer(net, i));
@@ -566,7 +534,7 @@ static ep_status attach_peer(struct emulated *e, const struct ep_net_params *par
         return ep_fail(EP_E_MISMATCH, "network emulated: what rank %d has published is damaged: a wire of %llu bytes",
                        rank, (unsigned long long)theirs->capacity);
     EP_TRY(params->attach ? params->attach(params->wake_context, rank, &theirs->name, &e->peers[slot])
-                          : ep_shm_attach(&theirs->name, NULL, &e->peers[slot]));
+                          : ep_shm_attach(&theirs->name, theirs->name.pid, &e->peers[slot]));
     for (int channel = 0; channel < channels; channel++) {
         struct outgoing *out = &e->outgoing[slot * channels + channel];
 
@@ -619,8 +587,6 @@ static ep_status emulated_open(const struct ep_net_provider *provider, const str
     e->wake_context = params->wake_context;
     e->shm.fd = -1;
     e->random = seed_random(params->emulation.seed, params->rank, params->rank, EP_NET_MAX_CHANNELS);
-    e->stall_end_ns =
-        params->emulation.stall_ms && params->emulation.stall_rank == (uint32_t)params->rank ? 0 : UINT64_MAX;
     return ep_net_opened(exchange_hello(e, params, prepare(e)), ret_net);
 }
 

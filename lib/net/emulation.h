@@ -23,8 +23,6 @@ typedef struct ep_net_emulation {
     uint32_t reorder;     /* 1: channels are processed in random order instead of round-robin */
     uint32_t flip_put;    /* this put of EP_NET_FLIP_BYTES or more that a rank receives, counted from 1, arrives with a
                              wrong bit; 0: none. To see that a check of results can fail */
-    uint32_t stall_rank;  /* with stall_ms: this rank's network stalls once for stall_ms */
-    uint32_t stall_ms;    /* 0: never */
 } ep_net_emulation;
 
 /* Applies to communicators that the calling thread creates from now on. NULL: no faults, the default. */

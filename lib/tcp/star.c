@@ -40,8 +40,8 @@ static ep_status check_frame(struct tcp_star *star, struct conn *conn, size_t by
     if (!root && frame->bytes != bytes * (size_t)star->nranks)
         return tcp_star_fail_damaged(star, conn, "a result of another size");
     if (root && frame->bytes != bytes) {
-        ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank %d gathers %zu bytes and rank %d gathers %llu", star->name,
-                tcp_star_number_of(star, 0), bytes, tcp_star_number_of(star, rank), (unsigned long long)frame->bytes);
+        ep_fail(EP_E_MISMATCH, "%s: ranks disagree: rank 0 gathers %zu bytes and rank %d gathers %llu", star->name,
+                bytes, rank, (unsigned long long)frame->bytes);
         return tcp_star_fail(star, EP_E_MISMATCH, rank);
     }
     conn->dest = root ? ret_all + (size_t)rank * bytes : ret_all;
@@ -98,21 +98,11 @@ static ep_status pull(struct tcp_star *star, struct conn *conn, size_t bytes, un
     return EP_OK;
 }
 
-/* Fails the star if its user asks for it. */
-static ep_status poll_user(struct tcp_star *star)
-{
-    int failed_rank = star->rank;
-    ep_status status = star->poll ? star->poll(star->poll_context, &failed_rank) : EP_OK;
-
-    return status == EP_OK ? EP_OK : tcp_star_fail(star, status, failed_rank);
-}
-
 /* One pass over all connections. */
 static ep_status step(struct tcp_star *star, size_t bytes, unsigned char *ret_all, uint64_t deadline_ns)
 {
     int n = tcp_star_n_conns(star), ready, lost;
 
-    EP_TRY(poll_user(star));
     for (int i = 0; i < n; i++) {
         struct conn *conn = &star->conns[i];
         /* A rank whose block has arrived may be in the next all-gather: do not read ahead, but detect its death. */
@@ -163,8 +153,7 @@ static ep_status fail_late_root(struct tcp_star *star, int timeout_ms)
     tcp_star_list_missing(star, &missing);
     for (int rank = 1; rank < star->nranks && missing.n == 0; rank++)
         if (!tcp_star_is_idle(&star->conns[rank])) {
-            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name,
-                    tcp_star_number_of(star, rank), timeout_ms);
+            ep_fail(EP_E_TIMEOUT, "%s: rank %d did not receive the result within %d ms", star->name, rank, timeout_ms);
             return tcp_star_fail(star, EP_E_TIMEOUT, rank);
         }
     return tcp_star_fail_late(star, &missing, timeout_ms);
@@ -287,27 +276,6 @@ ep_status tcp_star_new(const char *name, int rank, int nranks, struct tcp_star *
     return EP_OK;
 }
 
-ep_status tcp_star_adopt(const char *name, int rank, int nranks, const int *fds, const int *numbers,
-                         struct tcp_star **ret_star)
-{
-    EP_TRY(tcp_star_new(name, rank, nranks, ret_star));
-    (*ret_star)->numbers = numbers;
-    for (int i = rank == 0 ? 1 : 0; i < tcp_star_n_conns(*ret_star); i++)
-        (*ret_star)->conns[i].fd = fds[i];
-    return EP_OK;
-}
-
-void tcp_star_set_poll(struct tcp_star *star, tcp_star_poll_fn poll, void *context)
-{
-    star->poll = poll;
-    star->poll_context = context;
-}
-
-int tcp_star_failed_rank(const struct tcp_star *star)
-{
-    return star->failure.rank;
-}
-
 ep_status tcp_star_check(void *context)
 {
     struct tcp_star *star = context;
@@ -315,7 +283,6 @@ ep_status tcp_star_check(void *context)
 
     if (star->failure.status != EP_OK)
         return tcp_star_fail_again(star);
-    EP_TRY(poll_user(star));
     for (int i = 0; i < n; i++)
         star->polls[i] = (struct pollfd){.fd = star->conns[i].fd, .events = POLLRDHUP};
     if (poll(star->polls, (nfds_t)n, 0) <= 0)
@@ -323,18 +290,8 @@ ep_status tcp_star_check(void *context)
     for (int i = 0; i < n; i++)
         if (star->polls[i].revents)
             return ep_fail(EP_E_PEER_DEAD, "%s: the connection to rank %d has ended", star->name,
-                           tcp_star_number_of(star, tcp_star_rank_of(star, &star->conns[i])));
+                           tcp_star_rank_of(star, &star->conns[i]));
     return EP_OK;
-}
-
-bool tcp_star_was_complete(const struct tcp_star *star)
-{
-    return star->rank == 0 && star->delivering;
-}
-
-bool tcp_star_was_notified(const struct tcp_star *star)
-{
-    return star->rank != 0 && star->notified;
 }
 
 struct tcp_address tcp_star_local_address(const struct tcp_star *star)

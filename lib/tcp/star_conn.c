@@ -24,11 +24,6 @@ int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn)
     return star->rank == 0 ? (int)(conn - star->conns) : 0;
 }
 
-int tcp_star_number_of(const struct tcp_star *star, int rank)
-{
-    return star->numbers ? star->numbers[rank] : rank;
-}
-
 int tcp_star_poll_ms(uint64_t deadline_ns)
 {
     uint64_t now = ep_now_ns(), left_ms = deadline_ns > now ? (deadline_ns - now) / 1000000u + 1 : 0;
@@ -93,7 +88,7 @@ const char *tcp_star_print_conn(const struct tcp_star *star, const struct conn *
     char address[TCP_ADDRESS_TEXT];
 
     tcp_address_print(&conn->remote, address);
-    snprintf(text, CONN_TEXT, "rank %d (%s)", tcp_star_number_of(star, tcp_star_rank_of(star, conn)), address);
+    snprintf(text, CONN_TEXT, "rank %d (%s)", tcp_star_rank_of(star, conn), address);
     return text;
 }
 
@@ -190,13 +185,12 @@ ep_status tcp_star_handle_failure(struct tcp_star *star, struct conn *conn)
 
     if (!check_failure(star, &failure))
         return tcp_star_fail_damaged(star, conn, "a failure of unknown kind");
-    star->notified = true;
     ep_fail((ep_status)failure.status, "%s", failure.text);
     if (star->rank == 0 && failure.rank == 0 && failure.status == EP_E_TIMEOUT) {
         /* This rank is running, and receives from the other one. */
         ep_fail(EP_E_TIMEOUT,
-                "%s: %s receives nothing from rank %d, which receives from it: check the network to its host",
-                star->name, tcp_star_print_conn(star, conn, peer), tcp_star_number_of(star, 0));
+                "%s: %s receives nothing from rank 0, which receives from it: check the network to its host",
+                star->name, tcp_star_print_conn(star, conn, peer));
         failure.rank = tcp_star_rank_of(star, conn);
     }
     return tcp_star_fail(star, (ep_status)failure.status, failure.rank);
@@ -225,28 +219,6 @@ bool tcp_star_read_last_failure(struct tcp_star *star, struct conn *conn, struct
            last.frame.bytes == sizeof(*ret_failure) && check_failure(star, ret_failure);
 }
 
-bool tcp_star_send_failure(int fd, ep_status status, const char *text)
-{
-    struct message message = {
-        .frame = {.magic = STAR_MAGIC, .kind = FRAME_FAILURE, .bytes = sizeof(struct failure)},
-        .payload.failure = {.status = (int32_t)status, .rank = -1},
-    };
-
-    snprintf(message.payload.failure.text, TEXT_BYTES, "%.*s", TEXT_BYTES - 1, text);
-    return send(fd, &message, sizeof(message), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(message);
-}
-
-ep_status tcp_star_peek_failure(int fd)
-{
-    struct message message;
-
-    if (recv(fd, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT) != sizeof(message) ||
-        message.frame.magic != STAR_MAGIC || message.frame.kind != FRAME_FAILURE ||
-        !ep_status_is_failure(message.payload.failure.status))
-        return EP_OK;
-    return (ep_status)message.payload.failure.status;
-}
-
 /* --- missing ranks --- */
 
 void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_missing)
@@ -267,7 +239,7 @@ void tcp_star_list_missing(const struct tcp_star *star, struct missing *ret_miss
         if (used + 24 + strlen(address) >= sizeof(missing.list))
             continue;
         used += (size_t)snprintf(missing.list + used, sizeof(missing.list) - used, "%s%d%s%s%s", shown++ ? ", " : "",
-                                 tcp_star_number_of(star, rank), *address ? " (" : "", address, *address ? ")" : "");
+                                 rank, *address ? " (" : "", address, *address ? ")" : "");
     }
     if (missing.n > shown)
         snprintf(missing.list + used, sizeof(missing.list) - used, " and %d more", missing.n - shown);
@@ -283,8 +255,8 @@ ep_status tcp_star_fail_late(struct tcp_star *star, const struct missing *missin
         ep_fail(EP_E_SYSTEM,
                 "%s: rank %d cannot accept connections: %s (limit of open files: ulimit -n); %d of %d ranks were not "
                 "accepted within %d ms: rank%s %s",
-                star->name, tcp_star_number_of(star, star->rank), strerror(acceptor->error), missing->n, star->nranks,
-                timeout_ms, missing->n == 1 ? "" : "s", missing->list);
+                star->name, star->rank, strerror(acceptor->error), missing->n, star->nranks, timeout_ms,
+                missing->n == 1 ? "" : "s", missing->list);
         return tcp_star_fail(star, EP_E_SYSTEM, star->rank);
     }
     ep_fail(EP_E_TIMEOUT, "%s: %d of %d ranks did not arrive within %d ms: rank%s %s%s%s%s%s", star->name, missing->n,

@@ -59,7 +59,6 @@ struct conn {
 struct tcp_star {
     const char *name;
     int rank, nranks;
-    const int *numbers;           /* tcp_star_adopt() */
     struct conn *conns;           /* [nranks] on rank 0, else [1] */
     struct tcp_acceptor acceptor; /* rank 0: open while it waits for all ranks to connect */
     struct pollfd *polls;
@@ -75,9 +74,6 @@ struct tcp_star {
     int peer_nranks;                 /* nranks of that process */
     bool lacks_fds;                  /* not enough descriptors: fail without waiting */
     int n_notified;                  /* ranks that know the failure */
-    bool notified;                   /* other ranks: rank 0 has reported why it failed */
-    tcp_star_poll_fn poll;
-    void *poll_context;
     struct failure failure; /* status EP_OK: none */
 };
 
@@ -92,8 +88,6 @@ int tcp_star_rank_of(const struct tcp_star *star, const struct conn *conn);
 /* Time for poll(): until the deadline, but at most POLL_MOST_MS. */
 int tcp_star_poll_ms(uint64_t deadline_ns);
 bool tcp_star_all_arrived(const struct tcp_star *star);
-/* What error texts call `rank`. */
-int tcp_star_number_of(const struct tcp_star *star, int rank);
 #define CONN_TEXT (TCP_ADDRESS_TEXT + 24)
 /* Returns `text`: "rank 3 (10.0.0.1:4242)". */
 const char *tcp_star_print_conn(const struct tcp_star *star, const struct conn *conn, char text[CONN_TEXT]);

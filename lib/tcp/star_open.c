@@ -47,7 +47,7 @@ static ep_status check_rank(void *context, const struct tcp_handshake *hs, char 
     if (hello->detail != (uint32_t)star->nranks) {
         snprintf(ret_reason, bytes, "ranks disagree: nranks is %d on rank 0 and %u on rank %d (%s)", star->nranks,
                  hello->detail, rank, address);
-    } else if (rank == 0) { /* this and the next connect only to report it (tcp_star_report) */
+    } else if (rank == 0) { /* it connects only to report it: fail_listen() */
         snprintf(ret_reason, bytes, "two processes are rank 0: this one and one at %s", address);
     } else if (!valid) {
         snprintf(ret_reason, bytes, "the process at %s is rank %d of %d, not in 0..%d", address, rank, star->nranks,
@@ -299,41 +299,23 @@ static ep_status open_leaf(struct tcp_star *star, const struct tcp_star_args *ar
     return EP_E_TIMEOUT;
 }
 
-/*
- * Reports to the listener at the address of rank 0 that `rank` cannot take part: it then fails the job for all ranks,
- * instead of waiting for the missing one. true: the report was received; hs->why has the reply.
- */
-static bool report(const struct tcp_star_args *args, int rank, int most_ms, struct tcp_handshake *hs)
-{
-    struct tcp_star_args claim = *args;
-    struct tcp_star *star;
-
-    claim.rank = rank;
-    claim.timeout_ms = args->timeout_ms < most_ms ? args->timeout_ms : most_ms;
-    if (tcp_star_new(args->name, 1, args->nranks, &star) != EP_OK)
-        return false;
-    /* EP_OK: a library without support for such reports. */
-    if (open_leaf(star, &claim, ep_deadline_ns(claim.timeout_ms), hs) == EP_OK)
-        tcp_star_close_conn(&star->conns[0]);
-    tcp_star_free(star);
-    return hs->refused;
-}
-
-void tcp_star_report(const struct tcp_star_args *args)
-{
-    struct tcp_handshake hs;
-
-    (void)report(args, args->rank, ARRIVAL_MS, &hs);
-}
-
-/* The listener may be another rank 0 of this job: report this one to the ranks that connect to it. */
+/* The listener may be another rank 0 of this job: report this one to it, which fails the job for all ranks. */
 static ep_status fail_listen(const struct tcp_star_args *args, ep_status status)
 {
+    struct tcp_star_args claim = *args;
     char text[EP_ERROR_TEXT_BYTES];
-    struct tcp_handshake hs;
+    struct tcp_handshake hs = {.fd = -1};
+    struct tcp_star *star;
 
     snprintf(text, sizeof(text), "%s: %s", args->name, ep_last_error());
-    if (report(args, 0, DRAIN_MS, &hs))
+    claim.timeout_ms = args->timeout_ms < DRAIN_MS ? args->timeout_ms : DRAIN_MS;
+    if (tcp_star_new(args->name, 1, args->nranks, &star) == EP_OK) {
+        /* EP_OK: a library without support for such reports. */
+        if (open_leaf(star, &claim, ep_deadline_ns(claim.timeout_ms), &hs) == EP_OK)
+            tcp_star_close_conn(&star->conns[0]);
+        tcp_star_free(star);
+    }
+    if (hs.refused)
         return ep_fail(status, "%s; the listener there replies: %s", text, hs.why);
     return ep_fail(status, "%s", text);
 }

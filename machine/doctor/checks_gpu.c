@@ -25,93 +25,13 @@ static int gpus_on_bus(const struct topo *topo)
     return n > topo->n_gpus ? n : topo->n_gpus;
 }
 
-static void __attribute__((format(printf, 4, 5)))
-differs(struct doctor_result *result, const char *where, const char *what, const char *format, ...)
-{
-    char text[512];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    if (result->outcome != DOCTOR_FOUND)
-        doctor_found(result, DOCTOR_ERROR, "%s: %s", what, text);
-    doctor_evidence(result, where, "%s: %s", what, text);
-}
-
-/* Matches the beginning of a version: "580" and "580.126" match "580.126.09", "58" does not. */
-static bool is_version(const char *expected, const char *is)
-{
-    size_t n = strlen(expected);
-
-    return strncmp(expected, is, n) == 0 && (is[n] == '\0' || is[n] == '.' || is[n] == '-');
-}
-
-static void expect_nics(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct doctor_inventory *expected = machine->expected;
-    const struct topo *topo = machine->topo;
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_nic *nic = &topo->nics[i];
-
-        if (!machine_is_data_nic(topo, i))
-            continue;
-        n++;
-        if (*expected->firmware && *nic->firmware && !is_version(expected->firmware, nic->firmware))
-            differs(result, nic->name, "firmware of a NIC", "%s, and %s is expected", nic->firmware,
-                    expected->firmware);
-        for (int p = 0; p < nic->n_ports; p++) {
-            const struct topo_port *port = &nic->ports[p];
-
-            if (!port->active)
-                continue;
-            if (expected->nic_gbps > 0 && port->rate_gbps > 0 && port->rate_gbps != expected->nic_gbps)
-                differs(result, nic->name, "rate of a NIC", "%g Gb/s, and %g Gb/s is expected", port->rate_gbps,
-                        expected->nic_gbps);
-            if (expected->link_layer != TOPO_LINK_UNKNOWN && port->link_layer != expected->link_layer)
-                differs(result, nic->name, "link layer of a NIC", "not %s, as is expected",
-                        expected->link_layer == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
-        }
-    }
-    if (expected->nics && n != expected->nics)
-        differs(result, "/sys/class/infiniband", "NICs for data", "%d, and %d are expected", n, expected->nics);
-}
-
-static void compare_inventory(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct doctor_inventory *expected = machine->expected;
-    const struct topo *topo = machine->topo;
-
-    if (expected->gpus && topo->n_gpus != expected->gpus)
-        differs(result, "/sys/bus/pci/devices", "GPUs", "%d, and %d are expected", topo->n_gpus, expected->gpus);
-    for (int i = 0; *expected->gpu && i < topo->n_gpus; i++)
-        if (*topo->gpus[i].name && !strcasestr(topo->gpus[i].name, expected->gpu))
-            differs(result, topo->pci[topo->gpus[i].pci].address, "kind of a GPU", "%s, and %s is expected",
-                    topo->gpus[i].name, expected->gpu);
-    if (*expected->driver && !is_version(expected->driver, topo->driver))
-        differs(result, "/proc/driver/nvidia/version", "NVIDIA driver", "%s, and %s is expected",
-                *topo->driver ? topo->driver : "none", expected->driver);
-    expect_nics(machine, result);
-    if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            result,
-            "%s specifies this. Look for a missing device on the bus (lspci -d 10de:, lspci -d 15b3:) and in the kernel log; if it is not there, cycle the node's power.",
-            expected->source);
-}
-
 void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *board = "";
     int due, n = gpus_on_bus(machine->topo);
 
-    if (machine->expected) {
-        compare_inventory(machine, result);
-        return;
-    }
     due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
-    if (doctor_not_applicable_if(result, due == 0, "no expectation is given (--expect FILE)"))
+    if (doctor_not_applicable_if(result, due == 0, "how many GPUs this machine should have is not known"))
         return;
     if (n >= due)
         return;

@@ -51,7 +51,6 @@ void doctor_machine_free(struct doctor_machine *machine)
     if (!machine)
         return;
     free(machine->stacks);
-    free(machine->expected);
     audit_free(machine->audit);
     advice_free(machine->advice);
     software_free(machine->software);

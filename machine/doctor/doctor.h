@@ -23,30 +23,9 @@ struct doctor_machine {
     struct map *map;   /* the best one */
     struct map *ibgda; /* the best one for NVSHMEM and DeepEP */
     struct advice *advice;
-    struct audit *audit;               /* of the inspected environment */
-    struct doctor_inventory *expected; /* from --expect; NULL if not given */
-    struct stack_result *stacks;       /* by row of the table of stacks; filled when first asked */
+    struct audit *audit;         /* of the inspected environment */
+    struct stack_result *stacks; /* by row of the table of stacks; filled when first asked */
 };
-
-/*
- * The expected hardware of a machine. Numbers are 0 and texts "" where nothing is specified. In a file of --expect:
- *
- *     {"gpus": 8, "gpu": "H200", "nics": 8, "nic_gbps": 400, "link_layer": "Ethernet", "driver": "580.126.09",
- *      "firmware": "28.43.2026"}
- *
- * "gpu" is part of the name that the driver reports; "nics" counts data NICs; "driver" and "firmware" may be the
- * beginning of a version. Alternatively, the file is a snapshot of a correct machine, whose devices are counted.
- */
-struct doctor_inventory {
-    int gpus, nics;
-    double nic_gbps;
-    enum topo_link_layer link_layer;
-    char gpu[128], driver[64], firmware[64];
-    const char *source; /* the file, for messages */
-};
-
-/* Reads the file of --expect. EP_E_ARG with the reason: no such file, no JSON, a key that does not exist. */
-ep_status doctor_expect(struct doctor_machine *machine, const char *file);
 
 /* Reads a machine. Takes ownership of `source`, also on failure. */
 ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine);

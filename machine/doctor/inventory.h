@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* inventory.h - the number of GPUs of known boards. The expected inventory of --expect is in doctor.h. */
+/* inventory.h - the number of GPUs of known boards. */
 #ifndef EP_DOCTOR_INVENTORY_H
 #define EP_DOCTOR_INVENTORY_H
 

@@ -29,10 +29,11 @@ bool machine_sets_nvshmem(const struct doctor_machine *machine)
     struct source_environment environment = source_environment(machine->source);
 
     for (size_t i = 0; i < environment.n; i++) {
-        const struct variable *known = variable_find(environment.variables[i].name);
+        const char *name = environment.variables[i].name;
+        const struct variable *known =
+            text_begins_any(name, TEXTS("NVSHMEM_", "DEEP_EP_")) ? variable_find(name) : NULL;
 
-        if (known && known->effect == VARIABLE_WORKS &&
-            (strncmp(known->name, "NVSHMEM_", 8) == 0 || strncmp(known->name, "DEEP_EP_", 8) == 0))
+        if (known && known->effect == VARIABLE_WORKS)
             return true;
     }
     return false;

@@ -4,8 +4,8 @@
  *
  * This is an assignment problem: rows are GPUs, columns are units of the capacity of ports. With at least as many ports
  * as GPUs a port has one column. Otherwise each port has `base` columns, all of which have to be used, and one extra
- * column; so the loads differ by at most one. The Hungarian method solves it in O(GPUs^2 x columns) with integers only,
- * so nothing depends on rounding.
+ * column; so the loads differ by at most one. Each GPU in turn is added by the cheapest change of the assignment of
+ * those before it, which leaves it the best one. All costs are integers, so nothing depends on rounding.
  */
 #include "map_internal.h"
 
@@ -20,7 +20,6 @@
 #define MAX_ROWS (2 * TOPO_MAX_GPUS) /* GPUs of this process and of others */
 #define MAX_COLUMNS                                                                                                    \
     (TOPO_MAX_NICS * TOPO_MAX_PORTS) /* a port has several columns only if there are fewer ports than GPUs */
-#define FAR INT64_MAX
 
 /*
  * The cost of a path. An exchange between GPUs ends with the slowest of them, so one GPU that reaches its NIC through
@@ -61,14 +60,11 @@ struct rows {
 struct problem {
     int n_gpus, n_columns;
     int64_t costs[MAX_ROWS][MAX_COLUMNS];
-    int port_of[MAX_COLUMNS];           /* ascending; the extra column of a port is its last */
-    int64_t gpu_prices[MAX_ROWS];       /* costs[g][c] >= gpu_prices[g] + column_prices[c], equal if matched */
-    int64_t column_prices[MAX_COLUMNS]; /* never positive */
-    int gpu_at[MAX_COLUMNS];            /* the GPU assigned to it, -1 none */
-    int column_of[MAX_ROWS];            /* by GPU */
-    int64_t slack[MAX_COLUMNS];         /* during a search */
-    int from[MAX_COLUMNS];              /* the previous column of the augmenting path */
-    bool visited[MAX_COLUMNS];
+    int port_of[MAX_COLUMNS];   /* ascending; the extra column of a port is its last */
+    int gpu_at[MAX_COLUMNS];    /* the GPU assigned to it, -1 none */
+    int column_of[MAX_ROWS];    /* by GPU */
+    int64_t added[MAX_COLUMNS]; /* during a search: what it costs that this column is taken */
+    int from[MAX_COLUMNS];      /* the column whose GPU moves here; -1: the new GPU comes here */
 };
 
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS])
@@ -112,58 +108,36 @@ static void problem_init(const struct topo *topo, const struct rows *rows, const
     }
 }
 
-static int64_t reduced_cost(const struct problem *problem, int gpu, int column)
-{
-    return problem->costs[gpu][column] - problem->gpu_prices[gpu] - problem->column_prices[column];
-}
-
-/* Changes prices so that a new pair becomes tight; matched pairs stay tight. */
-static void update_prices(struct problem *problem, int new_gpu, int64_t by)
-{
-    problem->gpu_prices[new_gpu] += by;
-    for (int column = 0; column < problem->n_columns; column++) {
-        if (problem->visited[column]) {
-            problem->gpu_prices[problem->gpu_at[column]] += by;
-            problem->column_prices[column] -= by;
-        } else {
-            problem->slack[column] -= by;
-        }
-    }
-}
-
-/* Assigns one more GPU along the cheapest augmenting path, on which assigned GPUs may move. */
+/* Assigns one more GPU along the cheapest augmenting path, on which assigned GPUs move. */
 static void assign_gpu(struct problem *problem, int new_gpu)
 {
-    int gpu = new_gpu, at = -1, next;
+    int next = -1;
 
     for (int column = 0; column < problem->n_columns; column++) {
-        problem->slack[column] = FAR;
-        problem->visited[column] = false;
+        problem->added[column] = problem->costs[new_gpu][column];
+        problem->from[column] = -1;
     }
-    for (;;) {
-        next = -1;
-        for (int column = 0; column < problem->n_columns; column++) {
-            int64_t cost;
+    /* Bellman and Ford: there is no cycle of moves that would save anything, since the assignment was the best one. */
+    for (bool has_changed = true; has_changed;) {
+        has_changed = false;
+        for (int at = 0; at < problem->n_columns; at++) {
+            int gpu = problem->gpu_at[at];
 
-            if (problem->visited[column])
-                continue;
-            cost = reduced_cost(problem, gpu, column);
-            if (cost < problem->slack[column]) {
-                problem->slack[column] = cost;
+            for (int column = 0; gpu >= 0 && column < problem->n_columns; column++) {
+                int64_t added = problem->added[at] + problem->costs[gpu][column] - problem->costs[gpu][at];
+
+                if (added >= problem->added[column])
+                    continue;
+                problem->added[column] = added;
                 problem->from[column] = at;
+                has_changed = true;
             }
-            if (next < 0 || problem->slack[column] < problem->slack[next])
-                next = column;
         }
-        /* There are at least as many columns as GPUs, so `next` is valid. */
-        if (problem->slack[next] > 0)
-            update_prices(problem, new_gpu, problem->slack[next]);
-        if (problem->gpu_at[next] < 0)
-            break;
-        problem->visited[next] = true;
-        at = next;
-        gpu = problem->gpu_at[next];
     }
+    /* There are at least as many columns as GPUs, so one is free. */
+    for (int column = 0; column < problem->n_columns; column++)
+        if (problem->gpu_at[column] < 0 && (next < 0 || problem->added[column] < problem->added[next]))
+            next = column;
     while (next >= 0) {
         int before = problem->from[next];
 

@@ -410,9 +410,11 @@ static void advise_verbs(struct advice_work *work)
 /* --- what is set and should not be --- */
 
 /* Why a value that is a path has no effect here; NULL if it has one, or is not a path. */
-static const char *useless_path(const struct advice_work *work, const struct variable *known, const char *value)
+static const char *useless_path(const struct advice_work *work, const struct variable *known,
+                                const struct source_variable *variable)
 {
-    bool is_provider = strcmp(known->name, "RDMAV_DRIVERS") == 0 || strcmp(known->name, "IBV_DRIVERS") == 0;
+    bool is_provider = text_is_any(variable->name, TEXTS("RDMAV_DRIVERS", "IBV_DRIVERS"));
+    const char *value = variable->value;
     int number = work->software->verbs.private_version;
     char path[256];
 
@@ -437,17 +439,17 @@ static void advise_against(struct advice_work *work, const struct source_variabl
 
     if (!known || advice_find(work->advice, variable->name))
         return;
-    useless = useless_path(work, known, variable->value);
+    useless = useless_path(work, known, variable);
     text_clean(variable->value, value, sizeof(value));
     if (known->effect == VARIABLE_VOID)
-        advice_unset(work, known->name, source_printf(work->source, "It does nothing: %s.", known->text));
+        advice_unset(work, variable->name, source_printf(work->source, "It does nothing: %s.", known->text));
     else if (known->effect == VARIABLE_BUILD_ONLY && strcmp(known->values, "path") != 0)
-        advice_unset(work, known->name,
+        advice_unset(work, variable->name,
                      source_printf(work->source, "It does nothing in a running program: %s.", known->text));
-    else if (variable_has_known_prefix(known->name) && !variable_accepts(known, variable->value, why, sizeof(why)))
-        advice_unset(work, known->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
+    else if (variable_has_known_prefix(variable->name) && !variable_accepts(known, variable->value, why, sizeof(why)))
+        advice_unset(work, variable->name, source_printf(work->source, "Its value here, '%s', %s.", value, why));
     else if (useless)
-        advice_unset(work, known->name, useless);
+        advice_unset(work, variable->name, useless);
 }
 
 ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,

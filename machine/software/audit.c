@@ -332,15 +332,16 @@ static bool may_be_in_scope(const char *name)
 
 static bool check_unknown(struct audit_work *work, const struct source_variable *variable)
 {
-    const char *near, *version = work->software->nvshmem.version;
-    bool in_scope = is_in_scope(variable->name);
+    const char *version = work->software->nvshmem.version;
+    bool in_scope = is_in_scope(variable->name), is_near;
+    char near[VARIABLE_NAME_BYTES];
 
     if (!in_scope && !may_be_in_scope(variable->name))
         return false;
-    near = variable_nearest(variable->name);
-    if (!in_scope && !(near && variable_has_known_prefix(near)))
+    is_near = variable_nearest(variable->name, near);
+    if (!in_scope && !(is_near && variable_has_known_prefix(near)))
         return false;
-    if (near)
+    if (is_near)
         return report(work, AUDIT_UNKNOWN, variable, "Nothing is known to read it. Is %s meant?", near);
     /* Plugins of NCCL have variables of their own, and so have later versions of NVSHMEM. */
     if (strncmp(variable->name, "NVSHMEM_", 8) != 0 || (*version && strverscmp(version, NVSHMEM_NEXT) >= 0))
@@ -368,9 +369,10 @@ static bool check_by_table(struct audit_work *work, const struct variable *known
     if (known->effect == VARIABLE_BUILD_ONLY && !is_path)
         return report(work, AUDIT_VOID, variable, "It does nothing in a running program: %s. Unset it.", known->text);
     if (!variable_accepts(known, variable->value, why, sizeof(why)) &&
-        (is_in_scope(known->name) || known->effect != VARIABLE_WORKS))
-        return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it: %s.", why, known->text);
-    if (!*variable->value && is_in_scope(known->name) && known->values && strcmp(known->values, "bool") != 0)
+        (is_in_scope(variable->name) || known->effect != VARIABLE_WORKS))
+        return report(work, AUDIT_VALUE, variable, "Its value %s. Correct it, or unset it%s%s.", why,
+                      known->text ? ": " : "", known->text ? known->text : "");
+    if (!*variable->value && is_in_scope(variable->name) && known->values && strcmp(known->values, "bool") != 0)
         return report(work, AUDIT_VOID, variable, "It is empty, which has no effect. Unset it, or give it a value.");
     return check_file(work, known, variable);
 }

@@ -10,11 +10,6 @@
 #define KEEP_MAX 4096
 #define BLANK " \t\r\f\v"
 
-bool piece_is(struct piece piece, const char *text)
-{
-    return piece.n == strlen(text) && strncmp(piece.text, text, piece.n) == 0;
-}
-
 bool piece_begins(struct piece piece, const char *text)
 {
     return piece.n >= strlen(text) && strncmp(piece.text, text, strlen(text)) == 0;

@@ -9,7 +9,6 @@
 #include "common/text.h"
 #include "machine/source/source.h"
 
-bool piece_is(struct piece piece, const char *text);
 bool piece_begins(struct piece piece, const char *text);
 
 /* A copy with the lifetime of the source, truncated to 4 KiB and safe to print. */

@@ -13,12 +13,11 @@ valid() {
 }
 
 @test "bench: --quick measures everything, in seconds" {
-    run -0 limited 30 "$EPKIT" bench --quick --boot fork --phases
+    run -0 limited 30 "$EPKIT" bench --quick --boot fork
     grep -q "^host, 4 ranks: dispatch runs at" <<<"$output"
     for op in dispatch combine plan first-dispatch ll-dispatch ll-combine; do
         grep -qE "^host +$op " <<<"$output"
     done
-    grep -q "WAIT READY" <<<"$output"
     grep -q "All results verified" <<<"$output"
 }
 
@@ -56,6 +55,23 @@ valid() {
     }
     [ "$(rows 5)" = "$(rows 5)" ]
     [ "$(rows 5)" != "$(rows 6)" ]
+}
+
+@test "bench: --engine-calls measures both layouts, both kinds of memory, and three kinds of routing, and checks each" {
+    bench --quick --engine-calls --ranks 2 --json >"$BATS_TEST_TMPDIR/bench.json"
+    valid "$BATS_TEST_TMPDIR/bench.json"
+    jq -e '.verdict | test("a layer with new routing takes [0-9]+ us in symmetric and [0-9]+ us in ordinary memory")' "$BATS_TEST_TMPDIR/bench.json"
+    jq -r '.rows[] | [.op, .type, .routing] | join(" ")' "$BATS_TEST_TMPDIR/bench.json" | sort | uniq -c | sed 's/^ *//' | diff - <(
+        echo "4 call-combine bf16 cached"
+        for op in "call-dispatch bf16" "call-dispatch fp8" "layer bf16"; do
+            for routing in cached plan update; do echo "4 $op $routing"; done
+        done)
+    [ "$(jq -r '.rows[] | .memory + " " + .layout' "$BATS_TEST_TMPDIR/bench.json" | sort -u | wc --lines)" -eq 4 ]
+    for routing in empty one dropped; do
+        run -0 bench --quick --engine-calls --ranks 4 --iters 1 --routing $routing
+    done
+    run -0 bench --quick --engine-calls --nodes 2 --iters 1 --dtype bf16
+    [[ "$output" == *"call-dispatch bf16 expanded ordinary  update"* && "$output" != *fp8* ]]
 }
 
 @test "bench: lists of ranks and tokens give a row each" {
@@ -108,6 +124,7 @@ valid() {
     usage "--tokens: 0 is out of range 1..1048576" --tokens 0
     usage "--iters: 'many' is not a whole number" --iters many
     usage "--only: 'nothing' is none of dispatch, combine, plan, ll" --only nothing
+    usage "give it without --only" --engine-calls --only ll
 }
 
 @test "bench: a group that does not fit into memory is refused before it starts" {

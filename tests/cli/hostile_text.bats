@@ -120,13 +120,13 @@ answer() {
     [ "$status" -eq 2 ]
 }
 
-@test "the folder of a run, recorded runs, and what is written of them" {
+@test "the folder of a run, and what is written of it" {
     unset JOBSET_NAME LWS_LEADER_ADDRESS JOB_COMPLETION_INDEX SLURM_JOB_NODELIST
     mkdir run
     jq -n --arg e "$EVIL" '{schema_version: 1, epkit: $e, job: $e, command: $e, argv: [$e], reason: $e, exit_code: 1, failed_host: $e,
         hosts: [{name: $e, why: $e, gpu: $e}], environment: {($e): $e}, findings: [{id: $e, severity: $e, text: $e, nodes: [$e]}]}' >run/run.json
     printf '%s\n' "$EVIL" "a: NCCL WARN $EVIL" >run/worker-a.log
-    for words in 'parse run' 'report run --history history --output page' 'triangulate --from run'; do
+    for words in 'parse run' 'report run --history history --output page'; do
         # shellcheck disable=SC2086 # words
         say $words
         # shellcheck disable=SC2086 # words

@@ -81,7 +81,6 @@ early() {
             ;;
         doctor:unreadable)
             echo "2 --from none"
-            echo "2 --expect none"
             echo "2 --hosts none"
             ;;
         env:unreadable | nics:unreadable | topo:unreadable) echo "2 --from none" ;;
@@ -110,8 +109,6 @@ early() {
             echo "2 --compare none run"
             ;;
         triangulate:unreadable)
-            echo "2 --from none"
-            echo "2 --from file"
             echo "2 --hosts @none --run x{hosts}"
             ;;
 

@@ -92,7 +92,7 @@ without_memory() (
 }
 
 @test "no suggestion for a name that is not similar" {
-    refused "unknown argument 'tcsh': it must be one of bash, zsh" completion tcsh
+    refused "unknown argument 'tcsh': it must be one of bash" completion tcsh
     [[ "$stderr" != *"did you mean"* ]]
 }
 

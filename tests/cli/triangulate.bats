@@ -1,6 +1,6 @@
 #!/usr/bin/env bats
 # SPDX-License-Identifier: Apache-2.0
-# epkit triangulate: by runs of a command, and from recorded runs.
+# epkit triangulate: by runs of a command.
 #
 # shellcheck disable=SC2154,SC2016 # $stderr is set by run; names that no shell may expand
 
@@ -38,12 +38,6 @@ has_exited() {
     [ "$(wc -l <"$BATS_TEST_TMPDIR/measure.runs")" -eq 5 ]
 }
 
-@test "a folder without a run is refused" {
-    mkdir "$BATS_TEST_TMPDIR/none"
-    run -2 --separate-stderr epkit triangulate --from "$BATS_TEST_TMPDIR/none"
-    [[ "$stderr" == *"none: there is no folder in it, and each run is one"* ]]
-}
-
 @test "many nodes; the document fits the schema" {
     seq -f 'node-%g slots=8' 1 100 >"$BATS_TEST_TMPDIR/hosts"
     triangulate --hosts "@$BATS_TEST_TMPDIR/hosts" --json --run "$BATS_TEST_TMPDIR/measure node-77 {hosts}"
@@ -77,44 +71,6 @@ has_exited() {
     [ "$status" -eq 2 ]
     triangulate --hosts a,b --run 'echo'
     [ "$status" -eq 2 ]
-}
-
-@test "recorded runs: folders of runs, whose NIC counters name the NIC" {
-    local pair hosts
-    for pair in 1,2 3,4 1,3 2,4; do
-        mkdir -p "$BATS_TEST_TMPDIR/runs/$pair/testbed-logs"
-        hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: ., nics: [range(8) as $i |
-            {device: "mlx5_\($i)", port: 1, tx_bytes: 1000, rx_bytes: (if . == "4" and $i == 5 then 1 else 1000 end)}]})')
-        hosts=$(jq -c 'map(if .name == "4" then .nics[5].tx_bytes = 1 | .nics[5].rx_bytes = 1 else . end)' <<<"$hosts")
-        echo "{\"schema_version\": 1, \"nodes\": 2, \"exit_code\": 0, \"hosts\": $hosts}" \
-            >"$BATS_TEST_TMPDIR/runs/$pair/testbed-logs/run.json"
-        "$BATS_TEST_TMPDIR/measure" 4 "$pair" >"$BATS_TEST_TMPDIR/runs/$pair/testbed-logs/coordinator.log"
-    done
-    triangulate --from "$BATS_TEST_TMPDIR/runs"
-    [ "$status" -eq 3 ]
-    [[ "$output" == "Slow: 4,"*"mlx5_5 of 4 carried 0% of the others"* ]]
-    triangulate --from "$BATS_TEST_TMPDIR/runs" --json
-    valid triangulate <<<"$output"
-    # A run that measured nothing clears no node.
-    for pair in 3 3,4; do
-        mkdir -p "$BATS_TEST_TMPDIR/few/$pair/testbed-logs"
-        hosts=$(jq -cn --arg pair "$pair" '$pair | split(",") | map({name: .})')
-        echo "{\"schema_version\": 1, \"nodes\": 2, \"exit_code\": 0, \"hosts\": $hosts}" \
-            >"$BATS_TEST_TMPDIR/few/$pair/testbed-logs/run.json"
-    done
-    "$BATS_TEST_TMPDIR/measure" 4 3,4 >"$BATS_TEST_TMPDIR/few/3,4/testbed-logs/coordinator.log"
-    : >"$BATS_TEST_TMPDIR/few/3/testbed-logs/coordinator.log"
-    triangulate --from "$BATS_TEST_TMPDIR/few" --json
-    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
-    # The name of a folder is any bytes.
-    mv "$BATS_TEST_TMPDIR/few/3,4" "$BATS_TEST_TMPDIR/few/"$'3\xff4'
-    triangulate --from "$BATS_TEST_TMPDIR/few" --json
-    jq -e '.result == "either" and .slow == ["3", "4"]' <<<"$output"
-    # A name that the verdict cuts within a character.
-    sed -i "s/\"name\":\"3\"/\"name\":\"$(printf 'x%.0s' {1..99})éy\"/" "$BATS_TEST_TMPDIR/few/"*/testbed-logs/run.json
-    triangulate --from "$BATS_TEST_TMPDIR/few" --json
-    valid triangulate <<<"$output"
-    jq -e '(.verdict | length > 100) and (.slow | length == 2)' <<<"$output"
 }
 
 @test "lists of nodes are those of epkit launch: ranges, ports, hostfiles with comments and settings" {

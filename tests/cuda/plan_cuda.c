@@ -97,6 +97,9 @@ static int load(struct state *s, int round)
     if (!s->scenario->graph && !s->scenario->bad && (round + s->group.rank) % 7 == 2)
         s->n_tokens = 0; /* such a rank gives no routing */
     fill_routing(&routing, &random, s->b[INDEX].host);
+    /* Where a rank can receive less than all send, one rank alone must not send all by chance. */
+    for (int i = TOKENS * 3 / 4 * TOPK; s->scenario->refused && i < TOKENS * TOPK; i++)
+        ((int32_t *)(void *)s->b[INDEX].host)[i] = -1;
     fill_bf16((uint16_t *)(void *)s->b[X].host, (size_t)TOKENS * HIDDEN, &random);
     for (int i = 0; i < TOKENS * TOPK; i++)
         ((float *)(void *)s->b[WEIGHTS].host)[i] = (float)(next_random(&random) % 1000) / 999.0f;

@@ -25,7 +25,7 @@ enum {
 };
 
 /* Indexed by the bits of LIMIT_*. */
-static const char *const limit_names[] = {"no /proc", "no pidfd", "no openat2", "other users", "hidepid"};
+static const char *const limit_names[] = {"no pidfd", "no openat2"};
 #define N_LIMITS (sizeof(limit_names) / sizeof(limit_names[0]))
 
 struct sums {
@@ -192,7 +192,7 @@ static int report(const struct run *run)
     return s->passed != s->storms || s->storms == 0 || is_too_much(s);
 }
 
-/* A container may forbid namespaces: its storms run without these limits. */
+/* A container may forbid filters: its storms run without these limits. */
 static void say_impossible(unsigned possible)
 {
     for (unsigned i = 0; i < N_LIMITS; i++)

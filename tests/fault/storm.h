@@ -47,11 +47,8 @@ enum injection {
 enum mode { MODE_FORK = 0, MODE_THREADS, MODES };
 
 enum {
-    LIMIT_PROC = 1u << 0,    /* /proc is empty */
-    LIMIT_PIDFD = 1u << 1,   /* pidfd_open and pidfd_send_signal: ENOSYS */
-    LIMIT_OPENAT2 = 1u << 2, /* openat2: ENOSYS */
-    LIMIT_USERS = 1u << 3,   /* each rank is another user: /proc/<pid>/fd of another one gives EACCES */
-    LIMIT_HIDEPID = 1u << 4, /* with other users: /proc/<pid> of another one gives ENOENT */
+    LIMIT_PIDFD = 1u << 0,   /* pidfd_open and pidfd_send_signal: ENOSYS */
+    LIMIT_OPENAT2 = 1u << 1, /* openat2: ENOSYS */
 };
 
 enum when {
@@ -196,8 +193,6 @@ bool storm_limit(unsigned limits);
 unsigned storm_possible_limits(void);
 /* A mount namespace of its own with an empty /dev/shm. */
 bool storm_isolate(void);
-/* In a rank: another user than the others. */
-bool storm_become_user(int rank);
 
 /* --- storm_check.c --- */
 enum { STORM_DELAYS = 1500 };

@@ -157,10 +157,6 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
             j->result->unseen++;
             return NULL;
         }
-        /* Neither pidfd nor /proc: a zombie looks alive, and the text says so. */
-        if (died_before(j, named, ns) && j->storm->limits & LIMIT_PROC && j->storm->limits & LIMIT_PIDFD &&
-            strstr(outcome->text, "cannot be read"))
-            return NULL;
         if (died_before(j, named, ns))
             return "a dead rank is called late";
         if (is_excused(j, rank, outcome)) {
@@ -213,14 +209,6 @@ static const char *misfit(const struct checker *j, int rank, const struct outcom
     }
 }
 
-/* True if the group cannot be created because of the limits of the storm, and the status says so. */
-static bool forbidden_here(const struct checker *j, const struct outcome *outcome)
-{
-    return outcome->call == CALL_NEW && j->storm->limits & (LIMIT_PROC | LIMIT_USERS) &&
-           (outcome->status == EP_E_SYSTEM || outcome->status == EP_E_UNSUPPORTED) &&
-           (strstr(outcome->text, "/proc") || strstr(outcome->text, "user"));
-}
-
 /* --- one rank ----------------------------------------------------------------------------------------------------- */
 
 static void check_outcomes(const struct checker *j, int rank)
@@ -229,7 +217,7 @@ static void check_outcomes(const struct checker *j, int rank)
 
     for (int i = 0; i < context->n_outcomes; i++) {
         const struct outcome *outcome = &context->outcomes[i];
-        const char *why = forbidden_here(j, outcome) ? NULL : misfit(j, rank, outcome);
+        const char *why = misfit(j, rank, outcome);
 
         if (why)
             complain_of(j, WRONG_NAME, rank, outcome, why);

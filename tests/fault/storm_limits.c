@@ -3,7 +3,6 @@
 #include "storm.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
@@ -13,8 +12,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-enum { FIRST_USER = 64000 };
 
 #ifndef SYS_openat2
 #define SYS_openat2 437
@@ -53,12 +50,6 @@ bool storm_limit(unsigned limits)
 {
     int calls[4], n = 0;
 
-    if (limits & (LIMIT_PROC | LIMIT_HIDEPID) && !own_mounts())
-        return false;
-    if (limits & LIMIT_HIDEPID && mount("proc", "/proc", "proc", 0, "hidepid=2") != 0)
-        return false;
-    if (limits & LIMIT_PROC && mount("storm", "/proc", "tmpfs", 0, NULL) != 0)
-        return false;
     if (limits & LIMIT_PIDFD) {
         calls[n++] = SYS_pidfd_open;
         calls[n++] = SYS_pidfd_send_signal;
@@ -68,22 +59,13 @@ bool storm_limit(unsigned limits)
     return n == 0 || refuse_calls(calls, n);
 }
 
-bool storm_become_user(int rank)
-{
-    unsigned user = FIRST_USER + (unsigned)rank;
-
-    /* The kernel resets the parent death signal when a process changes its user. */
-    return setgroups(0, NULL) == 0 && setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0 &&
-           prctl(PR_SET_PDEATHSIG, 9) == 0;
-}
-
 static bool is_possible(unsigned limit)
 {
     pid_t pid = fork();
     int how = -1;
 
     if (pid == 0)
-        _exit(!(limit == LIMIT_USERS ? storm_become_user(0) : storm_limit(limit)));
+        _exit(!storm_limit(limit));
     return pid > 0 && waitpid(pid, &how, 0) == pid && WIFEXITED(how) && WEXITSTATUS(how) == 0;
 }
 
@@ -91,8 +73,7 @@ unsigned storm_possible_limits(void)
 {
     unsigned possible = 0;
 
-    for (unsigned limit = LIMIT_PROC; limit <= LIMIT_HIDEPID; limit <<= 1)
+    for (unsigned limit = LIMIT_PIDFD; limit <= LIMIT_OPENAT2; limit <<= 1)
         possible |= is_possible(limit) ? limit : 0;
-    /* Processes of the own user are not hidden. */
-    return possible & LIMIT_USERS ? possible : possible & ~LIMIT_HIDEPID;
+    return possible;
 }

@@ -44,21 +44,12 @@ const char *call_name(enum call call)
     return names[call];
 }
 
-static unsigned draw_limits(uint64_t *state, enum mode mode, unsigned possible)
+static unsigned draw_limits(uint64_t *state, unsigned possible)
 {
-    static const unsigned limits[] = {LIMIT_PROC,
-                                      LIMIT_PIDFD,
-                                      LIMIT_PIDFD,
-                                      LIMIT_OPENAT2,
-                                      LIMIT_PIDFD | LIMIT_OPENAT2,
-                                      LIMIT_PROC | LIMIT_PIDFD | LIMIT_OPENAT2,
-                                      LIMIT_USERS,
-                                      LIMIT_USERS | LIMIT_HIDEPID};
+    static const unsigned limits[] = {LIMIT_PIDFD, LIMIT_OPENAT2, LIMIT_PIDFD | LIMIT_OPENAT2};
     unsigned drawn = possible & limits[below(state, (int)(sizeof(limits) / sizeof(limits[0])))];
 
-    if (below(state, 100) < 60)
-        return 0;
-    return mode == MODE_FORK ? drawn : drawn & ~(LIMIT_USERS | LIMIT_HIDEPID);
+    return below(state, 100) < 60 ? 0 : drawn;
 }
 
 static enum injection draw_injection(uint64_t *state, enum mode mode)
@@ -101,16 +92,14 @@ static bool lasts(enum injection injection)
     return injection != INJECT_PAUSE && injection != INJECT_ABORT;
 }
 
-/* At least one rank has no lasting fault. With neither pidfd nor /proc, dead ranks are of unknown state. */
+/* At least one rank has no lasting fault. */
 static void keep_one(struct storm *storm)
 {
-    bool blind = storm->limits & LIMIT_PROC && storm->limits & LIMIT_PIDFD, disconnected = false, silent = false;
+    bool disconnected = false, silent = false;
     unsigned gone = 0;
 
     for (int i = 0; i < storm->n_faults; i++) {
         struct injection_plan *plan = &storm->faults[i];
-        bool falls_silent = plan->injection == INJECT_STOP ||
-                            (blind && (plan->injection == INJECT_KILL || plan->injection == INJECT_CRASH));
 
         disconnected = disconnected || (storm->linked && plan->injection == INJECT_DESCRIPTORS);
         if (!lasts(plan->injection) || plan->injection == INJECT_LAUNCHER)
@@ -120,7 +109,7 @@ static void keep_one(struct storm *storm)
             plan->detail = 50;
         } else {
             gone |= 1u << plan->rank;
-            silent = silent || falls_silent;
+            silent = silent || plan->injection == INJECT_STOP;
         }
     }
     if (silent || disconnected)
@@ -137,9 +126,6 @@ static void draw_fault(uint64_t *state, const struct storm *storm, int i, struct
     if (SANITIZED && ret_plan->injection == INJECT_MEMORY)
         ret_plan->injection = INJECT_FILE_SIZE;
     if (SANITIZED && ret_plan->injection == INJECT_CRASH)
-        ret_plan->injection = INJECT_KILL;
-    /* A process that changes its user loses the parent death signal for a moment. */
-    if (storm->limits & LIMIT_USERS && ret_plan->injection == INJECT_LAUNCHER)
         ret_plan->injection = INJECT_KILL;
     ret_plan->when = i && when < 3 ? WHEN_WITH : i && when < 6 ? WHEN_NEXT : WHEN_CALL;
     /* A quarter of them while the communicator is created: eight all-gathers or so. */
@@ -168,7 +154,7 @@ struct storm storm_plan(uint64_t seed, int number, const struct storm_choice *ch
     storm.mode = mode < THREADS_PERCENT ? MODE_THREADS : MODE_FORK;
     if (choice->mode >= 0)
         storm.mode = (enum mode)choice->mode;
-    storm.limits = draw_limits(&state, storm.mode, choice->limits);
+    storm.limits = draw_limits(&state, choice->limits);
     storm.nranks = 2 + below(&state, 4);
     storm.nnodes = below(&state, 4) == 0 && storm.nranks % 2 == 0 ? 2 : 1;
     if (below(&hosts, 100) < choice->linked_percent)
@@ -186,11 +172,9 @@ void storm_describe(const struct storm *storm, char *ret_text, size_t bytes)
     static const char *const modes[MODES] = {"fork", "threads"};
     static const char *const nodes[] = {"", ", 2 nodes", ", 3 nodes", ", 4 nodes"};
     size_t used = (size_t)snprintf(
-        ret_text, bytes, "%d ranks (%s%s%s%s%s%s%s%s%s)", storm->nranks, modes[storm->mode], nodes[storm->nnodes - 1],
-        storm->linked ? ", tcp" : "", storm->limits & LIMIT_PROC ? ", no /proc" : "",
-        storm->limits & LIMIT_PIDFD ? ", no pidfd" : "", storm->limits & LIMIT_OPENAT2 ? ", no openat2" : "",
-        storm->limits & LIMIT_USERS ? ", other users" : "", storm->limits & LIMIT_HIDEPID ? ", hidepid" : "",
-        storm->free_early ? ", free early" : "");
+        ret_text, bytes, "%d ranks (%s%s%s%s%s%s)", storm->nranks, modes[storm->mode], nodes[storm->nnodes - 1],
+        storm->linked ? ", tcp" : "", storm->limits & LIMIT_PIDFD ? ", no pidfd" : "",
+        storm->limits & LIMIT_OPENAT2 ? ", no openat2" : "", storm->free_early ? ", free early" : "");
 
     for (int i = 0; i < storm->n_faults && used < bytes; i++) {
         const struct injection_plan *plan = &storm->faults[i];

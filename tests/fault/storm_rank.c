@@ -601,8 +601,6 @@ int storm_rank(const ep_boot *boot, void *argument)
     for (int rank = 0; rank < w.nranks; rank++)
         w.first[rank] = rank;
     sigaction(SIGUSR1, &action, NULL);
-    if (table->storm.limits & LIMIT_USERS && !storm_become_user(boot->rank))
-        snprintf(w.context->other, sizeof(w.context->other), "could not become another user");
     before = storm_resources();
     atomic_store(&w.context->tid, (int)syscall(SYS_gettid));
     atomic_store(&w.context->pid, (int)getpid());

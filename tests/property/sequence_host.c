@@ -35,8 +35,6 @@ static void draw_network(struct random *random, struct sequence *sequence)
     net->ring_bytes = random_below(random, 2) ? 0 : 256u << random_below(random, 8);
     net->split_bytes = random_below(random, 2) ? 0 : 8 + random_below(random, 500);
     net->reorder = random_below(random, 2);
-    net->stall_rank = random_below(random, (uint32_t)sequence->nranks);
-    net->stall_ms = random_below(random, 8) ? 0 : 1 + random_below(random, 15);
 }
 
 static void draw_sequence(uint64_t seed, const struct options *options, struct sequence *ret_sequence)

@@ -195,7 +195,6 @@ library_for() {
 
 @test "completions are in place" {
     [ -s "$DIST/share/bash-completion/completions/epkit" ]
-    [ -s "$DIST/share/zsh/site-functions/_epkit" ]
 }
 
 # --- for programs ---

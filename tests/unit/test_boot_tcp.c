@@ -404,22 +404,6 @@ TEST(test_rank_given_twice)
     expect_disagreement(ranks, 3, "two processes are rank 1: 127.0.0.1:");
 }
 
-/* It detects itself that it cannot take part; the others are notified, and do not wait until their deadline. */
-TEST(test_invalid_rank)
-{
-    static const int bad[] = {3, -1};
-    struct rank ranks[3];
-
-    for (int i = 0; i < 2; i++) {
-        prepare_here(ranks, 3, PATIENT_MS);
-        ranks[2].args.rank = bad[i];
-        run_all(ranks, 3);
-        expect_disagreement(ranks, 2, bad[i] == 3 ? " is rank 3 of 3, not in 0..2" : " is rank -1 of 3, not in 0..2");
-        assert_int_equal(ranks[2].status, EP_E_ARG);
-        assert_non_null(strstr(ranks[2].text, bad[i] == 3 ? "rank is 3 of 3" : "rank is -1 of 3"));
-    }
-}
-
 TEST(test_second_rank_0)
 {
     struct rank ranks[3];

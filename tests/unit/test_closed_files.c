@@ -95,22 +95,3 @@ static int close_all(const ep_boot *boot, void *argument)
 
 TEST_CALL(files_of_the_program_between_nodes, unit_run_ranks(EP_LAUNCH_FORK, 2, close_all, &(int){1}))
 TEST_CALL(files_of_the_program_on_a_node, unit_run_ranks(EP_LAUNCH_FORK, 2, close_all, &(int){2}))
-
-/* Ranks that cannot see each other's descriptors request segments at a socket, which a thread of the owner reads. */
-static int close_all_hidden(const ep_boot *boot, void *argument)
-{
-    const gid_t user = (gid_t)(65000 + boot->rank);
-
-    SURE(setgid(user) == 0 && setuid((uid_t)user) == 0);
-    return close_all(boot, argument);
-}
-
-static int run_hidden(void *argument)
-{
-    if (!sandbox_hide_proc())
-        return SANDBOX_SKIP;
-    unit_run_ranks(EP_LAUNCH_FORK, 2, close_all_hidden, argument);
-    return 0;
-}
-
-TEST_CALL(files_of_the_program_beside_hidden_ranks, sandbox_expect(sandbox_run(run_hidden, &(int){2})))

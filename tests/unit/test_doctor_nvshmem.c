@@ -365,15 +365,8 @@ static void run_case(size_t i)
     const char *expected = cases[i].said;
 
     make_case(i);
-    machine = (struct doctor_machine){advised.source,
-                                      &advised.hardware.topo,
-                                      &advised.software,
-                                      advised.map,
-                                      advised.map,
-                                      advised.advice,
-                                      advised.audit,
-                                      NULL,
-                                      NULL};
+    machine = (struct doctor_machine){advised.source, &advised.hardware.topo, &advised.software, advised.map,
+                                      advised.map,    advised.advice,         advised.audit,     NULL};
     for (size_t c = 0; c < N_CHECKS; c++) {
         struct doctor_result result;
         char said[1024];
@@ -400,15 +393,8 @@ static struct doctor_result result_of(const struct doctor_check *check)
     struct doctor_result result;
 
     advised_make(&advised);
-    machine = (struct doctor_machine){advised.source,
-                                      &advised.hardware.topo,
-                                      &advised.software,
-                                      advised.map,
-                                      advised.map,
-                                      advised.advice,
-                                      advised.audit,
-                                      NULL,
-                                      NULL};
+    machine = (struct doctor_machine){advised.source, &advised.hardware.topo, &advised.software, advised.map,
+                                      advised.map,    advised.advice,         advised.audit,     NULL};
     doctor_run(&machine, check, &result);
     return result;
 }

@@ -353,52 +353,6 @@ TEST(test_reorder)
     assert_true(strpbrk(one, "abcdefghijkl") != NULL); /* the later one came first */
 }
 
-TEST(test_stall)
-{
-    struct side sides[2];
-    uint64_t begin;
-    unsigned char byte = 1;
-
-    open_ok(sides, &(ep_net_emulation){.stall_rank = 1, .stall_ms = 1500});
-    unit_sleep_ms(20);
-    assert_false(progress(&sides[1]));
-    assert_true(sides[1].net->can_sleep); /* no traffic yet: it has not begun */
-    assert_true(add(&sides[0], 0, 0, 1));
-    begin = ep_now_ns();
-    assert_false(progress(&sides[1]));
-    assert_false(sides[1].net->can_sleep);
-    assert_false(put(&sides[1], 0, 0, &byte, 1));
-    assert_false(add(&sides[1], 0, 0, 1));
-    while (!progress(&sides[1]) && ep_now_ns() - begin < HANG_NS)
-        unit_sleep_ms(1);
-    assert_true(ep_now_ns() - begin >= 1499000000);
-    assert_int_equal(sides[1].net->signals[0], 1);
-    assert_true(sides[1].net->can_sleep);
-    for (int i = 0; i < 20; i++) { /* once only */
-        assert_true(add(&sides[0], 0, 0, 1));
-        assert_true(progress(&sides[1]));
-        assert_true(add(&sides[1], 0, 0, 1));
-        assert_true(progress(&sides[0]));
-    }
-    close_sides(sides);
-}
-
-/* The first traffic may also be its own. */
-TEST(test_stall_by_sending)
-{
-    struct side sides[2];
-    uint64_t begin = ep_now_ns();
-
-    open_ok(sides, &(ep_net_emulation){.stall_rank = 0, .stall_ms = 50});
-    assert_true(add(&sides[1], 0, 0, 1)); /* the other rank is not concerned */
-    assert_false(add(&sides[0], 0, 0, 1));
-    assert_false(sides[0].net->can_sleep);
-    while (!add(&sides[0], 0, 0, 1) && ep_now_ns() - begin < HANG_NS)
-        unit_sleep_ms(1);
-    assert_true(ep_now_ns() - begin >= 49000000);
-    close_sides(sides);
-}
-
 /* --- damage and disagreement --- */
 
 static void expect_broken(struct side *side, const char *text)

@@ -2,7 +2,7 @@
 /*
  * A rank dies while ranks connect to each other, for a low-latency object or in the creation of a communicator: the
  * others detect this by their communicator or bootstrap, and do not wait for the rank. Ranks are processes. On the
- * network "verbs" if EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp" and "emulated".
+ * network "verbs" if EPKIT_TEST_VERBS is set (tests/verbs), else on "tcp".
  */
 #include "base/clock.h"
 #include "group/group.h"
@@ -31,8 +31,7 @@ struct scenario {
 };
 
 static const char *network = "tcp";
-static bool needs_sockets; /* no segment can be attached without the socket of its owner */
-static bool dies;          /* this rank, when it connects */
+static bool dies; /* this rank, when it connects */
 
 void __real_tcp_handshake_connect(struct tcp_handshake *hs, int fd, const struct tcp_key *key,
                                   const struct tcp_hello *hello, const struct tcp_address *to, uint64_t deadline_ns);
@@ -68,30 +67,6 @@ ep_status __wrap_ep_net_exchange_hello(const char *name, const struct ep_net_par
     if (dies && strcmp(name, "verbs") == 0 && ++n == 2)
         die_if_due();
     return status;
-}
-
-ep_status __real_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
-                               struct ep_shm *ret_shm);
-ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner,
-                               struct ep_shm *ret_shm);
-
-/*
- * After the control blocks of its peers a rank attaches the segments of the network "emulated"; or the control blocks
- * again, over the sockets of the peers, if they could not be attached otherwise.
- */
-ep_status __wrap_ep_shm_attach(const struct ep_shm_name *name, const struct ep_shm_owner *owner, struct ep_shm *ret_shm)
-{
-    static int n;
-
-    if (strcmp(network, "emulated") != 0)
-        return __real_ep_shm_attach(name, owner, ret_shm);
-    if (++n < NRANKS)
-        return needs_sockets ? ep_fail(EP_E_UNSUPPORTED, "only by a socket")
-                             : __real_ep_shm_attach(name, owner, ret_shm);
-    die_if_due();
-    for (int ms = 0; ms < owner->timeout_ms; ms++)
-        unit_sleep_ms(1);
-    return ep_fail(EP_E_TIMEOUT, "the owner does not answer");
 }
 
 static ep_status create(const ep_boot *boot, const struct scenario *scenario, ep_comm **ret_comm)
@@ -166,19 +141,6 @@ TEST(a_death_while_ranks_connect_is_detected_at_once)
     for (enum call call = 0; call < CALLS; call++)
         for (int ranks_per_node = 1; ranks_per_node <= 2; ranks_per_node++)
             run_scenario(&(struct scenario){.call = call, .ranks_per_node = ranks_per_node, .port = find_port()});
-}
-
-/* The owner of the memory that a rank waits for does not answer, and another rank dies. */
-TEST(a_death_while_ranks_wait_for_memory_is_detected_at_once)
-{
-    const char *before = network;
-
-    network = "emulated";
-    for (int i = 0; i < 4; i++) {
-        needs_sockets = i >= 2;
-        run_scenario(&(struct scenario){.call = CALL_NEW, .ranks_per_node = 1 + i % 2, .port = find_port()});
-    }
-    network = before;
 }
 
 static int choose_network(void **state)

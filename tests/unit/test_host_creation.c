@@ -4,7 +4,6 @@
  * next all-gather, with its number and its reason, and not at their deadline.
  */
 #include "ranks.h"
-#include "sandbox.h"
 
 #include <epkit/epkit.h>
 #include <errno.h>
@@ -150,27 +149,6 @@ TEST(a_death_is_known_at_each_step)
 
 TEST_CALL(a_death_is_known_between_nodes, ends_before_each_gather(KILL, 2, 5))
 
-static int die_without_proc(void *argument)
-{
-    bool also_no_pidfd = *(bool *)argument;
-
-    if (!sandbox_cover_proc() || (also_no_pidfd && !sandbox_forbid_pidfd(ENOSYS)))
-        return SANDBOX_SKIP;
-    ends_before_each_gather(KILL, 0, 3);
-    ends_before_each_gather(LEAVE, 2, 3);
-    return 0;
-}
-
-/* The launcher knows its children: no rank has to probe a process. */
-TEST(a_death_is_known_without_proc)
-{
-    bool also_no_pidfd = false;
-
-    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
-    also_no_pidfd = true;
-    sandbox_expect(sandbox_run(die_without_proc, &also_no_pidfd));
-}
-
 TEST(no_descriptor_is_known_at_each_step)
 {
     static const int nodes[] = {0, 2};
@@ -191,43 +169,6 @@ TEST(no_descriptor_is_known_at_each_step)
         munmap(scenario, sizeof(*scenario));
     }
 }
-
-/* The first rank in a text: "rank 2 ...", "ranks 2 and ...", but not "1 of 4 ranks". */
-static int first_rank_in(const char *text)
-{
-    int rank;
-
-    for (; (text = strstr(text, "rank")) != NULL; text++)
-        if (sscanf(text, "rank %d", &rank) == 1 || sscanf(text, "ranks %d", &rank) == 1)
-            return rank;
-    return -1;
-}
-
-static int be_short_without_proc(void *argument)
-{
-    struct scenario *scenario = new_scene(DESCRIPTORS, 0);
-    ep_status status = EP_E_SYSTEM;
-
-    (void)argument;
-    if (!sandbox_cover_proc())
-        return SANDBOX_SKIP;
-    for (scenario->at = 0; scenario->at < 64 && status != EP_OK; scenario->at++) {
-        status = run(scenario);
-        assert_true(status == EP_OK || status == EP_E_SYSTEM);
-        for (int rank = 0; rank < NRANKS; rank++) {
-            if (status == EP_OK || rank == VICTIM)
-                continue;
-            if (first_rank_in(scenario->text[rank]) != VICTIM)
-                print_error("%d descriptors: rank %d: %s\n", scenario->at, rank, scenario->text[rank]);
-            assert_int_equal(first_rank_in(scenario->text[rank]), VICTIM);
-        }
-    }
-    assert_int_equal(status, EP_OK);
-    return 0;
-}
-
-/* Also if it cannot serve its segment, and a peer reports that. */
-TEST_CALL(a_rank_without_descriptors_is_named_first, sandbox_expect(sandbox_run(be_short_without_proc, NULL)))
 
 TEST(a_limit_of_one_rank_is_reported_to_all)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Groups whose ranks cannot see each other's processes: other users with hidepid, no /proc, no pidfds, PID namespaces
- * of their own, few descriptors. They work, or the status names the setting that prevents it; a live rank is never
- * reported dead.
+ * Groups whose ranks cannot see each other's processes: other users, no /proc, no pidfds, PID namespaces of their own,
+ * few descriptors. They work, or the status names the setting that prevents it; a live rank is never reported dead.
  */
 #include "ranks.h"
 #include "sandbox.h"
@@ -218,63 +217,27 @@ static void expect_all(const struct scenario *scenario, ep_status expected, cons
         }                                                                                                              \
     } while (0)
 
-/* The group works; a death is detected if `sees_death`; a late rank is reported late. */
-static void all_of_it(bool (*enter)(int rank), bool forks, bool sees_death)
+/* The group works; a death is detected; a late rank is reported late. */
+static void all_of_it(bool (*enter)(int rank))
 {
     static const enum what kinds[] = {WORK, DIE, LATE};
 
     for (size_t i = 0; i < 3; i++) {
         struct scenario *scenario = new_scene(enter, kinds[i]);
 
-        scenario->forks = forks;
-        if (kinds[i] == DIE && !sees_death)
-            scenario->timeout_ms = SHORT_MS;
         if (!run_until_created(scenario)) {
             munmap(scenario, sizeof(*scenario));
             SKIP_IF(true);
         }
         if (kinds[i] == WORK)
             expect_all(scenario, EP_OK, "");
-        else if (kinds[i] == DIE && sees_death)
+        else if (kinds[i] == DIE)
             expect_all(scenario, EP_E_PEER_DEAD, "rank 1 died");
         else
             expect_all(scenario, EP_E_TIMEOUT, "rank 1 did not answer");
-        if (kinds[i] == DIE && !sees_death)
-            assert_non_null(strstr(scenario->text[0], "its state cannot be read here"));
         munmap(scenario, sizeof(*scenario));
     }
 }
-
-static bool be_another_user(int rank)
-{
-    return setgid((gid_t)(65000 + rank)) == 0 && setuid((uid_t)(65000 + rank)) == 0;
-}
-
-static bool other_users(int rank)
-{
-    return sandbox_hide_proc() && be_another_user(rank);
-}
-
-TEST_CALL(other_users_with_hidepid, all_of_it(other_users, false, true))
-
-static bool other_users_without_pidfd(int rank)
-{
-    return sandbox_hide_proc() && sandbox_forbid_pidfd(EPERM) && be_another_user(rank);
-}
-
-TEST(nobody_can_see_anybody)
-{
-    /* A PID is free again once the parent, ep_launch(), has waited for the process. */
-    all_of_it(other_users_without_pidfd, false, true);
-}
-
-static bool without_proc_and_pidfd(int rank)
-{
-    (void)rank;
-    return sandbox_cover_proc() && sandbox_forbid_pidfd(ENOSYS);
-}
-
-TEST_CALL(neither_proc_nor_pidfd, all_of_it(without_proc_and_pidfd, false, false))
 
 static bool without_pidfd(int rank)
 {
@@ -282,30 +245,7 @@ static bool without_pidfd(int rank)
     return sandbox_forbid_pidfd(ENOSYS);
 }
 
-TEST_CALL(a_kernel_without_pidfd, all_of_it(without_pidfd, false, true))
-
-static bool without_proc(int rank)
-{
-    (void)rank;
-    return sandbox_cover_proc();
-}
-
-TEST_CALL(no_proc_at_all, all_of_it(without_proc, false, true))
-
-static bool one_without_proc(int rank)
-{
-    return rank != VICTIM || sandbox_cover_proc();
-}
-
-TEST_CALL(one_rank_without_proc, all_of_it(one_without_proc, false, true))
-
-static bool own_pid_namespace(int rank)
-{
-    (void)rank;
-    return unshare(CLONE_NEWPID) == 0;
-}
-
-TEST_CALL(pid_namespaces_of_their_own, all_of_it(own_pid_namespace, true, true))
+TEST_CALL(a_kernel_without_pidfd, all_of_it(without_pidfd))
 
 static bool own_ipc_and_mounts(int rank)
 {
@@ -322,46 +262,58 @@ TEST(namespaces_that_do_not_matter)
     munmap(scenario, sizeof(*scenario));
 }
 
-static bool own_namespaces(int rank)
+static bool own_pid_namespace(int rank)
 {
     (void)rank;
     return unshare(CLONE_NEWPID | CLONE_NEWNET) == 0;
 }
 
+static bool other_users(int rank)
+{
+    return setgid((gid_t)(65000 + rank)) == 0 && setuid((uid_t)(65000 + rank)) == 0;
+}
+
+static bool without_proc(int rank)
+{
+    (void)rank;
+    return sandbox_cover_proc();
+}
+
+static bool one_without_proc(int rank)
+{
+    return rank != VICTIM || sandbox_cover_proc();
+}
+
 /* No means to map memory of the other: creation fails with the reason. */
 TEST(no_way_is_named)
 {
-    struct scenario *scenario = new_scene(own_namespaces, WORK);
+    static const struct {
+        bool (*enter)(int rank);
+        bool forks;
+    } cases[] = {{own_pid_namespace, true}, {other_users, false}, {without_proc, false}, {one_without_proc, false}};
 
-    scenario->forks = true;
-    scenario->ranks_per_node = NRANKS;
-    SKIP_IF(!run(scenario));
-    for (int rank = 0; rank < NRANKS; rank++) {
-        assert_true(scenario->status[rank] == EP_E_ARG);
-        assert_non_null(strstr(scenario->text[rank], "must share the PID or the network namespace"));
-        /* complete, although the reason of a peer is truncated at EP_GROUP_REASON_BYTES */
-        assert_non_null(strstr(scenario->text[rank], "(errno 111)"));
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct scenario *scenario = new_scene(cases[i].enter, WORK);
+
+        scenario->forks = cases[i].forks;
+        scenario->ranks_per_node = NRANKS;
+        SKIP_IF(!run(scenario));
+        for (int rank = 0; rank < NRANKS; rank++) {
+            assert_int_equal(scenario->status[rank], EP_E_ARG);
+            assert_non_null(strstr(scenario->text[rank], "another PID namespace"));
+        }
+        munmap(scenario, sizeof(*scenario));
     }
-    /* By default they become nodes over TCP, which a new network namespace does not have. */
-    scenario->ranks_per_node = 0;
-    assert_true(run(scenario));
-    for (int rank = 0; rank < NRANKS; rank++) {
-        assert_int_equal(scenario->status[rank], EP_E_ARG);
-        assert_string_equal(scenario->text[rank],
-                            "ep_comm_new: network tcp: no interface that is up and has an address");
-    }
-    munmap(scenario, sizeof(*scenario));
 }
 
-/* --- between nodes --- */
-
-TEST(nodes_with_hidepid)
+/* By default they become nodes over TCP, which a new network namespace does not have. */
+TEST(pid_namespaces_of_their_own_are_nodes)
 {
-    struct scenario *scenario = new_scene(other_users, WORK);
+    struct scenario *scenario = new_scene(own_pid_namespace, WORK);
 
-    scenario->ranks_per_node = 1;
+    scenario->forks = true;
     SKIP_IF(!run(scenario));
-    expect_all(scenario, EP_OK, "");
+    expect_all(scenario, EP_E_ARG, "ep_comm_new: network tcp: no interface that is up and has an address");
     munmap(scenario, sizeof(*scenario));
 }
 
@@ -426,8 +378,6 @@ static int forbid_and_exchange(const ep_boot *boot, void *argument)
     int me = boot->rank;
 
     alarm(100);
-    if (scenario->enter && !scenario->enter(me))
-        return SANDBOX_SKIP;
     if (unit_comm_new(boot, NULL, 0, LONG_MS, &comm) != EP_OK)
         return 1;
     scenario->status[me] = exchange(comm, me, me == VICTIM);
@@ -437,20 +387,13 @@ static int forbid_and_exchange(const ep_boot *boot, void *argument)
     return 0;
 }
 
-/*
- * It can neither map the memory of a peer nor, where only sockets work, serve its own. Whichever rank finds that first,
- * all name the rank that has no descriptors, itself included.
- */
-static void run_out(bool (*enter)(int rank))
+/* Whichever rank finds that first, all name the rank that has no descriptors, itself included. */
+TEST(a_rank_out_of_descriptors_is_named)
 {
-    struct scenario *scenario = new_scene(enter, WORK);
+    struct scenario *scenario = new_scene(NULL, WORK);
     ep_rank_exit exits[NRANKS];
 
     assert_int_equal(unit_fork_ranks(NRANKS, forbid_and_exchange, scenario, 0, exits), EP_OK);
-    if (exits[0].code == SANDBOX_SKIP) {
-        munmap(scenario, sizeof(*scenario));
-        SKIP_IF(true);
-    }
     expect_all(scenario, EP_E_SYSTEM, "RLIMIT_NOFILE");
     for (int rank = 0; rank < NRANKS; rank++) {
         const char *named = strstr(scenario->text[rank], "rank ");
@@ -461,6 +404,3 @@ static void run_out(bool (*enter)(int rank))
     }
     munmap(scenario, sizeof(*scenario));
 }
-
-TEST_CALL(a_rank_out_of_descriptors_is_named, run_out(NULL))
-TEST_CALL(a_rank_out_of_descriptors_is_named_over_sockets, run_out(without_proc))

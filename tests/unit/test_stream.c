@@ -125,13 +125,6 @@ static const struct {
      .messages = 60,
      .emulated = true,
      .emulation = {.reorder = 1, .split_bytes = 100}},
-    /* The stalled rank neither sends nor receives for a while; afterwards nothing is missing. */
-    {.name = "stall",
-     .nranks = 4,
-     .messages = 100,
-     .refused = 1,
-     .emulated = true,
-     .emulation = {.stall_rank = 2, .stall_ms = 300}},
 #define EVERYTHING(number)                                                                                             \
     {                                                                                                                  \
         .name = "everything at once", .nranks = 4, .messages = 30, .slow = 3, .emulated = true, .emulation = {         \
@@ -139,9 +132,7 @@ static const struct {
             .delay_us = 50,                                                                                            \
             .ring_bytes = 1000 * (number),                                                                             \
             .split_bytes = 77,                                                                                         \
-            .reorder = 1,                                                                                              \
-            .stall_rank = 1,                                                                                           \
-            .stall_ms = 100                                                                                            \
+            .reorder = 1                                                                                               \
         }                                                                                                              \
     }
     EVERYTHING(1),

@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-#define MIRRORS_MAX 24
+#define MIRRORS_MAX 32
 
 struct mirrors {
     struct ranks_ctx *ctx;

@@ -145,23 +145,3 @@ ep_status ep_cuda_get_net_memory(ep_comm *comm, size_t *ret_held, size_t *ret_ne
     cuda_proxy_get_memory(cuda_of(comm), ret_held, ret_needed);
     return EP_OK;
 }
-
-ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat)
-{
-    struct cuda_comm *cuda;
-    struct cuda_scope scope;
-    ep_status status = EP_OK;
-
-    EP_TRY(check_comm(comm, __func__));
-    cuda = cuda_of(comm);
-    if (!cuda->last_shape[combine != 0].blocks)
-        return ep_fail(EP_E_STATE, "%s: there was no %s yet", __func__, combine ? "combine" : "dispatch");
-    EP_TRY(cuda_scope_begin(cuda, &scope));
-    cuda->last_dispatch.waits.no_sync = cuda->last_combine.waits.no_sync = 1;
-    for (int i = 0; i < repeat && status == EP_OK; i++)
-        status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
-                                     : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
-                             "kernel launch");
-    cuda_scope_end(&scope);
-    return status;
-}

@@ -29,10 +29,8 @@ struct combine {
     ep_plan *plan;
     const ep_combine_args *args;
     size_t row_bytes, weight_bytes; /* of one row */
-    bool copies;                    /* the kernel copies into staging */
-    /* Of cuda_plan_slots(), by which this rank's rows are added up into staging first; NULL: they are not. */
-    const int32_t *slots;
-    const int64_t *n_received;
+    bool copies;                    /* the kernel writes into staging */
+    bool reduces;                   /* each rank adds up its own rows into staging first; the kernel does so */
     struct cuda_copy copy[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
@@ -58,7 +56,8 @@ static ep_status place_input(struct combine *c, int which, const void *input, si
     c->staged[which] = row_bytes;
     if (!bytes)
         return EP_OK;
-    if (c->slots) {
+    if (c->reduces) {
+        c->copies = true;
         EP_TRY(cuda_place_buffer(c->call.cuda, desc, which, NULL, bytes, bytes, &placed));
         desc->own.at[which] = placed;
         return EP_OK;
@@ -86,7 +85,7 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_OUTPUTS] =
-        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->slots ? EP_GROUP_ROUND_PARTIAL : 0);
+        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->reduces ? EP_GROUP_ROUND_PARTIAL : 0);
     EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, desc));
     if (args->out_topk_weights)
         EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, desc));
@@ -158,13 +157,13 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
         return EP_OK;
     sum->by_choice = 1;
     order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
-    sum->rounds_partial = order.by_rank && !c->slots;
+    sum->rounds_partial = order.by_rank && !c->reduces;
     bytes = (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry);
     if (!device->ordered.memory)
         EP_TRY(cuda_pool_alloc(c->call.cuda, bytes + tokens * sizeof(int32_t), cuda_plan_block_use(c->plan),
                                &device->ordered));
     order.ret_entry = device->ordered.memory;
-    if (c->slots)
+    if (c->reduces)
         sum->route.count = order.ret_count = (int32_t *)((char *)device->ordered.memory + bytes);
     sum->route.entry = order.ret_entry;
     return cuda_status(cuda_launch_order(&order, c->call.stream), "order kernel");
@@ -180,21 +179,24 @@ static bool reduces(const struct combine *c)
            c->plan->args.topk <= 32 && !c->args->out_topk_weights && !cuda_crosses_nodes(c->call.cuda);
 }
 
-/* After the plan's rows are known, before the combine's kernel. */
-static ep_status reduce(const struct combine *c, const struct cuda_combine *sum)
+/* What the blocks that write into staging do there, and in how many parts. */
+static void fill_writes(const struct combine *c, const struct cuda_shape *shape, struct cuda_combine *sum)
 {
-    struct cuda_reduce r = {.waits = sum->waits,
-                            .counts = sum->route.counts,
-                            .from = c->args->x,
-                            .to = sum->desc.own.at[EP_GROUP_AT_X],
-                            .slots = c->slots,
-                            .n = c->n_received,
-                            .topk = sum->route.topk,
-                            .row_bytes = (int32_t)c->row_bytes};
+    struct cuda_stage *stage = &sum->stage;
 
-    if (!c->slots || !cuda_plan_rows(c->plan))
-        return EP_OK;
-    return cuda_status(cuda_launch_reduce(&r, cuda_side_sms(c->call.cuda), c->call.stream), "reduce kernel");
+    if (!c->copies)
+        return;
+    if (!c->reduces) {
+        stage->x = c->copy[EP_GROUP_AT_X];
+        stage->metadata[0] = c->copy[EP_GROUP_AT_WEIGHTS];
+        stage->parts = count_parts(stage, shape, cuda_rows_of_others(c->call.cuda, c->plan) * sum->row_bytes);
+        return;
+    }
+    sum->reduce.from = c->args->x;
+    sum->reduce.to = sum->desc.own.at[EP_GROUP_AT_X];
+    stage->slot_bytes = CUDA_REDUCE_BYTES;
+    /* As if each rank sent as many tokens as this one, and each of them here. */
+    stage->parts = count_parts(stage, shape, (int64_t)sum->route.n_tokens * sum->waits.nranks * sum->row_bytes);
 }
 
 static ep_status launch(struct combine *c, const struct cuda_route *route)
@@ -203,6 +205,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     struct cuda_comm *cuda = c->call.cuda;
     struct cuda_combine *sum = &cuda->last_combine;
     struct cuda_shape *shape = &cuda->last_shape[1];
+    enum cuda_writes writes;
 
     *sum = (struct cuda_combine){.route = *route,
                                  .by_rank = route->entry,
@@ -210,23 +213,21 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .out = args->out,
                                  .out_weights = args->out_topk_weights,
                                  .row_bytes = (int64_t)c->row_bytes};
-    if (reduces(c))
-        EP_TRY(cuda_plan_slots(&c->call, c->plan, &c->slots, &c->n_received));
+    c->reduces = reduces(c);
+    sum->reduces = c->reduces;
+    if (c->reduces)
+        EP_TRY(cuda_plan_slots(&c->call, c->plan, &sum->reduce));
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
     EP_TRY(order_by_choice(c, sum));
     EP_TRY(fill_desc(c, &sum->desc));
     EP_TRY(cuda_sync_stages(cuda, c->plan, c->staged, EP_GROUP_COMBINE_READY));
-    EP_TRY(reduce(c, sum));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_combine(&c->call, c->plan, sum);
     *shape = fit(cuda, (uint32_t)c->row_bytes, (uint32_t)route->width, &sum->slot_bytes);
-    cuda_fill_stage(cuda, route->n_tokens, c->copies, (size_t)sum->slot_bytes, &sum->stage, shape);
+    writes = !c->copies ? CUDA_WRITES_NOTHING : c->reduces ? CUDA_WRITES_SUMS : CUDA_WRITES_COPIES;
+    cuda_fill_stage(cuda, route->n_tokens, writes, (size_t)sum->slot_bytes, &sum->stage, shape);
     divide(sum, shape);
-    if (c->copies) {
-        sum->stage.x = c->copy[EP_GROUP_AT_X];
-        sum->stage.metadata[0] = c->copy[EP_GROUP_AT_WEIGHTS];
-        sum->stage.parts = count_parts(&sum->stage, shape, cuda_rows_of_others(cuda, c->plan) * sum->row_bytes);
-    }
+    fill_writes(c, shape, sum);
     EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->call.stream), "combine kernel"));
     c->call.queued = true;
     return EP_OK;
@@ -261,7 +262,7 @@ static ep_status combine_body(struct combine *c)
     c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);
     c->row_bytes = (size_t)c->args->hidden * sizeof(uint16_t);
     EP_TRY(launch(c, &route));
-    cuda_plan_count(c->plan, c->row_bytes, c->slots);
+    cuda_plan_count(c->plan, c->row_bytes, c->reduces);
     return EP_OK;
 }
 

@@ -5,6 +5,7 @@
  * staging at the same time, and a warp waits for the rows that it pulls.
  */
 #include "backend/cuda/device.cuh"
+#include "backend/cuda/reduce.cuh"
 #include "backend/cuda/stage.cuh"
 #include "backend/cuda/sums.cuh"
 
@@ -104,20 +105,22 @@ __device__ void begin_tile(const cuda_combine &c, const targets &from, feed &f, 
 }
 
 /*
- * May the rows of the tile be read? By all lanes. `known` of lane i: the rows that rank i has copied by its last
- * progress word. `wait`: waits for missing rows; `ok` becomes false if the wait fails.
+ * May the rows of the tile be read? By all lanes. `known` of lane i: the rows that rank i has copied, or the tokens
+ * that it has added up, by its last progress word. `wait`: waits for missing rows; `ok` becomes false if the wait
+ * fails.
  */
 __device__ bool check_rows(const cuda_combine &c, uint32_t copying, uint64_t number, feed &f, uint32_t &known,
                            bool wait, bool &ok, int lane)
 {
-    uint32_t row = (uint32_t)f.entry.row, reported = __shfl_sync(ALL_LANES, known, f.entry.local);
+    uint32_t needed = min((c.reduces ? (uint32_t)f.token : (uint32_t)f.entry.row) + 1, CUDA_ALL_ROWS);
+    uint32_t reported = __shfl_sync(ALL_LANES, known, f.entry.local);
     const cuda_signals *mine = c.waits.mine;
 
-    f.ready = f.ready || __all_sync(ALL_LANES, lane >= f.n || reported > row);
+    f.ready = f.ready || __all_sync(ALL_LANES, lane >= f.n || reported >= needed);
     if (f.ready)
         return true;
-    if (wait && lane < f.n && reported <= row)
-        ok = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_PROGRESS(number, row + 1), f.entry.local,
+    if (wait && lane < f.n && reported < needed)
+        ok = wait_until(c.waits, &mine->progress[f.entry.local], CUDA_PROGRESS(number, needed), f.entry.local,
                         c.waits.ready_phase);
     ok = __all_sync(ALL_LANES, ok);
     __syncwarp();
@@ -127,7 +130,7 @@ __device__ bool check_rows(const cuda_combine &c, uint32_t copying, uint64_t num
     __syncwarp();
     bulk_fence_global();
     reported = __shfl_sync(ALL_LANES, known, f.entry.local);
-    f.ready = __all_sync(ALL_LANES, lane >= f.n || reported > row);
+    f.ready = __all_sync(ALL_LANES, lane >= f.n || reported >= needed);
     return f.ready;
 }
 
@@ -336,13 +339,13 @@ __device__ void sum_weights(const cuda_combine &c, const targets &from, int64_t 
     }
 }
 
-/* Adds up all tiles of the warp. STAGED: some peer copies rows to staging. */
+/* Adds up all tiles of the warp. STAGED: the ranks `copying` write rows to staging meanwhile, a bit for each. */
 template <bool STAGED>
-__device__ __forceinline__ bool sum_tiles(const cuda_combine &c, const targets &from, const ring &r, feed &f, bool ok,
-                                          uint64_t number)
+__device__ __forceinline__ bool sum_tiles(const cuda_combine &c, const targets &from, uint32_t copying, const ring &r,
+                                          feed &f, bool ok, uint64_t number)
 {
     int lane = (int)threadIdx.x % WARP, stages = r.stages, slot = 0, next = 0, loaded = 0;
-    uint32_t parity = 0, copying = STAGED ? from.copying : 0;
+    uint32_t parity = 0;
     uint32_t known = STAGED && copying >> lane & 1 ? 0 : UINT32_MAX;
     slot_content h = {};
 
@@ -386,6 +389,7 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
     uint32_t me = threadIdx.x / WARP * blocks + block;
     int lane = (int)threadIdx.x % WARP;
     ring r(shared, stages, c.slot_bytes);
+    uint32_t copying;
     feed f = {};
     bool ok;
 
@@ -401,7 +405,10 @@ __device__ __forceinline__ bool sum_block(const cuda_combine &c, targets &from, 
         f.token = -1;
     /* The copy engine may now read what the peers have written. */
     bulk_fence_global();
-    return from.copying ? sum_tiles<true>(c, from, r, f, ok, number) : sum_tiles<false>(c, from, r, f, ok, number);
+    /* Sums of this rank's own rows have to be made, too. */
+    copying = from.copying | (c.reduce.from ? 1u << c.waits.rank : 0);
+    return copying ? sum_tiles<true>(c, from, copying, r, f, ok, number)
+                   : sum_tiles<false>(c, from, 0, r, f, ok, number);
 }
 
 /* Rows of a source in the parts before `part`. */
@@ -410,21 +417,22 @@ __device__ __forceinline__ int64_t rows_before(const cuda_stage &s, int64_t rows
     return rows * part / s.parts;
 }
 
-/* Ends a part: completes the warp's copies to staging. The last of `all` warps publishes progress to the readers. */
-__device__ void end_part(const cuda_combine &c, copy_ring &r, const sources &to, uint64_t number, int part, int64_t all,
-                         int lane)
+/* Ends a part, of which the warp has written its rows. The last of `all` warps publishes progress to the readers. */
+__device__ void end_part(const cuda_combine &c, const sources &to, uint64_t number, int part, int64_t all, int lane)
 {
     const cuda_stage &s = c.stage;
-    uint32_t rows;
+    uint32_t rows = CUDA_ALL_ROWS;
 
-    while (r.loaded)
-        copy_ring_store(r, lane);
-    bulk_wait_all();
     if (!count_part(c.waits, part, (uint32_t)all, lane))
         return;
     if (!to.rows)
         return;
-    rows = part + 1 == s.parts ? CUDA_ALL_ROWS : (uint32_t)rows_before(s, to.rows, part + 1);
+    if (part + 1 < s.parts) {
+        rows = (uint32_t)rows_before(s, to.rows, part + 1);
+        if (c.reduces)
+            rows = (uint32_t)(c.reduce.source[to.first + rows] % c.reduce.stride);
+        rows = min(rows, CUDA_ALL_ROWS - 1);
+    }
     store_release(&c.waits.peer[lane]->progress[c.waits.rank], CUDA_PROGRESS(number, rows));
 }
 
@@ -451,21 +459,55 @@ __device__ void copy_in(const cuda_combine &c, copy_ring &r, uint64_t number, in
             }
             piece -= pieces;
         }
-        end_part(c, r, to, number, part, all, lane);
+        while (r.loaded)
+            copy_ring_store(r, lane);
+        bulk_wait_all();
+        end_part(c, to, number, part, all, lane);
+        __syncwarp();
+    }
+}
+
+/* Adds up this rank's rows into staging, otherwise as copy_in(). */
+__device__ void reduce_in(const cuda_combine &c, uint64_t number, int64_t me, int64_t all, int lane)
+{
+    const cuda_stage &s = c.stage;
+    int64_t pieces = (c.row_bytes + s.slot_bytes - 1) / s.slot_bytes, piece = me;
+    sources to = {0, 0};
+
+    if (lane < c.waits.nranks && !c.route.counts->refused[0])
+        to = {c.reduce.first[lane], c.reduce.first[lane + 1] - c.reduce.first[lane]};
+    for (int part = 0; part < s.parts; part++) {
+        for (int source = 0; source < c.waits.nranks; source++) {
+            int64_t first = __shfl_sync(ALL_LANES, to.first, source), rows = __shfl_sync(ALL_LANES, to.rows, source);
+            int64_t begin = rows_before(s, rows, part), n = (rows_before(s, rows, part + 1) - begin) * pieces;
+
+            for (; piece < n; piece += all) {
+                int64_t token = first + begin + piece / pieces, at = piece % pieces * s.slot_bytes;
+
+                reduce_piece(c.reduce, c.route.topk, token, c.row_bytes, at, min(at + s.slot_bytes, c.row_bytes), lane);
+            }
+            piece -= n;
+        }
+        end_part(c, to, number, part, all, lane);
         __syncwarp();
     }
 }
 
 __device__ void copy_block(const cuda_combine &c, unsigned char *shared, int stages, uint32_t block, uint64_t number)
 {
-    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
-    copy_ring r = copy_ring_begin(shared, c.stage, stages);
+    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    int64_t me = (int64_t)warp * c.stage.copy_blocks + block, all = (int64_t)warps * c.stage.copy_blocks;
 
     /* After a failed kernel a slow peer may still read from staging. */
     if (!__syncthreads_and(threadIdx.x || may_begin(c.waits, c.waits.ready_phase)))
         return;
-    copy_in(c, r, number, (int64_t)warp * c.stage.copy_blocks + block, (int64_t)warps * c.stage.copy_blocks,
-            (int)threadIdx.x % WARP);
+    if (c.reduces) {
+        reduce_in(c, number, me, all, lane);
+    } else {
+        copy_ring r = copy_ring_begin(shared, c.stage, stages);
+
+        copy_in(c, r, number, me, all, lane);
+    }
     copy_block_end(c.waits, c.stage, number, true);
 }
 

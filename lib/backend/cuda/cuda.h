@@ -226,7 +226,7 @@ struct cuda_comm {
     size_t stage_bytes[EP_GROUP_AT_COUNT];
     struct cuda_pooled *pool;
 
-    struct cuda_dispatch last_dispatch; /* for ep_cuda_repeat_bare() */
+    struct cuda_dispatch last_dispatch; /* for repeat_bare() of the module */
     struct cuda_combine last_combine;
     struct cuda_shape last_shape[2];
 
@@ -497,12 +497,14 @@ int cuda_side_sms(const struct cuda_comm *cuda);
  * before or after the kernel. `least`: bytes of other ranks' rows.
  */
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes, size_t least);
+/* What blocks of the kernel do for staging memory while the others move rows: sums are struct cuda_reduce. */
+enum cuda_writes { CUDA_WRITES_NOTHING, CUDA_WRITES_COPIES, CUDA_WRITES_SUMS };
 /*
- * Fills the kernel's arguments, except the memory, and the number of blocks that move rows. `copies`: some of its
- * blocks copy, with rings of at least `slot` bytes within the shape of the others.
+ * Fills the kernel's arguments, except the memory, and the number of blocks that move rows. Blocks that copy have rings
+ * of at least `slot` bytes within the shape of the others.
  */
-void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, size_t slot, struct cuda_stage *ret_stage,
-                     struct cuda_shape *shape);
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, enum cuda_writes writes, size_t slot,
+                     struct cuda_stage *ret_stage, struct cuda_shape *shape);
 /* Rows of other ranks' tokens on this rank. */
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 

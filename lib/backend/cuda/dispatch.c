@@ -162,7 +162,8 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(&d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0);
     fit(cuda, move, shape);
-    cuda_fill_stage(cuda, route->n_tokens, d->copies, (size_t)move->chunk_bytes, &move->stage, shape);
+    cuda_fill_stage(cuda, route->n_tokens, d->copies ? CUDA_WRITES_COPIES : CUDA_WRITES_NOTHING,
+                    (size_t)move->chunk_bytes, &move->stage, shape);
     if (d->copies) {
         move->stage.x = copy_of(&d->output[EP_GROUP_AT_X]);
         for (int i = 0; i < CUDA_BUFFERS - 1; i++)

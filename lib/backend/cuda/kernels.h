@@ -21,7 +21,8 @@ extern "C" {
 
 /*
  * A progress word: of the rows that one rank has on another, the first `rows`, in the order of the tokens, are there in
- * operation `number`, as the hosts count. Words only grow.
+ * operation `number`, as the hosts count. Where a rank adds up its rows first (struct cuda_reduce), `rows` are tokens
+ * of the reader instead: the sums of those before it are there. Words only grow.
  */
 #define CUDA_ROWS_BITS 24
 #define CUDA_ALL_ROWS ((1u << CUDA_ROWS_BITS) - 1)
@@ -255,6 +256,22 @@ struct cuda_dispatch {
     struct cuda_stage stage;
 };
 
+/*
+ * Sums of a rank's own rows of the expanded layout, which the copying blocks of a combine make instead of copies: those
+ * of each token in the order of its choices, rounded to bf16 and written to the row of its last choice here, in staging
+ * memory.
+ */
+struct cuda_reduce {
+    const unsigned char *from; /* NULL: this rank has no rows */
+    unsigned char *to;
+    const int32_t *slots;  /* [n, topk] rows of the received tokens; -1: on another rank */
+    const int32_t *source; /* [n] their rank * stride + token */
+    const int64_t *first;  /* [R+1] the first token of each rank; the last word is n */
+    int32_t stride;
+};
+
+#define CUDA_REDUCE_BYTES 2048 /* of a sum that a warp makes at once */
+
 struct cuda_combine {
     struct cuda_waits waits;
     struct cuda_op_desc desc;
@@ -271,6 +288,8 @@ struct cuda_combine {
     int32_t parts;        /* tiles of each other token */
     int32_t part_bytes;
     uint32_t tiles;
+    int32_t reduces; /* all ranks add up their own rows first */
+    struct cuda_reduce reduce;
     struct cuda_stage stage;
 };
 
@@ -374,7 +393,7 @@ cudaError_t cuda_kernels_load(int shared_bytes);
 /* The part of each file. */
 typedef cudaError_t cuda_load_fn(int shared_bytes);
 cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_slices_load, cuda_lists_load,
-    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load, cuda_reduce_load;
+    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
@@ -390,20 +409,6 @@ struct cuda_order {
     int32_t from_mask;  /* keep the order of the ranks */
     int32_t by_rank;    /* keep the rows of a rank together; expanded layout */
     int32_t *ret_count; /* by_rank: keep the last row of each rank only, and write their numbers here; NULL: keep all */
-};
-
-/*
- * Adds up the rows of each token on this rank in the order of its choices, rounds to bf16 and writes the sum to the row
- * of its last choice here, in other memory. Expanded layout.
- */
-struct cuda_reduce {
-    struct cuda_waits waits;
-    const struct cuda_counts *counts; /* of the plan, which may be refused */
-    const unsigned char *from;
-    unsigned char *to;
-    const int32_t *slots; /* [n, topk]; -1: on another rank */
-    const int64_t *n;
-    int32_t topk, row_bytes;
 };
 
 /*
@@ -446,7 +451,6 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 cudaError_t cuda_launch_metadata_counts(const struct cuda_metadata *metadata, cudaStream_t stream);
 cudaError_t cuda_launch_sources(const struct cuda_metadata *metadata, cudaStream_t stream);
 
-cudaError_t cuda_launch_reduce(const struct cuda_reduce *reduce, int sms, cudaStream_t stream);
 cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t stream);
 /* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);

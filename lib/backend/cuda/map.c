@@ -254,7 +254,7 @@ static ep_status forget_addresses(struct cuda_comm *cuda)
 {
     struct cuda_found *found = &cuda->signals->found[0][0];
 
-    cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* ep_cuda_repeat_bare() needs them */
+    cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* repeat_bare() of the module needs them */
     CUDA_TRY(cudaMemset2DAsync(found->bytes, sizeof(*found), 0, sizeof(found->bytes),
                                (size_t)CUDA_KINDS * CUDA_MAX_RANKS, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));

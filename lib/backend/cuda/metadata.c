@@ -195,20 +195,22 @@ ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stre
     return cuda_call_end(&call, metadata(&call, plan, dst, stream));
 }
 
-ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, const int32_t **ret_slots, const int64_t **ret_n)
+ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, struct cuda_reduce *reduce)
 {
     struct cuda_plan *device = cuda_plan_of(plan);
-    size_t entries = (size_t)cuda_plan_rows(plan) * (size_t)plan->args.topk + 1;
+    size_t rows = (size_t)cuda_plan_rows(plan), slots = rows * (size_t)plan->args.topk + 1;
     ep_plan_metadata dst = EP_PLAN_METADATA_INIT;
 
     if (!device->slots.memory)
-        EP_TRY(cuda_pool_alloc(call->cuda, entries * sizeof(int32_t), cuda_plan_block_use(plan), &device->slots));
-    *ret_slots = dst.recv_slot = device->slots.memory;
-    dst.source_stride = INT32_MAX; /* of recv_source, which is not wanted */
+        EP_TRY(
+            cuda_pool_alloc(call->cuda, (slots + rows) * sizeof(int32_t), cuda_plan_block_use(plan), &device->slots));
+    reduce->slots = dst.recv_slot = device->slots.memory;
+    reduce->source = dst.recv_source = dst.recv_slot + slots;
+    reduce->stride = dst.source_stride = INT32_MAX / plan->comm->nranks;
     if (!device->has_slots || device->updated_in_graph || call->capture)
         EP_TRY(metadata(call, plan, &dst, call->stream));
     device->has_slots = !call->capture;
-    *ret_n = (device->on_device ? device->route.counts->first : device->exact_counts) + plan->comm->nranks;
+    reduce->first = device->on_device ? device->route.counts->first : device->exact_counts;
     return EP_OK;
 }
 

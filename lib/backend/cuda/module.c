@@ -181,7 +181,19 @@ static ep_status get_sms(ep_comm *comm, int low_latency, int *ret_sms)
 
 static ep_status repeat_bare(ep_comm *comm, int combine)
 {
-    return ep_cuda_repeat_bare(comm, combine, 1);
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope;
+    ep_status status;
+
+    if (!cuda->last_shape[combine].blocks)
+        return ep_fail(EP_E_STATE, "there was no %s yet", combine ? "combine" : "dispatch");
+    EP_TRY(cuda_scope_begin(cuda, &scope));
+    cuda->last_dispatch.waits.no_sync = cuda->last_combine.waits.no_sync = 1;
+    status = cuda_status(combine ? cuda_launch_combine(&cuda->last_combine, &cuda->last_shape[1], cuda->stream)
+                                 : cuda_launch_dispatch(&cuda->last_dispatch, &cuda->last_shape[0], cuda->stream),
+                         "kernel launch");
+    cuda_scope_end(&scope);
+    return status;
 }
 
 static ep_status get_address(ep_comm *comm, const void *memory, size_t bytes, struct ep_cuda_address *ret_address)

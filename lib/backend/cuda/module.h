@@ -55,7 +55,10 @@ struct ep_cuda_module {
     /* Multiprocessors of an operation; 0 sets the default. They affect every measurement, so reports name them. */
     ep_status (*set_sms)(ep_comm *comm, int sms);
     ep_status (*get_sms)(ep_comm *comm, int low_latency, int *ret_sms);
-    /* Moves the rows of the last dispatch or combine again, without plan and waits. Queued in the stream of that call.
+    /*
+     * Moves the rows of the last dispatch or combine (1) again, without plan and waits, on the buffers of that
+     * operation, which are unchanged and, where peers access them, from ep_alloc(). This is the practical limit that a
+     * whole operation is compared with. Queued in the stream of that call.
      */
     ep_status (*repeat_bare)(ep_comm *comm, int combine);
 
@@ -72,12 +75,5 @@ struct ep_cuda_module {
 #define EP_CUDA_MODULE_ABI 2u
 #define EP_CUDA_COPY_STREAMS 8
 #define EP_CUDA_MODULE_SYMBOL "ep_cuda_module" /* const struct ep_cuda_module */
-
-/*
- * For measurements: repeats the rows of the last dispatch or combine `repeat` times without synchronising with the
- * peers, on the buffers of that operation. They must be unchanged and, on all ranks, from ep_alloc() where peers access
- * them. This is the practical limit that a whole operation is compared with. Returns when queued in the stream.
- */
-EP_API ep_status ep_cuda_repeat_bare(ep_comm *comm, int combine, int repeat);
 
 #endif

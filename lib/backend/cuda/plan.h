@@ -12,7 +12,7 @@ struct cuda_plan {
     struct cuda_block metadata_counts; /* between nodes: counts for metadata of a plan of exact counts; made on first
                                           use */
     struct cuda_block sources;         /* rows of metadata in flight; made on first use */
-    struct cuda_block slots;           /* [received tokens, K] their rows, for sums of this rank; made on first use */
+    struct cuda_block slots;           /* [received tokens, K] their rows, [received tokens] sources; on first use */
     bool has_slots;                    /* they are those of the present routing */
     bool updated_in_graph;             /* then the host does not know whether they are */
     struct cuda_block routing;         /* a copy of the routing of a new plan that was in host memory */
@@ -99,10 +99,10 @@ size_t cuda_metadata_counts_bytes(const ep_plan *plan);
 void cuda_metadata_counts_write(const ep_plan *plan, int64_t *ret_counts);
 ep_status cuda_plan_metadata(ep_plan *plan, const ep_plan_metadata *dst, ep_stream stream);
 /*
- * The rows of each token that this rank receives, as recv_slot of the metadata, and their number, in device memory.
- * Expanded layout on one node. An operation where the plan has none of its present routing: the same on all ranks.
+ * Fills in the received tokens, all but .from and .to: slots and sources as in the metadata. Expanded layout on one
+ * node. An operation where the plan has none of its present routing: the same on all ranks.
  */
-ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, const int32_t **ret_slots, const int64_t **ret_n);
+ep_status cuda_plan_slots(struct cuda_call *call, ep_plan *plan, struct cuda_reduce *reduce);
 ep_status cuda_plan_layout(ep_comm *comm, const ep_plan_args *args, ep_layout *layout);
 
 /* plan.c */

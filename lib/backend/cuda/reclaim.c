@@ -160,7 +160,7 @@ void cuda_defer_free(struct cuda_comm *cuda)
     d->device = cuda->device;
     copy_processes(cuda, d);
     /* A second attachment, which outlives the communicator. */
-    if (ep_shm_attach(&cuda->group.control->slot[CUDA_CTRL_SLOT].name, NULL, &d->shm) != EP_OK) {
+    if (ep_shm_attach(&cuda->group.control->slot[CUDA_CTRL_SLOT].name, 0, &d->shm) != EP_OK) {
         free_deferred(d);
         return;
     }

@@ -64,24 +64,42 @@ int cuda_side_sms(const struct cuda_comm *cuda)
     return cuda_is_strict(cuda) ? cuda->sms : cuda_ll_sms(cuda);
 }
 
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
 /*
  * Multiprocessors for the blocks that move rows and for those that copy. With EP_COMM_STRICT_SMS a number set by the
  * caller limits both together: three fifths of it copy, similar to the default. With one multiprocessor none is left
  * to copy.
  */
-static void share_sms(const struct cuda_comm *cuda, bool copies, int *ret_move_blocks, int *ret_copy_blocks)
+static void share_with_copies(const struct cuda_comm *cuda, int *ret_move_blocks, int *ret_copy_blocks)
 {
-    int room = copies ? cuda->all_sms / count_sharing(cuda) - COPY_BLOCKS : cuda->sms;
+    int room = cuda->all_sms / count_sharing(cuda) - COPY_BLOCKS;
 
     *ret_move_blocks = cuda->sms;
-    *ret_copy_blocks = copies ? COPY_BLOCKS : 0;
-    /* As many as are left: more than saturate the links. */
-    if (copies && !cuda_is_strict(cuda) && *ret_move_blocks > room && room > 0)
-        *ret_move_blocks = room;
-    if (!copies || !cuda_is_strict(cuda))
-        return;
-    *ret_copy_blocks = cuda->sms * 3 / 5 < COPY_BLOCKS ? cuda->sms * 3 / 5 : COPY_BLOCKS;
-    *ret_move_blocks = cuda->sms - *ret_copy_blocks;
+    *ret_copy_blocks = COPY_BLOCKS;
+    if (cuda_is_strict(cuda)) {
+        *ret_copy_blocks = least(cuda->sms * 3 / 5, COPY_BLOCKS);
+        *ret_move_blocks = cuda->sms - *ret_copy_blocks;
+    } else if (room > 0) {
+        /* As many as are left: more than saturate the links. */
+        *ret_move_blocks = least(cuda->sms, room);
+    }
+}
+
+/*
+ * The same for blocks that add up rows: device memory limits these, so all multiprocessors that are left do it. There
+ * is at least one of each kind, even where the caller has set one in all.
+ */
+static void share_with_sums(const struct cuda_comm *cuda, int *ret_move_blocks, int *ret_copy_blocks)
+{
+    int all = cuda_is_strict(cuda) ? cuda->sms : cuda->all_sms / count_sharing(cuda);
+    int sums = cuda_is_strict(cuda) || all - cuda->sms < COPY_BLOCKS ? all * 3 / 5 : all - cuda->sms;
+
+    *ret_copy_blocks = sums > 0 ? sums : 1;
+    *ret_move_blocks = all > *ret_copy_blocks ? all - *ret_copy_blocks : 1;
 }
 
 bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, size_t row_bytes, size_t least)
@@ -93,25 +111,28 @@ bool cuda_overlaps_copies(const struct cuda_comm *cuda, const ep_plan *plan, siz
     if (cuda_crosses_nodes(cuda) || plan->args.flags & EP_PLAN_EXPANDED || rows * row_bytes < least ||
         cuda_plan_rows(plan) >= CUDA_ALL_ROWS)
         return false;
-    share_sms(cuda, true, &move_blocks, &copy_blocks);
+    share_with_copies(cuda, &move_blocks, &copy_blocks);
     /* Waiting blocks must not keep the blocks of another rank off the device. */
     return copy_blocks > 0 && count_sharing(cuda) * (move_blocks + copy_blocks) <= cuda->all_sms;
 }
 
-void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, bool copies, size_t slot, struct cuda_stage *ret_stage,
-                     struct cuda_shape *shape)
+void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, enum cuda_writes writes, size_t slot,
+                     struct cuda_stage *ret_stage, struct cuda_shape *shape)
 {
     size_t n = (size_t)shape->warps * (size_t)shape->stages;
     size_t max = (cuda->shared_limit - CUDA_BARRIERS_MAX) / n / 16 * 16, bytes;
     int32_t blocks = (n_tokens + CUDA_COUNT_TOKENS - 1) / CUDA_COUNT_TOKENS, of_part;
 
-    *ret_stage = (struct cuda_stage){.move_blocks = 0};
-    share_sms(cuda, copies, &ret_stage->move_blocks, &ret_stage->copy_blocks);
+    *ret_stage = (struct cuda_stage){.move_blocks = cuda->sms};
+    if (writes == CUDA_WRITES_SUMS)
+        share_with_sums(cuda, &ret_stage->move_blocks, &ret_stage->copy_blocks);
+    else if (writes == CUDA_WRITES_COPIES)
+        share_with_copies(cuda, &ret_stage->move_blocks, &ret_stage->copy_blocks);
     shape->blocks = ret_stage->move_blocks;
     of_part = (blocks + CUDA_MAX_PARTS - 1) / CUDA_MAX_PARTS;
     ret_stage->parts = of_part ? (blocks + of_part - 1) / of_part : 0;
     ret_stage->part_tokens = (of_part ? of_part : 1) * CUDA_COUNT_TOKENS;
-    if (!copies)
+    if (writes != CUDA_WRITES_COPIES)
         return;
     if (slot < MIN_SLOT)
         slot = max < MIN_SLOT ? max : MIN_SLOT;
