@@ -12,7 +12,6 @@
 /* --- what the machine has, in a sentence --- */
 
 #define KINDS_MAX 8
-#define AMAZON 0x1d0f
 
 struct kind {
     char name[96];
@@ -59,7 +58,7 @@ static const char *network_name(const struct topo *topo, const struct topo_nic *
         return "InfiniBand";
     if (port->link_layer == TOPO_LINK_ETHERNET)
         return "RoCE";
-    return nic->pci >= 0 && topo->pci[nic->pci].vendor == AMAZON ? "EFA" : "RDMA";
+    return nic->pci >= 0 && topo->pci[nic->pci].vendor == PCI_VENDOR_AMAZON ? "EFA" : "RDMA";
 }
 
 static void count_ports(const struct topo *topo, struct kind *kinds, int *n_kinds)

@@ -7,6 +7,7 @@
 #include "machine_nvshmem.h"
 #include "queries.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* --- gpu-access --- */
@@ -86,6 +87,27 @@ static void find_control(const struct doctor_machine *machine, struct doctor_res
                           "use --device " CONTROL ".");
 }
 
+#define TASKS "SLURM_STEP_TASKS_PER_NODE"
+
+/* CUDA maps the memory of another process only from a GPU that both may open (NVIDIA/nccl#1066, #1647). */
+static void find_single(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const char *tasks = source_env(machine->source, TASKS);
+    int n = tasks ? atoi(tasks) : 0;
+
+    if (topo->n_denied_gpus == 0 || n <= topo->n_gpus)
+        return;
+    doctor_found(result, DOCTOR_ERROR,
+                 "each of the %d tasks of this node may open %d GPU%s: none reaches those of others", n, topo->n_gpus,
+                 topo->n_gpus == 1 ? "" : "s");
+    doctor_evidence_env(result, TASKS);
+    doctor_advise(result,
+                  "NVLink is not used between the tasks, and DeepEP stops. Give all GPUs to each of them, which "
+                  "takes one by its number: srun --gpus-per-node=%d --gpu-bind=none, and no --gpus-per-task.",
+                  n);
+}
+
 /* NVML lists the GPUs, but CUDA may not open one of them. */
 static void find_inaccessible(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -104,6 +126,7 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
     }
     if (n == 0) {
         find_control(machine, result);
+        find_single(machine, result);
         return;
     }
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs may not be used by this process", n, topo->n_gpus);

@@ -40,10 +40,10 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
                   os->in_container ? " (both on the node, not in this container)" : "");
 }
 
-/* "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client": built for another ib_core. */
+/* "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)": built for another ib_core. */
 static json_t *read_refused(struct source_text file)
 {
-    return json_boolean(strstr(file.text, "nvidia_peermem: disagrees") || strstr(file.text, "nv_peer_mem: disagrees"));
+    return json_boolean(strstr(file.text, ": Unknown symbol") || strstr(file.text, ": disagrees"));
 }
 
 static bool is_refused(struct source *source)
@@ -51,7 +51,7 @@ static bool is_refused(struct source *source)
     const char *where;
 
     return source_fact_bool(
-        kernel_log_fact(source, "refused-peermem", read_refused, "disagrees about version of symbol", &where));
+        kernel_log_fact(source, "refused-peermem", read_refused, "ib_register_peer_memory_client", &where));
 }
 
 /* It registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not. */
@@ -308,26 +308,28 @@ static bool is_driven_elsewhere(const struct topo *topo, int pci)
 static void find_some_undriven(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
+    const char *nouveau = NULL;
     int n = 0, n_nouveau = 0, first = -1;
 
     if (machine_unsupported_gpus(machine) > 0)
         return;
     for (int i = 0; i < topo->n_pci; i++) {
-        bool is_nouveau = strcmp(topo->pci[i].driver, "nouveau") == 0;
+        const char *module = driver_of_kernel(topo->pci[i].driver);
 
-        if ((*topo->pci[i].driver && !is_nouveau) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
+        if ((*topo->pci[i].driver && !module) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
             !is_driven_elsewhere(topo, i) ||
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
-        doctor_evidence(result, topo->pci[i].address, is_nouveau ? "driver nouveau" : "no driver");
+        doctor_evidence(result, topo->pci[i].address, module ? "driver %s" : "no driver", module);
         if (machine_lacks_window(machine, i))
             doctor_evidence(result, topo->pci[i].address, "resource: no address for the GPU's memory (BAR1)");
         first = first < 0 ? i : first;
         n++;
-        n_nouveau += is_nouveau;
+        n_nouveau += module != NULL;
+        nouveau = module ? module : nouveau;
     }
     if (n_nouveau > 0)
-        driver_found_nouveau(machine, result, n_nouveau);
+        driver_found_nouveau(machine, result, n_nouveau, nouveau);
     else if (n > 0) {
         doctor_found(result, DOCTOR_ERROR, "the GPU at %s has no driver%s, while others like it have NVIDIA's",
                      topo->pci[first].address, n > 1 ? ", and more have none" : "");
@@ -390,12 +392,8 @@ void run_driver_skew(const struct doctor_machine *machine, struct doctor_result 
 
 void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const bad[] = {"iommu.passthrough=1",
-                                      "iommu.passthrough=y",
-                                      "iommu.passthrough=on",
-                                      "iommu.passthrough=true",
-                                      "iommu=pt",
-                                      NULL};
+    const char *const *bad = TEXTS("iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on",
+                                   "iommu.passthrough=true", "iommu=pt");
     struct source_text text;
     char line[4096], *rest = line, *word;
 

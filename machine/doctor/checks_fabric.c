@@ -160,7 +160,8 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
         doctor_fix(result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
     } else if (!os->in_container && strcmp(manager, version) == 0)
         doctor_fix(result, false, "sudo systemctl restart nvidia-fabricmanager");
-    else if (!os->in_container && *manager && *os_install(machine->source, os, "x", "x"))
+    else if (!os->in_container && (*manager || inventory_nvswitches(machine) > 0) &&
+             *os_install(machine->source, os, "x", "x"))
         doctor_fix(
             result, false, "%s\nsudo systemctl restart nvidia-fabricmanager",
             os_install(machine->source, os,
@@ -168,8 +169,8 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
                        source_printf(machine->source, "'nvidia-fabric*manager-%s-1'", version)));
     doctor_cost(result, DOCTOR_FIX_RESTART, "Programs that use the GPUs of this machine end.");
     doctor_advise(result,
-                  "nvidia-fabricmanager has to run, in exactly the driver's version, %s (in a virtual machine: on the "
-                  "host; in a container: on the node). 'nv-fabricmanager --version' prints its version; its journal "
+                  "nvidia-fabricmanager has to run, in exactly the driver's version, %s, where the NVSwitches are (of "
+                  "a container: on the node). 'nv-fabricmanager --version' prints its version; its journal "
                   "says why it does not run.%s",
                   *version ? version : "which is not known",
                   machine->topo->gpus[0].cc_major == 10 && inventory_nvswitches(machine) == 0

@@ -117,7 +117,7 @@ static void found_no_gid(const struct doctor_machine *machine, struct doctor_res
                  faults->n_none > 1 ? ", and other ports have none either" : "");
     doctor_advise(
         result,
-        "The GID comes with the IPv4 address of the port's network interface: configure one. In a pod, use hostNetwork or the network annotations that bring the interface along.");
+        "The GID comes with the IPv4 address of the port's network interface: configure one. In a container, use the node's network (docker run --network=host, hostNetwork of a pod), or in a pod the network annotations that bring the interface along.");
 }
 
 static void check_indices(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,

@@ -13,7 +13,6 @@
 
 /* --- inventory --- */
 
-#define NVIDIA 0x10de
 #define CLASS_DISPLAY 0x03
 
 /* The number of GPUs on the bus, including those of other containers and jobs. */
@@ -22,7 +21,7 @@ static int gpus_on_bus(const struct topo *topo)
     int n = 0;
 
     for (int i = 0; i < topo->n_pci; i++)
-        n += topo->pci[i].vendor == NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY;
+        n += topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY;
     return n > topo->n_gpus ? n : topo->n_gpus;
 }
 

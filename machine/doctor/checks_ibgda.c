@@ -33,8 +33,8 @@ static const char *gdrdrv_problem(const struct doctor_machine *machine)
 
     if (device.state == SOURCE_ABSENT)
         return "is not there";
-    if (device.state == SOURCE_OK && machine->software->driver.no_gdrdrv_number)
-        return "belongs to no driver: the module has no device number";
+    if (device.state == SOURCE_OK && machine_is_of_another(device, machine->software->driver.gdrdrv_number))
+        return "belongs to no driver: the module has no device number, or another one";
     return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
 }
 
@@ -119,7 +119,7 @@ void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *res
         doctor_evidence(result, GDRDRV, "%s", device);
     doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
     doctor_advise(result, "The handler gpu needs no GDRCopy. If it has to be cpu, %s%s.",
-                  machine->software->driver.no_gdrdrv_number
+                  machine->software->driver.gdrdrv_number < 0
                       ? "load the module again: sudo modprobe -r gdrdrv, then sudo modprobe gdrdrv"
                       : "install GDRCopy",
                   *device && machine->software->os.in_container ? ", and give the container " GDRDRV : "");
@@ -166,7 +166,7 @@ static void find_bundled(const struct doctor_machine *machine, struct doctor_res
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
 
     doctor_found(result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "PyTorch brings NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
+                 "PyTorch loads NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
                  *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
     doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
     doctor_evidence(result, "LD_PRELOAD", "%s",
@@ -228,8 +228,11 @@ static int missing_preloads(const struct doctor_machine *machine, struct missing
     return n;
 }
 
+#define BUILD "NVSHMEM_DIR" /* read by DeepEP's build */
+
 static int find_missing_paths(const struct doctor_machine *machine, struct missing_path missing[MAX_MISSING])
 {
+    const char *headers = source_env(machine->source, BUILD);
     int n = 0;
 
     for (int i = 0; i < machine->audit->n && n < MAX_MISSING; i++) {
@@ -241,6 +244,9 @@ static int find_missing_paths(const struct doctor_machine *machine, struct missi
         if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
             missing[n++] = (struct missing_path){row->name, row->value};
     }
+    if (n < MAX_MISSING && headers && source_is_folder(source_stat(machine->source, "%s", headers)) &&
+        source_stat(machine->source, "%s/include/nvshmem.h", headers).state == SOURCE_ABSENT)
+        missing[n++] = (struct missing_path){BUILD, source_printf(machine->source, "%s/include/nvshmem.h", headers)};
     return missing_preloads(machine, missing, n);
 }
 

@@ -164,31 +164,11 @@ static const char *fault_of_names(const struct doctor_machine *machine, const st
     return why;
 }
 
-struct wrong {
-    int n;
-    const char *unset, *export, *files; /* names; commands */
-};
-
-static void mend(const struct doctor_machine *machine, const struct interface_variable *variable, const char *file,
-                 const char *interface, struct wrong *wrong)
-{
-    struct source *source = machine->source;
-
-    if (*file)
-        wrong->files = source_printf(source, "sudoedit %s", shell_word(source, file));
-    else if (variable->uses_host_name && host_is_loopback(machine) && *interface)
-        wrong->export = source_printf(source, "%s%sexport %s=%s", wrong->export, *wrong->export ? "\n" : "",
-                                      variable->name, shell_word(source, interface));
-    else
-        wrong->unset = source_printf(source, "%s %s", wrong->unset, variable->name);
-}
-
 void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
     struct source_names interfaces = source_list(source, NET);
-    const char *interface = default_interface(machine, &interfaces), *unset;
-    struct wrong wrong = {.unset = "", .export = "", .files = ""};
+    const char *interface = default_interface(machine, &interfaces), *export = "";
     bool any = false;
 
     for (size_t i = 0; i < COUNT(interface_variables); i++) {
@@ -205,30 +185,30 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
                                               : fault_of_names(machine, variable, value, &interfaces);
         if (!*why)
             continue;
-        if (wrong.n++ == 0)
+        if (result->outcome != DOCTOR_FOUND)
             doctor_found(result, DOCTOR_ERROR, "%s %s", variable->name, why);
         doctor_evidence(result, variable->name, *file ? "%s: it %s, from %s" : "%s: it %s%s", value, why, file);
-        mend(machine, variable, file, interface, &wrong);
+        if (!*file && variable->uses_host_name && host_is_loopback(machine) && *interface)
+            export = source_printf(source, "%s\nexport %s=%s", export, variable->name, shell_word(source, interface));
+        else
+            doctor_unset_value(result, variable->name);
     }
-    if (doctor_not_applicable_if(result, !any, "no variable names an interface") || wrong.n == 0)
+    if (doctor_not_applicable_if(result, !any, "no variable names an interface") || result->outcome != DOCTOR_FOUND)
         return;
     for (size_t i = 0; i < interfaces.n && i < 6; i++)
         if (strcmp(interfaces.names[i], "bonding_masters") != 0)
             doctor_evidence(result, NET, "%s", interfaces.names[i]);
-    unset = *wrong.unset ? source_printf(source, "unset%s", wrong.unset) : "";
-    if (*unset || *wrong.export)
-        doctor_fix(result, false, "%s%s%s%s%s", unset, *unset && *wrong.export ? "\n" : "", wrong.export,
-                   *wrong.files ? "\n" : "", wrong.files);
-    else
-        doctor_fix(result, false, "%s", wrong.files);
+    if (*export)
+        doctor_fix(result, false, "%s%s", result->fix, export + !*result->fix);
     doctor_advise(
         result, "%s%s",
-        *wrong.export ? "Without " GLOO ", Gloo takes the address of the host name, which /etc/hosts gives to "
-                        "the loopback here."
-                      : "Without it, the interface of the default route is used in most cases.",
-        *wrong.files ? " NCCL reads the file as if its lines were in the environment, which precedes it: take "
-                       "the line out, or correct it."
-                     : "");
+        *export ? "Without " GLOO ", Gloo takes the address of the host name, which /etc/hosts gives to "
+                  "the loopback here."
+                : "Without it, the interface of the default route is used in most cases.",
+        strstr(result->fix, "sudoedit")
+            ? " NCCL reads the file as if its lines were in the environment, which precedes it: take the line out, or "
+              "correct it."
+            : "");
 }
 
 /* --- host-name --- */
@@ -318,11 +298,18 @@ static bool is_rail(const struct topo *topo, const char *interface)
     return false;
 }
 
+/* Its card; -1: not on the bus. */
+static int pci_of(const struct doctor_machine *machine, const char *interface)
+{
+    struct source_text device = source_resolve(machine->source, NET "/%s/device", interface);
+
+    return device.state == SOURCE_OK ? topo_find_pci(machine->topo, text_base(device.text)) : -1;
+}
+
 /* Is it on the card of a rail: IPoIB, which only starts connections, or another port? */
 static bool is_of_data_nic(const struct doctor_machine *machine, const char *interface)
 {
-    struct source_text device = source_resolve(machine->source, NET "/%s/device", interface);
-    int pci = device.state == SOURCE_OK ? topo_find_pci(machine->topo, text_base(device.text)) : -1;
+    int pci = pci_of(machine, interface);
 
     for (int i = 0; i < machine->topo->n_nics && pci >= 0; i++)
         if (machine_is_data_nic(machine->topo, i) && topo_is_same_card(machine->topo, machine->topo->nics[i].pci, pci))
@@ -413,8 +400,7 @@ void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result
 static bool is_near_gpu(const struct doctor_machine *machine, const char *interface)
 {
     const struct topo *topo = machine->topo;
-    struct source_text device = source_resolve(machine->source, NET "/%s/device", interface);
-    int pci = device.state == SOURCE_OK ? topo_find_pci(topo, text_base(device.text)) : -1;
+    int pci = pci_of(machine, interface);
 
     for (int g = 0; g < topo->n_gpus && pci >= 0; g++)
         if (topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB)

@@ -304,21 +304,6 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 
 /* --- nofile --- */
 
-/* The number of ranks of the job, from its launcher's variables; -1 if not known. */
-static long ranks_of_job(const struct doctor_machine *machine)
-{
-    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
-                                        "SLURM_NTASKS"};
-    long ranks = -1;
-
-    for (size_t i = 0; i < COUNT(names); i++) {
-        long value = machine_job_number(machine, names[i], -1);
-
-        ranks = value > ranks ? value : ranks;
-    }
-    return ranks;
-}
-
 /* Connections of NCCL and NVSHMEM, shared memory and data loaders: about 2 per peer, and some hundred at start. */
 #define NOFILE "Max open files"
 #define FILES_TOO_FEW 1024
@@ -329,7 +314,8 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
 {
     struct limit limit = limit_of(machine->source, NOFILE);
     long long soft = limit.soft, hard = limit.hard;
-    long ranks = ranks_of_job(machine);
+    long ranks = machine_job_largest(
+        machine, TEXTS("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
         lacks_limit(machine, result, NOFILE, limit))

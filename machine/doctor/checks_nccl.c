@@ -128,8 +128,8 @@ static int count_halved(const struct doctor_machine *machine, const struct list_
                 }
         for (int k = 0; k < topo->n_gpus; k++)
             n_gpus += topo->gpus[k].pci >= 0 && topo_path(topo, topo->gpus[g].pci, topo->gpus[k].pci) <= nearest;
-        if (nearest > TOPO_PXB || (own >= 0 && g != own) || n_near < 2 * n_gpus || n_named == 0 || n_named == n_near ||
-            n_named >= 2 * n_gpus)
+        if ((nearest > TOPO_PXB && !machine_is_spark(topo)) || (own >= 0 && g != own) || n_near < 2 * n_gpus ||
+            n_named == 0 || n_named == n_near || n_named >= 2 * n_gpus)
             continue;
         n++;
         *ret_first = g;

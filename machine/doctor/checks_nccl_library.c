@@ -12,14 +12,55 @@
 
 /* --- net-plugin --- */
 
+/* Where the EFA installer puts the plugin, now and earlier, and where images have it. */
+static const char *const efa_folders[] = {"/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+                                          "/opt/amazon/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/lib"};
+
+/* Is there an NCCL, and are its NICs EFA's? It reaches them by a plugin, and takes sockets without one. */
+static bool needs_efa_plugin(const struct doctor_machine *machine)
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        n += machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON;
+    return n > 0 && !advice_has_mlx5(topo) &&
+           (*machine->software->nccl.bundled || machine->software->nccl.lib.state == SOURCE_OK);
+}
+
+static void report_no_plugin(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                             const char *variable)
+{
+    doctor_found(result, DOCTOR_ERROR,
+                 *variable ? "NCCL's network plugin %s is not found"
+                           : "NCCL uses sockets: EFA needs a network plugin, and %s is not found",
+                 name);
+    if (*variable)
+        doctor_evidence_env(result, variable);
+    doctor_evidence(result, name, "not found by the linker");
+    for (size_t i = 0; i < COUNT(efa_folders) && !*result->fix; i++)
+        if (source_stat(machine->source, "%s/%s", efa_folders[i], name).state == SOURCE_OK)
+            doctor_fix(result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", efa_folders[i]));
+    if (!*result->fix && *machine->software->nccl.gib)
+        doctor_fix(result, false, "eval \"$(epkit env)\"");
+    else if (!*result->fix && *variable)
+        doctor_fix(result, false, "unset %s", variable);
+    doctor_advise(result,
+                  *variable ? "Add its folder to LD_LIBRARY_PATH (gIB's is /usr/local/gib/lib64), install it, or unset "
+                              "%s."
+                            : "The EFA installer brings it%s; in a container it belongs in the image.",
+                  variable);
+}
+
 void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
     const struct software_nccl *nccl = &machine->software->nccl;
-    bool wants_net = net && *net && !software_is_internal_net(net);
-    bool is_none = plugin && strcmp(plugin, "none") == 0;
+    bool wants_net = net && *net && !software_is_internal_net(net), wants_plugin = plugin && *plugin;
+    bool is_none = wants_plugin && strcmp(plugin, "none") == 0;
 
-    if (doctor_not_applicable_if(result, !wants_net && (!plugin || !*plugin || is_none),
+    if (doctor_not_applicable_if(result,
+                                 !wants_net && (wants_plugin ? is_none : (net && *net) || !needs_efa_plugin(machine)),
                                  "the environment asks for no network plugin"))
         return;
     if (is_none) {
@@ -29,16 +70,10 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     if (nccl->plugin.state == SOURCE_ABSENT) {
-        doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin %s is not found", nccl->plugin_name);
-        doctor_evidence(result, wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN", "%s", wants_net ? net : plugin);
-        doctor_evidence(result, nccl->plugin_name, "not found by the linker");
-        if (*nccl->gib)
-            doctor_fix(result, false, "eval \"$(epkit env)\"");
-        else
-            doctor_fix(result, false, "unset %s", wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
-        doctor_advise(result,
-                      "Add its folder to LD_LIBRARY_PATH (gIB's is /usr/local/gib/lib64), install it, or unset %s.",
-                      wants_net ? "NCCL_NET" : "NCCL_NET_PLUGIN");
+        report_no_plugin(machine, result, *nccl->plugin_name ? nccl->plugin_name : "libnccl-net.so",
+                         wants_net      ? "NCCL_NET"
+                         : wants_plugin ? "NCCL_NET_PLUGIN"
+                                        : "");
         return;
     }
     if (doctor_unknown_if(result, nccl->plugin.state != SOURCE_OK, "%s: %s", nccl->plugin_name,

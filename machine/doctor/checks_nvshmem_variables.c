@@ -3,6 +3,7 @@
 #include "checks.h"
 #include "common/variables.h"
 #include "machine_nvshmem.h"
+#include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
 
@@ -166,8 +167,6 @@ static const struct {
 
 void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *names = "";
-
     for (size_t i = 0; i < COUNT(device_variables); i++) {
         const char *name = device_variables[i].name, *value = source_env(machine->source, name), *why = "";
 
@@ -175,17 +174,15 @@ void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *r
             why = device_variables[i].fault ? device_variables[i].fault(machine, value) : audit_fault(machine, name);
         if (!*why)
             continue;
-        if (!*names)
+        if (result->outcome != DOCTOR_FOUND)
             doctor_found(result, DOCTOR_ERROR, "%s %.*s", name, (int)strcspn(why, ":"), why);
         doctor_evidence(result, name, "%s: it %s", value, why);
-        names = source_printf(machine->source, "%s %s", names, name);
+        doctor_unset_value(result, name);
     }
-    if (!*names)
-        return;
-    doctor_fix(result, false, "unset%s", names);
-    doctor_advise(
-        result,
-        "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(
+            result,
+            "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
 }
 
 /* --- void-variables --- */

@@ -16,7 +16,6 @@
  * GB20x, GB10), and GPUs on boards with Grace processors. And of those that the open modules do not support: before
  * Turing (driver README, "Open Linux Kernel Modules": the GPU System Processor is required).
  */
-#define NVIDIA 0x10de
 #define CLASS_DISPLAY 0x03
 
 struct device_range {
@@ -48,7 +47,8 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
     /* A display card may be bound to nouveau, and one bound to vfio belongs to a virtual machine. */
     if (*self->driver && strcmp(self->driver, "nvidia") != 0)
         return false;
-    return *machine->software->driver.version && self->vendor == NVIDIA && self->class_code >> 16 == CLASS_DISPLAY &&
+    return *machine->software->driver.version && self->vendor == PCI_VENDOR_NVIDIA &&
+           self->class_code >> 16 == CLASS_DISPLAY &&
            (machine->software->driver.is_open ? WITHIN(self->device, closed_only) : WITHIN(self->device, open_only));
 }
 
@@ -223,6 +223,7 @@ void run_libcuda(const struct doctor_machine *machine, struct doctor_result *res
 void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool in_container = machine->software->os.in_container;
+    int number = machine->software->driver.uvm_number;
     struct source_stat device;
 
     if (doctor_not_applicable_if(result, !machine_has_open_gpu(machine), "this process may not open any GPU"))
@@ -232,14 +233,19 @@ void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
                              device.why))
         return;
     if (device.state == SOURCE_OK && device.may_read && device.may_write) {
-        if (!machine->software->driver.no_uvm_number)
+        if (!machine_is_of_another(device, number))
             return;
-        doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: nvidia_uvm is loaded, and has no number for " UVM);
-        doctor_evidence(result, "/proc/devices", "no nvidia-uvm");
-        doctor_advise(result,
-                      "%sLoad it again with no program on a GPU: sudo modprobe -r nvidia_uvm, then sudo "
-                      "modprobe nvidia_uvm.",
-                      in_container ? "On the node, not in this container: " : "");
+        doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: nvidia_uvm is loaded, and has %s number for " UVM,
+                     number < 0 ? "no" : "another");
+        doctor_evidence(result, "/proc/devices", number < 0 ? "no nvidia-uvm" : "%d nvidia-uvm", number);
+        if (number > 0)
+            doctor_evidence(result, UVM, "number %d", (int)device.bytes);
+        doctor_advise(
+            result, "%s%s", in_container ? "On the node, not in this container: " : "",
+            number < 0
+                ? "Load it again with no program on a GPU: sudo modprobe -r nvidia_uvm, then sudo modprobe nvidia_uvm."
+                : "remove the file, run nvidia-modprobe -u -c 0, and for containers describe the devices again: sudo "
+                  "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml.");
         return;
     }
     /* On a host the first CUDA program creates it, through nvidia-modprobe, which is setuid root. */
@@ -265,24 +271,18 @@ void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
 
 /* --- ibgda-nic --- */
 
-#define AMAZON 0x1d0f
-#define BROADCOM 0x14e4
-
 static const char *maker_name(unsigned vendor)
 {
-    switch (vendor) {
-    case AMAZON:
-        return "EFA";
-    case BROADCOM:
-        return "Broadcom";
-    case 0x8086:
-        return "Intel";
-    case 0x1022:
-    case 0x1dd8:
-        return "AMD";
-    default:
-        return "another maker";
-    }
+    static const struct {
+        unsigned vendor;
+        const char *name;
+    } makers[] = {
+        {PCI_VENDOR_AMAZON, "EFA"}, {0x14e4, "Broadcom"}, {0x8086, "Intel"}, {0x1022, "AMD"}, {0x1dd8, "AMD"}};
+
+    for (size_t i = 0; i < COUNT(makers); i++)
+        if (makers[i].vendor == vendor)
+            return makers[i].name;
+    return "another maker";
 }
 
 /* DeepEP before version 2 uses only IBGDA between nodes; it is recognised by its own buffer.py and an NVSHMEM. */
@@ -389,7 +389,7 @@ void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *r
                   "Within a node everything works. Between nodes, use a library with a transport for these NICs: "
                   "epkit, UCCL-EP, DeepEP version 2 over NCCL%s. NVSHMEM_REMOTE_TRANSPORT=libfabric does not make "
                   "DeepEP's kernels use it.",
-                  vendor == AMAZON ? " with aws-ofi-nccl" : "");
+                  vendor == PCI_VENDOR_AMAZON ? " with aws-ofi-nccl" : "");
 }
 
 /* --- confidential --- */

@@ -7,6 +7,7 @@
 #include "common/text.h"
 #include "machine/software/libs.h"
 #include "machine/software/read_software.h"
+#include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
 #include "stacks.h"
@@ -58,20 +59,13 @@ static struct lib_location loaded_nccl(const struct doctor_machine *machine)
     struct libs_env env = libs_env_of(machine->source);
     struct lib_location location = nccl->lib;
     const char *torch = source_printf(machine->source, "%s/lib/libtorch_cuda.so", machine->software->torch);
-    struct libs_closure *closure;
-    int index;
 
-    if ((location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0) || !*machine->software->torch ||
-        libs_load(machine->source, &env, torch, &closure) != EP_OK)
+    if ((location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0) || !*machine->software->torch)
         return location;
-    index = libs_closure_find(closure, "libnccl.so.2");
-    if (index > 0 && closure->libs[index].location.state == SOURCE_OK)
-        location = closure->libs[index].location;
-    else if (location.state != SOURCE_OK && *nccl->bundled)
+    if (location.state != SOURCE_OK && *nccl->bundled)
         location = (struct lib_location){
             .state = SOURCE_OK, .path = nccl->bundled, .real = nccl->bundled, .found_by = "PyTorch"};
-    libs_closure_free(closure);
-    return location;
+    return libs_loaded_with(machine->source, env, torch, "libnccl.so.2", location);
 }
 
 /* --- the package --- */
@@ -111,8 +105,14 @@ static void needs_one_owner(const struct doctor_machine *machine, const struct s
                             struct doctor_result *result)
 {
     const char *names = "", *title = "";
+    struct doctor_result cuda = *result;
 
     if (installed->n_owners < 2)
+        return;
+    /* The wheels of a part come for each CUDA, and the last one stays: it may be the right one. */
+    if (installed->stack->needs & STACK_IS_PART)
+        stack_needs_cuda(machine, installed, &cuda);
+    if (installed->stack->needs & STACK_IS_PART && cuda.outcome != DOCTOR_FOUND)
         return;
     for (int i = 0; i < installed->n_owners; i++) {
         const char *owner = installed->owners[i];
@@ -128,6 +128,27 @@ static void needs_one_owner(const struct doctor_machine *machine, const struct s
                         "%s/__init__.py in its RECORD", installed->stack->package);
     doctor_fix(result, false, "pip uninstall -y%s\n%s", names, reinstall(machine, installed));
     doctor_advise(result, "Uninstall all of them, since each removes files of the others; then install one.");
+}
+
+static void needs_twins(const struct doctor_machine *machine, const struct stack_installed *installed,
+                        struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+    size_t n = strcspn(installed->version, "+");
+
+    for (size_t i = 0; stack->twins && stack->twins[i]; i++) {
+        const char *twin = stack->twins[i], *version = python_version(machine->source, installed->folder, twin);
+
+        if (!*version || !n || (strcspn(version, "+") == n && strncmp(version, installed->version, n) == 0))
+            continue;
+        doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s is %s, and %s is %s", stack->dist, twin, version,
+                     stack->dist, installed->version);
+        doctor_evidence(result, installed->folder, "%s-%s, %s-%s", twin, version, stack->dist, installed->version);
+        doctor_fix(result, false, "pip uninstall -y %s", twin);
+        doctor_advise(result, "It is a cache, and not necessary. Or install it in version %.*s.", (int)n,
+                      installed->version);
+        return;
+    }
 }
 
 /* --- PyTorch, NCCL --- */
@@ -359,6 +380,54 @@ static void needs_gin(const struct doctor_machine *machine, const struct stack_i
     }
 }
 
+/* What a variable of UCX has to leave: a name for all, and names of single ones; NAME:PORT is an RDMA device. */
+static const struct {
+    const char *variable, *what;
+    bool is_nvlink;
+    const char *const *names;
+} ucx_lists[] = {
+    {"UCX_TLS", "the NVLinks of the rack", true, TEXTS("cuda_ipc", "cuda", "all")},
+    {"UCX_TLS", "the RDMA NICs", false,
+     TEXTS("ib", "all", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_v",
+           "srd")},
+    {"UCX_NET_DEVICES", "the RDMA NICs", false, TEXTS("all")},
+};
+
+static bool ucx_leaves(const struct doctor_machine *machine, const char *list, const char *const *names)
+{
+    bool excludes = *list == '^';
+
+    for (list += excludes; *list;) {
+        struct piece entry = text_take(&list, ",");
+        const char *name = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
+
+        if (excludes ? strcmp(name, *names) == 0 : strchr(name, ':') || text_is_any(name, names))
+            return !excludes;
+    }
+    return excludes;
+}
+
+/* UCX takes TCP then, and says nothing. On one node it needs no NICs. */
+static void needs_ucx_lists(const struct doctor_machine *machine, const struct stack_installed *installed,
+                            struct doctor_result *result)
+{
+    bool is_rack = machine_has_multinode_nvlink(machine->topo),
+         needs_nics = machine_n_data_nics(machine->topo) > 0 &&
+                      (!source_env(machine->source, "WORLD_SIZE") || machine_has_other_nodes(machine));
+
+    for (size_t i = 0; installed->stack->needs & STACK_UCX_DEVICE && i < COUNT(ucx_lists); i++) {
+        const char *name = ucx_lists[i].variable, *list = source_env(machine->source, name);
+
+        if (!list || !*list || !(ucx_lists[i].is_nvlink ? is_rack : needs_nics) || strstr(result->fix, name) ||
+            ucx_leaves(machine, list, ucx_lists[i].names))
+            continue;
+        if (result->outcome != DOCTOR_FOUND)
+            doctor_found(result, DOCTOR_ERROR, "%s keeps %s from %s", name, installed->stack->title, ucx_lists[i].what);
+        doctor_found_value(result, name);
+        doctor_advise(result, "UCX takes the best of all where it is told none. NCCL reads neither of its variables.");
+    }
+}
+
 static void needs_ucx_device(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
@@ -444,6 +513,7 @@ static const struct {
 } needs[] = {
     {needs_files, "stack-needs"},
     {needs_one_owner, "stack-owners"},
+    {needs_twins, "stack-needs"},
     {stack_needs_python, "import-python"},
     {stack_needs_cuda, "cuda-major"},
     {needs_torch, "stack-needs"},
@@ -454,11 +524,19 @@ static const struct {
     {needs_nvcc, "stack-needs"},
     {needs_gin, "stack-needs"},
     {needs_nccl_ep, "stack-needs"},
+    {needs_ucx_lists, "stack-needs"},
     {needs_ucx_device, "stack-needs"},
     {needs_nvlink, "stack-needs"},
     {needs_no_finding, ""},
     {needs_gpu, ""},
 };
+
+/* What a part lacks is no fault, unless it stops the package that it comes with. */
+static bool is_fault(const struct stack *stack, int need)
+{
+    return need >= 0 && (!(stack->needs & STACK_IS_PART) || needs[need].compare == needs_one_owner ||
+                         needs[need].compare == needs_twins || needs[need].compare == needs_ucx_lists);
+}
 
 const struct stack_result *stack_evaluate(const struct doctor_machine *machine, const struct stack *stack)
 {
@@ -501,10 +579,8 @@ void stacks_run(const struct doctor_machine *machine, struct doctor_result *resu
         /* Of parts too: what is read for it belongs into a snapshot. */
         const struct stack_result *first = stack_evaluate(machine, all->stacks[i].stack);
 
-        if (all->stacks[i].stack->needs & STACK_IS_PART)
-            continue;
-        n++;
-        if (first->own_need < 0 || strcmp(needs[first->own_need].check, check->id) != 0)
+        n += !(all->stacks[i].stack->needs & STACK_IS_PART);
+        if (!is_fault(all->stacks[i].stack, first->own_need) || strcmp(needs[first->own_need].check, check->id) != 0)
             continue;
         *result = first->own;
         result->check = check;

@@ -2,15 +2,18 @@
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "checks.h"
 #include "common/text.h"
+#include "nccl_variables.h"
 #include "queries.h"
 #include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* --- imex --- */
 
 #define IMEX "/dev/nvidia-caps-imex-channels"
+#define HANDLES "NVSHMEM_CUMEM_HANDLE_TYPE"
 
 /* Reports GPUs that have not joined the fabric of their rack. */
 static bool has_joined(const struct doctor_machine *machine, struct doctor_result *result)
@@ -82,10 +85,13 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
     struct source_names channels;
     struct source_stat stat;
 
-    if (doctor_not_applicable_if(result, !machine_has_multinode_nvlink(machine->topo) || has_no_fabric(machine->topo),
+    const char *kind = source_env(machine->source, HANDLES);
+    bool is_rack = machine_has_multinode_nvlink(machine->topo) && !has_no_fabric(machine->topo);
+
+    if (doctor_not_applicable_if(result, !is_rack && (!kind || strcasecmp(kind, "FABRIC") != 0),
                                  "no GPUs whose NVLinks lead to other nodes"))
         return;
-    if (!has_joined(machine, result) || !has_domain(machine, result))
+    if (is_rack && (!has_joined(machine, result) || !has_domain(machine, result)))
         return;
     channels = source_list(machine->source, IMEX);
     if (doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
@@ -93,8 +99,11 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
         return;
     if (channels.n == 0) {
         doctor_found(result, DOCTOR_ERROR,
-                     "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink");
+                     is_rack ? "there is no IMEX channel, so GPUs of other nodes cannot be reached by NVLink"
+                             : HANDLES "=FABRIC needs an IMEX channel, and there is none");
         doctor_evidence(result, IMEX, channels.state == SOURCE_OK ? "empty" : "not there");
+        if (!is_rack)
+            doctor_found_value(result, HANDLES);
         doctor_advise(result, "In Kubernetes: give the pods a ComputeDomain of NVIDIA's DRA driver, which creates a "
                               "channel. On hosts: run nvidia-imex with all nodes in /etc/nvidia-imex/nodes_config.cfg, "
                               "and load the driver with NVreg_CreateImexChannel0=1.");

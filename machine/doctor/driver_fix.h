@@ -17,8 +17,12 @@ void driver_fix_peer_mapping(const struct doctor_machine *machine, struct doctor
 /* GPUs are on the bus, but the driver is not loaded: reports why, as far as it can be determined (driver_missing.c). */
 void driver_missing(const struct doctor_machine *machine, struct doctor_result *result);
 
-/* Reports that nouveau is bound to `n` of the GPUs. */
-void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n);
+/* The module of a driver for GPUs that is the kernel's own, nouveau or its successor nova_core; NULL of any other. */
+const char *driver_of_kernel(const char *driver);
+
+/* Reports that it is bound to `n` of the GPUs. */
+void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n,
+                          const char *module);
 
 /* Has firmware or host given the GPU no addresses for its memory (BAR1)? What to do then. */
 bool machine_lacks_window(const struct doctor_machine *machine, int pci);

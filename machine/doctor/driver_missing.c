@@ -13,6 +13,7 @@
 
 struct undriven {
     int n, n_nouveau, n_vfio;
+    const char *module; /* that has the n_nouveau */
 };
 
 /*
@@ -26,38 +27,43 @@ static struct undriven count_undriven(const struct doctor_machine *machine, stru
 
     for (int i = 0; i < topo->n_gpus; i++) {
         const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
-        bool is_nouveau = pci && strcmp(pci->driver, "nouveau") == 0;
+        const char *module = pci ? driver_of_kernel(pci->driver) : NULL;
 
         if (pci && strncmp(pci->driver, "vfio", 4) == 0)
             count.n_vfio++;
         /* 0x0302 is a 3D controller: a compute board. */
-        if (!pci || (*pci->driver && !is_nouveau) || (!is_nouveau && pci->class_code >> 8 != 0x0302))
+        if (!pci || (*pci->driver && !module) || (!module && pci->class_code >> 8 != 0x0302))
             continue;
         if (result)
-            doctor_evidence(result, pci->address, is_nouveau ? "driver nouveau" : "no driver");
+            doctor_evidence(result, pci->address, module ? "driver %s" : "no driver", module);
         count.n++;
-        count.n_nouveau += is_nouveau;
+        count.n_nouveau += module != NULL;
+        count.module = module ? module : count.module;
     }
     return count;
 }
 
-void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n)
+const char *driver_of_kernel(const char *driver)
+{
+    return strcmp(driver, "nouveau") == 0 ? driver : strcmp(driver, "NovaCore") == 0 ? "nova_core" : NULL;
+}
+
+void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_result *result, int n, const char *module)
 {
     const char *initramfs = os_initramfs(&machine->software->os);
 
-    doctor_found(result, DOCTOR_ERROR, "%d GPU%s driven by nouveau, which cannot run CUDA programs", n,
-                 n == 1 ? " is" : "s are");
+    doctor_found(result, DOCTOR_ERROR, "%d GPU%s driven by %s, which cannot run CUDA programs", n,
+                 n == 1 ? " is" : "s are", module);
     if (*initramfs)
-        doctor_fix(result, false,
-                   "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf\n%s\nsudo reboot",
-                   initramfs);
+        doctor_fix(result, false, "echo 'blacklist %s' | sudo tee /etc/modprobe.d/blacklist-%s.conf\n%s\nsudo reboot",
+                   module, module, initramfs);
     doctor_cost(result, DOCTOR_FIX_RESTART,
                 "The machine restarts; a screen on the GPU stays dark if NVIDIA's driver is not installed.");
-    doctor_advise(
-        result, "NVIDIA's driver cannot use GPUs that are bound to nouveau. %s",
-        *initramfs || machine->software->os.in_container
-            ? "Install it first; its packages disable nouveau."
-            : os_kernel_argument(machine->source, &machine->software->os, true, "modprobe.blacklist=nouveau"));
+    doctor_advise(result, "NVIDIA's driver cannot use GPUs that are bound to it. %s",
+                  *initramfs || machine->software->os.in_container
+                      ? "Install it first; its packages disable nouveau."
+                      : os_kernel_argument(machine->source, &machine->software->os, true,
+                                           source_printf(machine->source, "modprobe.blacklist=%s", module)));
 }
 
 /* --- addresses for the memory of a GPU --- */
@@ -277,7 +283,7 @@ void driver_missing(const struct doctor_machine *machine, struct doctor_result *
     count = count_undriven(machine, NULL);
     if (count.n_nouveau) {
         count_undriven(machine, result);
-        driver_found_nouveau(machine, result, count.n_nouveau);
+        driver_found_nouveau(machine, result, count.n_nouveau, count.module);
         return;
     }
     if (doctor_unknown_if(result, count.n_vfio == machine->topo->n_gpus,

@@ -8,7 +8,6 @@
 
 #include <string.h>
 
-#define NVIDIA 0x10de
 #define CLASS_SWITCH 0x0680 /* PCI Code and ID Assignment Specification: other bridge, the class of NVSwitches */
 
 /* Product names (SMBIOS, type 1) that imply the number of GPUs: DGX systems; "EC2 Instance Types". */
@@ -31,7 +30,7 @@ int inventory_nvswitches(const struct doctor_machine *machine)
         int64_t vendor, class_code;
 
         if (source_number(machine->source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == SOURCE_OK &&
-            vendor == NVIDIA &&
+            vendor == PCI_VENDOR_NVIDIA &&
             source_number(machine->source, &class_code, "/sys/bus/pci/devices/%s/class", names.names[i]) == SOURCE_OK)
             n += class_code >> 8 == CLASS_SWITCH;
     }
@@ -52,7 +51,7 @@ static int modules_due(const struct topo *topo)
             return 0;
     /* Includes GPUs of other jobs and of virtual machines; several functions of one GPU count once. */
     for (int p = 0; p < topo->n_pci; p++)
-        n += topo->pci[p].vendor == NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
+        n += topo->pci[p].vendor == PCI_VENDOR_NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
              (p == 0 || !topo_is_same_card(topo, p - 1, p));
     for (size_t i = 0; n > 2 && i < COUNT(sizes); i++)
         if (n <= sizes[i])

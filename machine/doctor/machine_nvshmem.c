@@ -241,6 +241,8 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
     if (!machine_has_mlx5(machine, &unused))
         return "";
     uses_ibgda = machine_uses_ibgda(machine, &unused);
+    /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
+    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && machine_uses_rdma(machine));
     if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
         return "libibverbs.so.1";
     return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";

@@ -19,21 +19,27 @@ const char *machine_nccl_value(const struct doctor_machine *machine, const char 
     return value;
 }
 
-void doctor_found_value(struct doctor_result *result, const char *name)
+void doctor_unset_value(struct doctor_result *result, const char *name)
 {
     struct source *source = result->machine->source;
-    const char *file, *value = machine_nccl_value(result->machine, name, &file), *fix = result->fix;
+    const char *file, *fix = result->fix, *edit;
+
+    machine_nccl_value(result->machine, name, &file);
+    edit = *file ? source_printf(source, "sudoedit %s", shell_word(source, file)) : "";
+    if (*edit && !strstr(fix, edit))
+        doctor_fix(result, false, "%s%s%s", fix, *fix ? "\n" : "", edit);
+    else if (!*edit && strncmp(fix, "unset ", 6) == 0)
+        doctor_fix(result, false, "%.*s %s%s", (int)strcspn(fix, "\n"), fix, name, fix + strcspn(fix, "\n"));
+    else if (!*edit)
+        doctor_fix(result, false, "unset %s%s%s", name, *fix ? "\n" : "", fix);
+}
+
+void doctor_found_value(struct doctor_result *result, const char *name)
+{
+    const char *file, *value = machine_nccl_value(result->machine, name, &file);
 
     doctor_evidence(result, name, *file ? "%s, from %s" : "%s%s", value, file);
-    if (*file) {
-        const char *edit = source_printf(source, "sudoedit %s", shell_word(source, file));
-
-        if (!strstr(fix, edit))
-            doctor_fix(result, false, "%s%s%s", fix, *fix ? "\n" : "", edit);
-    } else if (strncmp(fix, "unset ", 6) == 0)
-        doctor_fix(result, false, "unset %s %s", name, fix + 6);
-    else
-        doctor_fix(result, false, "unset %s%s%s", name, *fix ? "\n" : "", fix);
+    doctor_unset_value(result, name);
 }
 
 bool machine_has_other_nodes(const struct doctor_machine *machine)

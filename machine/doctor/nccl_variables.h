@@ -11,7 +11,8 @@
  */
 const char *machine_nccl_value(const struct doctor_machine *machine, const char *name, const char **ret_file);
 
-/* The variable is wrong: its value as evidence, and how to get rid of it. One paste mends several variables. */
+/* The variable is wrong: how to get rid of it, in one paste with others; and with its value as evidence. */
+void doctor_unset_value(struct doctor_result *result, const char *name);
 void doctor_found_value(struct doctor_result *result, const char *name);
 
 /* Do the launcher's variables say that the job has other nodes? */

@@ -9,8 +9,6 @@
 #include <string.h>
 #include <strings.h>
 
-#define NVIDIA 0x10de
-
 const char *machine_reason(enum source_state state, const char *why)
 {
     if (why && *why)
@@ -185,17 +183,9 @@ bool machine_uses_rdma(const struct doctor_machine *machine)
 bool machine_has_ranks(const struct doctor_machine *machine)
 {
     /* torchrun, Open MPI, PMI, Slurm: their manuals */
-    static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
-
-    if (machine->topo->n_gpus > 1)
-        return true;
-    for (size_t i = 0; i < COUNT(sizes); i++) {
-        const char *size = source_env(machine->source, sizes[i]);
-
-        if (size && strtol(size, NULL, 10) > 1)
-            return true;
-    }
-    return machine_uses_rdma(machine);
+    return machine->topo->n_gpus > 1 ||
+           machine_job_largest(machine, TEXTS("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")) > 1 ||
+           machine_uses_rdma(machine);
 }
 
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
@@ -394,7 +384,8 @@ static bool has_gpu_like(const struct topo *topo, const char *const *names, cons
             if (strstr(gpu->name, names[k]))
                 return true;
         for (int k = 0; devices[k]; k++)
-            if (gpu->pci >= 0 && topo->pci[gpu->pci].vendor == NVIDIA && topo->pci[gpu->pci].device == devices[k])
+            if (gpu->pci >= 0 && topo->pci[gpu->pci].vendor == PCI_VENDOR_NVIDIA &&
+                topo->pci[gpu->pci].device == devices[k])
                 return true;
     }
     return false;
@@ -402,26 +393,17 @@ static bool has_gpu_like(const struct topo *topo, const char *const *names, cons
 
 bool machine_is_grace(const struct topo *topo)
 {
-    static const char *const names[] = {"GH200", "GB200", "GB300", NULL};
-    static const unsigned devices[] = {0x2342, 0x2348, 0x2941, 0x31c2, 0};
-
-    return has_gpu_like(topo, names, devices);
+    return has_gpu_like(topo, TEXTS("GH200", "GB200", "GB300"), (const unsigned[]){0x2342, 0x2348, 0x2941, 0x31c2, 0});
 }
 
 bool machine_is_spark(const struct topo *topo)
 {
-    static const char *const names[] = {"GB10", NULL};
-    static const unsigned devices[] = {0x2e12, 0};
-
-    return has_gpu_like(topo, names, devices);
+    return has_gpu_like(topo, TEXTS("GB10"), (const unsigned[]){0x2e12, 0});
 }
 
 bool machine_has_multinode_nvlink(const struct topo *topo)
 {
-    static const char *const names[] = {"GB200", "GB300", NULL};
-    static const unsigned devices[] = {0x2941, 0x31c2, 0};
-
-    return has_gpu_like(topo, names, devices);
+    return has_gpu_like(topo, TEXTS("GB200", "GB300"), (const unsigned[]){0x2941, 0x31c2, 0});
 }
 
 enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine)
@@ -585,16 +567,20 @@ int machine_job_gpus(const struct doctor_machine *machine)
     return n < 0 || n > machine->topo->n_gpus ? machine->topo->n_gpus : n;
 }
 
+long machine_job_largest(const struct doctor_machine *machine, const char *const *names)
+{
+    long largest = -1;
+
+    for (; *names; names++) {
+        long value = machine_job_number(machine, *names, -1);
+
+        largest = value > largest ? value : largest;
+    }
+    return largest;
+}
+
+/* Slurm, scripts around torchrun, torchrun itself. */
 long machine_job_nodes(const struct doctor_machine *machine)
 {
-    /* Slurm, scripts around torchrun, torchrun itself. */
-    static const char *const names[] = {"SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "GROUP_WORLD_SIZE"};
-    long nodes = -1;
-
-    for (size_t i = 0; i < COUNT(names); i++) {
-        long value = machine_job_number(machine, names[i], -1);
-
-        nodes = value > nodes ? value : nodes;
-    }
-    return nodes;
+    return machine_job_largest(machine, TEXTS("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NNODES", "GROUP_WORLD_SIZE"));
 }

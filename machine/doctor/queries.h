@@ -13,6 +13,12 @@ bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result
 bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
 
+/* Does a device file have another number than `number`, that of its driver, which may have none? */
+static inline bool machine_is_of_another(struct source_stat device, int number)
+{
+    return number < 0 || (number > 0 && device.bytes > 0 && device.bytes != number);
+}
+
 /* Can the process open any GPU? If not, it needs nothing else of the driver either. */
 bool machine_has_open_gpu(const struct doctor_machine *machine);
 
@@ -126,6 +132,9 @@ long machine_job_number(const struct doctor_machine *machine, const char *name, 
 
 /* The number of GPUs that this process uses: one if a launcher started it as a rank, otherwise those that it sees. */
 int machine_job_gpus(const struct doctor_machine *machine);
+
+/* The largest of such values, -1 without any; `names` end with NULL. */
+long machine_job_largest(const struct doctor_machine *machine, const char *const *names);
 
 /* The number of nodes of the job, from its launcher's variables; -1 if not known. */
 long machine_job_nodes(const struct doctor_machine *machine);

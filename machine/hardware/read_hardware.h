@@ -8,7 +8,6 @@
 
 #include <jansson.h>
 
-#define PCI_VENDOR_NVIDIA 0x10de
 #define PCI_CLASS_NETWORK 0x02 /* upper byte of the class code: PCI Code and ID Assignment Specification */
 #define PCI_CLASS_DISPLAY 0x03
 

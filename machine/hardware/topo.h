@@ -21,6 +21,8 @@
 #define TOPO_MAX_NVLINKS 36 /* of a GPU */
 
 #define PCI_VENDOR_MELLANOX 0x15b3 /* of NVIDIA's NICs */
+#define PCI_VENDOR_NVIDIA 0x10de
+#define PCI_VENDOR_AMAZON 0x1d0f
 
 /*
  * The path between two devices, in the terms of `nvidia-smi topo -m`, ordered by distance.

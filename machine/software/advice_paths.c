@@ -104,18 +104,14 @@ int advice_deepep_copy(const struct software_deepep *deepep)
 static ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
 {
     static const char *const folders[] = {"lib", "lib64"};
-    int copy = advice_deepep_copy(&software->deepep), i;
-    struct libs_closure *closure;
+    int copy = advice_deepep_copy(&software->deepep);
     const char *path = "";
 
-    if (copy >= 0 && *software->deepep.copies[copy].extension) {
-        EP_TRY(libs_load(source, &default_env, software->deepep.copies[copy].extension, &closure));
-        i = libs_closure_find(closure, HOST_LIBRARY);
-        if (i >= 0 && closure->libs[i].location.state == SOURCE_OK)
-            path = closure->libs[i].location.path;
-        libs_closure_free(closure);
-    }
-    for (i = 0; i < 2 && !*path && *software->nvshmem.home; i++)
+    if (copy >= 0)
+        path = libs_loaded_with(source, default_env, software->deepep.copies[copy].extension, HOST_LIBRARY,
+                                (struct lib_location){.path = ""})
+                   .path;
+    for (int i = 0; i < 2 && !*path && *software->nvshmem.home; i++)
         if (source_stat(source, "%s/%s/" HOST_LIBRARY, software->nvshmem.home, folders[i]).state == SOURCE_OK)
             path = source_printf(source, "%s/%s/" HOST_LIBRARY, software->nvshmem.home, folders[i]);
     if (!*path)

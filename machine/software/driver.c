@@ -391,31 +391,35 @@ static enum source_state peermem_state(struct source *source)
     return state;
 }
 
-/* Which of the modules whose devices checks look at have a number for them: "505 gdrdrv". */
+/* The numbers of devices that checks look at, false for one that is not there: "505 gdrdrv". */
 static json_t *read_char_devices(struct source_text file)
 {
-    static const char *const names[] = {"gdrdrv", "nvidia-uvm"};
-    json_t *devices = json_object();
+    json_t *devices = json_pack("{s:b, s:b}", "gdrdrv", 0, "nvidia-uvm", 0);
 
-    for (size_t i = 0; i < COUNT(names); i++) {
-        const char *at = file.text;
-        size_t n = strlen(names[i]);
-        bool is_there = false;
+    while (*file.text) {
+        char name[32];
+        int number;
 
-        while (!is_there && (at = strstr(at, names[i]))) {
-            is_there = at > file.text && at[-1] == ' ' && strchr("\n", at[n]);
-            at += n;
-        }
-        json_object_set_new(devices, names[i], json_boolean(is_there));
+        if (sscanf(file.text, "%d %31s", &number, name) == 2 && json_object_get(devices, name))
+            json_object_set_new(devices, name, json_integer(number));
+        text_take(&file.text, "\n");
     }
     return devices;
+}
+
+/* -1: it is known that the loaded module has none; 0: not known. */
+static int device_number(struct source *source, const char *module, const char *name)
+{
+    struct source_answer devices = source_fact(source, "char-devices", read_char_devices, "/proc/devices");
+    const json_t *number = json_object_get(devices.value, name);
+
+    return json_is_false(number) && module_state(source, module) == SOURCE_OK ? -1 : (int)json_integer_value(number);
 }
 
 void software_read_driver(struct source *source, const struct topo *topo, struct software_driver *driver)
 {
     struct source_text version = source_line(source, VERSION);
     struct software_option nothing = {"", "", "", "", ""};
-    struct source_answer devices;
 
     driver->version = topo_driver_version(source);
     driver->is_open = strstr(version.text, "Open Kernel Module") != NULL;
@@ -427,10 +431,8 @@ void software_read_driver(struct source *source, const struct topo *topo, struct
     read_live(source, &driver->peer_mapping_override);
     driver->peermem = peermem_state(source);
     driver->gdrdrv = module_state(source, "gdrdrv");
-    devices = source_fact(source, "char-devices", read_char_devices, "/proc/devices");
-    driver->no_gdrdrv_number = driver->gdrdrv == SOURCE_OK && json_is_false(json_object_get(devices.value, "gdrdrv"));
-    driver->no_uvm_number =
-        module_state(source, "nvidia_uvm") == SOURCE_OK && json_is_false(json_object_get(devices.value, "nvidia-uvm"));
+    driver->gdrdrv_number = device_number(source, "gdrdrv", "gdrdrv");
+    driver->uvm_number = device_number(source, "nvidia_uvm", "nvidia-uvm");
     driver->doca = doca_version(source);
     read_fabric_manager(source, driver);
     find_dmabuf(source, topo, driver);

@@ -63,6 +63,10 @@ void libs_closure_free(struct libs_closure *closure);
 /* Index of the library with the file name `soname` (or `soname` followed by ".something"), -1 if it is not loaded. */
 int libs_closure_find(const struct libs_closure *closure, const char *soname);
 
+/* Where that library is, if loading the file at `path` ("" none) loads it; otherwise `other`. */
+struct lib_location libs_loaded_with(struct source *source, struct libs_env env, const char *path, const char *soname,
+                                     struct lib_location other);
+
 /* Files with `part` in their base name that the inspected process has mapped (/proc/self/maps). */
 struct source_names libs_mapped(struct source *source, const char *part);
 

@@ -222,3 +222,18 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname)
     }
     return -1;
 }
+
+struct lib_location libs_loaded_with(struct source *source, struct libs_env env, const char *path, const char *soname,
+                                     struct lib_location other)
+{
+    struct libs_closure *closure;
+    int index;
+
+    if (!*path || libs_load(source, &env, path, &closure) != EP_OK)
+        return other;
+    index = libs_closure_find(closure, soname);
+    if (index > 0 && closure->libs[index].location.state == SOURCE_OK)
+        other = closure->libs[index].location;
+    libs_closure_free(closure);
+    return other;
+}

@@ -89,28 +89,19 @@ static const char *find_installed(struct source *source)
 static struct lib_location find_host(struct source *source, const struct software_deepep *deepep)
 {
     struct libs_env env = libs_env_of(source);
-    const char *extension = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
     struct lib_location location = libs_find(source, &env, HOST);
-    struct libs_closure *closure;
 
-    if (!*extension || (location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0) ||
-        libs_load(source, &env, extension, &closure) != EP_OK)
+    if (deepep->imported < 0 || (location.state == SOURCE_OK && strcmp(location.found_by, "LD_PRELOAD") == 0))
         return location;
-    for (int i = 0; i < closure->n; i++) {
-        if (closure->libs[i].location.state == SOURCE_OK && strcmp(closure->libs[i].name, HOST) == 0) {
-            location = closure->libs[i].location;
-            break;
-        }
-    }
-    libs_closure_free(closure);
-    return location;
+    return libs_loaded_with(source, env, deepep->copies[deepep->imported].extension, HOST, location);
 }
 
 void software_read_nvshmem(struct source *source, const struct python *python, const struct software_deepep *deepep,
                            struct software_nvshmem *nvshmem)
 {
-    struct libs_env env = libs_env_of(source);
+    struct libs_env env = libs_env_of(source), plain = {.library_path = "", .preload = ""};
     const char *path, *folder, *name;
+    struct lib_location wheel = {.path = python_find(source, python, "nvidia/nvshmem/lib/" HOST)};
 
     nvshmem->host = find_host(source, deepep);
     path = nvshmem->host.state == SOURCE_OK ? nvshmem->host.path : find_installed(source);
@@ -119,7 +110,8 @@ void software_read_nvshmem(struct source *source, const struct python *python, c
     folder = libs_folder_of(source, path);
     name = *folder ? software_first_with(source, folder, "nvshmem_transport_ibgda.so.") : "";
     nvshmem->transport_ibgda = *name ? source_printf(source, "%s/%s", folder, name) : "";
-    nvshmem->bundled = python_find(source, python, "nvidia/nvshmem/lib/" HOST);
+    nvshmem->bundled =
+        libs_loaded_with(source, plain, python_find(source, python, "torch/lib/libtorch_cuda.so"), HOST, wheel).path;
     nvshmem->bundled_version = *nvshmem->bundled ? software_nvshmem_version(source, nvshmem->bundled) : "";
     nvshmem->gdrapi = libs_find(source, &env, "libgdrapi.so.2");
 }

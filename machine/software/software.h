@@ -40,10 +40,10 @@ struct software_driver {
         dmabuf; /* GPU memory can be exported as dma-buf (kernel, driver and GPU); SOURCE_ABSENT: cannot */
     const char *dmabuf_why;
     enum source_state gdrdrv;
-    bool no_gdrdrv_number, no_uvm_number; /* it is known that the loaded module has no number for its device */
-    const char *kernel;                   /* release of the running kernel */
-    const char *doca;                     /* version of DOCA-OFED */
-    const char *fabric_manager;           /* version of nvidia-fabricmanager; "" if not installed, or not known */
+    int gdrdrv_number, uvm_number;   /* of their devices; -1: the loaded module has none; 0: not known */
+    const char *kernel;              /* release of the running kernel */
+    const char *doca;                /* version of DOCA-OFED */
+    const char *fabric_manager;      /* version of nvidia-fabricmanager; "" if not installed, or not known */
     const char *fabric_manager_from; /* the file that says so; SOFTWARE_FABRIC_LOG: the version that was started last */
 };
 
@@ -61,7 +61,7 @@ struct software_nvshmem {
     const char *version;         /* "3.5.19" */
     const char *home;            /* installation folder: its lib/ contains the library */
     const char *transport_ibgda; /* path of nvshmem_transport_ibgda.so.* in the same folder; "" if there is none */
-    const char *bundled;         /* the copy that PyTorch ships; "" if there is none */
+    const char *bundled;         /* the copy that PyTorch loads or brings; "" if there is none */
     const char *bundled_version;
     struct lib_location gdrapi;
 };

@@ -62,8 +62,9 @@ const struct stack stacks[] = {
      .source = "wheel nixl-cu13 1.5.1"},
     {.name = "flashinfer-moe-ep", .title = "FlashInfer moe_ep", .package = "flashinfer.moe_ep",
      .markers = TEXTS("flashinfer/moe_ep"), .dist = "flashinfer-python", .install = "pip install flashinfer-python",
-     .torch = "", .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
-     .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt"},
+     .torch = "", .twins = TEXTS("flashinfer_cubin", "flashinfer_jit_cache"),
+     .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
+     .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt, #4781"},
     {.name = "uccl", .title = "uccl", .package = "uccl", .markers = TEXTS("uccl"), .dist = "uccl"},
     {.name = "mooncake", .title = "mooncake", .package = "mooncake", .markers = TEXTS("mooncake"),
      .dist = "mooncake-transfer-engine"},
@@ -126,7 +127,7 @@ static void find_owners(struct source *source, struct stack_installed *installed
         const char *name = names.names[i];
         struct source_answer record;
 
-        if (!text_ends(name, ".dist-info") || !strcasestr(name, "ep"))
+        if (!text_ends(name, ".dist-info") || !(strcasestr(name, "ep") || is_dist(name, installed->stack->dist)))
             continue;
         record = source_fact(source, "packages-of-record", read_record, "%s/%s/RECORD", installed->folder, name);
         if (json_is_true(json_object_get(record.value, installed->stack->package)))

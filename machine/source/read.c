@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #define LINE_BYTES 4096
@@ -375,7 +376,10 @@ static json_t *make_stat(struct source *source, const char *path)
         access[2] = may(fd, X_OK) ? 'x' : '-';
         access[3] = '\0';
         entry = json_pack("{s:s, s:I, s:s}", "kind", kind_names[kind], "bytes",
-                          (json_int_t)(kind == SOURCE_FILE ? info.st_size : 0), "access", access);
+                          (json_int_t)(kind == SOURCE_FILE          ? info.st_size
+                                       : kind == SOURCE_CHAR_DEVICE ? (off_t)major(info.st_rdev)
+                                                                    : 0),
+                          "access", access);
     }
     if (fd >= 0)
         close(fd);

@@ -65,11 +65,11 @@ static const char *const common_names[] = {
     "version.txt", "nvshmem", "nvshmem-#", "nvshmem_#", "libnvshmem", "non_abi", "device", "host", "nvshmem*.h", "nccl",
     "nccl*.h", "nccl-#", "gib", "gIB", "configs", "tuner_config_*.txtpb", "scripts", "set_nccl_env.sh", "gdrcopy",
     "gdrcopy-#", "gdrapi.h", "mlx5dv.h", "verbs.h", "mellanox", "doca", "rdma-core", "libibverbs", "openmpi", "mpi",
-    "hpcx", "ucx", "amazon", "efa", "efa_installed_packages", "libbnxt_re", "libefa", "libirdma", "libmlx5", "deepep",
-    "DeepEP", "deepep#", "DeepEP-#", "deep_ep", "deep_ep.egg-info", "deep_ep_cpp*.so", "csrc", "kernels", "source",
-    "tests", "unified-env.sh", "nvshmem-source", "nvshmem_src", "nvshmem_build_src", "apt", "sources.list.d",
-    "doca.list", "yum.repos.d", "doca.repo", "default", "grub", "setup.py", "third-party", "patches", "cccl", "std",
-    "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
+    "hpcx", "ucx", "amazon", "efa", "ofi-nccl", "aws-ofi-nccl", "efa_installed_packages", "libbnxt_re", "libefa",
+    "libirdma", "libmlx5", "deepep", "DeepEP", "deepep#", "DeepEP-#", "deep_ep", "deep_ep.egg-info", "deep_ep_cpp*.so",
+    "csrc", "kernels", "source", "tests", "unified-env.sh", "nvshmem-source", "nvshmem_src", "nvshmem_build_src", "apt",
+    "sources.list.d", "doca.list", "yum.repos.d", "doca.repo", "default", "grub", "setup.py", "third-party", "patches",
+    "cccl", "std", "tuple", "gpu", "nvidia_nvshmem_cu#*.dist-info", "nvidia_nccl_cu#*.dist-info", "nvidia_*.dist-info",
     "torch-*.dist-info", "deep_ep-*.dist-info", "deep_ep-*.egg", "deep_ep-*.egg-info", "__editable__*deep_ep*",
     "METADATA", "PKG-INFO", "EGG-INFO", "pyvenv.cfg", ".local", "CMakeLists.txt", "cuda_runtime", "cublas", "cudnn",
     "cufft", "curand", "cusolver", "cusparse", "cusparselt", "nvjitlink", "nvtx", "cuda_nvrtc", "cuda_cupti", "cufile",
@@ -78,10 +78,11 @@ static const char *const common_names[] = {
     "conda", "miniconda#", "miniforge#", "anaconda#", "base", "easy-install.pth", "*.egg-link", "buffers", "elastic.py",
     "ep.py", "hybrid_ep_buffer.py", "hybrid_ep_cpp*.so", "prerequisites.py", "deep_ep.py", "epkit_deep_ep",
     "epkit_deep_ep.pth", "_C.*.so", "RECORD", "deep_ep_v25", "nixl_ep", "nixl_ep_cu#", "nixl_ep_cpp*.so",
-    "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions", "bindings", "nccl_ep*.so", "flashinfer", "moe_ep", "uccl",
-    "mooncake", "mori", "pplx_kernels", "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info",
-    "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info", "nccl_extensions-*.dist-info",
-    "flashinfer_python-*.dist-info", "epkit-*.dist-info"};
+    "nixl_cu#.libs", "nccl_extensions", "ep", "_extensions", "bindings", "nccl_ep*.so", "flashinfer",
+    "flashinfer_jit_cache", "jit_cache", "moe_ep", "uccl", "mooncake", "mori", "pplx_kernels",
+    "sgl_deep_ep-*.dist-info", "sgl_deep_ep_v25-*.dist-info", "tokenspeed_deepep-*.dist-info", "nixl*-*.dist-info",
+    "nccl_extensions-*.dist-info", "flashinfer_python-*.dist-info", "flashinfer_cubin-*.dist-info",
+    "flashinfer_jit_cache-*.dist-info", "epkit-*.dist-info"};
 
 /* --- libraries --- */
 

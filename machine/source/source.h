@@ -116,7 +116,7 @@ enum source_kind { SOURCE_FILE, SOURCE_FOLDER, SOURCE_CHAR_DEVICE, SOURCE_OTHER 
 struct source_stat {
     enum source_state state;
     enum source_kind kind; /* of the target of links */
-    int64_t bytes;
+    int64_t bytes;         /* of a file; of a character device its major number, or 0 if that is not known */
     bool may_read, may_write, may_execute; /* this user, now */
     const char *why;
 };

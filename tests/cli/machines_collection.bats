@@ -48,13 +48,16 @@ unless_sanitized() {
 @test "machines of public reports, and neighbours that look like them" {
     unless_sanitized
     both reports
+    both public
 }
 
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {
     cd "$BATS_TEST_TMPDIR" || return 1
     local name
     for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
-        docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home; do
+        docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home \
+        dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path \
+        aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks; do
         python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
@@ -68,6 +71,15 @@ gpu-access:  | Restart the pod. It was given them, and its device cgroup ha
 gpu-access:  | Restart the container. It was given them, and its device cgr
 socket-interface: unset NCCL_SOCKET_IFNAME NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME; export GLOO_SOCKET_IFNAME=eno1np0 | Without GLOO_SOCKET_IFNAME, Gloo takes the address of the ho
 nccl-disabled: sudoedit /root/.nccl.conf | This machine has RDMA NICs for data.
+stack-owners: pip uninstall -y nixl_cu12 nixl_cu13; pip install --force-reinstall --no-deps nixl-cu13==1.2.0 | Uninstall all of them, since each removes files of the other
+stack-needs: pip uninstall -y flashinfer_cubin | It is a cache, and not necessary. Or install it in version 0
+stack-needs: unset UCX_TLS UCX_NET_DEVICES | UCX takes the best of all where it is told none. NCCL reads 
+stack-needs: unset UCX_TLS | UCX takes the best of all where it is told none. NCCL reads 
+net-plugin: export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} | The EFA installer brings it; in a container it belongs in th
+nvlink: sudo apt-get install nvidia-fabricmanager-580=580.126.09-1; sudo systemctl restart nvidia-fabricmanager | nvidia-fabricmanager has to run, in exactly the driver's ver
+driver-skew: echo 'blacklist nova_core' | sudo tee /etc/modprobe.d/blacklist-nova_core.conf; sudo update-initramfs -u; sudo reboot | NVIDIA's driver cannot use GPUs that are bound to it. Instal
+uvm:  | On the node, not in this container: remove the file, run nvi
+gpu-access:  | NVLink is not used between the tasks, and DeepEP stops. Give
 END
 }
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|stacks|variants|all [--live] [--every N] [--saved N] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|public|stacks|variants|all [--live] [--every N] [--saved N] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; commands of findings
 may be pasted and are classified; a snapshot says the very same (of variants all that is printed, in the long tier of
@@ -31,6 +31,7 @@ import machines  # noqa: E402
 import nodes  # noqa: E402
 import planted  # noqa: E402
 import platforms  # noqa: E402
+import public  # noqa: E402
 import reports  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
@@ -39,7 +40,7 @@ import tree as trees  # noqa: E402
 import variants  # noqa: E402
 
 COLLECTIONS = {"field": field, "rules": rules, "sites": sites, "nodes": nodes, "details": details,
-               "platforms": platforms, "reports": reports, "stacks": stacks,
+               "platforms": platforms, "reports": reports, "public": public, "stacks": stacks,
                "variants": variants}
 GOLDEN_VARIANTS = {variant.name for variant in variants.faults}
 MAPS = {**nodes.maps, **platforms.maps}

@@ -773,7 +773,7 @@ def slurm_task(tree, task, n=8, visible="0"):
 
 @machine("slurm-one-gpu-a-task")
 def slurm_one_gpu_a_task():
-    """Slurm with --gpus-per-task=1: the task sees one GPU of eight, as GPU 0, and its processors."""
+    """Slurm with a task on each node: it sees one GPU of eight, as GPU 0, and its processors."""
     tree = hgx("H100")
     management(tree, "mlx5_20", "mlx5_21")
     nvswitches(tree, 4)
@@ -782,7 +782,7 @@ def slurm_one_gpu_a_task():
     for minor in range(8):
         if minor != 3:
             tree.stats[f"/dev/nvidia{minor}"]["access"] = "---"
-    slurm_task(tree, 3)
+    slurm_task(tree, 0, 1)
     tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-223", "Cpus_allowed_list:\t42-55,154-167")
     return tree
 

@@ -355,6 +355,8 @@ def without_gib(tree):
 def deepep_on_efa(tree):
     other_nics(tree, AMAZON, 0xEFA2, "", "rdmap")
     without_gib(tree)
+    software.library(tree, software.X86_64, "libnccl-net.so", "")
+    software.loads(tree, f"{software.X86_64.lib}/libnccl-net.so")
 
 
 def some_other_nics(tree, numbers, vendor, device, hca, name):

@@ -24,6 +24,7 @@ import identifiers  # noqa: E402
 import kinds  # noqa: E402,F401
 import nodes  # noqa: E402
 import platforms  # noqa: E402
+import public  # noqa: E402
 import reports  # noqa: E402
 import stacks  # noqa: E402
 import rules  # noqa: E402
@@ -58,7 +59,7 @@ def main(arguments):
     elif arguments == ["--field"]:
         print("\n".join(field.machines))
     elif arguments == ["--rules"]:
-        for variant in rules.changes + reports.changes + stacks.changes:
+        for variant in rules.changes + reports.changes + stacks.changes + public.changes:
             print(variant.name, *variant.findings)
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
         wanted = hostile.hostile if arguments[0] == "--hostile" else variants.faults

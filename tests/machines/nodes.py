@@ -245,7 +245,7 @@ def azure_slurm():
     netvsc(tree, "enP35414s1")
     tree.answers["nvml"]["gpus"] = tree.answers["nvml"]["gpus"][5:6]
     deny(tree, *[i for i in range(8) if i != 5])
-    slurm_task(tree, 5)
+    slurm_task(tree, 0, 1)
     tree.environment["NCCL_IB_HCA"] = "mlx5_ib5"
     tree.replace("/proc/self/status", "Cpus_allowed_list:\t0-95", "Cpus_allowed_list:\t60-71")
     return tree

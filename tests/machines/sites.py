@@ -676,7 +676,9 @@ def azure_init(tree):
 def deepep_on_efa(tree):
     software.doca(tree, X86_64, "6.8.0-1021-aws")
     field.peer_mapping(tree)
+    path = tree.environment["LD_LIBRARY_PATH"]
     deepep(tree, archs=(100,))
+    tree.environment["LD_LIBRARY_PATH"] += f":{path}"
 
 
 @change("aws-p5-half-pod/other-half", "nic-access")

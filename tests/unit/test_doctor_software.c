@@ -65,7 +65,7 @@ static void healthy(struct made *made)
     put_library(made, CORE, "{'definitions': ['IBVERBS_PRIVATE_57']}");
     put_library(made, MLX5, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
     put_library(made, PROVIDER, "{'needs': [['libibverbs.so.1', 'IBVERBS_PRIVATE_57']]}");
-    software->nccl.gib = "";
+    software->nccl.gib = software->nccl.bundled = software->nccl.plugin_name = "";
     software->nvshmem.host = at(NVSHMEM, "LD_PRELOAD");
     software->nvshmem.version = "3.5.19";
     software->nvshmem.home = "/opt/nvshmem";

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More machines of public bug reports, as in reports.py: environments, containers, kernels, libraries half replaced.
+
+What was right was written down first, from the report, and the doctor asked afterwards.
+"""
+import field
+import software
+import stacks
+import variants
+from reports import env, put, two_nodes
+from rules import log
+from software import PYTHON, X86_64
+from stacks import CUDA_13, dist, extension, files, versions
+from variants import nic_port, set_up, unload, update_gpus
+
+changes = []
+change = variants.changes_into(changes)
+
+
+# --- libraries of another version, and two of one name ---
+
+
+def two_wheels(version="1.2.0", *packages):
+    return lambda tree: [dist(f"nixl-cu{cuda}", version, *(packages or ("nixl_ep",)))(tree) for cuda in (12, 13)]
+
+
+NIXL_EP = files("nixl_ep/__init__.py", "nixl_ep/buffer.py")
+
+
+def nixl(cuda, folder="nixl_ep"):
+    return extension(f"{folder}/nixl_ep_cpp.", cuda, undefined=())
+
+
+def flashinfer(cubin, jit=""):
+    def step(tree):
+        files("flashinfer/__init__.py", "flashinfer/moe_ep/__init__.py", "flashinfer_cubin/__init__.py")(tree)
+        dist("flashinfer-python", "0.7.4", "flashinfer")(tree)
+        dist("flashinfer-cubin", cubin, "flashinfer_cubin")(tree)
+        if jit:
+            dist("flashinfer-jit-cache", jit, "flashinfer_jit_cache")(tree)
+    return step
+
+
+def system_nvshmem(tree):
+    """An image whose PyTorch loads the distribution's NVSHMEM, and DeepEP built with that of the wheel."""
+    versions(nccl="2.27.5")(tree)
+    stacks.V1(tree)
+    stacks.V1_DIST(tree)
+    software.wheel(tree, "nvidia-nvshmem-cu12", "3.4.5")
+    software.add_transport(tree, X86_64, f"{PYTHON}/nvidia/nvshmem/lib")
+    software.add_transport(tree, X86_64, X86_64.lib)
+    software.library(tree, X86_64, "libnvshmem_host.so.3", "6.5", needed=["libc.so.6", "libcudart.so.12"])
+    tree.append("/var/lib/dpkg/status", software.package("libnvshmem3-cuda-12", "3.6.5-1"))
+    tree.library(f"{PYTHON}/torch/lib/libtorch_nvshmem.so", soname="libtorch_nvshmem.so", machine=X86_64.machine,
+                 needed=["libnvshmem_host.so.3", "libc.so.6"])
+    tree.library(f"{PYTHON}/torch/lib/libtorch_cuda.so", soname="libtorch_cuda.so", machine=X86_64.machine, archs=[90, 100],
+                 needed=["libc10_cuda.so", "libtorch_nvshmem.so", "libnccl.so.2", "libcudart.so.12", "libc.so.6"],
+                 runpath="$ORIGIN/../../nvidia/nccl/lib:$ORIGIN/../../nvidia/cuda_runtime/lib:$ORIGIN")
+    software.deepep_extension(tree, X86_64, f"{PYTHON}/deep_ep_cpp.{stacks.TAG}", archs=[90, 100],
+                              nvshmem_lib=f"{PYTHON}/nvidia/nvshmem/lib")
+
+
+JIT_NVSHMEM = f"{PYTHON}/flashinfer_jit_cache/jit_cache/nvshmem"
+
+set_up(change, (
+    ("dgx-b200/nixl-over-nixl", "stack-owners", "ai-dynamo/nixl#1705, vllm-project/vllm#39923, kaito-project/kaito#2050: "
+     "nixl_ep of the wheel for CUDA 12 over that for 13.", CUDA_13, NIXL_EP, two_wheels(), nixl(12)),
+    ("dgx-b200/nixl-over-nixl-12", "stack-owners", "kaito-project/kaito#2050: the other way round.", versions(),
+     NIXL_EP, two_wheels("1.1.0"), nixl(13)),
+    ("dgx-b200/nixl-right-one", "", "What is right: vllm-project/vllm#42542, by their order the right one was last.", CUDA_13,
+     NIXL_EP, two_wheels(), nixl(13)),
+    ("dgx-b200/nixl-both", "", "What is right: ai-dynamo/nixl#1705, since 1.3 each wheel has a folder of its own.", CUDA_13,
+     files("nixl_ep/__init__.py", "nixl_ep_cu12/__init__.py", "nixl_ep_cu13/__init__.py"),
+     dist("nixl-cu12", "1.5.1", "nixl_ep_cu12"), dist("nixl-cu13", "1.5.1", "nixl_ep_cu13"),
+     dist("nixl", "1.5.1", "nixl", "nixl_ep"), nixl(12, "nixl_ep_cu12"), nixl(13, "nixl_ep_cu13")),
+    ("dgx-b200/flashinfer-cubin", "stack-needs", "vllm-project/vllm#49804, flashinfer-ai/flashinfer#4781: an upgrade of "
+     "flashinfer-python alone.", versions(nccl="2.27.5"), flashinfer("0.6.8.post1")),
+    ("dgx-b200/flashinfer-jit-cache", "stack-needs", "lightseekorg/tokenspeed#284: the same of its cache.",
+     versions(nccl="2.27.5"), flashinfer("0.7.4", "0.6.9+cu130")),
+    ("dgx-b200/flashinfer-same", "", "What is right: flashinfer-ai/flashinfer#4337, the suffix of the CUDA version.",
+     versions(nccl="2.27.5"), flashinfer("0.7.4", "0.7.4+cu129")),
+    ("dgx-b200/nvshmem-of-system", "two-nvshmem", "NVIDIA-NeMo/Automodel#2614: device code of the wheel, host library "
+     "of the distribution.", system_nvshmem),
+    ("dgx-h200-deepep/nvshmem-dir-part", "home", "ishandhanani/srt-slurm#242: NVSHMEM_DIR found by name, without headers.",
+     lambda tree: tree.library(f"{JIT_NVSHMEM}/lib/libnvshmem_host.so.3", soname="libnvshmem_host.so.3",
+                               machine=X86_64.machine, needed=["libc.so.6"]),
+     env(NVSHMEM_DIR=JIT_NVSHMEM)),
+))
+
+
+# --- the environment ---
+
+
+def gid_moved(device):
+    """The entry of index 3 is gone, and the address is at index 4."""
+    def step(tree):
+        port = nic_port(tree, device)
+        for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
+            tree.put(f"{port}/{folder}/4", tree.text(f"{port}/{folder}/3"))
+        tree.put(f"{port}/gids/3", "0000:0000:0000:0000:0000:0000:0000:0000\n")
+        tree.remove(f"{port}/gid_attrs/types/3")
+        tree.remove(f"{port}/gid_attrs/ndevs/3")
+    return step
+
+
+def interface_mtu(name, mtu):
+    return lambda tree: tree.put(f"{tree.real(f'/sys/class/net/{name}')}/mtu", f"{mtu}\n")
+
+
+PROFILE = env(UCX_TLS="tcp", UCX_NET_DEVICES="eno1np0", NCCL_SOCKET_IFNAME="eno1np0")
+NIXL = (CUDA_13, files("nixl_ep_cu13/__init__.py"), dist("nixl-cu13", "1.5.1", "nixl_ep_cu13"), nixl(13, "nixl_ep_cu13"))
+ONE_NODE = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+set_up(change, (
+    ("dgx-b200/ucx-tcp", "stack-needs", "ome-projects/ome#837: an injected profile for NCCL pins UCX to TCP.",
+     *NIXL, PROFILE),
+    ("dgx-b200/ucx-tcp-nccl", "", "What is right: the same report, NCCL does not read it.", two_nodes, PROFILE),
+    ("dgx-b200/ucx-tcp-cuda", "stack-needs", "openucx/ucx#9908: what made it run once, with sockets.", *NIXL,
+     env(UCX_TLS="tcp,cuda,cuda_copy,cuda_ipc")),
+    ("dgx-b200/ucx-interface", "stack-needs", "The same by the device alone.", *NIXL, env(UCX_NET_DEVICES="eno1np0")),
+    ("gb200/ucx-no-ipc", "stack-needs", "ai-dynamo/nixl#1110: the image of NIXL excludes cuda_ipc.", NIXL_EP,
+     lambda tree: software.torch(tree, software.AARCH64), lambda tree: tree.library(
+         f"{PYTHON}/nixl_ep/nixl_ep_cpp.cpython-312-aarch64-linux-gnu.so", needed=["libc.so.6"],
+         machine=software.AARCH64.machine), env(UCX_TLS="^cuda_ipc")),
+    ("dgx-b200/ucx-no-ipc", "", "What is right: NICs carry it between boards.", *NIXL, env(UCX_TLS="^cuda_ipc")),
+    ("dgx-b200/ucx-local", "", "What is right: radixark/miles#2729, one node needs no verbs.", *NIXL, env(**ONE_NODE),
+     env(UCX_TLS="sm,self,tcp,cuda_copy,cuda_ipc")),
+    ("dgx-b200/ucx-rc", "", "What is right: verbs, and what goes with them.", *NIXL, two_nodes,
+     env(UCX_TLS="rc,cuda_copy,cuda_ipc,sm,self", UCX_NET_DEVICES="mlx5_0:1,mlx5_1:1")),
+    ("dgx-spark/half-port", "nccl-hca", "NVIDIA/dgx-spark-playbooks#102, tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-"
+     "1M-NVFP4-KV-2x-DGX-Spark#35: one of the two functions of the port.",
+     env(NCCL_IB_HCA="rocep1s0f0")),
+    ("dgx-spark/both-halves", "", "What is right: the same with both.",
+     env(NCCL_IB_HCA="rocep1s0f0,roceP2p1s0f0", NCCL_IB_MERGE_NICS="1", NCCL_SOCKET_IFNAME="enP7s7")),
+    ("dgx-spark/gid-pinned", "gid", "tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-DGX-Spark#38: the "
+     "index moved on one of them.", gid_moved("roceP2p1s0f0"),
+     env(NCCL_IB_HCA="rocep1s0f0,roceP2p1s0f0", NCCL_IB_GID_INDEX="3")),
+    ("dgx-spark/mtu", "mtu", "The same report: an update of the firmware set one of them back to 1500.",
+     interface_mtu("enp1s0f0np0", 9000), interface_mtu("enP2p1s0f0np0", 1500)),
+    ("dgx-b200/fabric-handles", "imex", "MoonshotAI/MoonEP#28, microsoft/mscclpp#467: handles of the fabric, and no "
+     "channel.", env(NVSHMEM_CUMEM_HANDLE_TYPE="FABRIC")),
+    ("dgx-b200/vllm-defaults", "", "What is right: vllm-project/vllm#16992, what vLLM sets itself on such boards.",
+     env(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0", VLLM_WORKER_MULTIPROC_METHOD="spawn")),
+))
+
+
+# --- containers ---
+
+TORCH = versions(nccl="2.27.5")
+
+
+def without_verbs(tree):
+    """An image without rdma-core."""
+    for path in list(tree.entries):
+        if "/libibverbs" in path or "/libmlx5" in path or "/librdmacm" in path:
+            del tree.entries[path]
+
+
+def compat(version):
+    def step(tree):
+        tree.library(f"/usr/local/cuda-12.9/compat/libcuda.so.{version}", link="libcuda.so.1", soname="libcuda.so.1",
+                     needed=["libc.so.6"], machine=X86_64.machine)
+    return step
+
+
+COMPAT = env(LD_LIBRARY_PATH="/usr/local/cuda/compat:/usr/local/cuda/lib64")
+
+
+def memlock(tree):
+    tree.replace("/proc/self/limits", "Max locked memory         unlimited            unlimited ",
+                 "Max locked memory         65536                unlimited ")
+
+
+def no_uverbs(tree):
+    field.container(tree)
+    tree.remove("/dev/infiniband")
+    for path in [path for path in tree.stats if path.startswith("/dev/infiniband/")]:
+        del tree.stats[path]
+
+
+def docker_without_addresses(tree):
+    """A container with the devices of the node, and a network of its own."""
+    field.container(tree)
+    for path in [path for path in tree.entries if "/gids/" in path and "/infiniband/" in path]:
+        tree.put(path, "0000:0000:0000:0000:0000:0000:0000:0000\n")
+    for path in [path for path in tree.entries if "/gid_attrs/" in path]:
+        del tree.entries[path]
+
+
+PLUGIN = "/opt/amazon/ofi-nccl/lib/libnccl-net.so"
+
+
+def plugin_lacks_hwloc(tree):
+    tree.library("/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so", link="libnccl-net.so", soname="libnccl-net.so",
+                 needed=["libhwloc.so.15", "libc.so.6"])
+    software.loads(tree, PLUGIN, "libhwloc.so.15: cannot open shared object file: No such file or directory")
+
+
+set_up(change, (
+    ("docker-host-network/no-verbs", "provider-missing", "NVIDIA/nvidia-container-toolkit#1877: an image of CUDA without "
+     "libibverbs.", TORCH, without_verbs, env(NCCL_IB_DISABLE="0", NCCL_IB_HCA="mlx5")),
+    ("docker-host-network/no-verbs-no-rdma", "", "What is right: the same where nothing asks for the NICs.", TORCH,
+     without_verbs),
+    ("workstation-4090/compat", "libcuda", "NVIDIA/nvidia-docker#1515: CUDA error 804, forward compatibility is for the "
+     "boards of data centers.", compat("590.48.01"), COMPAT),
+    ("docker-two-gpus/compat-older", "libcuda", "ai-dynamo/nixl#441: CUDA error 803.", compat("570.172.08"), COMPAT),
+    ("docker-two-gpus/compat-unused", "", "What is right: every image of CUDA has them, and the path does not.",
+     compat("590.48.01")),
+    ("slurm-eight-tasks/memlock", "memlock", "ai4d-iasc/trixie#81, NVIDIA/nccl-tests#206: slurmd's limit, not limits.conf.",
+     memlock),
+    ("aws-p5/no-devices", "nic-access", "aws/aws-ofi-nccl#803: docker without the adapters: provider tcp.", no_uverbs),
+    ("hgx-h100-deepep-roce/no-addresses", "gid", "radixark/miles#2729: the devices without their network.", docker_without_addresses),
+    ("aws-p5/plugin-path", "net-plugin", "NVIDIA-NeMo/RL#1973: an image whose LD_LIBRARY_PATH leaves out the plugin.",
+     TORCH, env(LD_LIBRARY_PATH="/usr/local/nvidia/lib:/usr/local/nvidia/lib64")),
+    ("aws-p5/plugin-right", "", "What is right: NVIDIA-NeMo/RL#2585, the plugin is found.", TORCH),
+    ("aws-p5/no-nccl", "", "What is right: the node itself, whose containers have all of it.",
+     env(LD_LIBRARY_PATH=""), lambda tree: tree.remove("/opt/amazon/ofi-nccl")),
+    ("aws-p5/plugin-hwloc", "net-plugin", "PrimeIntellect-ai/prime-rl#3452: the plugin lacks a library, and NCCL takes "
+     "sockets.", TORCH, plugin_lacks_hwloc),
+))
+
+
+# --- the kernel and the hardware ---
+
+
+def other_major(tree):
+    """The files that the runtime made have a number of another machine."""
+    tree.stats["/dev/nvidia-uvm"]["bytes"] = 510
+
+
+def nova(tree):
+    """The kernel's driver in Rust has the cards, and NVIDIA's found none."""
+    for name in ("nvidia", "nvidia_uvm"):
+        unload(tree, name)
+    tree.remove("/proc/driver")
+    tree.answers["nvml"] = {"error": "Driver Not Loaded"}
+    for gpu in ("0000:01:00.0", "0000:02:00.0"):
+        folder = variants.pci_folder(tree, gpu)
+        tree.link(f"{folder}/driver", "../../../../bus/pci/drivers/NovaCore")
+    tree.put("/sys/bus/pci/drivers/NovaCore/module", "")
+    log(tree, "NVRM: GPU 0000:01:00.0 is already bound to NovaCore.", "NVRM: No NVIDIA devices probed.")
+
+
+def unknown_symbol(tree):
+    variants.by_name["h100/peermem"].change(tree)
+    log(tree, "nv_peer_mem: Unknown symbol ib_register_peer_memory_client (err 0)",
+        "nv_peer_mem: Unknown symbol ib_unregister_peer_memory_client (err 0)")
+
+
+def starting(tree):
+    update_gpus(tree, nvlinks=["down"] * 18, fabric="starting")
+
+
+def initializing(tree):
+    for path in [path for path in tree.entries if "/infiniband/mlx5_ib" in path and path.endswith("/ports/1/state")]:
+        tree.put(path, "2: INIT\n")
+        tree.put(path.replace("/state", "/lid"), "0xffff\n")
+
+
+set_up(change, (
+    ("docker-two-gpus/uvm-number", "uvm", "NVIDIA/nvidia-container-toolkit#1934: a device file with the number of "
+     "another kernel.", other_major),
+    ("workstation-4090/nova", "driver-skew", "beclab/Olares#3963: nova_core of Linux 7.0 has the GPUs.", nova),
+    ("h100/peermem-unknown-symbol", "peermem", "Mellanox/nv_peer_memory#84: built without the interface of OFED.",
+     unknown_symbol),
+    ("dgx-b200/no-umad", "nvlink", "NVIDIA/gpu-operator#2781, spectrocloud/CanvOS#700: the switches of a B200 are reached "
+     "by ib_umad.", starting),
+    ("aws-p5/no-fabric-manager", "nvlink", "aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop#33: it is not installed.",
+     lambda tree: field.nvswitches(tree, 4), starting),
+    ("azure-nd-h100-v5/initializing", "port-down", "Azure/azhpc-diagnostics#59: no subnet manager has configured the ports.",
+     initializing),
+    ("a4/gdrcopy-versions", "", "What is right: NVIDIA/gdrcopy#327, module and library need not be of one version.",
+     variants.gdrcopy, put("/sys/module/gdrdrv/version", "2.4.3\n")),
+    ("dgx-b200/mlx5-older", "", "What is right: vllm-project/vllm#42750, a libmlx5 without a symbol that NCCL only asks for.",
+     lambda tree: software.library(tree, X86_64, "libmlx5.so.1", "25.56.0", needed=["libibverbs.so.1", "libc.so.6"],
+                                   defines=[f"MLX5_1.{i}" for i in range(18)],
+                                   needs={"libibverbs.so.1": ["IBVERBS_1.1", "IBVERBS_PRIVATE_57"]})),
+    ("slurm-one-gpu-a-task/eight-tasks", "gpu-access", "NVIDIA/nccl#1066, #1647, open-mpi/ompi#11949, NVIDIA/pyxis#73: "
+     "--gpus-per-task keeps the other ranks' GPUs out of reach.", lambda tree: field.slurm_task(tree, 3)),
+))
