@@ -335,8 +335,9 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call, const
 /* A hostfile cannot hold ports of single nodes. */
 static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, const struct launch_options *options)
 {
-    if (canned && canned->takes_names && options->hosts.n < 2)
-        return cmd_refuse(cmd, NULL, "%s needs two nodes or more", canned->name);
+    if (canned && canned->is_internode && options->hosts.n < 2)
+        return cmd_refuse(cmd, NULL, "%s needs two nodes or more, and there is %s alone", canned->name,
+                          host_name(&options->hosts.list[0]));
     /*
      * Open MPI accepts names of letters, digits, dots and hyphens, and IPv4 addresses. With others it would wait for
      * ever.

@@ -19,7 +19,8 @@ struct canned_job {
     int64_t deadline_s;
     /* The members of the spec that this job sets (job.h); NULL after ep_fail(). */
     json_t *(*make)(const struct canned_job *job, int n_args, char **args);
-    bool takes_names; /* as in launch.h */
+    bool takes_names;  /* as in launch.h */
+    bool is_internode; /* what it tests is between nodes, and refuses one alone */
 };
 
 extern const struct canned_job canned_jobs[]; /* the table ends with name NULL */

@@ -8,8 +8,9 @@ Shapes are written with these letters everywhere:
     E  experts of the whole group     L  local experts, E / R
     M  most tokens of a rank (low latency)
 
-A minimal layer::
+A minimal layer, in a program that torchrun starts::
 
+    torch.distributed.init_process_group("gloo")     # on GPUs "nccl"
     comm = epkit.Communicator()                      # over the default process group of torch.distributed
     plan = comm.plan(topk_idx, num_experts, expanded=True)
     rows = plan.dispatch(x, topk_weights=weights)    # rows.x [n, H] grouped by local expert

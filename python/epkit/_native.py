@@ -43,8 +43,9 @@ def _load() -> None:
         from . import _C
     except ImportError as error:
         here = os.path.dirname(__file__)
-        if not any(name.startswith("_C.") for name in os.listdir(here)):
-            text = f"epkit: {here} has no extension module: it is the source tree. Install the package (pip wheel . in the folder above)"
+        if not any(name.startswith("_C.") and name.endswith(".so") for name in os.listdir(here)):
+            text = (f"epkit: {here} has no extension module: it is the source tree, or a build of the command alone. Install the "
+                    "package: 'pip install .' in the folder of epkit, or a wheel of scripts/wheel.sh")
         else:
             text = (f"epkit: the extension module in {here} does not load: {error}. It needs Linux on {os.uname().machine}, and the "
                     "libepkit that was built with it, in the same folder")

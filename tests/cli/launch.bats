@@ -52,6 +52,10 @@ refused() {
     refused "the variable is not set here" --hosts a -x EPKIT_NOT_SET hostname
     refused "is not a test of nccl-tests" --hosts a nccl ../../x
     refused "no hosts are given" hostname
+    # DeepEP would end with an assertion, after the time of its start.
+    for name in deepep-internode ib-write-bw; do
+        refused "$name needs two nodes or more, and there is a alone" --hosts a "$name"
+    done
     # hostname(1) would give that name to every node.
     refused "--hosts gives the nodes" --hosts a hostname b
     refused "--hosts gives the nodes" --hosts a hostname -- -F file

@@ -224,6 +224,12 @@ missing_library() {
     says 'libepkit.so.0' && mv "$work/kept" "$work/moved/epkit/libepkit.so.0"
 }
 
+# Its types are there nevertheless, as in the source and in a build of the command.
+missing_module() {
+    mv "$work"/moved/epkit/_C.*.so "$work/" && [ -e "$work/moved/epkit/_C.pyi" ] || return 1
+    says 'no extension module.*Install the package' && mv "$work"/_C.*.so "$work/moved/epkit/"
+}
+
 other_version() {
     sed -i 's/^__version__ = .*/__version__ = "0.2.0"/' "$work/moved/epkit/_native.py"
     says 'this package is version 0.2.0.*libepkit 0.1.0 was loaded'
@@ -234,7 +240,7 @@ orders() {
 }
 
 failed=0
-if [ -n "${EPKIT_TEST_LONG-}" ]; then echo 1..18; else echo 1..17; fi
+if [ -n "${EPKIT_TEST_LONG-}" ]; then echo 1..19; else echo 1..18; fi
 report "a wheel is built" build
 report "it is one for every Python from 3.10 on, with its licence" one_abi3_wheel
 report "the version of CUDA is part of a wheel's version" cuda_in_the_version
@@ -250,6 +256,7 @@ report "a Python without torch is told" no_torch
 report "an old torch and a broken one are named at import" other_torch
 report "an interpreter that it is not for is named at import" other_python
 report "a missing libepkit is named at import" missing_library
+report "a package without its extension module is told" missing_module
 report "another version is named at import" other_version
 report "every order of installing and removing distributions with a package deep_ep is right, or says what is wrong" orders
 [ -z "${EPKIT_TEST_LONG-}" ] || report "a wheel with the CUDA module installs into an environment of its own" cuda_wheel
