@@ -100,8 +100,9 @@ epkit_packages_repair() {
     epkit_apt install --fix-broken
     epkit_configure
     # Between a configuration file and its record dpkg may have been killed: it would take the file for one of the site.
-    unknown=$(dpkg-query -W -f='${binary:Package}\n${Conffiles}\n' |
-        awk '/^[^ ]/ { name = $1 } / newconffile$/ { print name }' | uniq)
+    # A package that the site has removed meanwhile keeps such a record and stays removed.
+    unknown=$(dpkg-query -W -f='${db:Status-Status} ${binary:Package}=${Version}\n${Conffiles}\n' |
+        awk '/^[^ ]/ { name = $1 == "installed" ? $2 : "" } / newconffile$/ && name { print name }' | uniq)
     # shellcheck disable=SC2086
     if [ -n "$unknown" ]; then epkit_apt install --reinstall --no-install-recommends $unknown || true; fi
 }

@@ -223,7 +223,9 @@ static void do_end(struct agent *agent, const json_t *request)
     agent_reap(agent);
     agent_free_ranks(agent);
     agent_event("clean", json_pack("{s:i, s:i}", "killed", killed, "left", left));
-    agent->code = json_incref(json_object_get(request, "code"));
+    /* A repeated request has none. */
+    if (!agent->code)
+        agent->code = json_incref(json_object_get(request, "code"));
     agent->is_ending = !agent->code;
 }
 

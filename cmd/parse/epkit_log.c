@@ -78,10 +78,16 @@ static void read_bench(struct parser *parser, json_t *document)
     run = run_open(parser, PARSE_EPKIT_BENCH);
     if (!run)
         return;
-    json_array_foreach (json_object_get(document, "rows"), i, row)
+    json_array_foreach (json_object_get(document, "rows"), i, row) {
+        /* Of the calls of an engine those in the way that engines call most: a figure for each operation. */
+        if (json_object_get(row, "memory") &&
+            (strcmp(json_text(row, "memory"), "ordinary") != 0 || strcmp(json_text(row, "layout"), "rank") != 0 ||
+             strcmp(json_text(row, "routing"), strcmp(json_text(row, "op"), "call-combine") ? "plan" : "cached") != 0))
+            continue;
         feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", *device ? device : "-",
              json_text(row, "op"), json_text(row, "type"), json_number(row, "ranks"), json_number(row, "tokens"),
              json_number(row, "time_us"), json_number(row, "logical_gbps"));
+    }
     read_settings(run, json_object_get(document, "parameters"));
     if (run->ranks < 0)
         run->ranks = integer_of(json_array_get(json_object_get(document, "rows"), 0), "ranks");

@@ -443,10 +443,9 @@ void program_command(struct parser *parser, const char *line)
             nodes = list ? count_hosts(list + json_string_length(name), &slots) : nodes;
             ranks = ranks > 0 ? ranks : slots;
         }
-        if (nodes > 0)
-            parser->heading_nodes = (int)nodes;
-        if (ranks >= 1 && ranks <= LL_MAX_RANKS)
-            parser->command_ranks = (int64_t)ranks;
+        /* Those of an earlier command are not of this one. */
+        parser->heading_nodes = nodes > 0 ? (int)nodes : 0;
+        parser->command_ranks = ranks >= 1 && ranks <= LL_MAX_RANKS ? (int64_t)ranks : 0;
         return;
     }
 }

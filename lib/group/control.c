@@ -65,7 +65,9 @@ static ep_status set_other_host(struct attach_step *step, int rank, const char *
     step->group->one_host = false;
     if (!same_node(step->group, rank))
         return EP_OK;
-    return ep_fail(EP_E_ARG, "ep_comm_new: rank %d and rank %d belong to one node (ranks_per_node is %d) but %s",
+    return ep_fail(EP_E_ARG,
+                   "ep_comm_new: rank %d and rank %d belong to one node (ranks_per_node is %d) but %s; run them as one "
+                   "user in one PID namespace, or set ranks_per_node to 1 and network to \"tcp\"",
                    step->group->comm->rank, rank, step->group->comm->ranks_per_node, why);
 }
 

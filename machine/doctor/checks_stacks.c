@@ -389,7 +389,7 @@ static const struct {
     {"UCX_TLS", "the NVLinks of the rack", true, TEXTS("cuda_ipc", "cuda", "all")},
     {"UCX_TLS", "the RDMA NICs", false,
      TEXTS("ib", "all", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_v",
-           "srd")},
+           "ud_mlx5", "ud_verbs", "gga_mlx5", "srd")},
     {"UCX_NET_DEVICES", "the RDMA NICs", false, TEXTS("all")},
 };
 

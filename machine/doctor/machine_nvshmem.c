@@ -234,6 +234,8 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
+    const char *off = source_env(machine->source, "NCCL_IB_DISABLE");
+    bool by_sockets = (net && strcasecmp(net, "Socket") == 0) || (off && atoi(off) != 0);
     bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
     struct doctor_result unused = {.machine = machine};
     bool uses_ibgda;
@@ -242,7 +244,7 @@ const char *machine_missing_verbs_library(const struct doctor_machine *machine)
         return "";
     uses_ibgda = machine_uses_ibgda(machine, &unused);
     /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
-    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && machine_uses_rdma(machine));
+    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && !by_sockets && machine_uses_rdma(machine));
     if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
         return "libibverbs.so.1";
     return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
