@@ -40,7 +40,6 @@ struct call {
     bool expanded, fp8, dispatches, combines;
     int next;      /* number of the next routing */
     ep_plan *plan; /* of the last call */
-    struct bench_counts counts;
 };
 
 static const struct bench_route *route_of(const struct call *c)
@@ -103,10 +102,10 @@ static ep_status combine(const struct call *c)
 
 static ep_status run_layer(struct call *c)
 {
-    if (c->dispatches)
+    if (c->dispatches) {
         EP_TRY(begin(c));
-    if (c->dispatches)
         EP_TRY(dispatch(c));
+    }
     if (c->combines)
         EP_TRY(combine(c));
     c->next += c->dispatches;
@@ -250,24 +249,23 @@ static int measure_layout(struct engine *engine, const struct place *place, bool
     return code;
 }
 
-/* The most rows that this rank receives of one of the routings. */
+/* The most rows that this rank receives of one of the routings; a plan of fixed capacity has at least one. */
 static int count_rows(struct engine *engine)
 {
     struct bench_case *bench = engine->bench;
 
-    for (int expanded = 0; expanded < 2; expanded++)
-        for (int v = 0; v <= BENCH_VARIANTS; v++) {
-            struct bench_route route;
-            int code = bench_case_route(bench, v, expanded, &route);
+    engine->rows[0] = bench->capacity_rows ? bench->capacity_rows : 1;
+    engine->rows[1] = 1;
+    for (int v = 0; v <= BENCH_VARIANTS; v++) {
+        struct bench_route route;
+        int code = bench_case_route(bench, v, true, &route);
 
-            if (code != 0)
-                return code;
-            if (engine->rows[expanded] < route.counts.recv)
-                engine->rows[expanded] = route.counts.recv;
-            bench_route_done(&route);
-        }
-    engine->rows[0] += !engine->rows[0]; /* a plan of fixed capacity has a row */
-    engine->rows[1] += !engine->rows[1];
+        if (code != 0)
+            return code;
+        if (engine->rows[1] < route.counts.recv)
+            engine->rows[1] = route.counts.recv;
+        bench_route_done(&route);
+    }
     return 0;
 }
 

@@ -66,6 +66,17 @@ static void read_test(struct parser *parser, json_t *document)
     }
 }
 
+/* Of the calls of an engine those in the way that engines call most: a figure for each operation. */
+static bool is_usual_call(const json_t *row)
+{
+    /* A combine is always of a plan that exists. */
+    const char *routing = strcmp(json_text(row, "op"), "call-combine") == 0 ? "cached" : "plan";
+
+    return !json_object_get(row, "memory") ||
+           (strcmp(json_text(row, "memory"), "ordinary") == 0 && strcmp(json_text(row, "layout"), "rank") == 0 &&
+            strcmp(json_text(row, "routing"), routing) == 0);
+}
+
 /* As the lines of the table in the text form. */
 static void read_bench(struct parser *parser, json_t *document)
 {
@@ -79,10 +90,7 @@ static void read_bench(struct parser *parser, json_t *document)
     if (!run)
         return;
     json_array_foreach (json_object_get(document, "rows"), i, row) {
-        /* Of the calls of an engine those in the way that engines call most: a figure for each operation. */
-        if (json_object_get(row, "memory") &&
-            (strcmp(json_text(row, "memory"), "ordinary") != 0 || strcmp(json_text(row, "layout"), "rank") != 0 ||
-             strcmp(json_text(row, "routing"), strcmp(json_text(row, "op"), "call-combine") ? "plan" : "cached") != 0))
+        if (!is_usual_call(row))
             continue;
         feed(parser, program_line, "%.40s %.40s %.15s %.0f %.0f %.9f 0 0 %.9f", *device ? device : "-",
              json_text(row, "op"), json_text(row, "type"), json_number(row, "ranks"), json_number(row, "tokens"),

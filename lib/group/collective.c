@@ -142,7 +142,7 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
     ep_status status;
 
     ep_group_result_init(&own, "ep_comm_new", mine, rank);
-    own.flag = *flag;
+    own.flag = flag && *flag;
     if (!all)
         return ep_fail(EP_E_MEMORY, "ep_comm_new: no memory for %d ranks", boot->nranks);
     status = boot->allgather(boot->context, &own, sizeof(own), timeout_ms, all);
@@ -154,7 +154,7 @@ ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mi
         status = boot->allgather(boot->context, &lives, sizeof(lives), timeout_ms, all_live);
     if (status == EP_OK) {
         status = ep_group_result_reduce("ep_comm_new", &own, boot->nranks, all, sizeof(*all));
-        for (int i = 0; i < boot->nranks; i++)
+        for (int i = 0; flag && i < boot->nranks; i++)
             *flag |= all[i].flag != 0;
     } else if (mine != EP_OK && (rank == boot->rank || (mine == EP_E_PEER_DEAD && status == EP_E_TIMEOUT))) {
         /* The bootstrap may know more about a peer: that it has died, and is not just unreachable. */
@@ -182,9 +182,7 @@ ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine)
 
 ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine)
 {
-    bool flag = false;
-
-    return ep_group_agree_about(boot, timeout_ms, mine, boot->rank, &flag);
+    return ep_group_agree_about(boot, timeout_ms, mine, boot->rank, NULL);
 }
 
 /* --- ep_ll_new ------------------------------------------------------------------------------------------------- */

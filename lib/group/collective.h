@@ -29,7 +29,10 @@ ep_status ep_group_result_reduce(const char *call, const struct ep_group_result 
                                  size_t stride);
 /* Collective: EP_OK if all ranks have succeeded. `mine` is this rank's own status. */
 ep_status ep_group_agree(const ep_boot *boot, int timeout_ms, ep_status mine);
-/* ep_group_agree_about() takes a failure of `rank`. *flag: in, this rank's flag; out, true if any rank had set it. */
+/*
+ * ep_group_agree_about() takes a failure of `rank`. *flag: in, this rank's flag; out, true if any rank had set it;
+ * NULL: not needed.
+ */
 ep_status ep_group_agree_about(const ep_boot *boot, int timeout_ms, ep_status mine, int rank, bool *flag);
 /* As ep_group_agree(), among the ranks of an existing communicator. */
 ep_status ep_group_agree_within(ep_comm *comm, const char *call, ep_status mine);

@@ -126,7 +126,6 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     char before[EP_ERROR_TEXT_BYTES];
     struct attach_step step = {.group = group, .mine = &mine, .failed_rank = boot->rank};
     ep_status status = mine_status;
-    bool flag = false;
 
     memset(&mine, 0, sizeof(mine));
     if (!all)
@@ -146,7 +145,7 @@ static ep_status rendezvous(struct ep_group *group, const ep_boot *boot, int tim
     snprintf(before, sizeof(before), "%s", ep_last_error());
     for (int rank = 0; status == EP_OK && rank < boot->nranks; rank++)
         status = ep_comm_has(group->comm, rank) ? attach_peer(&step, rank, &all[rank]) : EP_OK;
-    status = ep_group_agree_about(boot, timeout_ms, status, step.failed_rank, &flag);
+    status = ep_group_agree_about(boot, timeout_ms, status, step.failed_rank, NULL);
     /* A rank that cannot be reached is no error where it may be on another host: restore the text. */
     if (status == EP_OK)
         ep_fail(EP_OK, "%s", before);

@@ -7,6 +7,7 @@
 #include "machine_nvshmem.h"
 #include "queries.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,11 +95,11 @@ static void find_single(const struct doctor_machine *machine, struct doctor_resu
 {
     const struct topo *topo = machine->topo;
     const char *tasks = source_env(machine->source, TASKS);
-    const char *all = source_env(machine->source, "SLURM_GPUS_ON_NODE");
-    int n = tasks ? atoi(tasks) : 0;
+    long all = machine_job_number(machine, "SLURM_GPUS_ON_NODE", LONG_MAX);
+    int n = tasks ? atoi(tasks) : 0; /* "8(x2)" */
 
     /* GPUs that this task may not open can be those of another job, unless the step has more than this task sees. */
-    if (topo->n_denied_gpus == 0 || n <= topo->n_gpus || (all && atoi(all) <= topo->n_gpus))
+    if (topo->n_denied_gpus == 0 || n <= topo->n_gpus || all <= topo->n_gpus)
         return;
     doctor_found(result, DOCTOR_ERROR,
                  "each of the %d tasks of this node may open %d GPU%s: none reaches those of others", n, topo->n_gpus,

@@ -182,7 +182,8 @@ void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *r
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(
             result,
-            "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a mapping followed by ':' and the PEs; DeepEP takes one name.");
+            "'epkit topo' shows the NICs here. Entries have ',' between them: NIC:port for UCX and NVSHMEM, in a "
+            "mapping followed by ':' and the PEs; DeepEP takes one name.");
 }
 
 /* --- void-variables --- */

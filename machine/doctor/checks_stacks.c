@@ -130,21 +130,22 @@ static void needs_one_owner(const struct doctor_machine *machine, const struct s
     doctor_advise(result, "Uninstall all of them, since each removes files of the others; then install one.");
 }
 
-static void needs_twins(const struct doctor_machine *machine, const struct stack_installed *installed,
-                        struct doctor_result *result)
+static void needs_companions(const struct doctor_machine *machine, const struct stack_installed *installed,
+                             struct doctor_result *result)
 {
     const struct stack *stack = installed->stack;
     size_t n = strcspn(installed->version, "+");
 
-    for (size_t i = 0; stack->twins && stack->twins[i]; i++) {
-        const char *twin = stack->twins[i], *version = python_version(machine->source, installed->folder, twin);
+    for (size_t i = 0; stack->companions && stack->companions[i]; i++) {
+        const char *companion = stack->companions[i],
+                   *version = python_version(machine->source, installed->folder, companion);
 
         if (!*version || !n || (strcspn(version, "+") == n && strncmp(version, installed->version, n) == 0))
             continue;
-        doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s is %s, and %s is %s", stack->dist, twin, version,
-                     stack->dist, installed->version);
-        doctor_evidence(result, installed->folder, "%s-%s, %s-%s", twin, version, stack->dist, installed->version);
-        doctor_fix(result, false, "pip uninstall -y %s", twin);
+        doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: %s is %s, and %s is %s", stack->dist, companion,
+                     version, stack->dist, installed->version);
+        doctor_evidence(result, installed->folder, "%s-%s, %s-%s", companion, version, stack->dist, installed->version);
+        doctor_fix(result, false, "pip uninstall -y %s", companion);
         doctor_advise(result, "It is a cache, and not necessary. Or install it in version %.*s.", (int)n,
                       installed->version);
         return;
@@ -510,32 +511,31 @@ static void needs_gpu(const struct doctor_machine *machine, const struct stack_i
 static const struct {
     stack_need *compare;
     const char *check;
+    bool stops_whole; /* where a part lacks it, the package that it comes with stops, too */
 } needs[] = {
-    {needs_files, "stack-needs"},
-    {needs_one_owner, "stack-owners"},
-    {needs_twins, "stack-needs"},
-    {stack_needs_python, "import-python"},
-    {stack_needs_cuda, "cuda-major"},
-    {needs_torch, "stack-needs"},
-    {needs_nccl, "stack-needs"},
-    {needs_one_nccl, "stack-needs"},
-    {stack_needs_libraries, "import-libraries"},
-    {stack_needs_symbols, "import-symbols"},
-    {needs_nvcc, "stack-needs"},
-    {needs_gin, "stack-needs"},
-    {needs_nccl_ep, "stack-needs"},
-    {needs_ucx_lists, "stack-needs"},
-    {needs_ucx_device, "stack-needs"},
-    {needs_nvlink, "stack-needs"},
-    {needs_no_finding, ""},
-    {needs_gpu, ""},
+    {.compare = needs_files, .check = "stack-needs"},
+    {.compare = needs_one_owner, .check = "stack-owners", .stops_whole = true},
+    {.compare = needs_companions, .check = "stack-needs", .stops_whole = true},
+    {.compare = stack_needs_python, .check = "import-python"},
+    {.compare = stack_needs_cuda, .check = "cuda-major"},
+    {.compare = needs_torch, .check = "stack-needs"},
+    {.compare = needs_nccl, .check = "stack-needs"},
+    {.compare = needs_one_nccl, .check = "stack-needs"},
+    {.compare = stack_needs_libraries, .check = "import-libraries"},
+    {.compare = stack_needs_symbols, .check = "import-symbols"},
+    {.compare = needs_nvcc, .check = "stack-needs"},
+    {.compare = needs_gin, .check = "stack-needs"},
+    {.compare = needs_nccl_ep, .check = "stack-needs"},
+    {.compare = needs_ucx_lists, .check = "stack-needs", .stops_whole = true},
+    {.compare = needs_ucx_device, .check = "stack-needs"},
+    {.compare = needs_nvlink, .check = "stack-needs"},
+    {.compare = needs_no_finding, .check = ""},
+    {.compare = needs_gpu, .check = ""},
 };
 
-/* What a part lacks is no fault, unless it stops the package that it comes with. */
 static bool is_fault(const struct stack *stack, int need)
 {
-    return need >= 0 && (!(stack->needs & STACK_IS_PART) || needs[need].compare == needs_one_owner ||
-                         needs[need].compare == needs_twins || needs[need].compare == needs_ucx_lists);
+    return need >= 0 && (!(stack->needs & STACK_IS_PART) || needs[need].stops_whole);
 }
 
 const struct stack_result *stack_evaluate(const struct doctor_machine *machine, const struct stack *stack)

@@ -62,7 +62,7 @@ const struct stack stacks[] = {
      .source = "wheel nixl-cu13 1.5.1"},
     {.name = "flashinfer-moe-ep", .title = "FlashInfer moe_ep", .package = "flashinfer.moe_ep",
      .markers = TEXTS("flashinfer/moe_ep"), .dist = "flashinfer-python", .install = "pip install flashinfer-python",
-     .torch = "", .twins = TEXTS("flashinfer_cubin", "flashinfer_jit_cache"),
+     .torch = "", .companions = TEXTS("flashinfer_cubin", "flashinfer_jit_cache"),
      .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
      .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt, #4781"},
     {.name = "uccl", .title = "uccl", .package = "uccl", .markers = TEXTS("uccl"), .dist = "uccl"},

@@ -30,9 +30,9 @@ struct stack {
                                    the first that fits; NULL: it may be without the package, or not of this row */
     const char *install;        /* how it is installed */
     const char *torch, *nccl, *nvcc;
-    const char *const *twins; /* distributions that its import wants in its own version, if they are there */
-    unsigned needs;           /* of enum stack_needs */
-    const char *source;       /* of what this row says; NULL: its needs are not known */
+    const char *const *companions; /* distributions that its import wants in its own version, if they are there */
+    unsigned needs;                /* of enum stack_needs */
+    const char *source;            /* of what this row says; NULL: its needs are not known */
 };
 
 /* All that are known; ends with a row without a name. */
