@@ -300,6 +300,34 @@ def test_sums_of_each_rank_in_graphs(rank, size):
 
 
 @on_ranks(2)
+def test_orders_of_sums_in_graphs(rank, size):
+    """The combine of a graph leaves other rows to add in the memory of the plan than the calls around it need."""
+    comm = epkit.Communicator()
+    topk_idx, _, x = make(64, 1024, rank)
+    x.copy_(torch.randint(-8, 8, x.shape))
+    plan = comm.plan(topk_idx, EXPERTS, expanded=True)
+    rows, expected = plan.dispatch(x).x, x.float() * (topk_idx >= 0).sum(1, keepdim=True)
+
+    def add(partial):
+        return plan.combine(rows, by_choice=True, round_partial=partial)[0]
+
+    add(True)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = add(True)
+    for _ in range(3):
+        for _ in range(2):
+            assert torch.equal(add(False).float(), expected)
+        graph.replay()
+        assert torch.equal(out.float(), expected)
+        out.fill_(float("nan"))
+    comm.check()
+    torch.cuda.synchronize()
+
+
+@on_ranks(2)
 def test_updates_that_are_not_launched(rank, size):
     """A captured update changes nothing before its graph is replayed: calls have the tokens and the routing of the one before."""
     comm = epkit.Communicator()

@@ -16,13 +16,14 @@
 #define PARTS 4        /* of each of the last tokens */
 #define END_TILES 4    /* parts for each warp at the end: more than it claims ahead */
 #define LINE 128
-#define PART_PIECES 2 /* of each warp in a part: a combine waits for the first part before it begins */
+#define ORDER_REDUCES 0x80000000u /* beside the flags of a combine: entries of its sums only */
+#define PART_PIECES 2             /* of each warp in a part: a combine waits for the first part before it begins */
 
 /*
  * Fewer bytes of other ranks' rows are copied by all SMs before the kernel: measured on two H200, copying beside the
- * rows costs a combine 15 us whatever its size, and the copy of 7 MB takes half of that (bench/README.md).
+ * rows costs a combine 15 to 20 us whatever its size; the copy of 15 MB takes 11, that of 29 MB 20 (bench/README.md).
  */
-#define OVERLAP_BYTES ((size_t)8 << 20)
+#define OVERLAP_BYTES ((size_t)24 << 20)
 
 struct combine {
     struct cuda_call call;
@@ -35,11 +36,14 @@ struct combine {
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
 
-/* Copies to staging in stream order, before the kernel. */
+/* Copies to staging in stream order, before the kernel, which reads this rank's own rows in place. */
 static ep_status copy_before(const struct combine *c, const struct cuda_copy *copy)
 {
-    const struct cuda_plan *device = cuda_plan_of(c->plan);
-    struct cuda_rows rows = {.counts = device->route.counts, .rank = c->call.cuda->group.local, .copy = {*copy}};
+    const struct cuda_route *route = &cuda_plan_of(c->plan)->route;
+    struct cuda_rows rows = {.counts = route->counts,
+                             .rank = c->call.cuda->group.local,
+                             .skips_own = !route->expanded && !cuda_crosses_nodes(c->call.cuda),
+                             .copy = {*copy}};
 
     return cuda_status(cuda_launch_rows(&rows, cuda_side_sms(c->call.cuda), c->call.stream), "rows kernel");
 }
@@ -145,15 +149,16 @@ static int32_t count_parts(const struct cuda_stage *stage, const struct cuda_sha
     return (int32_t)(parts < 1 ? 1 : parts > CUDA_MAX_PARTS ? CUDA_MAX_PARTS : parts);
 }
 
-/* Makes the order of the sum in memory of the plan: anew for each combine, because the plan may have been updated. */
+/* Makes the order of the sum in memory of the plan, unless it is there from an earlier combine. */
 static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
 {
     struct cuda_plan *device = cuda_plan_of(c->plan);
     size_t tokens = (size_t)(device->on_device ? device->max_tokens : sum->route.n_tokens);
     struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
+    uint32_t flags = c->args->flags | (c->reduces ? ORDER_REDUCES : 0);
     size_t bytes;
 
-    if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
+    if (!(flags & EP_COMBINE_BY_CHOICE))
         return EP_OK;
     sum->by_choice = 1;
     order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
@@ -166,6 +171,10 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     if (c->reduces)
         sum->route.count = order.ret_count = (int32_t *)((char *)device->ordered.memory + bytes);
     sum->route.entry = order.ret_entry;
+    device->ordered_in_graph |= c->call.capture != 0;
+    if (device->order == flags && !device->ordered_in_graph && !device->updated_in_graph)
+        return EP_OK;
+    device->order = flags;
     return cuda_status(cuda_launch_order(&order, c->call.stream), "order kernel");
 }
 

@@ -21,21 +21,17 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
     int n_local = c.n_experts / c.nranks;
     uint32_t ranks = 0, bad = 0;
 
-    for (int k = 0; k < c.topk; k++) {
-        int64_t expert = expert_at(c, start + k);
-
+    for_choices(c, start, [&](int k, int64_t expert) {
         c.index[start + k] = (int32_t)expert;
-        if (expert < -1 || expert >= c.n_experts) {
+        if (expert < -1 || expert >= c.n_experts)
             bad = 1;
-            continue;
-        }
-        if (expert < 0)
-            continue;
+        if (expert < 0 || expert >= c.n_experts)
+            return;
         for (int j = 0; j < k && c.distinct; j++)
             bad |= expert_at(c, start + j) == expert;
         ranks |= 1u << ((int)expert / n_local);
         atomicAdd(&per_expert[expert], 1);
-    }
+    });
     if (bad)
         atomicOr(c.bad, 1u);
     return ranks;
@@ -231,8 +227,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
 
     for (int rank = 0; rank < l.nranks && in_rank; rank++)
         in_rank[rank] = 0;
-    for (int k = 0; k < l.topk; k++) {
-        int64_t expert = expert_at(l, start + k);
+    for_choices(l, start, [&](int k, int64_t expert) {
         bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
         int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
@@ -246,7 +241,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
         if (bad)
             sum.bad = 1;
         if (bad || expert < 0)
-            continue;
+            return;
         atomicAdd(&sum.per_expert[expert], 1);
         if (new_rank)
             atomicAdd(&sum.per_rank[rank], 1);
@@ -254,7 +249,7 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
             atomicAdd(&sum.per_node[node], 1);
         if (in_rank)
             in_rank[rank] = 1;
-    }
+    });
 }
 
 /* By all threads of a block. */

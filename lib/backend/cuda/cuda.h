@@ -505,7 +505,7 @@ enum cuda_writes { CUDA_WRITES_NOTHING, CUDA_WRITES_COPIES, CUDA_WRITES_SUMS };
  */
 void cuda_fill_stage(const struct cuda_comm *cuda, int n_tokens, enum cuda_writes writes, size_t slot,
                      struct cuda_stage *ret_stage, struct cuda_shape *shape);
-/* Rows of other ranks' tokens on this rank. */
+/* Rows of other ranks' tokens on this rank; an estimate where only the devices know them. */
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan);
 
 /* --- report.c: what kernels report to their host, and what it tells them ------------------------------------------ */

@@ -321,6 +321,27 @@ __device__ inline void set_failure(const cuda_waits &waits, uint32_t kind, int r
     __threadfence_system();
 }
 
+__device__ inline void fill_words(unsigned char *to, int64_t bytes, uint32_t word)
+{
+    int64_t n = bytes / (int64_t)sizeof(word);
+
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+        reinterpret_cast<uint32_t *>(to)[i] = word;
+}
+
+/* Fills what a dispatch of `rows` rows leaves of its outputs. By all threads of the kernel. */
+__device__ inline void fill_rows(const cuda_fill &f, int64_t rows)
+{
+    int64_t n = f.capacity - rows, source_bytes = sizeof(int32_t);
+
+    if (f.index)
+        fill_words(f.index + rows * f.index_bytes, n * f.index_bytes, UINT32_MAX);
+    if (f.weights)
+        fill_words(f.weights + rows * f.weight_bytes, n * f.weight_bytes, 0);
+    if (f.source)
+        fill_words(f.source + rows * source_bytes, n * source_bytes, 0);
+}
+
 /* A choice of the routing in the arguments of a kernel. */
 template <typename Arguments> __device__ inline int64_t expert_at(const Arguments &a, size_t at)
 {

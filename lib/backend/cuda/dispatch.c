@@ -135,6 +135,22 @@ static struct cuda_copy copy_of(const struct output *output)
     return copy;
 }
 
+/* Only the devices know where the rows of a plan of fixed capacity end: what follows them is filled there. */
+static struct cuda_fill fill_of(const struct dispatch *d)
+{
+    int64_t capacity = d->plan->args.max_recv_tokens, out_rows = d->args->out_rows;
+
+    if (!capacity)
+        return (struct cuda_fill){0};
+    return (struct cuda_fill){.index = d->output[EP_GROUP_AT_INDEX].wanted,
+                              .weights = d->output[EP_GROUP_AT_WEIGHTS].wanted,
+                              .source = d->output[EP_GROUP_AT_SOURCE].wanted,
+                              .index_bytes = (int64_t)d->output[EP_GROUP_AT_INDEX].bytes,
+                              .weight_bytes = (int64_t)d->output[EP_GROUP_AT_WEIGHTS].bytes,
+                              /* The rows have room for those that the host knows, if it does. */
+                              .capacity = capacity < out_rows ? capacity : out_rows};
+}
+
 static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 {
     const ep_dispatch_args *args = d->args;
@@ -161,6 +177,7 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
     EP_TRY(cuda_sync_stages(cuda, d->plan, d->staged, EP_GROUP_DISPATCH_READY));
     if (cuda_crosses_nodes(cuda))
         return cuda_nodes_dispatch(&d->call, d->plan, move, args->recv_topk_weights ? d->plan->args.topk : 0);
+    move->fill = fill_of(d);
     fit(cuda, move, shape);
     cuda_fill_stage(cuda, route->n_tokens, d->copies ? CUDA_WRITES_COPIES : CUDA_WRITES_NOTHING,
                     (size_t)move->chunk_bytes, &move->stage, shape);
@@ -176,32 +193,25 @@ static ep_status launch(struct dispatch *d, const struct cuda_route *route)
 }
 
 /*
- * Copies outputs out of staging, zeroes padding rows, and fills index and weights after the last row. One kernel for
+ * Copies outputs out of staging, zeroes padding rows, and between nodes fills what follows the last row. One kernel for
  * any number of experts: a stream holds a limited number of launches, and the call must return before any of them runs.
  */
 static ep_status finish_outputs(const struct dispatch *d)
 {
     const struct cuda_plan *device = cuda_plan_of(d->plan);
-    int64_t capacity = d->plan->args.max_recv_tokens, out_rows = d->args->out_rows;
-    bool expanded = device->route.expanded, moves, fills;
+    bool expanded = device->route.expanded, moves, fills = false;
     struct cuda_rows rows = {.counts = device->route.counts,
                              .expert_start = expanded ? device->expert_start : NULL,
                              .expert_exact = device->expert_exact,
                              .rank = d->call.cuda->group.local,
                              .n_local = d->plan->info.n_local_experts,
-                             .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0,
-                             .index_bytes = (int64_t)d->output[EP_GROUP_AT_INDEX].bytes,
-                             .weight_bytes = (int64_t)d->output[EP_GROUP_AT_WEIGHTS].bytes,
-                             /* The rows of metadata have room for those that the host knows, if it does. */
-                             .capacity = capacity < out_rows ? capacity : out_rows};
+                             .zero = d->plan->args.flags & EP_PLAN_ZERO_PADDING ? 1 : 0};
 
     moves = rows.zero;
-    if (rows.capacity) {
-        rows.index = d->output[EP_GROUP_AT_INDEX].wanted;
-        rows.weights = d->output[EP_GROUP_AT_WEIGHTS].wanted;
-        rows.source = d->output[EP_GROUP_AT_SOURCE].wanted;
+    if (cuda_crosses_nodes(d->call.cuda)) {
+        rows.fill = fill_of(d);
+        fills = rows.fill.index || rows.fill.weights || rows.fill.source;
     }
-    fills = rows.index || rows.weights || rows.source;
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++) {
         const struct output *output = &d->output[i];
 

@@ -383,6 +383,8 @@ __global__ void __launch_bounds__(512, 1) dispatch_rows(const __grid_constant__ 
     uint64_t number = operation_publish(d.waits, d.desc);
     bool ok;
 
+    /* While the peers begin: nothing of theirs is written there. */
+    fill_rows(d.fill, d.route.counts->rows_on[d.waits.rank]);
     if (n_copy_blocks(d.waits, d.stage)) {
         /* Blocks that move rows get the first roles: copy blocks wait for those of the peers. */
         block = take_role(d.waits);

@@ -240,6 +240,12 @@ struct cuda_stage {
     struct cuda_copy x, metadata[CUDA_BUFFERS - 1]; /* rows, and what goes with them */
 };
 
+/* Rows of a dispatch from the last one to `capacity`: filled with -1, 0 and 0; NULL: not wanted. */
+struct cuda_fill {
+    unsigned char *index, *weights, *source;
+    int64_t index_bytes, weight_bytes, capacity;
+};
+
 struct cuda_dispatch {
     struct cuda_waits waits;
     struct cuda_op_desc desc;
@@ -253,6 +259,7 @@ struct cuda_dispatch {
     int32_t chunk_bytes, n_chunks;
     int32_t has_metadata; /* scales, indices, weights or sources go with the rows */
     int32_t first_source; /* of this rank's token 0 */
+    struct cuda_fill fill;
     struct cuda_stage stage;
 };
 
@@ -382,10 +389,9 @@ struct cuda_rows {
     const int32_t *expert_start, *expert_exact; /* NULL: rows are contiguous */
     struct cuda_copy copy[CUDA_BUFFERS];
     int32_t rank, n_local, zero; /* zero: clear the rows between experts */
+    int32_t skips_own;           /* rank layout: this rank's own rows are not copied */
     struct cuda_scatter scatter;
-    /* Filled with -1, 0 and 0 from the last row to `capacity`; NULL: not wanted. */
-    unsigned char *index, *weights, *source;
-    int64_t index_bytes, weight_bytes, capacity;
+    struct cuda_fill fill;
 };
 
 /* Loads all kernels now, since a first launch could load them while a peer's kernel waits, and raises their limits. */

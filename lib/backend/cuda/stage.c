@@ -19,10 +19,11 @@
 int64_t cuda_rows_of_others(const struct cuda_comm *cuda, const ep_plan *plan)
 {
     const int64_t *first = ((const struct ep_group_plan *)plan->impl)->recv_from_rank;
-    int me = cuda->group.comm->rank;
+    int me = cuda->group.comm->rank, others = cuda->group.comm->nranks - 1;
 
+    /* Only the devices know the rows: as if each rank had as many tokens as this one, and sent each of them here. */
     if (ep_plan_info_now(plan)->n_recv < 0)
-        return plan->args.max_recv_tokens;
+        return (int64_t)plan->args.n_tokens * others;
     return plan->full.n_recv - (first[me + 1] - first[me]);
 }
 

@@ -67,6 +67,7 @@ static ep_status update(struct cuda_call *call, ep_plan *plan, const ep_plan_upd
 
     EP_TRY(cuda_check_routing(call->cuda, "ep_plan_update", routing));
     cuda_plan_of(plan)->has_slots = false;
+    cuda_plan_of(plan)->order = 0;
     cuda_plan_of(plan)->updated_in_graph |= call->capture != 0;
     u->count.topk_idx = routing->topk_idx;
     u->count.mask = routing->token_in_rank;

@@ -10,6 +10,7 @@
 #define EXCHANGE_THREADS 1024
 #define MASK_WORDS CUDA_MASK_WORDS
 #define ROWS_THREADS 512
+#define LOADS 4 /* of a thread of the kernel that copies rows */
 
 namespace
 {
@@ -26,17 +27,15 @@ __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks, 
     uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0;
     int n_local = c.n_experts / c.nranks;
 
-    for (int k = 0; k < c.topk; k++) {
-        int64_t expert = expert_at(c, start + k);
-
+    for_choices(c, start, [&](int k, int64_t expert) {
         bad |= expert < -1 || expert >= c.n_experts;
         expert = expert < -1 || expert >= c.n_experts ? -1 : expert;
         c.index[start + k] = (int32_t)expert;
         if (expert < 0)
-            continue;
+            return;
         twice |= atomicOr(&masks[expert * MASK_WORDS + threadIdx.x / WARP], bit) & bit;
         ranks |= 1u << ((int)expert / n_local);
-    }
+    });
     if (twice)
         atomicOr(&repeats[threadIdx.x / WARP], bit);
     if (bad || (twice && c.distinct))
@@ -392,9 +391,20 @@ struct share {
 template <typename T>
 __device__ void copy_as(unsigned char *to, const unsigned char *from, int64_t bytes, T value, const share &by)
 {
-    int64_t n = bytes / (int64_t)sizeof(T);
+    int64_t n = bytes / (int64_t)sizeof(T), i = by.thread;
 
-    for (int64_t i = by.thread; i < n; i += by.threads)
+    /* Several loads are in flight at a time: one takes as long as the copy of some MB by all threads. */
+    for (; from && i + (LOADS - 1) * by.threads < n; i += LOADS * by.threads) {
+        T loaded[LOADS];
+
+#pragma unroll
+        for (int j = 0; j < LOADS; j++)
+            loaded[j] = __ldcg(reinterpret_cast<const T *>(from) + i + j * by.threads);
+#pragma unroll
+        for (int j = 0; j < LOADS; j++)
+            reinterpret_cast<T *>(to)[i + j * by.threads] = loaded[j];
+    }
+    for (; i < n; i += by.threads)
         reinterpret_cast<T *>(to)[i] = from ? __ldcg(reinterpret_cast<const T *>(from) + i) : value;
 }
 
@@ -460,16 +470,13 @@ __global__ void __launch_bounds__(ROWS_THREADS) rows_kernel(const __grid_constan
     if (r.expert_start && rows)
         copy_experts(r);
     if (!r.expert_start) {
-        copy_rows(r, 0, rows, all);
+        const int64_t *own = &r.counts->first[r.rank];
+
+        copy_rows(r, 0, r.skips_own && rows ? own[0] : rows, all);
+        copy_rows(r, r.skips_own && rows ? own[1] : rows, rows, all);
         scatter_rows(r.scatter, 0, rows, false, all);
     }
-    if (r.index)
-        copy_bytes(r.index + rows * r.index_bytes, nullptr, (r.capacity - rows) * r.index_bytes, UINT32_MAX, all);
-    if (r.weights)
-        copy_bytes(r.weights + rows * r.weight_bytes, nullptr, (r.capacity - rows) * r.weight_bytes, 0, all);
-    if (r.source)
-        copy_bytes(r.source + rows * (int64_t)sizeof(int32_t), nullptr, (r.capacity - rows) * (int64_t)sizeof(int32_t),
-                   0, all);
+    fill_rows(r.fill, rows);
 }
 
 } /* namespace */

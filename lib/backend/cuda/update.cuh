@@ -15,6 +15,25 @@ __device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
     return u.n_local_experts * u.waits.nranks;
 }
 
+#define CUDA_CHOICES 8 /* whose loads are in flight together */
+
+/* Calls `use(k, expert)` for each of a token's choices, in their order; the first of them is at `start`. */
+template <typename Arguments, typename Use>
+__device__ inline void for_choices(const Arguments &c, size_t start, Use use)
+{
+    for (int first = 0; first < c.topk; first += CUDA_CHOICES) {
+        int64_t expert[CUDA_CHOICES];
+
+#pragma unroll
+        for (int i = 0; i < CUDA_CHOICES; i++)
+            expert[i] = first + i < c.topk ? expert_at(c, start + first + i) : -1;
+#pragma unroll
+        for (int i = 0; i < CUDA_CHOICES; i++)
+            if (first + i < c.topk)
+                use(first + i, expert[i]);
+    }
+}
+
 /* The number of bits set before that of this thread. */
 __device__ inline int rows_before(const uint32_t *mask)
 {
