@@ -102,7 +102,8 @@ struct bench_series {
     ep_status (*finish)(void *context);           /* waits for what run started; on GPUs not timed; may be NULL */
     ep_status (*after)(void *context, int round); /* not timed; may be NULL */
     void *context;
-    int repeats; /* operations of one run(), back to back; the time is divided by it; 0: one */
+    int repeats;     /* operations of one run(), back to back; the time is divided by it; 0: one */
+    int most_rounds; /* of series[0]; 0: 1000 */
     bool queued; /* on GPUs: after other work, which flushes the cache and hides the launch; else on an idle device */
 
     struct bench_summary summary; /* seconds of the group */
@@ -110,7 +111,7 @@ struct bench_series {
 
 /*
  * Runs the rounds: series[0] is measured, the others are baselines. Collective. `iters` 0: as many rounds as take
- * series[0] 0.3 s, at least 5. Returns 0, or an exit code after emitting the error.
+ * series[0] 0.3 s, at least 5, at most `most_rounds`. Returns 0, or an exit code after emitting the error.
  */
 int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_series, int iters, bool one_clock);
 

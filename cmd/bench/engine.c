@@ -15,6 +15,9 @@
 #include <string.h>
 
 enum { LAYERS = 16 };
+enum {
+    ROUNDS = 100
+}; /* on GPUs a round takes a millisecond, whatever its call takes: 40 kinds of calls, four seconds */
 enum way { CACHED, UPDATED, PLANNED, WAYS };
 static const char *const way_names[] = {"cached", "update", "plan"};
 
@@ -205,7 +208,8 @@ static int measure(struct call *c)
                                   .run = run_call,
                                   .finish = finish_call,
                                   .context = c,
-                                  .repeats = layer ? LAYERS : 0};
+                                  .repeats = layer ? LAYERS : 0,
+                                  .most_rounds = ROUNDS};
     struct bench_measurement measurement = {.op = layer         ? "layer"
                                                   : c->combines ? "call-combine"
                                                                 : "call-dispatch",

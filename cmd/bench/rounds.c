@@ -105,8 +105,8 @@ static int gather_seconds(struct rounds *rounds, const struct bench_span *mine, 
 static int warm_up(struct rounds *rounds, int iters)
 {
     struct bench_span spans[BENCH_MAX_SERIES];
+    int most = rounds->series[0].most_rounds ? rounds->series[0].most_rounds : MOST_ROUNDS, code;
     double seconds = 0;
-    int code;
 
     for (int round = -BENCH_WARM_UP; round < 0; round++) {
         code = run_round(rounds, round, spans, 1);
@@ -116,7 +116,7 @@ static int warm_up(struct rounds *rounds, int iters)
     code = gather_seconds(rounds, spans, 1, &seconds);
     if (code != 0)
         return code;
-    rounds->n_rounds = iters > 0 ? iters : bench_rounds_for(seconds, FILL_SECONDS, LEAST_ROUNDS, MOST_ROUNDS);
+    rounds->n_rounds = iters > 0 ? iters : bench_rounds_for(seconds, FILL_SECONDS, LEAST_ROUNDS, most);
     return 0;
 }
 
