@@ -7,6 +7,8 @@
 #   sanitize     memcheck, racecheck and synccheck (compute-sanitizer), on small shapes
 #   sanitize-ll  racecheck on single cases of `epkit test lowlatency`, two of each format
 #   bench        timing, a JSON document for each number of ranks and multiprocessors
+#   wide         what other numbers of GPUs could change, in ten minutes: a rank on each GPU, as one node and as several,
+#                odd numbers of ranks, faults, the drop-in, figures; with torch, in the folder of the sources
 #   all          check, faults, long, sanitize, bench
 # BUILD is a build folder, or a folder with its libraries and the programs of tests/cuda (and epkit: sanitize-ll and
 # bench need it, and check then also runs its low-latency cases).
@@ -15,13 +17,13 @@
 # Environment: OUT, a folder for the figures and the output of each step (default: a new one in /tmp); STEPS, a bash
 # pattern: only steps whose text it matches ('*ll_fault*'); ROUNDS, of check (60); SMS, of bench (8 16 24).
 set -u
-build=${1:?usage: gpu_check.sh BUILD [check|faults|long|sanitize|sanitize-ll|bench|all] [RANKS...]}
+build=${1:?usage: gpu_check.sh BUILD [check|faults|long|sanitize|sanitize-ll|bench|wide|all] [RANKS...]}
 what=${2:-check}
 shift $(($# < 2 ? $# : 2))
 case $what in
-check | faults | long | sanitize | sanitize-ll | bench | all) ;;
+check | faults | long | sanitize | sanitize-ll | bench | wide | all) ;;
 *)
-    echo "gpu_check.sh: $what is not one of check, faults, long, sanitize, sanitize-ll, bench, all" >&2
+    echo "gpu_check.sh: $what is not one of check, faults, long, sanitize, sanitize-ll, bench, wide, all" >&2
     exit 2
     ;;
 esac
@@ -235,6 +237,32 @@ bench() {
     done
 }
 
+wide() {
+    local ranks=$gpus n nodes
+    step 60 "$programs/test_cuda" --ranks "$ranks" --rounds 30
+    step 60 "$programs/test_cuda" --ll --ranks "$ranks" --rounds 30
+    for n in stage plan metadata graph sequence ll_mix ll_weights; do
+        step 60 "$programs/${n}_cuda" --ranks "$ranks"
+    done
+    for nodes in $(printf '%s\n' 2 $((ranks / 2)) | sort -nu); do
+        if [ "$nodes" -le 1 ] || [ $((ranks % nodes)) -ne 0 ]; then continue; fi
+        step 60 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --rounds 20
+        step 60 "$programs/test_cuda" --ranks "$ranks" --nodes "$nodes" --rounds 10 --threads --network tcp
+        step 60 "$programs/test_cuda" --ll --ranks "$ranks" --nodes "$nodes" --rounds 10 --threads --network tcp
+        step 60 "$programs/nodes_graph_cuda" --ranks "$ranks" --nodes "$nodes" --rounds 100
+        step 60 "$programs/traffic_cuda" --ranks "$ranks" --nodes "$nodes"
+    done
+    for n in 3 5 6 7; do
+        [ "$n" -gt "$ranks" ] || step 30 "$programs/test_cuda" --ranks "$n" --rounds 10
+    done
+    step 100 "$programs/fault_cuda" --ranks "$ranks"
+    step 150 "$programs/ll_fault_cuda" --ranks "$ranks"
+    step 200 env EPKIT_PACKAGES="$build/python" tests/python/gpu.sh engines nodes random training
+    step 120 env PYTHONPATH="$build/python" torchrun --nproc-per-node "$ranks" bench/engine_calls.py --sms 8,12,16,24 \
+        --ll-tokens 8,32,128,512 --json "$out/engine_calls.json"
+    record "cuda_$ranks" --ranks "$ranks" --sms 24
+}
+
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | sort | uniq -c
 if wants check; then check "$@"; fi
 if wants faults; then faults "$@"; fi
@@ -242,6 +270,7 @@ if wants long; then long "$@"; fi
 if wants sanitize; then sanitize; fi
 if [ "$what" = sanitize-ll ]; then sanitize_ll; fi
 if wants bench; then bench "$@"; fi
+if [ "$what" = wide ]; then wide; fi
 echo "== the output of each step is in $out"
 printf '%s\n' "${table[@]}"
 if [ ${#table[@]} -eq 0 ]; then
