@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * redact.h - finds in a text the identifiers of a machine that have a form of their own (addresses, GUIDs and UUIDs),
- * and secrets: tokens by their form, passwords and keys by the word or the option in front of them.
+ * and secrets: tokens by their form or because they look drawn at random, passwords and keys by the word or the option
+ * in front of them.
  *
  * One table of recognisers (redact.c; those of secrets in secrets.c and tokens.c). Names that people choose have no
  * such form.

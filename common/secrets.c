@@ -34,11 +34,13 @@ static bool ends_with_component(const char *name, const char *end)
 static bool is_secret_key(const char *name)
 {
     static const char *const kinds[] = {
-        "API",     "ACCESS",    "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",     "ACCOUNT", "AUTH",
-        "SIGNING", "MASTER",    "LICENSE", "SERVICE",    "DEPLOY",     "STORAGE", "SHARED",  "SUBSCRIPTION",
-        "SESSION", "HMAC",      "JWT",     "CRYPT",      "ADMIN",      "TOKEN",   "WEBHOOK", "WANDB",
-        "OPENAI",  "ANTHROPIC", "NGC",     "COMET",      "KAGGLE",     "SENTRY",  "HF",      "RSA",
-        "GPG",     "AZURE",     "CLIENT",  "APP",        "MUNGE"};
+        "API",     "ACCESS",    "PRIVATE", "ENCRYPTION", "DECRYPTION", "SSH",     "ACCOUNT",  "AUTH",
+        "SIGNING", "MASTER",    "LICENSE", "SERVICE",    "DEPLOY",     "STORAGE", "SHARED",   "SUBSCRIPTION",
+        "SESSION", "HMAC",      "JWT",     "CRYPT",      "ADMIN",      "TOKEN",   "WEBHOOK",  "WANDB",
+        "OPENAI",  "ANTHROPIC", "NGC",     "COMET",      "KAGGLE",     "SENTRY",  "HF",       "RSA",
+        "GPG",     "AZURE",     "CLIENT",  "APP",        "MUNGE",      "FERNET",  "UNSEAL",   "APPLICATION",
+        "STRIPE",  "SENDGRID",  "GITHUB",  "GROQ",       "NVIDIA",     "MAPS",    "CONSUMER", "CERTIFICATE",
+        "GEMINI",  "TOGETHER",  "MISTRAL", "FUNCTIONS",  "RECOVERY",   "LUKS",    "WG",       "PASS"};
     char kind[NAME_BYTES];
     size_t length = strlen(name);
 
@@ -81,13 +83,16 @@ static bool is_secret_token(const char *name)
 
 bool identifier_is_secret_name(const char *long_name)
 {
-    static const char *const words[] = {"SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "PGPASS", "CREDENTIAL", "COOKIE"};
+    static const char *const words[] = {"SECRET",     "PASSW",  "PASSPHRASE", "PASSCODE", "PGPASS",
+                                        "CREDENTIAL", "COOKIE", "SESSID",     "SESSIONID"};
     /* Where one is, or what it is called */
     static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
     static const char *const ends[] = {
-        "AUTH",   "OAUTH",       "AUTHORIZATION", "HAUTHORIZATION", "PRIVATE",      "MAGIC",   "PASS",
-        "PSK",    "SIGNATURE",   "PASSIN",        "PASSOUT",        "FROM_LITERAL", "SSHPASS", "DBPASS",
-        "BEARER", "REQUIREPASS", "MASTERAUTH",    "CREDS",          "JWT"};
+        "AUTH",    "OAUTH",       "AUTHORIZATION", "HAUTHORIZATION", "PRIVATE",      "MAGIC",   "PASS",
+        "PSK",     "SIGNATURE",   "PASSIN",        "PASSOUT",        "FROM_LITERAL", "SSHPASS", "DBPASS",
+        "BEARER",  "REQUIREPASS", "MASTERAUTH",    "CREDS",          "JWT",          "PW",      "USERPWD",
+        "ROOTPW",  "ROOTPASS",    "USERPASS",      "ADMINPASS",      "LDAPPASS",     "BMCPASS", "IPMIPASS",
+        "KEYPASS", "STOREPASS",   "PASS_PHRASE",   "MYSQLPASS",      "VNCPASS",      "OTP",     "MNEMONIC"};
     char name[NAME_BYTES];
     size_t length;
 
@@ -95,7 +100,7 @@ bool identifier_is_secret_name(const char *long_name)
     /* "API_KEY_2" */
     for (length = strlen(name); length > 0 && (is_digit(name[length - 1]) || name[length - 1] == '_');)
         name[--length] = '\0';
-    if (length < 3)
+    if (length < 2)
         return false;
     for (size_t i = 0; i < COUNT(places); i++)
         if (ends_with_component(name, places[i]))
@@ -185,10 +190,11 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
 /* Before a ':' stands a key of YAML or JSON or a header; other words may stand in front of a text. */
 static bool is_key(const char *name)
 {
-    static const char *const ends[] = {"password",   "passwd",     "passphrase",  "secret",          "token",
-                                       "apikey",     "api_key",    "access_key",  "private_key",     "secretkey",
-                                       "cookie",     "credential", "credentials", "authorization",   "auth_key",
-                                       "basic_auth", "accesskey",  "keysecret",   "subscription_key"};
+    static const char *const ends[] = {
+        "password",         "passwd",        "passphrase",     "secret",     "token",     "apikey",
+        "api_key",          "access_key",    "private_key",    "secretkey",  "cookie",    "credential",
+        "credentials",      "authorization", "auth_key",       "basic_auth", "accesskey", "keysecret",
+        "subscription_key", "functions_key", "application_key"};
 
     for (size_t i = 0; i < COUNT(ends); i++)
         if (ends_with(name, ends[i]))
@@ -243,17 +249,23 @@ static bool is_set(const struct scan *scan, size_t end)
 /* What is between a name and its value, from `at`: '=', ':' or ' ', with blanks around it; 0 if no value follows. */
 static char read_sign(const struct scan *scan, size_t at, const struct name *name, size_t *ret_start)
 {
+    /* In a URL, in a page, in JSON: a quote is a part of the sign. */
+    static const char *const signs[] = {"%3D",           "%22%3A%22",      "%22%3A%20%22",
+                                        "&quot;:&quot;", "&quot;: &quot;", "\\u0022:\\u0022"};
     size_t next;
     char c;
 
-    at += name->is_quoted && byte_at(scan, at) == ']'; /* 'environ["NAME"] = ' */
+    /* 'environ["NAME"] = ', "form[NAME]=" */
+    at += (name->is_quoted || name->around == '[') && byte_at(scan, at) == ']';
     next = skip(scan, at, " \t");
     c = byte_at(scan, next);
     *ret_start = next + 1;
-    if (has_text(scan, next, "%3D")) {
-        *ret_start = next + 3;
-        return '=';
+    for (size_t i = 0; i < COUNT(signs); i++) {
+        *ret_start = next + strlen(signs[i]);
+        if (has_text(scan, next, signs[i]))
+            return '=';
     }
+    *ret_start = next + 1;
     /* "<password>x</password>" */
     if (c == '>' && name->around == '<')
         return '=';
@@ -272,7 +284,9 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
     if (name->dashes)
         return ' ';
     /* "setenv NAME VALUE", and "password VALUE" of .netrc */
-    return is_set(scan, at) || (secret_is_password(name->text) && secret_looks_random(scan, next)) ? ' ' : '\0';
+    return is_set(scan, at) || (secret_is_password(name->text) && secret_looks_random(scan, skip(scan, next, "'")))
+               ? ' '
+               : '\0';
 }
 
 /* Is there a name with a value? Not in the middle of a run of words and dashes: what begins it was asked before. */
@@ -309,12 +323,13 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
     return ret_name->sign != '\0';
 }
 
-/* "name: HF_TOKEN", then "value: x": the value belongs to that name. */
+/* "name: HF_TOKEN", then "value: x", 'key="Password" value="x"': the value belongs to that name. */
 static void read_entry(const struct scan *scan, struct name *name, size_t *start)
 {
     size_t at = skip(scan, *start, " \t\\\"'"), n = run(scan, at, "_-.", NAME_BYTES), value;
 
-    if (strcmp(name->text, "name") != 0 || name->dashes || name->sign != ':' || n == 0 || n == NAME_BYTES)
+    if ((strcasecmp(name->text, "name") != 0 && strcasecmp(name->text, "key") != 0) || name->dashes ||
+        name->sign == ' ' || n == 0 || n == NAME_BYTES)
         return;
     value = skip(scan, at + n, " \t\r\n,\\\"'");
     /* In JSON within a text, a line break is "\\n". */
@@ -323,7 +338,7 @@ static void read_entry(const struct scan *scan, struct name *name, size_t *start
     if (!has_text(scan, value, "value"))
         return;
     value = skip(scan, value + 5, "\\\"' ");
-    if (byte_at(scan, value) != ':')
+    if (!is_one_of(byte_at(scan, value), ":="))
         return;
     secret_copy_name(scan->text + at, n, name->text);
     name->around = '\0';
@@ -344,6 +359,14 @@ static size_t quoted_bytes(const struct scan *scan, size_t start, char quote, si
         escapes = c == '\\' ? escapes + 1 : 0;
     }
     return n;
+}
+
+/* "|", ">-": of YAML, the value is on the next line. */
+static size_t skip_block(const struct scan *scan, size_t at)
+{
+    size_t end = is_one_of(byte_at(scan, at), "|>") ? skip(scan, at + 1, "+-123456789") : at;
+
+    return end > at && is_one_of(byte_at(scan, end), "\r\n") ? skip(scan, end, " \r\n") : at;
 }
 
 /* Does another word follow on the line? "token: see the manual" */
@@ -372,15 +395,24 @@ static bool is_structure(const struct scan *scan, size_t at, size_t n, bool is_s
            (is_spaced && (memchr(scan->text + at, '(', n) || memchr(scan->text + at, '[', n)));
 }
 
+static bool skip_scheme(const struct scan *scan, size_t *at)
+{
+    static const char *const schemes[] = {"Basic ", "Bearer ", "Token ", "Digest ", "Negotiate ", "ApiKey "};
+    size_t begin = *at;
+
+    for (size_t i = 0; i < COUNT(schemes); i++)
+        *at += has_text(scan, *at, schemes[i]) ? strlen(schemes[i]) : 0;
+    return *at > begin;
+}
+
 /* "password=x", "--password x", "Authorization: Basic x", "\"token\": \"x\"": the value has no form of its own. */
 size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    static const char *const schemes[] = {"Basic ", "Bearer ", "Token ", "Digest ", "Negotiate ", "ApiKey "};
     size_t start, length = 0, backslashes = 0;
     struct name name;
     const char *ends;
     char quote;
-    bool is_user, is_secret, is_in_quotes = false;
+    bool is_user, is_secret, is_known, is_in_quotes = false;
 
     if (!read_name(scan, at, &name, &start))
         return 0;
@@ -394,6 +426,7 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     /* In 'NAME=a b' the quote ends the value. */
     quote = is_one_of(name.around, "\"'") && !name.is_quoted && name.sign == '=' ? name.around : '\0';
     start = skip(scan, start, " \t");
+    start = skip_block(scan, start);
     while (byte_at(scan, start + backslashes) == '\\')
         backslashes++;
     if (is_one_of(byte_at(scan, start + backslashes), "\"'") &&
@@ -404,8 +437,7 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     } else {
         backslashes = 0;
     }
-    for (size_t i = 0; i < COUNT(schemes); i++)
-        start += has_text(scan, start, schemes[i]) ? strlen(schemes[i]) : 0;
+    is_known = skip_scheme(scan, &start) || !ends_with(name.text, "authorization");
     if (is_user && !is_user_at(scan, start))
         return 0;
     /* All cookies of a header */
@@ -413,8 +445,12 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     if (quote)
         length = quoted_bytes(scan, start, quote, backslashes);
     else
-        while (start + length < scan->bytes && !is_one_of(scan->text[start + length], ends))
+        while (start + length < scan->bytes &&
+               (!is_one_of(scan->text[start + length], ends) || has_text(scan, start + length - 1, "\\ ")))
             length++;
+    /* "Authorization: Key x": a scheme of others is left out as well. */
+    if (!is_known && run(scan, start, "-", length) == length)
+        length += 1 + run(scan, start + length + 1, "_-.~+/=:", scan->bytes);
     if (has_text(scan, start, REDACTED))
         return 0;
     if (!is_in_quotes && is_structure(scan, start, length, name.is_spaced))

@@ -10,6 +10,7 @@
 /* How far a token is read before it is one, and a password for the '@' behind it. */
 #define DECIDES 96
 #define PASSWORD_BYTES 256
+#define RANDOM_BYTES 24 /* shorter ones may be a name */
 
 /*
  * Tokens whose beginning says what they are for, as their issuers document them: '?' in it is any letter; then at least
@@ -20,9 +21,10 @@ static const struct {
     const char *others, *beginnings;
 } tokens[] = {
     {10, ".-%", "xox?- xox?. xapp-"},
-    {16, "", "AKIA ASIA ABIA ACCA LTAI AKID AKLT sk_live_ sk_test_ rk_live_ rk_test_"},
+    {16, "", "AKIA ASIA ABIA ACCA LTAI ALTAK AKID AKLT ?k_live_ ?k_test_ ?k_prod_ AVNS_ sm_pat_ sm_aat_ sm_sat_"},
     {16, "_.-", "glpat- gldt- glrt- glcbt- glptt- gloas- glimt- glagent- glft- glsoat- glffct- glrtr- glwt-"},
     {16, "_-", "pypi-AgE"},
+    {16, "-/", "bce-v3/"},
     {17, "_.-+/=", "eyJ"},
     {20, "", "hf_ api_org_ lin_api_ NRAK- as- ak-"},
     {20, "_", "github_pat_ glsa_ wandb_v1_ pcsk_ sgp_ CCIP?T_ CCIP?J_"},
@@ -33,12 +35,14 @@ static const struct {
     {22, "", "fw_ s. rnd_"},
     {30, "", "npm_ shp??_ gsk_ r8_ pplx- xai- sbp_ rubygems_ ntn_ dp.?t. AGE-SECRET-KEY-1 rpa_ KGAT_ pnu_ bkua_ nfp_"},
     {30, "", "ddp_ pul- jina_ sq?_ vc?_ shippo_live_ do?_v1_ ATBB csk- ph?_ key- oy2 cio e2b_ secret_"},
-    {30, "", "napi_ sess- xau_ fc- SK sk_"},
+    {30, "", "napi_ sess- xau_ fc- SK sk_ p8e- slk_ lin_oauth_ ls__ zpka_ shpss_ dose NRRA- ATTA pat_ key_"},
+    {30, "-", "ms- pat-na1- pat-eu1- access-production- access-sandbox- access-development- amzn.mws. SWMTKN-1-"},
     {30, "_-", "AIza tgp_v1_ AQ.Ab AQVN PMAK- dapi 1//0 sha256~ fo1_ CFPAT- cf?t_ lsv2_ vercel_blob_rw_"},
     {30, "_.-", "pscale_ dp.st. tfp_"},
     {30, "_+/=", "sntry?_"},
     {40, "_-", "pa-"},
-    {40, "_.-", "SG. HRKU-AA xkeysib- dt0?01."},
+    {40, ":", "K10"},
+    {40, "_.-", "amzn1.oa2-cs.v1. SG. HRKU-AA xkeysib- dt0?01."},
     {50, "", "GOOG1E CLOJARS_ EZ?K AKCp cmVmdGtu rdme_ EAACEdEose0cBA"},
     {60, "_-", "sl."},
     {60, "_-+/=", "ops_eyJ fm2_ ABSK glc_ gAAAAAB LS0tLS1CRUdJTi"},
@@ -128,9 +132,7 @@ size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
                                              "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=",
                                              "conda.anaconda.org/t/",
                                              "wandb.login(key='",
-                                             "wandb.login(key=\"",
-                                             "wandb login ",
-                                             "wandb login --relogin "};
+                                             "wandb.login(key=\""};
 
     for (size_t i = 0; i < COUNT(beginnings); i++) {
         size_t head, n;
@@ -147,20 +149,49 @@ size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
     return 0;
 }
 
-/* A secret access key: 40 bytes of base64, of letters in both cases. Digests are in one. */
-size_t match_access_key(const struct scan *scan, size_t at, size_t *ret_before)
+/* Bytes in no order: as good as no word, and no name of several, has so many changes between kinds of bytes. */
+static bool is_mixed(const char *text, size_t n, size_t digits)
 {
-    size_t upper = 0, lower = 0, digits = 0;
+    enum { DIGIT, UPPER, LOWER, OTHER };
+    size_t of[OTHER + 1] = {0}, changes = 0;
+    int last = OTHER;
+
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        int kind = isdigit(c) ? DIGIT : isupper(c) ? UPPER : islower(c) ? LOWER : OTHER;
+
+        of[kind]++;
+        changes += i > 0 && kind != last;
+        last = kind;
+    }
+    return of[DIGIT] >= digits && of[UPPER] > 2 && of[LOWER] > 2 && changes * 5 >= (n - 1) * 2;
+}
+
+/*
+ * What somebody drew at random, of letters in both cases and digits, whoever issued it: 40 bytes of base64 as a secret
+ * access key, or 24 without another byte, with all of its word. Digests are in one case.
+ */
+size_t match_random(const struct scan *scan, size_t at, size_t *ret_before)
+{
+    bool is_secret = false;
+    size_t end = at;
 
     (void)ret_before;
-    if (!begins_word(scan, at, "_+/.-") || run(scan, at, "+/", 41) != 40 || is_one_of(byte_at(scan, at + 40), "=_-."))
+    if (!begins_word(scan, at, "_-"))
         return 0;
-    for (size_t i = at; i < at + 40; i++) {
-        upper += isupper((unsigned char)scan->text[i]) != 0;
-        lower += islower((unsigned char)scan->text[i]) != 0;
-        digits += is_digit(scan->text[i]);
+    if (begins_word(scan, at, "_+/.-") && run(scan, at, "+/", 41) == 40 && !is_one_of(byte_at(scan, at + 40), "=_-.") &&
+        is_mixed(scan->text + at, 40, 1))
+        return 40;
+    while (is_alnum(byte_at(scan, end)) || is_one_of(byte_at(scan, end), "_-")) {
+        size_t n = run(scan, end, "", scan->bytes);
+
+        is_secret |= n >= RANDOM_BYTES && is_mixed(scan->text + end, n, 2);
+        end += n ? n : 1;
     }
-    return upper > 4 && lower > 4 && digits > 0 ? 40 : 0;
+    end += is_secret ? run(scan, end, "_-+/=.~", scan->bytes) : 0;
+    while (is_secret && is_one_of(scan->text[end - 1], "."))
+        end--;
+    return is_secret ? end - at : 0;
 }
 
 /* To the line that ends it, or to the end of the text. */
@@ -172,7 +203,8 @@ size_t match_private_key(const struct scan *scan, size_t at, size_t *ret_before)
     if (*text != '-' || !has_text(scan, at, "-----BEGIN "))
         return 0;
     head = memmem(text + 11, scan->bytes - at - 11, "-----", 5);
-    if (!head || !memmem(text, (size_t)(head - text), "PRIVATE KEY", 11))
+    if (!head || !(memmem(text, (size_t)(head - text), "PRIVATE KEY", 11) ||
+                   memmem(text, (size_t)(head - text), "Static key", 10)))
         return 0;
     end = memmem(head + 5, scan->bytes - at - (size_t)(head + 5 - text), "-----END ", 9);
     end = end ? memmem(end + 9, scan->bytes - at - (size_t)(end + 9 - text), "-----", 5) : NULL;

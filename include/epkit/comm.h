@@ -23,7 +23,7 @@
  * library closes a descriptor, and where it costs nothing before it reads or writes one, it checks that the number is
  * still the file that it opened. Not checked are the sockets between nodes on each send and receive, so that a socket
  * of the program with the number of one may be used, and files that have no inode of their own (eventfd, epoll,
- * timerfd) cannot be told apart. Free the communicator before descriptors are closed.
+ * timerfd; before Linux 6.9 pidfds) cannot be told apart. Free the communicator before descriptors are closed.
  *
  * Stacks. Threads that call the library need 128 KiB of stack for it, which ep_comm_new() checks for the thread that
  * calls it.

@@ -257,9 +257,11 @@ enum ep_process_state ep_process_probe(const struct ep_process *process)
             state = EP_PROCESS_ALIVE;
         /*
          * Readable: it has ended, unless the program has closed our pidfd and its number now belongs to another file
-         * (EBADF). Any other error is that of a pidfd, such as EINVAL for another PID namespace.
+         * (EBADF), or to the pidfd of another process. Any other error is that of a pidfd, such as EINVAL for another
+         * PID namespace.
          */
-        else if (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF)
+        else if (ep_fd_is_ours(ready.fd) &&
+                 (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF))
             state = EP_PROCESS_DEAD;
     }
     if (state == EP_PROCESS_UNKNOWN)

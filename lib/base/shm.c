@@ -106,8 +106,17 @@ ep_status ep_shm_move(struct ep_shm *shm)
     return status;
 }
 
+/* A file of the program that has the number by now would grow, or be mapped by peers. */
+static ep_status check_ours(const struct ep_shm *shm)
+{
+    return ep_fd_is_ours(shm->fd)
+               ? EP_OK
+               : ep_fail(EP_E_STATE, "shared memory: the program has closed its descriptor %d", shm->fd);
+}
+
 ep_status ep_shm_reserve(const struct ep_shm *shm, size_t offset, size_t bytes)
 {
+    EP_TRY(check_ours(shm));
     return bytes ? ep_reserve_file(shm->fd, offset, bytes) : EP_OK;
 }
 
@@ -115,6 +124,7 @@ ep_status ep_shm_get_name(const struct ep_shm *shm, struct ep_shm_name *ret_name
 {
     struct stat info;
 
+    EP_TRY(check_ours(shm));
     if (fstat(shm->fd, &info) != 0)
         return ep_fail_errno(EP_E_SYSTEM, errno, "shared memory: fstat of descriptor %d", shm->fd);
     *ret_name = (struct ep_shm_name){.process = ep_process_generation(),

@@ -160,14 +160,13 @@ static json_t *load_library(void *path)
 /* SOURCE_OK with *ret_error "" if it loads, otherwise the linker's message. Another state: *ret_error says why. */
 static enum source_state try_load(const struct doctor_machine *machine, const char *path, const char **ret_error)
 {
-    const char *theirs = source_env(machine->source, "LD_LIBRARY_PATH"), *own = getenv("LD_LIBRARY_PATH");
     const char *text;
     struct source_answer answer;
     char shown[512];
 
-    /* The child's linker uses LD_LIBRARY_PATH of this process: the result is not that of another one. */
-    if (source_is_live(machine->source) && strcmp(theirs ? theirs : "", own ? own : "") != 0) {
-        *ret_error = "the inspected process has another LD_LIBRARY_PATH";
+    /* Constructors would run with the rights of this user, and the linker's environment is that of this process. */
+    if (source_is_live(machine->source) && !source_is_self(machine->source)) {
+        *ret_error = "libraries of another process are not loaded";
         return SOURCE_NOT_RECORDED;
     }
     answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load_library,

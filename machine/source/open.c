@@ -18,6 +18,11 @@ bool source_is_live(const struct source *source)
     return source->is_live;
 }
 
+bool source_is_self(const struct source *source)
+{
+    return source->is_live && !source->process;
+}
+
 const char *source_name(const struct source *source)
 {
     return source->name;

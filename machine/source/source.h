@@ -57,6 +57,9 @@ void source_free(struct source *source);
 /* Is it the machine that this process runs on? Only then are the driver and the kernel queried. */
 bool source_is_live(const struct source *source);
 
+/* And are the files below /proc/self/ its own? Those of another process may name what its user has written. */
+bool source_is_self(const struct source *source);
+
 /* For messages: "this machine", or what was given as `from`. */
 const char *source_name(const struct source *source);
 

@@ -99,7 +99,9 @@ ran() {
         NUM_TOKENS=4096 MAX_TOKEN=4096 TOKENIZERS_PARALLELISM=false EPKIT_PRELOAD=/usr/lib/libnccl.so EPKIT_SSH=/usr/bin/ssh USE_AUTH_TOKEN=true DEEP_EP_BYTES_PER_TOKEN=7168
         LD_LIBRARY_PATH=/usr/local/cuda-12.8/lib64:/opt/nvshmem/lib "IMAGE=nvcr.io/nvidia/nemo:25.11@sha256:$(printf x | sha256sum | cut -d' ' -f1)"
         "COMMIT=$(printf x | sha1sum | cut -d' ' -f1)" JOB=0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11 "URL=https://me@host.example:8080/a/b?c=d"
-        NODE=sk-pool-a-worker AUTHOR=someone TOKEN_DISPATCHER=alltoall DATA_KEY=text AUTHORITY_MODE=strict)
+        NODE=sk-pool-a-worker AUTHOR=someone TOKEN_DISPATCHER=alltoall DATA_KEY=text AUTHORITY_MODE=strict
+        KERNEL=_ZN7cutlass13device_kernelIN7deep_ep9Sm90Fp8E4M3ILi128ELi64EEEEvT_ CALL=nvmlDeviceGetNvLinkRemotePciInfo_v2
+        MODEL=Qwen3-235B-A22B-Instruct-2507-FP8 RUN=DeepEP-H100x8-FP8-B200x4-Run12-Abl3)
     env=()
     for word in "${plain[@]}"; do env+=(-x "$word"); done
     ran "${env[@]}" -- true --tokens 4096 --num-tokens=128 --hidden 7168 task-0b5c6e2a-93f1 'token: see the manual' \

@@ -24,7 +24,11 @@ TOKENS = [("hf_", 34), ("sk-", 48), ("sk-proj-", 60), ("sk-ant-api03-", 80), ("g
           ("LS0tLS1CRUdJTiBS", 100), ("hf_oauth_", 60), ("hf_jwt_", 60), ("csk-", 48), ("phx_", 43), ("key-", 32), ("oy2", 43),
           ("cio", 32), ("e2b_", 40), ("secret_", 43), ("as-", 22), ("pa-", 43), ("sl.", 130), ("s.", 24), ("CCIPAT_", 60),
           ("EAACEdEose0cBA", 80), ("rnd_", 28), ("dp.ct.", 43), ("phs_", 43), ("napi_", 64), ("sess-", 40), ("xau_", 36), ("fc-", 32), ("SK", 32),
-          ("sk_", 48), ("cmVmdGtu", 56), ("gAAAAAB", 100)]
+          ("sk_", 48), ("cmVmdGtu", 56), ("gAAAAAB", 100), ("AVNS_", 19), ("rk_" + "prod_", 24), ("sm_aat_", 16), ("ALTAK", 22)]
+# Of issuers that epkit does not know
+UNKNOWN = ["", "EAAA", "EAAM", "t1.9eu", "YCAJE", "esecret_", "aph0_", "re_aB3dE5fG_", "bkct_", "dp.scim.", "nfc_", "mdb_sa_sk_", "4/0A",
+           "IQoJb3JpZ2lu", "Atza|", "CW-SECRET-", "v1.CmQK", "dbtc_", "pylf_v1_us_", "MTIzNDU2Nzg5MDEyMzQ1Njc4.Gabc12.", "hcaik_01",
+           "5123456789:AA", "abc8Q~", "x.atlasv1.", "ico-", "fio-u-", "cfk_", "SWMKEY-1-", "https://x.example/a?key=", "a=b,c="]
 # What a word or an option in front announces: the word with '{}' for the secret.
 ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WANDB_API_KEY={}", "DB_PASSWORD={}",
              "AWS_SECRET_ACCESS_KEY={}", "https://me:{}@host.example/x", "https://x.example/a?token={}&b=1",
@@ -62,7 +66,14 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "aws configure set default.aws_session_token {}", "nmcli con mod x wifi-sec.psk {}", "mpiexec -genv HF_TOKEN {} x",
              "htpasswd -Bbn me {}", "mc config host add m http://h me {}", "++secrets.x={}", "//me:{}@h/x", "Server=h;Pwd={};",
              "os.environ['HF_TOKEN'] = '{}'", "wandb.login(key='{}0123456789abc')", '["--password", "{}"]', "--bearer {}",
-             "wandb login --host https://x {}", "KAGGLE_KEY={}", "Ocp-Apim-Subscription-Key: {}", "dotnet nuget push -k {} x", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}"]
+             "wandb login --host https://x {}", "KAGGLE_KEY={}", "Ocp-Apim-Subscription-Key: {}", "dotnet nuget push -k {} x", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}",
+             "Authorization: SSWS {}", 'curl -H "Authorization: Api-Token {}" x', "%7B%22token%22%3A%20%22{}%22%7D",
+             "&quot;password&quot;:&quot;{}&quot;", '<add key="Password" value="{}"/>', '{{"Name":"password","Value":"{}"}}',
+             "--env name=HF_TOKEN,value={}", "user[password]={}", "--password two\\ {}", "CREATE USER me WITH PASSWORD '{}'", "--pw {}",
+             "B2_APPLICATION_KEY={}", "FERNET_KEY={}", "kubeadm join h:6443 --certificate-key {}", "DB_PW={}", "JSESSIONID={}", "USERPWD={}",
+             "ipmitool user set password 2 {}", "ipmipower -h h -u u -p {} --stat", "curl --cert c.pem:{} x", "gh secret set X -b {}",
+             "poetry config http-basic.x me {}", "vault kv put secret/x a={}", "bw login me {}", "rclone config create r s3 pass {}",
+             "wandb login --verify 0123456789abc{}", "x-functions-key: {}"]
 # Words that may stand in a sentence: what follows looks random
 SENTENCES = ["ngrok config add-authtoken {}", "cargo login {}", "vastai set api-key {}", "conda config --set token {}"]
 # Of letters alone
@@ -74,6 +85,13 @@ def secrets():
     for i, (beginning, length) in enumerate(TOKENS):
         body = (BODY[i % 7:] + BODY)[:length]
         yield beginning + body, body
+    for i, beginning in enumerate(UNKNOWN):
+        body = (BODY[i % 7:] + BODY)[:24 + 3 * i]
+        yield beginning + body, body
+    for beginning in ["p8e-", "slk_", "lin_oauth_", "ls__", "dose", "bce-v3/ALTAK-0123456789/", "K10", "amzn1.oa2-cs.v1."]:
+        yield beginning + HEX, HEX
+    for beginning in ["ms-", "access-production-", "pat-na1-", "amzn.mws."]:
+        yield beginning + "0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11", "0b5c6e2a-93f1-4d3c-8a55-7d1f9f2f3c11"
     yield "AKIA" + "IOSFODNN7EXAMPL4", "IOSFODNN7EXAMPL4"
     yield "dop_v1_" + HEX, HEX
     yield "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYzTESTKEYAB"[:18], "K7MDENG/bPxRfiCY"
@@ -81,8 +99,10 @@ def secrets():
     yield "SG." + BODY[:22] + "." + BODY[:43], BODY[:22] + "." + BODY[:43]
     key = "-----BEGIN " + "PRIVATE KEY-----"
     yield key + " MIIE" + BODY[:64] + " " + key.replace("BEGIN", "END"), "MIIE" + BODY[:64]
+    key = "-----{} OpenVPN Static key V1-----"
+    yield key.format("BEGIN") + " " + HEX + " " + key.format("END"), HEX
     for i, form in enumerate(ANNOUNCED):
-        secret = "pw" + BODY[i:i + 9] + str(100 + i)
+        secret = "pw" + BODY[i % 60:][:9] + str(100 + i)
         yield form.format(secret), secret
     for i, form in enumerate(SENTENCES):
         yield form.format(BODY[i:i + 16]), BODY[i:i + 16]

@@ -2,6 +2,8 @@
 /* The list of checks, and how a check is run. */
 #include "made.h"
 
+#include "machine/doctor/machine_nvshmem.h"
+
 #include <ctype.h>
 
 #define MODES 71 /* rows of docs/failure-modes.md */
@@ -167,4 +169,22 @@ TEST(test_an_empty_machine_has_no_findings)
     doctor_machine_free(machine);
     doctor_machine_free(NULL);
     assert_int_equal(rmdir(folder), 0);
+}
+
+TEST(test_a_library_that_another_process_names_is_not_loaded)
+{
+    for (int other = 0; other < 2; other++) {
+        struct doctor_machine machine = {0};
+        struct doctor_result result;
+        struct source *source;
+
+        assert_int_equal(source_open(NULL, &source), EP_OK);
+        if (other)
+            assert_int_equal(source_set_process(source, getppid()), EP_OK);
+        machine.source = source;
+        doctor_result_init(&machine, doctor_checks[0], &result);
+        machine_check_load(&machine, &result, "the plugin", "/not/there.so", "Install it.");
+        assert_int_equal(result.outcome, other ? DOCTOR_FINE : DOCTOR_FOUND);
+        source_free(source);
+    }
 }

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -118,6 +119,31 @@ TEST(a_closed_pidfd_is_ignored)
 }
 
 /* RLIMIT_NOFILE lowered after creation: poll() then fails. */
+TEST(the_pidfd_of_another_process_is_no_death)
+{
+    struct child child = start(0), ended = start(0);
+    struct stat ours, theirs;
+    struct ep_process process;
+    int other = (int)syscall(SYS_pidfd_open, ended.pid, 0);
+
+    assert_int_equal(ep_process_open(&child.id, &process), EP_OK);
+    if (other < 0 || process.pidfd < 0 || fstat(other, &theirs) != 0 || fstat(process.pidfd, &ours) != 0 ||
+        theirs.st_ino == ours.st_ino) {
+        print_message("SKIP: Linux before 6.9 does not tell pidfds apart\n");
+        skip();
+    }
+    make_zombie(&ended);
+    assert_int_equal(dup2(other, process.pidfd), process.pidfd);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_ALIVE);
+    kill(child.pid, SIGKILL);
+    waitpid(child.pid, NULL, 0);
+    waitpid(ended.pid, NULL, 0);
+    assert_int_equal(ep_process_probe(&process), EP_PROCESS_DEAD);
+    ep_process_close(&process);
+    assert_true(fcntl(other, F_GETFD) >= 0);
+    close(other);
+}
+
 TEST(no_descriptor_is_allowed_any_more)
 {
     struct child child = start(0);
