@@ -258,9 +258,9 @@ END
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
     long
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
-    [[ "$output" == *"DeepEP (its tests) is not installed: there is no tests/test_internode.py or tests/legacy/test_internode.py below /opt/deepep/DeepEP"* ]]
+    [[ "$output" == *"DeepEP (its tests) is not installed: 'epkit install list' names the recipes that bring it. There is no tests/test_internode.py or tests/legacy/test_internode.py below /opt/deepep/DeepEP"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
-    [[ "$output" == *"nccl-tests is not installed"* ]]
+    [[ "$output" == *"nccl-tests is not installed: build it with MPI=1"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
 }
 
