@@ -13,7 +13,6 @@
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static int run_command(const struct cmd *cmd, int argc, char **argv)
@@ -94,20 +93,20 @@ static void end_by_signal(int number)
     /* Still running if this is PID 1. */
 }
 
-/* Warnings, which no status tells: a slower path, a rank that is left out. EPKIT_LOG=info: everything. */
-static void print_log(void *everything, ep_log_level level, const char *line)
+/* Warnings, which no status tells: a slower path, a rank that is left out. */
+static void print_warning(void *unused, ep_log_level level, const char *line)
 {
-    if (everything || level == EP_LOG_WARNING)
+    (void)unused;
+    if (level == EP_LOG_WARNING)
         fprintf(stderr, "epkit: %s\n", line);
 }
 
 int main(int argc, char **argv)
 {
-    char *log = getenv("EPKIT_LOG");
     int result, written;
 
     inherited_init();
-    ep_set_log(print_log, log && strcmp(log, "info") == 0 ? log : NULL);
+    ep_set_log(print_warning, NULL);
     if (stream_open() != 0)
         return CMD_FAILED;
     /* The terminal's character set; numbers stay in the C locale, for JSON and plots. */

@@ -42,10 +42,11 @@ static int add_type(PyObject *module, const char *name, PyTypeObject *type)
     return PyModule_AddObject(module, name, (PyObject *)type);
 }
 
-/* Warnings, which no status tells: a slower path, a rank that is left out. EPKIT_LOG=info: everything. */
-static void print_log(void *everything, ep_log_level level, const char *line)
+/* Warnings, which no status tells: a slower path, a rank that is left out. */
+static void print_warning(void *unused, ep_log_level level, const char *line)
 {
-    if (everything || level == EP_LOG_WARNING)
+    (void)unused;
+    if (level == EP_LOG_WARNING)
         fprintf(stderr, "epkit: %s\n", line);
 }
 
@@ -61,9 +62,7 @@ static int fill_module(PyObject *module)
         return -1;
     }
     if (!comm_type) {
-        char *log = getenv("EPKIT_LOG");
-
-        ep_set_log(print_log, log && strcmp(log, "info") == 0 ? log : NULL);
+        ep_set_log(print_warning, NULL);
         comm_type = comm_type_new(module);
         plan_type = plan_type_new(module);
         ll_type = ll_type_new(module);

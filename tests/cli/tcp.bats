@@ -73,10 +73,8 @@ codes() {
     cat "$BATS_TEST_TMPDIR"/errors.*
     [ "$(codes)" = "0 0 " ]
     grep -q 'rank 0 of 2: rank 1 is on this machine, but reached by network tcp.*hostPID' "$BATS_TEST_TMPDIR/errors.0"
-    run ! grep 'communicator on backend' "$BATS_TEST_TMPDIR/errors.1"
-    EPKIT_LOG=info world 2 1 test internode --boot tcp --tokens 8 --hidden 256 --only 1
-    grep -q 'rank 1 of 2: communicator on backend host, node 1 of 2' "$BATS_TEST_TMPDIR/errors.1"
-    run ! grep 'PID' "$BATS_TEST_TMPDIR/errors.1"
+    world 2 1 test internode --boot tcp --tokens 8 --hidden 256 --only 1
+    [ ! -s "$BATS_TEST_TMPDIR/errors.1" ]
 }
 
 @test "a rank that does not join is named" {
