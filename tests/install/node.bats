@@ -296,11 +296,12 @@ plant() {
 }
 
 @test "the quickstart where driver and DeepEP are there already: epkit-only, and its script" {
+    snapshot >"$BATS_TEST_TMPDIR/before"
     on epkit install apply epkit-only
     on sh -c '. /opt/epkit/env.sh'
     on epkit install uninstall epkit-only
     [ ! -e "$ROOT/opt/epkit/env.sh" ]
-    same "$BATS_FILE_TMPDIR/bare"
+    same "$BATS_TEST_TMPDIR/before"
 }
 
 @test "reboots that have no effect stop at the limit of the recipe" {
