@@ -266,7 +266,7 @@ END
 
 @test "nccl takes the name of a test or of its program" {
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl sendrecv_perf
-    [[ "$output" == *"there is no sendrecv_perf below"* ]]
+    [[ "$output" == *"There is no sendrecv_perf below"* ]]
 }
 
 # perftest: an ib_write_bw that prints its arguments, in front of the PATH of the ranks
