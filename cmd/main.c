@@ -93,11 +93,20 @@ static void end_by_signal(int number)
     /* Still running if this is PID 1. */
 }
 
+/* Warnings, which no status tells: a slower path, a rank that is left out. */
+static void print_warning(void *unused, ep_log_level level, const char *line)
+{
+    (void)unused;
+    if (level == EP_LOG_WARNING)
+        fprintf(stderr, "epkit: %s\n", line);
+}
+
 int main(int argc, char **argv)
 {
     int result, written;
 
     inherited_init();
+    ep_set_log(print_warning, NULL);
     if (stream_open() != 0)
         return CMD_FAILED;
     /* The terminal's character set; numbers stay in the C locale, for JSON and plots. */

@@ -260,7 +260,8 @@ static const json_t *find_cluster_queue(struct check *check)
         check_add(check, CHECK_ERROR, "queue-missing", "Kueue", local_name,
                   json_sprintf("LocalQueue %s doesn't exist", local_name),
                   json_sprintf("namespace %s has no such queue", space),
-                  json_sprintf("create it, or set queue to one that this lists: kubectl get localqueues -n %s",
+                  json_sprintf("helm install prerequisites deploy/gke makes a4 (docs/quickstart.md, step 1); or set "
+                               "queue to one that this lists: kubectl get localqueues -n %s",
                                shell_quote(space, word, sizeof(word))));
     else if (!queue)
         check_add(check, CHECK_ERROR, "cluster-queue-missing", "Kueue", name,
@@ -284,10 +285,11 @@ void check_queue(struct check *check)
     long long before = 0;
 
     if (!get_serves(check->snapshot, "kueue.x-k8s.io")) {
-        check_add(check, CHECK_ERROR, "kueue-missing", "Kueue", check->job->queue,
-                  json_string("the job stays suspended: nothing reads kueue.x-k8s.io/queue-name"),
-                  json_string("the cluster has no Kueue, and the chart creates a job with a queue suspended"),
-                  json_string("install Kueue, or leave queue empty"));
+        check_add(
+            check, CHECK_ERROR, "kueue-missing", "Kueue", check->job->queue,
+            json_string("the job stays suspended: nothing reads kueue.x-k8s.io/queue-name"),
+            json_string("the cluster has no Kueue, and the chart creates a job with a queue suspended"),
+            json_string("install Kueue, by kubectl apply as in docs/quickstart.md, step 1; or leave queue empty"));
         return;
     }
     if (!check_knows(check, "localqueues") || !check_knows(check, "clusterqueues"))

@@ -182,7 +182,7 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
     else if (!snapshot)
         out_error("%s is no JSON: line %d: %s", path, error.line, error.text);
     else if (deploy_snapshot_check(snapshot) != EP_OK)
-        out_error("%s is no snapshot of a cluster: %s", path, ep_last_error());
+        out_error("%s is no snapshot of a cluster, as --save writes it: %s", path, ep_last_error());
     else
         *ret_snapshot = json_incref(snapshot);
     json_decref(snapshot);

@@ -396,6 +396,7 @@ static int check(const struct cmd *cmd, const struct env_options *options, const
               environment.state == SOURCE_ABSENT         ? "there is no /proc/self/environ"
               : environment.state == SOURCE_NOT_RECORDED ? "it is not in the snapshot"
                                                          : environment.why);
+    out_hint("--check is for the shell that it is called in; without it, the advice needs no environment");
     return CMD_FAILED;
 }
 

@@ -146,8 +146,9 @@ static enum install_result verify(struct act *act)
     progress_stop();
     if (!act->options.json && result != INSTALL_INTERRUPTED) {
         if (install_changes(install) > 0)
-            out_verdict(OUT_BAD, "%zu steps are not done, and %zu of %zu tests fail.", install_changes(install),
-                        n_failed, n);
+            out_verdict(OUT_BAD,
+                        "%zu steps are not done, and %zu of %zu tests fail: 'epkit install apply %s' does them.",
+                        install_changes(install), n_failed, n, install->recipe->name);
         else if (n_failed)
             out_verdict(OUT_BAD, "%zu of %zu tests fail.", n_failed, n);
         else
@@ -180,6 +181,7 @@ static int do_verify(struct act *act)
 
     if (!act->install.is_live) {
         out_error("tests run on the machine itself, but --root is another one");
+        out_hint("leave --root out there; 'plan' and 'status' take it");
         return CMD_UNSUPPORTED;
     }
     result = verify(act);

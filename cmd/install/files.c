@@ -42,9 +42,10 @@ static const struct step_arg file_args[] = {
     {NULL, 0, false},
 };
 
-/* As a new string, with a newline at its end. */
-static char *as_line(const char *content)
+/* The content, or the name of the module, with a newline at its end. */
+static char *line_content(const struct recipe_step *step)
 {
+    const char *content = arg_text(step, step->type == &type_module ? "module" : "content");
     size_t bytes = strlen(content);
     char *text = malloc(bytes + 2);
 
@@ -53,13 +54,8 @@ static char *as_line(const char *content)
     return text;
 }
 
-static char *file_content(const struct recipe_step *step)
-{
-    return as_line(arg_text(step, "content"));
-}
-
 const struct step_type type_file = {
-    .name = "file", .args = file_args, .path_key = "path", .content = file_content, .check = check_file};
+    .name = "file", .args = file_args, .path_key = "path", .content = line_content, .check = check_file};
 
 /* --- modprobe --- */
 
@@ -153,11 +149,6 @@ static const struct step_arg module_args[] = {
     {NULL, 0, false},
 };
 
-static char *module_content(const struct recipe_step *step)
-{
-    return as_line(arg_text(step, "module"));
-}
-
 /* A name with one character for each '-' and '_', which are equal in names of modules. */
 static void module_name(const struct recipe_step *step, char separator, char ret_name[128])
 {
@@ -227,7 +218,7 @@ const struct step_type type_module = {
     .args = module_args,
     .path_key = "module",
     .path_prefix = "/etc/modules-load.d/epkit-",
-    .content = module_content,
+    .content = line_content,
     .check = module_check,
     .needs_live = true,
 };

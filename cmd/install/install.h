@@ -49,7 +49,7 @@ struct install_options {
 struct preflight_row {
     const char *name;
     enum { PREFLIGHT_OK, PREFLIGHT_REFUSE, PREFLIGHT_UNKNOWN } result;
-    char text[256];
+    char text[320];
 };
 
 #define PREFLIGHT_MAX 16

@@ -173,10 +173,11 @@ static void check_kernel(struct install *install)
         row(install, "kernel", PREFLIGHT_OK, "%.100s", install->kernel);
     else
         row(install, "kernel", PREFLIGHT_REFUSE,
-            "kernel %.60s is not known: no source says that %.20s %.20s builds for it, only for %.40s; take %sone of "
-            "these%s",
-            install->kernel, of->text, version, *known ? known : "none", other,
-            lists_kernel(known, "6.8") ? " (6.8: apt install linux-image-gcp-lts-24.04)" : "");
+            "kernel %.60s is not known: no source says that %.20s %.20s builds for it; take %s%s%.40s%s%s--set "
+            "kernel_also=%.*s if you know that it builds",
+            install->kernel, of->text, version, other, *known ? "one of the kernels " : "", known,
+            lists_kernel(known, "6.8") ? " (6.8: apt install linux-image-gcp-lts-24.04)" : "", *known ? ", or " : "",
+            (int)strspn(install->kernel, "0123456789."), install->kernel);
 }
 
 /* DKMS signs with a key that is not enrolled: with Secure Boot the kernel would refuse its modules. */

@@ -342,17 +342,19 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
      * Open MPI accepts names of letters, digits, dots and hyphens, and IPv4 addresses. With others it would wait for
      * ever.
      */
-    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
-        if (strchr(host_name(&options->hosts.list[i]), ':'))
+    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++) {
+        const struct host *host = &options->hosts.list[i];
+
+        if (strchr(host_name(host), ':'))
             return cmd_refuse(cmd, NULL, "%s: mpirun does not accept IPv6 addresses: give the node a name (/etc/hosts)",
-                              options->hosts.list[i].word);
-    for (int i = 0; options->job.starter == LAUNCH_MPIRUN && i < options->hosts.n; i++)
-        if (*options->hosts.list[i].port)
+                              host->word);
+        if (*host->port)
             return cmd_refuse(
                 cmd, NULL,
-                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port "
-                "0",
-                options->hosts.list[i].word);
+                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and "
+                "--port 0",
+                host->word);
+    }
     return CMD_FINE;
 }
 

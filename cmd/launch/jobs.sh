@@ -36,7 +36,10 @@ start() {
     if [ -n "$without" ]; then
         fail "$without was built without MPI, so each process would measure itself alone: build $product with $option"
     fi
-    fail "$product is not installed: there is no $(echo "$files" | sed 's/ / or /g') below $(echo "$folders" | sed 's/ /, /g')"
+    # The headline of a launch has the beginning of this line.
+    remedy=${option:+"build it with $option"}
+    fail "$product is not installed: ${remedy:-"'epkit install list' names the recipes that bring it"}." \
+        "There is no $(echo "$files" | sed 's/ / or /g') below $(echo "$folders" | sed 's/ /, /g')"
 }
 
 # ring PORTS NODE...: two rounds, 0-1, 2-3, ...; then 1-2, 3-4, ..., and the last with the first. So each node is measured
@@ -46,7 +49,7 @@ start() {
 # may still be measured in the round before. RoCE v2 needs the index of a GID; a port of InfiniBand is addressed by its LID,
 # and its GIDs beyond the first are empty.
 ring() {
-    command -v ib_write_bw >/dev/null || fail 'ib_write_bw (perftest) is not installed'
+    command -v ib_write_bw >/dev/null || fail 'ib_write_bw is not installed: apt install perftest'
     ports=$(echo "$1" | tr '=,' '  ')
     shift $((1 + (RANK + NNODES - 1) % NNODES))
     peer=$1

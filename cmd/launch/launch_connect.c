@@ -18,12 +18,14 @@
 
 /*
  * Can the failure be temporary? A name may not resolve yet, or sshd not listen yet: pods start one after the other. A
- * host that boots (pam_nologin) and a pod that restarts close the connection.
+ * host that boots (pam_nologin) and a pod that restarts close the connection; one that pulls images is late with a
+ * login.
  */
 static bool may_be_temporary(const struct node *node)
 {
-    return node->failed_at && (text_is_any(node->failed_at, TEXTS("DNS", "TCP", "banner", "timeout")) ||
-                               remote_is_ended_by_host(node->why));
+    return node->failed_at &&
+           (text_is_any(node->failed_at, TEXTS("DNS", "TCP", "banner", "timeout")) ||
+            remote_is_ended_by_host(node->why) || (node->remote->late && node->remote->layer == REMOTE_LOGIN));
 }
 
 void node_reconnect(struct node *node)

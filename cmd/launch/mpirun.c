@@ -140,7 +140,8 @@ ep_status mpirun_start(struct launch *launch, const json_t *spec)
     if (status == EP_OK) {
         number = text ? process_fork(become_mpirun, &start, false, &launch->mpirun) : ENOMEM;
         if (number)
-            status = ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number, "starting mpirun");
+            status = ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number,
+                                   "starting mpirun (apt install openmpi-bin)");
     }
     free(text);
     return status;

@@ -32,7 +32,7 @@ static int find_ports(char *ret_list, size_t bytes)
         snprintf(ret_list, bytes, "%s", map_nccl(topo));
         code = *ret_list ? CMD_FINE : CMD_UNSUPPORTED;
         if (code != CMD_FINE)
-            fputs(topo->n_nics == 0 ? "epkit: there is no RDMA device\n"
+            fputs(topo->n_nics == 0 ? "epkit: there is no RDMA device: 'epkit doctor' says why\n"
                                     : "epkit: no RDMA device carries data here ('epkit topo' says why): name those to "
                                       "measure\n",
                   stderr);
@@ -175,7 +175,7 @@ static json_t *make_nccl_init(const struct canned_job *job, int n_args, char **a
                                   "try:\n"
                                   "    import torch, torch.distributed as dist\n"
                                   "except ImportError as error:\n"
-                                  "    print('epkit: PyTorch is not installed:', error)\n"
+                                  "    print('epkit: no PyTorch here (see epkit install list):', error)\n"
                                   "    raise SystemExit(4)\n"
                                   "torch.cuda.set_device(0)\n"
                                   "dist.init_process_group(backend='nccl', rank=0, world_size=1)\n"

@@ -2,6 +2,7 @@
 #include "core/config.h"
 #include "base/error.h"
 #include "base/locality.h"
+#include "base/log.h"
 
 #include "core/check.h"
 #include "net/net.h"
@@ -284,13 +285,17 @@ static ep_status compare_nodes(const struct digest *all, int nranks, const char 
     return EP_OK;
 }
 
+static bool are_apart(const struct ep_locality *a, const struct ep_locality *b)
+{
+    return ep_locality_is_known(a) && ep_locality_is_known(b) && !ep_locality_is_shared(a, b);
+}
+
 /* Do all ranks share one host, as far as is known? */
 static bool is_one_host(const struct digest *all, int nranks)
 {
     for (int a = 0; a < nranks; a++)
         for (int b = a + 1; b < nranks; b++)
-            if (ep_locality_is_known(&all[a].locality) && ep_locality_is_known(&all[b].locality) &&
-                !ep_locality_is_shared(&all[a].locality, &all[b].locality))
+            if (are_apart(&all[a].locality, &all[b].locality))
                 return false;
     return true;
 }
@@ -460,6 +465,19 @@ static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot 
     }
 }
 
+/* Containers of one machine that each have a PID namespace: said once on each node, since no status tells it. */
+static void warn_if_apart(const ep_comm *comm, const struct digest *all, const struct ep_locality *mine)
+{
+    for (int i = 0; i < comm->n_members && comm->rank % comm->ranks_per_node == 0; i++)
+        if (are_apart(mine, &all[i].locality) && memcmp(mine->host, all[i].locality.host, sizeof(mine->host)) == 0) {
+            ep_log(EP_LOG_WARNING,
+                   "rank %d of %d: rank %d is on this machine, but reached by network %s, since they are in two PID "
+                   "namespaces: in one (hostPID; in one pod shareProcessNamespace) they can share memory, as one node",
+                   comm->rank, comm->nranks, slot_of(&all[i]), ep_config_network(comm));
+            return;
+        }
+}
+
 ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call)
 {
     struct digest mine, *all;
@@ -475,8 +493,10 @@ ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, c
         boot->allgather(boot->context, &mine, sizeof(mine), comm ? comm->config.timeout_ms : DEFAULT_TIMEOUT_MS, all);
     if (status == EP_OK)
         status = compare(all, boot->nranks, call);
-    if (local == EP_OK && status == EP_OK)
+    if (local == EP_OK && status == EP_OK) {
         apply_agreed(comm, all, boot);
+        warn_if_apart(comm, all, &mine.locality);
+    }
     if (local != EP_OK || status == EP_OK)
         status = ep_fail(local, "%s", text);
     free(all);

@@ -247,13 +247,6 @@ static void sleep_on_doorbell(struct ep_group_wait *wait, uint32_t seen)
     atomic_store(&control->sleeping, 0);
 }
 
-void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen)
-{
-    uint64_t until = ep_now_ns() + PROBE_NS;
-
-    sleep_on_doorbell(&(struct ep_group_wait){.group = group, .deadline_ns = until, .next_probe_ns = until}, seen);
-}
-
 ep_status ep_group_wait_check(struct ep_group_wait *wait, int rank)
 {
     struct ep_group *group = wait->group;

@@ -49,9 +49,6 @@ void ep_group_wait_end(struct ep_group_wait *wait);
 ep_status ep_group_net_fail(struct ep_group *group, struct ep_streams *streams, ep_status status,
                             enum ep_group_phase phase);
 
-/* Sleeps until the doorbell rings or an interval passes, even if the group has failed. */
-void ep_group_wait_doorbell(struct ep_group *group, uint32_t seen);
-
 /* Waits until `word` (offset in the control block) of all ranks of this node has reached `value`. */
 ep_status ep_group_wait_node(struct ep_group *group, size_t word, uint64_t value, enum ep_group_phase phase);
 

@@ -124,10 +124,10 @@ PyObject *member_call(PyObject *self, const char *call, PyObject *const *args, P
 void member_add(struct comm_object *comm, struct member *member);
 /* Frees `one`, or all, with the interpreter lock released; other threads that call anything wait meanwhile. */
 void members_free(struct comm_object *comm, struct member *one);
-void member_dealloc(PyObject *self); /* the tp_dealloc of all members */
-void object_free(PyObject *self);    /* the memory of an object of Python, by its type */
+void object_free(PyObject *self); /* the memory of an object of Python, by its type */
 PyObject *member_free_method(PyObject *self, PyObject *unused);
-extern PyGetSetDef member_properties[]; /* closed */
+/* The type of members with these static methods, and the property "closed". */
+PyTypeObject *member_type_new(PyObject *module, const char *name, size_t bytes, PyMethodDef *methods);
 
 /* A reference to an object in place of the one before. The place is set first: the old one may run code of Python. */
 static inline void object_keep(PyObject **at, PyObject *object)

@@ -208,17 +208,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot slots[] = {
-    {Py_tp_dealloc, (void *)member_dealloc},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, member_properties},
-    {0, NULL},
-};
-
-static PyType_Spec spec = {"epkit._C.LowLatency", sizeof(struct ll_object), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-
 PyTypeObject *ll_type_new(PyObject *module)
 {
-    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return member_type_new(module, "epkit._C.LowLatency", sizeof(struct ll_object), methods);
 }

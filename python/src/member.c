@@ -258,7 +258,7 @@ void member_add(struct comm_object *comm, struct member *member)
     comm->members.next = member;
 }
 
-void member_dealloc(PyObject *self)
+static void member_dealloc(PyObject *self)
 {
     struct member *member = (struct member *)self;
     struct comm_object *comm = member->comm;
@@ -291,7 +291,18 @@ static PyObject *member_get_closed(PyObject *self, void *unused)
     return PyBool_FromLong(!((struct member *)self)->comm);
 }
 
-PyGetSetDef member_properties[] = {
+static PyGetSetDef member_properties[] = {
     {"closed", member_get_closed, NULL, "freed?", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+
+PyTypeObject *member_type_new(PyObject *module, const char *name, size_t bytes, PyMethodDef *methods)
+{
+    PyType_Slot slots[] = {{Py_tp_dealloc, (void *)member_dealloc},
+                           {Py_tp_methods, methods},
+                           {Py_tp_getset, member_properties},
+                           {0, NULL}};
+    PyType_Spec spec = {name, (int)bytes, 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+}

@@ -42,6 +42,14 @@ static int add_type(PyObject *module, const char *name, PyTypeObject *type)
     return PyModule_AddObject(module, name, (PyObject *)type);
 }
 
+/* Warnings, which no status tells: a slower path, a rank that is left out. */
+static void print_warning(void *unused, ep_log_level level, const char *line)
+{
+    (void)unused;
+    if (level == EP_LOG_WARNING)
+        fprintf(stderr, "epkit: %s\n", line);
+}
+
 /*
  * Runs for each import of the module. Types and exceptions are made once for the process: libepkit has one state for
  * it, and torch, whose tensors are taken here, lives in the main interpreter alone.
@@ -54,6 +62,7 @@ static int fill_module(PyObject *module)
         return -1;
     }
     if (!comm_type) {
+        ep_set_log(print_warning, NULL);
         comm_type = comm_type_new(module);
         plan_type = plan_type_new(module);
         ll_type = ll_type_new(module);

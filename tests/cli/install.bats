@@ -185,7 +185,7 @@ accelerator() {
                 kernel $release
                 run "-$code" epkit install plan "$recipe" --root m ${GIVEN[$recipe]:+--set "${GIVEN[$recipe]}"}
                 if [ "$code" -eq 4 ]; then
-                    [[ "${lines[0]}" == *"nothing will be changed: kernel $release is not known"*"take "* ]]
+                    [[ "${lines[0]}" == *"nothing will be changed: kernel $release is not known"*"--set kernel_also=${release%-*-gcp} if you know that it builds"* ]]
                 else
                     [[ "${lines[0]}" =~ ^[0-9]+" of 19 steps of recipe $recipe are to be applied, about "[0-9]+" min" ]]
                 fi

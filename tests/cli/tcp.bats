@@ -65,6 +65,18 @@ codes() {
     [ "$(codes)" = "0 0 " ]
 }
 
+@test "ranks of one machine in two PID namespaces, as two pods of a node: it is said why they do not share memory" {
+    unshare --pid --fork --mount-proc true 2>/dev/null || skip "no namespaces here"
+    printf '#!/bin/sh\nexec unshare --pid --fork --kill-child --mount-proc %s "$@"\n' "$EPKIT" >"$BATS_TEST_TMPDIR/apart"
+    chmod +x "$BATS_TEST_TMPDIR/apart"
+    EPKIT="$BATS_TEST_TMPDIR/apart" world 2 1 test internode --boot tcp --tokens 8 --hidden 256 --only 1
+    cat "$BATS_TEST_TMPDIR"/errors.*
+    [ "$(codes)" = "0 0 " ]
+    grep -q 'rank 0 of 2: rank 1 is on this machine, but reached by network tcp.*hostPID' "$BATS_TEST_TMPDIR/errors.0"
+    world 2 1 test internode --boot tcp --tokens 8 --hidden 256 --only 1
+    [ ! -s "$BATS_TEST_TMPDIR/errors.1" ]
+}
+
 @test "a rank that does not join is named" {
     local ms
     # On a loaded machine the deadline may expire before both have joined: then repeat with a longer one.

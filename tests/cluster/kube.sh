@@ -7,7 +7,7 @@
 #   up                    the control plane
 #   nodes N               N nodes like GKE A4: 8 nvidia.com/gpu, labels of pool, accelerator and topology
 #   jobset | lws | kueue  definitions, rights and webhooks by the chart; the controller as a process
-#   queue GPUS            topology, flavor, ClusterQueue with that quota, LocalQueue "a4" in the namespace default
+#   queue GPUS            the queue "a4" of deploy/gke, with that quota
 #   down                  ends all processes that were started here
 #
 # PORT (default 16443) is the first of 40 ports in use. PER_BLOCK (default 4) nodes share a topology block.
@@ -216,39 +216,7 @@ END
 }
 
 queue() {
-    cat >"$dir/queue.yaml" <<END
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: Topology
-metadata: {name: gke-default}
-spec:
-  levels:
-  - {nodeLabel: cloud.google.com/gce-topology-block}
-  - {nodeLabel: cloud.google.com/gce-topology-subblock}
-  - {nodeLabel: cloud.google.com/gce-topology-host}
-  - {nodeLabel: kubernetes.io/hostname}
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: a4}
-spec:
-  nodeLabels: {cloud.google.com/gke-nodepool: a4-pool}
-  tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
-  topologyName: gke-default
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ClusterQueue
-metadata: {name: a4}
-spec:
-  namespaceSelector: {}
-  resourceGroups:
-  - coveredResources: ["nvidia.com/gpu"]
-    flavors: [{name: a4, resources: [{name: nvidia.com/gpu, nominalQuota: "$1"}]}]
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: LocalQueue
-metadata: {name: a4, namespace: default}
-spec: {clusterQueue: a4}
-END
+    helm template prerequisites "$here/../../deploy/gke" --set networks=false,accelerator=nvidia-b200,gpus="$1" >"$dir/queue.yaml"
     wait_for 'the API of Kueue' kubectl apply -f "$dir/queue.yaml"
     wait_for 'the queue' kubectl wait --for=condition=Active clusterqueue/a4 --timeout=5s
 }

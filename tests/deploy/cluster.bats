@@ -121,7 +121,8 @@ refuse() {
             gke-runtime/jobset >"$BATS_TEST_TMPDIR/notes"
         grep -q 'kubectl .*exec -it .COORD_POD -c workload' "$BATS_TEST_TMPDIR/notes"
     done
-    admitted() { [ "$(kubectl get workloads -A -o json | jq '[.items[].status.conditions[] | select(.type == "Admitted" and .status == "True")] | length')" = 2 ]; }
+    # The Workload of a job that has ended is soon deleted; its events stay.
+    admitted() { [ "$(kubectl get events -A -o json | jq '[.items[] | select(.reason == "Admitted").metadata.namespace] | unique | length')" = 2 ]; }
     within 120 admitted
     completed() { [ "$(kubectl get jobsets -A -o json | jq '[.items[].status.terminalState] | map(select(. == "Completed")) | length')" = 2 ]; }
     within 120 completed
@@ -202,7 +203,7 @@ refuse() {
     }
     submitted "LocalQueue held is inactive" --set queue=held
     submitted "Workload namespace doesn't match ClusterQueue selector" --set queue=elsewhere
-    submitted "doesn't match node affinity" --set queue=a4 --set 'nodeSelector.cloud\.google\.com/gke-nodepool=other'
+    submitted "doesn't match node affinity" --set queue=a4 --set 'nodeSelector.cloud\.google\.com/gke-accelerator=other'
 }
 
 # admit NAME ARGUMENT...: a job that is admitted, and whose pods no scheduler takes

@@ -5,6 +5,7 @@
 # shellcheck disable=SC2154,SC2016,SC2030,SC2031,SC2317 # set by run; texts of scripts; functions are called by name
 
 load common
+load ../page
 
 DAEMONSET=$EPKIT_SOURCE/deploy/daemonset
 REAL=$EPKIT_SOURCE/tests/cluster/real.sh
@@ -182,6 +183,22 @@ closed() { kubectl get node "$1" -o jsonpath='{.spec.unschedulable} {.metadata.a
     echo "done" >"$SHARED/phase"
     within 600 opened
     [ "$(closed n2)" = "true " ]
+}
+
+@test "the quickstart's clean-up takes from nodes what an installation leaves that was not completed" {
+    command -v jq >/dev/null || skip "jq is not installed"
+    api_up
+    node n1
+    agent n1
+    echo waiting >"$SHARED/phase"
+    within 600 granted
+    kill -KILL -- "-$AGENT"
+    wait "$AGENT" || AGENT=
+    [ "$(closed n1)" = "true true" ]
+    run -0 bash -euo pipefail -c "$(page_commands '7. Clean up' | sed -n '/^kubectl get leases/,/^helm uninstall prerequisites/{/^helm/!p}')"
+    [ "$(closed n1)" = " " ]
+    [ -z "$(kubectl get leases -n kube-system -o name | grep epkit-installer || true)" ]
+    [ -z "$(kubectl get nodes -l epkit.dev/install -o name)" ]
 }
 
 @test "a node keeps its turn while the API does not answer, and loses it when it is deleted" {

@@ -70,7 +70,10 @@ stop_mute_server() { # HOST
     [[ "$stderr" == *"h4: banner: TCP is connected, but the ssh server sent no banner within 5 s"* ]]
     stop_mute_server h4
     mute_server h4 $'SSH-2.0-OpenSSH_9.2p1\r\n'
-    run -1 --separate-stderr launch --no-logs --checks skip --hosts h1,h4:2222 --connect-timeout 5 hostname
+    # It may be late: it is tried again as long as one waits.
+    SECONDS=0
+    run -1 --separate-stderr launch --no-logs --checks skip --wait 8 --hosts h1,h4:2222 --connect-timeout 5 hostname
+    [ "$SECONDS" -ge 10 ]
     [[ "$stderr" == *"h4: authentication: the ssh server sent its banner, but did not complete the login within 5 s"* ]]
     [[ "$output" == *"shows why it does not; --connect-timeout gives slow nodes more time"* ]]
     stop_mute_server h4

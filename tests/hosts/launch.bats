@@ -258,15 +258,15 @@ END
 @test "ib-write-bw and DeepEP where they are not installed: exit code 4, and what is missing" {
     long
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 deepep-internode
-    [[ "$output" == *"DeepEP (its tests) is not installed: there is no tests/test_internode.py or tests/legacy/test_internode.py below /opt/deepep/DeepEP"* ]]
+    [[ "$output" == *"DeepEP (its tests) is not installed: 'epkit install list' names the recipes that bring it. There is no tests/test_internode.py or tests/legacy/test_internode.py below /opt/deepep/DeepEP"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl all_reduce
-    [[ "$output" == *"nccl-tests is not installed"* ]]
+    [[ "$output" == *"nccl-tests is not installed: build it with MPI=1"* ]]
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 ib-write-bw
 }
 
 @test "nccl takes the name of a test or of its program" {
     run -4 --separate-stderr launch --no-logs --checks skip --hosts h1,h2 nccl sendrecv_perf
-    [[ "$output" == *"there is no sendrecv_perf below"* ]]
+    [[ "$output" == *"There is no sendrecv_perf below"* ]]
 }
 
 # perftest: an ib_write_bw that prints its arguments, in front of the PATH of the ranks

@@ -13,7 +13,9 @@ setup_file() {
     [ -z "$HOSTS_WHY" ] || return 0
     deepep_tree a4
     # A program of MPI has the name of its library in it; this one prints what all_reduce_perf prints.
-    mkdir -p "$HOSTS_DIR/node/opt/nccl-tests/build"
+    mkdir -p "$HOSTS_DIR/node/opt/nccl-tests/build" "$HOSTS_DIR/node/usr/local/bin"
+    ln -s "$EPKIT" "$HOSTS_DIR/node/usr/local/bin/epkit"
+    printf 'h1\nh2\n' >"$HOSTS_DIR/work/hostfile"
     printf '%s\n' '#include <stdio.h>' 'const char *library = "libmpi.so.40";' \
         'int main(void) { puts("# nThread 1 nGpus 1"); return !library; }' >"$HOSTS_DIR/nccl.c"
     cc -o "$HOSTS_DIR/node/opt/nccl-tests/build/all_reduce_perf" "$HOSTS_DIR/nccl.c"
@@ -35,8 +37,27 @@ reader() {
     on login env -C "$HOSTS_DIR/work" PATH="$EPKIT_BUILD:$PATH" "${@:1:$#-1}" timeout 900 bash -exc "${*: -1}" 2>&1
 }
 
+@test "environment and verify: the rows of the page" {
+    local command typed
+    # A finding is one of what the stand-in for a node lacks: libcuda.so.1, and processors.
+    is_known() { ! grep -E '^(serious|warning|hint) ' <<<"$output" | grep -vE '^serious +(libcuda|processors) '; }
+    page_row 'VM, Slurm' '2. Environment'
+    run -0 on h1 env PATH="$EPKIT_BUILD:$PATH" bash -c "$command && epkit env --check"
+    [[ "$output" == "The environment is right for this machine"* ]]
+    mapfile -t typed < <(page_section '3. Verify' | grep '^| VM | `epkit topo`' | grep -oE '`[^`]+`' | tr -d '`')
+    [ "${#typed[@]}" -eq 2 ]
+    run -0 on h1 env PATH="$EPKIT_BUILD:$PATH" bash -c "${typed[0]}"
+    [[ "$output" == "8 x NVIDIA B200 and 8 NICs "*"each GPU its own nearest NIC."* ]]
+    run reader "${typed[1]}"
+    [[ "$output" == *"0 differences between 2 nodes, "*"; 0 of 2 did not answer."* ]]
+    is_known
+    page_row Slurm '3. Verify'
+    run reader SLURM_CONF="$HOSTS_DIR/slurm/slurm.conf" "$command"
+    [ "$(grep -c ' on this machine' <<<"$output")" -eq 2 ]
+    is_known
+}
+
 @test "bare machines: the block of the page, and what it expects" {
-    printf 'h1\nh2\n' >"$HOSTS_DIR/work/hostfile"
     # nccl-tests are a stand-in without figures, which is no result; so each command is typed on its own.
     local line n=0 all=
     while IFS= read -r line; do

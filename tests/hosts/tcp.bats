@@ -99,12 +99,12 @@ on_places() {
     mkdir -p "$work"
     for host in "${places[@]}"; do
         on "$host" env -u LOCAL_WORLD_SIZE RANK=$rank WORLD_SIZE=${#places[@]} MASTER_ADDR=h1 MASTER_PORT="$port" \
-            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" "$@" >"$work/rank$rank" 2>&1 3>&- &
+            EPKIT_SECRET=of-this-test timeout --kill-after=5 300 "$EPKIT" "$@" >"$work/rank$rank" 2>"$work/errors$rank" 3>&- &
         echo $! >"$work/pid$rank"
         rank=$((rank + 1))
     done
     for rank in "${!places[@]}"; do
-        wait "$(cat "$work/pid$rank")" || { cat "$work/rank$rank" && return 1; }
+        wait "$(cat "$work/pid$rank")" || { cat "$work/rank$rank" "$work/errors$rank" && return 1; }
     done
     cat "$work/rank0"
 }
@@ -126,8 +126,8 @@ on_places() {
 @test "a number of nodes that does not fit the hosts is refused, with the ranks" {
     work="$HOSTS_DIR/places" # what run starts sets none
     run ! on_places 29525 "h1 h1 h1 h2" test internode --boot tcp --nodes 2 --tokens 8 --hidden 256
-    grep -q "rank [23] and rank [23] belong to one node" "$work"/rank*
-    grep -q "(ranks_per_node is 2) but" "$work"/rank*
+    grep -q "rank [23] and rank [23] belong to one node" "$work"/errors*
+    grep -q "(ranks_per_node is 2) but" "$work"/errors*
 }
 
 @test "the same with every routing, over links of 50 Mbit/s" {

@@ -69,7 +69,8 @@ snapshot() {
 # same FILE: the node is unchanged since FILE was written by `snapshot >FILE`, except for databases whose order or previous
 # state depends on the path and not on the result, and accounts, which packages leave when they are removed.
 same() {
-    local books=(-e status-old -e aux-cache -e extended_states -e '/etc/\(passwd\|group\|shadow\|gshadow\|subuid\|subgid\)-\?\( \|$\)')
+    local books=(-e status-old -e 'debconf/[a-z]*.dat-old' -e aux-cache -e extended_states
+        -e '/etc/\(passwd\|group\|shadow\|gshadow\|subuid\|subgid\)-\?\( \|$\)')
     snapshot | grep -v "${books[@]}" >"$BATS_TEST_TMPDIR/now"
     grep -v "${books[@]}" "$1" | diff - "$BATS_TEST_TMPDIR/now" || {
         # A record of dpkg that is not that of an installed package, for who looks for the cause

@@ -6,6 +6,7 @@
 # shellcheck disable=SC2016 # for shells on the node
 
 load node
+load ../page
 
 KILLS=3
 CUTS=1
@@ -263,10 +264,16 @@ plant() {
     rm -rf "$ROOT"/var/lib/apt/lists/* "$ROOT"/var/cache/apt/*.bin
 }
 
-@test "a step that needs a reboot makes one, and the installation resumes by itself" {
-    local boots
+@test "the quickstart's block for a VM: a step that needs a reboot makes one, and the installation resumes by itself" {
+    local boots typed command
     boots=$("$NODE" boots "$ROOT")
-    on epkit install apply /root/recipes/reboot.yaml >"$BATS_TEST_TMPDIR/out" 2>&1 || true
+    # epkit is there already, and this recipe stands in for one with a driver.
+    mapfile -t typed < <(page_commands 'VM, Slurm' | sed '/^scripts.dist.sh/d; s|gcp-b200-ubuntu2404|/root/recipes/reboot.yaml|')
+    [ "${#typed[@]}" -eq 4 ]
+    on bash -c "${typed[0]}"
+    run -3 on bash -c "${typed[1]}"
+    [[ "${lines[0]}" == *"3 of 3 steps of recipe test-reboot are to be applied, about "*min* ]]
+    on bash -c "${typed[2]}" >"$BATS_TEST_TMPDIR/out" 2>&1 || true
     grep -q 'Rebooting the node to load driver and modules...' "$BATS_TEST_TMPDIR/out"
     for _ in $(seq 600); do
         if [ -e "$ROOT/etc/epkit-test-behind" ]; then break; fi
@@ -275,13 +282,26 @@ plant() {
     "$NODE" boot_wait "$ROOT"
     finish test-reboot
     [ "$("$NODE" boots "$ROOT")" -eq $((boots + 1)) ]
-    run -0 on epkit install verify test-reboot
+    run -0 on bash -c "${typed[3]}"
+    [ "$(grep -c ' done ' <<<"$output")" -eq 3 ]
+    page_row VM '3. Verify'
+    run -0 on bash -c "${command/gcp-b200-ubuntu2404/test-reboot}"
     [[ "$output" == *"behind the reboot" ]]
     run -0 on epkit install apply /root/recipes/reboot.yaml
-    on epkit install uninstall test-reboot
+    page_row 'VM, Slurm' '7. Clean up'
+    on bash -c "${command/gcp-b200-ubuntu2404/test-reboot}"
     [ ! -e "$ROOT/etc/epkit-test-before" ]
     [ ! -e "$ROOT/etc/epkit-test-boot" ]
     [ ! -e "$ROOT/etc/epkit-test-behind" ]
+}
+
+@test "the quickstart where driver and DeepEP are there already: epkit-only, and its script" {
+    snapshot >"$BATS_TEST_TMPDIR/before"
+    on epkit install apply epkit-only
+    on sh -c '. /opt/epkit/env.sh'
+    on epkit install uninstall epkit-only
+    [ ! -e "$ROOT/opt/epkit/env.sh" ]
+    same "$BATS_TEST_TMPDIR/before"
 }
 
 @test "reboots that have no effect stop at the limit of the recipe" {

@@ -3,7 +3,7 @@
 # A node with its own systemd that can really reboot (new boot id) and lose power: a container of systemd-nspawn.
 #
 #   node.sh template CACHE         makes CACHE/template, once: Debian 12 with systemd and a package repository in
-#                                  /srv/repo that holds the packages of debian-tools, and older ones of some
+#                                  /srv/repo that holds the packages of debian-tools and epkit-only, older ones of some
 #   node.sh make CACHE ROOT BUILD  a node's root folder, with the epkit of the build tree in /opt/epkit
 #   node.sh boot ROOT              boots it in the background and waits until it is up
 #   node.sh boot_wait ROOT         waits until it is up again
@@ -16,9 +16,9 @@
 # Needs root, systemd-container; for the template mmdebstrap, dpkg-dev and the Debian mirror that this machine uses.
 set -euo pipefail
 
-PACKAGES=(rdma-core ibverbs-utils ibverbs-providers perftest libfabric1 libfabric-bin openmpi-bin)
+PACKAGES=(rdma-core ibverbs-utils ibverbs-providers perftest libfabric1 libfabric-bin openmpi-bin pciutils ethtool iproute2 numactl)
 OLDER=(perftest libfabric1 libfabric-bin) # also with a version 0.9-1
-VERSION=1                                 # of the template: one of another version is made anew
+VERSION=2                                 # of the template: one of another version is made anew
 
 fail() {
     printf 'node.sh: %s\n' "$1" >&2

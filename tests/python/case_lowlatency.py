@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import tempfile
 import threading
 import time
 
@@ -333,8 +334,10 @@ def test_a_rank_ends_behind_its_last_combine():
 
 @on_ranks(3)
 def test_a_rank_that_ends_is_masked(rank, size):
-    """A rank ends; the others mask it and go on, with its choices at -1 from then on."""
+    """A rank ends; the others say so, mask it and go on, with its choices at -1 from then on."""
     os.environ["EPKIT_TIMEOUT_MS"] = "30000"
+    said = tempfile.TemporaryFile()
+    os.dup2(said.fileno(), 2)
     buffer = deep_ep.Buffer(dist.group.WORLD, low_latency_mode=True, enable_shrink=True)
     x, _, topk_idx, weights, experts = make(rank, size, 7)
     recv, count, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
@@ -346,6 +349,8 @@ def test_a_rank_that_ends_is_masked(rank, size):
         buffer.clean_low_latency_buffer(TOKENS, HIDDEN, experts)
         buffer.low_latency_query_mask_buffer(status)
     assert status.tolist() == [0] * (size - 1) + [1]
+    said.seek(0)
+    assert CUDA or f"epkit: rank {rank} of {size}: low latency continues without rank {size - 1}\n".encode() in said.read()
     lives = topk_idx.masked_fill(topk_idx >= (size - 1) * (experts // size), -1)
     recv, count, handle = dispatch(buffer, x, topk_idx, experts, False, False, False, False, None)
     out, _, _ = buffer.low_latency_combine(recv.clone(), lives, weights, handle)

@@ -391,30 +391,44 @@ static void expect_nodes(struct scenario *scenario, int ranks_per_node, const ch
     }
 }
 
+static void count_warnings(void *context, ep_log_level level, const char *line)
+{
+    if (level == EP_LOG_WARNING &&
+        strstr(line, "on this machine, but reached by network tcp, since they are in two PID"))
+        atomic_fetch_add((_Atomic int *)context, 1);
+}
+
 TEST_WITH(nodes_are_found_from_the_hosts, reset, NULL)
 {
     static const struct {
         const char *places[RANKS];
         int ranks_per_node;
         const char *network;
+        int warnings; /* of the nodes that share a machine with another one */
     } cases[] = {
-        {{"ap", "ap", "ap", "ap"}, 4, "none"},
-        {{"ap", "ap", "bp", "bp"}, 2, "tcp"},
-        {{"ap", "bp", "cp", "dp"}, 1, "tcp"},
+        {{"ap", "ap", "ap", "ap"}, 4, "none", 0},
+        {{"ap", "ap", "bp", "bp"}, 2, "tcp", 0},
+        {{"ap", "bp", "cp", "dp"}, 1, "tcp", 0},
         /* Containers of one machine: they can share memory if they share the PID namespace. */
-        {{"aa", "ab", "ac", "ad"}, 1, "tcp"},
-        {{"ap", "ap", "aq", "aq"}, 2, "tcp"},
+        {{"aa", "ab", "ac", "ad"}, 1, "tcp", 4},
+        {{"ap", "ap", "aq", "aq"}, 2, "tcp", 2},
+        {{"ap", "aq", "bp", "cp"}, 1, "tcp", 2},
         /* The host of some rank, or its namespace, is unknown. */
-        {{"ap", "ap", "?p", "ap"}, 4, "none"},
-        {{"?p", "?p", "?p", "?p"}, 4, "none"},
-        {{"a\0", "a\0", "a\0", "a\0"}, 4, "none"},
+        {{"ap", "ap", "?p", "ap"}, 4, "none", 0},
+        {{"?p", "?p", "?p", "?p"}, 4, "none", 0},
+        {{"a\0", "a\0", "a\0", "a\0"}, 4, "none", 0},
     };
+    _Atomic int warnings;
     struct scenario scenario;
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_hosts(cases[i].places);
         init_scenario(&scenario);
+        atomic_store(&warnings, 0);
+        ep_set_log(count_warnings, (void *)&warnings);
         expect_nodes(&scenario, cases[i].ranks_per_node, cases[i].network);
+        ep_set_log(NULL, NULL);
+        assert_int_equal(warnings, cases[i].warnings);
     }
 }
 
