@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_driver.c - the NVIDIA driver and related kernel modules. */
 #include "checks.h"
-#include "driver_fix.h"
 #include "kernel_log.h"
-#include "queries.h"
-#include "shell.h"
 
 #include "common/clean.h"
 

@@ -4,8 +4,6 @@
 #include "common/json.h"
 #include "common/loopback.h"
 #include "machine/software/libs.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,9 +3,6 @@
 #include "checks.h"
 #include "common/variables.h"
 #include "machine/software/libs.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

@@ -4,12 +4,8 @@
  * compared with what the machine has. The first need that is not met is the one that its user sees first.
  */
 #include "checks.h"
-#include "common/text.h"
 #include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
 #include "stacks.h"
 
 #include <stdlib.h>
@@ -588,5 +584,3 @@ void stacks_run(const struct doctor_machine *machine, struct doctor_result *resu
     }
     doctor_not_applicable_if(result, n == 0, "no library for expert parallelism with known needs is on Python's path");
 }
-
-/* --- checks --- */

@@ -114,7 +114,7 @@ void doctor_result_init(const struct doctor_machine *machine, const struct docto
 void doctor_run(const struct doctor_machine *machine, const struct doctor_check *check,
                 struct doctor_result *ret_result);
 
-/* --- for checks (finding.c) --- */
+/* --- for checks --- */
 
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
