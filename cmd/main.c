@@ -3,10 +3,8 @@
 #include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
-#include "common/ending.h"
 #include "common/inherited.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/ranks_internal.h"
 #include "common/terminal.h"
 

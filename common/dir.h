@@ -15,6 +15,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/types.h>
 
 /* The mode of a new file by umask, but never writable by others, and always readable and writable by the owner. */
@@ -78,5 +79,11 @@ int dir_link(const char *target, const char *path);
 
 /* Random characters, as of mkostemp(), in place of the last six of the name. */
 void dir_random(char *name);
+
+/* 0, or errno. May be called in a signal handler. The descriptor blocks. */
+int write_all(int fd, const void *data, size_t bytes);
+
+/* The reason of a failed write, of a file or by dir.h, by errno. */
+const char *write_reason(int error_number);
 
 #endif

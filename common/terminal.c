@@ -3,7 +3,6 @@
 
 #include "inherited.h"
 
-#include "clean.h"
 #include "temporary.h"
 #include "text.h"
 

@@ -2,10 +2,9 @@
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
 #include "common/cmd.h"
 #include "common/output.h"
-#include "common/port.h"
 #include "diagnosis.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

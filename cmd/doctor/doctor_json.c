@@ -8,7 +8,7 @@
 #include "machine/doctor/queries.h"
 #include "machine/doctor/stacks.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>

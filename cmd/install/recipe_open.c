@@ -5,7 +5,6 @@
 #include "common/dir.h"
 #include "common/file.h"
 #include "common/temporary.h"
-#include "common/write.h"
 #include "install.h"
 
 #include <dirent.h>

@@ -8,7 +8,6 @@
 #include "common/redact.h"
 #include "common/temporary.h"
 #include "common/terminal.h"
-#include "common/write.h"
 
 #include <epkit/types.h>
 

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "common/capture.h"
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <errno.h>

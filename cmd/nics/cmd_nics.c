@@ -3,14 +3,11 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/dir.h"
-#include "common/ending.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/terminal.h"
 #include "nics.h"
 
 #include "common/temporary.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <libgen.h>

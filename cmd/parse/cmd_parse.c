@@ -2,7 +2,6 @@
 /* cmd_parse.c - epkit parse: evaluates the output of test programs. */
 #include "common/cmd.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "log_input.h"
 
 #include <errno.h>

@@ -6,7 +6,6 @@
 #include "common/redact.h"
 #include "common/temporary.h"
 #include "common/terminal.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -7,14 +7,13 @@
 #include "common/cmd.h"
 #include "common/launcher_env.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/gpu.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 
 #include "base/clock.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by runs of groups. */
 #include "common/cmd.h"
 #include "common/json.h"
-#include "common/progress.h"
+#include "common/output.h"
 #include "tool_triangulate.h"
 
 #include <math.h>

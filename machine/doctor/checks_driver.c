@@ -3,7 +3,7 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>

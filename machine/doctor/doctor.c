@@ -2,7 +2,6 @@
 /* doctor.c - reads the machine that is checked, and runs checks. */
 #include "doctor.h"
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/text.h"
 #include "queries.h"
 #include "stacks.h"

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 /* map_why.c - the reasons of an assignment, as text. */
 #include "map_internal.h"
 
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <stdio.h>

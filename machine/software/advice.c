@@ -8,7 +8,6 @@
 #include "advice_internal.h"
 
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/text.h"
 #include "common/variables.h"
 

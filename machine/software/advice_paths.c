@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <string.h>
 

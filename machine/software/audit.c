@@ -9,7 +9,6 @@
 #include "common/variables.h"
 
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <stdarg.h>

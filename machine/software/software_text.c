@@ -2,7 +2,7 @@
 /* software_text.c - parsers for modprobe.d, the kernel command line, dpkg's status, DeepEP's buffer.py and others. */
 #include "software_text.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>
