@@ -2,7 +2,7 @@
 /* preflight.c - may this recipe be applied to this machine? Runs before anything changes. */
 #include "base/error.h"
 #include "install.h"
-#include "machine/software/software_text.h"
+#include "machine/software/read_software.h"
 
 #include <ctype.h>
 #include <elf.h>

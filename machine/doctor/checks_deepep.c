@@ -7,7 +7,7 @@
  * NVSHMEM that the extension was linked with.
  */
 #include "checks.h"
-#include "machine/software/libs_search.h"
+#include "machine/software/libs.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -52,7 +52,6 @@ const char *machine_gpu_name(const struct doctor_machine *machine, int gpu);
 
 /* GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not support. */
 int machine_unsupported_gpus(const struct doctor_machine *machine);
-bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 
 /*
  * The number of PCI functions of NVIDIA NICs without an RDMA device, if GPUs have fewer NICs than they could have: all
@@ -219,8 +218,5 @@ bool list_names_it(const struct list_names *names, const char *name, int port);
 
 /* NVSwitches on the PCI bus. */
 int inventory_nvswitches(const struct doctor_machine *machine);
-
-/* The number of GPUs of this machine type, and its name for messages; 0 if the type is not known. */
-int inventory_of_board(const struct doctor_machine *machine, const char **ret_board);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* map_forms.c - maps as other programs write and read them. */
-#include "map_internal.h"
+#include "read_hardware.h"
 
 #include "base/error.h"
 
