@@ -346,8 +346,7 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
         if (*options->hosts.list[i].port)
             return cmd_refuse(
                 cmd, NULL,
-                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port "
-                "0",
+                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port 0",
                 options->hosts.list[i].word);
     return CMD_FINE;
 }

@@ -431,8 +431,7 @@ static int check_alone(const struct cmd *cmd)
     ranks_env_print(text, sizeof(text));
     return cmd_usage(
         cmd,
-        "it starts ranks itself, and %s say that this is one of several: use epkit test or epkit bench, or "
-        "unset them",
+        "it starts ranks itself, and %s say that this is one of several: use epkit test or epkit bench, or unset them",
         *text ? text : "RANK and WORLD_SIZE");
 }
 

@@ -240,8 +240,7 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
         doctor_fix(result, false, "unset %s",
                    source_env(machine->source, "EP_NCCL_ROOT_DIR") ? "EP_NCCL_ROOT_DIR" : "NCCL_DIR");
     doctor_advise(result,
-                  "Its kernels are compiled with the headers of one NCCL and run with the other. Use one for "
-                  "both: %s.",
+                  "Its kernels are compiled with the headers of one NCCL and run with the other. Use one for both: %s.",
                   path);
 }
 
