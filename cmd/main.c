@@ -6,7 +6,6 @@
 #include "common/inherited.h"
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
-#include "common/terminal.h"
 
 #include <locale.h>
 #include <signal.h>

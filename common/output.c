@@ -3,7 +3,6 @@
 #include "cmd.h"
 #include "launcher_env.h"
 #include "redact.h"
-#include "terminal.h"
 
 #include "dir.h"
 #include "text.h"

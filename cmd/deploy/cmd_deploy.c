@@ -3,7 +3,6 @@
 #include "cmd_deploy.h"
 
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/shell.h"

@@ -5,8 +5,8 @@
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
 #include "common/variables.h"
+#include "machine/doctor/doctor.h"
 #include "machine/doctor/queries.h"
-#include "machine/doctor/stacks.h"
 
 #include "common/text.h"
 

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/temporary.h"
 #include "common/text.h"
 #include "install.h"

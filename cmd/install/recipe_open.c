@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/temporary.h"
 #include "install.h"
 

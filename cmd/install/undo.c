@@ -6,7 +6,6 @@
  */
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/text.h"
 #include "install.h"
 

@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "cmd_launch.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/text.h"

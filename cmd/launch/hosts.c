@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/temporary.h"
 #include "common/text.h"
 

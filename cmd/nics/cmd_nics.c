@@ -4,7 +4,6 @@
 #include "common/cmd.h"
 #include "common/dir.h"
 #include "common/output.h"
-#include "common/terminal.h"
 #include "nics.h"
 
 #include "common/temporary.h"

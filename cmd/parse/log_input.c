@@ -2,7 +2,6 @@
 #include "log_input.h"
 
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/json.h"
 #include "common/output.h"
 #include "common/text.h"

@@ -8,7 +8,6 @@
  */
 #include "checks.h"
 #include "machine/software/libs.h"
-#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>

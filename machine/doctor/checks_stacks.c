@@ -6,7 +6,6 @@
 #include "checks.h"
 #include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "common/text.h"
 #include "queries.h"
-#include "stacks.h"
 
 #include <stdarg.h>
 #include <stdio.h>

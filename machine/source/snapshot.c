@@ -8,8 +8,8 @@
  * Snapshots are untrusted input: what is accepted satisfies source.h, and errors name what was rejected.
  */
 #include "common/dir.h"
+#include "common/output.h"
 #include "common/temporary.h"
-#include "common/terminal.h"
 #include "common/text.h"
 #include "scrub.h"
 #include "state.h"
