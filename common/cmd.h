@@ -25,7 +25,6 @@
 #ifndef EP_COMMON_CMD_H
 #define EP_COMMON_CMD_H
 
-#include "cmd.h"
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>

@@ -9,7 +9,6 @@
 #ifndef EP_SOFTWARE_LIBS_H
 #define EP_SOFTWARE_LIBS_H
 
-#include "libs.h"
 #include "machine/source/source.h"
 
 /* The environment of a search. Strings are borrowed. */
