@@ -4,7 +4,6 @@
 #include "common/output.h"
 #include "log_input.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The layouts, and the arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one.
- */
+/* The layouts, and the arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one. */
 #include "reference.h"
 #include "number_formats.h"
 
