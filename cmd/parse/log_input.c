@@ -3,7 +3,6 @@
 
 #include "common/dir.h"
 #include "common/json.h"
-#include "common/output.h"
 #include "common/text.h"
 
 #include <errno.h>

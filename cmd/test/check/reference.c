@@ -3,7 +3,6 @@
 #include "reference.h"
 #include "number_formats.h"
 
-#include <epkit/types.h>
 #include <stdlib.h>
 #include <string.h>
 
