@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit COMMAND ...: finds the command, parses its options, runs it. */
-#include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
-#include "common/ending.h"
 #include "common/inherited.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/ranks_internal.h"
-#include "common/terminal.h"
 
 #include <locale.h>
 #include <signal.h>

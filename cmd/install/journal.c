@@ -3,12 +3,10 @@
 
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/redact.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

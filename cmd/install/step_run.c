@@ -9,9 +9,7 @@
 #include "common/dir.h"
 #include "common/shell.h"
 #include "common/temporary.h"
-#include "common/write.h"
 #include "install.h"
-#include "types.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_launch.c - epkit launch: a job on many nodes. */
-#include "common/cmd.h"
 
-#include "base/error.h"
 #include "cmd_launch.h"
-#include "common/clean.h"
+#include "base/error.h"
 #include "common/dir.h"
-#include "common/ending.h"
-#include "common/file.h"
 #include "common/output.h"
-#include "common/port.h"
-#include "common/progress.h"
 #include "common/redact.h"
-#include "common/write.h"
+#include "common/text.h"
 #include "help_text.h"
 #include "hosts.h"
-#include "launch.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -351,8 +344,7 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
         if (*host->port)
             return cmd_refuse(
                 cmd, NULL,
-                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and "
-                "--port 0",
+                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port 0",
                 host->word);
     }
     return CMD_FINE;

@@ -3,15 +3,12 @@
 #include "hosts.h"
 
 #include "base/error.h"
-#include "common/clean.h"
-#include "common/file.h"
+#include "common/dir.h"
 #include "common/temporary.h"
 #include "common/text.h"
-#include "common/write.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

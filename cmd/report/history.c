@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/dir.h"
-#include "common/file.h"
+#include "common/output.h"
 #include "common/redact.h"
-#include "common/terminal.h"
 #include "common/text.h"
 #include "report.h"
 
@@ -14,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_ENTRIES 100000

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include "common/progress.h"
-#include "common/write.h"
+#include "common/dir.h"
+#include "common/output.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* Loads a report.json; NULL after reporting the error. */
 static json_t *load_report(const char *path)

@@ -5,8 +5,6 @@
 #include "common/dir.h"
 #include "common/redact.h"
 #include "common/temporary.h"
-#include "common/terminal.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -2,9 +2,7 @@
 /* cmd_test.c - epkit test MATRIX: the case matrices on a group of ranks. */
 #include "cmd/test/check/cases.h"
 #include "cmd/test/check/routings.h"
-#include "common/cmd.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "suite.h"

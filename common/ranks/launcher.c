@@ -9,11 +9,9 @@
 #include "common/cmd.h"
 #include "common/inherited.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "ranks_internal.h"
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "boot/launcher.h"
 
 #include <errno.h>

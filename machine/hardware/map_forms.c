@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* map_forms.c - maps as other programs write and read them. */
-#include "map_internal.h"
+#include "read_hardware.h"
 
 #include "base/error.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -160,9 +160,4 @@ const char *map_verbs(const struct topo *topo, const struct map *map)
         text = source_printf(topo->source, "%s%s%s", text, i ? "," : "", map_hca_list(topo, map, i));
     }
     return text;
-}
-
-const char *map_ucx(const struct topo *topo, const struct map *map, int gpu)
-{
-    return map_hca_list(topo, map, gpu);
 }

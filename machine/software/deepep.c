@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* deepep.c - the copies of DeepEP on a machine, and which of them Python imports. */
-#include "common/text.h"
 #include "read_software.h"
-#include "software_text.h"
 
 #include <stdlib.h>
 #include <string.h>

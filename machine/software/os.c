@@ -2,8 +2,7 @@
 #include "os.h"
 
 #include "common/shell.h"
-#include "common/text.h"
-#include "software_text.h"
+#include "read_software.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 /* The list of checks, and how a check is run. */
 #include "made.h"
 
-#include "machine/doctor/machine_nvshmem.h"
+#include "machine/doctor/queries.h"
 
 #include <ctype.h>
 
