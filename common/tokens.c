@@ -143,7 +143,7 @@ size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
     return 0;
 }
 
-/* Bytes in no order: as good as no word, and no name of several, has so many changes between kinds of bytes. */
+/* Hardly a word, or a name of several, changes so often between digits, capitals and small letters. */
 static bool is_mixed(const char *text, size_t n, size_t digits)
 {
     enum { DIGIT, UPPER, LOWER, OTHER };

@@ -86,7 +86,11 @@ finish() {
     shift
     while [ "$stuck" -lt 30 ] && [ "$round" -lt 100 ]; do
         round=$((round + 1))
-        if on epkit install status "$recipe" "$@" >/dev/null 2>&1; then return 0; fi
+        # A run that was killed after its last step leaves the unit, which ends it at the next boot.
+        if [ ! -e "$ROOT/etc/systemd/system/epkit-install-$recipe.service" ] &&
+            on epkit install status "$recipe" "$@" >/dev/null 2>&1; then
+            return 0
+        fi
         # A run that was killed before its first record has nothing to resume.
         action=apply
         if [ -e "$ROOT/var/lib/epkit/install/$recipe/recipe.yaml" ]; then action=resume; fi

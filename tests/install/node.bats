@@ -112,6 +112,7 @@ uninstall() {
         wait || true
         n=$((n + 1))
         if on epkit install status debian-tools >/dev/null 2>&1; then
+            finish debian-tools
             same "$BATS_FILE_TMPDIR/applied"
             uninstall
         fi
