@@ -24,7 +24,6 @@ import yaml
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 IMAGE = ["--set", "workload.image=registry.example/nemo-deepep:25.11"]
 QUEUE = ["--set", "queue=a4"]
-LWS = ["--set", "orchestrator=leaderworkerset"]
 MULTI = ["--set", "network.mode=multi"]
 DRANET = ["--set", "network.mode=dranet"]
 HOST = ["--set", "stack=host"]
