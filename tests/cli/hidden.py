@@ -9,10 +9,11 @@ import unicodedata
 def check(names):
     for name in names:
         with open(name, "rb") as file:
-            text = file.read().decode()
-        hidden = [c for c in text if c not in "\n\t" and unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")]
-        if hidden:
-            sys.exit(f"{name}: {ascii(hidden)} in {ascii(text)}")
+            lines = file.read().decode().split("\n")
+        for line in lines:
+            hidden = [c for c in line if c != "\t" and unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")]
+            if hidden:
+                sys.exit(f"{name}: {ascii(hidden)} in {ascii(line)}")
 
 
 def answer():

@@ -84,6 +84,7 @@ END
 }
 
 @test "libraries for expert parallelism: complete, in part, of another version" {
+    unless_sanitized
     both stacks
 }
 

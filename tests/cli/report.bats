@@ -74,6 +74,7 @@ setup() {
     grep -q 'coordinator.log ends with:' unknown/report.html
     jq -e '.tail.lines[-1] == "INFO:     Application startup complete."' unknown/report.json
     valid report unknown/report.json
+    [ -z "${EPKIT_SANITIZED-}" ] || return 0 # to a browser they are those of the other build
     # In a browser: nothing is cut, plots are drawn, at the width of a laptop and of a phone, light and dark.
     run python3 -S "$EPKIT_SOURCE/tests/parse/page.py" good/report.html:1 slow/report.html:2 failed/report.html:0 \
         hung/report.html:0 nodes/report.html:3 after/report.html:3 compared/report.html:0 unknown/report.html:0 run/report.html:2

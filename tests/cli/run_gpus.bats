@@ -47,7 +47,7 @@ run_quickly() {
     machine_with_gpus 0
     cd "$BATS_TEST_TMPDIR" || return 1
     export EPKIT_BACKEND=cuda
-    run --separate-stderr -4 epkit run --output here
+    run --separate-stderr -4 epkit run --quick --output here
     [[ "$output" == *"the CUDA backend (EPKIT_BACKEND names it), which failed on this machine; see the errors."* ]]
     [[ "$stderr" == *"none is visible"* ]]
 }

@@ -6,6 +6,8 @@
 
 load common
 
+export GOGC=off GOMAXPROCS=1 # for programs that start helm themselves
+
 setup() {
     need helm
 }
@@ -339,15 +341,10 @@ kubectl() {
     [[ "$*" != *jsonpath* ]] || echo pod-0
 }
 gcloud() {
-    local said form=${*//[0-9]/}
+    local form=${*//[0-9]/}
     grep -qxF "gcloud $form" "$ASKED" && return
     echo "gcloud $form" >>"$ASKED"
-    [ -n "${GCLOUD:-}" ] || return 0
-    said=$(unshare --net "$GCLOUD" "$@" 2>&1 </dev/null) || true
-    case $said in
-    *'active account'* | 'Updated property'*) ;;
-    *) echo "gcloud $*: $said" >>"$ASKED.refused" ;;
-    esac
+    jq -nc '$ARGS.positional' --args -- "$@" >>"$ASKED.gcloud"
 }
 for program in epkit srun sbatch sudo; do eval "$program() { cat >/dev/null <&0 || true; }"; done
 exec </dev/null
@@ -359,16 +356,16 @@ END
     command -v jq >/dev/null || skip "jq is not installed"
     need kubectl
     cp -r "$EPKIT_SOURCE/deploy" "$BATS_TEST_TMPDIR/"
-    if unshare --net true 2>/dev/null; then
-        GCLOUD=$(command -v gcloud || true)
-        export GCLOUD CLOUDSDK_CONFIG="$BATS_TEST_TMPDIR/gcloud"
-    fi
     export ASKED="$BATS_TEST_TMPDIR/asked" USER=somebody
     : >"$ASKED"
     : >"$ASKED.refused"
     write_page "$EPKIT_SOURCE/docs/quickstart.md"
     sed -i -E 's/^export ZONE=""/export ZONE=us-central1-b/; s/^export ([A-Z_]+)=""/export \1=my-name/' "$BATS_TEST_TMPDIR/page.sh"
     (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
+    if command -v gcloud && unshare --net true 2>/dev/null; then
+        CLOUDSDK_CONFIG="$BATS_TEST_TMPDIR/gcloud" CLOUDSDK_CORE_PROJECT=my-name \
+            CLOUDSDK_PYTHON_ARGS="-S $EPKIT_SOURCE/tests/deploy/gcloud_all.py" unshare --net gcloud "$ASKED.gcloud" >>"$ASKED.refused"
+    fi
     cat "$ASKED.refused"
     [ ! -s "$ASKED.refused" ]
     [ "$(grep -c '^helm' "$ASKED")" -ge 4 ]

@@ -117,6 +117,7 @@ agent() {
     touch "$FAULTS"
     cat >"$bin/kubectl" <<END
 #!/usr/bin/env bash
+export GOGC=off GOMAXPROCS=1
 line=\$(head -n 1 "$FAULTS")
 if [ -n "\$line" ] && grep -qE -- "\$line" <<<"\$*"; then
     sed -i 1d "$FAULTS"

@@ -21,9 +21,9 @@ import sys
 
 import yaml
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 IMAGE = ["--set", "workload.image=registry.example/nemo-deepep:25.11"]
 QUEUE = ["--set", "queue=a4"]
-LWS = ["--set", "orchestrator=leaderworkerset"]
 MULTI = ["--set", "network.mode=multi"]
 DRANET = ["--set", "network.mode=dranet"]
 HOST = ["--set", "stack=host"]
@@ -121,7 +121,7 @@ def leaves(value, path=""):
 def render(chart, release, namespace, arguments):
     text = subprocess.run(["helm", "template", release, chart, "--namespace", namespace, *IMAGE, *arguments],
                           check=True, stdout=subprocess.PIPE).stdout
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, Loader=LOADER) if document]
 
 
 def comparable(documents, release):
@@ -291,7 +291,7 @@ gpuOperator: {moduleConfig: {create: true, name: "1e3", namespace: "1e3"}}
 """
 
 
-class Strict(yaml.SafeLoader):
+class Strict(LOADER):
     """Refuses a map with a key twice, as an API server does."""
 
     def construct_mapping(self, node, deep=False):
@@ -337,7 +337,7 @@ def check_odd(chart):
                 found += [f"{release} {kind} {mode}: {fault}" for fault in faults(document, document["kind"])]
                 found += [f"{document['kind']} is in {document['metadata']['namespace']!r}"
                           for space in [document["metadata"].get("namespace", "1e3")] if space != "1e3"]
-    pod = next(document for document in yaml.safe_load_all(text) if document and document["kind"] == "LeaderWorkerSet")
+    pod = next(document for document in yaml.load_all(text, Loader=LOADER) if document and document["kind"] == "LeaderWorkerSet")
     pod = pod["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     container = pod["spec"]["containers"][0]
     env = {entry["name"]: entry.get("value") for entry in container["env"]}

@@ -12,7 +12,8 @@ case $name in
 parse)
     samples=$(mktemp -d)
     trap 'rm -rf "$samples"' EXIT
-    python3 "$root/tests/parse/samples.py" write "$samples"
+    python3 -S "$root/tests/parse/samples.py" write "$samples"
+    python3 -S -B "$root/tests/parse/corpus.py" "$samples"
     folders=("$samples")
     ;;
 redact)

@@ -48,6 +48,7 @@ def _reason(module, name):
 def main(wanted):
     every = [(name, function, reason) for name, function, reason in tests() if not wanted or any(part in name for part in wanted)]
     print(f"1..{len(every)}", flush=True)
+    gc.freeze()  # torch's objects are here for good: neither collected after each test, nor copied by ranks that collect
     failed = 0
     for number, (name, function, reason) in enumerate(every, 1):
         if reason:
