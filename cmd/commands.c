@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* commands.c - the table of commands, in the order of the help. */
 #include "common/cmd.h"
-#include "common/ending.h"
 #include "common/output.h"
 
 #include <stdarg.h>

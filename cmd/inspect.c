@@ -2,7 +2,6 @@
 #include "inspect.h"
 
 #include "base/thread.h"
-#include "common/ending.h"
 #include "common/output.h"
 
 #include <errno.h>

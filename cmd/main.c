@@ -3,12 +3,9 @@
 #include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
-#include "common/ending.h"
 #include "common/inherited.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/ranks_internal.h"
-#include "common/terminal.h"
 
 #include <locale.h>
 #include <signal.h>

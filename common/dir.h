@@ -15,6 +15,8 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 /* The mode of a new file by umask, but never writable by others, and always readable and writable by the owner. */
@@ -78,5 +80,28 @@ int dir_link(const char *target, const char *path);
 
 /* Random characters, as of mkostemp(), in place of the last six of the name. */
 void dir_random(char *name);
+
+/* 0, or errno. May be called in a signal handler. The descriptor blocks. */
+int write_all(int fd, const void *data, size_t bytes);
+
+/* The reason of a failed write, of a file or by dir.h, by errno. */
+const char *write_reason(int error_number);
+
+/* --- files named by users --- */
+
+/* Opens a file for reading; waits for the data of a pipe, `<(program)`, up to 60 s. NULL with errno. */
+FILE *file_open(const char *path);
+
+/* file_open_regular() opens only regular files: EINVAL for others, at once. */
+FILE *file_open_regular(const char *path);
+
+/* file_open_within() is the same for a file below a folder, without any link in its path (dir_open_within()). */
+FILE *file_open_within(int dir, const char *path);
+
+/* What errno of these means. */
+const char *file_error(int number);
+
+/* Skips a byte order mark, as editors of other systems write it, at the beginning of a text. */
+void file_skip_mark(FILE *stream);
 
 #endif

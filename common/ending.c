@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ending.h"
-
 #include "output.h"
-#include "write.h"
+
+#include "dir.h"
 
 #include <epkit/types.h>
 #include <jansson.h>

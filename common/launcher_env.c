@@ -7,7 +7,6 @@
  */
 #include "launcher_env.h"
 
-#include "clean.h"
 #include "text.h"
 
 #include <errno.h>

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "output.h"
 #include "cmd.h"
-#include "ending.h"
 #include "launcher_env.h"
-#include "progress.h"
 #include "redact.h"
-#include "terminal.h"
 
-#include "clean.h"
-#include "write.h"
+#include "dir.h"
+#include "text.h"
 
 #include <epkit/types.h>
 #include <errno.h>

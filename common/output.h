@@ -95,4 +95,81 @@ void out_problem(const char *what, const char *where, const char *why, const cha
 /* Flushes standard output. CMD_FINE, or CMD_FAILED after reporting, once, why it could not be written. */
 int out_finish(void);
 
+/*
+ * --- progress of a long command, on standard error (progress.c) ---
+ *
+ * On a terminal one line is rewritten at most six times a second; elsewhere a plain line is printed every few seconds.
+ * Nothing is shown during the first second. A command has at most one progress at a time.
+ */
+
+/* `label` is copied. progress_stop() clears the line; it may be called at any time. */
+void progress_start(const char *label);
+void progress_stop(void);
+
+/* `done` of `total` steps (0: unknown) are done; the text describes the current one. Cheap: call it for every step. */
+void progress_update(long done, long total, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Updates the elapsed time; to be called while waiting. */
+void progress_tick(void);
+
+/* Clears the line so that other output can be written; the next update shows it again. */
+void progress_hide(void);
+
+/*
+ * --- the end without a report (ending.c) ---
+ *
+ * The JSON document of a command that was refused, failed early, timed out or was interrupted; its schema is
+ * common/ending.json. With --json, standard output is one document. It is empty only after a usage error (cmd_usage(),
+ * exit code 2), or if a signal ended the command.
+ */
+
+/* Enables the document for a command called with --json. Child processes never write it. */
+void ending_expect(const char *command);
+
+/* Disables the document: other output is written to standard output, or none at all. */
+void ending_dismiss(void);
+
+/* Adds an error printed to standard error, in a sentence; and a detail of the last one: "where", "why" or "hint". */
+void ending_add(const char *what);
+void ending_detail(const char *key, const char *text);
+
+/*
+ * Writes the document, if it is still enabled: `verdict` (NULL: the first error, or the meaning of `code`), all errors,
+ * and the exit code `code`. A failure to write standard output has been reported already.
+ */
+void ending_write(int code, const char *verdict);
+
+/*
+ * ending_write_late() writes the document from another thread, while the main thread hangs and may hold stdio locks.
+ * The caller must end the process at once. The main thread can write no report from then on.
+ */
+void ending_write_late(int code, const char *what, const char *where, const char *why, const char *hint);
+
+/*
+ * --- standard output and standard error (terminal.c) ---
+ *
+ * Text may come from file names, options, other machines and drivers. After stream_open() everything printed to stdout
+ * and stderr passes a filter: control, bidirectional and invisible characters become '?', or escapes in JSON. epkit's
+ * own control sequences, for colours and the progress line, are written by stream_control().
+ */
+
+/* Replaces stdout and stderr by filtering streams. To be called once, before anything is printed. 0, or -1. */
+int stream_open(void);
+
+/* Writes a control sequence of epkit, after what was printed before. */
+void stream_control(FILE *stream, const char *sequence);
+
+/* json_dumps() with invisible characters as \u escapes; to be freed, NULL without memory. */
+char *stream_json_text(const json_t *document, size_t flags);
+
+/*
+ * Prints one JSON document and a newline to any stream; invisible characters become \u escapes. `flags` as for
+ * json_dumps(). A signal that ends the process does so before or after all of it, unless the reader stalls. 0, or -1
+ * with errno.
+ */
+int stream_json(FILE *stream, const json_t *document, size_t flags);
+
+/* errno of the first write to the stream that failed, or 0. (errno itself may be of a later flush.) */
+int stream_error(FILE *stream);
+
 #endif

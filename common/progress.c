@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "progress.h"
-
-#include "clean.h"
 #include "output.h"
-#include "terminal.h"
+
+#include "text.h"
 
 #include "base/clock.h"
 

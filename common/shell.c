@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "shell.h"
 
-#include "clean.h"
 #include "redact.h"
 #include "text.h"
 

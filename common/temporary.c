@@ -2,7 +2,6 @@
 #include "temporary.h"
 
 #include "dir.h"
-#include "write.h"
 
 #include <dirent.h>
 #include <errno.h>

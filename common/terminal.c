@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "terminal.h"
+#include "output.h"
 
 #include "inherited.h"
 
-#include "clean.h"
 #include "temporary.h"
 #include "text.h"
 

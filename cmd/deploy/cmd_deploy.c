@@ -2,13 +2,12 @@
 /* cmd_deploy.c - epkit deploy: whether a cluster accepts and runs a job, and what holds it up after that. */
 #include "cmd_deploy.h"
 
-#include "common/clean.h"
-#include "common/file.h"
+#include "common/dir.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/shell.h"
 #include "common/temporary.h"
-#include "common/write.h"
+#include "common/text.h"
 #include "get.h"
 
 #include <errno.h>

@@ -2,8 +2,8 @@
 /* deploy_output.c - the reports of epkit deploy as text and JSON. */
 #include "cmd_deploy.h"
 
-#include "common/clean.h"
 #include "common/output.h"
+#include "common/text.h"
 #include "get.h"
 
 #include <stdio.h>

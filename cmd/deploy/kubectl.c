@@ -5,10 +5,8 @@
 #include "common/capture.h"
 #include "common/dir.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/temporary.h"
 #include "common/text.h"
-#include "common/write.h"
 #include "get.h"
 
 #include <errno.h>

@@ -2,10 +2,9 @@
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
 #include "common/cmd.h"
 #include "common/output.h"
-#include "common/port.h"
 #include "diagnosis.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -316,29 +315,24 @@ const struct cmd command_doctor = {
     .description =
         "Looks for the known failure modes of expert-parallel communication: in the driver, the NICs, the verbs "
         "libraries, NVSHMEM, NCCL, DeepEP, the limits, the topology and the environment of a job. It reads files, the "
-        "environment and the "
-        "driver's answers; it needs no root, changes nothing, and loads no suspicious library into itself. For a "
-        "healthy "
-        "machine it prints one line, which says what was checked. A finding says what was seen, why it matters, and "
-        "what to run.\n\n"
-        "With --from it checks a snapshot that 'epkit topo --save' wrote on another machine. With --pid it checks "
-        "the environment, the limits and the libraries of a running process instead of its own.\n\n"
-        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with "
-        "its own "
-        "exit code, and each such check says what to do about it. What only root can see, or only the node outside of "
-        "a "
-        "container, is listed and does not change the verdict.\n\n"
+        "environment and the driver's answers; it needs no root, changes nothing, and loads no suspicious library into "
+        "itself. For a healthy machine it prints one line, which says what was checked. A finding says what was seen, "
+        "why it matters, and what to run.\n\n"
+        "With --from it checks a snapshot that 'epkit topo --save' wrote on another machine. With --pid it checks the "
+        "environment, the limits and the libraries of a running process instead of its own.\n\n"
+        "If a check cannot be completed, the machine does not count as healthy: the verdict is \"Not known\", with its "
+        "own exit code, and each such check says what to do about it. What only root can see, or only the node outside "
+        "of a container, is listed and does not change the verdict.\n\n"
         "Each command has a class: safe, restart (of programs, services or the machine), or cuts-off (may disconnect a "
         "network or a device). The last is given only if the finding is certain.\n\n"
         "--stacks compares what each library for expert parallelism needs (DeepEP, sgl-deep-ep, NCCL EP, NIXL EP and "
         "others) with PyTorch, NCCL, CUDA, the compiler and the NICs of the machine, in the order in which the library "
-        "itself would fail, and gives the command for the first thing missing. Nothing is imported or loaded. A library "
-        "that is installed, and whose needs nobody has written down, is named in the verdict.\n\n"
+        "itself would fail, and gives the command for the first thing missing. Nothing is imported or loaded. A "
+        "library that is installed, and whose needs nobody has written down, is named in the verdict.\n\n"
         "--fix runs the commands that a reboot reverts (loading a module, remounting /dev/shm), after showing them. "
         "Everything else is left to you.\n\n"
         "--hosts runs it on many nodes concurrently and prints first how they differ: a single node with another "
-        "driver "
-        "can make a job hang. ssh must work without a password, and epkit must be installed there. A node has "
+        "driver can make a job hang. ssh must work without a password, and epkit must be installed there. A node has "
         "--timeout seconds to answer; one that does not is named with what failed: DNS, TCP, authentication, epkit.",
     .options = doctor_table,
     .options_bytes = sizeof(struct doctor_options),

@@ -2,7 +2,6 @@
 /* compare_nodes.c - differences between nodes. Documents come from other machines: types of values are checked. */
 #include "diagnosis.h"
 
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <stdio.h>

@@ -7,9 +7,8 @@
 #include "cmd/launch/remote.h"
 #include "common/capture.h"
 #include "common/output.h"
-#include "common/progress.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <stdio.h>

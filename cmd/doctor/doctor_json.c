@@ -5,10 +5,10 @@
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
 #include "common/variables.h"
+#include "machine/doctor/doctor.h"
 #include "machine/doctor/queries.h"
-#include "machine/doctor/stacks.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +45,7 @@ json_t *diagnosis_row(const struct doctor_result *result)
     for (int i = 0; i < result->n_evidence; i++)
         json_array_append_new(
             evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
-    /* finding.c has made the commands safe to print; they are on separate lines. */
+    /* doctor.c has made the commands safe to print; they are on separate lines. */
     json_object_update_new(
         row,
         json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity", diagnosis_severity(result->severity),

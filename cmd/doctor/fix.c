@@ -10,7 +10,7 @@
 #include "common/capture.h"
 #include "common/output.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -7,8 +7,7 @@
 #include "common/shell.h"
 #include "env.h"
 #include "machine/doctor/doctor.h"
-#include "machine/doctor/machine_nvshmem.h"
-#include "machine/doctor/nccl_variables.h"
+#include "machine/doctor/queries.h"
 
 #include <errno.h>
 #include <stdio.h>

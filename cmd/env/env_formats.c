@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* env_formats.c - the advice in each format: variables of a shell, YAML of Kubernetes, JSON. */
-#include "common/clean.h"
 #include "common/embedded.h"
 #include "common/output.h"
 #include "common/shell.h"
+#include "common/text.h"
 #include "env.h"
 
 #include <string.h>

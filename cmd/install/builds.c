@@ -4,7 +4,7 @@
  * folder), copyset (copies that belong together) and command (anything else).
  */
 #include "base/error.h"
-#include "machine/software/software_text.h"
+#include "machine/software/read_software.h"
 #include "types.h"
 
 #include <ctype.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/output.h"
 #include "install_output.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_install.c - epkit install: applies recipes to a machine, and undoes them. */
 #include "common/output.h"
-#include "common/progress.h"
 #include "install_output.h"
 
 #include <epkit/types.h>

@@ -7,10 +7,9 @@
  */
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/temporary.h"
+#include "common/text.h"
 #include "install.h"
 
 #include <errno.h>

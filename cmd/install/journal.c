@@ -3,7 +3,6 @@
 
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/redact.h"
 
 #include <errno.h>

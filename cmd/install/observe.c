@@ -3,7 +3,6 @@
 #include "install.h"
 
 #include "common/output.h"
-#include "common/progress.h"
 
 #include <signal.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
 /* preflight.c - may this recipe be applied to this machine? Runs before anything changes. */
 #include "base/error.h"
 #include "install.h"
-#include "machine/software/software_text.h"
+#include "machine/software/read_software.h"
 
 #include <ctype.h>
 #include <elf.h>
@@ -193,8 +193,7 @@ static void check_secure_boot(struct install *install, struct source *source)
         row(install, "secure boot", PREFLIGHT_UNKNOWN, "cannot be read: %s", text.why);
     else if (text.text[4] == 1)
         row(install, "secure boot", PREFLIGHT_REFUSE,
-            "it is on: the kernel refuses modules that DKMS builds; make the node pool without "
-            "--shielded-secure-boot");
+            "it is on: the kernel refuses modules that DKMS builds; make the node pool without --shielded-secure-boot");
     else
         row(install, "secure boot", PREFLIGHT_OK, "off");
 }

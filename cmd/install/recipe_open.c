@@ -3,9 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/file.h"
 #include "common/temporary.h"
-#include "common/write.h"
 #include "install.h"
 
 #include <dirent.h>

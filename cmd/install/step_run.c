@@ -9,7 +9,6 @@
 #include "common/dir.h"
 #include "common/shell.h"
 #include "common/temporary.h"
-#include "common/write.h"
 #include "install.h"
 #include "types.h"
 

@@ -5,9 +5,8 @@
  * version of the recipe. The folder is removed when the step is undone, so that a run that is killed can be repeated.
  */
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/dir.h"
-#include "common/file.h"
+#include "common/text.h"
 #include "install.h"
 
 #include <dirent.h>

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "common/capture.h"
-#include "common/clean.h"
+#include "common/text.h"
 #include "follow.h"
 #include "location.h"
 

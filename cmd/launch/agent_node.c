@@ -3,10 +3,9 @@
 #include "agent_internal.h"
 #include "base/error.h"
 #include "common/capture.h"
-#include "common/clean.h"
 #include "common/dir.h"
 #include "common/embedded.h"
-#include "common/write.h"
+#include "common/text.h"
 #include "launch_job.h"
 #include "location.h"
 

@@ -4,15 +4,10 @@
 
 #include "base/error.h"
 #include "cmd_launch.h"
-#include "common/clean.h"
 #include "common/dir.h"
-#include "common/ending.h"
-#include "common/file.h"
 #include "common/output.h"
-#include "common/port.h"
-#include "common/progress.h"
 #include "common/redact.h"
-#include "common/write.h"
+#include "common/text.h"
 #include "help_text.h"
 #include "hosts.h"
 #include "launch.h"
@@ -350,8 +345,7 @@ static int check_hosts(const struct cmd *cmd, const struct canned_job *canned, c
         if (*options->hosts.list[i].port)
             return cmd_refuse(
                 cmd, NULL,
-                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port "
-                "0",
+                "%s: mpirun does not accept ports of single nodes: write it into ssh's configuration, and --port 0",
                 options->hosts.list[i].word);
     return CMD_FINE;
 }

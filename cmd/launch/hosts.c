@@ -3,11 +3,9 @@
 #include "hosts.h"
 
 #include "base/error.h"
-#include "common/clean.h"
-#include "common/file.h"
+#include "common/dir.h"
 #include "common/temporary.h"
 #include "common/text.h"
-#include "common/write.h"
 
 #include <ctype.h>
 #include <errno.h>

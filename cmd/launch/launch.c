@@ -5,9 +5,7 @@
 #include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/text.h"
 
 #include <errno.h>

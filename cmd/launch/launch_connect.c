@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/progress.h"
+#include "common/output.h"
 #include "common/text.h"
 
 #include <stdlib.h>

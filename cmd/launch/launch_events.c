@@ -3,7 +3,7 @@
 #include "launch_internal.h"
 
 #include "base/clock.h"
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <epkit/types.h>
 

@@ -5,10 +5,9 @@
 #include "base/error.h"
 #include "cmd/report/folder.h"
 #include "common/dir.h"
+#include "common/output.h"
 #include "common/redact.h"
 #include "common/temporary.h"
-#include "common/terminal.h"
-#include "common/write.h"
 
 #include <epkit/types.h>
 

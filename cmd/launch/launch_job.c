@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "common/capture.h"
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -41,9 +40,8 @@ int job_number(const json_t *spec, const char *key, int other)
  * another name, because env(1) is not the program either.
  */
 static const char source_program[] =
-    "self=$1; shift; PATH=$PATH:${self%/*}; "
-    "trap 'echo \"epkit: $script ended the shell with status $?; if it calls exit, use return\" >&2' EXIT;"
-    " for script in \"$@\"; do case $script in"
+    "self=$1; shift; PATH=$PATH:${self%/*}; trap 'echo \"epkit: $script ended the shell with status $?; if it calls "
+    "exit, use return\" >&2' EXIT; for script in \"$@\"; do case $script in"
     " '" JOB_ENV "') old=${LD_PRELOAD-${EPKIT_PRELOAD-}}; unset LD_PRELOAD EPKIT_PRELOAD; eval \"$(\"$self\" env)\";"
     " case :${EPKIT_PRELOAD-}: in *:\"${old:-${EPKIT_PRELOAD-}}\":*) ;; *) EPKIT_PRELOAD=${EPKIT_PRELOAD:+$EPKIT_PRELOAD:}$old;; esac; continue;;"
     " \\?*) script=${script#?}; [ -r \"$script\" ] || continue;; esac;"

@@ -5,9 +5,9 @@
 #include "launch_internal.h"
 
 #include "base/clock.h"
-#include "common/clean.h"
+#include "common/dir.h"
 #include "common/redact.h"
-#include "common/write.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>

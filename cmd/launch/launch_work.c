@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/loopback.h"
+#include "common/text.h"
 #include "follow.h"
 
 #include <string.h>

@@ -7,9 +7,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/clean.h"
+#include "common/dir.h"
 #include "common/text.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <limits.h>

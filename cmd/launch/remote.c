@@ -2,7 +2,6 @@
 #include "remote.h"
 
 #include "base/clock.h"
-#include "common/clean.h"
 #include "common/output.h"
 #include "common/text.h"
 

@@ -3,14 +3,10 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/dir.h"
-#include "common/ending.h"
 #include "common/output.h"
-#include "common/progress.h"
-#include "common/terminal.h"
 #include "nics.h"
 
 #include "common/temporary.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -323,21 +319,18 @@ const struct cmd command_nics = {
     .summary = "what the NICs carry, and whether all of them do",
     .description =
         "Shows the counters of all RDMA ports that carry data: bytes and packets since boot, rates over one interval, "
-        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows the traffic while CMD ran, and ends with CMD's exit code.\n"
-        "\n"
+        "errors and congestion, and in one sentence whether all NICs take part. With CMD it shows the traffic while "
+        "CMD ran, and ends with CMD's exit code.\n\n"
         "Traffic is called uneven when there are at least 1 MB of it and a device has less than a tenth of the average "
-        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the assignment of 'epkit topo' do not "
-        "count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since boot if "
-        "nothing moves meanwhile.\n"
-        "\n"
-        "A port whose link went down, damaged symbols or recovered from errors is a finding: while CMD ran, "
-        "else since boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 "
-        "on. Other errors are shown without a verdict: adaptive routing, for example, reorders packets.\n"
-        "\n"
+        "or the busiest one more than 1.5 times the average. NICs that no GPU uses by the assignment of 'epkit topo' "
+        "do not count, unless --devices names them. Without CMD uneven traffic is a finding: of the interval, or since "
+        "boot if nothing moves meanwhile.\n\n"
+        "A port whose link went down, damaged symbols or recovered from errors is a finding: while CMD ran, else since "
+        "boot if it has far more than the other ports. So are lost RoCE packets from one in 100000 on. Other errors "
+        "are shown without a verdict: adaptive routing, for example, reorders packets.\n\n"
         "CMD has epkit's standard input, output and error to itself, and signals are passed on to it. The report comes "
         "after it on standard output; --output FILE keeps the two apart. Data counters of RDMA ports count words of 4 "
-        "bytes and are shown in bytes. Counters may wrap around. To give options to CMD, put -- in front "
-        "of it.",
+        "bytes and are shown in bytes. Counters may wrap around. To give options to CMD, put -- in front of it.",
     .options = nics_table,
     .options_bytes = sizeof(struct nics_options),
     .examples =

@@ -5,7 +5,7 @@
 
 #include "machine/hardware/map.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>

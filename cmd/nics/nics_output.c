@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics_output.c - the report of `epkit nics`, as a document and as text. */
-#include "common/clean.h"
 #include "common/json.h"
 #include "common/output.h"
+#include "common/text.h"
 #include "nics.h"
 
 #include <inttypes.h>

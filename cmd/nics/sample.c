@@ -2,8 +2,8 @@
 /* sample.c - samples the counters periodically and adds up the changes, also while a command runs. */
 #include "base/clock.h"
 #include "common/child.h"
-#include "common/clean.h"
 #include "common/output.h"
+#include "common/text.h"
 #include "nics.h"
 
 #include <errno.h>

@@ -221,8 +221,7 @@ static void slow_rdma(struct run_verdict *verdict, double ratio, int nics)
     } else if (ratio <= 0.65) {
         add_cause(verdict, "shared-nic", "about half: two GPUs share a NIC; check the NIC counters first");
         add_cause(verdict, "slow-link",
-                  "or a link or a node is slow, which gives the same figure: 'epkit triangulate' "
-                  "finds it");
+                  "or a link or a node is slow, which gives the same figure: 'epkit triangulate' finds it");
     } else {
         add_cause(verdict, "slow-link",
                   "a link, a node or the network between them is slow: 'epkit triangulate' finds it");

@@ -2,7 +2,6 @@
 /* cmd_parse.c - epkit parse: evaluates the output of test programs. */
 #include "common/cmd.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "log_input.h"
 
 #include <errno.h>
@@ -148,17 +147,15 @@ const struct cmd command_parse = {
     .description =
         "Reads the output of the tests of DeepEP (intranode, internode, low latency, V2), of nccl-tests, of perftest "
         "(ib_write_bw and others), of NCCL EP, hybrid-ep, MoRI and OSU, and of epkit itself. Prints for each run: the "
-        "cases that passed, the best configuration, logical and wire rates, the share of the link's speed, whether that is what the machine should "
-        "reach with that many nodes, and the probable cause if it is not.\n"
-        "\n"
+        "cases that passed, the best configuration, logical and wire rates, the share of the link's speed, whether "
+        "that is what the machine should reach with that many nodes, and the probable cause if it is not.\n\n"
         "A file may hold several runs, and lines of several nodes may be interleaved. Prefixes of kubectl logs, "
         "mpirun, srun, torchrun and 'epkit launch', times, colours and progress bars are removed. Torn lines are "
-        "counted. In a folder, all *.log and *.txt are read. Without a name, or with '-', standard input is read.\n"
-        "\n"
+        "counted. In a folder, all *.log and *.txt are read. Without a name, or with '-', standard input is read.\n\n"
         "Logical rates count as DeepEP does: each row once for each rank (NVLink) or node (RDMA) that receives it, the "
         "sender included. Wire rates count only what leaves the GPU or the node. Expected figures come from published "
-        "measurements of the same machine, else from a model (docs/model.md). If neither the log nor --hardware "
-        "names the machine, only a rate below that of every known machine is a finding.",
+        "measurements of the same machine, else from a model (docs/model.md). If neither the log nor --hardware names "
+        "the machine, only a rate below that of every known machine is a finding.",
     .options = parse_table,
     .options_bytes = sizeof(struct parse_options),
     .examples =

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "log_input.h"
 
-#include "common/clean.h"
-#include "common/file.h"
+#include "common/dir.h"
 #include "common/json.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/text.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <fcntl.h>

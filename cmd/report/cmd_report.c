@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history. */
 #include "common/cmd.h"
-#include "common/progress.h"
+#include "common/output.h"
 #include "report.h"
 
 #include <errno.h>
@@ -64,11 +64,10 @@ const struct cmd command_report = {
     .description =
         "Collects the contents of the folder of a run (docs/run-folder.md): the verdict of 'epkit parse' on its logs, "
         "environment, versions, NIC balance, findings of the doctor. Writes report.html, a self-contained page with "
-        "plots, and report.json with the same data. Each file appears whole or not at all.\n"
-        "\n"
+        "plots, and report.json with the same data. Each file appears whole or not at all.\n\n"
         "With --history, the run becomes a line of a file (date, job, hardware, versions, commit, figures), and the "
-        "page shows those before it and the differences to the last other run. With --compare, two runs are compared; a "
-        "figure is worse when it changed by more than noise: three standard deviations of its history if that holds "
+        "page shows those before it and the differences to the last other run. With --compare, two runs are compared; "
+        "a figure is worse when it changed by more than noise: three standard deviations of its history if that holds "
         "four runs, else --noise.",
     .options = report_table,
     .options_bytes = sizeof(struct report_options),

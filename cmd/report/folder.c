@@ -6,7 +6,6 @@
 #include "common/redact.h"
 #include "common/shell.h"
 #include "common/text.h"
-#include "common/write.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/dir.h"
-#include "common/file.h"
+#include "common/output.h"
 #include "common/redact.h"
-#include "common/terminal.h"
 #include "common/text.h"
 #include "report.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include "common/progress.h"
-#include "common/write.h"
+#include "common/dir.h"
+#include "common/output.h"
 
 #include <errno.h>
 #include <fcntl.h>

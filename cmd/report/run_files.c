@@ -3,10 +3,9 @@
 
 #include "cmd/bench/bench.h"
 #include "common/dir.h"
+#include "common/output.h"
 #include "common/redact.h"
 #include "common/temporary.h"
-#include "common/terminal.h"
-#include "common/write.h"
 
 #include <errno.h>
 #include <signal.h>

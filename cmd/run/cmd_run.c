@@ -7,14 +7,13 @@
 #include "common/cmd.h"
 #include "common/launcher_env.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/gpu.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 
 #include "base/clock.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -432,8 +431,7 @@ static int check_alone(const struct cmd *cmd)
     ranks_env_print(text, sizeof(text));
     return cmd_usage(
         cmd,
-        "it starts ranks itself, and %s say that this is one of several: use epkit test or epkit bench, or "
-        "unset them",
+        "it starts ranks itself, and %s say that this is one of several: use epkit test or epkit bench, or unset them",
         *text ? text : "RANK and WORLD_SIZE");
 }
 

@@ -4,7 +4,6 @@
 #include "cmd/test/check/routings.h"
 #include "common/cmd.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "suite.h"

@@ -5,7 +5,6 @@
 #include "cmd/test/check/check_run.h"
 #include "cmd/test/check/routings.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "common/ranks/gpu.h"
 #include "common/ranks/ranks_internal.h"
 

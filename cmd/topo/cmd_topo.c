@@ -4,7 +4,7 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/shell.h"
-#include "machine/doctor/stacks.h"
+#include "machine/doctor/doctor.h"
 #include "machine/hardware/counters.h"
 #include "topo_view.h"
 
@@ -103,8 +103,7 @@ static int topo_save_write(const struct doctor_machine *machine, const char *fil
         out_problem("the snapshot could not be written", NULL, ep_last_error(), NULL);
         return CMD_FAILED;
     }
-    out_note("saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were "
-             "replaced",
+    out_note("saved as %s; serial numbers, UUIDs, GUIDs, host and user names, addresses, tokens and keys were replaced",
              file);
     out_hint("this shows it, and so do env, nics and doctor: epkit topo --from %s",
              shell_quote(file, word, sizeof(word)));

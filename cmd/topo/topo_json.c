@@ -86,69 +86,54 @@ static json_t *devices_json(const struct topo *topo, const struct map_choice *ch
 
 static json_t *pci_json(const struct topo *topo, const struct topo_pci *pci)
 {
-    json_t *row = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "address", pci->address, "vendor",
-                            json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
-                            json_sprintf("0x%06x", pci->class_code), "parent",
-                            out_text_or_null(pci_text(topo, pci->parent)), "host_bridge",
-                            pci->host_bridge >= 0 ? out_text(topo->host_bridge_names[pci->host_bridge]) : json_null(),
-                            "numa_node", number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus);
-
-    json_object_set_new(row, "link_gts", real_or_null(pci->link_gts));
-    json_object_set_new(row, "link_gts_max", real_or_null(pci->link_gts_max));
-    json_object_set_new(row, "link_width", number_or_null(pci->link_width, 0));
-    json_object_set_new(row, "link_width_max", number_or_null(pci->link_width_max, 0));
-    json_object_set_new(row, "driver", out_text_or_null(pci->driver));
-    return row;
+    return json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o}", "address", pci->address, "vendor",
+        json_sprintf("0x%04x", pci->vendor), "device", json_sprintf("0x%04x", pci->device), "class",
+        json_sprintf("0x%06x", pci->class_code), "parent", out_text_or_null(pci_text(topo, pci->parent)), "host_bridge",
+        pci->host_bridge >= 0 ? out_text(topo->host_bridge_names[pci->host_bridge]) : json_null(), "numa_node",
+        number_or_null(pci->numa_node, -1), "local_cpus", pci->local_cpus, "link_gts", real_or_null(pci->link_gts),
+        "link_gts_max", real_or_null(pci->link_gts_max), "link_width", number_or_null(pci->link_width, 0),
+        "link_width_max", number_or_null(pci->link_width_max, 0), "driver", out_text_or_null(pci->driver));
 }
 
 static json_t *gpu_json(const struct topo *topo, const struct topo_gpu *gpu)
 {
     static const char *const fabrics[] = {"none", "starting", "ready", "failed"};
-    json_t *row, *peers = json_array();
+    json_t *peers = json_array();
     char name[256];
 
     topo_gpu_name(topo, gpu, name, sizeof(name));
     for (int i = 0; i < topo->n_gpus; i++)
         if (gpu->nvlinks_gpu[i])
             json_array_append_new(peers, json_pack("{s:i, s:i}", "gpu", i, "links", gpu->nvlinks_gpu[i]));
-    row =
-        json_pack("{s:o, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o}", "index",
-                  gpu->index < topo_usable_gpus(topo) ? json_integer(gpu->index) : json_null(), "pci",
-                  pci_text(topo, gpu->pci), "name", name, "minor", number_or_null(gpu->minor, -1), "compute_capability",
-                  gpu->cc_major ? json_sprintf("%d.%d", gpu->cc_major, gpu->cc_minor) : json_null(), "answered",
-                  gpu->answered, "ecc_uncorrected", number_or_null(gpu->ecc_uncorrected, -1), "remap_pending",
-                  truth_or_null(gpu->remap_pending), "remap_failed", truth_or_null(gpu->remap_failed));
-    json_object_set_new(row, "nvlinks", json_integer(gpu->nvlinks));
-    json_object_set_new(row, "nvlinks_up", json_integer(gpu->nvlinks_up));
-    json_object_set_new(row, "nvlinks_switch", json_integer(gpu->nvlinks_switch));
-    json_object_set_new(row, "nvlink_peers", peers);
-    json_object_set_new(row, "fabric", gpu->fabric >= 0 ? out_text(fabrics[gpu->fabric]) : json_null());
-    return row;
+    return json_pack("{s:o, s:s, s:s, s:o, s:o, s:b, s:o, s:o, s:o, s:i, s:i, s:i, s:o, s:o}", "index",
+                     gpu->index < topo_usable_gpus(topo) ? json_integer(gpu->index) : json_null(), "pci",
+                     pci_text(topo, gpu->pci), "name", name, "minor", number_or_null(gpu->minor, -1),
+                     "compute_capability",
+                     gpu->cc_major ? json_sprintf("%d.%d", gpu->cc_major, gpu->cc_minor) : json_null(), "answered",
+                     gpu->answered, "ecc_uncorrected", number_or_null(gpu->ecc_uncorrected, -1), "remap_pending",
+                     truth_or_null(gpu->remap_pending), "remap_failed", truth_or_null(gpu->remap_failed), "nvlinks",
+                     gpu->nvlinks, "nvlinks_up", gpu->nvlinks_up, "nvlinks_switch", gpu->nvlinks_switch, "nvlink_peers",
+                     peers, "fabric", gpu->fabric >= 0 ? out_text(fabrics[gpu->fabric]) : json_null());
 }
 
 static void add_tree(const struct topo *topo, json_t *document)
 {
-    json_t *numa = json_array(), *bridges = json_array(), *pci = json_array(), *gpus = json_array();
+    json_t *numa = json_array(), *pci = json_array(), *gpus = json_array();
 
     for (int i = 0; i < topo->n_numa; i++)
         json_array_append_new(numa,
                               json_pack("{s:i, s:s, s:o}", "number", topo->numa[i].number, "cpus", topo->numa[i].cpus,
                                         "memory_bytes", number_or_null(topo->numa[i].memory_bytes, -1)));
-    for (int i = 0; i < topo->n_host_bridges; i++)
-        json_array_append_new(bridges, out_text(topo->host_bridge_names[i]));
     for (int i = 0; i < topo->n_pci; i++)
         json_array_append_new(pci, pci_json(topo, &topo->pci[i]));
     for (int i = 0; i < topo->n_gpus; i++)
         json_array_append_new(gpus, gpu_json(topo, &topo->gpus[i]));
-    json_object_set_new(document, "driver",
-                        json_pack("{s:o, s:b, s:o}", "version", out_text_or_null(topo->driver), "answered", topo->nvml,
-                                  "why_not", out_text_or_null(topo->nvml ? "" : topo->nvml_why)));
-    json_object_set_new(document, "hidden_gpus", json_integer(topo->n_hidden_gpus));
-    json_object_set_new(document, "cut", json_boolean(topo->cut));
-    json_object_set_new(document, "numa", numa);
-    json_object_set_new(document, "host_bridges", bridges);
-    json_object_set_new(document, "pci", pci);
-    json_object_set_new(document, "gpus", gpus);
+    json_object_update_new(document,
+                           json_pack("{s:{s:o, s:b, s:o}, s:i, s:b, s:o, s:o, s:o}", "driver", "version",
+                                     out_text_or_null(topo->driver), "answered", topo->nvml, "why_not",
+                                     out_text_or_null(topo->nvml ? "" : topo->nvml_why), "hidden_gpus",
+                                     topo->n_hidden_gpus, "cut", topo->cut, "numa", numa, "pci", pci, "gpus", gpus));
 }
 
 /* --- matrix --- */
@@ -226,14 +211,12 @@ json_t *topo_map_rows(const struct topo_view *view)
         const struct topo_port *port = topo_find_port(topo, choice->nic, choice->port);
         int pci = topo->gpus[choice->gpu].pci;
 
-        json_array_append_new(
-            rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
-                            device_text(topo, choice), "devices", devices_json(topo, choice), "nic",
-                            choice->nic >= 0 ? out_text(topo->nics[choice->nic].name) : json_null(), "port",
-                            number_or_null(choice->nic >= 0 ? choice->port : -1, -1), "path",
-                            choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(), "numa_node",
-                            number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
-                            real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers, "why", choice->why));
+        json_array_append_new(rows, json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:i, s:s}", "gpu", choice->gpu, "device",
+                                              device_text(topo, choice), "devices", devices_json(topo, choice), "path",
+                                              choice->nic >= 0 ? out_text(topo_path_name(choice->path)) : json_null(),
+                                              "numa_node", number_or_null(topo->pci[pci].numa_node, -1), "rate_gbps",
+                                              real_or_null(port ? port->rate_gbps : 0), "sharers", choice->sharers,
+                                              "why", choice->why));
     }
     return rows;
 }
@@ -266,40 +249,18 @@ json_t *topo_nvshmem_rows(const struct topo_view *view)
     return rows;
 }
 
-static json_t *idle_names(const struct topo *topo, const struct map *map)
-{
-    json_t *names = json_array();
-
-    for (int i = 0; i < map->n_idle; i++)
-        json_array_append_new(names, out_text(topo->nics[map->idle[i]].name));
-    return names;
-}
-
 static void add_map(const struct topo_view *view, json_t *document)
 {
     const struct topo *topo = view->topo;
     bool has_map = view->best->n > 0 && view->best->choices[0].nic >= 0;
-    json_t *excluded = json_array();
 
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role != TOPO_ROLE_DATA)
-            json_array_append_new(excluded,
-                                  json_pack("{s:s, s:s, s:s}", "nic", topo->nics[i].name, "role",
-                                            topo_role_name(topo->nics[i].role), "why", topo->nics[i].role_why));
-    json_object_set_new(document, "map", topo_map_rows(view));
-    json_object_set_new(document, "map_distance", json_integer(view->best->distance));
-    json_object_set_new(document, "map_shared", json_integer(view->best->n_shared));
-    json_object_set_new(document, "map_idle", idle_names(topo, view->best));
-    json_object_set_new(
-        document, "forms",
-        json_pack("{s:o, s:o, s:o, s:o}", "EPKIT_VERBS_DEVICE",
+    json_object_update_new(
+        document,
+        json_pack("{s:o, s:{s:o, s:o, s:o, s:o}, s:o}", "map", topo_map_rows(view), "forms", "EPKIT_VERBS_DEVICE",
                   has_map && *map_verbs(topo, view->best) ? out_text(map_verbs(topo, view->best)) : json_null(),
                   "DEEP_EP_DEVICE_TO_HCA_MAPPING", has_map ? out_text(map_deepep(topo, view->ibgda)) : json_null(),
-                  "NCCL_IB_HCA", has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view)));
-    json_object_set_new(document, "nvshmem",
-                        json_pack("{s:o, s:i, s:o}", "map", topo_nvshmem_rows(view), "shared", view->nvshmem->n_shared,
-                                  "idle", idle_names(topo, view->nvshmem)));
-    json_object_set_new(document, "excluded", excluded);
+                  "NCCL_IB_HCA", has_map ? out_text(map_nccl(topo)) : json_null(), "ranks", topo_rank_rows(view),
+                  "nvshmem", topo_nvshmem_rows(view)));
 }
 
 /* --- NICs --- */

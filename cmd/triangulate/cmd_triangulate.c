@@ -2,7 +2,7 @@
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by runs of groups. */
 #include "common/cmd.h"
 #include "common/json.h"
-#include "common/progress.h"
+#include "common/output.h"
 #include "tool_triangulate.h"
 
 #include <math.h>
@@ -208,10 +208,9 @@ const struct cmd command_triangulate = {
     .args = "",
     .summary = "find the node that makes a run slow: measure pairs of nodes",
     .description =
-        "A group of nodes is as slow as its slowest one. All pairs of nodes are measured "
-        "concurrently, then the nodes of slow pairs, each with a node of a fast one; if no pair is slow, all nodes "
-        "together. The plan is printed first.\n"
-        "\n"
+        "A group of nodes is as slow as its slowest one. All pairs of nodes are measured concurrently, then the nodes "
+        "of slow pairs, each with a node of a fast one; if no pair is slow, all nodes together. The plan is printed "
+        "first.\n\n"
         "The output of CMD is evaluated as by 'epkit parse'; the lowest share of an expected figure counts. A group "
         "that fails, hangs, or prints nothing that is recognised counts as slow. The programs of CMD have to end when "
         "its process group is terminated.",

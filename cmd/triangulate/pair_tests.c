@@ -6,7 +6,6 @@
 #include "common/capture.h"
 #include "common/json.h"
 #include "common/output.h"
-#include "common/progress.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "cmd/parse/log_input.h"
 #include "common/inherited.h"
 #include "common/json.h"
-#include "common/progress.h"
+#include "common/output.h"
 #include "watch.h"
 
 #include "base/clock.h"
@@ -305,17 +305,16 @@ const struct cmd command_watch = {
     .max_args = 1,
     .summary = "follow the log of a running test: where it stands, what is late, and the verdict at its end",
     .description =
-        "Reads a log while it is written, as 'epkit parse' reads one that is complete. Standard error says where the run "
-        "stands: which case of how many, the tuning, the size that is measured; which node has been silent while others "
-        "went on; a failure as soon as it is printed; for how long nothing was written. On a terminal this is one "
-        "line that is rewritten. Elsewhere it is a line for each change, and one every 30 s. Standard output is the "
-        "verdict of 'epkit parse', whose exit status is that of the watch.\n"
-        "\n"
+        "Reads a log while it is written, as 'epkit parse' reads one that is complete. Standard error says where the "
+        "run stands: which case of how many, the tuning, the size that is measured; which node has been silent while "
+        "others went on; a failure as soon as it is printed; for how long nothing was written. On a terminal this is "
+        "one line that is rewritten. Elsewhere it is a line for each change, and one every 30 s. Standard output is "
+        "the verdict of 'epkit parse', whose exit status is that of the watch.\n\n"
         "Standard input and a FIFO end with their last writer. A file ends 5 s after the last line of a run that is "
-        "complete, or 30 s after that of a run that has failed. A file that is missing is waited for, 60 s unless --idle "
-        "or --timeout say how long. It may be rotated or truncated: what was read before counts as well, as 'tail -F' keeps it on the screen. A rerun that overwrites "
-        "its log needs a watch of its own. Without --idle and --timeout a run that hangs is watched for ever. An interrupt prints the verdict "
-        "so far.",
+        "complete, or 30 s after that of a run that has failed. A file that is missing is waited for, 60 s unless "
+        "--idle or --timeout say how long. It may be rotated or truncated: what was read before counts as well, as "
+        "'tail -F' keeps it on the screen. A rerun that overwrites its log needs a watch of its own. Without --idle "
+        "and --timeout a run that hangs is watched for ever. An interrupt prints the verdict so far.",
     .options = watch_table,
     .options_bytes = sizeof(struct watch_options),
     .examples =

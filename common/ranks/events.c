@@ -2,8 +2,8 @@
 /* events.c - reads the events of the ranks; merges and prints their errors. */
 #include "ranks_internal.h"
 
-#include "common/clean.h"
 #include "common/output.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>

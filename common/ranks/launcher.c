@@ -9,7 +9,6 @@
 #include "common/cmd.h"
 #include "common/inherited.h"
 #include "common/output.h"
-#include "common/progress.h"
 #include "ranks_internal.h"
 
 #include "base/clock.h"

@@ -5,9 +5,8 @@
 #include "common/cmd.h"
 #include "gpu.h"
 
-#include "common/clean.h"
+#include "common/dir.h"
 #include "common/text.h"
-#include "common/write.h"
 #include "machine/hardware/map.h"
 
 #include <pthread.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks.c - the array of checks. The build makes DOCTOR_TEXTS_<name> of docs/failure-modes.md (texts.awk). */
 #include "checks.h"
-#include "stacks.h"
 
 #define DOCTOR_ROW(name, its_group, its_needs)                                                                         \
     const struct doctor_check check_##name = {                                                                         \

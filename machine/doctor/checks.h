@@ -12,6 +12,8 @@
 
 #include "common/text.h"
 #include "doctor.h"
+#include "fixes.h"
+#include "queries.h"
 
 /* clang-format off */
 #define DOCTOR_CHECKS(X, S) \

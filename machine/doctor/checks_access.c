@@ -4,8 +4,6 @@
  * an RDMA device.
  */
 #include "checks.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
 
 #include <limits.h>
 #include <stdlib.h>

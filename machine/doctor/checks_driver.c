@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_driver.c - the NVIDIA driver and related kernel modules. */
 #include "checks.h"
-#include "driver_fix.h"
 #include "kernel_log.h"
-#include "queries.h"
-#include "shell.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -95,8 +92,7 @@ void run_peermem(const struct doctor_machine *machine, struct doctor_result *res
                              driver->dmabuf, driver->dmabuf_why))
         return;
     doctor_found(result, DOCTOR_ERROR,
-                 "NICs cannot reach GPU memory: nvidia_peermem is %s, and there is no dma-buf "
-                 "either",
+                 "NICs cannot reach GPU memory: nvidia_peermem is %s, and there is no dma-buf either",
                  is_idle ? "loaded, but no client of ib_core" : "not loaded");
     doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));

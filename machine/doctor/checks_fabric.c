@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_fabric.c - NVLinks, NVSwitches and the fabric manager. */
 #include "checks.h"
-#include "inventory.h"
 #include "kernel_log.h"
-#include "queries.h"
 
 #include <string.h>
 

@@ -2,10 +2,7 @@
 /* checks_firewall.c - what keeps processes apart: firewalls between nodes, the rules of ptrace within one. */
 #include "checks.h"
 #include "common/json.h"
-#include "common/text.h"
 #include "kernel_log.h"
-#include "nccl_variables.h"
-#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

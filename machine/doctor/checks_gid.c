@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_gid.c - the GIDs of RoCE ports, and the index that variables select. */
 #include "checks.h"
-#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,10 +7,6 @@
  */
 #include "checks.h"
 #include "common/variables.h"
-#include "driver_fix.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,10 +7,7 @@
  * Faults of libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "checks.h"
-#include "common/text.h"
 #include "machine/software/libs.h"
-#include "queries.h"
-#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>

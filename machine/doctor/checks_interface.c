@@ -4,9 +4,6 @@
  * library, the one that the host name leads to, and those of rails that share a subnet.
  */
 #include "checks.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -2,10 +2,8 @@
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
 #include "common/json.h"
-#include "common/loopback.h"
+#include "common/text.h"
 #include "machine/software/libs.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
 #include "common/json.h"
-#include "queries.h"
 
 #include <stdlib.h>
 #include <string.h>

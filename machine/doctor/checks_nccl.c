@@ -4,9 +4,6 @@
  * in the NCCL user guide: lists contain prefixes of names, a leading '=' requires exact names, '^' excludes names.
  */
 #include "checks.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <ctype.h>
 #include <stdio.h>

@@ -2,9 +2,6 @@
 /* checks_nccl_library.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
 #include "checks.h"
 #include "machine/software/libs.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

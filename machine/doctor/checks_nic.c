@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

@@ -7,9 +7,6 @@
  */
 #include "checks.h"
 #include "common/variables.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

@@ -2,10 +2,6 @@
 /* checks_nvshmem_variables.c - whether the variables of NVSHMEM have the intended effect: NICs, heap, registration. */
 #include "checks.h"
 #include "common/variables.h"
-#include "machine_nvshmem.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <ctype.h>
 #include <stdlib.h>

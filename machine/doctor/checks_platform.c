@@ -3,9 +3,6 @@
 #include "checks.h"
 #include "common/variables.h"
 #include "machine/software/libs.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 
@@ -40,7 +37,7 @@ static bool is_within(unsigned device, const struct device_range *ranges, size_t
 
 #define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
 
-bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
+static bool is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 {
     const struct topo_pci *self = &machine->topo->pci[pci];
 
@@ -57,7 +54,7 @@ int machine_unsupported_gpus(const struct doctor_machine *machine)
     int n = 0;
 
     for (int p = 0; p < machine->topo->n_pci; p++)
-        n += machine_is_unsupported_gpu(machine, p);
+        n += is_unsupported_gpu(machine, p);
     return n;
 }
 
@@ -100,7 +97,7 @@ void run_open_driver(const struct doctor_machine *machine, struct doctor_result 
     if (n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
-        if (machine_is_unsupported_gpu(machine, p))
+        if (is_unsupported_gpu(machine, p))
             doctor_evidence(result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
     doctor_found(result, DOCTOR_ERROR,
                  "the loaded driver has the %s kernel modules, which do not support %d of the GPUs here",

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_port.c - ports of NICs: state, link layer. */
 #include "checks.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

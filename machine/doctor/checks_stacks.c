@@ -4,13 +4,8 @@
  * compared with what the machine has. The first need that is not met is the one that its user sees first.
  */
 #include "checks.h"
-#include "common/text.h"
 #include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-#include "nccl_variables.h"
-#include "queries.h"
-#include "shell.h"
-#include "stacks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -244,8 +239,7 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
         doctor_fix(result, false, "unset %s",
                    source_env(machine->source, "EP_NCCL_ROOT_DIR") ? "EP_NCCL_ROOT_DIR" : "NCCL_DIR");
     doctor_advise(result,
-                  "Its kernels are compiled with the headers of one NCCL and run with the other. Use one for "
-                  "both: %s.",
+                  "Its kernels are compiled with the headers of one NCCL and run with the other. Use one for both: %s.",
                   path);
 }
 
@@ -588,5 +582,3 @@ void stacks_run(const struct doctor_machine *machine, struct doctor_result *resu
     }
     doctor_not_applicable_if(result, n == 0, "no library for expert parallelism with known needs is on Python's path");
 }
-
-/* --- checks --- */

@@ -7,9 +7,6 @@
  * RDMAV_DRIVERS names the folder that contains it, which is rdmav-drivers.
  */
 #include "checks.h"
-#include "machine_nvshmem.h"
-#include "queries.h"
-#include "shell.h"
 
 #include <string.h>
 

@@ -2,9 +2,11 @@
 /* doctor.c - reads the machine that is checked, and runs checks. */
 #include "doctor.h"
 #include "base/error.h"
+#include "common/text.h"
 #include "queries.h"
-#include "stacks.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,4 +100,149 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
     doctor_result_init(machine, check, ret_result);
     if (has_needs(machine, check->needs, ret_result))
         check->run(machine, ret_result);
+}
+
+/* --- what checks report --- */
+
+#define TEXT_BYTES 2048
+
+/* Formats a text and makes each line safe to print: evidence comes from the machine. */
+static const char *__attribute__((format(printf, 2, 0)))
+format_text(const struct doctor_result *result, const char *format, va_list args)
+{
+    char raw[TEXT_BYTES], clean[TEXT_BYTES];
+    size_t used = 0;
+    char *rest = raw, *line;
+
+    vsnprintf(raw, sizeof(raw), format, args);
+    while ((line = strsep(&rest, "\n"))) {
+        text_clean(line, clean + used, sizeof(clean) - used);
+        used += strlen(clean + used);
+        if (rest && used + 1 < sizeof(clean))
+            clean[used++] = '\n';
+    }
+    clean[used] = '\0';
+    return source_printf(result->machine->source, "%s", clean);
+}
+
+void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    result->text = format_text(result, format, args);
+    va_end(args);
+    result->outcome = DOCTOR_FOUND;
+    result->severity = severity;
+}
+
+bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
+{
+    va_list args;
+
+    if (!condition)
+        return false;
+    va_start(args, format);
+    result->text = format_text(result, format, args);
+    va_end(args);
+    result->outcome = outcome;
+    return true;
+}
+
+void doctor_evidence(struct doctor_result *result, const char *where, const char *format, ...)
+{
+    struct doctor_evidence *evidence;
+    char place[TEXT_BYTES];
+    va_list args;
+
+    if (result->n_evidence == (int)COUNT(result->evidence)) {
+        result->n_evidence_left_out++;
+        return;
+    }
+    evidence = &result->evidence[result->n_evidence++];
+    va_start(args, format);
+    evidence->what = format_text(result, format, args);
+    va_end(args);
+    text_clean(where, place, sizeof(place));
+    evidence->where = source_printf(result->machine->source, "%s", place);
+}
+
+void doctor_evidence_env(struct doctor_result *result, const char *name)
+{
+    const char *value = source_env(result->machine->source, name);
+
+    doctor_evidence(result, name, "%s", value ? value : "not set");
+}
+
+void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, ...)
+{
+    char unused[1];
+    va_list args;
+    int n;
+
+    va_start(args, format);
+    n = vsnprintf(unused, sizeof(unused), format, args);
+    va_end(args);
+    /* A truncated command is another command, or leaves a quote open. */
+    if (n < 0 || n >= TEXT_BYTES) {
+        result->advice = "The command is too long to be shown.";
+        return;
+    }
+    va_start(args, format);
+    result->fix = format_text(result, format, args);
+    va_end(args);
+    result->fix_is_safe = is_safe;
+    result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
+    if (strstr(result->fix, "sudo reboot"))
+        doctor_cost(result, DOCTOR_FIX_RESTART, "The machine restarts, and every job on it ends.");
+}
+
+void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
+{
+    va_list args;
+
+    if (!*result->fix)
+        return;
+    va_start(args, format);
+    result->fix_cost = format_text(result, format, args);
+    va_end(args);
+    result->fix_class = class;
+    result->fix_is_safe = false;
+}
+
+bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,
+                          const char *why)
+{
+    return doctor_unknown_if(result, condition, "%s: %s", what, machine_reason(state, why));
+}
+
+const char *doctor_missing_text(enum doctor_missing missing)
+{
+    static const char *const texts[] = {
+        [DOCTOR_MISSING_FILE] =
+            "Make the named file or device readable, or save the snapshot again, and repeat the check.",
+        [DOCTOR_MISSING_DRIVER] = "Run nvidia-smi: it and the kernel log say why the driver does not answer.",
+        [DOCTOR_MISSING_LIBRARY] =
+            "Have libnvidia-ml.so.1 mounted into the container (utility in NVIDIA_DRIVER_CAPABILITIES).",
+        [DOCTOR_MISSING_GPUS] = "Run epkit doctor in a job or a container that has GPUs.",
+        [DOCTOR_MISSING_ROOT] = "Run epkit doctor as root.",
+        [DOCTOR_MISSING_NODE] = "Run epkit doctor on the node, outside of this container.",
+        [DOCTOR_MISSING_RUN] = "Run the program's own test between two nodes: its files do not say it.",
+    };
+
+    return texts[missing];
+}
+
+bool doctor_is_inconclusive(const struct doctor_result *result)
+{
+    return result->outcome == DOCTOR_UNKNOWN && result->missing < DOCTOR_MISSING_ROOT;
+}
+
+void doctor_advise(struct doctor_result *result, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    result->advice = format_text(result, format, args);
+    va_end(args);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver_missing.c - why NVIDIA's driver is not bound to GPUs on the bus. */
 #include "common/text.h"
-#include "driver_fix.h"
+#include "fixes.h"
 #include "kernel_log.h"
 #include "queries.h"
 

@@ -67,4 +67,27 @@ void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits
 /* The fatal SXids since the driver was loaded, one entry for each. */
 void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log);
 
+/* --- Xids --- */
+
+enum xid_action {
+    XID_OF_PROGRAM, /* caused by a program, or a note: says nothing about the GPU's health */
+    XID_RECOVERED,  /* the driver has recovered; NVML reports what remains to be done */
+    XID_RESET,      /* reset the GPU */
+    XID_RESTART,    /* restart the node: a reset of the GPU is not sufficient */
+    XID_LINK,       /* an NVLink: reset the GPUs at both ends, then inspect the link */
+    XID_OTHER       /* not in the table */
+};
+
+struct xid {
+    int first, last; /* numbers */
+    enum xid_action action;
+    const char *text; /* a phrase */
+};
+
+/* The row of an Xid; for an unknown number, a row that says so. */
+const struct xid *xid_find(int number);
+
+/* What to do, a sentence that includes its side effects. */
+const char *xid_action_text(enum xid_action action);
+
 #endif

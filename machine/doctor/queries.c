@@ -2,8 +2,6 @@
 #include "queries.h"
 #include "common/text.h"
 
-#include "machine_nvshmem.h"
-
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* map_forms.c - maps as other programs write and read them. */
-#include "map_internal.h"
+#include "read_hardware.h"
 
 #include "base/error.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>

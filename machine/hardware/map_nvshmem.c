@@ -13,7 +13,7 @@
  * - Otherwise the candidates are sorted by path (PIX, PXB, PHB, NODE, SYS), and a PE takes the first. Balancing is
  * among the PEs of one job: DeepEP makes a job for each GPU, so every PE is number 0 of its own, and alone in it.
  */
-#include "map_internal.h"
+#include "read_hardware.h"
 
 #include "base/error.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "pci_text.h"
+#include "read_hardware.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>

@@ -5,7 +5,7 @@
 #include "nvml.h"
 #include "read_hardware.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,10 +5,9 @@
  * Variables that DeepEP sets itself before it starts NVSHMEM are not advised (deep_ep/buffer.py: NVSHMEM_DISABLE_P2P,
  * NVSHMEM_QP_DEPTH, NVSHMEM_IBGDA_NUM_RC_PER_PE, NVSHMEM_MAX_TEAMS, NVSHMEM_CUMEM_GRANULARITY, ...).
  */
-#include "advice_internal.h"
+#include "read_software.h"
 
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/text.h"
 #include "common/variables.h"
 

@@ -6,13 +6,12 @@
  * from the same installation: if an advised folder contains its own libibverbs, the folder of the complete installation
  * is put in front.
  */
-#include "advice_internal.h"
-#include "libs_search.h"
+#include "libs.h"
 #include "read_software.h"
 
 #include "base/error.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <string.h>
 

@@ -5,11 +5,10 @@
  * A variable has at most one row, for its most severe problem. The checks below run in order, and the first one that
  * reports something is the last one for that variable.
  */
-#include "advice_internal.h"
 #include "common/variables.h"
+#include "read_software.h"
 
 #include "base/error.h"
-#include "common/clean.h"
 #include "common/text.h"
 
 #include <stdarg.h>

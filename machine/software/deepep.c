@@ -2,7 +2,6 @@
 /* deepep.c - the copies of DeepEP on a machine, and which of them Python imports. */
 #include "common/text.h"
 #include "read_software.h"
-#include "software_text.h"
 
 #include <stdlib.h>
 #include <string.h>

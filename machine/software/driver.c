@@ -2,7 +2,6 @@
 /* driver.c - the NVIDIA driver, its options, and related kernel modules. */
 #include "common/text.h"
 #include "read_software.h"
-#include "software_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

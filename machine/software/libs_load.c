@@ -2,7 +2,6 @@
 /* libs_load.c - all libraries that loading one file loads, and the symbol versions that are then missing. */
 #include "base/error.h"
 #include "libs.h"
-#include "libs_search.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include "common/shell.h"
 #include "common/text.h"
-#include "software_text.h"
+#include "read_software.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,6 @@
  */
 #include "common/text.h"
 #include "read_software.h"
-#include "software_text.h"
 
 #include <limits.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* software_text.c - parsers for modprobe.d, the kernel command line, dpkg's status, DeepEP's buffer.py and others. */
-#include "software_text.h"
+#include "read_software.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -10,7 +10,6 @@
  */
 #include "common/text.h"
 #include "read_software.h"
-#include "software_text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * libelf reads with ELF_C_READ: pread() into memory of its own. Sizes in the file are checked before libelf allocates
  * by them.
  */
-#include "common/clean.h"
+#include "common/text.h"
 #include "machine/source/elf.h"
 #include "source.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
-#include "common/write.h"
+#include "common/dir.h"
 #include "state.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
  * of NULL is the newline alone.
  */
 #include "common/capture.h"
-#include "common/write.h"
+#include "common/dir.h"
 #include "state.h"
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* read.c - queries of files. Each uses the cached entry, or makes one from the live side. */
-#include "common/clean.h"
+#include "common/text.h"
 #include "state.h"
 
 #include <ctype.h>

@@ -8,7 +8,6 @@
  * be added as well.
  */
 #include "scrub.h"
-#include "common/clean.h"
 #include "common/text.h"
 
 #include "base/error.h"

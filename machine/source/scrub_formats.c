@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
-#include "common/loopback.h"
 #include "common/redact.h"
 #include "common/text.h"
 #include "common/variables.h"

@@ -7,12 +7,10 @@
  * Entries are those of cache.h. "full" records that the cache was full, so that later queries fail as they did.
  * Snapshots are untrusted input: what is accepted satisfies source.h, and errors name what was rejected.
  */
-#include "common/clean.h"
 #include "common/dir.h"
+#include "common/output.h"
 #include "common/temporary.h"
-#include "common/terminal.h"
 #include "common/text.h"
-#include "common/write.h"
 #include "scrub.h"
 #include "state.h"
 

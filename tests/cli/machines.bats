@@ -103,8 +103,8 @@ healthy() {
 
 @test "A4: each GPU has the NIC of its own number" {
     epkit topo --from a4 --json >a4.map.json
-    [ "$(jq -r '[.map[] | "\(.gpu):\(.nic)"] | join(" ")' a4.map.json)" = \
-        "0:mlx5_0 1:mlx5_1 2:mlx5_2 3:mlx5_3 4:mlx5_4 5:mlx5_5 6:mlx5_6 7:mlx5_7" ]
+    [ "$(jq -r '[.map[] | "\(.gpu):\(.device)"] | join(" ")' a4.map.json)" = \
+        "0:mlx5_0:1 1:mlx5_1:1 2:mlx5_2:1 3:mlx5_3:1 4:mlx5_4:1 5:mlx5_5:1 6:mlx5_6:1 7:mlx5_7:1" ]
 }
 
 # sourced ENVIRON SCRIPT [NAME=VALUE...]: the environment, NUL-separated, of a shell that began with the one in ENVIRON

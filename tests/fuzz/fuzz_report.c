@@ -4,8 +4,8 @@
  * compared with itself and put into a history; the page has no character that is hidden, and no tag of the folder.
  */
 #include "cmd/report/report.h"
-#include "common/clean.h"
 #include "common/redact.h"
+#include "common/text.h"
 
 #include <fcntl.h>
 #include <stdint.h>

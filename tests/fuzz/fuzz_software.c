@@ -3,7 +3,7 @@
  * Any text as one of those that a machine keeps about its software; the first byte says which. Pieces must lie within
  * the text, and every reader must come to its end.
  */
-#include "machine/software/software_text.h"
+#include "machine/software/read_software.h"
 
 #include <stdlib.h>
 #include <string.h>

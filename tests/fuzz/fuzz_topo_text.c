@@ -3,7 +3,7 @@
  * Any bytes as the small texts of sysfs: what is read lies within its limits, and an address that is read can be
  * written and read again.
  */
-#include "machine/hardware/pci_text.h"
+#include "machine/hardware/read_hardware.h"
 
 #include <stdlib.h>
 #include <string.h>

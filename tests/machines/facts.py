@@ -13,7 +13,6 @@ import os
 import re
 import sys
 
-PATHS = ["PIX", "PXB", "PHB", "NODE", "SYS"]  # by their distance
 STATES = {"4: ACTIVE": "ACTIVE"}
 PHYS_STATES = {"5: LinkUp": "LinkUp"}
 
@@ -144,9 +143,8 @@ def best_map(lines):
         gpu, ports, path, numa, rate, why = re.fullmatch(
             r" *(\d+) (\S+(?:, \S+)*) +([A-Z]+) +(\d*) +(\d+) +(.+)", line).groups()
         devices = ports.split(", ")
-        name, _, port = devices[0].rpartition(":")
-        rows.append({"gpu": int(gpu), "device": devices[0], "devices": devices, "nic": name, "port": int(port),
-                     "path": path, "numa_node": int(numa) if numa else None, "rate_gbps": int(rate), "why": why})
+        rows.append({"gpu": int(gpu), "device": devices[0], "devices": devices, "path": path,
+                     "numa_node": int(numa) if numa else None, "rate_gbps": int(rate), "why": why})
     return with_sharers(rows)
 
 
@@ -163,10 +161,6 @@ def no_nic(n_gpus, why, more):
     return [{"gpu": gpu, "device": None, "path": None, "sharers": 0, "why": why, **more} for gpu in range(n_gpus)]
 
 
-def n_shared(rows):
-    return len({port_name(row["device"]) for row in rows if row["sharers"] > 1})
-
-
 def forms(lines):
     found = {name: None for name in ("EPKIT_VERBS_DEVICE", "DEEP_EP_DEVICE_TO_HCA_MAPPING", "NCCL_IB_HCA")}
     for line in section(lines, "For all processes:"):
@@ -178,11 +172,9 @@ def forms(lines):
 
 
 def excluded(lines):
-    rows = []
-    for line in section(lines, "NICs that are left out:"):
-        name, role, why = re.fullmatch(r" +(\S+)  ([a-z-]+): (.+)", line).groups()
-        rows.append({"nic": name, "role": role, "why": why})
-    return rows
+    """Role and reason by the name of the NIC."""
+    found = (re.fullmatch(r" +(\S+)  ([a-z-]+): (.+)", line) for line in section(lines, "NICs that are left out:"))
+    return {match[1]: (match[2], match[3]) for match in found}
 
 
 def expected_topo(tree, text):
@@ -190,30 +182,23 @@ def expected_topo(tree, text):
     document = {"schema_version": 1, "subcommand": "topo", "verdict": lines[0]}
     if len(lines) == 1:
         return document
-    functions = pci_functions(tree)
     with open(f"{tree}/epkit-overlay.json", encoding="utf-8") as file:
         answer = json.load(file)["answers"]["nvml"]["value"]
-    left_out = excluded(lines)
-    roles = {row["nic"]: (row["role"], row["why"]) for row in left_out}
+    roles = excluded(lines)
     names = [port_name(line.split()[0]) for line in section(lines, "NIC ") if ":" in line.split()[0]]
     best = best_map(lines)
     nvshmem = nvshmem_map(lines)
-    used = {port_name(device) for row in best for device in row["devices"]}
-    chosen = {port_name(row["device"]) for row in nvshmem}
-    data = [name for name in names if name not in roles]
     nothing = re.search(r"would choose by itself: nothing. (.+)$", text, re.M)
     document |= {
         "not_read": None, "hidden_gpus": 0, "cut": False,
         "driver": {"version": re.search(r"^NVIDIA driver (.+)$", text, re.M)[1], "answered": True, "why_not": None},
-        "numa": numa_nodes(tree), "host_bridges": sorted({row["host_bridge"] for row in functions}), "pci": functions,
+        "numa": numa_nodes(tree), "pci": pci_functions(tree),
         "gpus": gpus(answer), "matrix": matrix(lines),
         "map": best or no_nic(len(answer["gpus"]), "there is no NIC", {
-            "devices": [], "nic": None, "port": None, "numa_node": None, "rate_gbps": None}),
-        "map_distance": sum(PATHS.index(row["path"]) for row in best), "map_shared": n_shared(best),
-        "map_idle": [name for name in data if name not in used], "forms": forms(lines),
-        "nvshmem": {"map": nvshmem or no_nic(len(answer["gpus"]), nothing[1] if nothing else "there is no NIC", {}),
-                    "shared": n_shared(nvshmem), "idle": [name for name in data if name not in chosen]},
-        "excluded": left_out, "nics": [nic(tree, name, *roles.get(name, ("data", None))) for name in names]}
+            "devices": [], "numa_node": None, "rate_gbps": None}),
+        "forms": forms(lines),
+        "nvshmem": nvshmem or no_nic(len(answer["gpus"]), nothing[1] if nothing else "there is no NIC", {}),
+        "nics": [nic(tree, name, *roles.get(name, ("data", None))) for name in names]}
     return document
 
 

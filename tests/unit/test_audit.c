@@ -2,7 +2,7 @@
 /* The audit of single variables and of whole environments. */
 #include "advised.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 static struct advised advised;
 

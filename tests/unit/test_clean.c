@@ -2,7 +2,7 @@
 /* The output of text_clean() for terminals, and that characters are never split. */
 #include "unit.h"
 
-#include "common/clean.h"
+#include "common/text.h"
 
 TEST(hidden_characters_are_replaced)
 {

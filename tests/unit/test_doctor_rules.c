@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The basis of the rules: Xids, outliers of counters, lines of shell scripts, and the preconditions of checks. */
-#include "machine/doctor/shell.h"
-#include "machine/doctor/xid.h"
+#include "machine/doctor/fixes.h"
+#include "machine/doctor/kernel_log.h"
 #include "machine/hardware/counters.h"
 #include "made.h"
 

@@ -5,7 +5,7 @@
 #include "cmd/launch/hosts.h"
 
 #include "base/error.h"
-#include "common/loopback.h"
+#include "common/text.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

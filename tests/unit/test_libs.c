@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where ld.so would find libraries: its rules one by one on made up machines, and itself as the oracle on this one. */
 #include "machine/software/libs.h"
-#include "machine/software/libs_search.h"
 #include "world.h"
 
 #include <link.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers for text files of a machine. */
-#include "machine/software/software_text.h"
+#include "machine/software/read_software.h"
 #include "unit.h"
 #include "world.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parsers for the small texts of sysfs. */
-#include "machine/hardware/pci_text.h"
+#include "machine/hardware/read_hardware.h"
 #include "temp.h"
 
 TEST(test_pci_address)

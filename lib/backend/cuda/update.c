@@ -165,9 +165,8 @@ static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_
     call->queued = false;
     call->cuda->copied = true; /* later calls are ordered after its kernels all the same */
     if (plan->from_mask)
-        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 "
-                                     "or above the choices that the tokens for its rank can have, or too few for a "
-                                     "rank");
+        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 or "
+                                     "above the choices that the tokens for its rank can have, or too few for a rank");
     return cuda_explain_routing(&shape, routing->topk_idx, plan->args.idx_type, call->stream,
                                 "routing: topk_idx changed while it was checked");
 }

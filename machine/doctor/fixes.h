@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * driver_fix.h - how to apply an option of the NVIDIA driver on each operating system without losing other configured
- * options; and why the driver is not loaded.
+ * fixes.h - how to apply an option of the NVIDIA driver on each operating system without losing other configured
+ * options; why the driver is not loaded; and words and commands of a shell.
  */
-#ifndef EP_DOCTOR_DRIVER_FIX_H
-#define EP_DOCTOR_DRIVER_FIX_H
+#ifndef EP_DOCTOR_FIXES_H
+#define EP_DOCTOR_FIXES_H
 
 #include "doctor.h"
 
@@ -27,5 +27,22 @@ void driver_found_nouveau(const struct doctor_machine *machine, struct doctor_re
 /* Has firmware or host given the GPU no addresses for its memory (BAR1)? What to do then. */
 bool machine_lacks_window(const struct doctor_machine *machine, int pci);
 const char *machine_window_advice(const struct doctor_machine *machine);
+
+/* --- words and commands of a shell --- */
+
+/* shell_quote() of any length, owned by the source. */
+const char *shell_word(struct source *source, const char *text);
+
+/* Is it a valid name of a shell variable? */
+bool shell_is_name(const char *name);
+
+/* Does a line of a shell script evaluate /proc/1/environ? Reading one variable from it with grep does not count. */
+bool shell_evaluates_environ(const char *line, size_t bytes);
+
+/* Prepends `folders` to a search path without an empty entry, which would mean the current folder. */
+const char *shell_prepend(struct source *source, const char *name, const char *folders);
+
+/* A command that removes `folder` from a search path, `path` being its current value. */
+const char *shell_leave_out(struct source *source, const char *name, const char *path, const char *folder);
 
 #endif
