@@ -329,7 +329,8 @@ static const struct {
     {{NULL}, two_nccl_mapped, "two-nccl: the process has loaded 2 copies of NCCL"},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib"},
      torch_nccl,
-     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5"},
+     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5, "
+     "and the import of PyTorch stops at a function that is missing"},
     {{"LD_LIBRARY_PATH=/opt/same/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/same/lib:/opt/nccl/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib", "LD_PRELOAD=/opt/same/lib/libnccl.so.2"}, torch_nccl, ""},
