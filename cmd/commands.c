@@ -4,6 +4,7 @@
 #include "common/output.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 extern const struct cmd command_deploy, command_nics, command_run, command_topo, command_doctor, command_env,
@@ -101,4 +102,23 @@ int cmd_refuse(const struct cmd *cmd, const char *where, const char *format, ...
         ending_detail("where", where);
     ending_detail("why", text);
     return hint_usage(cmd);
+}
+
+/* --- ports from the environment --- */
+
+int port_check_env(const struct cmd *cmd, const char *name, int least)
+{
+    const char *text = getenv(name);
+
+    if (!text || !*text ||
+        (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
+        return CMD_FINE;
+    return cmd_refuse(cmd, NULL, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
+}
+
+int port_from_env(const char *name, int otherwise)
+{
+    const char *text = getenv(name);
+
+    return text && *text ? atoi(text) : otherwise;
 }

@@ -461,22 +461,3 @@ void options_print(const struct cmd *cmd, const struct cmd_call *call, const cha
         print_args(call, ret_text, bytes);
     }
 }
-
-/* --- ports from the environment --- */
-
-int port_check_env(const struct cmd *cmd, const char *name, int least)
-{
-    const char *text = getenv(name);
-
-    if (!text || !*text ||
-        (strlen(text) < 6 && strspn(text, "0123456789") == strlen(text) && atoi(text) >= least && atoi(text) < 65536))
-        return CMD_FINE;
-    return cmd_refuse(cmd, NULL, "the variable %s is '%.40s', not a port from %d to 65535", name, text, least);
-}
-
-int port_from_env(const char *name, int otherwise)
-{
-    const char *text = getenv(name);
-
-    return text && *text ? atoi(text) : otherwise;
-}

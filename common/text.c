@@ -256,22 +256,14 @@ void text_cut(char *text)
 bool address_is_loopback(const char *name)
 {
     /* The names in /etc/hosts of the distributions. */
-    static const char *const names[] = {"localhost",
-                                        "localhost.",
-                                        "localhost.localdomain",
-                                        "localhost.localdomain4",
-                                        "localhost.localdomain6",
-                                        "localhost4",
-                                        "localhost4.localdomain4",
-                                        "localhost6",
-                                        "localhost6.localdomain6",
-                                        "ip6-localhost",
-                                        "ip6-loopback"};
+    const char *const *names = TEXTS("localhost", "localhost.", "localhost.localdomain", "localhost.localdomain4",
+                                     "localhost.localdomain6", "localhost4", "localhost4.localdomain4", "localhost6",
+                                     "localhost6.localdomain6", "ip6-localhost", "ip6-loopback");
     struct in6_addr six;
     struct in_addr four;
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcasecmp(name, names[i]) == 0)
+    for (; *names; names++)
+        if (strcasecmp(name, *names) == 0)
             return true;
     /* As getaddrinfo() reads it, which also accepts "127.1". */
     if (inet_aton(name, &four))

@@ -116,23 +116,15 @@ size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
 }
 
 /* Who knows the rest of the address may write there; commands that are followed by a token without a form. */
+static const char *const *const beginnings =
+    TEXTS("hooks.slack.com/", "discord.com/api/", "discordapp.com/api/", "webhook.office.com/", "api.telegram.org/bot",
+          "open.feishu.cn/open-apis/bot/", "open.larksuite.com/open-apis/bot/",
+          "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=", "conda.anaconda.org/t/", "wandb.login(key='",
+          "wandb.login(key=\"", "wandb login ", "wandb login --relogin ");
+
 size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    static const char *const beginnings[] = {"hooks.slack.com/",
-                                             "discord.com/api/",
-                                             "discordapp.com/api/",
-                                             "webhook.office.com/",
-                                             "api.telegram.org/bot",
-                                             "open.feishu.cn/open-apis/bot/",
-                                             "open.larksuite.com/open-apis/bot/",
-                                             "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=",
-                                             "conda.anaconda.org/t/",
-                                             "wandb.login(key='",
-                                             "wandb.login(key=\"",
-                                             "wandb login ",
-                                             "wandb login --relogin "};
-
-    for (size_t i = 0; i < COUNT(beginnings); i++) {
+    for (size_t i = 0; beginnings[i]; i++) {
         size_t head, n;
 
         if (byte_at(scan, at) != beginnings[i][0] || !has_text(scan, at, beginnings[i]))

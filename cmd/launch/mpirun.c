@@ -93,39 +93,11 @@ static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t by
 ep_status mpirun_start(struct launch *launch, const json_t *spec)
 {
     char ssh[1400], daemon[100], count[16], hostfile[PATH_MAX];
-    const char *const words[] = {"mpirun",
-                                 "--hostfile",
-                                 hostfile,
-                                 "-np",
-                                 count,
-                                 "--map-by",
-                                 "seq",
-                                 "--bind-to",
-                                 "none",
-                                 "--mca",
-                                 "plm",
-                                 "rsh",
-                                 "--mca",
-                                 "plm_rsh_agent",
-                                 ssh,
-                                 "--mca",
-                                 "plm_rsh_no_tree_spawn",
-                                 "1",
-                                 "--mca",
-                                 "orte_launch_agent",
-                                 daemon,
-                                 "--mca",
-                                 "ras",
-                                 "^slurm,tm,lsf,gridengine",
-                                 "--mca",
-                                 "orte_keep_fqdn_hostnames",
-                                 "1",
-                                 "-x",
-                                 JOB_SPEC,
-                                 "sh",
-                                 "-c",
-                                 launch->rank_command,
-                                 NULL};
+    const char *const *words =
+        TEXTS("mpirun", "--hostfile", hostfile, "-np", count, "--map-by", "seq", "--bind-to", "none", "--mca", "plm",
+              "rsh", "--mca", "plm_rsh_agent", ssh, "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "orte_launch_agent",
+              daemon, "--mca", "ras", "^slurm,tm,lsf,gridengine", "--mca", "orte_keep_fqdn_hostnames", "1", "-x",
+              JOB_SPEC, "sh", "-c", launch->rank_command);
     const char *port = launch->options->port;
     char *text = json_dumps(spec, JSON_COMPACT);
     struct start start = {(char *const *)words, text, launch->id};

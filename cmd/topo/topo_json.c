@@ -230,7 +230,7 @@ json_t *topo_rank_rows(const struct topo_view *view)
         if (view->best->choices[i].nic >= 0)
             json_array_append_new(rows, json_pack("{s:i, s:s, s:s}", "rank", i, "NVSHMEM_HCA_LIST",
                                                   map_hca_list(view->topo, view->ibgda, i), "UCX_NET_DEVICES",
-                                                  map_ucx(view->topo, view->best, i)));
+                                                  map_hca_list(view->topo, view->best, i)));
     return rows;
 }
 

@@ -68,13 +68,13 @@ void map_free(struct map *map);
 
 /* --- formats; the strings belong to the source of the topology --- */
 
-const char *map_deepep(const struct topo *topo, const struct map *map);            /* "0:mlx5_0:1,1:mlx5_1:1" */
-const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": NVSHMEM_HCA_LIST */
+const char *map_deepep(const struct topo *topo, const struct map *map); /* "0:mlx5_0:1,1:mlx5_1:1" */
+
+/* "mlx5_0:1": NVSHMEM_HCA_LIST, UCX_NET_DEVICES. */
+const char *map_hca_list(const struct topo *topo, const struct map *map, int gpu);
 
 /* "=mlx5_0:1,mlx5_1:1": NCCL_IB_HCA, exact names, all rails: NCCL spreads its channels over them. */
 const char *map_nccl(const struct topo *topo);
-
-const char *map_ucx(const struct topo *topo, const struct map *map, int gpu); /* "mlx5_0:1": UCX_NET_DEVICES */
 
 /* "mlx5_0:1,mlx5_1:1", a port for each GPU: EPKIT_VERBS_DEVICE of all ranks of a node; "" if a GPU has none. */
 const char *map_verbs(const struct topo *topo, const struct map *map);

@@ -161,8 +161,3 @@ const char *map_verbs(const struct topo *topo, const struct map *map)
     }
     return text;
 }
-
-const char *map_ucx(const struct topo *topo, const struct map *map, int gpu)
-{
-    return map_hca_list(topo, map, gpu);
-}

@@ -16,16 +16,9 @@
  * Debian and Ubuntu search the folders of their architecture and /lib, /usr/lib; Red Hat /lib64, /usr/lib64. The
  * machine may be of either family and architecture; only some of these folders exist on it.
  */
-static const char *const default_folders[] = {
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/lib",
-    "/usr/lib",
-    "/lib64",
-    "/usr/lib64",
-};
+static const char *const *const default_folders =
+    TEXTS("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
+          "/lib", "/usr/lib", "/lib64", "/usr/lib64");
 
 struct libs_env libs_env_of(struct source *source)
 {
@@ -168,7 +161,7 @@ void libs_list_split(struct source *source, struct libs_list *list, const char *
 void libs_list_system(struct source *source, struct libs_list *list)
 {
     read_conf(source, list);
-    for (size_t i = 0; i < COUNT(default_folders); i++)
+    for (size_t i = 0; default_folders[i]; i++)
         libs_list_add(source, list, default_folders[i], "default folder");
 }
 

@@ -149,25 +149,18 @@ static const struct scrub_row fact_rows[] = {
 };
 
 /* Folders whose names all stay; in others, names of common software (scrub_name()). */
-static const char *const folder_rows[] = {"/sys/**",
-                                          "/dev/shm",
-                                          "/proc/driver/nvidia/**",
-                                          "/dev/infiniband",
-                                          "/dev/nvidia-caps-imex-channels",
-                                          "**/modprobe.d",
-                                          "/etc/profile.d",
-                                          "/var/lib/epkit/install",
-                                          "**/ld.so.conf.d",
-                                          "/lib/modules/**",
-                                          "/usr/lib/modules/**"};
+static const char *const *const folder_rows =
+    TEXTS("/sys/**", "/dev/shm", "/proc/driver/nvidia/**", "/dev/infiniband", "/dev/nvidia-caps-imex-channels",
+          "**/modprobe.d", "/etc/profile.d", "/var/lib/epkit/install", "**/ld.so.conf.d", "/lib/modules/**",
+          "/usr/lib/modules/**");
 
 /* Answers whose strings stay, after the general pass. */
-static const char *const answer_rows[] = {"nvml", "load:**", "ethtool:**", "shm"};
+static const char *const *const answer_rows = TEXTS("nvml", "load:**", "ethtool:**", "shm");
 
-static bool matches_any(const char *const *patterns, size_t n, const char *text)
+static bool matches_any(const char *const *patterns, const char *text)
 {
-    for (size_t i = 0; i < n; i++)
-        if (scrub_match(patterns[i], text))
+    for (; *patterns; patterns++)
+        if (scrub_match(*patterns, text))
             return true;
     return false;
 }
@@ -305,7 +298,7 @@ static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, con
 /* Names in a folder: all if a row says so, else only those that identify no owner. */
 static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t *names)
 {
-    bool all = matches_any(folder_rows, COUNT(folder_rows), folder);
+    bool all = matches_any(folder_rows, folder);
     const struct scrub_row row = {"", rule_name, folder, NULL};
     json_t *copy = json_array(), *name;
     size_t i;
@@ -332,7 +325,7 @@ static const struct scrub_row *row_of_entry(enum cache_kind kind, const char *ke
     case CACHE_FACTS:
         return key[n] ? row_of(fact_rows, COUNT(fact_rows), key + n + 1) : NULL;
     case CACHE_ANSWERS:
-        return matches_any(answer_rows, COUNT(answer_rows), key) ? &text_row : NULL;
+        return matches_any(answer_rows, key) ? &text_row : NULL;
     case CACHE_LINKS:
         return &path_row;
     default:

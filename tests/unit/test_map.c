@@ -580,7 +580,6 @@ TEST(forms)
     assert_string_equal(map_deepep(&machine.topo, map), "0:mlx5_0:1,1:mlx5_1:1,2:mlx5_2:2,3:mlx5_2:2");
     assert_string_equal(map_nccl(&machine.topo), "=mlx5_0:1,mlx5_1:1,mlx5_2:2");
     assert_string_equal(map_hca_list(&machine.topo, map, 3), "mlx5_2:2");
-    assert_string_equal(map_ucx(&machine.topo, map, 0), "mlx5_0:1");
     assert_string_equal(map_verbs(&machine.topo, map), "mlx5_0:1,mlx5_1:1,mlx5_2:2,mlx5_2:2");
     map->choices[2].nic = -1;
     assert_string_equal(map_verbs(&machine.topo, map), "");
