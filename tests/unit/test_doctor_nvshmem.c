@@ -243,7 +243,7 @@ static const struct {
      mapping_and_dead_port,
      "shared-nic: DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU 2 port 1 of mlx5_2, which is down"},
     /* nic-handler and gdrcopy */
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, option_off, "nic-handler: GPUs cannot ring"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, option_off, "nic-handler: GPUs may not ring"},
     {{NULL}, option_off, ""},
     {{"NVSHMEM_IBGDA_NIC_HANDLER=auto", ONE}, option_configured, ""},
     {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, no_params, "?nic-handler: /proc/driver/nvidia/params"},
@@ -445,7 +445,7 @@ TEST(test_severities)
         void (*change)(void);
         enum doctor_severity severity;
     } severities[] = {
-        {&check_nic_handler, "NVSHMEM_IBGDA_NIC_HANDLER=gpu", option_off, DOCTOR_ERROR},
+        {&check_nic_handler, "NVSHMEM_IBGDA_NIC_HANDLER=gpu", option_off, DOCTOR_WARNING},
         {&check_two_nvshmem, "NVSHMEM_DEBUG=INFO", bundle, DOCTOR_WARNING},
         {&check_two_nvshmem, GOOD, deepep_and_bundle, DOCTOR_ERROR},
         {&check_shared_nic, IBGDA, NULL, DOCTOR_WARNING},
