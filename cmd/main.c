@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* main.c - epkit COMMAND ...: finds the command, parses its options, runs it. */
-#include "cmd/help/help.h"
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
 #include "common/inherited.h"

@@ -29,6 +29,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Exit codes of every command. Above 128: 128 + the signal that interrupted it; callers must return that at once. */
 enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4, CMD_NOT_KNOWN = 5 };
@@ -158,6 +159,12 @@ const struct cmd *command_find(const char *name);
 
 /* As cmd_usage(), for an unknown name: suggests the most similar command. */
 int command_unknown(const char *name);
+
+/* --- help/cmd_help.c: output generated from the table, for help and man pages --- */
+
+/* The overview of all commands. */
+void help_all(FILE *stream);
+void help_command(FILE *stream, const struct cmd *cmd);
 
 /* --- ports from the environment --- */
 

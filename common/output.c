@@ -5,7 +5,6 @@
 #include "redact.h"
 
 #include "dir.h"
-#include "text.h"
 
 #include <epkit/types.h>
 #include <errno.h>

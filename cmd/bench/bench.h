@@ -75,9 +75,7 @@ struct bench_request {
  */
 int bench_collect(const struct ranks_spec *spec, const struct bench_request *request, json_t **results);
 
-/*
- * Checks whether the request can run on n_ranks ranks. NULL, or a phrase for a usage error, in `buffer`.
- */
+/* Checks whether the request can run on n_ranks ranks. NULL, or a phrase for a usage error, in `buffer`. */
 const char *bench_check(const struct bench_request *request, int n_ranks, char *buffer, size_t buffer_bytes);
 
 /* Total bytes of memory of the request on n_ranks ranks of one host. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_case.h"
 
-#include "backend/cuda/module.h"
 #include "base/error.h"
 #include "base/module.h"
 #include "common/launcher_env.h"
@@ -329,9 +328,7 @@ static ep_status all_succeeded(struct ranks_ctx *ctx, ep_status own, bool *ret_a
     return EP_OK;
 }
 
-/*
- * MPI, initialised; NULL if MPI_Alltoallv is not to be measured, or one of the ranks cannot. The same on all ranks.
- */
+/* MPI, initialised; NULL if MPI_Alltoallv is not to be measured, or one of the ranks cannot. The same on all ranks. */
 static ep_status start_mpi(struct ranks_ctx *ctx, const struct bench_request *request,
                            const struct bench_mpi_module **ret_mpi)
 {

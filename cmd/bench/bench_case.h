@@ -78,9 +78,7 @@ struct bench_span {
  */
 double bench_window(const struct bench_span *spans, int n_ranks, int one_clock);
 
-/*
- * Number of rounds of `seconds` each that take `fill_seconds`, limited to least..most.
- */
+/* Number of rounds of `seconds` each that take `fill_seconds`, limited to least..most. */
 int bench_rounds_for(double seconds, double fill_seconds, int least, int most);
 
 /*

@@ -2,8 +2,6 @@
 /* cmd_bench.c - epkit bench: measures dispatch and combine, with the baselines memcpy and MPI_Alltoallv. */
 #include "bench.h"
 
-#include "common/cmd.h"
-#include "common/output.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
 #include "host.h"

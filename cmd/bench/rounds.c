@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench_case.h"
 
-#include "backend/cuda/module.h"
 #include "base/clock.h"
 #include "base/error.h"
 

@@ -3,7 +3,6 @@
 #include "base/error.h"
 #include "common/text.h"
 #include "common/yaml.h"
-#include "deploy.h"
 #include "get.h"
 
 #include <ctype.h>

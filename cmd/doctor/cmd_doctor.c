@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
-#include "common/cmd.h"
 #include "common/output.h"
 #include "diagnosis.h"
 

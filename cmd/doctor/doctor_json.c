@@ -5,7 +5,6 @@
 #include "cmd/topo/topo_view.h"
 #include "common/output.h"
 #include "common/variables.h"
-#include "machine/doctor/doctor.h"
 #include "machine/doctor/queries.h"
 
 #include "common/text.h"

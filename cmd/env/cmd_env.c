@@ -6,7 +6,6 @@
 #include "common/output.h"
 #include "common/shell.h"
 #include "env.h"
-#include "machine/doctor/doctor.h"
 #include "machine/doctor/queries.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_completion.c - epkit completion SHELL: a completion script for bash, from the command table. */
-#include "help.h"
+#include "common/cmd.h"
 
 static const char *const shells[] = {"bash", NULL};
 

@@ -3,7 +3,6 @@
 #include "common/cmd.h"
 #include "common/text.h"
 #include "common/variables.h"
-#include "help.h"
 
 #include <epkit/types.h>
 #include <inttypes.h>

@@ -10,7 +10,6 @@
 #include "common/shell.h"
 #include "common/temporary.h"
 #include "install.h"
-#include "types.h"
 
 #include <errno.h>
 #include <fcntl.h>

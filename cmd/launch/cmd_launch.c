@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_launch.c - epkit launch: a job on many nodes. */
-#include "common/cmd.h"
 
-#include "base/error.h"
 #include "cmd_launch.h"
+#include "base/error.h"
 #include "common/dir.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/text.h"
 #include "help_text.h"
 #include "hosts.h"
-#include "launch.h"
 
 #include <errno.h>
 #include <inttypes.h>

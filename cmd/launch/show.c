@@ -2,7 +2,6 @@
 #include "cmd_launch.h"
 
 #include "cmd/parse/log_input.h"
-#include "common/output.h"
 #include "follow.h"
 #include "remote.h"
 

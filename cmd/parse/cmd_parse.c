@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_parse.c - epkit parse: evaluates the output of test programs. */
-#include "common/cmd.h"
-#include "common/output.h"
 #include "log_input.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,6 @@
 #include "verdict_internal.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define ASSUMED_NIC 50.0 /* GB/s: 400 Gb/s, where the machine is not known */

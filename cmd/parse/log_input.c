@@ -3,14 +3,12 @@
 
 #include "common/dir.h"
 #include "common/json.h"
-#include "common/output.h"
 #include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const char *reading;
 

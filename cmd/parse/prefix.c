@@ -18,7 +18,6 @@
 #include "common/text.h"
 #include "parse_internal.h"
 
-#include <ctype.h>
 #include <locale.h>
 #include <regex.h>
 #include <stdio.h>

@@ -4,7 +4,6 @@
 #include "common/output.h"
 #include "report.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 

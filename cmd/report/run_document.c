@@ -7,10 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* Loads a report.json; NULL after reporting the error. */
 static json_t *load_report(const char *path)

@@ -3,7 +3,6 @@
 
 #include "cmd/bench/bench.h"
 #include "common/dir.h"
-#include "common/output.h"
 #include "common/redact.h"
 #include "common/temporary.h"
 

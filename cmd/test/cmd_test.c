@@ -2,7 +2,6 @@
 /* cmd_test.c - epkit test MATRIX: the case matrices on a group of ranks. */
 #include "cmd/test/check/cases.h"
 #include "cmd/test/check/routings.h"
-#include "common/cmd.h"
 #include "common/output.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"

@@ -4,7 +4,6 @@
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/shell.h"
-#include "machine/doctor/doctor.h"
 #include "machine/hardware/counters.h"
 #include "topo_view.h"
 

@@ -2,12 +2,10 @@
 /* pair_tests.c - measures groups of nodes with the user's command. */
 #include "tool_triangulate.h"
 
-#include "base/error.h"
 #include "common/capture.h"
 #include "common/json.h"
 #include "common/output.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

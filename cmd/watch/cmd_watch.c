@@ -3,7 +3,6 @@
 #include "cmd/parse/log_input.h"
 #include "common/inherited.h"
 #include "common/json.h"
-#include "common/output.h"
 #include "watch.h"
 
 #include "base/clock.h"

@@ -11,7 +11,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define MODULE_FILE "libepkit-cuda.so"
 #define QUERY_NAME "cuda"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * group_options.h - options of a group of ranks, shared by the commands that run one.
- */
+/* group_options.h - options of a group of ranks, shared by the commands that run one. */
 #ifndef EP_COMMON_RANKS_GROUP_OPTIONS_H
 #define EP_COMMON_RANKS_GROUP_OPTIONS_H
 

@@ -12,7 +12,6 @@
 #include "ranks_internal.h"
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "boot/launcher.h"
 
 #include <errno.h>

@@ -6,7 +6,6 @@
  */
 #include "group/memory.h"
 
-#include "group/failure.h"
 #include "group/peers.h"
 #include "group/queue.h"
 

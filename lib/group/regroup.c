@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backend's part of ep_comm_regroup(): leaving the group of before, the fence, and joining that of now. */
-#include "group/failure.h"
 #include "group/group.h"
 #include "group/memory.h"
 #include "group/peers.h"

@@ -8,7 +8,6 @@
 
 #include <poll.h>
 #include <stdio.h>
-#include <unistd.h>
 
 /* Interval at which a sleeping rank probes for dead peers; also the longest delay of a lost wake-up. */
 #define PROBE_NS 20000000u

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /*
  * A rank 0 that is silent for longer does not run: ten intervals between its lists of missing ranks. With a deadline

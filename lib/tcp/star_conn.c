@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "base/fd.h"
 
-#include <errno.h>
 #include <linux/sockios.h>
 #include <stdio.h>
 #include <string.h>

@@ -3,8 +3,6 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include "common/text.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>

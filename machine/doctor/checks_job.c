@@ -2,7 +2,6 @@
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
 #include "common/json.h"
-#include "common/text.h"
 #include "machine/software/libs.h"
 
 #include <stdlib.h>

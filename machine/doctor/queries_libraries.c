@@ -5,7 +5,6 @@
 #include "common/variables.h"
 #include "fixes.h"
 
-#include "machine/software/libs.h"
 #include "machine/software/software.h"
 
 #include <dlfcn.h>

@@ -2,7 +2,6 @@
 /* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
 #include "base/error.h"
 #include "common/json.h"
-#include "nvml.h"
 #include "read_hardware.h"
 
 #include <stdlib.h>

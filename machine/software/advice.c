@@ -8,7 +8,6 @@
 #include "read_software.h"
 
 #include "base/error.h"
-#include "common/text.h"
 #include "common/variables.h"
 
 #include <ctype.h>

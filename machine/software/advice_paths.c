@@ -11,8 +11,6 @@
 
 #include "base/error.h"
 
-#include "common/text.h"
-
 #include <string.h>
 
 #define FOLDERS_MAX 24

@@ -9,7 +9,6 @@
 #include "read_software.h"
 
 #include "base/error.h"
-#include "common/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>

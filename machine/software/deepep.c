@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* deepep.c - the copies of DeepEP on a machine, and which of them Python imports. */
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver.c - the NVIDIA driver, its options, and related kernel modules. */
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdio.h>

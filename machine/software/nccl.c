@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.c - NCCL, the network plugin that it loads, and gIB. */
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nvshmem.c - the NVSHMEM that a process would load, and the one that PyTorch ships. */
-#include "common/text.h"
 #include "libs.h"
 #include "read_software.h"
 

@@ -2,7 +2,6 @@
 #include "os.h"
 
 #include "common/shell.h"
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdio.h>

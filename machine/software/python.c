@@ -4,7 +4,6 @@
  * virtual environment or of the system, each followed by the folders in its .pth files (module site in Python's
  * documentation) and of packages installed with pip install -e.
  */
-#include "common/text.h"
 #include "read_software.h"
 
 #include <limits.h>

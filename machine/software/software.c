@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* software.c - reads the software of a machine. */
 #include "base/error.h"
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdlib.h>

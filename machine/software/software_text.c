@@ -2,8 +2,6 @@
 /* software_text.c - parsers for modprobe.d, the kernel command line, dpkg's status, DeepEP's buffer.py and others. */
 #include "read_software.h"
 
-#include "common/text.h"
-
 #include <stdio.h>
 #include <string.h>
 

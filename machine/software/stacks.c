@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stacks.c - the table of libraries for expert parallelism, and which of them Python finds. */
 #include "stacks.h"
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdio.h>

@@ -8,7 +8,6 @@
  * with "-rdmav<NN>.so" appended; any other is searched in the compiled-in folder, then in ld.so's search path
  * (rdma-core, libibverbs/dynamic_driver.c, load_drivers() and load_driver()).
  */
-#include "common/text.h"
 #include "read_software.h"
 
 #include <stdlib.h>

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * check_run.h - shared by the matrices: parameters, verdicts, guarded buffers.
- */
+/* check_run.h - shared by the matrices: parameters, verdicts, guarded buffers. */
 #ifndef EP_TEST_CHECK_CHECK_RUN_H
 #define EP_TEST_CHECK_CHECK_RUN_H
 

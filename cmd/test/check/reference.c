@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The layouts, and the arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one.
- */
+/* The layouts, and the arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one. */
 #include "reference.h"
 #include "number_formats.h"
 
-#include <epkit/types.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * throughput.h - one case of the throughput matrices: its state, and operations that are run and verified.
- */
+/* throughput.h - one case of the throughput matrices: its state, and operations that are run and verified. */
 #ifndef EP_TEST_CHECK_THROUGHPUT_H
 #define EP_TEST_CHECK_THROUGHPUT_H
 

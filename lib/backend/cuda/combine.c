@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/cuda/plan.h"
 
-#include <stdlib.h>
-
 /*
  * Measured on H200 (bench/README.md): adding takes most of a multiprocessor, and more warps with two stages do it
  * faster than fewer with three. Larger slots are slower, too.

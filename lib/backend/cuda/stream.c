@@ -5,7 +5,6 @@
  * host waits, asleep, only in ep_stream_sync() and for events.
  */
 #include "backend/cuda/plan.h"
-#include "base/futex.h"
 #include "group/failure.h"
 
 #include <stdlib.h>
