@@ -44,10 +44,11 @@ static int links_due(const struct topo *topo, int gpu)
     return due;
 }
 
-/* Cloud instances with a single GPU of a board have the links to the others disabled. */
+/* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
 static bool is_partial_board(const struct topo *topo)
 {
-    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED;
+    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED &&
+           topo->gpus[0].fabric != TOPO_FABRIC_STARTING;
 }
 
 struct nvlink_count {

@@ -156,9 +156,9 @@ static void check_inits(const struct doctor_machine *machine, struct doctor_resu
 
     kernel_log_read_inits(machine->source, &inits);
     for (int k = 0; k < inits.n; k++) {
-        int gpu = gpu_at(machine->topo, inits.addresses[k]);
+        int gpu = gpu_at(machine->topo, inits.addresses[k]), pci = topo_find_pci(machine->topo, inits.addresses[k]);
 
-        if (topo_find_pci(machine->topo, inits.addresses[k]) < 0 ||
+        if (pci < 0 || machine_is_unsupported_gpu(machine, pci) ||
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
         errors->no_init = errors->in_log = true;
@@ -178,7 +178,8 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
         const char *where = machine_gpu_name(machine, i);
 
         if (!gpu->answered) {
-            if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == i)) {
+            if (machine->topo->nvml && !(errors->no_init && errors->first_gpu == i) &&
+                !machine_is_unsupported_gpu(machine, gpu->pci)) {
                 errors->no_window = machine_lacks_window(machine, gpu->pci);
                 record_error(errors, true, i, "",
                              errors->no_window

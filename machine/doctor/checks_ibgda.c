@@ -34,6 +34,17 @@ static const char *gdrdrv_problem(const struct doctor_machine *machine)
     return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
 }
 
+const char *machine_lacks_gdrcopy(const struct doctor_machine *machine)
+{
+    const char *device = gdrdrv_problem(machine);
+
+    if (machine->software->nvshmem.gdrapi.state == SOURCE_ABSENT)
+        return "libgdrapi.so.2 is not there";
+    if (machine->software->driver.gdrdrv == SOURCE_ABSENT)
+        return "its module gdrdrv is not loaded";
+    return *device ? source_printf(machine->source, GDRDRV " %s", device) : "";
+}
+
 static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 {
     return machine->software->nvshmem.gdrapi.state == SOURCE_OK && machine->software->driver.gdrdrv == SOURCE_OK &&
@@ -76,10 +87,14 @@ void run_nic_handler(const struct doctor_machine *machine, struct doctor_result 
     params = source_read(machine->source, PARAMS);
     if (doctor_unreadable_if(result, params.state != SOURCE_OK, PARAMS, params.state, params.why))
         return;
-    doctor_found(result, DOCTOR_ERROR, "GPUs cannot ring the NICs' doorbells%s",
-                 software_has_cpu_assisted_ibgda(&machine->software->nvshmem)
-                     ? ", and NVSHMEM_IBGDA_NIC_HANDLER=gpu asks for it"
-                     : ", and NVSHMEM falls back to the CPU without a message");
+    /* NVIDIA/nvshmem#34: from 3.4.5 on it runs, whatever was asked for. */
+    if (software_has_cpu_assisted_ibgda(&machine->software->nvshmem))
+        doctor_found(result, DOCTOR_WARNING,
+                     "GPUs may not ring the NICs' doorbells, as NVSHMEM_IBGDA_NIC_HANDLER=gpu "
+                     "asks for: the CPU does, which is slower");
+    else
+        doctor_found(result, DOCTOR_ERROR,
+                     "GPUs cannot ring the NICs' doorbells, and NVSHMEM falls back to the CPU without a message");
     doctor_evidence(result, PARAMS, "%s%s", *option->live ? "PeerMappingOverride=" : "no PeerMappingOverride",
                     option->live);
     doctor_evidence(result, "NVSHMEM_IBGDA_NIC_HANDLER", "%s", handler ? handler : "not set, which is auto");
@@ -92,22 +107,18 @@ void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *res
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     enum source_state module = machine->software->driver.gdrdrv;
-    const char *device = gdrdrv_problem(machine);
+    const char *device = gdrdrv_problem(machine), *lacks = machine_lacks_gdrcopy(machine);
     bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
     if (doctor_not_applicable_if(result, !handler_is_cpu(machine), "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy"))
         return;
     if (gdrcopy_is_complete(machine))
         return;
-    if (doctor_unreadable_if(
-            result, nvshmem->gdrapi.state != SOURCE_ABSENT && module != SOURCE_ABSENT && !*device && !is_disabled,
-            "GDRCopy", nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
+    if (doctor_unreadable_if(result, !*lacks && !is_disabled, "GDRCopy",
+                             nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
         return;
     doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
-                 nvshmem->gdrapi.state == SOURCE_ABSENT ? "libgdrapi.so.2 is not there"
-                 : module == SOURCE_ABSENT              ? "its module gdrdrv is not loaded"
-                 : *device                              ? source_printf(machine->source, GDRDRV " %s", device)
-                                                        : "NVSHMEM_DISABLE_GDRCOPY switches it off");
+                 *lacks ? lacks : "NVSHMEM_DISABLE_GDRCOPY switches it off");
     doctor_evidence(result, "libgdrapi.so.2", "%s",
                     nvshmem->gdrapi.state == SOURCE_OK ? nvshmem->gdrapi.path : "not found by the linker");
     doctor_evidence(result, "/sys/module/gdrdrv", "%s", module == SOURCE_OK ? "loaded" : machine_reason(module, NULL));
@@ -176,6 +187,8 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
 
+    if (machine_is_overwritten(machine, result, "nvshmem", machine->software->nvshmem.bundled))
+        return;
     if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
             return;

@@ -8,6 +8,7 @@
  */
 #include "checks.h"
 #include "machine/software/libs.h"
+#include "machine/software/read_software.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -367,6 +368,50 @@ static struct cuda_user cuda_of_torch(const struct doctor_machine *machine)
 
     return cuda_user(machine, "PyTorch",
                      *torch ? source_printf(machine->source, "%s/lib/libtorch_cuda.so", torch) : "");
+}
+
+/* The size of a wheel's library, from "nvidia/nccl/lib/libnccl.so.2,sha256=...,438"; 0: not known. */
+static json_t *read_library_bytes(struct source_text file)
+{
+    static const char *const names[] = {"nvidia/nccl/lib/libnccl.so.2,", "nvidia/nvshmem/lib/libnvshmem_host.so.3,"};
+    long long bytes = 0;
+
+    for (size_t i = 0; i < COUNT(names); i++) {
+        const char *at = strstr(file.text, names[i]), *size = at ? strpbrk(at + strlen(names[i]), ",\n") : NULL;
+
+        bytes = size && *size == ',' ? strtoll(size + 1, NULL, 10) : bytes;
+    }
+    return json_integer(bytes);
+}
+
+bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                            const char *path)
+{
+    struct source *source = machine->source;
+    const char *end = source_printf(source, "/nvidia/%s/lib/%s", name, text_base(path)),
+               *site = software_without(source, path, end), *own, *due, *version;
+    int cuda = cuda_of_torch(machine).cuda, other = cuda == 13 ? 12 : 13;
+    json_int_t bytes;
+
+    own = source_printf(source, "nvidia_%s_cu%d", name, cuda);
+    due = *site ? python_version(source, site, own) : "";
+    version = *due ? python_version(source, site, source_printf(source, "nvidia_%s_cu%d", name, other)) : "";
+    if (!*version)
+        return false;
+    bytes = json_integer_value(
+        source_fact(source, "library-bytes", read_library_bytes, "%s/%s-%s.dist-info/RECORD", site, own, due).value);
+    if (bytes == 0 || bytes == source_stat(source, "%s", path).bytes)
+        return false;
+    doctor_found(result, DOCTOR_ERROR,
+                 "PyTorch's library of nvidia-%s-cu%d %s is overwritten: nvidia-%s-cu%d %s has the same files", name,
+                 cuda, due, name, other, version);
+    doctor_evidence(result, path, "not of the size that %s-%s.dist-info/RECORD has", own, due);
+    doctor_fix(result, false,
+               "pip uninstall -y nvidia-%s-cu%d\npip install --force-reinstall --no-deps nvidia-%s-cu%d==%s", name,
+               other, name, cuda, due);
+    doctor_advise(result, "PyTorch is for CUDA %d. What asks for the other one belongs into an environment of its own.",
+                  cuda);
+    return true;
 }
 
 /* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */

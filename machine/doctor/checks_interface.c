@@ -410,7 +410,8 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
 {
     static const char *const names[] = {"NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"};
     struct source_names interfaces = source_list(machine->source, NET);
-    const char *value = "", *name = names[0], *near = "", *missing = "", *far = "";
+    static const char *const others[] = {"NCCL_FASTRAK_CTRL_DEV", "NCCL_SOCKET_IFNAME"};
+    const char *value = "", *name = names[0], *near = "", *missing = "", *far = "", *uplink = "", *fix;
     struct list_names list = {.is_exact = true};
 
     for (size_t i = 0; i < COUNT(names) && !*value; i++)
@@ -425,8 +426,9 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
         if (is_near_gpu(machine, interface)) {
             near = source_printf(machine->source, "%s%s%s", near, *near ? "," : "", interface);
             missing = is_named || *missing ? missing : interface;
-        } else if (is_named && !*far) {
-            far = interface;
+        } else {
+            far = is_named && !*far ? interface : far;
+            uplink = *uplink || pci_of(machine, interface) < 0 ? uplink : interface;
         }
     }
     if (doctor_not_applicable_if(result, !*near, "no interface shares a switch with a GPU") || !*missing)
@@ -434,7 +436,15 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
     doctor_found(result, DOCTOR_ERROR, "%s leaves out %s, which shares a switch with a GPU%s%s", name, missing,
                  *far ? ", and names one that shares none: " : "", far);
     doctor_evidence(result, name, "%s", value);
-    doctor_fix(result, false, "export %s=%s", name, shell_word(machine->source, near));
+    fix = source_printf(machine->source, "export %s=%s", name, shell_word(machine->source, near));
+    for (size_t i = 0; i < COUNT(others) && *uplink; i++) {
+        value = source_env(machine->source, others[i]);
+        if (!value || !*value || !is_near_gpu(machine, value))
+            continue;
+        doctor_evidence(result, others[i], "%s, which is a GPU's", value);
+        fix = source_printf(machine->source, "%s\nexport %s=%s", fix, others[i], shell_word(machine->source, uplink));
+    }
+    doctor_fix(result, false, "%s", fix);
     doctor_advise(
         result,
         "One network more than the machine type has moves the names of all interfaces that follow. In Kubernetes, the annotation networking.gke.io/interfaces of the pod decides.");

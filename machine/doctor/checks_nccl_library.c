@@ -13,15 +13,20 @@
 static const char *const efa_folders[] = {"/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
                                           "/opt/amazon/aws-ofi-nccl/lib", "/opt/aws-ofi-nccl/lib"};
 
-/* Is there an NCCL, and are its NICs EFA's? It reaches them by a plugin, and takes sockets without one. */
-static bool needs_efa_plugin(const struct doctor_machine *machine)
+bool machine_has_only_efa(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
     int n = 0;
 
     for (int i = 0; i < topo->n_nics; i++)
         n += machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON;
-    return n > 0 && !advice_has_mlx5(topo) &&
+    return n > 0 && !advice_has_mlx5(topo);
+}
+
+/* Is there an NCCL, and are its NICs EFA's? It reaches them by a plugin, and takes sockets without one. */
+static bool needs_efa_plugin(const struct doctor_machine *machine)
+{
+    return machine_has_only_efa(machine) &&
            (*machine->software->nccl.bundled || machine->software->nccl.lib.state == SOURCE_OK);
 }
 
@@ -180,16 +185,21 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
     for (; at && *at; at += strcspn(at, ":;"), at += *at != '\0') {
         size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
         const char *path, *version;
+        bool is_older;
 
         path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
         if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
             continue;
         version = libs_file_version(source_resolve(machine->source, "%s", path).text);
-        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || !*version || strcmp(path, nccl->bundled) == 0 ||
-            strverscmp(version, nccl->bundled_version) == 0)
+        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || strlen(version) < 3 ||
+            strcmp(path, nccl->bundled) == 0 || strverscmp(version, nccl->bundled_version) == 0)
             return false;
-        doctor_found(result, DOCTOR_WARNING, "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s", version,
-                     nccl->bundled_version);
+        /* "2.18" of "2.18.3": its later versions have the same functions */
+        is_older = strverscmp(version, nccl->bundled_version) < 0 &&
+                   strncmp(version, nccl->bundled_version, 2 + strcspn(version + 2, ".")) != 0;
+        doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, nccl->bundled_version,
+                     is_older ? ", and the import of PyTorch stops at a function that is missing" : "");
         doctor_evidence(result, path, "%s", version);
         doctor_evidence(result, nccl->bundled, "%s", nccl->bundled_version);
         doctor_fix(result, false, "%s",
@@ -215,7 +225,7 @@ void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *re
         doctor_found(result, DOCTOR_ERROR, "LD_PRELOAD names an NCCL that is not there: %s", preload.path);
         doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
         doctor_fix(result, false, "%s", machine_preload_command(machine));
-    } else if (!*preload.path && mapped.n == 0) {
-        find_other_on_path(machine, result);
+    } else if (!*preload.path && mapped.n == 0 && !find_other_on_path(machine, result)) {
+        machine_is_overwritten(machine, result, "nccl", machine->software->nccl.bundled);
     }
 }

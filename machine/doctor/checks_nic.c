@@ -450,9 +450,16 @@ static void find_too_many(const struct doctor_machine *machine, struct doctor_re
         "NCCL takes every device that opens. Give the container its own only, by the device plugin and not by a mount of /dev/infiniband or privileged.");
 }
 
+static const struct by_place how_to_get_uverbs = {
+    .pod = "Ask for them from the RDMA device plugin, in the limits of the container.",
+    .container = "Start the container with --device /dev/infiniband.",
+    .job = "Have the container of the job mount /dev/infiniband; enroot does with MELLANOX_VISIBLE_DEVICES=all.",
+    .host = "sudo modprobe ib_uverbs creates them."};
+
 void run_nic_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct access_count count = {.first = "", .why = ""};
+    bool in_container = machine->software->os.in_container;
     int n;
 
     for (int i = 0; i < machine->topo->n_nics; i++)
@@ -479,16 +486,11 @@ void run_nic_access(const struct doctor_machine *machine, struct doctor_result *
                  n > 1 ? ", and more are not" : "");
     if (count.n_nameless)
         doctor_fix(result, true, "sudo modprobe ib_uverbs");
-    else if (count.n_denied)
+    else if (count.n_denied && !in_container)
         doctor_fix(result, false, "sudo chmod 666 /dev/infiniband/uverbs*");
+    doctor_evidence_env(result, "MELLANOX_VISIBLE_DEVICES");
     doctor_advise(result, "%s",
-                  !count.n_absent ? "On a host the rules of rdma-core make these devices accessible for all."
-                                  : machine_by_place(machine, (struct by_place){
-                                                                  .pod = "Ask for them from the RDMA device plugin, in "
-                                                                         "the limits of the container.",
-                                                                  .container = "Start the container with --device "
-                                                                               "/dev/infiniband.",
-                                                                  .job = "Have the container of the job mount "
-                                                                         "/dev/infiniband.",
-                                                                  .host = "sudo modprobe ib_uverbs creates them."}));
+                  !count.n_absent && !in_container
+                      ? "On a host the rules of rdma-core make these devices accessible for all."
+                      : machine_by_place(machine, how_to_get_uverbs));
 }

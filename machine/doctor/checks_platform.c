@@ -37,12 +37,12 @@ static bool is_within(unsigned device, const struct device_range *ranges, size_t
 
 #define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
 
-static bool is_unsupported_gpu(const struct doctor_machine *machine, int pci)
+bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 {
-    const struct topo_pci *self = &machine->topo->pci[pci];
+    const struct topo_pci *self = pci < 0 ? NULL : &machine->topo->pci[pci];
 
     /* A display card may be bound to nouveau, and one bound to vfio belongs to a virtual machine. */
-    if (*self->driver && strcmp(self->driver, "nvidia") != 0)
+    if (!self || (*self->driver && strcmp(self->driver, "nvidia") != 0))
         return false;
     return *machine->software->driver.version && self->vendor == PCI_VENDOR_NVIDIA &&
            self->class_code >> 16 == CLASS_DISPLAY &&
@@ -54,7 +54,7 @@ int machine_unsupported_gpus(const struct doctor_machine *machine)
     int n = 0;
 
     for (int p = 0; p < machine->topo->n_pci; p++)
-        n += is_unsupported_gpu(machine, p);
+        n += machine_is_unsupported_gpu(machine, p);
     return n;
 }
 
@@ -97,7 +97,7 @@ void run_open_driver(const struct doctor_machine *machine, struct doctor_result 
     if (n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
-        if (is_unsupported_gpu(machine, p))
+        if (machine_is_unsupported_gpu(machine, p))
             doctor_evidence(result, topo->pci[p].address, "PCI device 10de:%04x", topo->pci[p].device);
     doctor_found(result, DOCTOR_ERROR,
                  "the loaded driver has the %s kernel modules, which do not support %d of the GPUs here",
@@ -207,8 +207,9 @@ void run_libcuda(const struct doctor_machine *machine, struct doctor_result *res
         result,
         *folder ? "Or add the folder for all programs: a file in /etc/ld.so.conf.d, then ldconfig."
         : os->in_container
-            ? "NVIDIA's container toolkit mounts it (NVIDIA_DRIVER_CAPABILITIES has to have compute in it); on "
-              "GKE it is mounted at /usr/local/nvidia/lib64 in containers with a limit of nvidia.com/gpu."
+            ? "NVIDIA's container toolkit and enroot mount it where NVIDIA_VISIBLE_DEVICES is set (in Slurm to all) and "
+              "NVIDIA_DRIVER_CAPABILITIES has compute in it; on GKE it is mounted at /usr/local/nvidia/lib64 in "
+              "containers with a limit of nvidia.com/gpu."
             : "Install the libraries of the driver in its version, %s.",
         machine->software->driver.version);
 }
@@ -273,8 +274,8 @@ static const char *maker_name(unsigned vendor)
     static const struct {
         unsigned vendor;
         const char *name;
-    } makers[] = {
-        {PCI_VENDOR_AMAZON, "EFA"}, {0x14e4, "Broadcom"}, {0x8086, "Intel"}, {0x1022, "AMD"}, {0x1dd8, "AMD"}};
+    } makers[] = {{PCI_VENDOR_AMAZON, "EFA"}, {0x14e4, "Broadcom"}, {0x8086, "Intel"}, {0x1022, "AMD"}, {0x1dd8, "AMD"},
+                  {0x1ded, "Alibaba"}};
 
     for (size_t i = 0; i < COUNT(makers); i++)
         if (makers[i].vendor == vendor)

@@ -314,8 +314,11 @@ static void needs_nvcc(const struct doctor_machine *machine, const struct stack_
     const struct stack *stack = installed->stack;
     const char *nvcc, *version, *home = source_env(machine->source, "CUDA_HOME"), *major;
     enum source_state state;
+    bool is_cached = stack->companions != NULL;
 
-    if (!stack->nvcc)
+    for (size_t i = 0; is_cached && stack->companions[i]; i++)
+        is_cached = *installed->folder && *python_version(machine->source, installed->folder, stack->companions[i]);
+    if (!stack->nvcc || is_cached)
         return;
     nvcc = find_nvcc(machine);
     major = *stack->nvcc ? "13-1" : cuda_major(machine) == 12 ? "12-9" : "13-1";
@@ -367,6 +370,12 @@ static void needs_gin(const struct doctor_machine *machine, const struct stack_i
         doctor_fix(result, false, "export EP_DISABLE_GIN=1");
         doctor_advise(result, "With it, one node works over NVLink. Without it, the first buffer stops with "
                               "\"... != NCCL_GIN_TYPE_NONE\".");
+    } else if (!is_off && machine_has_only_efa(machine) && *machine_lacks_gdrcopy(machine)) {
+        /* doc/gin-getting-started.md of aws-ofi-nccl; awslabs/awsome-distributed-ai#1241 */
+        doctor_found(result, DOCTOR_ERROR, "%s on EFA needs GDRCopy (GIN), and %s", installed->stack->title,
+                     machine_lacks_gdrcopy(machine));
+        doctor_advise(result, "Load gdrdrv on the node, and give containers /dev/gdrdrv (NVIDIA_GDRCOPY=enabled). On "
+                              "one node EP_DISABLE_GIN=1 helps as well.");
     } else if (is_off && machine_job_nodes(machine) > 1) {
         doctor_found(result, DOCTOR_WARNING, "EP_DISABLE_GIN=%s, and %s needs GIN between the %ld nodes of the job",
                      off, installed->stack->title, machine_job_nodes(machine));

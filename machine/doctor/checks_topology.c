@@ -237,6 +237,7 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
 {
     struct source_environment environment = source_environment(machine->source);
     struct machine_visible entries[MACHINE_VISIBLE_MAX];
+    bool in_container = machine->software->os.in_container;
     const char *fault;
     int n;
 
@@ -253,7 +254,11 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
     if (fault) {
         doctor_found(result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
         doctor_evidence_env(result, "CUDA_VISIBLE_DEVICES");
-        doctor_advise(result, "This machine has GPUs 0 to %d: name each at most once.", machine->topo->n_gpus - 1);
+        if (in_container && n == machine->topo->n_gpus)
+            doctor_fix(result, false, "unset CUDA_VISIBLE_DEVICES");
+        doctor_advise(result, "%s has GPUs 0 to %d: name each at most once.%s",
+                      in_container ? "This container" : "This machine", machine->topo->n_gpus - 1,
+                      in_container ? " With ConstrainDevices=yes in cgroup.conf Slurm counts as it does." : "");
         return;
     }
     if (find_renumbered(machine, result, entries, n))

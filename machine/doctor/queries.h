@@ -52,6 +52,7 @@ const char *machine_gpu_name(const struct doctor_machine *machine, int gpu);
 
 /* GPUs on the bus that the loaded variant (open or closed) of the driver's kernel modules does not support. */
 int machine_unsupported_gpus(const struct doctor_machine *machine);
+bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 
 /*
  * The number of PCI functions of NVIDIA NICs without an RDMA device, if GPUs have fewer NICs than they could have: all
@@ -188,6 +189,19 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
 /* Has the process loaded several libraries with `part` in their names? Then it is reported as copies of `name`. */
 bool machine_has_two(const struct doctor_machine *machine, struct doctor_result *result, const char *part,
                      const char *name);
+
+/* Are Amazon's the NICs for data, and none of NVIDIA? */
+bool machine_has_only_efa(const struct doctor_machine *machine);
+
+/* What GDRCopy lacks, as the end of a sentence; "" if nothing is known to be missing. */
+const char *machine_lacks_gdrcopy(const struct doctor_machine *machine);
+
+/*
+ * Has the wheel for another CUDA overwritten PyTorch's library at `path`, of the wheel nvidia-NAME-cu<CUDA>? The wheels
+ * have one folder, and the one that was installed last stays (pytorch/pytorch#186591).
+ */
+bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                            const char *path);
 
 /* "libibverbs.so.1" or "libmlx5.so.1", which provider-missing reports, if needed and not found; otherwise "". */
 const char *machine_missing_verbs_library(const struct doctor_machine *machine);

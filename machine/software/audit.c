@@ -349,8 +349,11 @@ static bool check_unknown(struct audit_work *work, const struct source_variable 
 
 static bool check_file(struct audit_work *work, const struct variable *known, const struct source_variable *variable)
 {
-    if (!known->values || strcmp(known->values, "path") != 0 || variable->value[0] != '/' ||
-        source_stat(work->source, "%s", variable->value).state != SOURCE_ABSENT)
+    /* "CUDA_HOME=$CUDA_HOME:/usr/local/cuda", where it was not set before */
+    bool is_list = strncmp(variable->value, ":/", 2) == 0;
+
+    if (!known->values || strcmp(known->values, "path") != 0 || (variable->value[0] != '/' && !is_list) ||
+        (!is_list && source_stat(work->source, "%s", variable->value).state != SOURCE_ABSENT))
         return false;
     return report(work, AUDIT_PATH, variable, "It names a path that does not exist: %s.", known->text);
 }

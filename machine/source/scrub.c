@@ -100,7 +100,7 @@ static const struct scrub_row file_rows[] = {
     {"/proc/sys/net/ipv4/conf/*/arp_*", scrub_lines, "", NULL},
     {"/proc/sys/kernel/numa_balancing", scrub_lines, "", NULL},
     {"/proc/sys/kernel/yama/ptrace_scope", scrub_lines, "", NULL},
-    {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, NULL},
+    {"/proc/sys/kernel/osrelease", scrub_words, SCRUB_RELEASE_WORDS, ""},
     {"/etc/ld.so.conf", scrub_fields, "include ld so conf d", "/,include "},
     {"**/ld.so.conf.d/*.conf", scrub_fields, "include ld so conf d", "/,include "},
     {"/etc/libibverbs.d/*.driver", scrub_fields, "driver efa irdma erdma cxgb4 qedr hns " SCRUB_DEVICE_WORDS,

@@ -95,8 +95,8 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
 
 /* Words in the releases of kernels: flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
 #define SCRUB_RELEASE_WORDS                                                                                            \
-    "generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# x86 "  \
-    "aarch64 amd64 arm64 default microsoft standard wsl#"
+    "generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# azl# " \
+    "cm# x86 aarch64 amd64 arm64 default microsoft standard wsl#"
 
 /* Names of configuration files (*.conf, *.driver): foreign names become others that sort in the same way. */
 void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS]);
@@ -129,7 +129,7 @@ struct scrub_row {
 };
 
 scrub_rule scrub_any;       /* any text: scrub_text() */
-scrub_rule scrub_words;     /* one line of `words` and names of devices */
+scrub_rule scrub_words;     /* one line of `words` and names of devices; with keys, versions: 6.6.117.1-1.azl3 */
 scrub_rule scrub_fields;    /* the lines that begin with one of `keys`, which commas separate */
 scrub_rule scrub_lines;     /* lines of numbers and of `words`; with `keys`, numbers of 64 bits */
 scrub_rule scrub_dwords;    /* registry keys of the driver, with numbers, after the text `keys`; and `words` */

@@ -188,7 +188,7 @@ void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE 
     size_t n = strlen(name);
 
     if (holds_releases(folder))
-        scrub_text(scrub, name, n, SCRUB_NAME, SCRUB_RELEASE_WORDS, out);
+        scrub_text(scrub, name, n, SCRUB_NAME | SCRUB_VERSIONS, SCRUB_RELEASE_WORDS, out);
     else if (strcmp(folder, "/sys/class/net") == 0 || strcmp(folder, "/sys/class/infiniband") == 0 ||
              strcmp(folder, "/proc/sys/net/ipv4/conf") == 0)
         scrub_text(scrub, name, n, SCRUB_NAME, "bonding masters all default " SCRUB_DEVICE_WORDS,

@@ -57,7 +57,9 @@ unless_sanitized() {
     for name in dgx-h200-deepep/pxe-iommu dgx-h200-deepep/nfs-root dgx-h200-deepep/systemd-boot gke-a3-ultra-cos-pod/lost-gpus \
         docker-host-network/lost-gpus dgx-b200/three-interfaces dgx-b200/nccl-conf-home \
         dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path \
-        aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks; do
+        aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks \
+        cloud-vm-one-gpu/fabric gb200/unprivileged docker-two-gpus/numbers-of-node gcp-a3-mega/one-too-high \
+        dgx-b200/nccl-of-both; do
         python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
@@ -80,6 +82,12 @@ nvlink: sudo apt-get install nvidia-fabricmanager-580=580.126.09-1; sudo systemc
 driver-skew: echo 'blacklist nova_core' | sudo tee /etc/modprobe.d/blacklist-nova_core.conf; sudo update-initramfs -u; sudo reboot | NVIDIA's driver cannot use GPUs that are bound to it. Instal
 uvm:  | On the node, not in this container: remove the file, run nvi
 gpu-access:  | NVLink is not used between the tasks, and DeepEP stops. Give
+nvlink:  | The host of this virtual machine owns the NVSwitches, and it
+nic-access:  | Start the container with --device /dev/infiniband.
+imex:  | Give the process the channel: the device belongs to the user
+visible-devices: unset CUDA_VISIBLE_DEVICES | This container has GPUs 0 to 1: name each at most once. With
+fastrak-interfaces: export NCCL_FASTRAK_IFNAME=eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8; export NCCL_FASTRAK_CTRL_DEV=eth0; export NCCL_SOCKET_IFNAME=eth0 | One network more than the machine type has moves the names o
+two-nccl: pip uninstall -y nvidia-nccl-cu12; pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.32.3 | PyTorch is for CUDA 13. What asks for the other one belongs 
 END
 }
 
@@ -107,7 +115,7 @@ stacks() {
     cd "$BATS_TEST_TMPDIR" || return 1
     {
         for machine in deepep-v2 deepep-v2-part deepep-v2-nccl deepep-v2-cuda-home deepep-v25-nvcc sgl-gone sgl-owners sgl-v25 \
-            nixl-torch flashinfer egg deepep-v1-part deepep-v1-gone deepep-v2-gone deepep-v25-gone deepep-v1-no-torch \
+            nixl-torch flashinfer flashinfer-nvcc egg deepep-v1-part deepep-v1-gone deepep-v2-gone deepep-v25-gone deepep-v1-no-torch \
             deepep-v1-no-nccl deepep-v2-empty-nccl deepep-v2-no-nccl-dist deepep-v2-nccl-not-told deepep-v2-torch-not-told \
             deepep-v25-nvcc-not-told nixl-part nccl-ep-part epkit epkit-sgl epkit-part; do
             stacks "dgx-b200/$machine"
@@ -128,6 +136,7 @@ sgl-deep-ep runs: runs here |
 sgl-deep-ep-v25 runs: runs here | 
 nixl-ep missing: NIXL EP has extensions for PyTorch 2.14, and none for 2.15.0+cu130 | pip install --upgrade nixl
 flashinfer-moe-ep missing: FlashInfer moe_ep needs NCCL EP | pip install nccl-extensions
+flashinfer-moe-ep missing: FlashInfer moe_ep compiles its kernels when it runs, and there is no nvcc: /usr/local/cuda/bin/nvcc | sudo apt-get install cuda-nvcc-12-9
 deepep-v1 missing: deep_ep cannot be imported: it was built for another version of PyTorch: no library has _Z14THPStream_WrapRKN3c106StreamEi | 
 deepep-v1 missing: DeepEP is installed in part: there is no deep_ep_cpp.*.so | NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@29d31c0
 deepep-v1 missing: DeepEP 1.2.1+9af0e0d is registered, and its package deep_ep is not there | NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@29d31c0
@@ -305,6 +314,14 @@ remedy() {
     epkit topo --from wsl2 --save saved >/dev/null || [ $? -eq 4 ]
     run -4 epkit doctor --from saved
     [[ "$output" == *"This is WSL 2"* ]]
+}
+
+@test "a sandbox that hides the PCI bus is no machine without GPUs" {
+    cd "$BATS_TEST_TMPDIR" || return 1
+    python3 -S "$MACHINES/machines.py" docker-host-network gvisor # google/gvisor#14407
+    rm -rf gvisor/sys/bus gvisor/sys/class gvisor/sys/devices/pci* gvisor/proc/driver
+    run -4 epkit doctor --from gvisor
+    [[ "$output" == *"this sandbox (gVisor) has GPUs"* ]]
 }
 
 @test "single details of healthy nodes, unusual or wrong" {

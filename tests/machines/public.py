@@ -4,6 +4,7 @@
 What was right was written down first, from the report, and the doctor asked afterwards.
 """
 import field
+import reports
 import software
 import stacks
 import variants
@@ -60,6 +61,18 @@ def system_nvshmem(tree):
                               nvshmem_lib=f"{PYTHON}/nvidia/nvshmem/lib")
 
 
+def nccl_of_both(due):
+    """The wheels of NCCL for CUDA 12 and 13; that for 13 has a library of `due` bytes, 0: as many as there are."""
+    def step(tree):
+        due_here = due or len(tree.entries[stacks.NCCL])
+        for cuda, version, size in ((12, "2.29.3", 7), (13, "2.32.3", due_here)):
+            dist(f"nvidia-nccl-cu{cuda}", version)(tree)
+            tree.put(f"{PYTHON}/nvidia_nccl_cu{cuda}-{version}.dist-info/RECORD",
+                     f"nvidia/nccl/lib/libnccl.so.2,sha256=made-up,{size}\n")
+    return step
+
+
+EFA_V2 = (CUDA_13, stacks.V2, stacks.V2_DIST, extension("deep_ep/_C.", 13))
 JIT_NVSHMEM = f"{PYTHON}/flashinfer_jit_cache/jit_cache/nvshmem"
 
 set_up(change, (
@@ -81,6 +94,13 @@ set_up(change, (
      versions(nccl="2.27.5"), flashinfer("0.7.4", "0.7.4+cu129")),
     ("dgx-b200/nvshmem-of-system", "two-nvshmem", "NVIDIA-NeMo/Automodel#2614: device code of the wheel, host library "
      "of the distribution.", system_nvshmem),
+    ("dgx-b200/nccl-of-both", "two-nccl", "pytorch/pytorch#186591, vllm-project/vllm#36099: NCCL for CUDA 12 over that for 13.",
+     CUDA_13, nccl_of_both(218938240)),
+    ("dgx-b200/nccl-of-both-right", "", "What is right: by their order the right one was last.", CUDA_13, nccl_of_both(0)),
+    ("aws-p5/gin", "stack-needs", "awslabs/awsome-distributed-ai#1241: a container without /dev/gdrdrv.", *EFA_V2),
+    ("aws-p5/gin-right", "", "What is right: awslabs/awsome-distributed-ai#1234, with GDRCopy.", *EFA_V2, variants.gdrcopy),
+    ("conda/cuda-home", "home", "vllm-project/vllm#36077: CUDA_HOME=$CUDA_HOME:/usr/local/cuda, where it was not set.",
+     env(CUDA_HOME=":/usr/local/cuda")),
     ("dgx-h200-deepep/nvshmem-dir-part", "home", "ishandhanani/srt-slurm#242: NVSHMEM_DIR found by name, without headers.",
      lambda tree: tree.library(f"{JIT_NVSHMEM}/lib/libnvshmem_host.so.3", soname="libnvshmem_host.so.3",
                                machine=X86_64.machine, needed=["libc.so.6"]),
@@ -252,6 +272,35 @@ def starting(tree):
     update_gpus(tree, nvlinks=["down"] * 18, fabric="starting")
 
 
+def closed_modules(tree):
+    """The driver says so, and that it could not initialise a GPU."""
+    tree.replace("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64", "NVIDIA UNIX x86_64 Kernel Module")
+    for gpu in tree.answers["nvml"]["gpus"]:
+        log(tree, "NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+            f"NVRM: GPU {gpu['pci']}: RmInitAdapter failed! (0x22:0x56:884)")
+    tree.answers["nvml"]["gpus"] = []
+
+
+def four_numbers(tree):
+    """The kernel of Azure Linux, the distribution's mlx5_core, and a DOCA that is not for Linux 6.14."""
+    old, new = "6.8.0-87-generic", "6.6.117.1-1.azl3"
+    for path, entry in list(tree.entries.items()):
+        if isinstance(entry, bytes) and not path.endswith((".so", ".bin")):
+            tree.put(path, entry.replace(old.encode(), new.encode()))
+        if old in path:
+            tree.entries[path.replace(old, new)] = tree.entries.pop(path)
+    tree.replace("/var/lib/dpkg/status", "3.2.1-044000", "3.1.0-044000")
+    tree.replace(f"/usr/lib/modules/{new}/modules.dep", "updates/dkms/mlx5_core.ko:\n", "")
+    tree.remove(f"/usr/lib/modules/{new}/updates/dkms/mlx5_core.ko")
+    tree.remove("/sys/module/mlx5_core/version")
+
+
+def unprivileged(tree):
+    field.container(tree)
+    for path in [path for path in tree.stats if "/infiniband/" in path or "imex-channels" in path]:
+        tree.stats[path]["access"] = "---"
+
+
 def initializing(tree):
     for path in [path for path in tree.entries if "/infiniband/mlx5_ib" in path and path.endswith("/ports/1/state")]:
         tree.put(path, "2: INIT\n")
@@ -268,6 +317,17 @@ set_up(change, (
      "by ib_umad.", starting),
     ("aws-p5/no-fabric-manager", "nvlink", "aws-samples/aws-deep-learning-ami-ubuntu-dcv-desktop#33: it is not installed.",
      lambda tree: field.nvswitches(tree, 4), starting),
+    ("rtx-6000-server/closed-modules", "open-driver", "metal-stack/metal-images#399: the GPUs are not broken.", closed_modules),
+    ("cloud-vm-one-gpu/fabric", "nvlink", "huggingface/huggingface_hub#4134: one GPU whose fabric is never ready (CUDA 802).",
+     starting),
+    ("gb200/unprivileged", "nic-access imex", "sgl-project/sglang#12533: a container that may open neither.", unprivileged,
+     env(NVSHMEM_CUMEM_HANDLE_TYPE="FABRIC")),
+    ("docker-two-gpus/numbers-of-node", "visible-devices", "NVIDIA/pyxis#47: the numbers that the GPUs have on the node.",
+     env(CUDA_VISIBLE_DEVICES="2,3")),
+    ("gcp-a3-mega/one-too-high", "fastrak-interfaces", "NVIDIA/aicr#422: eth2 to eth9, and eth1 for the rest.",
+     reports.gvnics(False), env(NCCL_FASTRAK_CTRL_DEV="eth1", NCCL_SOCKET_IFNAME="eth1",
+                                NCCL_FASTRAK_IFNAME=",".join(f"eth{i}" for i in range(2, 10)))),
+    ("dgx-h200-deepep/four-numbers", "", "What is right: a kernel whose release looks like an address.", four_numbers),
     ("azure-nd-h100-v5/initializing", "port-down", "Azure/azhpc-diagnostics#59: no subnet manager has configured the ports.",
      initializing),
     ("a4/gdrcopy-versions", "", "What is right: NVIDIA/gdrcopy#327, module and library need not be of one version.",

@@ -214,6 +214,9 @@ variants.set_up(change, (
     ("dgx-b200/nccl-ep-part", "", "The same.", CUDA_13, files("nccl/ep/__init__.py"), dist("nccl-extensions", "0.1.0")),
     ("dgx-b200/flashinfer", "", "What is right: flashinfer for its attention.", versions(nccl="2.27.5"),
      files("flashinfer/__init__.py", "flashinfer/moe_ep/__init__.py"), dist("flashinfer-python", "0.7.4")),
+    ("dgx-b200/flashinfer-nvcc", "", "NVIDIA-NeMo/Gym#1405: neither a compiler nor its caches.", versions(nccl="2.27.5"),
+     files("flashinfer/__init__.py", "flashinfer/moe_ep/__init__.py"), dist("flashinfer-python", "0.7.4", "flashinfer"),
+     gone("/usr/local/cuda-12.9/bin/nvcc")),
     # folders of .pth files
     ("dgx-b200/egg", "import-symbols", "An egg of setup.py install.", versions(), dist("nothing", "1"),
      lambda tree: tree.put(f"{PYTHON}/easy-install.pth", "./deep_ep-1.2.1+309785a-py3.12-linux-x86_64.egg\n"),

@@ -77,7 +77,7 @@ static inline void advised_software(struct software *software)
                                             .tuner_config = "",
                                             .script = ""};
     software->deepep.imported = -1;
-    software->cuda_home = software->python_paths = "";
+    software->cuda_home = software->python_paths = software->torch = software->torch_version = "";
 }
 
 static inline void advised_init(struct advised *advised)

@@ -243,7 +243,7 @@ static const struct {
      mapping_and_dead_port,
      "shared-nic: DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU 2 port 1 of mlx5_2, which is down"},
     /* nic-handler and gdrcopy */
-    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, option_off, "nic-handler: GPUs cannot ring"},
+    {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, option_off, "nic-handler: GPUs may not ring"},
     {{NULL}, option_off, ""},
     {{"NVSHMEM_IBGDA_NIC_HANDLER=auto", ONE}, option_configured, ""},
     {{"NVSHMEM_IBGDA_NIC_HANDLER=gpu", ONE}, no_params, "?nic-handler: /proc/driver/nvidia/params"},
@@ -329,7 +329,8 @@ static const struct {
     {{NULL}, two_nccl_mapped, "two-nccl: the process has loaded 2 copies of NCCL"},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib"},
      torch_nccl,
-     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5"},
+     "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5, "
+     "and the import of PyTorch stops at a function that is missing"},
     {{"LD_LIBRARY_PATH=/opt/same/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/same/lib:/opt/nccl/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib", "LD_PRELOAD=/opt/same/lib/libnccl.so.2"}, torch_nccl, ""},
@@ -444,7 +445,7 @@ TEST(test_severities)
         void (*change)(void);
         enum doctor_severity severity;
     } severities[] = {
-        {&check_nic_handler, "NVSHMEM_IBGDA_NIC_HANDLER=gpu", option_off, DOCTOR_ERROR},
+        {&check_nic_handler, "NVSHMEM_IBGDA_NIC_HANDLER=gpu", option_off, DOCTOR_WARNING},
         {&check_two_nvshmem, "NVSHMEM_DEBUG=INFO", bundle, DOCTOR_WARNING},
         {&check_two_nvshmem, GOOD, deepep_and_bundle, DOCTOR_ERROR},
         {&check_shared_nic, IBGDA, NULL, DOCTOR_WARNING},
