@@ -84,7 +84,7 @@ class Buffer(LowLatencyCalls):
         for comm in ([self._next[0]] if self._next else []) + ([self._comm] if self._active else []):
             comm.free()
         self._next, self._active, self._connected, self._new, self._staged = None, False, {self.rank}, set(), set()
-        self._low_latency, self._used, self.runtime = [], None, None
+        self._low_latency, self._used, self.runtime, self._again = [], None, None, False
         self._scratch.clear()
 
     @staticmethod
@@ -305,14 +305,14 @@ class Buffer(LowLatencyCalls):
                 self.low_latency_clean_mask_buffer()
 
     def _out_of_step(self) -> bool:
-        """Whether a rank has been masked by a call, or is this one."""
+        """Whether this rank has been masked by another one, or a call has masked one that lives."""
         masked = torch.zeros(self._comm.size, dtype=torch.int32, device=self._comm.device)
         try:
             self._comm.check()
             self.low_latency_query_mask_buffer(masked)
         except epkit.Error:
             return True
-        called = self._connected - self._new - {rank for rank, mask in self._masked.items() if mask}
+        called = self._connected - self._new - set(self._comm.failed_ranks()) - {rank for rank, mask in self._masked.items() if mask}
         return bool(masked[sorted(called)].any())
 
 
