@@ -3,7 +3,7 @@
 import struct
 import warnings
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -68,12 +68,15 @@ class LowLatencyHandle(OfThisProcess, Tuple[Any, ...]):
 class LowLatencyCalls(OfThisProcess):
     """A base class of Buffer, which sets the attributes."""
     rank: int
+    num_nvl_bytes: int
+    num_rdma_bytes: int
     enable_shrink: bool
     _OTHER = "another Buffer"
     _comm: epkit.Communicator
     _comm_stream: CommStream
     _low_latency: List[epkit.LowLatency]
     _masked: Dict[int, bool]
+    _scratch: Dict[bool, torch.Tensor]  # of get_local_buffer_tensor()
     _used: Optional[epkit.LowLatency]  # by the last call that was not captured
     _graphs: bool  # a call has been captured: which objects graphs use is not known
 
@@ -289,6 +292,30 @@ class LowLatencyCalls(OfThisProcess):
         before each."""
         one, known = self._low_latency_of(handle, "get_next_low_latency_combine_buffer")
         return one.combine_buffer(known.most)
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """A tensor of `dtype` and of num_rdma_bytes or num_nvl_bytes, less `offset` bytes; with `size`, its beginning.
+
+        DeepEP and NIXL EP show their communication memory here, which programs write zeros to after a failure. Here it is memory of
+        the buffer that no call reads or writes, zeros at first: what calls use is always clean.
+        """
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"get_local_buffer_tensor: dtype is a {type(dtype).__name__}, must be a torch.dtype")
+        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if not 0 <= offset <= total or offset % dtype.itemsize:
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
+                                      f"{'num_rdma_bytes' if use_rdma_buffer else 'num_nvl_bytes'}, {total}")
+        if use_rdma_buffer not in self._scratch:
+            self._scratch[use_rdma_buffer] = torch.zeros(total, dtype=torch.uint8, device=self._comm.device)
+        end = offset + (total - offset) // dtype.itemsize * dtype.itemsize
+        whole = self._scratch[use_rdma_buffer][offset:end].view(dtype)
+        if size is None:
+            return whole
+        shape = torch.Size(size)
+        if shape.numel() > whole.numel():
+            raise epkit.ArgumentError(f"get_local_buffer_tensor: size is {list(shape)}, but there are {whole.numel()} elements")
+        return whole[:shape.numel()].view(shape)
 
     def _need_shrink(self, call: str) -> None:
         if not self.enable_shrink:

@@ -231,7 +231,7 @@ class Buffer(LowLatencyCalls):
         self._comm_stream = CommStream(self._comm)
         self._low_latency: List[epkit.LowLatency] = []
         self._masked: Dict[int, bool] = {}
-        self._scratch: Dict[bool, torch.Tensor] = {}
+        self._scratch = {}
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
         if enable_shrink:
@@ -288,30 +288,6 @@ class Buffer(LowLatencyCalls):
     def get_comm_stream(self) -> Optional[torch.cuda.Stream]:
         """The communication stream: a torch.cuda.Stream; None on the CPU, which has none."""
         return self._comm_stream.get()
-
-    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
-                                use_rdma_buffer: bool = False) -> torch.Tensor:
-        """A tensor of `dtype` and of num_rdma_bytes or num_nvl_bytes, less `offset` bytes; with `size`, its beginning.
-
-        DeepEP shows its communication memory here, which programs write zeros to after a failure. Here it is memory of
-        the buffer that no call reads or writes, zeros at first: what calls use is always clean.
-        """
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"get_local_buffer_tensor: dtype is a {type(dtype).__name__}, must be a torch.dtype")
-        total = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        if not 0 <= offset <= total or offset % dtype.itemsize:
-            raise epkit.ArgumentError(f"get_local_buffer_tensor: offset is {offset}, must be a multiple of {dtype.itemsize} up to "
-                                      f"{'num_rdma_bytes' if use_rdma_buffer else 'num_nvl_bytes'}, {total}")
-        if use_rdma_buffer not in self._scratch:
-            self._scratch[use_rdma_buffer] = torch.zeros(total, dtype=torch.uint8, device=self._comm.device)
-        end = offset + (total - offset) // dtype.itemsize * dtype.itemsize
-        whole = self._scratch[use_rdma_buffer][offset:end].view(dtype)
-        if size is None:
-            return whole
-        shape = torch.Size(size)
-        if shape.numel() > whole.numel():
-            raise epkit.ArgumentError(f"get_local_buffer_tensor: size is {list(shape)}, but there are {whole.numel()} elements")
-        return whole[:shape.numel()].view(shape)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:

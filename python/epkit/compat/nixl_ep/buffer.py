@@ -21,19 +21,22 @@ class Buffer(LowLatencyCalls):
     """Dispatch and combine for decoding of ranks that come and go.
 
     A Buffer begins with this rank alone, or with the ranks of a group. Experts belong to ranks: rank r has r * L to r * L + L - 1,
-    connected or not, with L = num_experts_per_rank. With B = the highest connected rank + 1, rows are [L, B*M, H] for calls of
-    up to M tokens per rank. A choice of an expert of a rank that is not connected counts as -1.
+    connected or not, with L = num_experts_per_rank. Rows are [L, R*M, H] for calls of up to M tokens per rank, with R = num_ranks of
+    update_memory_buffers(); on GPUs B, the highest connected rank + 1. A choice of an expert of a rank that is not connected counts
+    as -1.
 
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
     call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
+    A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them.
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
 
     On GPUs the connected ranks must be 0 to B - 1, because the CUDA backend has no absent ranks: else epkit.UnsupportedError, on
     all of them. On the CPU any may be missing.
 
-    Attributes: rank, group_size (num_ranks), group, comm, tcp_store_group, num_rdma_bytes, low_latency_mode, explicitly_destroy.
+    Attributes: rank, group_size (num_ranks), group, comm, tcp_store_group, num_rdma_bytes, low_latency_mode, explicitly_destroy,
+    runtime (None after destroy()).
 
     Arguments, by name alone, because their order has changed between versions of NIXL EP:
         rank: the number of this rank.
@@ -46,6 +49,7 @@ class Buffer(LowLatencyCalls):
     Ignored: nvlink_backend, disable_ll_nvlink; enable_shrink (always on); nvl_group_size.
     """
 
+    runtime: Optional[str]
     _OTHER = "another Buffer, or of before its ranks have changed"
 
     def __init__(self, *, rank: int = 0, low_latency_mode: bool = True, explicitly_destroy: bool = False, group: Any = None,
@@ -63,13 +67,15 @@ class Buffer(LowLatencyCalls):
         if not str(given).isdecimal() or not int(given):
             raise ValueError(f"nixl_ep.Buffer: timeout_ms (or $EPKIT_TIMEOUT_MS) is {given!r}, must be a number of milliseconds")
         self._seconds = int(given) / 1000
-        self.group_size = self.num_experts_per_rank = self.num_rdma_bytes = 0  # until update_memory_buffers()
+        self.group_size = self.num_experts_per_rank = self.num_rdma_bytes = self.num_nvl_bytes = 0  # until update_memory_buffers()
         self._connected = {self.rank}
         self._next: Optional[Tuple[epkit.Communicator, List[epkit.LowLatency]]] = None  # of all that are connected, if these are more
         self._new: Set[int] = set()  # connected, but not in the communicator that calls use; _staged: those of them that are masked
         self._staged: Set[int] = set()
         self._active = False  # the attributes of LowLatencyCalls are there
+        self._again = False  # the next call needs another communicator
         self._low_latency: List[epkit.LowLatency] = []
+        self._scratch, self.runtime = {}, "libepkit"
 
     def destroy(self) -> None:
         """Leaves the others and frees everything. Needs explicitly_destroy."""
@@ -78,13 +84,16 @@ class Buffer(LowLatencyCalls):
         for comm in ([self._next[0]] if self._next else []) + ([self._comm] if self._active else []):
             comm.free()
         self._next, self._active, self._connected, self._new, self._staged = None, False, {self.rank}, set(), set()
-        self._low_latency, self._used = [], None
+        self._low_latency, self._used, self.runtime, self._again = [], None, None, False
+        self._scratch.clear()
 
     @staticmethod
     def get_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
         """For num_rdma_bytes of update_memory_buffers(): memory for calls of this hidden size, up to so many tokens and a top-k of up to
         32 is allocated where ranks are connected. Otherwise the first call of a size allocates, and needs all of them."""
         return size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    get_low_latency_buffer_size_hint = get_rdma_size_hint
 
     def update_memory_buffers(self, num_ranks: int, num_experts_per_rank: int, num_rdma_bytes: int = 0,
                               num_nvl_bytes: int = 0) -> None:
@@ -124,42 +133,53 @@ class Buffer(LowLatencyCalls):
                                       "set_tcp_store_group() (etcd is not provided)")
         return first
 
+    def _slots(self, members: List[int]) -> int:
+        """R of a communicator of these ranks."""
+        return members[-1] + 1 if epkit.communicator._choose_backend(None, None) == "cuda" else self.group_size
+
     def _change(self, call: str, connected: Set[int], staged: Set[int]) -> None:
         """Makes a communicator of the ranks that are connected from now on. Calls use it at once if none of them is staged; otherwise
         they go on in that of before, in which the staged ones have no calls to miss."""
         if staged and not staged - self._staged:
             raise epkit.ArgumentError(f"{call}: rank {min(staged)} is connected and not active: call update_mask_buffer() for it first")
-        if self._new != self._staged:
+        if self._active and self._new - self._staged:
             self._activate()
-        members, comm = sorted(connected), None
+        made, before = self._made(sorted(connected)), self._next
+        # In this order: while new ranks are staged another thread may begin calls.
+        self._next, self._staged, self._new = made, staged, (self._new | connected - self._connected) & connected
+        self._connected = connected
+        if before is not None:
+            before[0].free()
+        if not staged and (self._active or not self._new):
+            self._activate()
+
+    def _made(self, members: List[int]) -> Tuple[epkit.Communicator, List[epkit.LowLatency]]:
+        comm = None
         try:
-            comm = epkit.Communicator(self._rendezvous_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
-                                      drop_absent=True)
-            objects = hinted(comm, self.num_rdma_bytes, self.group_size, comm.size * self.num_experts_per_rank)
+            comm = epkit.Communicator(self._rendezvous_of(members), slots=self._slots(members), slot=self.rank,
+                                      timeout=self._seconds, drop_absent=True)
+            return comm, hinted(comm, self.num_rdma_bytes, self.group_size, comm.size * self.num_experts_per_rank)
         except epkit.Error as error:
             if comm is not None:
                 comm.free()
             if isinstance(error, epkit.UnsupportedError):
                 advise(error, f"nixl_ep: the connected ranks shall be {members}, and on GPUs they must be 0 to {members[-1]}")
             raise
-        if self._next is not None:
-            self._next[0].free()
-        self._next, self._new, self._staged = (comm, objects), self._new | connected - self._connected, staged
-        self._connected = connected
-        if not staged:
-            self._activate()
+
+    def _use(self, made: Tuple[epkit.Communicator, List[epkit.LowLatency]]) -> None:
+        if self._active:
+            self._comm.free()
+        else:
+            self._comm_stream = CommStream(made[0])
+        self._comm, self._low_latency = made
+        self._active, self._used, self._graphs, self._again = True, None, False, False
+        self._masked: Dict[int, bool] = {}
 
     def _activate(self) -> None:
         """Uses the communicator of all connected ranks. Those that are staged are masked in it."""
         assert self._next is not None
-        if self._active:
-            self._comm.free()
-        else:
-            self._comm_stream = CommStream(self._next[0])
-        self._comm, self._low_latency = self._next
+        self._use(self._next)
         masked, self._next, self._new, self._staged = self._staged, None, set(), set()
-        self._active, self._used, self._graphs = True, None, False
-        self._masked: Dict[int, bool] = {}
         for rank in masked:
             self.low_latency_update_mask_buffer(rank, True)
 
@@ -187,8 +207,12 @@ class Buffer(LowLatencyCalls):
 
     def _want_active(self, call: str, begins: bool = False) -> None:
         """begins: calls may use another communicator from this one on."""
-        if begins and self._new != self._staged:
+        if (begins or not self._active) and self._new - self._staged:
             self._activate()
+        elif not self._active and self._next is not None:
+            self._use(self._made([self.rank]))
+        elif begins and self._again:
+            self._use(self._made(sorted(self._connected - self._new)))
         if not self._active:
             raise epkit.ArgumentError(f"{call}: no ranks are connected and active: call connect_ranks() first")
 
@@ -200,13 +224,19 @@ class Buffer(LowLatencyCalls):
         behind = (topk_idx >= self._comm.size * local) & (topk_idx < self.group_size * local)
         return topk_idx.masked_fill(behind, -1)
 
-    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
-                             *args: Any, **kwargs: Any) -> Any:
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+                             num_experts: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
         """As of epkit.compat.deep_ep.Buffer. num_experts: L times a number of ranks; the shapes are those of the class."""
         self._want_active("dispatch", begins=True)
-        most, local = self.group_size * self.num_experts_per_rank, self.num_experts_per_rank
+        local = self.num_experts_per_rank
+        most = self.group_size * local
+        if num_experts is None:
+            num_experts = self._comm.size * local
         if not 0 < want_integer(num_experts, "dispatch", "num_experts") <= most or num_experts % local:
             raise epkit.ArgumentError(f"dispatch: num_experts is {num_experts}, must be a multiple of the {local} of a rank, up to {most}")
+        if self._comm.is_cuda and num_experts > self._comm.size * local:
+            raise epkit.UnsupportedError(f"dispatch: num_experts is {num_experts}, of more ranks than the {self._comm.size} that are "
+                                         "connected, and rows are of those alone on GPUs")
         return super().low_latency_dispatch(x, self._routing(topk_idx), num_max_dispatch_tokens_per_rank, self._comm.size * local, *args,
                                             **kwargs)
 
@@ -219,7 +249,7 @@ class Buffer(LowLatencyCalls):
     dispatch, combine = low_latency_dispatch, low_latency_combine
 
     def get_next_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
-        """bfloat16 [L, B*M, H] to write the experts' outputs into, for a combine with zero_copy. Call this before each."""
+        """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Call this before each."""
         self._want_active("get_next_combine_buffer")
         return self.get_next_low_latency_combine_buffer(handle)
 
@@ -258,14 +288,32 @@ class Buffer(LowLatencyCalls):
         masked = torch.zeros_like(mask_status)
         if self._active:
             self.low_latency_query_mask_buffer(masked[:self._comm.size])
+        for rank in self._new:  # absent in the communicator that calls use
+            masked[rank] = 0
         live = self._connected - self._staged
         mask_status.copy_(masked | torch.tensor([int(rank not in live) for rank in range(self.group_size)], device=masked.device))
 
     def clean_mask_buffer(self) -> None:
-        """Unmasks all connected ranks. Not collective: ranks may do so at different times between the same two calls."""
+        """Unmasks all connected ranks. Not collective: ranks may do so at different times between the same two calls.
+
+        Where one has missed a call, because the others have masked it at their deadline, all of them call this: the next call then
+        begins anew, with a rendezvous as for connect_ranks()."""
         self._staged = set()
         if self._active:
-            self.low_latency_clean_mask_buffer()
+            self._again = self._again or self._out_of_step()
+            if not self._again:
+                self.low_latency_clean_mask_buffer()
+
+    def _out_of_step(self) -> bool:
+        """Whether this rank has been masked by another one, or a call has masked one that lives."""
+        masked = torch.zeros(self._comm.size, dtype=torch.int32, device=self._comm.device)
+        try:
+            self._comm.check()
+            self.low_latency_query_mask_buffer(masked)
+        except epkit.Error:
+            return True
+        called = self._connected - self._new - set(self._comm.failed_ranks()) - {rank for rank, mask in self._masked.items() if mask}
+        return bool(masked[sorted(called)].any())
 
 
 run_untraced(Buffer.low_latency_dispatch, Buffer.low_latency_combine)
