@@ -17,8 +17,8 @@ if ! "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exists(syscon
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Where the source lies is no reason to compile it again.
-export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+# Where the source lies is no reason to compile it again, nor where pip unpacks an archive of it.
+export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1 TMPDIR=$work
 export PYTHONDONTWRITEBYTECODE=1 EPKIT_BACKEND=host OMP_NUM_THREADS=1
 number=0
 
@@ -236,7 +236,7 @@ other_version() {
 }
 
 orders() {
-    TMPDIR=$work "$python" "$EPKIT_SOURCE/tests/python/names.py" "$work/wheels" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    "$python" "$EPKIT_SOURCE/tests/python/names.py" "$work/wheels" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 }
 
 failed=0
