@@ -445,8 +445,7 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
     if (quote)
         length = quoted_bytes(scan, start, quote, backslashes);
     else
-        while (start + length < scan->bytes &&
-               (!is_one_of(scan->text[start + length], ends) || has_text(scan, start + length - 1, "\\ ")))
+        while (start + length < scan->bytes && !is_one_of(scan->text[start + length], ends))
             length++;
     /* "Authorization: Key x": a scheme of others is left out as well. */
     if (!is_known && run(scan, start, "-", length) == length)

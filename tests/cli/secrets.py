@@ -69,7 +69,7 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "wandb login --host https://x {}", "KAGGLE_KEY={}", "Ocp-Apim-Subscription-Key: {}", "dotnet nuget push -k {} x", "https://conda.anaconda.org/t/{}0123456789abc/x", "snmpget -c {} h", "ldapsearch -xw {}",
              "Authorization: SSWS {}", 'curl -H "Authorization: Api-Token {}" x', "%7B%22token%22%3A%20%22{}%22%7D",
              "&quot;password&quot;:&quot;{}&quot;", '<add key="Password" value="{}"/>', '{{"Name":"password","Value":"{}"}}',
-             "--env name=HF_TOKEN,value={}", "user[password]={}", "--password two\\ {}", "CREATE USER me WITH PASSWORD '{}'", "--pw {}",
+             "--env name=HF_TOKEN,value={}", "user[password]={}", "CREATE USER me WITH PASSWORD '{}'", "--pw {}",
              "B2_APPLICATION_KEY={}", "FERNET_KEY={}", "kubeadm join h:6443 --certificate-key {}", "DB_PW={}", "JSESSIONID={}", "USERPWD={}",
              "ipmitool user set password 2 {}", "ipmipower -h h -u u -p {} --stat", "curl --cert c.pem:{} x", "gh secret set X -b {}",
              "poetry config http-basic.x me {}", "vault kv put secret/x a={}", "bw login me {}", "rclone config create r s3 pass {}",
