@@ -386,13 +386,10 @@ static bool is_user_at(const struct scan *scan, size_t at)
     return n > 0 && byte_at(scan, at + n) == ':' && byte_at(scan, at + n + 1) != '/';
 }
 
-/* A list or a map, "{name: x}"; a call or an element of a program, "token = get()" */
-static bool is_structure(const struct scan *scan, size_t at, size_t n, bool is_spaced)
+/* Does a list or a map, "{name: x}", begin here? */
+static bool is_list(const struct scan *scan, size_t at)
 {
-    char next = byte_at(scan, at + 1);
-
-    return byte_at(scan, at) == '[' || (byte_at(scan, at) == '{' && !isupper((unsigned char)next)) ||
-           (is_spaced && (memchr(scan->text + at, '(', n) || memchr(scan->text + at, '[', n)));
+    return byte_at(scan, at) == '[' || (byte_at(scan, at) == '{' && !isupper((unsigned char)byte_at(scan, at + 1)));
 }
 
 static bool skip_scheme(const struct scan *scan, size_t *at)
@@ -438,7 +435,7 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
         backslashes = 0;
     }
     is_known = skip_scheme(scan, &start) || !ends_with(name.text, "authorization");
-    if (is_user && !is_user_at(scan, start))
+    if ((is_user && !is_user_at(scan, start)) || (!is_in_quotes && is_list(scan, start)))
         return 0;
     /* All cookies of a header */
     ends = name.sign == ':' && ends_with(name.text, "cookie") ? "\r\n\"'" : " \t\r\n<>";
@@ -448,11 +445,16 @@ size_t match_value(const struct scan *scan, size_t at, size_t *ret_before)
         while (start + length < scan->bytes && !is_one_of(scan->text[start + length], ends))
             length++;
     /* "Authorization: Key x": a scheme of others is left out as well. */
-    if (!is_known && run(scan, start, "-", length) == length)
-        length += 1 + run(scan, start + length + 1, "_-.~+/=:", scan->bytes);
+    if (!is_known && !is_in_quotes && byte_at(scan, start + length) == ' ' && run(scan, start, "-", length) == length) {
+        size_t rest = run(scan, start + length + 1, "_-.~+/=:", scan->bytes);
+
+        length += rest ? 1 + rest : 0;
+    }
     if (has_text(scan, start, REDACTED))
         return 0;
-    if (!is_in_quotes && is_structure(scan, start, length, name.is_spaced))
+    /* A call or an element of a program: "token = get()" */
+    if (!is_in_quotes && name.is_spaced &&
+        (memchr(scan->text + start, '(', length) || memchr(scan->text + start, '[', length)))
         return 0;
     while (!quote && length > 1 && is_one_of(scan->text[start + length - 1], ",;)}]"))
         length--;

@@ -161,9 +161,26 @@ static bool is_mixed(const char *text, size_t n, size_t digits)
     return of[DIGIT] >= digits && of[UPPER] > 2 && of[LOWER] > 2 && changes * 5 >= (n - 1) * 2;
 }
 
+/* Is the word at [at, at + n) mixed for another reason: a digest in base64, or a name of a kernel, a type, a product?
+ */
+static bool is_public(const struct scan *scan, size_t at, size_t n)
+{
+    const char *const *digests = TEXTS("SHA256:", "sha256-", "sha384-", "sha512-", "h1:");
+    const char *const *names = TEXTS("Kernel", "Tensor", "loat16", "loat32", "E4m3", "e4m3", "E5m2", "FP8", "Fp8",
+                                     "Hook", "vector", "torch", "ConnectX");
+
+    for (; *digests; digests++)
+        if (at >= strlen(*digests) && has_text(scan, at - strlen(*digests), *digests))
+            return true;
+    for (; *names; names++)
+        if (memmem(scan->text + at, n, *names, strlen(*names)))
+            return true;
+    return false;
+}
+
 /*
  * What somebody drew at random, of letters in both cases and digits, whoever issued it: 40 bytes of base64 as a secret
- * access key, or 24 without another byte, with all of its word. Digests are in one case.
+ * access key, or 24 without another byte, with all of its word, in a path up to the next folder.
  */
 size_t match_random(const struct scan *scan, size_t at, size_t *ret_before)
 {
@@ -179,10 +196,10 @@ size_t match_random(const struct scan *scan, size_t at, size_t *ret_before)
     while (is_alnum(byte_at(scan, end)) || is_one_of(byte_at(scan, end), "_-")) {
         size_t n = run(scan, end, "", scan->bytes);
 
-        is_secret |= n >= RANDOM_BYTES && is_mixed(scan->text + end, n, 2);
+        is_secret |= n >= RANDOM_BYTES && is_mixed(scan->text + end, n, 2) && !is_public(scan, end, n);
         end += n ? n : 1;
     }
-    end += is_secret ? run(scan, end, "_-+/=.~", scan->bytes) : 0;
+    end += is_secret ? run(scan, end, byte_before(scan, at) == '/' ? "_-+=.~" : "_-+/=.~", scan->bytes) : 0;
     while (is_secret && is_one_of(scan->text[end - 1], "."))
         end--;
     return is_secret ? end - at : 0;

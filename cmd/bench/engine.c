@@ -15,9 +15,8 @@
 #include <string.h>
 
 enum { LAYERS = 16 };
-enum {
-    ROUNDS = 100
-}; /* on GPUs a round takes a millisecond, whatever its call takes: 40 kinds of calls, four seconds */
+/* On GPUs a round takes a millisecond, whatever its call takes: 40 kinds of calls, four seconds. */
+enum { ROUNDS = 100 };
 enum way { CACHED, UPDATED, PLANNED, WAYS };
 static const char *const way_names[] = {"cached", "update", "plan"};
 

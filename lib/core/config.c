@@ -465,17 +465,26 @@ static void apply_agreed(ep_comm *comm, const struct digest *all, const ep_boot 
     }
 }
 
-/* Containers of one machine that each have a PID namespace: said once on each node, since no status tells it. */
+/* Containers of one machine that each have a PID namespace: the lowest rank there says it, since no status tells it. */
 static void warn_if_apart(const ep_comm *comm, const struct digest *all, const struct ep_locality *mine)
 {
-    for (int i = 0; i < comm->n_members && comm->rank % comm->ranks_per_node == 0; i++)
-        if (are_apart(mine, &all[i].locality) && memcmp(mine->host, all[i].locality.host, sizeof(mine->host)) == 0) {
-            ep_log(EP_LOG_WARNING,
-                   "rank %d of %d: rank %d is on this machine, but reached by network %s, since they are in two PID "
-                   "namespaces: in one (hostPID; in one pod shareProcessNamespace) they can share memory, as one node",
-                   comm->rank, comm->nranks, slot_of(&all[i]), ep_config_network(comm));
+    int apart = -1;
+
+    for (int i = 0; i < comm->n_members; i++) {
+        int slot = slot_of(&all[i]);
+
+        if (memcmp(mine->host, all[i].locality.host, sizeof(mine->host)) != 0)
+            continue;
+        if (slot < comm->rank)
             return;
-        }
+        if (apart < 0 && are_apart(mine, &all[i].locality) && slot / comm->ranks_per_node != comm->node)
+            apart = slot;
+    }
+    if (apart >= 0)
+        ep_log(EP_LOG_WARNING,
+               "rank %d of %d: rank %d is on this machine, but reached by network %s, since they are in two PID "
+               "namespaces: in one (hostPID; in one pod shareProcessNamespace) they can share memory, as one node",
+               comm->rank, comm->nranks, apart, ep_config_network(comm));
 }
 
 ep_status ep_config_agree(const ep_boot *boot, ep_comm *comm, ep_status local, const char *call)

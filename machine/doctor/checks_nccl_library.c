@@ -199,7 +199,7 @@ static bool find_other_on_path(const struct doctor_machine *machine, struct doct
                    strncmp(version, nccl->bundled_version, 2 + strcspn(version + 2, ".")) != 0;
         doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
                      "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, nccl->bundled_version,
-                     is_older ? ", and the import of PyTorch stops at a function that is missing" : "");
+                     is_older ? ", and the import of PyTorch stops where it needs a function that is missing" : "");
         doctor_evidence(result, path, "%s", version);
         doctor_evidence(result, nccl->bundled, "%s", nccl->bundled_version);
         doctor_fix(result, false, "%s",

@@ -73,8 +73,8 @@ static const char *explain_empty(struct topo *topo, const struct pci_set *set)
             ? " This is WSL 2: its GPUs are those of Windows, by way of /dev/dxg. CUDA programs find them; "
               "NVLinks, PCI places and RDMA cannot be seen or used from here."
         : set->state == SOURCE_ABSENT && source_stat(topo->source, "/dev/nvidiactl").state == SOURCE_OK
-            ? " But there is NVIDIA's driver, /dev/nvidiactl: this sandbox (gVisor) has GPUs, and hides where they are. "
-              "CUDA programs find them; epkit sees them on the node, outside of it."
+            ? " But there is NVIDIA's driver, /dev/nvidiactl: a sandbox (gVisor, or one without /sys) hides where its GPUs "
+              "are. epkit sees them on the node, outside of it."
             : "");
 }
 

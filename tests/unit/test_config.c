@@ -404,15 +404,15 @@ TEST_WITH(nodes_are_found_from_the_hosts, reset, NULL)
         const char *places[RANKS];
         int ranks_per_node;
         const char *network;
-        int warnings; /* of the nodes that share a machine with another one */
+        int warnings; /* one for each machine that several nodes share */
     } cases[] = {
         {{"ap", "ap", "ap", "ap"}, 4, "none", 0},
         {{"ap", "ap", "bp", "bp"}, 2, "tcp", 0},
         {{"ap", "bp", "cp", "dp"}, 1, "tcp", 0},
         /* Containers of one machine: they can share memory if they share the PID namespace. */
-        {{"aa", "ab", "ac", "ad"}, 1, "tcp", 4},
-        {{"ap", "ap", "aq", "aq"}, 2, "tcp", 2},
-        {{"ap", "aq", "bp", "cp"}, 1, "tcp", 2},
+        {{"aa", "ab", "ac", "ad"}, 1, "tcp", 1},
+        {{"ap", "ap", "aq", "aq"}, 2, "tcp", 1},
+        {{"ap", "aq", "bp", "cp"}, 1, "tcp", 1},
         /* The host of some rank, or its namespace, is unknown. */
         {{"ap", "ap", "?p", "ap"}, 4, "none", 0},
         {{"?p", "?p", "?p", "?p"}, 4, "none", 0},

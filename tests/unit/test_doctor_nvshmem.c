@@ -330,7 +330,7 @@ static const struct {
     {{"LD_LIBRARY_PATH=/opt/nccl/lib"},
      torch_nccl,
      "two-nccl: LD_LIBRARY_PATH leads to NCCL 2.21.5 before PyTorch's 2.27.5, "
-     "and the import of PyTorch stops at a function that is missing"},
+     "and the import of PyTorch stops where it needs a function that is missing"},
     {{"LD_LIBRARY_PATH=/opt/same/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/same/lib:/opt/nccl/lib"}, torch_nccl, ""},
     {{"LD_LIBRARY_PATH=/opt/nccl/lib", "LD_PRELOAD=/opt/same/lib/libnccl.so.2"}, torch_nccl, ""},

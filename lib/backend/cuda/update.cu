@@ -327,6 +327,21 @@ __device__ void write_info(const cuda_update &u, const exchange &x)
     publish_info(u);
 }
 
+/* No rows: a dispatch may be queued already, and fills its outputs from the last row on. By all threads. */
+__device__ void clear_counts(const cuda_update &u)
+{
+    int n = u.count.nranks, i = (int)threadIdx.x;
+
+    if (i < n)
+        u.counts->rows_on[i] = u.counts->base[i] = 0;
+    if (i <= n)
+        u.counts->first[i] = 0;
+    if (i == 0)
+        u.counts->refused[0] = 0;
+    for (int local = i; u.expanded && local < u.count.n_experts / n; local += (int)blockDim.x)
+        u.expert_exact[local] = 0;
+}
+
 /* Routing that is not valid. A plan of exact counts does not begin: its host makes it again or ends. By all threads. */
 __device__ void refuse_update(const cuda_update &u)
 {
@@ -350,6 +365,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
     if (u.expanded)
         sum_blocks(u);
     if (*u.count.ret_bad) {
+        clear_counts(u);
         refuse_update(u);
         return;
     }
@@ -360,6 +376,8 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
         assign_rank_rows(u, x);
         write_counts(u, x);
         write_info(u, x);
+    } else {
+        clear_counts(u);
     }
     if (operation_sync(u.waits, number, ok, 1))
         operation_complete(u.waits, number);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIXL EP: Buffer."""
 import os
-from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,8 @@ class Buffer(LowLatencyCalls):
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
     call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
-    A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them.
+    A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them; on GPUs
+    only rank 0 can.
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
 
@@ -145,7 +146,7 @@ class Buffer(LowLatencyCalls):
         if self._active and self._new - self._staged:
             self._activate()
         made, before = self._made(sorted(connected)), self._next
-        # In this order: while new ranks are staged another thread may begin calls.
+        # Another thread may begin calls while new ranks are staged: it must not find them before their communicator.
         self._next, self._staged, self._new = made, staged, (self._new | connected - self._connected) & connected
         self._connected = connected
         if before is not None:
@@ -247,6 +248,12 @@ class Buffer(LowLatencyCalls):
         return super().low_latency_combine(x, self._routing(topk_idx), topk_weights, handle, *args, **kwargs)
 
     dispatch, combine = low_latency_dispatch, low_latency_combine
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """As of epkit.compat.deep_ep.Buffer."""
+        self._want_active("get_local_buffer_tensor")
+        return super().get_local_buffer_tensor(dtype, size, offset, use_rdma_buffer)
 
     def get_next_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """bfloat16 [L, R*M, H] to write the experts' outputs into, for a combine with zero_copy. Call this before each."""
