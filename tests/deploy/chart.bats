@@ -362,7 +362,8 @@ END
     write_page "$EPKIT_SOURCE/docs/quickstart.md"
     sed -i -E 's/^export ZONE=""/export ZONE=us-central1-b/; s/^export ([A-Z_]+)=""/export \1=my-name/' "$BATS_TEST_TMPDIR/page.sh"
     (cd "$BATS_TEST_TMPDIR" && bash page.sh >page.out)
-    if command -v gcloud && unshare --net true 2>/dev/null; then
+    if command -v gcloud >/dev/null && unshare --net true 2>/dev/null; then
+        cd "$BATS_TEST_TMPDIR" # where the page's files are
         CLOUDSDK_CONFIG="$BATS_TEST_TMPDIR/gcloud" CLOUDSDK_CORE_PROJECT=my-name \
             CLOUDSDK_PYTHON_ARGS="-S $EPKIT_SOURCE/tests/deploy/gcloud_all.py" unshare --net gcloud "$ASKED.gcloud" >>"$ASKED.refused"
     fi
