@@ -252,8 +252,7 @@ enum ep_process_state ep_process_probe(const struct ep_process *process)
     enum ep_process_state state = EP_PROCESS_UNKNOWN;
 
     /* poll() fails even for one descriptor if RLIMIT_NOFILE was lowered to 0. */
-    if (ready.fd >= 0 && ep_fd_is_ours(ready.fd) && poll(&ready, 1, 0) >= 0 &&
-        !(ready.revents & (POLLNVAL | POLLERR))) {
+    if (ready.fd >= 0 && poll(&ready, 1, 0) >= 0 && !(ready.revents & (POLLNVAL | POLLERR))) {
         if (!ready.revents)
             state = EP_PROCESS_ALIVE;
         /*
@@ -261,7 +260,8 @@ enum ep_process_state ep_process_probe(const struct ep_process *process)
          * (EBADF), or to the pidfd of another process. Any other error is that of a pidfd, such as EINVAL for another
          * PID namespace.
          */
-        else if (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF)
+        else if (ep_fd_is_ours(ready.fd) &&
+                 (syscall(SYS_pidfd_send_signal, ready.fd, 0, NULL, 0) == 0 || errno != EBADF))
             state = EP_PROCESS_DEAD;
     }
     if (state == EP_PROCESS_UNKNOWN)
