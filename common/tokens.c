@@ -161,8 +161,7 @@ static bool is_mixed(const char *text, size_t n, size_t digits)
     return of[DIGIT] >= digits && of[UPPER] > 2 && of[LOWER] > 2 && changes * 5 >= (n - 1) * 2;
 }
 
-/* Is the word at [at, at + n) mixed for another reason: a digest in base64, or a name of a kernel, a type, a product?
- */
+/* Is the word mixed for another reason: is it a digest in base64, or the name of a kernel, a type or a product? */
 static bool is_public(const struct scan *scan, size_t at, size_t n)
 {
     const char *const *digests = TEXTS("SHA256:", "sha256-", "sha384-", "sha512-", "h1:");

@@ -147,11 +147,9 @@ static int32_t count_parts(const struct cuda_stage *stage, const struct cuda_sha
     return (int32_t)(parts < 1 ? 1 : parts > CUDA_MAX_PARTS ? CUDA_MAX_PARTS : parts);
 }
 
-/* What an order of the sum is made of, besides the routing; 0: no order but that of the ranks. */
+/* What an order of the sum depends on besides the routing; not 0. */
 static uint32_t order_flags(const struct combine *c)
 {
-    if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
-        return 0;
     return c->args->flags | (c->reduces ? ORDER_REDUCES : 0);
 }
 
@@ -161,10 +159,9 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     struct cuda_plan *device = cuda_plan_of(c->plan);
     size_t tokens = (size_t)(device->on_device ? device->max_tokens : sum->route.n_tokens);
     struct cuda_order order = {.route = sum->route, .from_mask = c->plan->from_mask};
-    uint32_t flags = order_flags(c);
     size_t bytes;
 
-    if (!flags)
+    if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
         return EP_OK;
     sum->by_choice = 1;
     order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
@@ -178,7 +175,7 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
         sum->route.count = order.ret_count = (int32_t *)((char *)device->ordered.memory + bytes);
     sum->route.entry = order.ret_entry;
     device->ordered_in_graph |= c->call.capture != 0;
-    if (device->order == flags && !device->ordered_in_graph && !device->updated_in_graph)
+    if (device->order == order_flags(c) && !device->ordered_in_graph && !device->updated_in_graph)
         return EP_OK;
     /* No other combine relies on the order before this one is queued, and later calls come behind its kernel anyway. */
     device->order = 0;
@@ -247,7 +244,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
     fill_writes(c, shape, sum);
     EP_TRY(cuda_status(cuda_launch_combine(sum, shape, c->call.stream), "combine kernel"));
     c->call.queued = true;
-    if (order_flags(c))
+    if (sum->by_choice)
         cuda_plan_of(c->plan)->order = order_flags(c);
     return EP_OK;
 }
