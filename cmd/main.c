@@ -3,6 +3,7 @@
 #include "cmd/launch/agent.h"
 #include "common/cmd.h"
 #include "common/inherited.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
 
@@ -102,6 +103,7 @@ int main(int argc, char **argv)
     int result, written;
 
     inherited_init();
+    memory_init();
     ep_set_log(print_warning, NULL);
     if (stream_open() != 0)
         return CMD_FAILED;

@@ -24,7 +24,6 @@ build  command:pkg-config                  pkg-config
 build  pkg:jansson                         libjansson-dev
 build  pkg:smartcols                       libsmartcols-dev
 build  pkg:yaml-0.1                        libyaml-dev
-build  pkg:libelf                          libelf-dev
 build  compiles:#include<infiniband/verbs.h> libibverbs-dev
 test   command:make                        make
 test   command:ccache                      ccache

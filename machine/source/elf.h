@@ -11,6 +11,7 @@
 #ifndef EP_MACHINE_SOURCE_ELF_H
 #define EP_MACHINE_SOURCE_ELF_H
 
+#include <elf.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,6 +31,41 @@ json_t *elf_describe(int fd, char *ret_why, size_t bytes);
  */
 json_t *elf_undefined(int fd);
 void elf_remove_defined(int fd, json_t *names);
+
+/* Addresses and numbers of the dynamic section; 0 without one. */
+enum elf_tag {
+    ELF_STRINGS,
+    ELF_N_STRINGS,
+    ELF_NEEDS,
+    ELF_N_NEEDS,
+    ELF_DEFINITIONS,
+    ELF_N_DEFINITIONS,
+    ELF_SYMBOLS,
+    ELF_VERSIONS,
+    ELF_GNU_HASH,
+    ELF_HASH,
+    ELF_TAGS
+};
+
+/* An open file. */
+struct elf_image {
+    int fd;
+    uint64_t size;
+    Elf64_Ehdr header;
+    Elf64_Phdr *segments;
+    bool has_dynamic;
+    Elf64_Dyn *dynamic; /* its entries up to DT_NULL */
+    size_t n_dynamic;
+    uint64_t tags[ELF_TAGS];
+    char why[256]; /* of a refusal */
+};
+
+/* False with the reason; elf_close() is needed in both cases. */
+bool elf_open(int fd, struct elf_image *ret_image);
+void elf_close(struct elf_image *image);
+
+/* Reads what the loaded file has at an address, as much of `n` bytes as there is. Returns the bytes. */
+size_t elf_read(const struct elf_image *image, uint64_t address, void *to, size_t n);
 
 struct fatbin {
     int n;

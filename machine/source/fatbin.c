@@ -16,13 +16,9 @@
 #include "elf.h"
 #include "source.h"
 
-#include <endian.h>
-#include <string.h>
 #include <unistd.h>
 
 #define CONTAINER_MAGIC 0xba55ed50u
-#define CONTAINER_BYTES 16
-#define ENTRY_BYTES 64
 #define ENTRY_HEADER_MAX 4096 /* 120 so far */
 
 enum { KIND_PTX = 1, KIND_CUBIN = 2, KIND_MERCURY = 16 };
@@ -36,29 +32,22 @@ struct window {
     int64_t at, end;
 };
 
-static uint16_t u16(const unsigned char *at)
-{
-    uint16_t value;
+/* As in a file; like all of ELF here, little-endian. */
+struct container {
+    uint32_t magic;
+    uint16_t version, header;
+    uint64_t entries;
+};
 
-    memcpy(&value, at, sizeof(value));
-    return le16toh(value);
-}
-
-static uint32_t u32(const unsigned char *at)
-{
-    uint32_t value;
-
-    memcpy(&value, at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t u64(const unsigned char *at)
-{
-    uint64_t value;
-
-    memcpy(&value, at, sizeof(value));
-    return le64toh(value);
-}
+struct entry {
+    uint16_t kind, version;
+    uint32_t header;
+    uint64_t payload;
+    uint32_t unknown[2];
+    uint16_t minor, major;
+    uint32_t arch, others[2];
+    uint64_t flags, more[2];
+};
 
 static void add_arch(struct fatbin *fatbin, int arch)
 {
@@ -72,50 +61,41 @@ static void add_arch(struct fatbin *fatbin, int arch)
 }
 
 /* Reads a header at the beginning of the window. False: it does not fit, or no more headers may be read. */
-static bool read_header(const struct window *window, struct fatbin *fatbin, unsigned char *ret_header, int64_t bytes)
+static bool read_header(const struct window *window, struct fatbin *fatbin, void *ret_header, int64_t bytes)
 {
-    if (window->end - window->at < bytes || fatbin->budget == 0)
-        return false;
-    fatbin->budget--;
-    return pread(window->fd, ret_header, (size_t)bytes, window->at) == bytes;
+    return window->end - window->at >= bytes && fatbin->budget-- > 0 &&
+           pread(window->fd, ret_header, (size_t)bytes, window->at) == bytes;
 }
 
-static void note_entry(struct fatbin *fatbin, const unsigned char *entry)
+static void note_entry(struct fatbin *fatbin, const struct entry *entry)
 {
-    uint16_t kind = u16(entry);
-    uint32_t number = u32(entry + 28);
-    uint64_t flags = u64(entry + 40);
-    int arch;
+    int arch = (int)entry->arch;
 
-    if (kind != KIND_PTX && kind != KIND_CUBIN && kind != KIND_MERCURY)
+    if (entry->kind != KIND_PTX && entry->kind != KIND_CUBIN && entry->kind != KIND_MERCURY)
         return; /* an intermediate form for linking, which no GPU runs */
-    if (number == 0 || number >= ELF_ARCH_EXACT) {
+    if (entry->arch == 0 || entry->arch >= ELF_ARCH_EXACT) {
         fatbin->known = false;
         return;
     }
-    arch = (int)number;
-    if (flags & FLAG_EXACT)
+    if (entry->flags & FLAG_EXACT)
         arch += ELF_ARCH_EXACT;
-    else if (flags & FLAG_FAMILY)
+    else if (entry->flags & FLAG_FAMILY)
         arch += ELF_ARCH_FAMILY;
-    add_arch(fatbin, kind == KIND_PTX ? -arch : arch);
+    add_arch(fatbin, entry->kind == KIND_PTX ? -arch : arch);
 }
 
 static bool read_container(struct window window, struct fatbin *fatbin)
 {
-    unsigned char entry[ENTRY_BYTES];
+    struct entry entry;
 
     while (window.at < window.end) {
-        uint64_t header, payload, left = (uint64_t)(window.end - window.at);
+        uint64_t left = (uint64_t)(window.end - window.at);
 
-        if (!read_header(&window, fatbin, entry, ENTRY_BYTES))
+        if (!read_header(&window, fatbin, &entry, sizeof(entry)) || entry.header < sizeof(entry) ||
+            entry.header > ENTRY_HEADER_MAX || entry.header > left || entry.payload > left - entry.header)
             return false;
-        header = u32(entry + 4);
-        payload = u64(entry + 8);
-        if (header < ENTRY_BYTES || header > ENTRY_HEADER_MAX || header > left || payload > left - header)
-            return false;
-        note_entry(fatbin, entry);
-        window.at += (int64_t)(header + payload);
+        note_entry(fatbin, &entry);
+        window.at += (int64_t)(entry.header + entry.payload);
     }
     return true;
 }
@@ -123,32 +103,26 @@ static bool read_container(struct window window, struct fatbin *fatbin)
 void fatbin_read(int fd, int64_t offset, int64_t size, struct fatbin *fatbin)
 {
     struct window window = {.fd = fd, .at = offset, .end = offset + size};
-    unsigned char header[CONTAINER_BYTES];
+    struct container container;
 
     /* A rest shorter than a header is padding after the last container. */
-    while (window.end - window.at >= CONTAINER_BYTES) {
-        uint64_t entries, left = (uint64_t)(window.end - window.at);
+    while (window.end - window.at >= (int64_t)sizeof(container)) {
+        uint64_t left = (uint64_t)(window.end - window.at);
+        bool is_read = read_header(&window, fatbin, &container, sizeof(container));
 
-        if (!read_header(&window, fatbin, header, CONTAINER_BYTES)) {
-            fatbin->known = false;
-            return;
-        }
-        if (u32(header) == 0) {
+        if (is_read && container.magic == 0) {
             window.at += 8; /* containers are aligned to 8 bytes */
             continue;
         }
-        entries = u64(header + 8);
-        if (u32(header) != CONTAINER_MAGIC || u16(header + 6) < CONTAINER_BYTES || u16(header + 6) > left ||
-            entries > left - u16(header + 6)) {
+        if (!is_read || container.magic != CONTAINER_MAGIC || container.header < sizeof(container) ||
+            container.header > left || container.entries > left - container.header ||
+            !read_container((struct window){fd, window.at + container.header,
+                                            window.at + container.header + (int64_t)container.entries},
+                            fatbin)) {
             fatbin->known = false;
             return;
         }
-        window.at += u16(header + 6);
-        if (!read_container((struct window){fd, window.at, window.at + (int64_t)entries}, fatbin)) {
-            fatbin->known = false;
-            return;
-        }
-        window.at += (int64_t)entries;
+        window.at += container.header + (int64_t)container.entries;
         window.at += -(window.at - offset) & 7;
     }
 }

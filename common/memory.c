@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "memory.h"
+
+#include "cmd.h"
+#include "output.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define RESERVE_BYTES 65536 /* for the document that says so */
+
+static void *reserve;
+
+static _Noreturn void end(void)
+{
+    static const char what[] = "out of memory",
+                      hint[] = "raise the limit (ulimit -v, that of the container), or free memory";
+    static atomic_flag has_begun = ATOMIC_FLAG_INIT;
+
+    if (!atomic_flag_test_and_set(&has_begun)) {
+        free(reserve);
+        dprintf(STDERR_FILENO, "epkit: error: %s\n       %s\n", what, hint);
+        ending_write_late(CMD_FAILED, what, "", "", hint);
+    }
+    _exit(CMD_FAILED);
+}
+
+void *memory_new(size_t n, size_t bytes)
+{
+    void *memory = calloc(n ? n : 1, bytes ? bytes : 1);
+
+    return memory ? memory : (end(), NULL);
+}
+
+char *memory_printf(const char *format, ...)
+{
+    va_list args;
+    char *text;
+    int n;
+
+    va_start(args, format);
+    n = vasprintf(&text, format, args);
+    va_end(args);
+    return n < 0 ? (end(), NULL) : text;
+}
+
+FILE *memory_stream(char **ret_text, size_t *ret_bytes)
+{
+    FILE *stream = open_memstream(ret_text, ret_bytes);
+
+    return stream ? stream : (end(), NULL);
+}
+
+void memory_close(FILE *stream)
+{
+    if (fclose(stream) != 0)
+        end();
+}
+
+static void *allocate(size_t bytes)
+{
+    void *memory = malloc(bytes);
+
+    return memory ? memory : (end(), NULL);
+}
+
+void memory_init(void)
+{
+    reserve = malloc(RESERVE_BYTES);
+    json_set_alloc_funcs(allocate, free);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory.h - memory without a failure to handle. Where the system gives none, the command ends: a sentence on standard
+ * error, the JSON document of --json, exit code 1. What is written is replaced by renaming, so nothing is left half.
+ * (As xalloc.h of util-linux. The library, which may not end its caller, has no part in it.)
+ */
+#ifndef EP_COMMON_MEMORY_H
+#define EP_COMMON_MEMORY_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+/* From now on jansson's memory is such memory, too. */
+void memory_init(void);
+
+/* Zeroed memory for `n` times `bytes`, and a text, both for free(). */
+void *memory_new(size_t n, size_t bytes) __attribute__((returns_nonnull));
+char *memory_printf(const char *format, ...) __attribute__((format(printf, 1, 2), returns_nonnull));
+
+/* open_memstream(). memory_close() completes the text, which is for free(). */
+FILE *memory_stream(char **ret_text, size_t *ret_bytes) __attribute__((returns_nonnull));
+void memory_close(FILE *stream);
+
+#endif
