@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cache.c - the cache and the memory of a source. cache.h has the rules. */
+#include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
@@ -30,15 +31,11 @@ void *source_alloc(struct source *source, size_t bytes)
     struct source_block *block = source->blocks;
     void *memory;
 
-    if (bytes > SIZE_MAX / 2)
-        return NULL;
     bytes = (bytes + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
     if (!block || block->bytes - block->used < bytes) {
         size_t room = bytes > BLOCK_BYTES ? bytes : BLOCK_BYTES;
 
-        block = calloc(1, sizeof(*block) + room);
-        if (!block)
-            return NULL;
+        block = memory_new(1, sizeof(*block) + room);
         block->bytes = room;
         block->next = source->blocks;
         source->blocks = block;
@@ -51,29 +48,25 @@ void *source_alloc(struct source *source, size_t bytes)
 const char *source_printf(struct source *source, const char *format, ...)
 {
     va_list args, again;
-    char *text = NULL;
+    char *text;
     int n;
 
     va_start(args, format);
     va_copy(again, args);
     n = vsnprintf(NULL, 0, format, args);
-    if (n >= 0)
-        text = source_alloc(source, (size_t)n + 1);
-    if (text)
-        vsnprintf(text, (size_t)n + 1, format, again);
+    text = source_alloc(source, (size_t)(n > 0 ? n : 0) + 1);
+    vsnprintf(text, (size_t)(n > 0 ? n : 0) + 1, format, again);
     va_end(again);
     va_end(args);
-    return text ? text : "";
+    return text;
 }
 
-/* Interns `text`: equal texts have the same address. "" for lack of memory. */
+/* Interns `text`: equal texts have the same address. */
 static const char *cache_intern(struct source *source, const char *text)
 {
-    void *at = json_object_iter_at(source->names, text);
-
-    if (!at && json_object_set_new_nocheck(source->names, text, json_true()) == 0)
-        at = json_object_iter_at(source->names, text);
-    return at ? json_object_iter_key(at) : "";
+    if (!json_object_get(source->names, text))
+        json_object_set_new_nocheck(source->names, text, json_true());
+    return json_object_iter_key(json_object_iter_at(source->names, text));
 }
 
 void source_set_current_path(struct source *source, const char *path)
@@ -104,14 +97,17 @@ void cache_set_memo(struct source *source, enum cache_kind kind, const char *key
 
 /* --- paths --- */
 
+#define TOO_LONG "the path is too long"
+#define RELATIVE "not an absolute path"
+
 const char *cache_plain_path(const char *path, char ret_path[PATH_MAX])
 {
     size_t used = 0;
 
     if (path[0] != '/')
-        return "not an absolute path";
+        return RELATIVE;
     if (strlen(path) >= PATH_MAX)
-        return "the path is too long";
+        return TOO_LONG;
     while (*path) {
         size_t bytes = strcspn(path + 1, "/");
 
@@ -127,45 +123,36 @@ const char *cache_plain_path(const char *path, char ret_path[PATH_MAX])
     return NULL;
 }
 
-const char *cache_path(char ret_path[PATH_MAX], const char *format, va_list args)
+struct source *source_path(struct source *source, const char *format, ...)
 {
     char path[PATH_MAX];
-    int n = vsnprintf(path, sizeof(path), format, args);
+    va_list args;
+    int n;
 
-    ret_path[0] = '\0';
-    if (n < 0 || n >= PATH_MAX)
-        return "the path is too long";
-    return cache_plain_path(path, ret_path);
+    va_start(args, format);
+    n = vsnprintf(path, sizeof(path), format, args);
+    va_end(args);
+    source->path[0] = '\0';
+    source->path_why = n < 0 || n >= PATH_MAX ? TOO_LONG : cache_plain_path(path, source->path);
+    return source;
 }
 
-/* The entry for a path that is not valid; one for each reason. */
-static const json_t *cache_refuse(struct source *source, const char *why)
+const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make)
 {
-    if (!json_object_get(source->refused, why))
-        json_object_set_new(source->refused, why, cache_failure(SOURCE_FAILED, why));
-    return json_object_get(source->refused, why);
-}
+    const json_t *entry = cache_get(source, kind, source->path);
 
-const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make, char ret_path[PATH_MAX],
-                          const char *format, va_list args)
-{
-    const char *why = cache_path(ret_path, format, args);
-    const json_t *entry = why ? cache_refuse(source, why) : cache_get(source, kind, ret_path);
-
-    return entry ? entry : cache_put(source, kind, ret_path, make(source, ret_path));
+    if (source->path_why)
+        return json_object_get(source->refused, source->path_why);
+    return entry ? entry : cache_put(source, kind, source->path, make(source, source->path));
 }
 
 /* --- entries --- */
 
 json_t *cache_failure(enum source_state state, const char *why)
 {
-    json_t *entry = json_object();
+    json_t *entry = json_pack("{s:s}", "state", state_names[state]);
 
-    if (!entry || json_object_set_new_nocheck(entry, "state", json_string(state_names[state])) < 0 ||
-        json_object_set_new_nocheck(entry, "why", json_stringn_nocheck(why, strlen(why))) < 0) {
-        json_decref(entry);
-        return NULL;
-    }
+    json_object_set_new_nocheck(entry, "why", json_stringn_nocheck(why, strlen(why)));
     return entry;
 }
 
@@ -239,17 +226,15 @@ const json_t *cache_get(struct source *source, enum cache_kind kind, const char 
 
 const json_t *cache_put(struct source *source, enum cache_kind kind, const char *key, json_t *entry)
 {
-    size_t bytes = entry ? entry_weight(entry) + strlen(key) : 0;
+    size_t bytes = entry_weight(entry) + strlen(key);
 
-    /* Lack of memory counts as a full cache: from now on nothing is cached. */
-    if (!entry || bytes > SOURCE_CACHE_MAX - source->cached_bytes ||
-        json_object_set_nocheck(source->cached[kind], key, entry) < 0) {
+    if (bytes > SOURCE_CACHE_MAX - source->cached_bytes) {
         json_decref(entry);
         source->is_full = true;
         return source->full;
     }
     source->cached_bytes += bytes;
-    json_decref(entry);
+    json_object_set_new_nocheck(source->cached[kind], key, entry);
     return entry;
 }
 
@@ -267,37 +252,24 @@ struct source_text cache_text(const json_t *entry)
 
 /* --- a source --- */
 
-ep_status source_new(const char *name, struct source **ret_source)
+struct source *source_new(const char *name)
 {
-    struct source *source = calloc(1, sizeof(*source));
-    bool complete;
+    struct source *source = memory_new(1, sizeof(*source));
 
-    if (!source)
-        return ep_fail(EP_E_MEMORY, "no memory for the source of a machine");
     source->fd = -1;
     atomic_init(&source->current_path, "");
-    source->name = strdup(name);
+    source->name = memory_printf("%s", name);
     source->overlay_files = json_object();
-    source->lines = json_object();
     source->names = json_object();
-    source->not_recorded = json_object();
-    source->refused = json_object();
+    source->not_recorded = json_pack("{s:s, s:s}", "state", "not recorded", "why", "the snapshot does not say");
     source->full = cache_failure(SOURCE_FAILED, "more than 64 MiB were read from this machine");
-    complete = source->name && source->overlay_files && source->lines && source->names && source->not_recorded &&
-               source->refused && source->full &&
-               json_object_set_new(source->not_recorded, "state", json_string("not recorded")) == 0 &&
-               json_object_set_new(source->not_recorded, "why", json_string("the snapshot does not say")) == 0;
+    source->refused = json_pack("{s:o, s:o}", TOO_LONG, cache_failure(SOURCE_FAILED, TOO_LONG), RELATIVE,
+                                cache_failure(SOURCE_FAILED, RELATIVE));
     for (int kind = 0; kind < CACHE_KINDS; kind++) {
         source->cached[kind] = json_object();
         source->memos[kind] = json_object();
-        complete = complete && source->cached[kind] && source->memos[kind];
     }
-    if (!complete) {
-        source_free(source);
-        return ep_fail(EP_E_MEMORY, "no memory for the source of a machine");
-    }
-    *ret_source = source;
-    return EP_OK;
+    return source;
 }
 
 void source_free(struct source *source)
@@ -313,7 +285,6 @@ void source_free(struct source *source)
         json_decref(source->memos[kind]);
     }
     json_decref(source->overlay_files);
-    json_decref(source->lines);
     json_decref(source->names);
     json_decref(source->not_recorded);
     json_decref(source->refused);

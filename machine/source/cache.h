@@ -17,7 +17,7 @@
  *     answers   {"value": anything}; the key is the name of the query
  *     facts     {"value": anything}; the key is the path of the file, a tab and the name of the fact
  *
- * Keys are paths as cache_path() makes them. Strings and keys may hold any bytes (json_stringn_nocheck()); in a
+ * Keys are paths as cache_plain_path() makes them. Strings and keys may hold any bytes (json_stringn_nocheck()); in a
  * snapshot, those that are not UTF-8 are '?'.
  */
 #ifndef EP_MACHINE_SOURCE_CACHE_H
@@ -26,7 +26,6 @@
 #include "source.h"
 
 #include <limits.h>
-#include <stdarg.h>
 
 /* The environment of the process is a fact: an object of values by name. */
 #define CACHE_ENVIRONMENT "/proc/self/environ"
@@ -48,10 +47,10 @@ enum cache_kind {
 extern const char *const cache_kind_names[CACHE_KINDS];
 
 /*
- * Formats a path into ret_path (PATH_MAX bytes), without doubled slashes, "." and a trailing slash; ".." stays. Returns
- * NULL, or why it is not valid ("not an absolute path"): then the query is SOURCE_FAILED and nothing is cached.
+ * The plain form of a path: without doubled slashes, "." and a trailing slash; ".." stays. Returns NULL, or why it is
+ * not valid ("not an absolute path"): then a query is SOURCE_FAILED and nothing is cached.
  */
-const char *cache_path(char ret_path[PATH_MAX], const char *format, va_list args) __attribute__((format(printf, 2, 0)));
+const char *cache_plain_path(const char *path, char ret_path[PATH_MAX]);
 
 /* --- entries --- */
 

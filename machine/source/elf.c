@@ -2,9 +2,9 @@
 /* elf.c - the headers and symbols of ELF files, read once, cached and presented as plain arrays. */
 #include "elf.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "state.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -30,14 +30,14 @@ static json_t *elf_entry(struct source *source, const char *path)
 static const char *const *get_strings(struct source *source, const json_t *list, size_t most, size_t *ret_n)
 {
     size_t n = json_array_size(list) < most ? json_array_size(list) : most;
-    const char **strings = n ? source_alloc(source, n * sizeof(*strings)) : NULL;
+    const char **strings = source_alloc(source, n * sizeof(*strings));
 
-    for (size_t i = 0; strings && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const char *text = json_string_value(json_array_get(list, i));
 
         strings[i] = text ? text : "";
     }
-    *ret_n = strings ? n : 0;
+    *ret_n = n;
     return strings;
 }
 
@@ -45,34 +45,32 @@ static const char *const *get_strings(struct source *source, const json_t *list,
 static const struct elf_version *get_versions(struct source *source, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_VERSIONS ? json_array_size(list) : ELF_MAX_VERSIONS;
-    struct elf_version *versions = n ? source_alloc(source, n * sizeof(*versions)) : NULL;
+    struct elf_version *versions = source_alloc(source, n * sizeof(*versions));
 
-    for (size_t i = 0; versions && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const json_t *item = json_array_get(list, i);
         const char *file = json_string_value(json_array_get(item, 0));
         const char *name = json_string_value(json_is_array(item) ? json_array_get(item, 1) : item);
 
         versions[i] = (struct elf_version){.file = file ? file : "", .name = name ? name : ""};
     }
-    *ret_n = versions ? n : 0;
+    *ret_n = n;
     return versions;
 }
 
 static const int *get_archs(struct source *source, const json_t *list, size_t *ret_n)
 {
     size_t n = json_array_size(list) < ELF_MAX_ARCHS ? json_array_size(list) : ELF_MAX_ARCHS;
-    int *archs = n ? source_alloc(source, n * sizeof(*archs)) : NULL;
+    int *archs = source_alloc(source, n * sizeof(*archs));
 
-    for (size_t i = 0; archs && i < n; i++)
+    for (size_t i = 0; i < n; i++)
         archs[i] = (int)json_integer_value(json_array_get(list, i));
-    *ret_n = archs ? n : 0;
+    *ret_n = n;
     return archs;
 }
 
 static void elf_fill(struct source *source, const json_t *entry, struct elf_facts *facts)
 {
-    const json_t *machine = json_object_get(entry, "machine");
-
     facts->soname = json_text(entry, "soname");
     facts->rpath = json_text(entry, "rpath");
     facts->runpath = json_text(entry, "runpath");
@@ -81,20 +79,15 @@ static void elf_fill(struct source *source, const json_t *entry, struct elf_fact
     facts->definitions = get_versions(source, json_object_get(entry, "definitions"), &facts->n_definitions);
     facts->archs = get_archs(source, json_object_get(entry, "archs"), &facts->n_archs);
     facts->archs_known = !json_is_false(json_object_get(entry, "archs_known"));
-    facts->machine = (int)json_integer_value(machine);
+    facts->machine = (int)json_integer_value(json_object_get(entry, "machine"));
 }
 
-struct elf_facts source_elf(struct source *source, const char *format, ...)
+struct elf_facts path_elf(struct source *source)
 {
+    const json_t *entry = cache_query(source, CACHE_ELF, elf_entry);
     struct elf_facts facts = {.soname = "", .rpath = "", .runpath = ""}, *memo;
-    char path[PATH_MAX];
-    const json_t *entry;
-    va_list args;
 
-    va_start(args, format);
-    entry = cache_query(source, CACHE_ELF, elf_entry, path, format, args);
-    va_end(args);
-    memo = cache_memo(source, CACHE_ELF, path);
+    memo = cache_memo(source, CACHE_ELF, source->path);
     if (memo)
         return *memo;
     facts.state = cache_state(entry, &facts.why);
@@ -102,10 +95,8 @@ struct elf_facts source_elf(struct source *source, const char *format, ...)
         return facts;
     elf_fill(source, entry, &facts);
     memo = source_alloc(source, sizeof(*memo));
-    if (memo) {
-        *memo = facts;
-        cache_set_memo(source, CACHE_ELF, path, memo);
-    }
+    *memo = facts;
+    cache_set_memo(source, CACHE_ELF, source->path, memo);
     return facts;
 }
 
@@ -133,21 +124,17 @@ static json_t *missing_entry(struct source *source, const char *path, const char
     live_done(source);
     while (json_array_size(names) > MISSING_MAX)
         json_array_remove(names, json_array_size(names) - 1);
-    return names ? json_pack("{s:o}", "value", names) : NULL;
+    return json_pack("{s:o}", "value", names);
 }
 
 struct source_names source_missing_symbols(struct source *source, const char *path, const char *const *providers,
                                            size_t n)
 {
-    struct source_names missing = {.state = SOURCE_FAILED, .why = "no memory"};
+    char *key = memory_printf("%s\tmissing-symbols", path);
+    struct source_names missing = {.n = 0};
     const json_t *entry;
-    char *key;
 
-    if (asprintf(&key, "%s\tmissing-symbols", path) < 0)
-        return missing;
-    entry = json_object_get(source->cached[CACHE_FACTS], key);
-    if (!entry)
-        entry = cache_get(source, CACHE_FACTS, key);
+    entry = cache_get(source, CACHE_FACTS, key);
     if (!entry)
         entry = cache_put(source, CACHE_FACTS, key, missing_entry(source, path, providers, n));
     free(key);

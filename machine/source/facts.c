@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* facts.c - facts extracted from files. The facts are cached; the texts, which may identify the machine, are not. */
+#include "common/memory.h"
 #include "state.h"
 
 #include <stdio.h>
@@ -14,32 +15,23 @@ static json_t *make_fact(json_t *file, source_reader *read)
     if (!json_is_string(file))
         return file;
     value = read((struct source_text){SOURCE_OK, json_string_value(file), json_string_length(file), ""});
-    entry = value ? json_pack("{s:o}", "value", value) : NULL;
+    entry = value ? json_pack("{s:o}", "value", value) : cache_failure(SOURCE_FAILED, "is not a text");
     json_decref(file);
     return entry;
 }
 
-struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
-                                     const char *path, ...)
+struct source_answer path_fact(struct source *source, const char *name, source_reader *read, const char *needle)
 {
-    struct source_answer answer = {.state = SOURCE_FAILED};
-    char full[PATH_MAX], *key, *text_key = NULL;
+    struct source_answer answer = {.state = SOURCE_FAILED, .why = source->path_why};
+    const char *full = source->path;
+    char *key, *text_key;
     const json_t *entry;
     json_t *text;
-    va_list args;
 
-    va_start(args, path);
-    answer.why = cache_path(full, path, args);
-    va_end(args);
     if (answer.why)
         return answer;
-    answer.why = "no memory";
-    if (asprintf(&key, "%s\t%s", full, name) < 0)
-        return answer;
-    if (asprintf(&text_key, "%s%s%s", full, needle ? "\t" : "", needle ? needle : "") < 0) {
-        free(key);
-        return answer;
-    }
+    key = memory_printf("%s\t%s", full, name);
+    text_key = memory_printf("%s%s%s", full, needle ? "\t" : "", needle ? needle : "");
     /* An overlay has texts, as has a snapshot that was saved before facts existed. */
     text = json_object_get(source->cached[CACHE_FACTS], key)
                ? NULL
@@ -80,7 +72,7 @@ static json_t *read_variables(struct source_text file)
 {
     json_t *variables = json_object();
 
-    for (const char *at = file.text, *end = file.text + file.bytes; variables && at < end; at += strlen(at) + 1) {
+    for (const char *at = file.text, *end = file.text + file.bytes; at < end; at += strlen(at) + 1) {
         const char *equals = strchr(at, '=');
         char *name = equals && equals > at ? strndup(at, (size_t)(equals - at)) : NULL;
 
@@ -98,10 +90,6 @@ static void environment_fill(struct source *source, const json_t *values)
     const char *name;
     json_t *value;
 
-    if (!variables) {
-        all->state = cache_state(source->full, &all->why);
-        return;
-    }
     json_object_foreach ((json_t *)values, name, value) {
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};

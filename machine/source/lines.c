@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lines.c - matching lines of a log: a file, or the ring buffer of the kernel. */
+#include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
@@ -98,11 +99,11 @@ static void search_record(struct found *found, const char *record, size_t bytes,
 
 static json_t *search_kmsg(int fd, const char *needle, struct found *found)
 {
-    char *record = malloc(RECORD_BYTES);
+    char record[RECORD_BYTES];
     json_t *failure = NULL;
 
-    for (int i = 0; record && i < RECORDS_MAX; i++) {
-        ssize_t n = read(fd, record, RECORD_BYTES);
+    for (int i = 0; i < RECORDS_MAX; i++) {
+        ssize_t n = read(fd, record, sizeof(record));
 
         if (n > 0) {
             search_record(found, record, (size_t)n, needle);
@@ -114,8 +115,7 @@ static json_t *search_kmsg(int fd, const char *needle, struct found *found)
             break;
         }
     }
-    free(record);
-    return record ? failure : cache_failure_errno(ENOMEM);
+    return failure;
 }
 
 /* A descriptor of this machine's ring buffer, or -1 if `path` is something else. */
@@ -141,13 +141,11 @@ static int open_kmsg(struct source *source, const char *path, json_t **ret_failu
 
 json_t *cache_log(struct source *source, const char *path, const char *needle)
 {
-    struct found found = {.text = malloc(SOURCE_LOG_MAX)};
+    struct found found = {.text = memory_new(1, SOURCE_LOG_MAX)};
     json_t *failure = NULL, *entry;
     int64_t bytes;
     int fd;
 
-    if (!found.text)
-        return NULL;
     source_set_current_path(source, path);
     fd = open_kmsg(source, path, &failure);
     if (fd >= 0) {
@@ -165,23 +163,17 @@ json_t *cache_log(struct source *source, const char *path, const char *needle)
     return entry;
 }
 
-struct source_text source_lines(struct source *source, const char *needle, const char *path, ...)
+struct source_text path_lines(struct source *source, const char *needle)
 {
-    struct source_text text = {.state = SOURCE_FAILED, .text = ""};
-    char full[PATH_MAX], *key;
     const json_t *entry;
-    va_list args;
+    char *key;
 
-    va_start(args, path);
-    text.why = cache_path(full, path, args);
-    va_end(args);
-    if (text.why)
-        return text;
-    if (asprintf(&key, "%s\t%s", full, needle) < 0)
-        return cache_text(source->full);
+    if (source->path_why)
+        return (struct source_text){.state = SOURCE_FAILED, .text = "", .why = source->path_why};
+    key = memory_printf("%s\t%s", source->path, needle);
     entry = cache_get(source, CACHE_LINES, key);
     if (!entry)
-        entry = cache_put(source, CACHE_LINES, key, cache_log(source, full, needle));
+        entry = cache_put(source, CACHE_LINES, key, cache_log(source, source->path, needle));
     free(key);
     return cache_text(entry);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
 #include "common/dir.h"
+#include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
@@ -67,9 +68,7 @@ static ep_status read_document(int fd, const char *what, char **ret_text, size_t
         return ep_fail(EP_E_ARG, "%s: is neither a folder nor the file of a snapshot", what);
     if (info.st_size > SNAPSHOT_MAX)
         return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is not a snapshot", what);
-    text = malloc((size_t)info.st_size + 1);
-    if (!text)
-        return ep_fail(EP_E_MEMORY, "%s: no memory to read it", what);
+    text = memory_new(1, (size_t)info.st_size + 1);
     do {
         n = read(fd, text + used, (size_t)info.st_size - used);
         used += n > 0 ? (size_t)n : 0;
@@ -117,8 +116,7 @@ static ep_status load_overlay(struct source *source)
         return fail_open(errno, what);
     status = load_document(source, fd, what);
     close(fd);
-    if (status == EP_OK && json_object_update(source->overlay_files, source->cached[CACHE_FILES]) < 0)
-        return ep_fail(EP_E_MEMORY, "%s: no memory to keep it", what);
+    json_object_update(source->overlay_files, source->cached[CACHE_FILES]);
     return status;
 }
 
@@ -154,7 +152,7 @@ ep_status source_open(const char *from, struct source **ret_source)
 
     if (!is_live && stat(from, &info) < 0)
         return fail_open(errno, from);
-    EP_TRY(source_new(is_live ? "this machine" : from, &source));
+    source = source_new(is_live ? "this machine" : from);
     source->is_live = is_live;
     status = is_live || S_ISDIR(info.st_mode) ? open_folder(source, is_live ? "/" : from) : open_snapshot(source, from);
     if (status != EP_OK) {

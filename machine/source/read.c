@@ -33,16 +33,9 @@ json_t *cache_file(struct source *source, const char *path)
     return entry;
 }
 
-struct source_text source_read(struct source *source, const char *path, ...)
+struct source_text path_read(struct source *source)
 {
-    const json_t *entry;
-    char full[PATH_MAX];
-    va_list args;
-
-    va_start(args, path);
-    entry = cache_query(source, CACHE_FILES, cache_file, full, path, args);
-    va_end(args);
-    return cache_text(entry);
+    return cache_text(cache_query(source, CACHE_FILES, cache_file));
 }
 
 /* --- lines and numbers --- */
@@ -64,33 +57,22 @@ static void cut_line(const char *text, char *ret_line, size_t bytes)
     text_clean(raw, ret_line, bytes);
 }
 
-static struct source_text line_of(struct source *source, const char *format, va_list args)
+struct source_text path_line(struct source *source)
 {
-    char path[PATH_MAX], line[LINE_BYTES];
-    struct source_text text = cache_text(cache_query(source, CACHE_FILES, cache_file, path, format, args));
-    json_t *line_entry = json_object_get(source->lines, path);
+    struct source_text text = path_read(source);
+    char line[LINE_BYTES], *memo;
 
     if (text.state != SOURCE_OK)
         return text;
-    if (!line_entry) {
+    memo = cache_memo(source, CACHE_FILES, source->path);
+    if (!memo) {
         cut_line(text.text, line, sizeof(line));
-        line_entry = json_stringn_nocheck(line, strlen(line));
-        json_object_set_new_nocheck(source->lines, path, line_entry);
-        line_entry = json_object_get(source->lines, path);
+        memo = source_alloc(source, strlen(line) + 1);
+        strcpy(memo, line);
+        cache_set_memo(source, CACHE_FILES, source->path, memo);
     }
-    text.text = line_entry ? json_string_value(line_entry) : "";
+    text.text = memo;
     text.bytes = strlen(text.text);
-    return text;
-}
-
-struct source_text source_line(struct source *source, const char *path, ...)
-{
-    struct source_text text;
-    va_list args;
-
-    va_start(args, path);
-    text = line_of(source, path, args);
-    va_end(args);
     return text;
 }
 
@@ -126,14 +108,10 @@ static enum source_state parse_number(const char *line, int64_t *ret_value)
     return SOURCE_OK;
 }
 
-enum source_state source_number(struct source *source, int64_t *ret_value, const char *path, ...)
+enum source_state path_number(struct source *source, int64_t *ret_value)
 {
-    struct source_text text;
-    va_list args;
+    struct source_text text = path_line(source);
 
-    va_start(args, path);
-    text = line_of(source, path, args);
-    va_end(args);
     return text.state == SOURCE_OK ? parse_number(text.text, ret_value) : text.state;
 }
 
@@ -153,23 +131,13 @@ static enum source_state parse_counter(const char *line, uint64_t *ret_value)
     return SOURCE_OK;
 }
 
-enum source_state source_number_uncached(struct source *source, uint64_t *ret_value, const char *path, ...)
+enum source_state path_counter(struct source *source, uint64_t *ret_value)
 {
-    char full[PATH_MAX], line[64];
-    json_t *now = NULL;
-    struct source_text text;
-    va_list args, again;
+    bool is_live = source->fd >= 0 && !source->path_why && !json_object_get(source->overlay_files, source->path);
+    json_t *now = is_live ? cache_file(source, source->path) : NULL;
+    struct source_text text = now ? cache_text(now) : path_read(source);
+    char line[64];
 
-    va_start(args, path);
-    va_copy(again, args);
-    if (source->fd >= 0 && !cache_path(full, path, args) && !json_object_get(source->overlay_files, full)) {
-        now = cache_file(source, full);
-        text = cache_text(now ? now : source->full);
-    } else {
-        text = cache_text(cache_query(source, CACHE_FILES, cache_file, full, path, again));
-    }
-    va_end(again);
-    va_end(args);
     if (text.state == SOURCE_OK) {
         cut_line(text.text, line, sizeof(line));
         text.state = parse_counter(line, ret_value);
@@ -264,9 +232,9 @@ static json_t *make_folder(struct source *source, const char *path)
 }
 
 /* The names of an entry as an array of pointers, computed once. */
-static struct source_names *names_of(struct source *source, const char *path, const json_t *entry)
+static struct source_names *names_of(struct source *source, const json_t *entry)
 {
-    struct source_names *names = cache_memo(source, CACHE_FOLDERS, path);
+    struct source_names *names = cache_memo(source, CACHE_FOLDERS, source->path);
     size_t n = json_array_size(entry);
     const char **all;
 
@@ -274,36 +242,23 @@ static struct source_names *names_of(struct source *source, const char *path, co
         return names;
     names = source_alloc(source, sizeof(*names));
     all = source_alloc(source, (n + 1) * sizeof(*all));
-    if (!names || !all)
-        return NULL;
     for (size_t i = 0; i < n; i++)
         all[i] = json_string_value(json_array_get(entry, i));
     qsort(all, n, sizeof(*all), compare_names);
     names->n = n;
     names->names = all;
     names->why = "";
-    cache_set_memo(source, CACHE_FOLDERS, path, names);
+    cache_set_memo(source, CACHE_FOLDERS, source->path, names);
     return names;
 }
 
-struct source_names source_list(struct source *source, const char *path, ...)
+struct source_names path_list(struct source *source)
 {
-    struct source_names names = {.n = 0}, *memo;
-    const json_t *entry;
-    char full[PATH_MAX];
-    va_list args;
+    const json_t *entry = cache_query(source, CACHE_FOLDERS, make_folder);
+    struct source_names names = {.n = 0};
 
-    va_start(args, path);
-    entry = cache_query(source, CACHE_FOLDERS, make_folder, full, path, args);
-    va_end(args);
     names.state = cache_state(entry, &names.why);
-    if (names.state != SOURCE_OK)
-        return names;
-    memo = names_of(source, full, entry);
-    if (memo)
-        return *memo;
-    names.state = cache_state(source->full, &names.why);
-    return names;
+    return names.state == SOURCE_OK ? *names_of(source, entry) : names;
 }
 
 /* --- links --- */
@@ -324,16 +279,9 @@ static json_t *make_link(struct source *source, const char *path)
     return entry;
 }
 
-struct source_text source_resolve(struct source *source, const char *path, ...)
+struct source_text path_resolve(struct source *source)
 {
-    const json_t *entry;
-    char full[PATH_MAX];
-    va_list args;
-
-    va_start(args, path);
-    entry = cache_query(source, CACHE_LINKS, make_link, full, path, args);
-    va_end(args);
-    return cache_text(entry);
+    return cache_text(cache_query(source, CACHE_LINKS, make_link));
 }
 
 /* --- what is there --- */
@@ -387,8 +335,9 @@ static json_t *make_stat(struct source *source, const char *path)
     return entry;
 }
 
-static struct source_stat stat_of(const json_t *entry)
+struct source_stat path_stat(struct source *source)
 {
+    const json_t *entry = cache_query(source, CACHE_STATS, make_stat);
     const char *kind = json_string_value(json_object_get(entry, "kind"));
     const char *access = json_string_value(json_object_get(entry, "access"));
     struct source_stat stat = {.kind = SOURCE_OTHER};
@@ -404,16 +353,4 @@ static struct source_stat stat_of(const json_t *entry)
     stat.may_write = strchr(access, 'w');
     stat.may_execute = strchr(access, 'x');
     return stat;
-}
-
-struct source_stat source_stat(struct source *source, const char *path, ...)
-{
-    const json_t *entry;
-    char full[PATH_MAX];
-    va_list args;
-
-    va_start(args, path);
-    entry = cache_query(source, CACHE_STATS, make_stat, full, path, args);
-    va_end(args);
-    return stat_of(entry);
 }

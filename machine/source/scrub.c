@@ -8,9 +8,8 @@
  * be added as well.
  */
 #include "scrub.h"
+#include "common/memory.h"
 #include "common/text.h"
-
-#include "base/error.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -192,18 +191,15 @@ static void make_utf8(char *text, size_t bytes)
 /* What is left of a string under a rule; a new value. */
 static json_t *apply_row(struct scrub *scrub, const struct scrub_row *row, const json_t *value)
 {
-    char *kept = NULL;
-    size_t n = 0;
-    FILE *out = open_memstream(&kept, &n);
-    json_t *string = NULL;
+    char *kept;
+    size_t n;
+    FILE *out = memory_stream(&kept, &n);
+    json_t *string;
 
-    if (out)
-        row->rule(scrub, json_string_value(value), json_string_length(value), row, out);
-    if (out && fclose(out) == 0 && kept) {
-        make_utf8(kept, n);
-        string = json_stringn(kept, n);
-    }
-    scrub->failed = scrub->failed || !string;
+    row->rule(scrub, json_string_value(value), json_string_length(value), row, out);
+    memory_close(out);
+    make_utf8(kept, n);
+    string = json_stringn(kept, n);
     free(kept);
     return string;
 }
@@ -266,8 +262,8 @@ static json_t *scrub_object(struct scrub *scrub, const struct scrub_row *row, co
             kept = scrub_setting(scrub, row, key, item);
         else
             kept = scrub_value(scrub, row ? row_of_member(key, row) : NULL, item);
-        if (kept && json_object_set_new_nocheck(copy, key, kept) < 0)
-            scrub->failed = true;
+        if (kept)
+            json_object_set_new_nocheck(copy, key, kept);
     }
     return copy;
 }
@@ -288,8 +284,7 @@ static json_t *scrub_value(struct scrub *scrub, const struct scrub_row *row, con
         return apply_row(scrub, row, value);
     copy = json_array();
     json_array_foreach (value, i, item)
-        if (json_array_append_new(copy, scrub_value(scrub, row, item)) < 0)
-            scrub->failed = true;
+        json_array_append_new(copy, scrub_value(scrub, row, item));
     return copy;
 }
 
@@ -303,12 +298,9 @@ static json_t *scrub_names(struct scrub *scrub, const char *folder, const json_t
     json_t *copy = json_array(), *name;
     size_t i;
 
-    json_array_foreach (names, i, name) {
-        if ((all || scrub_is_common(scrub, folder, json_string_value(name)) ||
-             scrub_is_dist(json_string_value(name))) &&
-            json_array_append_new(copy, apply_row(scrub, &row, name)) < 0)
-            scrub->failed = true;
-    }
+    json_array_foreach (names, i, name)
+        if (all || scrub_is_common(scrub, folder, json_string_value(name)) || scrub_is_dist(json_string_value(name)))
+            json_array_append_new(copy, apply_row(scrub, &row, name));
     return copy;
 }
 
@@ -349,22 +341,18 @@ static json_t *scrub_entry(struct scrub *scrub, enum cache_kind kind, const char
     return kind == CACHE_STATS ? json_deep_copy(entry) : scrub_value(scrub, row, entry);
 }
 
-static json_t *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *key)
+/* For free(). */
+static char *scrub_key(struct scrub *scrub, enum cache_kind kind, const char *key)
 {
     size_t n = kind == CACHE_LINES || kind == CACHE_FACTS ? strcspn(key, "\t") : strlen(key);
-    json_t *given = json_stringn_nocheck(key, n), *scrubbed = NULL, *joined = NULL;
-    char *text;
-
-    if (given)
-        scrubbed = apply_row(scrub, kind == CACHE_ANSWERS ? &text_row : &path_row, given);
+    json_t *given = json_stringn_nocheck(key, n);
+    json_t *scrubbed = apply_row(scrub, kind == CACHE_ANSWERS ? &text_row : &path_row, given);
     /* The search text and the name of the fact are constants of epkit. */
-    if (scrubbed && asprintf(&text, "%s%s", json_string_value(scrubbed), key + n) >= 0) {
-        joined = json_string_nocheck(text);
-        free(text);
-    }
+    char *text = memory_printf("%s%s", json_string_value(scrubbed), key + n);
+
     json_decref(given);
     json_decref(scrubbed);
-    return joined;
+    return text;
 }
 
 static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_t *entries)
@@ -374,12 +362,11 @@ static json_t *scrub_kind(struct scrub *scrub, enum cache_kind kind, const json_
 
     json_object_foreach ((json_t *)entries, key, entry) {
         json_t *kept = scrub_entry(scrub, kind, key, entry);
-        json_t *name = kept ? scrub_key(scrub, kind, key) : NULL;
+        char *name = kept ? scrub_key(scrub, kind, key) : NULL;
 
-        if (kept && (!name || json_object_set_nocheck(copy, json_string_value(name), kept) < 0))
-            scrub->failed = true;
-        json_decref(name);
-        json_decref(kept);
+        if (kept)
+            json_object_set_new_nocheck(copy, name, kept);
+        free(name);
     }
     return copy;
 }
@@ -430,10 +417,9 @@ static void learn_folder(struct scrub *scrub, const char *folder, const json_t *
     json_array_foreach (names, i, name) {
         if (!json_is_string(name))
             continue;
-        if ((strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
-             scrub_match("/sys/class/infiniband/*/device/net", folder)) &&
-            json_object_set_new_nocheck(scrub->maps[SCRUB_DEVICES], json_string_value(name), json_true()) < 0)
-            scrub->failed = true;
+        if (strcmp(folder, "/sys/class/infiniband") == 0 || strcmp(folder, "/sys/class/net") == 0 ||
+            scrub_match("/sys/class/infiniband/*/device/net", folder))
+            json_object_set_new_nocheck(scrub->maps[SCRUB_DEVICES], json_string_value(name), json_true());
     }
 }
 
@@ -469,11 +455,8 @@ static void learn_all(struct scrub *scrub, json_t *const cached[CACHE_KINDS], bo
 
 void scrub_init(struct scrub *scrub)
 {
-    *scrub = (struct scrub){.failed = false};
-    for (int map = 0; map < SCRUB_MAPS; map++) {
+    for (int map = 0; map < SCRUB_MAPS; map++)
         scrub->maps[map] = json_object();
-        scrub->failed = scrub->failed || !scrub->maps[map];
-    }
 }
 
 void scrub_done(struct scrub *scrub)
@@ -485,21 +468,12 @@ void scrub_done(struct scrub *scrub)
 json_t *scrub_snapshot(json_t *const cached[CACHE_KINDS], bool is_live)
 {
     struct scrub scrub;
-    json_t *all = json_object(), *kept;
+    json_t *all = json_object();
 
     scrub_init(&scrub);
-    scrub.failed = scrub.failed || !all;
-    if (!scrub.failed)
-        learn_all(&scrub, cached, is_live);
-    for (int kind = 0; !scrub.failed && kind < CACHE_KINDS; kind++) {
-        kept = scrub_kind(&scrub, (enum cache_kind)kind, cached[kind]);
-        if (json_object_set_new(all, cache_kind_names[kind], kept) < 0)
-            scrub.failed = true;
-    }
+    learn_all(&scrub, cached, is_live);
+    for (int kind = 0; kind < CACHE_KINDS; kind++)
+        json_object_set_new(all, cache_kind_names[kind], scrub_kind(&scrub, (enum cache_kind)kind, cached[kind]));
     scrub_done(&scrub);
-    if (!scrub.failed)
-        return all;
-    json_decref(all);
-    ep_fail(EP_E_MEMORY, "no memory to scrub what was read");
-    return NULL;
+    return all;
 }

@@ -46,10 +46,9 @@ enum scrub_map {
 
 struct scrub {
     json_t *maps[SCRUB_MAPS]; /* number of the replacement by original; see the kinds */
-    bool failed;              /* out of memory: nothing may be saved */
 };
 
-/* An empty one; `failed` for lack of memory. */
+/* An empty one. */
 void scrub_init(struct scrub *scrub);
 void scrub_done(struct scrub *scrub);
 
@@ -146,7 +145,7 @@ bool scrub_allows_variable(const char *name);
 
 /*
  * The scrubbed cache: an object of objects by cache_kind_names. For the machine that runs here (`is_live`) the names of
- * its host and user are removed even if no file contained them. NULL with ep_fail() for lack of memory.
+ * its host and user are removed even if no file contained them.
  */
 json_t *scrub_snapshot(json_t *const cached[CACHE_KINDS], bool is_live);
 

@@ -4,6 +4,7 @@
  *
  * A folder may be named after a project or a customer, so removing user names is not enough.
  */
+#include "common/memory.h"
 #include "common/text.h"
 #include "scrub.h"
 
@@ -260,8 +261,7 @@ static void replace_confs(struct scrub *scrub, const char *const *names, size_t 
             continue;
         }
         snprintf(given, sizeof(given), "%.3000s%s%05d%s", before, *before ? "." : "0", ++count, strrchr(names[i], '.'));
-        if (json_object_set_new_nocheck(scrub->maps[SCRUB_CONFS], names[i], json_string_nocheck(given)) < 0)
-            scrub->failed = true;
+        json_object_set_new_nocheck(scrub->maps[SCRUB_CONFS], names[i], json_string_nocheck(given));
     }
 }
 
@@ -278,16 +278,11 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
                 json_array_foreach (value, i, item)
                     collect_conf(all, json_string_value(item));
         }
-    names = calloc(json_object_size(all) + 1, sizeof(*names));
-    scrub->failed = scrub->failed || !names || !all;
-    json_object_foreach (all, key, value) {
-        if (names)
-            names[n++] = key;
-    }
-    if (n) {
-        qsort(names, n, sizeof(*names), by_name);
-        replace_confs(scrub, names, n);
-    }
+    names = memory_new(json_object_size(all), sizeof(*names));
+    json_object_foreach (all, key, value)
+        names[n++] = key;
+    qsort(names, n, sizeof(*names), by_name);
+    replace_confs(scrub, names, n);
     free(names);
     json_decref(all);
 }

@@ -53,8 +53,7 @@ int scrub_number(struct scrub *scrub, enum scrub_map map, const char *key)
 
     if (known)
         return (int)json_integer_value(known);
-    if (json_object_set_new_nocheck(scrub->maps[map], key, json_integer(number)) < 0)
-        scrub->failed = true;
+    json_object_set_new_nocheck(scrub->maps[map], key, json_integer(number));
     return number;
 }
 
@@ -151,8 +150,7 @@ void scrub_learn_uuids(struct scrub *scrub, const char *text, size_t bytes)
             continue;
         for (size_t i = 0; i < 36; i++)
             uuid[i] = (char)tolower((unsigned char)text[at - 8 + i]);
-        if (json_object_set_nocheck(scrub->maps[SCRUB_UUIDS], uuid, json_true()) < 0)
-            scrub->failed = true;
+        json_object_set_new_nocheck(scrub->maps[SCRUB_UUIDS], uuid, json_true());
     }
 }
 
@@ -191,8 +189,7 @@ void scrub_learn_name(struct scrub *scrub, enum scrub_map map, const char *name)
         return;
     for (size_t i = 0; i <= n; i++)
         lower[i] = (char)tolower((unsigned char)name[i]);
-    if (json_object_set_new_nocheck(scrub->maps[SCRUB_NAMES], lower, json_integer(map)) < 0)
-        scrub->failed = true;
+    json_object_set_new_nocheck(scrub->maps[SCRUB_NAMES], lower, json_integer(map));
 }
 
 static size_t match_name(struct scan *scan, size_t at)

@@ -8,6 +8,7 @@
  * Snapshots are untrusted input: what is accepted satisfies source.h, and errors name what was rejected.
  */
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/temporary.h"
 #include "common/text.h"
@@ -296,11 +297,9 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
 
 ep_status source_from_json(const char *name, const char *text, size_t bytes, struct source **ret_source)
 {
-    struct source *source;
-    ep_status status;
+    struct source *source = source_new(name);
+    ep_status status = snapshot_load(source, name, text, bytes);
 
-    EP_TRY(source_new(name, &source));
-    status = snapshot_load(source, name, text, bytes);
     if (status != EP_OK) {
         source_free(source);
         return status;
@@ -311,51 +310,33 @@ ep_status source_from_json(const char *name, const char *text, size_t bytes, str
 
 /* --- writing --- */
 
-ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes)
+char *snapshot_text(struct source *source)
 {
     json_t *document = scrub_snapshot(source->cached, source->is_live);
-    char *text = NULL;
+    char *text;
 
-    if (!document)
-        return EP_E_MEMORY;
-    if (json_object_set_new(document, "epkit_snapshot", json_integer(FORMAT)) == 0 &&
-        (!source->is_full || json_object_set_new(document, "full", json_true()) == 0))
-        text = stream_json_text(document, JSON_INDENT(1));
+    json_object_set_new(document, "epkit_snapshot", json_integer(FORMAT));
+    if (source->is_full)
+        json_object_set_new(document, "full", json_true());
+    text = stream_json_text(document, JSON_INDENT(1));
     json_decref(document);
-    if (!text)
-        return ep_fail(EP_E_MEMORY, "no memory to write what was read");
-    *ret_text = text;
-    *ret_bytes = strlen(text);
-    return EP_OK;
-}
-
-static ep_status write_file(const char *file, const char *text, size_t bytes)
-{
-    struct stat info;
-    int number;
-
-    /* Renaming over a device or a pipe would remove it. */
-    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
-        return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
-    /* The usual permissions of a new file. */
-    number = temporary_save(file, text, bytes, dir_usual_mode());
-    return number ? ep_fail(EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number)) : EP_OK;
+    return text;
 }
 
 ep_status source_save(struct source *source, const char *file)
 {
-    char *text, *line;
-    size_t bytes;
-    ep_status status;
+    char *text = snapshot_text(source), *lines = memory_printf("%s\n", text);
+    struct stat info;
+    int number;
 
-    EP_TRY(snapshot_text(source, &text, &bytes));
-    line = realloc(text, bytes + 1);
-    if (!line) {
-        free(text);
-        return ep_fail(EP_E_MEMORY, "no memory to write what was read");
+    free(text);
+    /* Renaming over a device or a pipe would remove it. */
+    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode)) {
+        free(lines);
+        return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
     }
-    line[bytes] = '\n';
-    status = write_file(file, line, bytes + 1);
-    free(line);
-    return status;
+    /* The usual permissions of a new file. */
+    number = temporary_save(file, lines, strlen(lines), dir_usual_mode());
+    free(lines);
+    return number ? ep_fail(EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number)) : EP_OK;
 }

@@ -15,8 +15,8 @@
  * Nothing here waits for a device: only regular files are read, never a FIFO or a socket, and sizes are bounded. A file
  * may be truncated, vanish or turn binary while it is read.
  *
- * A path is a printf format with its arguments. Returned strings belong to the source, live as long as it does, and are
- * never NULL: a failed read gives "", so that a parser needs no special case. Not thread-safe.
+ * A path is a printf format with its arguments (source_path()). Returned strings belong to the source, live as long as
+ * it does, and are never NULL: a failed read gives "", so that a parser needs no special case. Not thread-safe.
  */
 #ifndef EP_MACHINE_SOURCE_SOURCE_H
 #define EP_MACHINE_SOURCE_SOURCE_H
@@ -71,6 +71,9 @@ const char *source_current_path(const struct source *source);
 
 /* --- files --- */
 
+/* The source, with the path of the query that follows. */
+struct source *source_path(struct source *source, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 struct source_text {
     enum source_state state;
     const char *text; /* NUL-terminated; may hold more NULs (`bytes`) */
@@ -79,10 +82,12 @@ struct source_text {
 };
 
 /* A whole file. */
-struct source_text source_read(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_read(source, ...) path_read(source_path(source, __VA_ARGS__))
+struct source_text path_read(struct source *source);
 
 /* The first line of a file without surrounding white space; characters that are not printable become '?'. */
-struct source_text source_line(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_line(source, ...) path_line(source_path(source, __VA_ARGS__))
+struct source_text path_line(struct source *source);
 
 /* The value after "name:" in a text of such lines, as source_line() gives lines; "" without one. */
 const char *source_field(struct source *source, const char *text, const char *name);
@@ -90,16 +95,16 @@ const char *source_field(struct source *source, const char *text, const char *na
 /* The first line as a number, decimal or 0x...; SOURCE_FAILED if it is not a number. *ret_value is set on SOURCE_OK
  * only.
  */
-enum source_state source_number(struct source *source, int64_t *ret_value, const char *path, ...)
-    __attribute__((format(printf, 3, 4)));
+#define source_number(source, ret_value, ...) path_number(source_path(source, __VA_ARGS__), ret_value)
+enum source_state path_number(struct source *source, int64_t *ret_value);
 
 /* The lines of a log that contain `needle`, of a large log at its end; also /dev/kmsg, without waiting. */
-struct source_text source_lines(struct source *source, const char *needle, const char *path, ...)
-    __attribute__((format(printf, 3, 4)));
+#define source_lines(source, needle, ...) path_lines(source_path(source, __VA_ARGS__), needle)
+struct source_text path_lines(struct source *source, const char *needle);
 
 /* The current value of a counter of 64 bits, not cached; a snapshot gives the value that it holds. */
-enum source_state source_number_uncached(struct source *source, uint64_t *ret_value, const char *path, ...)
-    __attribute__((format(printf, 3, 4)));
+#define source_number_uncached(source, ret_value, ...) path_counter(source_path(source, __VA_ARGS__), ret_value)
+enum source_state path_counter(struct source *source, uint64_t *ret_value);
 
 struct source_names {
     enum source_state state;
@@ -109,10 +114,12 @@ struct source_names {
     const char *why;
 };
 
-struct source_names source_list(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_list(source, ...) path_list(source_path(source, __VA_ARGS__))
+struct source_names path_list(struct source *source);
 
 /* The path within the source that `path` resolves to, as realpath(3). */
-struct source_text source_resolve(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_resolve(source, ...) path_resolve(source_path(source, __VA_ARGS__))
+struct source_text path_resolve(struct source *source);
 
 enum source_kind { SOURCE_FILE, SOURCE_FOLDER, SOURCE_CHAR_DEVICE, SOURCE_OTHER };
 
@@ -124,7 +131,8 @@ struct source_stat {
     const char *why;
 };
 
-struct source_stat source_stat(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_stat(source, ...) path_stat(source_path(source, __VA_ARGS__))
+struct source_stat path_stat(struct source *source);
 
 static inline bool source_is_folder(struct source_stat stat)
 {
@@ -177,7 +185,8 @@ struct elf_facts {
 #define ELF_ARCH_EXACT 10000
 #define ELF_ARCH_FAMILY 20000
 
-struct elf_facts source_elf(struct source *source, const char *path, ...) __attribute__((format(printf, 2, 3)));
+#define source_elf(source, ...) path_elf(source_path(source, __VA_ARGS__))
+struct elf_facts path_elf(struct source *source);
 
 /*
  * The symbols that the library at `path` needs and neither it nor one of the `n` libraries `providers` defines; the
@@ -213,8 +222,8 @@ typedef json_t *source_reader(struct source_text file);
 #define source_fact(source, name, read, ...) source_log_fact(source, name, read, NULL, __VA_ARGS__)
 
 /* With `needle`: from the lines of a log that contain it (source_lines()), which are not cached. */
-struct source_answer source_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
-                                     const char *path, ...) __attribute__((format(printf, 5, 6)));
+#define source_log_fact(source, name, read, needle, ...) path_fact(source_path(source, __VA_ARGS__), name, read, needle)
+struct source_answer path_fact(struct source *source, const char *name, source_reader *read, const char *needle);
 
 /* The fact as a boolean, false if it is unknown, and as a text, "" if it is unknown. */
 bool source_fact_bool(struct source_answer fact);
@@ -230,7 +239,7 @@ ep_status source_save(struct source *source, const char *file);
 
 /* --- memory --- */
 
-/* Zeroed memory, aligned for any type, that lives as long as the source; NULL for lack of memory. */
+/* Zeroed memory, aligned for any type, that lives as long as the source (memory.h). */
 void *source_alloc(struct source *source, size_t bytes);
 
 /* A copy that lives as long as the source. printf-like. */

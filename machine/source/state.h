@@ -21,10 +21,11 @@ struct source {
     json_t *cached[CACHE_KINDS];
     json_t *overlay_files;       /* paths of files that the overlay provides: they are never read again */
     json_t *memos[CACHE_KINDS];  /* pointers as integers */
-    json_t *lines;               /* first lines of files by path */
     json_t *names;               /* interned strings, as keys */
     json_t *not_recorded, *full; /* entries */
     json_t *refused;             /* entries for paths that are not valid, by reason */
+    char path[PATH_MAX];         /* of the query, in its plain form */
+    const char *path_why;        /* why it is not valid; NULL */
     size_t cached_bytes;
     bool is_full;
     struct source_block *blocks;
@@ -35,20 +36,16 @@ struct source {
 };
 
 /* A source with an empty cache and without a live side. */
-ep_status source_new(const char *name, struct source **ret_source);
+struct source *source_new(const char *name);
 
-/* The entry of a query about the path that `format` and `args` make: cached, or made by `make`. */
+/* The entry of a query about source->path: cached, or made by `make`. */
 typedef json_t *cache_maker(struct source *source, const char *path);
-const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make, char ret_path[PATH_MAX],
-                          const char *format, va_list args);
-
-/* As cache_path(), for a path that is complete. */
-const char *cache_plain_path(const char *path, char ret_path[PATH_MAX]);
+const json_t *cache_query(struct source *source, enum cache_kind kind, cache_maker *make);
 
 /* The value of an entry that is a text, or its state. */
 struct source_text cache_text(const json_t *entry);
 
-/* Reads a file of the live side into an entry that is not cached; NULL for lack of memory. */
+/* Reads a file of the live side into an entry that is not cached. */
 json_t *cache_file(struct source *source, const char *path);
 
 /* The lines of a log of the live side that contain `needle`, as an entry that is not cached (lines.c). */
@@ -90,7 +87,7 @@ ep_status snapshot_load(struct source *source, const char *what, const char *tex
 ep_status source_from_json(const char *name, const char *text, size_t bytes, struct source **ret_source);
 
 /* The document that source_save() writes, as text for free(). */
-ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_bytes);
+char *snapshot_text(struct source *source);
 
 /* Does parsing the text as JSON take bounded memory? A small text could take a multiple of its size. */
 bool snapshot_is_bounded(const char *text, size_t bytes);
