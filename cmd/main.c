@@ -103,7 +103,7 @@ int main(int argc, char **argv)
     int result, written;
 
     inherited_init();
-    memory_init();
+    memory_init(ending_write_memory);
     ep_set_log(print_warning, NULL);
     if (stream_open() != 0)
         return CMD_FAILED;

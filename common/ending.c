@@ -107,3 +107,12 @@ void ending_write_late(int code, const char *what, const char *where, const char
         (void)write_all(STDOUT_FILENO, "\n", 1);
     }
 }
+
+void ending_write_memory(void)
+{
+    static const char what[] = "out of memory",
+                      hint[] = "raise the limit (ulimit -v, that of the container), or free memory";
+
+    dprintf(STDERR_FILENO, "epkit: error: %s\n       %s\n", what, hint);
+    ending_write_late(1, what, "", "", hint);
+}

@@ -1,30 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory.h"
 
-#include "cmd.h"
-#include "output.h"
-
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define RESERVE_BYTES 65536 /* for the document that says so */
+#define RESERVE_BYTES 65536 /* for the report */
 
 static void *reserve;
+static void (*report)(void);
 
 static _Noreturn void end(void)
 {
-    static const char what[] = "out of memory",
-                      hint[] = "raise the limit (ulimit -v, that of the container), or free memory";
     static atomic_flag has_begun = ATOMIC_FLAG_INIT;
 
-    if (!atomic_flag_test_and_set(&has_begun)) {
+    if (report && !atomic_flag_test_and_set(&has_begun)) {
         free(reserve);
-        dprintf(STDERR_FILENO, "epkit: error: %s\n       %s\n", what, hint);
-        ending_write_late(CMD_FAILED, what, "", "", hint);
+        report();
     }
-    _exit(CMD_FAILED);
+    _exit(1);
 }
 
 void *memory_new(size_t n, size_t bytes)
@@ -66,8 +62,9 @@ static void *allocate(size_t bytes)
     return memory ? memory : (end(), NULL);
 }
 
-void memory_init(void)
+void memory_init(void (*report_end)(void))
 {
+    report = report_end;
     reserve = malloc(RESERVE_BYTES);
     json_set_alloc_funcs(allocate, free);
 }

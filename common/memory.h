@@ -10,8 +10,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* From now on jansson's memory is such memory, too. */
-void memory_init(void);
+/* From now on jansson's memory is such memory, too. `report` is called before the end. */
+void memory_init(void (*report)(void));
 
 /* Zeroed memory for `n` times `bytes`, and a text, both for free(). */
 void *memory_new(size_t n, size_t bytes) __attribute__((returns_nonnull));

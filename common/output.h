@@ -145,6 +145,9 @@ void ending_write(int code, const char *verdict);
  */
 void ending_write_late(int code, const char *what, const char *where, const char *why, const char *hint);
 
+/* For memory_init(). */
+void ending_write_memory(void);
+
 /*
  * --- standard output and standard error (terminal.c) ---
  *
