@@ -144,16 +144,13 @@ static json_t *describe_gpus(const struct topo *topo)
 
 void machine_read(struct source *source, json_t *machine)
 {
-    struct topo *topo;
+    const struct topo *topo = topo_read(source);
 
     json_object_set_new(machine, "cpu",
                         value_of_key(source_lines(source, "model name", "/proc/cpuinfo").text, "model name"));
     json_object_set_new(machine, "os", value_of_key(source_read(source, "/etc/os-release").text, "PRETTY_NAME"));
-    if (topo_read(source, &topo) != EP_OK)
-        return;
     /* A kernel without NUMA lists no nodes. */
     json_object_set_new(machine, "numa_nodes", json_integer(topo->n_numa ? topo->n_numa : 1));
     json_object_set_new(machine, "gpus", describe_gpus(topo));
     json_object_set_new(machine, "gpu_driver", *topo->driver ? json_string(topo->driver) : json_null());
-    topo_free(topo);
 }

@@ -23,12 +23,13 @@ extern const struct embedded job_scripts[]; /* jobs.sh */
 static int find_ports(char *ret_list, size_t bytes)
 {
     struct source *source = NULL;
-    struct topo *topo = NULL;
+    const struct topo *topo;
     int code = CMD_FAILED;
 
-    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK) {
+    if (source_open(NULL, &source) != EP_OK) {
         fprintf(stderr, "epkit: %s\n", ep_last_error());
     } else {
+        topo = topo_read(source);
         snprintf(ret_list, bytes, "%s", map_nccl(topo));
         code = *ret_list ? CMD_FINE : CMD_UNSUPPORTED;
         if (code != CMD_FINE)
@@ -37,7 +38,6 @@ static int find_ports(char *ret_list, size_t bytes)
                                       "measure\n",
                   stderr);
     }
-    topo_free(topo);
     source_free(source);
     return code;
 }

@@ -281,7 +281,7 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     const struct nics_options *options = call->options;
     struct nics nics = {0};
     struct source *source;
-    struct topo *topo;
+    const struct topo *topo;
     bool has_run;
     int result = check_usage(cmd, call, options);
 
@@ -290,15 +290,12 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     if (result != CMD_FINE)
         return result;
     result = check_rates(cmd, call, options);
-    if (result == CMD_FINE && topo_read(source, &topo) != EP_OK) {
-        out_error("nics: %s", ep_last_error());
-        result = CMD_FAILED;
-    }
     if (result != CMD_FINE) {
         inspect_reading_done();
         source_free(source);
         return result;
     }
+    topo = topo_read(source);
     result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)
         nics_begin(&nics);
@@ -307,7 +304,6 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
         result = nics.n > 0 ? show(call, options, &nics) : print_no_devices(topo, options);
     has_run = call->n_args > 0 && nics.n > 0;
     nics_done(&nics);
-    topo_free(topo);
     source_free(source);
     return leave(result, has_run);
 }

@@ -172,10 +172,8 @@ static int add_list(const struct cmd *cmd, const struct topo *topo, const char *
 /* A NIC that no GPU uses may be idle with every right, so it does not count when all devices are shown. */
 static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
 {
-    struct map *map;
+    struct map *map = map_best(topo);
 
-    if (map_best(topo, &map) != EP_OK)
-        return no_memory();
     for (size_t i = 0; i < nics->n; i++) {
         struct nics_device *device = &nics->devices[i];
 

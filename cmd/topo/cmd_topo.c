@@ -151,7 +151,6 @@ static void reading_done(struct reading *reading)
     }
     map_free(reading->ibgda);
     map_free(reading->best);
-    topo_free(reading->topo);
     source_free(reading->source);
 }
 
@@ -172,11 +171,10 @@ static ep_status read_all(struct reading *reading)
 
 static ep_status read_topology(struct reading *reading)
 {
-    ep_status status = topo_read(reading->source, &reading->topo);
-
-    if (status == EP_OK)
-        status = map_best(reading->topo, &reading->best);
-    return status == EP_OK ? map_ibgda(reading->topo, &reading->ibgda) : status;
+    reading->topo = topo_read(reading->source);
+    reading->best = map_best(reading->topo);
+    reading->ibgda = map_ibgda(reading->topo);
+    return EP_OK;
 }
 
 static ep_status read_machine(const struct topo_options *options, struct reading *reading)
@@ -184,7 +182,8 @@ static ep_status read_machine(const struct topo_options *options, struct reading
     const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5"};
     ep_status status = options->save ? read_all(reading) : read_topology(reading);
 
-    return status == EP_OK ? map_nvshmem(reading->topo, &how, &reading->nvshmem) : status;
+    reading->nvshmem = status == EP_OK ? map_nvshmem(reading->topo, &how) : NULL;
+    return status;
 }
 
 static bool wants(const struct topo_options *options, int section)

@@ -92,19 +92,19 @@ static bool injects_faults(const ep_net_emulation *emulation)
 
 static void choose_nics(void)
 {
-    struct source *source = NULL;
-    struct topo *topo = NULL;
-    struct map *map = NULL;
+    struct source *source;
+    const struct topo *topo;
+    struct map *map;
     const char *ports;
 
-    if (source_open(NULL, &source) != EP_OK || topo_read(source, &topo) != EP_OK || map_best(topo, &map) != EP_OK)
-        goto free_all;
+    if (source_open(NULL, &source) != EP_OK)
+        return;
+    topo = topo_read(source);
+    map = map_best(topo);
     ports = map_verbs(topo, map);
     if (*ports)
         setenv(ENV_DEVICE, ports, 1);
-free_all:
     map_free(map);
-    topo_free(topo);
     source_free(source);
 }
 

@@ -182,16 +182,12 @@ static void find_missing_of_torch(const struct doctor_machine *machine, struct d
 {
     static const char *const names[] = {"libtorch_python.so", "libtorch_cuda.so"};
     struct libs_env env = libs_env_of(machine->source);
-    struct libs_closure *closure;
 
     for (size_t i = 0; *machine->software->torch && i < COUNT(names) && result->outcome == DOCTOR_FINE; i++) {
         const char *path = source_printf(machine->source, "%s/lib/%s", machine->software->torch, names[i]);
 
-        if (source_elf(machine->source, "%s", path).state != SOURCE_OK ||
-            libs_load(machine->source, &env, path, &closure) != EP_OK)
-            continue;
-        find_missing(machine, result, "torch", closure);
-        libs_closure_free(closure);
+        if (source_elf(machine->source, "%s", path).state == SOURCE_OK)
+            find_missing(machine, result, "torch", libs_load(machine->source, &env, path));
     }
 }
 
@@ -207,12 +203,9 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
     path = result->outcome == DOCTOR_FOUND ? "" : extension_of(machine, installed, result);
     if (!*path)
         return;
-    if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
-                          "no memory for the list of libraries"))
-        return;
+    closure = libs_load(machine->source, &env, path);
     if (!find_missing(machine, result, package, closure))
         find_gap(machine, result, package, closure);
-    libs_closure_free(closure);
 }
 
 /* --- import-python --- */
@@ -314,14 +307,12 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     if (!*path || !*machine->software->torch)
         return;
     env.library_path = path_of_torch(machine, env.library_path);
-    if (libs_load(machine->source, &env, path, &closure) != EP_OK)
-        return;
+    closure = libs_load(machine->source, &env, path);
     for (int i = 0; i < closure->n; i++)
         providers[i] = closure->libs[i].location.state == SOURCE_OK ? closure->libs[i].location.path : "";
     /* What is not found is the subject of import-libraries, and may have the symbols. */
     if (closure->first_missing < 0 && !closure->cut)
         missing = source_missing_symbols(machine->source, path, providers, (size_t)closure->n);
-    libs_closure_free(closure);
     if (missing.n)
         report_symbol(result, installed->stack->package, path, missing);
 }

@@ -440,13 +440,12 @@ static void needs_ucx_device(const struct doctor_machine *machine, const struct 
     struct libs_closure *closure;
 
     if (!(installed->stack->needs & STACK_UCX_DEVICE) || !*installed->extension ||
-        machine_n_data_nics(machine->topo) == 0 ||
-        libs_load(machine->source, &env, installed->extension, &closure) != EP_OK)
+        machine_n_data_nics(machine->topo) == 0)
         return;
+    closure = libs_load(machine->source, &env, installed->extension);
     for (int i = 0; i < closure->n && !*ucp; i++)
         if (closure->libs[i].location.state == SOURCE_OK && text_begins(closure->libs[i].name, "libucp"))
             ucp = closure->libs[i].location.path;
-    libs_closure_free(closure);
     folder = source_printf(machine->source, "%s/ucx", libs_folder_of(machine->source, ucp));
     if (!*ucp || *software_first_with(machine->source, folder, "libuct_ib_mlx5_gda"))
         return;

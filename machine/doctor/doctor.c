@@ -2,6 +2,7 @@
 /* doctor.c - reads the machine that is checked, and runs checks. */
 #include "doctor.h"
 #include "base/error.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "queries.h"
 
@@ -10,40 +11,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-static ep_status read_parts(struct doctor_machine *machine)
+static void read_parts(struct doctor_machine *machine)
 {
-    ep_status status;
-
-    status = topo_read(machine->source, &machine->topo);
-    if (status == EP_OK)
-        status = map_best(machine->topo, &machine->map);
-    if (status == EP_OK)
-        status = map_ibgda(machine->topo, &machine->ibgda);
-    if (status == EP_OK)
-        status = software_read(machine->source, machine->topo, &machine->software);
-    if (status == EP_OK)
-        status = advice_make(machine->topo, machine->software, machine->map, machine->ibgda, &machine->advice);
-    if (status == EP_OK)
-        status = audit_make(machine->topo, machine->software, machine->advice, &machine->audit);
-    return status;
+    machine->topo = topo_read(machine->source);
+    machine->map = map_best(machine->topo);
+    machine->ibgda = map_ibgda(machine->topo);
+    machine->software = software_read(machine->source, machine->topo);
+    machine->advice = advice_make(machine->topo, machine->software, machine->map, machine->ibgda);
+    machine->audit = audit_make(machine->topo, machine->software, machine->advice);
 }
 
 ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine)
 {
-    struct doctor_machine *machine = calloc(1, sizeof(*machine));
-    ep_status status;
+    struct doctor_machine *machine = memory_new(1, sizeof(*machine));
 
-    if (!machine) {
-        source_free(source);
-        return ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
-    }
     machine->source = source;
-    machine->stacks = calloc(STACKS_MAX, sizeof(*machine->stacks));
-    status = machine->stacks ? read_parts(machine) : ep_fail(EP_E_MEMORY, "doctor: no memory for the machine");
-    if (status != EP_OK) {
-        doctor_machine_free(machine);
-        return status;
-    }
+    machine->stacks = memory_new(STACKS_MAX, sizeof(*machine->stacks));
+    read_parts(machine);
     *ret_machine = machine;
     return EP_OK;
 }
@@ -53,12 +37,8 @@ void doctor_machine_free(struct doctor_machine *machine)
     if (!machine)
         return;
     free(machine->stacks);
-    audit_free(machine->audit);
-    advice_free(machine->advice);
-    software_free(machine->software);
     map_free(machine->ibgda);
     map_free(machine->map);
-    topo_free(machine->topo);
     source_free(machine->source);
     free(machine);
 }

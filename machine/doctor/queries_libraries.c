@@ -99,7 +99,8 @@ ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map *
         .hca_prefix = prefix ? prefix : MACHINE_HCA_PREFIX,
     };
 
-    return map_nvshmem(machine->topo, &how, ret_map);
+    *ret_map = map_nvshmem(machine->topo, &how);
+    return EP_OK;
 }
 
 const char *machine_next_preload(const struct doctor_machine *machine, const char **at)
@@ -183,18 +184,15 @@ static enum source_state try_load(const struct doctor_machine *machine, const ch
 static bool has_verbs_fault(const struct doctor_machine *machine, const char *path)
 {
     struct libs_env env = libs_env_of(machine->source);
-    struct libs_closure *closure = NULL;
+    struct libs_closure *closure = libs_load(machine->source, &env, path);
     bool has_fault = false;
 
-    if (libs_load(machine->source, &env, path, &closure) != EP_OK)
-        return false;
     for (int i = 0; i < closure->n; i++)
         has_fault = has_fault || (closure->libs[i].location.state == SOURCE_ABSENT &&
                                   (strcmp(closure->libs[i].name, "libibverbs.so.1") == 0 ||
                                    strcmp(closure->libs[i].name, "libmlx5.so.1") == 0));
     for (int i = 0; i < closure->n_gaps; i++)
         has_fault = has_fault || strncmp(closure->gaps[i].version, "IBVERBS_PRIVATE_", 16) == 0;
-    libs_closure_free(closure);
     return has_fault;
 }
 

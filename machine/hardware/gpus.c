@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
-#include "base/error.h"
 #include "common/json.h"
 #include "read_hardware.h"
 
@@ -293,7 +292,7 @@ bool topo_is_confidential(const struct topo *topo)
  * ConstrainDevices). Those that have fallen off the bus still have their device file; they come last, where they change
  * no number.
  */
-ep_status gpus_read(struct topo *topo, const json_t *answer)
+void gpus_read(struct topo *topo, const json_t *answer)
 {
     bool has_answered, is_shut;
 
@@ -301,8 +300,6 @@ ep_status gpus_read(struct topo *topo, const json_t *answer)
     topo->cc_feature = topo->cc_ready = -1;
     topo->cc_mode = TOPO_CC_UNKNOWN;
     topo->gpus = source_alloc(topo->source, TOPO_MAX_GPUS * sizeof(*topo->gpus));
-    if (!topo->gpus)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of GPUs");
     has_answered = add_answered(topo, answer);
     is_shut = !has_answered && are_all_denied(topo, answer);
     for (int i = 0; i < topo->n_pci; i++) {
@@ -317,5 +314,4 @@ ep_status gpus_read(struct topo *topo, const json_t *answer)
     }
     if (answer)
         read_answer(topo, answer);
-    return EP_OK;
 }

@@ -9,7 +9,7 @@
  */
 #include "read_hardware.h"
 
-#include "base/error.h"
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <stdarg.h>
@@ -157,17 +157,14 @@ static void map_solve(struct problem *problem)
 
 /* --- maps --- */
 
-ep_status map_new(const struct topo *topo, struct map **ret_map)
+struct map *map_new(const struct topo *topo)
 {
-    struct map *map = calloc(1, sizeof(*map));
+    struct map *map = memory_new(1, sizeof(*map));
 
-    if (!map)
-        return ep_fail(EP_E_MEMORY, "no memory for the assignment of GPUs to NICs");
     map->n = topo_usable_gpus(topo);
     for (int i = 0; i < topo->n_gpus; i++)
         map->choices[i] = (struct map_choice){.gpu = i, .nic = -1, .port = -1, .path = TOPO_SYS};
-    *ret_map = map;
-    return EP_OK;
+    return map;
 }
 
 void map_free(struct map *map)
@@ -277,19 +274,16 @@ static void list_rows(const struct topo *topo, struct rows *ret_rows)
 }
 
 /* One port for each row; ret_ports[row] is an index into `ports`. */
-static ep_status assign_once(const struct topo *topo, const struct rows *rows, const struct map_port *ports,
-                             int n_ports, int *ret_ports)
+static void assign_once(const struct topo *topo, const struct rows *rows, const struct map_port *ports, int n_ports,
+                        int *ret_ports)
 {
-    struct problem *problem = calloc(1, sizeof(*problem));
+    struct problem *problem = memory_new(1, sizeof(*problem));
 
-    if (!problem)
-        return ep_fail(EP_E_MEMORY, "no memory to assign %d GPUs to %d ports", rows->n, n_ports);
     problem_init(topo, rows, ports, n_ports, problem);
     map_solve(problem);
     for (int row = 0; row < rows->n; row++)
         ret_ports[row] = problem->port_of[problem->column_of[row]];
     free(problem);
-    return EP_OK;
 }
 
 /* Removes the ports used in the last round from the list; returns how many remain. */
@@ -319,28 +313,25 @@ static void record_port(struct map *map, int gpu, const struct map_port *port, b
 }
 
 /* Where there are several ports for each GPU, as many rounds: each takes from what the ones before have left. */
-static ep_status map_assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
-                            struct map *map)
+static void map_assign(const struct topo *topo, const struct rows *rows, const struct map_port *all, int n_all,
+                       struct map *map)
 {
     struct map_port ports[MAX_COLUMNS];
     int taken[MAX_ROWS], n_ports = n_all;
-    ep_status status = EP_OK;
 
     memcpy(ports, all, (size_t)n_all * sizeof(*ports));
-    for (int round = 0; status == EP_OK && rows->n > 0 && n_ports > 0 && (round == 0 || n_ports >= rows->n); round++) {
-        status = assign_once(topo, rows, ports, n_ports, taken);
-        for (int row = 0; row < rows->n && status == EP_OK; row++)
+    for (int round = 0; rows->n > 0 && n_ports > 0 && (round == 0 || n_ports >= rows->n); round++) {
+        assign_once(topo, rows, ports, n_ports, taken);
+        for (int row = 0; row < rows->n; row++)
             if (rows->gpu[row] >= 0)
                 record_port(map, rows->gpu[row], &ports[taken[row]], round == 0);
-        if (status == EP_OK)
-            n_ports = drop_used(ports, n_ports, taken, rows->n);
+        n_ports = drop_used(ports, n_ports, taken, rows->n);
     }
     /* The remaining ports are unused; those of other processes' GPUs were removed from the list. */
     map->n_idle = 0;
-    for (int i = 0; i < n_ports && status == EP_OK; i++)
+    for (int i = 0; i < n_ports; i++)
         if (map->n_idle == 0 || map->idle[map->n_idle - 1] != ports[i].nic)
             map->idle[map->n_idle++] = ports[i].nic;
-    return status;
 }
 
 /* Of the idle NICs of map_assign() those that have no other port in use. */
@@ -490,39 +481,30 @@ static void map_explain_best(const struct topo *topo, struct map *map, const str
     }
 }
 
-ep_status map_best(const struct topo *topo, struct map **ret_map)
+struct map *map_best(const struct topo *topo)
 {
     struct map_port ports[MAX_COLUMNS];
     int left[TOPO_MAX_NICS], n_left, n_ports = map_data_ports(topo, ports);
+    struct map *map = map_new(topo);
     struct rows rows;
-    struct map *map = NULL;
-    ep_status status;
 
-    EP_TRY(map_new(topo, &map));
     list_rows(topo, &rows);
-    status = map_assign(topo, &rows, ports, n_ports, map);
-    if (status != EP_OK) {
-        map_free(map);
-        return status;
-    }
+    map_assign(topo, &rows, ports, n_ports, map);
     n_left = map->n_idle;
     memcpy(left, map->idle, (size_t)n_left * sizeof(*left));
     map_finish(topo, map);
     set_idle(map, left, n_left);
     map_explain_best(topo, map, ports, n_ports);
-    *ret_map = map;
-    return EP_OK;
+    return map;
 }
 
-ep_status map_ibgda(const struct topo *topo, struct map **ret_map)
+struct map *map_ibgda(const struct topo *topo)
 {
     struct topo supported = *topo;
     int n_supported = 0;
-    ep_status status;
+    struct map *map;
 
-    supported.nics = calloc((size_t)topo->n_nics + 1, sizeof(*supported.nics));
-    if (!supported.nics)
-        return ep_fail(EP_E_MEMORY, "no memory for %d NICs", topo->n_nics);
+    supported.nics = memory_new((size_t)topo->n_nics, sizeof(*supported.nics));
     for (int i = 0; i < topo->n_nics; i++) {
         supported.nics[i] = topo->nics[i];
         if (topo->nics[i].role == TOPO_ROLE_DATA && topo_has_ibgda(topo, i))
@@ -530,7 +512,7 @@ ep_status map_ibgda(const struct topo *topo, struct map **ret_map)
         else if (topo->nics[i].role == TOPO_ROLE_DATA)
             supported.nics[i].role = TOPO_ROLE_STORAGE;
     }
-    status = map_best(n_supported ? &supported : topo, ret_map);
+    map = map_best(n_supported ? &supported : topo);
     free(supported.nics);
-    return status;
+    return map;
 }

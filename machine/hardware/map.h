@@ -43,10 +43,10 @@ struct map {
  * order, the first ones first: the same machine gives the same assignment. The algorithm is polynomial:
  * TOPO_MAX_GPUS x TOPO_MAX_NICS take milliseconds, whatever the input.
  */
-ep_status map_best(const struct topo *topo, struct map **ret_map);
+struct map *map_best(const struct topo *topo);
 
 /* As map_best(), over the rails that IBGDA supports, if any: the assignment for NVSHMEM and DeepEP. */
-ep_status map_ibgda(const struct topo *topo, struct map **ret_map);
+struct map *map_ibgda(const struct topo *topo);
 
 /* The part of NVSHMEM's environment that its choice depends on (3.4 and 3.5). */
 struct map_nvshmem {
@@ -59,7 +59,7 @@ struct map_nvshmem {
  * The assignment of NVSHMEM with a job for each GPU, as DeepEP makes them: candidates by prefix and list, whatever
  * their role; each GPU takes the first of its nearest. With PE mapping every GPU is local PE 0 and takes the first NIC.
  */
-ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map);
+struct map *map_nvshmem(const struct topo *topo, const struct map_nvshmem *how);
 
 /* "0:mlx5_0:1,1:mlx5_1", DEEP_EP_DEVICE_TO_HCA_MAPPING. EP_E_ARG names a wrong entry; a GPU left out has NIC -1. */
 ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map);

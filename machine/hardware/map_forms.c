@@ -100,11 +100,9 @@ static ep_status parse_form(const struct topo *topo, const char *text, struct ma
 
 ep_status map_parse(const struct topo *topo, const char *text, struct map **ret_map)
 {
-    struct map *map;
-    ep_status status;
+    struct map *map = map_new(topo);
+    ep_status status = parse_form(topo, text, map);
 
-    EP_TRY(map_new(topo, &map));
-    status = parse_form(topo, text, map);
     if (status != EP_OK) {
         map_free(map);
         return status;

@@ -15,8 +15,6 @@
  */
 #include "read_hardware.h"
 
-#include "base/error.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,13 +91,12 @@ static void explain_choice(const struct topo *topo, const struct map_nvshmem *ho
         map_explain(choice, "the first of its nearest, %s; a world of one GPU does not see the others", path);
 }
 
-ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, struct map **ret_map)
+struct map *map_nvshmem(const struct topo *topo, const struct map_nvshmem *how)
 {
     struct map_port ports[MAX_CANDIDATES];
     int n_ports = find_candidates(topo, how, ports);
-    struct map *map;
+    struct map *map = map_new(topo);
 
-    EP_TRY(map_new(topo, &map));
     for (int gpu = 0; gpu < map->n && n_ports > 0; gpu++) {
         const struct map_port *port = &ports[how->pe_mapping ? 0 : nearest(topo, gpu, ports, n_ports)];
 
@@ -114,6 +111,5 @@ ep_status map_nvshmem(const struct topo *topo, const struct map_nvshmem *how, st
             choice->path = topo_bus_path(topo, topo->gpus[choice->gpu].pci, topo->nics[choice->nic].pci);
         explain_choice(topo, how, n_ports, choice);
     }
-    *ret_map = map;
-    return EP_OK;
+    return map;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics.c - the RDMA devices in /sys/class/infiniband: ports, their state, rate and GIDs. */
-#include "base/error.h"
 #include "read_hardware.h"
 
 #include <stdio.h>
@@ -41,17 +40,15 @@ static bool is_foreign(struct topo *topo, const struct topo_nic *nic, int port, 
 }
 
 /* Reads the GIDs that are not empty. */
-static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct topo_port *port)
+static void read_gids(struct topo *topo, const struct topo_nic *nic, struct topo_port *port)
 {
     static const uint8_t empty[16];
     struct source_names names = source_list(topo->source, CLASS "/%s/ports/%d/gids", nic->name, port->number);
 
     port->gids_state = names.state;
     if (names.n == 0)
-        return EP_OK;
+        return;
     port->gids = source_alloc(topo->source, TOPO_MAX_GIDS * sizeof(*port->gids));
-    if (!port->gids)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of GIDs");
     for (size_t i = 0; i < names.n && port->n_gids < TOPO_MAX_GIDS; i++) {
         struct topo_gid *gid = &port->gids[port->n_gids];
         struct source_text text;
@@ -76,7 +73,6 @@ static ep_status read_gids(struct topo *topo, const struct topo_nic *nic, struct
             port->link_layer);
         port->n_gids++;
     }
-    return EP_OK;
 }
 
 /*
@@ -109,7 +105,7 @@ static enum topo_link_layer parse_link_layer(const char *text)
     return strcmp(text, "Ethernet") == 0 ? TOPO_LINK_ETHERNET : TOPO_LINK_UNKNOWN;
 }
 
-static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int number, struct topo_port *port)
+static void read_port(struct topo *topo, const struct topo_nic *nic, int number, struct topo_port *port)
 {
     struct source *source = topo->source;
 
@@ -120,7 +116,7 @@ static ep_status read_port(struct topo *topo, const struct topo_nic *nic, int nu
     port->rate_gbps = parse_rate(source_line(source, CLASS "/%s/ports/%d/rate", nic->name, number).text);
     port->link_layer = parse_link_layer(source_line(source, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
     port->netdev = port->link_layer == TOPO_LINK_ETHERNET ? find_netdev(topo, nic, number) : "";
-    return read_gids(topo, nic, port);
+    read_gids(topo, nic, port);
 }
 
 /*
@@ -144,12 +140,11 @@ static bool is_representor(struct topo *topo, const char *netdev)
                                                    "/sys/class/net/%s/phys_port_name", netdev));
 }
 
-static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
+static void read_ports(struct topo *topo, struct topo_nic *nic)
 {
     struct source_names names = source_list(topo->source, CLASS "/%s/ports", nic->name);
-    ep_status status = EP_OK;
 
-    for (size_t i = 0; i < names.n && status == EP_OK; i++) {
+    for (size_t i = 0; i < names.n; i++) {
         size_t n = strlen(names.names[i]);
 
         if (n > 3 || strspn(names.names[i], "0123456789") != n || atoi(names.names[i]) < 1)
@@ -158,13 +153,12 @@ static ep_status read_ports(struct topo *topo, struct topo_nic *nic)
             topo->cut = true;
             break;
         }
-        status = read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports]);
+        read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports]);
         if (is_representor(topo, nic->ports[nic->n_ports].netdev))
             nic->ports[nic->n_ports] = (struct topo_port){.netdev = ""};
         else
             nic->n_ports++;
     }
-    return status;
 }
 
 /* --- devices --- */
@@ -183,7 +177,7 @@ static const char *find_uverbs(struct topo *topo, const struct topo_nic *nic)
     return "";
 }
 
-static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *nic)
+static void read_nic(struct topo *topo, const char *name, struct topo_nic *nic)
 {
     struct pci_address address;
     char text[20];
@@ -197,7 +191,7 @@ static ep_status read_nic(struct topo *topo, const char *name, struct topo_nic *
     nic->firmware = source_line(topo->source, CLASS "/%s/fw_ver", name).text;
     nic->uverbs = find_uverbs(topo, nic);
     nic->is_iwarp = strstr(source_line(topo->source, CLASS "/%s/node_type", name).text, "RNIC") != NULL;
-    return read_ports(topo, nic);
+    read_ports(topo, nic);
 }
 
 /* By PCI address, then by name; software devices last. topo.pci is sorted by address, and names are already sorted. */
@@ -214,20 +208,16 @@ static void sort_nics(struct topo *topo)
     }
 }
 
-ep_status nics_read(struct topo *topo)
+void nics_read(struct topo *topo)
 {
     struct source_names names = source_list(topo->source, CLASS);
-    ep_status status = EP_OK;
 
     topo->nics = source_alloc(topo->source, TOPO_MAX_NICS * sizeof(*topo->nics));
-    if (!topo->nics)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of NICs");
     if (names.n > TOPO_MAX_NICS)
         topo->cut = true;
-    for (size_t i = 0; i < names.n && i < TOPO_MAX_NICS && status == EP_OK; i++)
-        status = read_nic(topo, names.names[i], &topo->nics[topo->n_nics++]);
+    for (size_t i = 0; i < names.n && i < TOPO_MAX_NICS; i++)
+        read_nic(topo, names.names[i], &topo->nics[topo->n_nics++]);
     sort_nics(topo);
-    return status;
 }
 
 /* --- the default routes --- */

@@ -5,7 +5,7 @@
  *
  * hwloc reads the same, but not from a snapshot, and it follows links out of a root directory.
  */
-#include "base/error.h"
+#include "common/memory.h"
 #include "read_hardware.h"
 
 #include <stdio.h>
@@ -39,20 +39,12 @@ void pci_set_add(struct pci_set *set, const struct pci_address *address)
         set->addresses[set->n++] = *address;
 }
 
-void pci_set_done(struct pci_set *set)
-{
-    free(set->addresses);
-    set->addresses = NULL;
-}
-
-ep_status pci_set_read(struct source *source, struct pci_set *ret_set)
+void pci_set_read(struct source *source, struct pci_set *ret_set)
 {
     struct source_names names = source_list(source, "/sys/bus/pci/devices");
     struct pci_set set = {.why = names.why, .state = names.state, .n_seen = (int)names.n};
 
-    set.addresses = malloc(TOPO_MAX_PCI * sizeof(*set.addresses));
-    if (!set.addresses)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of PCI devices");
+    set.addresses = memory_new(TOPO_MAX_PCI, sizeof(*set.addresses));
     for (size_t i = 0; i < names.n; i++) {
         struct pci_address address;
         int64_t class, vendor;
@@ -71,7 +63,6 @@ ep_status pci_set_read(struct source *source, struct pci_set *ret_set)
         pci_set_add(&set, &address);
     }
     *ret_set = set;
-    return EP_OK;
 }
 
 /* --- where they are --- */
@@ -220,13 +211,11 @@ static void pci_describe(struct topo *topo, struct topo_pci *pci)
     pci->driver = driver ? topo_copy_line(topo, driver + 1) : "";
 }
 
-static ep_status make_tree(struct topo *topo, const struct tree_nodes *tree_nodes)
+static void make_tree(struct topo *topo, const struct tree_nodes *tree_nodes)
 {
     struct pci_address bridges[MAX_HOST_BRIDGES];
 
     topo->pci = source_alloc(topo->source, ((size_t)tree_nodes->n + 1) * sizeof(*topo->pci));
-    if (!topo->pci)
-        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", tree_nodes->n);
     topo->n_pci = tree_nodes->n;
     list_host_bridges(topo, tree_nodes, bridges);
     for (int i = 0; i < tree_nodes->n; i++) {
@@ -241,16 +230,12 @@ static ep_status make_tree(struct topo *topo, const struct tree_nodes *tree_node
                 pci->host_bridge = j;
         pci_describe(topo, pci);
     }
-    return EP_OK;
 }
 
-ep_status pci_read(struct topo *topo, const struct pci_set *set)
+void pci_read(struct topo *topo, const struct pci_set *set)
 {
-    struct tree_nodes tree_nodes = {.tree_nodes = malloc(TOPO_MAX_PCI * sizeof(*tree_nodes.tree_nodes))};
-    ep_status status;
+    struct tree_nodes tree_nodes = {.tree_nodes = memory_new(TOPO_MAX_PCI, sizeof(*tree_nodes.tree_nodes))};
 
-    if (!tree_nodes.tree_nodes)
-        return ep_fail(EP_E_MEMORY, "no memory for %d PCI devices", TOPO_MAX_PCI);
     for (int i = 0; i < set->n; i++) {
         char address[20];
 
@@ -260,9 +245,8 @@ ep_status pci_read(struct topo *topo, const struct pci_set *set)
     }
     qsort(tree_nodes.tree_nodes, (size_t)tree_nodes.n, sizeof(*tree_nodes.tree_nodes), by_address);
     topo->cut = topo->cut || set->is_full || tree_nodes.is_full;
-    status = make_tree(topo, &tree_nodes);
+    make_tree(topo, &tree_nodes);
     free(tree_nodes.tree_nodes);
-    return status;
 }
 
 /* --- NUMA nodes --- */
@@ -290,13 +274,11 @@ static int node_number(const char *name)
     return *name ? -1 : n;
 }
 
-ep_status numa_read(struct topo *topo)
+void numa_read(struct topo *topo)
 {
     struct source_names names = source_list(topo->source, "/sys/devices/system/node");
 
     topo->numa = source_alloc(topo->source, TOPO_MAX_NUMA * sizeof(*topo->numa));
-    if (!topo->numa)
-        return ep_fail(EP_E_MEMORY, "no memory for a list of NUMA nodes");
     for (size_t i = 0; i < names.n; i++) {
         struct topo_numa node = {.number = node_number(names.names[i])};
 
@@ -311,5 +293,4 @@ ep_status numa_read(struct topo *topo)
             parse_memory(source_read(topo->source, "/sys/devices/system/node/node%d/meminfo", node.number).text);
         topo->numa[topo->n_numa++] = node;
     }
-    return EP_OK;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/memory.h"
 #include "read_hardware.h"
 
 #include <arpa/inet.h>
@@ -156,8 +157,8 @@ static void set_bits(uint64_t *mask, long first, long last, int bits)
 bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits)
 {
     size_t words = ((size_t)bits + 63) / 64;
-    uint64_t *mask = calloc(words, sizeof(*mask));
-    bool is_list = mask != NULL;
+    uint64_t *mask = memory_new(words, sizeof(*mask));
+    bool is_list = true;
 
     /* An empty list is valid: a NUMA node without processors has one. */
     while (is_list && *text && *text != '\n') {

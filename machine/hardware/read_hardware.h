@@ -55,17 +55,16 @@ struct pci_set {
     int n_seen;      /* all devices on the bus */
     const char *why; /* why the list could not be read; "" */
     enum source_state state;
-    struct pci_address *addresses; /* TOPO_MAX_PCI */
+    struct pci_address *addresses; /* TOPO_MAX_PCI, for free() */
     bool is_full;
 };
 
 /* Creates a set with the GPUs and network controllers of the bus. */
-ep_status pci_set_read(struct source *source, struct pci_set *ret_set);
+void pci_set_read(struct source *source, struct pci_set *ret_set);
 void pci_set_add(struct pci_set *set, const struct pci_address *address);
-void pci_set_done(struct pci_set *set);
 
 /* Reads the devices of the set, the bridges above them, and their locations: .pci, .host_bridge_names. */
-ep_status pci_read(struct topo *topo, const struct pci_set *set);
+void pci_read(struct topo *topo, const struct pci_set *set);
 
 /* The last PCI device on a path of sysfs. False without one. */
 bool pci_of_path(const char *path, struct pci_address *ret_address);
@@ -77,13 +76,13 @@ void nvml_collect_pci(const json_t *answer, struct pci_set *set);
 void nccl_topology_read(struct topo *topo);
 
 /* After pci_read(). `answer`: of NVML, or NULL. */
-ep_status gpus_read(struct topo *topo, const json_t *answer);
+void gpus_read(struct topo *topo, const json_t *answer);
 
 /* Before pci_read(): adds the PCI devices that have RDMA devices. */
 void nics_collect_pci(struct source *source, struct pci_set *set);
 
 /* After pci_read() and gpus_read(). */
-ep_status nics_read(struct topo *topo);
+void nics_read(struct topo *topo);
 
 /* Before nics_classify(): which NICs default routes use (.is_uplink), and which this process may use (.access). */
 void nics_find_uplinks(struct topo *topo);
@@ -92,7 +91,7 @@ void nics_find_access(struct topo *topo);
 /* Classifies the NICs from everything else that is known: .role and .role_why. */
 void nics_classify(struct topo *topo);
 
-ep_status numa_read(struct topo *topo);
+void numa_read(struct topo *topo);
 
 /* The first line of `text`, printable, in memory of the source. */
 const char *topo_copy_line(struct topo *topo, const char *text);
@@ -103,7 +102,7 @@ const char *topo_copy_line(struct topo *topo, const char *text);
 int map_data_ports(const struct topo *topo, struct map_port ret_ports[TOPO_MAX_NICS * TOPO_MAX_PORTS]);
 
 /* An assignment in which no GPU has a NIC. */
-ep_status map_new(const struct topo *topo, struct map **ret_map);
+struct map *map_new(const struct topo *topo);
 
 /* Computes paths, sharers, idle NICs and sums from the NICs and ports of the choices. */
 void map_finish(const struct topo *topo, struct map *map);

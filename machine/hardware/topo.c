@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "topo.h"
 
-#include "base/error.h"
 #include "nvml.h"
 #include "read_hardware.h"
 
@@ -92,52 +91,27 @@ static const char *list_unread(struct topo *topo, const struct pci_set *set)
                          no_nics ? nics.why : "");
 }
 
-static ep_status read_all(struct topo *topo, struct pci_set *set)
+struct topo *topo_read(struct source *source)
 {
-    const json_t *answer = query_driver(topo, set);
-    ep_status status;
-
-    nvml_collect_pci(answer, set);
-    nics_collect_pci(topo->source, set);
-    status = pci_read(topo, set);
-    if (status == EP_OK)
-        nccl_topology_read(topo);
-    if (status == EP_OK)
-        status = gpus_read(topo, answer);
-    if (status == EP_OK)
-        status = numa_read(topo);
-    if (status == EP_OK)
-        status = nics_read(topo);
-    if (status == EP_OK)
-        nics_classify(topo);
-    topo->not_read = list_unread(topo, set);
-    topo->why_empty = topo->n_gpus + topo->n_nics == 0 ? explain_empty(topo, set) : "";
-    return status;
-}
-
-ep_status topo_read(struct source *source, struct topo **ret_topo)
-{
-    struct topo *topo = calloc(1, sizeof(*topo));
+    struct topo *topo = source_alloc(source, sizeof(*topo));
     struct pci_set set = {0};
-    ep_status status;
+    const json_t *answer;
 
-    if (!topo)
-        return ep_fail(EP_E_MEMORY, "no memory for the topology of a machine");
     topo->source = source;
-    status = pci_set_read(source, &set);
-    if (status == EP_OK)
-        status = read_all(topo, &set);
-    pci_set_done(&set);
-    if (status != EP_OK)
-        topo_free(topo);
-    else
-        *ret_topo = topo;
-    return status;
-}
-
-void topo_free(struct topo *topo)
-{
-    free(topo);
+    pci_set_read(source, &set);
+    answer = query_driver(topo, &set);
+    nvml_collect_pci(answer, &set);
+    nics_collect_pci(source, &set);
+    pci_read(topo, &set);
+    nccl_topology_read(topo);
+    gpus_read(topo, answer);
+    numa_read(topo);
+    nics_read(topo);
+    nics_classify(topo);
+    topo->not_read = list_unread(topo, &set);
+    topo->why_empty = topo->n_gpus + topo->n_nics == 0 ? explain_empty(topo, &set) : "";
+    free(set.addresses);
+    return topo;
 }
 
 static int is_at(const void *address, const void *pci)

@@ -198,9 +198,8 @@ struct topo {
     const char *why_empty;          /* without GPU and NIC: what was searched and found, for users */
 };
 
-/* Reads the topology. Fails only for lack of memory: a machine without devices has an empty one. */
-ep_status topo_read(struct source *source, struct topo **ret_topo);
-void topo_free(struct topo *topo);
+/* Reads the topology, which lives as long as the source: a machine without devices has an empty one. */
+struct topo *topo_read(struct source *source);
 
 #define TOPO_ROUTES "/proc/net/route"
 

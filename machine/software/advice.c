@@ -7,7 +7,6 @@
  */
 #include "read_software.h"
 
-#include "base/error.h"
 #include "common/variables.h"
 
 #include <ctype.h>
@@ -80,14 +79,12 @@ static bool map_is_whole(const struct map *map)
 
 /* --- NVSHMEM --- */
 
-static ep_status advise_hca_list(struct advice_work *work)
+static void advise_hca_list(struct advice_work *work)
 {
     const struct map *map = work->ibgda;
     const char **values = source_alloc(work->source, (size_t)map->n * sizeof(*values));
     struct advice_row *row;
 
-    if (!values)
-        return ep_fail(EP_E_MEMORY, "no memory for the NICs of %d ranks", map->n);
     for (int gpu = 0; gpu < map->n; gpu++)
         values[gpu] = map_hca_list(work->topo, map, gpu);
     row = advice_add(work, "NVSHMEM_HCA_LIST",
@@ -98,7 +95,6 @@ static ep_status advise_hca_list(struct advice_work *work)
     row->scope = ADVICE_RANK;
     row->n_values = map->n;
     row->values = values;
-    return EP_OK;
 }
 
 /* The common prefix of the names of all NICs that IBGDA supports, at least two letters; "" if there is none. */
@@ -220,18 +216,18 @@ static void advise_family(struct advice_work *work, const char *name)
 }
 
 /* IBGDA, and the NIC of each process. NVIDIA's NICs only: others (EFA, bnxt) use other transports. */
-static ep_status advise_ibgda(struct advice_work *work)
+static void advise_ibgda(struct advice_work *work)
 {
     const struct software_nvshmem *nvshmem = &work->software->nvshmem;
     const struct software_driver *driver = &work->software->driver;
     char path[256];
 
     if (!advice_has_mlx5(work->topo))
-        return EP_OK;
+        return;
     if (topo_is_confidential(work->topo)) {
         advice_unset(work, "NVSHMEM_IB_ENABLE_IBGDA",
                      "Confidential computing blocks NICs from GPU memory, and GPUs from the NICs' doorbells.");
-        return EP_OK;
+        return;
     }
     if (*nvshmem->transport_ibgda) {
         text_clean(nvshmem->transport_ibgda, path, sizeof(path));
@@ -246,14 +242,13 @@ static ep_status advise_ibgda(struct advice_work *work)
                 "to hang with it.");
     }
     if (map_is_whole(work->ibgda))
-        EP_TRY(advise_hca_list(work));
+        advise_hca_list(work);
     if (topo_data_ports(work->topo, NULL) > 1)
         advice_unset(
             work, "NVSHMEM_ENABLE_NIC_PE_MAPPING",
             "It counts PEs per NVSHMEM job; DeepEP makes a job for each GPU of a node, so all of them would take the "
             "first NIC.");
     advise_hca_prefix(work);
-    return EP_OK;
 }
 
 /* Has the environment switched off the heap that grows, and not said how large it is? */
@@ -265,14 +260,14 @@ static bool has_fixed_heap(struct source *source)
            !source_env(source, "NVSHMEM_SYMMETRIC_SIZE");
 }
 
-static ep_status advise_nvshmem(struct advice_work *work)
+static void advise_nvshmem(struct advice_work *work)
 {
     const struct software_driver *driver = &work->software->driver;
     const struct software_nvshmem *nvshmem = &work->software->nvshmem;
 
     if (nvshmem->host.state != SOURCE_OK && !*nvshmem->home && !*nvshmem->bundled)
-        return EP_OK;
-    EP_TRY(advise_ibgda(work));
+        return;
+    advise_ibgda(work);
     advise_gid_index(work);
     advise_family(work, "NVSHMEM_IB_ADDR_FAMILY");
     if (driver->dmabuf == SOURCE_ABSENT && driver->peermem == SOURCE_OK) {
@@ -286,7 +281,6 @@ static ep_status advise_nvshmem(struct advice_work *work)
             work, "NVSHMEM_SYMMETRIC_SIZE", "4G",
             "The heap cannot grow without CUDA's virtual memory, and the default of 1 GiB is less than the 1.9 GB that "
             "DeepEP's low-latency test takes.");
-    return EP_OK;
 }
 
 /* For the copy that Python imports once PYTHONPATH is as advised. */
@@ -450,46 +444,23 @@ static void advise_against(struct advice_work *work, const struct source_variabl
         advice_unset(work, variable->name, useless);
 }
 
-ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
-                      const struct map *ibgda, struct advice **ret_advice)
+struct advice *advice_make(const struct topo *topo, const struct software *software, const struct map *map,
+                           const struct map *ibgda)
 {
-    struct advice *advice = calloc(1, sizeof(*advice));
+    struct advice *advice = source_alloc(software->source, sizeof(*advice));
     struct advice_work work = {software->source, topo, software, map, ibgda, advice};
     struct source_environment environment = source_environment(software->source);
-    ep_status status = EP_OK;
 
-    if (advice)
-        advice->rows = calloc(ADVICE_MAX, sizeof(*advice->rows));
-    if (!advice || !advice->rows) {
-        advice_free(advice);
-        return ep_fail(EP_E_MEMORY, "no memory for advice");
-    }
-    if (topo->n_gpus == 0 && topo->n_nics == 0) {
-        *ret_advice = advice;
-        return EP_OK;
-    }
+    if (topo->n_gpus == 0 && topo->n_nics == 0)
+        return advice;
     if (topo->n_gpus > 0 && topo_data_ports(topo, NULL) > 0) {
-        status = advise_nvshmem(&work);
+        advise_nvshmem(&work);
         advise_deepep(&work);
         advise_nccl(&work);
         advise_verbs(&work);
     }
-    if (status == EP_OK)
-        status = advice_paths(&work);
-    if (status != EP_OK) {
-        advice_free(advice);
-        return status;
-    }
+    advice_paths(&work);
     for (size_t i = 0; i < environment.n && advice->n < ADVICE_MAX; i++)
         advise_against(&work, &environment.variables[i]);
-    *ret_advice = advice;
-    return EP_OK;
-}
-
-void advice_free(struct advice *advice)
-{
-    if (!advice)
-        return;
-    free(advice->rows);
-    free(advice);
+    return advice;
 }

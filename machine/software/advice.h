@@ -18,6 +18,8 @@ enum advice_scope {
     ADVICE_PROGRAM /* only for the MoE program, not for its launcher, a shell or ssh: LD_PRELOAD */
 };
 
+#define ADVICE_MAX 96 /* beyond it the last row is overwritten */
+
 struct advice_row {
     const char *name;
     enum advice_scope scope;
@@ -33,17 +35,17 @@ struct advice_row {
 
 struct advice {
     int n;
-    struct advice_row *rows;
+    struct advice_row rows[ADVICE_MAX];
 };
 
 /*
- * Creates the advice for this machine; it is empty if the machine has neither GPUs nor NICs. The current environment of
- * the source has two effects: variables in it that do nothing or have an invalid value are advised to be unset, and
- * folders that precede the right ones in a search path are overridden. `map`: map_best(); `ibgda`: map_ibgda().
+ * The advice for this machine, which lives as long as the source; it is empty if the machine has neither GPUs nor NICs.
+ * The current environment of the source has two effects: variables in it that do nothing or have an invalid value are
+ * advised to be unset, and folders that precede the right ones in a search path are overridden. `map`: map_best();
+ * `ibgda`: map_ibgda().
  */
-ep_status advice_make(const struct topo *topo, const struct software *software, const struct map *map,
-                      const struct map *ibgda, struct advice **ret_advice);
-void advice_free(struct advice *advice);
+struct advice *advice_make(const struct topo *topo, const struct software *software, const struct map *map,
+                           const struct map *ibgda);
 
 /* Returns the row with this name, or NULL. */
 const struct advice_row *advice_find(const struct advice *advice, const char *name);
@@ -106,17 +108,15 @@ struct audit_row {
     const char *text;         /* its effect, and what to do about it */
 };
 
+#define AUDIT_MAX 256
+
 struct audit {
     int n;
-    struct audit_row *rows; /* AUDIT_HARMFUL first, then by name; at most AUDIT_MAX */
+    struct audit_row rows[AUDIT_MAX]; /* AUDIT_HARMFUL first, then by name */
     bool uses_software; /* NVSHMEM, NCCL or DeepEP is in use: a variable of theirs is set, or Python would import DeepEP
                          */
 };
 
-#define AUDIT_MAX 256
-
-ep_status audit_make(const struct topo *topo, const struct software *software, const struct advice *advice,
-                     struct audit **ret_audit);
-void audit_free(struct audit *audit);
+struct audit *audit_make(const struct topo *topo, const struct software *software, const struct advice *advice);
 
 #endif

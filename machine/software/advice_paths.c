@@ -9,8 +9,6 @@
 #include "libs.h"
 #include "read_software.h"
 
-#include "base/error.h"
-
 #include <string.h>
 
 #define FOLDERS_MAX 24
@@ -98,7 +96,7 @@ int advice_deepep_copy(const struct software_deepep *deepep)
  * Finds the libnvshmem_host.so.3 that the program should load: the one that DeepEP is linked with, otherwise one that
  * is installed separately from PyTorch's. "" if there is none.
  */
-static ep_status advice_nvshmem_host(struct source *source, const struct software *software, const char **ret_path)
+static const char *advice_nvshmem_host(struct source *source, const struct software *software)
 {
     static const char *const folders[] = {"lib", "lib64"};
     int copy = advice_deepep_copy(&software->deepep);
@@ -113,8 +111,7 @@ static ep_status advice_nvshmem_host(struct source *source, const struct softwar
             path = source_printf(source, "%s/%s/" HOST_LIBRARY, software->nvshmem.home, folders[i]);
     if (!*path)
         path = software->nvshmem.host.state == SOURCE_OK ? software->nvshmem.host.path : "";
-    *ret_path = path;
-    return EP_OK;
+    return path;
 }
 
 static void add_nvshmem_folder(struct advice_work *work, const char *host, struct folders *folders)
@@ -292,8 +289,7 @@ static void advise_library_path(struct advice_work *work, const char *host)
     for (int i = 0; i < folders.n; i++) {
         reason = source_printf(work->source, "%s%s%s: %s", reason, *reason ? "; " : "", folders.at[i].path,
                                folders.at[i].reason);
-        if (reasons)
-            reasons[i] = folders.at[i].reason;
+        reasons[i] = folders.at[i].reason;
     }
     row = advice_add(work, "LD_LIBRARY_PATH", source_printf(work->source, "%s.", reason));
     row->folder_reasons = reasons;
@@ -329,13 +325,11 @@ static void advise_python_path(struct advice_work *work)
     row->value = folder;
 }
 
-ep_status advice_paths(struct advice_work *work)
+void advice_paths(struct advice_work *work)
 {
-    const char *host;
+    const char *host = advice_nvshmem_host(work->source, work->software);
 
-    EP_TRY(advice_nvshmem_host(work->source, work->software, &host));
     advise_library_path(work, host);
     advise_preload(work, host);
     advise_python_path(work);
-    return EP_OK;
 }

@@ -444,19 +444,12 @@ static int compare_rows(const void *left, const void *right)
     return order ? order : strcmp(a->name, b->name);
 }
 
-ep_status audit_make(const struct topo *topo, const struct software *software, const struct advice *advice,
-                     struct audit **ret_audit)
+struct audit *audit_make(const struct topo *topo, const struct software *software, const struct advice *advice)
 {
     struct source_environment environment = source_environment(software->source);
-    struct audit *audit = calloc(1, sizeof(*audit));
+    struct audit *audit = source_alloc(software->source, sizeof(*audit));
     struct audit_work work = {software->source, topo, software, advice, audit};
 
-    if (audit)
-        audit->rows = calloc(AUDIT_MAX, sizeof(*audit->rows));
-    if (!audit || !audit->rows) {
-        audit_free(audit);
-        return ep_fail(EP_E_MEMORY, "no memory to check the environment");
-    }
     for (size_t i = 0; i < environment.n && audit->n < AUDIT_MAX; i++) {
         audit->uses_software = audit->uses_software || variable_has_known_prefix(environment.variables[i].name);
         check_variable(&work, &environment.variables[i]);
@@ -467,14 +460,5 @@ ep_status audit_make(const struct topo *topo, const struct software *software, c
     if (environment.state == SOURCE_OK)
         find_missing(&work);
     qsort(audit->rows, (size_t)audit->n, sizeof(*audit->rows), compare_rows);
-    *ret_audit = audit;
-    return EP_OK;
-}
-
-void audit_free(struct audit *audit)
-{
-    if (!audit)
-        return;
-    free(audit->rows);
-    free(audit);
+    return audit;
 }

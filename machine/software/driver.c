@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver.c - the NVIDIA driver, its options, and related kernel modules. */
+#include "common/memory.h"
 #include "read_software.h"
 
 #include <stdio.h>
@@ -58,12 +59,12 @@ static json_t *read_dwords(struct source_text file)
 {
     struct parse_modprobe state = {.at = file.text};
     struct parse_option option;
-    char *found = NULL;
-    size_t n = 0;
-    FILE *out = open_memstream(&found, &n);
-    json_t *value = NULL;
+    char *found;
+    size_t n;
+    FILE *out = memory_stream(&found, &n);
+    json_t *value;
 
-    while (out && parse_modprobe_next(&state, "nvidia", &option)) {
+    while (parse_modprobe_next(&state, "nvidia", &option)) {
         if (!piece_is(option.name, "NVreg_RegistryDwords"))
             continue;
         for (size_t i = 0; i < option.value.n; i++)
@@ -71,8 +72,8 @@ static json_t *read_dwords(struct source_text file)
                 fputc(option.value.text[i], out);
         fputc('\n', out);
     }
-    if (out && fclose(out) == 0 && found)
-        value = json_stringn_nocheck(found, n);
+    memory_close(out);
+    value = json_stringn_nocheck(found, n);
     free(found);
     return value;
 }
@@ -96,8 +97,8 @@ static void read_configured(struct source *source, struct software_driver *drive
 {
     struct software_option *option = &driver->peer_mapping_override;
     struct piece last = {.text = NULL};
-    struct conf_file *files = calloc(MAX_FILES, sizeof(*files));
-    size_t n = files ? list_files(source, files) : 0;
+    struct conf_file *files = memory_new(MAX_FILES, sizeof(*files));
+    size_t n = list_files(source, files);
     struct parse_option parameter;
     const char *at;
 
@@ -201,7 +202,7 @@ static json_t *read_packages(struct source_text file)
     int doca = (int)COUNT(doca_packages);
     struct parse_package package;
 
-    while (versions && parse_package_next(&file.text, &package)) {
+    while (parse_package_next(&file.text, &package)) {
         struct piece version = upstream_version(package.version);
         int rank = doca_rank(&package);
 

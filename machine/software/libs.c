@@ -315,8 +315,6 @@ struct source_names libs_mapped(struct source *source, const char *part)
     json_t *item;
     size_t i;
 
-    if (!paths)
-        return (struct source_names){.state = SOURCE_FAILED, .why = "out of memory"};
     json_array_foreach ((json_t *)mapped.value, i, item) {
         const char *path = json_string_value(item);
 

@@ -56,9 +56,7 @@ struct libs_closure {
     bool cut;          /* more than LIBS_MAX libraries */
 };
 
-ep_status libs_load(struct source *source, const struct libs_env *env, const char *path,
-                    struct libs_closure **ret_closure);
-void libs_closure_free(struct libs_closure *closure);
+struct libs_closure *libs_load(struct source *source, const struct libs_env *env, const char *path);
 
 /* Index of the library with the file name `soname` (or `soname` followed by ".something"), -1 if it is not loaded. */
 int libs_closure_find(const struct libs_closure *closure, const char *soname);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libs_load.c - all libraries that loading one file loads, and the symbol versions that are then missing. */
-#include "base/error.h"
+#include "common/memory.h"
 #include "libs.h"
 
 #include <stdlib.h>
@@ -168,18 +168,12 @@ static void find_gaps(struct load *load, int user)
     }
 }
 
-ep_status libs_load(struct source *source, const struct libs_env *env, const char *path,
-                    struct libs_closure **ret_closure)
+struct libs_closure *libs_load(struct source *source, const struct libs_env *env, const char *path)
 {
-    struct load *load = calloc(1, sizeof(*load));
-    struct libs_closure *closure = calloc(1, sizeof(*closure));
+    struct load *load = memory_new(1, sizeof(*load));
+    struct libs_closure *closure = source_alloc(source, sizeof(*closure));
     struct lib_location start = libs_not_found();
 
-    if (!load || !closure) {
-        free(load);
-        free(closure);
-        return ep_fail(EP_E_MEMORY, "the search for libraries");
-    }
     closure->first_missing = -1;
     *load = (struct load){.source = source, .env = env, .closure = closure};
     libs_list_split(source, &load->front, env->library_path, ":;", NULL, "LD_LIBRARY_PATH");
@@ -199,13 +193,7 @@ ep_status libs_load(struct source *source, const struct libs_env *env, const cha
         if (closure->libs[i].location.state == SOURCE_OK)
             find_gaps(load, i);
     free(load);
-    *ret_closure = closure;
-    return EP_OK;
-}
-
-void libs_closure_free(struct libs_closure *closure)
-{
-    free(closure);
+    return closure;
 }
 
 int libs_closure_find(const struct libs_closure *closure, const char *soname)
@@ -225,14 +213,8 @@ int libs_closure_find(const struct libs_closure *closure, const char *soname)
 struct lib_location libs_loaded_with(struct source *source, struct libs_env env, const char *path, const char *soname,
                                      struct lib_location other)
 {
-    struct libs_closure *closure;
-    int index;
+    const struct libs_closure *closure = *path ? libs_load(source, &env, path) : NULL;
+    int index = closure ? libs_closure_find(closure, soname) : 0;
 
-    if (!*path || libs_load(source, &env, path, &closure) != EP_OK)
-        return other;
-    index = libs_closure_find(closure, soname);
-    if (index > 0 && closure->libs[index].location.state == SOURCE_OK)
-        other = closure->libs[index].location;
-    libs_closure_free(closure);
-    return other;
+    return index > 0 && closure->libs[index].location.state == SOURCE_OK ? closure->libs[index].location : other;
 }

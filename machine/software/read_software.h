@@ -50,8 +50,6 @@ const char *software_first_with(struct source *source, const char *folder, const
 
 /* --- the advice --- */
 
-#define ADVICE_MAX 96
-
 struct advice_work {
     struct source *source;
     const struct topo *topo;
@@ -61,14 +59,14 @@ struct advice_work {
     struct advice *advice;
 };
 
-/* Adds a row with this name and reason. Beyond ADVICE_MAX the last row is overwritten. */
+/* Adds a row with this name and reason. */
 struct advice_row *advice_add(struct advice_work *work, const char *name, const char *reason);
 
 /* The copy of deep_ep to import: the one that Python imports, otherwise the first installed one. -1: none. */
 int advice_deepep_copy(const struct software_deepep *deepep);
 
 /* LD_LIBRARY_PATH, LD_PRELOAD and PYTHONPATH (advice_paths.c). */
-ep_status advice_paths(struct advice_work *work);
+void advice_paths(struct advice_work *work);
 
 /*
  * --- parsers of text files (software_text.c) ---

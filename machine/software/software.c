@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* software.c - reads the software of a machine. */
-#include "base/error.h"
 #include "read_software.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char *find_cuda(struct source *source)
@@ -42,16 +40,11 @@ static void find_torch(struct source *source, const struct python *python, struc
         *software->torch ? python_version(source, software_without(source, software->torch, "/torch"), "torch") : "";
 }
 
-ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software)
+struct software *software_read(struct source *source, const struct topo *topo)
 {
-    struct software *software = calloc(1, sizeof(*software));
-    struct python *python = calloc(1, sizeof(*python));
+    struct software *software = source_alloc(source, sizeof(*software));
+    struct python *python = source_alloc(source, sizeof(*python));
 
-    if (!software || !python) {
-        free(software);
-        free(python);
-        return ep_fail(EP_E_MEMORY, "the description of the software");
-    }
     software->source = source;
     os_read(source, &software->os);
     software_read_driver(source, topo, &software->driver);
@@ -64,12 +57,5 @@ ep_status software_read(struct source *source, const struct topo *topo, struct s
     software->python_paths = list_python(source, python);
     find_torch(source, python, software);
     software_read_stacks(python, software);
-    free(python);
-    *ret_software = software;
-    return EP_OK;
-}
-
-void software_free(struct software *software)
-{
-    free(software);
+    return software;
 }

@@ -147,7 +147,7 @@ const char *software_nccl_version(struct source *source, const char *path);
 /* Version of the libnvshmem_host at `path`: by its file name, a header, or its wheel; "" if not known. */
 const char *software_nvshmem_version(struct source *source, const char *path);
 
-ep_status software_read(struct source *source, const struct topo *topo, struct software **ret_software);
-void software_free(struct software *software);
+/* It lives as long as the source. */
+struct software *software_read(struct source *source, const struct topo *topo);
 
 #endif

@@ -67,14 +67,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (source_from_json("fuzz", (const char *)data, size, &source) != EP_OK)
         return 0;
-    check(topo_read(source, &topo) == EP_OK);
+    topo = topo_read(source);
     check_pci(topo);
     check_devices(topo);
-    check(map_best(topo, &map) == EP_OK);
+    map = map_best(topo);
     map_free(map);
-    check(map_ibgda(topo, &map) == EP_OK);
+    map = map_ibgda(topo);
     map_free(map);
-    topo_free(topo);
     source_free(source);
     return 0;
 }
