@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "capture.h"
 
+#include "memory.h"
+
 #include "base/clock.h"
 
 #include <poll.h>
@@ -18,7 +20,6 @@
 struct stream {
     const struct capture *capture;
     struct capture_text *text;
-    bool has_failed; /* no memory */
 };
 
 static void append(void *context, const char *data, size_t bytes)
@@ -26,30 +27,24 @@ static void append(void *context, const char *data, size_t bytes)
     struct stream *stream = context;
     size_t bytes_max = stream->capture->bytes_max ? stream->capture->bytes_max : CAPTURE_BYTES_MAX;
     struct capture_text *text = stream->text;
-    char *grown;
 
     if (text->bytes + bytes > bytes_max) {
         text->cut = true;
         bytes = bytes_max - text->bytes;
     }
-    grown = realloc(text->text, text->bytes + bytes + 1);
-    stream->has_failed |= !grown;
-    if (!grown)
-        return;
-    memcpy(grown + text->bytes, data, bytes);
-    text->text = grown;
+    text->text = memory_grow(text->text, text->bytes + bytes + 1);
+    memcpy(text->text + text->bytes, data, bytes);
     text->bytes += bytes;
-    grown[text->bytes] = '\0';
+    text->text[text->bytes] = '\0';
 }
 
-/* Reads what is available. -1: out of memory. */
-static int drain(struct capture *capture)
+/* Reads what is available. */
+static void drain(struct capture *capture)
 {
-    struct stream output = {capture, &capture->output, false}, error = {capture, &capture->error, false};
+    struct stream output = {capture, &capture->output}, error = {capture, &capture->error};
 
     process_read(&capture->process.out, DRAIN_READS, append, &output);
     process_read(&capture->process.err, DRAIN_READS, append, &error);
-    return output.has_failed || error.has_failed ? -1 : 0;
 }
 
 static void start(struct capture *capture)
@@ -71,30 +66,24 @@ static void end(struct capture *capture)
     capture->process.pid = 0;
 }
 
-static void kill_now(struct capture *capture)
-{
-    process_kill(&capture->process);
-    end(capture);
-}
-
-/* Polls a running program. 1 when it has ended, 0 while it runs, -1 for lack of memory. */
-static int poll_program(struct capture *capture, int64_t timeout_ms)
+/* Polls a running program. Has it ended? */
+static bool poll_program(struct capture *capture, int64_t timeout_ms)
 {
     pid_t ended = process_wait(capture->process.pid, WNOHANG, &capture->status);
 
-    if (drain(capture) != 0)
-        return -1;
+    drain(capture);
     if (ended != 0) {
         /* A child of the program may hold the pipes open: its output is not waited for. */
         end(capture);
-        return 1;
+        return true;
     }
     if (ep_now_ns() < capture->started_ns + (uint64_t)timeout_ms * 1000000 &&
         !(capture->is_interrupted && capture->is_interrupted()))
-        return 0;
+        return false;
     capture->late = true;
-    kill_now(capture);
-    return 1;
+    process_kill(&capture->process);
+    end(capture);
+    return true;
 }
 
 /* The running programs. */
@@ -126,11 +115,11 @@ static void wait_for_event(const struct poll_set *poll_set, int64_t timeout_ms)
     poll(polls, n, until_ns > now_ns ? (int)((until_ns - now_ns) / 1000000 + 1) : 0);
 }
 
-int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
-                void (*on_end)(const struct capture *capture, void *context), void *context)
+void capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
+                 void (*on_end)(const struct capture *capture, void *context), void *context)
 {
     struct poll_set poll_set = {.n = 0};
-    int next = 0, result = 0;
+    int next = 0;
 
     if (width > WIDTH_MAX)
         width = WIDTH_MAX;
@@ -138,7 +127,7 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
         captures[i].process = (struct process){.in = -1, .out = -1, .err = -1};
         captures[i].pidfd = -1;
     }
-    while (result == 0 && (next < n || poll_set.n > 0)) {
+    while (next < n || poll_set.n > 0) {
         while (next < n && poll_set.n < width) {
             start(&captures[next]);
             if (captures[next].start_error == 0)
@@ -148,9 +137,8 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
             next++;
         }
         wait_for_event(&poll_set, timeout_ms);
-        for (int i = 0; i < poll_set.n && result >= 0;) {
-            result = poll_program(poll_set.members[i], timeout_ms);
-            if (result == 1) {
+        for (int i = 0; i < poll_set.n;) {
+            if (poll_program(poll_set.members[i], timeout_ms)) {
                 if (on_end)
                     on_end(poll_set.members[i], context);
                 poll_set.members[i] = poll_set.members[--poll_set.n];
@@ -158,11 +146,7 @@ int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
                 i++;
             }
         }
-        result = result < 0 ? -1 : 0;
     }
-    for (int i = 0; i < poll_set.n; i++)
-        kill_now(poll_set.members[i]);
-    return result;
 }
 
 void capture_done(struct capture *capture)

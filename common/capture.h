@@ -38,10 +38,10 @@ struct capture {
 /*
  * Runs all programs, at most `width` at once, each for at most `timeout_ms`. Standard input is empty. Each program
  * leads its own process group, which is killed at the deadline, and dies with this process. `on_end` (may be NULL) is
- * called when a program ends. 0, or -1 for lack of memory; then no program is left running.
+ * called when a program ends.
  */
-int capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
-                void (*on_end)(const struct capture *capture, void *context), void *context);
+void capture_run(struct capture *captures, int n, int width, int64_t timeout_ms,
+                 void (*on_end)(const struct capture *capture, void *context), void *context);
 
 void capture_done(struct capture *capture);
 

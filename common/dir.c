@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dir.h"
 
+#include "memory.h"
 #include "text.h"
 
 #include <errno.h>
@@ -195,12 +196,12 @@ int dir_open_in(int dir, const char *name, bool make)
 int dir_make(const char *path, mode_t mode)
 {
     const char *name;
-    char *copy = strdup(path);
+    char *copy = memory_printf("%s", path);
     int dir, number = 0;
 
-    for (size_t n = copy ? strlen(copy) : 0; n > 1 && copy[n - 1] == '/'; n--)
+    for (size_t n = strlen(copy); n > 1 && copy[n - 1] == '/'; n--)
         copy[n - 1] = '\0';
-    dir = copy ? dir_open_parent(copy, false, &name) : -1;
+    dir = dir_open_parent(copy, false, &name);
     if (dir < 0 || mkdirat(dir, name, mode) != 0)
         number = errno;
     close_quietly(dir);

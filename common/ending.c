@@ -2,6 +2,7 @@
 #include "output.h"
 
 #include "dir.h"
+#include "memory.h"
 
 #include <epkit/types.h>
 #include <jansson.h>
@@ -69,13 +70,12 @@ void ending_detail(const char *key, const char *text)
     size_t n = json_array_size(ending.errors);
     json_t *error = n ? json_array_get(ending.errors, n - 1) : NULL;
     const char *before = json_string_value(json_object_get(error, key));
-    char *both = NULL;
+    char *both;
 
     if (!error || !atomic_load(&ending.is_expected))
         return;
-    if (before && asprintf(&both, "%s; %s", before, text) < 0)
-        return;
-    json_object_set_new(error, key, out_text(both ? both : text));
+    both = memory_printf("%s%s%s", before ? before : "", before ? "; " : "", text);
+    json_object_set_new(error, key, out_text(both));
     free(both);
 }
 

@@ -2,7 +2,6 @@
 #include "memory.h"
 
 #include <jansson.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -30,16 +29,29 @@ void *memory_new(size_t n, size_t bytes)
     return memory ? memory : (end(), NULL);
 }
 
+void *memory_grow(void *memory, size_t bytes)
+{
+    void *grown = realloc(memory, bytes);
+
+    return grown ? grown : (end(), NULL);
+}
+
+char *memory_vprintf(const char *format, va_list args)
+{
+    char *text;
+
+    return vasprintf(&text, format, args) < 0 ? (end(), NULL) : text;
+}
+
 char *memory_printf(const char *format, ...)
 {
     va_list args;
     char *text;
-    int n;
 
     va_start(args, format);
-    n = vasprintf(&text, format, args);
+    text = memory_vprintf(format, args);
     va_end(args);
-    return n < 0 ? (end(), NULL) : text;
+    return text;
 }
 
 FILE *memory_stream(char **ret_text, size_t *ret_bytes)
@@ -57,9 +69,7 @@ void memory_close(FILE *stream)
 
 static void *allocate(size_t bytes)
 {
-    void *memory = malloc(bytes);
-
-    return memory ? memory : (end(), NULL);
+    return memory_grow(NULL, bytes);
 }
 
 void memory_init(void (*report_end)(void))

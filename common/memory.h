@@ -7,15 +7,20 @@
 #ifndef EP_COMMON_MEMORY_H
 #define EP_COMMON_MEMORY_H
 
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 
 /* From now on jansson's memory is such memory, too. `report` is called before the end. */
 void memory_init(void (*report)(void));
 
-/* Zeroed memory for `n` times `bytes`, and a text, both for free(). */
+/* Zeroed memory for `n` times `bytes`, and a text, all for free(). */
 void *memory_new(size_t n, size_t bytes) __attribute__((returns_nonnull));
+/* realloc(): what it adds is not zeroed. */
+void *memory_grow(void *memory, size_t bytes) __attribute__((returns_nonnull));
+
 char *memory_printf(const char *format, ...) __attribute__((format(printf, 1, 2), returns_nonnull));
+char *memory_vprintf(const char *format, va_list args) __attribute__((format(printf, 1, 0), returns_nonnull));
 
 /* open_memstream(). memory_close() completes the text, which is for free(). */
 FILE *memory_stream(char **ret_text, size_t *ret_bytes) __attribute__((returns_nonnull));

@@ -2,6 +2,7 @@
 /* options.c - parses a command line by the option table of its command. */
 #include "cmd.h"
 
+#include "memory.h"
 #include "shell.h"
 #include "text.h"
 
@@ -332,11 +333,8 @@ int options_parse(const struct cmd *cmd, int argc, char **argv, struct cmd_call 
 
     *ret_call = (struct cmd_call){0};
     *ret_help = false;
-    if (cmd->options_bytes) {
-        parser.fields = calloc(1, cmd->options_bytes);
-        if (!parser.fields)
-            return reject(&parser, "out of memory");
-    }
+    if (cmd->options_bytes)
+        parser.fields = memory_new(1, cmd->options_bytes);
     ret_call->options = parser.fields;
     for (const struct opt *opt = cmd->options; opt && opt->name && result == CMD_FINE; opt++)
         if (opt->value)

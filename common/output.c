@@ -2,6 +2,7 @@
 #include "output.h"
 #include "cmd.h"
 #include "launcher_env.h"
+#include "memory.h"
 #include "redact.h"
 
 #include "dir.h"
@@ -46,14 +47,11 @@ void out_tone(FILE *stream, enum out_tone tone)
     stream_control(stream, sequences[tone]);
 }
 
-/* A text without secrets, for free(); NULL without memory. */
+/* A text without secrets, for free(). */
 static char *__attribute__((format(printf, 1, 0))) make_text(const char *format, va_list args)
 {
-    char *text, *shown;
+    char *text = memory_vprintf(format, args), *shown = redact_text(text);
 
-    if (vasprintf(&text, format, args) < 0)
-        return NULL;
-    shown = redact_text(text);
     free(text);
     return shown;
 }
@@ -69,7 +67,7 @@ void out_verdict(enum out_tone tone, const char *format, ...)
     progress_hide();
     ending_dismiss();
     out_tone(stdout, tone);
-    fputs(text ? text : "out of memory", stdout);
+    fputs(text, stdout);
     out_tone(stdout, OUT_PLAIN);
     putchar('\n');
     fflush(stdout);
@@ -81,7 +79,7 @@ static char *__attribute__((format(printf, 1, 0))) make_line(const char *format,
 {
     char *text = make_text(format, args);
 
-    for (char *at = text; at && *at; at++)
+    for (char *at = text; *at; at++)
         if (*at == '\n')
             *at = ' ';
     return text;
@@ -89,7 +87,7 @@ static char *__attribute__((format(printf, 1, 0))) make_line(const char *format,
 
 static void print_line(const char *text)
 {
-    fprintf(stderr, "%s\n", text ? text : "out of memory");
+    fprintf(stderr, "%s\n", text);
     fflush(stderr);
 }
 
@@ -109,7 +107,7 @@ void out_message(enum out_tone tone, const char *format, ...)
     out_tone(stderr, OUT_PLAIN);
     print_line(text);
     if (tone == OUT_BAD)
-        ending_add(text ? text : "out of memory");
+        ending_add(text);
     free(text);
 }
 
@@ -124,7 +122,7 @@ void out_detail(const char *key, const char *label, const char *format, ...)
     progress_hide();
     fprintf(stderr, "       %s", label);
     print_line(text);
-    ending_detail(key, text ? text : "out of memory");
+    ending_detail(key, text);
     free(text);
 }
 
@@ -159,13 +157,11 @@ int out_finish(void)
 json_t *out_name(const char *text)
 {
     size_t bytes = strlen(text) + 1;
-    char *clean = malloc(bytes);
-    json_t *string = NULL;
+    char *clean = memory_new(1, bytes);
+    json_t *string;
 
-    if (clean) {
-        text_clean(text, clean, bytes);
-        string = json_string(clean);
-    }
+    text_clean(text, clean, bytes);
+    string = json_string(clean);
     free(clean);
     return string;
 }
@@ -273,8 +269,6 @@ static int set_cell(struct libscols_line *line, size_t cell, const char *text)
     char *shown = redact_text(text);
     int result;
 
-    if (!shown)
-        return -1;
     text_clean(shown, shown, strlen(shown) + 1);
     result = scols_line_set_data(line, cell, shown);
     free(shown);
@@ -391,19 +385,19 @@ static void print_html(FILE *stream, const struct out_column *columns, size_t n_
 
 int out_table(FILE *stream, const struct out_column *all, size_t n_all, const json_t *rows, enum out_format format)
 {
-    struct out_column *columns = malloc((n_all + 1) * sizeof(*columns));
+    struct out_column *columns = memory_new(n_all, sizeof(*columns));
     size_t n_columns = 0;
-    int result = columns ? 0 : -1;
+    int result = 0;
 
-    for (size_t c = 0; columns && c < n_all; c++)
+    for (size_t c = 0; c < n_all; c++)
         if (is_shown(&all[c], rows))
             columns[n_columns++] = all[c];
     progress_hide();
     if (stream == stdout)
         ending_dismiss();
-    if (columns && format == OUT_HTML)
+    if (format == OUT_HTML)
         print_html(stream, columns, n_columns, rows);
-    else if (columns)
+    else
         result = print_table(stream, columns, n_columns, rows);
     free(columns);
     if (stream == stdout && out_finish() != CMD_FINE)

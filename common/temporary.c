@@ -2,6 +2,7 @@
 #include "temporary.h"
 
 #include "dir.h"
+#include "memory.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -115,15 +116,15 @@ static int make_once(int parent, const char *name, bool is_folder, int *ret_fd)
     return number;
 }
 
-/* Consumes `parent` (an error number if it is negative) and the pattern of the name; NULL: there was no memory. */
+/* Consumes `parent` (an error number if it is negative) and the pattern of the name. */
 static int make(int parent, char *pattern, bool is_folder, struct temporary *ret_temporary)
 {
-    int number = parent < 0 ? -parent : pattern ? EAGAIN : ENOMEM;
+    int number = parent < 0 ? -parent : EAGAIN;
 
     *ret_temporary = (struct temporary){.fd = -1, .parent = parent, .is_folder = is_folder};
-    if (parent >= 0 && pattern)
+    if (parent >= 0)
         sweep(parent, pattern);
-    for (int i = 0; pattern && number == EAGAIN && i < TRIES; i++) {
+    for (int i = 0; number == EAGAIN && i < TRIES; i++) {
         dir_random(pattern);
         number = make_once(parent, pattern, is_folder, &ret_temporary->fd);
     }
@@ -140,10 +141,8 @@ static int make(int parent, char *pattern, bool is_folder, struct temporary *ret
 int temporary_file(int parent, const char *name, struct temporary *ret_temporary)
 {
     int own = openat(parent, ".", O_PATH | O_CLOEXEC);
-    char *pattern;
 
-    return make(own < 0 ? -errno : own, asprintf(&pattern, ".%.*s.epkit-" RANDOM, BASE_MAX, name) < 0 ? NULL : pattern,
-                false, ret_temporary);
+    return make(own < 0 ? -errno : own, memory_printf(".%.*s.epkit-" RANDOM, BASE_MAX, name), false, ret_temporary);
 }
 
 /* In a folder of another user the name could be replaced at any time, unless only the owner of a name may do that. */
@@ -162,21 +161,11 @@ static int open_parent(const char *path)
 
 int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary)
 {
-    char *pattern;
-    int number =
-        make(open_parent(parent), asprintf(&pattern, "%s-" RANDOM, name) < 0 ? NULL : pattern, true, ret_temporary);
+    int number = make(open_parent(parent), memory_printf("%s-" RANDOM, name), true, ret_temporary);
 
-    if (number == 0 && asprintf(&ret_temporary->path, "%s/%s", parent, ret_temporary->name) < 0) {
-        ret_temporary->path = NULL;
-        temporary_remove(ret_temporary);
-        number = ENOMEM;
-    }
+    if (number == 0)
+        ret_temporary->path = memory_printf("%s/%s", parent, ret_temporary->name);
     return number;
-}
-
-int temporary_write(const struct temporary *temporary, const char *text, size_t bytes)
-{
-    return write_all(temporary->fd, text, bytes);
 }
 
 /* --- its end --- */
@@ -246,7 +235,7 @@ int temporary_save_in(int parent, const char *name, const char *text, size_t byt
     temporary_hold_signals(&before);
     number = temporary_file(parent, name, &temporary);
     if (number == 0)
-        number = temporary_write(&temporary, text, bytes);
+        number = write_all(temporary.fd, text, bytes);
     /* File systems without fsync() fail with EINVAL. */
     if (number == 0 && (fchmod(temporary.fd, mode) != 0 || (fsync(temporary.fd) != 0 && errno != EINVAL)))
         number = errno;

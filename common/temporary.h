@@ -35,9 +35,6 @@ int temporary_file(int parent, const char *name, struct temporary *ret_temporary
  */
 int temporary_folder_in(const char *parent, const char *name, struct temporary *ret_temporary);
 
-/* Writes all bytes. */
-int temporary_write(const struct temporary *temporary, const char *text, size_t bytes);
-
 /* Gives it a name in its folder; call fsync() before. */
 int temporary_rename(struct temporary *temporary, const char *name);
 

@@ -2,6 +2,7 @@
 #include "output.h"
 
 #include "inherited.h"
+#include "memory.h"
 
 #include "temporary.h"
 #include "text.h"
@@ -188,14 +189,12 @@ char *stream_json_text(const json_t *document, size_t flags)
     free(text);
     text = json_dumps(document, flags | JSON_ENSURE_ASCII);
     /* That leaves DEL. */
-    out = text ? open_memstream(&shown, &bytes) : NULL;
-    for (const char *at = text; out && *at; at++)
+    out = memory_stream(&shown, &bytes);
+    for (const char *at = text; *at; at++)
         *at == 0x7f ? fputs("\\u007f", out) : putc_unlocked(*at, out);
     free(text);
-    if (out && fclose(out) == 0)
-        return shown;
-    free(shown);
-    return NULL;
+    memory_close(out);
+    return shown;
 }
 
 int stream_json(FILE *stream, const json_t *document, size_t flags)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/yaml.h"
 
+#include "common/memory.h"
+
 #include "base/error.h"
 
 #include <stdlib.h>
@@ -52,25 +54,19 @@ static ep_status check_plain(const struct reader *reader, int line, const yaml_c
 }
 
 /* Room for one more item; the new item is zeroed. */
-static ep_status grow(const struct reader *reader, struct yaml_node *node)
+static void grow(struct yaml_node *node)
 {
     /* The room doubles each time that it is full, which is when n is a power of two. */
     if ((node->n & (node->n - 1)) == 0) {
         size_t room = node->n ? 2 * node->n : 1;
-        void *items = realloc(node->items, room * sizeof(*node->items));
-        void *keys = realloc(node->keys, room * sizeof(*node->keys));
-        void *lines = realloc(node->key_lines, room * sizeof(*node->key_lines));
 
-        node->items = items ? items : node->items;
-        node->keys = keys ? keys : node->keys;
-        node->key_lines = lines ? lines : node->key_lines;
-        if (!items || !keys || !lines)
-            return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
+        node->items = memory_grow(node->items, room * sizeof(*node->items));
+        node->keys = memory_grow(node->keys, room * sizeof(*node->keys));
+        node->key_lines = memory_grow(node->key_lines, room * sizeof(*node->key_lines));
     }
     memset(&node->items[node->n], 0, sizeof(*node->items));
     node->keys[node->n] = NULL;
     node->key_lines[node->n] = 0;
-    return EP_OK;
 }
 
 static void free_inside(struct yaml_node *node)
@@ -95,18 +91,14 @@ static ep_status read_scalar(struct reader *reader, const yaml_event_t *event, c
     EP_TRY(check_plain(reader, line, event->data.scalar.anchor, event->data.scalar.tag));
     if (memchr(event->data.scalar.value, 0, bytes))
         return refuse(reader, line, "a NUL character in a text");
-    *ret_text = malloc(bytes + 1);
-    if (!*ret_text)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", reader->name);
-    memcpy(*ret_text, event->data.scalar.value, bytes);
-    (*ret_text)[bytes] = '\0';
+    *ret_text = memory_printf("%.*s", (int)bytes, (const char *)event->data.scalar.value);
     return EP_OK;
 }
 
 static ep_status read_key(struct reader *reader, const yaml_event_t *event, struct yaml_node *map)
 {
     int line = (int)event->start_mark.line + 1;
-    char *key;
+    char *key = NULL;
 
     if (event->type != YAML_SCALAR_EVENT)
         return refuse(reader, line, "a key must be a plain word");
@@ -143,8 +135,8 @@ static ep_status read_items(struct reader *reader, int depth, struct yaml_node *
             yaml_event_delete(&event);
             return EP_OK;
         }
-        status = grow(reader, node);
-        if (status == EP_OK && node->kind == YAML_MAP) {
+        grow(node);
+        if (node->kind == YAML_MAP) {
             status = read_key(reader, &event, node);
             yaml_event_delete(&event);
             if (status != EP_OK)
@@ -213,8 +205,8 @@ static ep_status read_documents(struct reader *reader, struct yaml_node *ret_nod
             event.type != YAML_DOCUMENT_END_EVENT) {
             n++;
             if (many)
-                status = grow(reader, ret_node);
-            if (many && status == EP_OK)
+                grow(ret_node);
+            if (many)
                 node = &ret_node->items[ret_node->n++];
             if (status == EP_OK)
                 status = read_node(reader, &event, 0, node);
@@ -234,11 +226,9 @@ ep_status tree_parse(const char *name, const char *text, size_t bytes, const str
 
     if (bytes > limits->bytes_max)
         return ep_fail(EP_E_ARG, "%s:1: larger than %zu KiB: not a %s", name, limits->bytes_max >> 10, limits->what);
-    node = calloc(1, sizeof(*node));
-    if (!node || !yaml_parser_initialize(&reader.parser)) {
-        free(node);
+    if (!yaml_parser_initialize(&reader.parser))
         return ep_fail(EP_E_MEMORY, "%s: no memory", name);
-    }
+    node = memory_new(1, sizeof(*node));
     yaml_parser_set_input_string(&reader.parser, (const unsigned char *)text, bytes);
     status = read_documents(&reader, node);
     yaml_parser_delete(&reader.parser);

@@ -79,11 +79,9 @@ static void on_end(const struct capture *capture, void *context)
 }
 
 /* CMD_FAILED: out of memory. */
-static int run_calls(struct calls *calls)
+static void run_calls(struct calls *calls)
 {
-    int code = capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls);
-
-    return code == 0 ? CMD_FINE : CMD_FAILED;
+    capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls);
 }
 
 static bool succeeded(const struct capture *capture)
@@ -140,11 +138,11 @@ static int read_version(struct calls *calls, json_t *snapshot)
     const json_t *group, *version;
     json_t *answers[2], *groups = json_pack("[s]", "v1");
     size_t i, v;
-    int code;
+    int code = CMD_FINE;
 
     add_call(calls, TEXTS("version", "-o", "json"));
     add_call(calls, TEXTS("get", "--raw", "/apis"));
-    code = run_calls(calls);
+    run_calls(calls);
     for (i = 0; i < COUNT(answers) && code == CMD_FINE; i++)
         if (!succeeded(&calls->captures[i]))
             code = report_failure(calls, &calls->captures[i]);
@@ -231,10 +229,9 @@ static void store_resource(const struct calls *calls, json_t *snapshot, const st
     json_decref(answer);
 }
 
-static int read_objects(struct calls *calls, bool is_check, json_t *snapshot)
+static void read_objects(struct calls *calls, bool is_check, json_t *snapshot)
 {
     const struct deploy_resource *asked[CALLS_MAX], *resource;
-    int code;
 
     for (resource = deploy_resources; resource->kind; resource++) {
         const char *group = strchr(resource->plural, '.');
@@ -245,11 +242,10 @@ static int read_objects(struct calls *calls, bool is_check, json_t *snapshot)
         asked[calls->n] = resource;
         add_resource(calls, resource, is_check);
     }
-    code = run_calls(calls);
-    for (int n = 0; n < calls->n && code == CMD_FINE; n++)
+    run_calls(calls);
+    for (int n = 0; n < calls->n; n++)
         store_resource(calls, snapshot, asked[n], &calls->captures[n]);
     calls_clear(calls);
-    return code;
 }
 
 /* --- third round: dry runs by the API server --- */
@@ -305,8 +301,7 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
         add_call(calls, TEXTS("create", "--dry-run=server", "-o", "name", "-f", path,
                               *get_space(document) ? NULL : "-n", calls->kubectl->space));
     }
-    if (run_calls(calls) != CMD_FINE)
-        return ENOMEM;
+    run_calls(calls);
     for (int n = 0; n < calls->n; n++) {
         const struct capture *capture = &calls->captures[n];
         bool has_ended = !capture->start_error && !capture->late && capture->error.text;
@@ -348,7 +343,8 @@ static char *read_context(struct calls *calls, json_t **ret_why)
     *ret_why = NULL;
     if (!context) {
         add_call(calls, TEXTS("config", "current-context"));
-        if (run_calls(calls) == CMD_FINE && succeeded(&calls->captures[0]))
+        run_calls(calls);
+        if (succeeded(&calls->captures[0]))
             context = strdup(output_of(&calls->captures[0]));
         calls_clear(calls);
     }
@@ -426,7 +422,7 @@ int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job
     progress_start("reading the cluster");
     code = read_version(calls, snapshot);
     if (code == CMD_FINE)
-        code = read_objects(calls, job != NULL, snapshot);
+        read_objects(calls, job != NULL, snapshot);
     if (code == CMD_FINE && job)
         dry_run(calls, job, snapshot);
     if (code == CMD_FINE && job && job->prerequisites && strstr(get_text(snapshot, "version"), "-gke."))

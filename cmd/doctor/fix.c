@@ -72,11 +72,7 @@ static bool run_line(const char *line)
     bool is_fine;
 
     as_this_user(line, command, sizeof(command));
-    if (capture_run(&capture, 1, 1, TIMEOUT_MS, NULL, NULL) != 0) {
-        capture_done(&capture);
-        out_error("no memory for the output of '%s'", command);
-        return false;
-    }
+    capture_run(&capture, 1, 1, TIMEOUT_MS, NULL, NULL);
     describe_failure(&capture, failure, sizeof(failure));
     is_fine = *failure == '\0';
     out_line("   %s: %s", command, is_fine ? "done" : failure);

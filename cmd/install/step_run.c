@@ -418,7 +418,8 @@ static int run_captured(const char *const *argv, int seconds, bool (*is_interrup
     struct capture capture = {.argv = (char *const *)argv, .bytes_max = bytes, .is_interrupted = is_interrupted};
     int status = -1;
 
-    if (capture_run(&capture, 1, 1, seconds * INT64_C(1000), NULL, NULL) == 0 && !capture.start_error && !capture.late)
+    capture_run(&capture, 1, 1, seconds * INT64_C(1000), NULL, NULL);
+    if (!capture.start_error && !capture.late)
         status = status_of(capture.status);
     if (bytes)
         snprintf(ret_output, bytes, "%s", capture.output.text ? capture.output.text : "");

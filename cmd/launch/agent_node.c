@@ -56,7 +56,8 @@ bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *r
     ret_why[0] = ret_location[0] = '\0';
     if (strcmp(method, "none") == 0)
         return false;
-    if (capture_run(&capture, 1, 1, LOCATION_SECONDS * 1000, NULL, NULL) != 0 || capture.start_error) {
+    capture_run(&capture, 1, 1, LOCATION_SECONDS * 1000, NULL, NULL);
+    if (capture.start_error) {
         snprintf(ret_why, bytes, "%s could not be run", what);
     } else if (capture.late) {
         snprintf(ret_why, bytes, "%s: timeout: no answer within %d s", what, LOCATION_SECONDS);

@@ -118,7 +118,8 @@ static bool measure_round(struct triangulate_call *call, size_t first)
         good = command[2] != NULL;
     }
     progress_update(first, t->n_groups, "%s", t->why);
-    good = good && capture_run(captures, (int)n, SIDE_BY_SIDE, call->timeout * 1000, NULL, NULL) == 0;
+    if (good)
+        capture_run(captures, (int)n, SIDE_BY_SIDE, call->timeout * 1000, NULL, NULL);
     for (size_t i = 0; good && i < n; i++) {
         good = store_run(call, &t->groups[first + i], &captures[i], t->why);
         capture_done(&captures[i]);

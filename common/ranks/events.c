@@ -2,6 +2,7 @@
 /* events.c - reads the events of the ranks; merges and prints their errors. */
 #include "ranks_internal.h"
 
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
 
@@ -208,12 +209,8 @@ bool rank_reader_read(struct rank_reader *reader, int rank)
         ssize_t n;
 
         if (pipe->room - pipe->used < 4096) {
-            char *text = realloc(pipe->text, pipe->room * 2 + 8192);
-
-            if (!text)
-                return has_ended;
-            pipe->text = text;
             pipe->room = pipe->room * 2 + 8192;
+            pipe->text = memory_grow(pipe->text, pipe->room);
         }
         n = read(pipe->fds[0], pipe->text + pipe->used, pipe->room - pipe->used);
         if (n < 0 && errno == EINTR)
@@ -257,12 +254,8 @@ int rank_reader_init(const struct ranks_spec *spec, ranks_event_fn on_event, voi
     int n = spec->nranks;
 
     *reader = (struct rank_reader){.spec = spec, .on_event = on_event, .context = context};
-    reader->pipes = calloc((size_t)n, sizeof(*reader->pipes));
+    reader->pipes = memory_new((size_t)n, sizeof(*reader->pipes));
     reader->problems = json_array();
-    if (!reader->pipes || !reader->problems) {
-        out_error("out of memory");
-        return CMD_FAILED;
-    }
     for (int i = 0; i < n; i++)
         reader->pipes[i].fds[0] = reader->pipes[i].fds[1] = -1;
     raise_descriptor_limit(2 * n + 64);

@@ -3,6 +3,7 @@
 #include "gpu.h"
 
 #include "base/module.h"
+#include "common/memory.h"
 #include "machine/hardware/topo.h"
 #include "ranks_internal.h"
 
@@ -291,13 +292,13 @@ static bool try_mapping(struct ranks_ctx *ctx, char *ret_why, size_t bytes)
 int gpu_job(struct ranks_ctx *ctx, const json_t *parameters)
 {
     const struct ep_cuda_gpus *mine = gpu_query();
-    struct ep_cuda_gpus *views = calloc((size_t)ctx->nranks, sizeof(*views));
+    struct ep_cuda_gpus *views = memory_new((size_t)ctx->nranks, sizeof(*views));
     char why[sizeof(ctx->spec->backend_why)];
     bool hidden = false, cuda;
     ep_status status;
 
     (void)parameters;
-    status = views ? ep_comm_allgather(ctx->comm, mine, sizeof(*mine), views) : EP_E_MEMORY;
+    status = ep_comm_allgather(ctx->comm, mine, sizeof(*mine), views);
     if (status != EP_OK) {
         free(views);
         return ranks_emit_error(ctx, status, "gathering the GPUs of all ranks");

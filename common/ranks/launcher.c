@@ -8,6 +8,7 @@
 #include "common/child.h"
 #include "common/cmd.h"
 #include "common/inherited.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "ranks_internal.h"
 
@@ -136,9 +137,9 @@ static void run_threads(struct launch *launch, const char *parameters)
 {
     struct thread_argument argument = {launch, parameters};
     int n = launch->spec->nranks;
-    struct rank_thread *threads = calloc((size_t)n, sizeof(*threads));
+    struct rank_thread *threads = memory_new((size_t)n, sizeof(*threads));
     ep_boot_shm *boot_shm = NULL;
-    ep_status status = threads ? ep_boot_shm_new(n, &boot_shm) : ep_fail(EP_E_MEMORY, "out of memory");
+    ep_status status = ep_boot_shm_new(n, &boot_shm);
 
     for (int rank = 0; rank < n && status == EP_OK; rank++) {
         struct rank_thread *thread = &threads[rank];
@@ -370,7 +371,6 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
     struct launch launch = {.spec = spec, .job = job, .parameters = parameters, .signal_fd = -1};
     ep_boot_shm *boot_shm = NULL;
     char *text = NULL;
-    bool has_memory;
     int result;
 
     if (ranks_world_rank() == 0)
@@ -382,11 +382,10 @@ int ranks_run(const struct ranks_spec *spec, const char *job, const json_t *para
         goto close;
     result = CMD_FAILED;
     text = json_dumps(parameters, JSON_COMPACT);
-    launch.children = calloc((size_t)spec->nranks, sizeof(*launch.children));
-    launch.polls = calloc((size_t)spec->nranks + 1, sizeof(*launch.polls));
-    has_memory = text && launch.children && launch.polls;
-    if (!has_memory || (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK)) {
-        out_error("preparing the ranks: %s", has_memory ? ep_last_error() : "out of memory");
+    launch.children = memory_new((size_t)spec->nranks, sizeof(*launch.children));
+    launch.polls = memory_new((size_t)spec->nranks + 1, sizeof(*launch.polls));
+    if (spec->boot == RANKS_FORK && ep_boot_shm_new(spec->nranks, &boot_shm) != EP_OK) {
+        out_error("preparing the ranks: %s", ep_last_error());
         goto close;
     }
     result = start_all(&launch, boot_shm, text);

@@ -7,6 +7,7 @@
  * is done. So a command may run several jobs, and random seeds are chosen once, on rank 0.
  */
 #include "common/cmd.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "ranks_internal.h"
 
@@ -215,19 +216,17 @@ static ep_status gather(const void *mine, size_t bytes, int grace_ms, void *ret_
 static ep_status broadcast(const char *text, char **ret_text)
 {
     size_t nranks = (size_t)ranks_world_size(), bytes;
-    uint64_t length = text ? strlen(text) + 1 : 0, *lengths = calloc(nranks, sizeof(length));
-    ep_status status = lengths ? gather(&length, sizeof(length), IDLE_GRACE_MS, lengths) : EP_E_MEMORY;
+    uint64_t length = text ? strlen(text) + 1 : 0, *lengths = memory_new(nranks, sizeof(length));
+    ep_status status = gather(&length, sizeof(length), IDLE_GRACE_MS, lengths);
     char *mine, *all;
 
     bytes = status == EP_OK ? (size_t)lengths[0] : 1;
-    mine = calloc(1, bytes);
-    all = calloc(nranks, bytes);
-    if (status == EP_OK && mine && all) {
+    mine = memory_new(1, bytes);
+    all = memory_new(nranks, bytes);
+    if (status == EP_OK) {
         memcpy(mine, text ? text : "", text ? bytes : 0);
         status = gather(mine, bytes, IDLE_GRACE_MS, all);
         memcpy(mine, all, bytes);
-    } else if (status == EP_OK) {
-        status = EP_E_MEMORY;
     }
     if (status == EP_OK)
         *ret_text = mine;
@@ -245,10 +244,10 @@ static ep_status broadcast(const char *text, char **ret_text)
 static int agree(int code, const char *what, int *ret_first)
 {
     int nranks = ranks_world_size(), worst = code;
-    int *codes = calloc((size_t)nranks, sizeof(*codes));
+    int *codes = memory_new((size_t)nranks, sizeof(*codes));
 
-    if (!codes || gather(&code, sizeof(code), code == CMD_FINE ? FINE_GRACE_MS : FAILED_GRACE_MS, codes) != EP_OK) {
-        out_problem(what, NULL, codes ? ep_last_error() : "out of memory", NULL);
+    if (gather(&code, sizeof(code), code == CMD_FINE ? FINE_GRACE_MS : FAILED_GRACE_MS, codes) != EP_OK) {
+        out_problem(what, NULL, ep_last_error(), NULL);
         free(codes);
         return CMD_FAILED;
     }
@@ -298,7 +297,7 @@ int ranks_world_run(const struct ranks_spec *spec, const char *job, const json_t
     struct event_sink sink = {on_event, context, NULL};
     bool was_broken = world.is_broken;
     char *text = ranks_request_print(spec, job, parameters), *copy = NULL;
-    ep_status status = text ? broadcast(text, &copy) : EP_E_MEMORY;
+    ep_status status = broadcast(text, &copy);
     int result;
 
     if (status == EP_OK) {
