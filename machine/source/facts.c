@@ -83,45 +83,31 @@ static json_t *read_variables(struct source_text file)
     return variables;
 }
 
-static void environment_fill(struct source *source, const json_t *values)
+struct source_environment source_environment(struct source *source)
 {
     struct source_environment *all = &source->environment;
-    struct source_variable *variables = source_alloc(source, (json_object_size(values) + 1) * sizeof(*variables));
+    struct source_variable *variables;
+    struct source_answer fact;
     const char *name;
     json_t *value;
 
-    json_object_foreach ((json_t *)values, name, value) {
+    if (source->environment_known)
+        return *all;
+    fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
+    *all = (struct source_environment){.state = fact.state, .why = fact.why};
+    all->variables = variables = source_alloc(source, json_object_size(fact.value) * sizeof(*variables));
+    json_object_foreach ((json_t *)fact.value, name, value) {
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
     }
     qsort(variables, all->n, sizeof(*variables), compare_variables);
-    all->variables = variables;
-}
-
-struct source_environment source_environment(struct source *source)
-{
-    struct source_answer fact;
-
-    if (!source->environment_known) {
-        fact = source_fact(source, CACHE_ENVIRONMENT_FACT, read_variables, CACHE_ENVIRONMENT);
-        source->environment = (struct source_environment){.state = fact.state, .why = fact.why};
-        if (fact.state == SOURCE_OK)
-            environment_fill(source, fact.value);
-        source->environment_known = true;
-    }
-    return source->environment;
-}
-
-static int compare_name(const void *name, const void *variable)
-{
-    return strcmp(name, ((const struct source_variable *)variable)->name);
+    source->variables = fact.value;
+    source->environment_known = true;
+    return *all;
 }
 
 const char *source_env(struct source *source, const char *name)
 {
-    struct source_environment all = source_environment(source);
-    const struct source_variable *found =
-        all.n ? bsearch(name, all.variables, all.n, sizeof(*all.variables), compare_name) : NULL;
-
-    return found ? found->value : NULL;
+    source_environment(source);
+    return json_string_value(json_object_get(source->variables, name));
 }

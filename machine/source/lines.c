@@ -65,7 +65,7 @@ static json_t *search_file(int fd, int64_t bytes, const char *needle, struct fou
     /* One byte less than fits, so that a growing log is not too large. */
     if (is_cut && lseek(fd, bytes - (SOURCE_LOG_MAX - 1), SEEK_SET) < 0)
         return cache_failure_errno(errno);
-    text = live_read_part(fd);
+    text = live_read(fd, SOURCE_FILE_MAX);
     if (!json_is_string(text))
         return text;
     at = json_string_value(text);

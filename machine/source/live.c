@@ -6,6 +6,7 @@
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
  * filter), only "/" can be read, where there is nothing to escape from.
  */
+#include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
@@ -168,64 +169,42 @@ int live_open_file(struct source *source, const char *path, int64_t *ret_bytes, 
     return -1;
 }
 
-/* Reads at most `most` bytes into *ret_text, for free(); the number read, or -1 with errno. */
-static ssize_t read_text(int fd, size_t most, char **ret_text)
+ssize_t live_text(int fd, size_t most, char **ret_text)
 {
     size_t room = 4096, used = 0;
     struct stat info;
-    char *text, *larger;
     ssize_t n = 1;
+    char *text;
 
     /* The size, which is wrong for files of /proc and /sys, only saves reallocations of large files. */
     if (fstat(fd, &info) == 0 && info.st_size >= (off_t)room)
         room = (size_t)info.st_size < most ? (size_t)info.st_size + 1 : most;
-    text = malloc(room);
-    while (text && n > 0 && used < most) {
-        if (used == room) {
-            larger = realloc(text, room * 2);
-            if (!larger) {
-                free(text);
-                errno = ENOMEM;
-                return -1;
-            }
-            text = larger;
-            room *= 2;
-        }
+    text = memory_grow(NULL, room);
+    while (n > 0 && used < most) {
+        if (used == room)
+            text = memory_grow(text, room *= 2);
         n = read(fd, text + used, (room < most ? room : most) - used);
         if (n < 0 && errno == EINTR)
             n = 1;
         else if (n > 0)
             used += (size_t)n;
     }
-    if (!text || n < 0) {
-        free(text);
-        return -1;
-    }
     *ret_text = text;
-    return (ssize_t)used;
+    return n < 0 ? -1 : (ssize_t)used;
 }
 
-static json_t *text_entry(int fd, size_t most)
+json_t *live_read(int fd, size_t most)
 {
     char *text;
-    ssize_t n = read_text(fd, most, &text);
+    ssize_t n = live_text(fd, most, &text);
     json_t *entry;
 
     if (n < 0)
-        return errno == EAGAIN ? cache_failure(SOURCE_FAILED, "gives nothing without waiting")
-                               : cache_failure_errno(errno);
-    entry = n > (ssize_t)SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB")
-                                         : json_stringn_nocheck(text, (size_t)n);
+        entry = errno == EAGAIN ? cache_failure(SOURCE_FAILED, "gives nothing without waiting")
+                                : cache_failure_errno(errno);
+    else
+        entry = n > (ssize_t)SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB")
+                                             : json_stringn_nocheck(text, (size_t)n);
     free(text);
     return entry;
-}
-
-json_t *live_read(int fd)
-{
-    return text_entry(fd, SOURCE_FILE_MAX + 1);
-}
-
-json_t *live_read_part(int fd)
-{
-    return text_entry(fd, SOURCE_FILE_MAX);
 }

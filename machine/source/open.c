@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c - opens a source: this machine, a folder with or without an overlay, or the file of a snapshot. */
 #include "common/dir.h"
-#include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
@@ -56,32 +55,6 @@ ep_status source_set_process(struct source *source, pid_t pid)
 
 /* --- opening --- */
 
-/* Reads a whole regular file that the user named, as opposed to a file within a source. */
-static ep_status read_document(int fd, const char *what, char **ret_text, size_t *ret_bytes)
-{
-    struct stat info;
-    size_t used = 0;
-    char *text;
-    ssize_t n;
-
-    if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
-        return ep_fail(EP_E_ARG, "%s: is neither a folder nor the file of a snapshot", what);
-    if (info.st_size > SNAPSHOT_MAX)
-        return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is not a snapshot", what);
-    text = memory_new(1, (size_t)info.st_size + 1);
-    do {
-        n = read(fd, text + used, (size_t)info.st_size - used);
-        used += n > 0 ? (size_t)n : 0;
-    } while (n > 0 || (n < 0 && errno == EINTR));
-    if (n < 0) {
-        free(text);
-        return ep_fail_errno(EP_E_ARG, errno, "%s: cannot be read", what);
-    }
-    *ret_text = text;
-    *ret_bytes = used;
-    return EP_OK;
-}
-
 /* The argument may be valid and this process lack resources: that is not an error of the caller. */
 static ep_status fail_open(int error, const char *what)
 {
@@ -90,15 +63,21 @@ static ep_status fail_open(int error, const char *what)
     return ep_fail_errno(lacks ? EP_E_SYSTEM : EP_E_ARG, error, "%s: cannot be opened", what);
 }
 
+/* Loads a whole regular file that the user named, as opposed to a file within a source. */
 static ep_status load_document(struct source *source, int fd, const char *what)
 {
-    size_t bytes = 0;
-    char *text = NULL;
+    struct stat info;
     ep_status status;
+    char *text;
+    ssize_t n;
 
-    status = read_document(fd, what, &text, &bytes);
-    if (status == EP_OK)
-        status = snapshot_load(source, what, text, bytes);
+    if (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode))
+        return ep_fail(EP_E_ARG, "%s: is neither a folder nor the file of a snapshot", what);
+    if (info.st_size > SNAPSHOT_MAX)
+        return ep_fail(EP_E_ARG, "%s: is larger than 32 MiB, so it is not a snapshot", what);
+    n = live_text(fd, SNAPSHOT_MAX, &text);
+    status = n < 0 ? ep_fail_errno(EP_E_ARG, errno, "%s: cannot be read", what)
+                   : snapshot_load(source, what, text, (size_t)n);
     free(text);
     return status;
 }

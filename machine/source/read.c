@@ -27,7 +27,8 @@ json_t *cache_file(struct source *source, const char *path)
 
     if (fd < 0)
         return entry;
-    entry = bytes > SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB") : live_read(fd);
+    entry = bytes > SOURCE_FILE_MAX ? cache_failure(SOURCE_FAILED, "larger than 8 MiB")
+                                    : live_read(fd, SOURCE_FILE_MAX + 1);
     live_done(source);
     close(fd);
     return entry;

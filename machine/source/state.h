@@ -33,6 +33,7 @@ struct source {
     _Atomic(const char *) current_path; /* never NULL */
     struct source_environment environment;
     bool environment_known;
+    const json_t *variables; /* of the environment, by name */
 };
 
 /* A source with an empty cache and without a live side. */
@@ -72,11 +73,12 @@ int live_resolve(const struct source *source, const char *path, char *ret_real);
 const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX]);
 void live_self_path(const struct source *source, char path[PATH_MAX]);
 
-/* Reads from the current offset of `fd` to the end, at most SOURCE_FILE_MAX bytes, as an entry of files. */
-json_t *live_read(int fd);
+/* Reads from the current offset of `fd`, at most `most` bytes, for free() in any case; their number, or -1 with errno.
+ */
+ssize_t live_text(int fd, size_t most, char **ret_text);
 
-/* As live_read(), but truncates a longer file to SOURCE_FILE_MAX bytes. */
-json_t *live_read_part(int fd);
+/* The same as an entry of files; more than SOURCE_FILE_MAX bytes are refused. */
+json_t *live_read(int fd, size_t most);
 
 /* --- snapshot.c --- */
 

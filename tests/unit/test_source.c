@@ -274,7 +274,7 @@ TEST_WITH(a_file_may_shrink, setup, teardown)
     tree_path(&fixture->tree, "/file", place);
     assert_int_equal(truncate(place, 4), 0);
     assert_int_equal(unlink(place), 0);
-    entry = live_read(fd);
+    entry = live_read(fd, SOURCE_FILE_MAX + 1);
     assert_string_equal(json_string_value(entry), "0123");
     json_decref(entry);
     close(fd);
