@@ -21,9 +21,10 @@ static struct {
     json_t *errors;
 } ending;
 
-static json_t *make_document(int code, const char *verdict)
+/* Consumes `errors`. */
+static json_t *make_document(int code, const char *verdict, json_t *errors)
 {
-    const char *first = json_string_value(json_object_get(json_array_get(ending.errors, 0), "what"));
+    const char *first = json_string_value(json_object_get(json_array_get(errors, 0), "what"));
     json_t *document = out_document(ending.command);
     char text[120];
 
@@ -32,7 +33,7 @@ static json_t *make_document(int code, const char *verdict)
     else
         snprintf(text, sizeof(text), "ended with exit code %d", code);
     json_object_set_new(document, "verdict", out_text(verdict ? verdict : first ? first : text));
-    json_object_set_new(document, "errors", ending.errors ? json_incref(ending.errors) : json_array());
+    json_object_set_new(document, "errors", errors ? errors : json_array());
     json_object_set_new(document, "exit_code", json_integer(code));
     return document;
 }
@@ -83,7 +84,7 @@ void ending_write(int code, const char *verdict)
 {
     /* out_json() disables the document. */
     if (atomic_load(&ending.is_expected) && getpid() == ending.owner)
-        (void)out_json(make_document(code, verdict));
+        (void)out_json(make_document(code, verdict, json_incref(ending.errors)));
 }
 
 void ending_write_late(int code, const char *what, const char *where, const char *why, const char *hint)
@@ -97,10 +98,7 @@ void ending_write_late(int code, const char *what, const char *where, const char
     json_object_set_new(error, "where", out_text(where));
     json_object_set_new(error, "why", out_text(why));
     json_object_set_new(error, "hint", out_text(hint));
-    document = out_document(ending.command);
-    json_object_set_new(document, "verdict", out_text(what));
-    json_object_set_new(document, "errors", json_pack("[o]", error));
-    json_object_set_new(document, "exit_code", json_integer(code));
+    document = make_document(code, what, json_pack("[o]", error));
     text = json_dumps(document, JSON_INDENT(2) | JSON_ENSURE_ASCII);
     if (text) {
         (void)write_all(STDOUT_FILENO, text, strlen(text));

@@ -159,17 +159,14 @@ bool ranks_env_is_tcp(bool requested, bool alone)
 
 void ranks_env_print(char *ret_text, size_t bytes)
 {
-    size_t used = 0;
-
     *ret_text = '\0';
     for (size_t i = 0; i < N_LAUNCHERS; i++) {
         const struct variable *const values[] = {&cache.ranks[i], &cache.sizes[i]};
         const char *const names[] = {launchers[i].rank, launchers[i].size};
 
         for (size_t k = 0; k < 2 && counts(i); k++)
-            if (values[k]->number != ABSENT && used < bytes)
-                used += (size_t)snprintf(ret_text + used, bytes - used, "%s%s=%s", used ? ", " : "", names[k],
-                                         values[k]->text);
+            if (values[k]->number != ABSENT)
+                text_append(ret_text, bytes, "%s%s=%s", *ret_text ? ", " : "", names[k], values[k]->text);
     }
 }
 

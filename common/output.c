@@ -197,18 +197,18 @@ json_t *out_document(const char *command)
 int out_json(json_t *document)
 {
     json_t *shown = redact_document(document);
+    int result;
 
     json_decref(document);
     progress_hide();
     ending_dismiss();
-    if (!shown || stream_json(stdout, shown, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0) {
-        if (out_finish() == CMD_FINE)
-            out_error("writing the JSON document: out of memory");
-        json_decref(shown);
-        return -1;
-    }
+    result = stream_json(stdout, shown, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     json_decref(shown);
-    return out_finish() == CMD_FINE ? 0 : -1;
+    if (out_finish() != CMD_FINE)
+        return -1;
+    if (result != 0)
+        out_error("writing the JSON document: out of memory");
+    return result;
 }
 
 int out_digits(int digits, double value)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "redact.h"
 
+#include "memory.h"
 #include "secrets.h"
 #include "text.h"
 
@@ -264,12 +265,10 @@ static char *redact(const char *text, const json_t *kept)
     const struct scan scan = {.text = text, .bytes = strlen(text)};
     struct identifier found;
     const char *value;
-    char *written = NULL, name[NAME_BYTES];
+    char *written, name[NAME_BYTES];
     size_t bytes, at = 0;
-    FILE *out = open_memstream(&written, &bytes);
+    FILE *out = memory_stream(&written, &bytes);
 
-    if (!out)
-        return NULL;
     while (at < scan.bytes) {
         if (!find_at(&scan, at, true, &found)) {
             putc_unlocked(text[at++], out);
@@ -285,10 +284,8 @@ static char *redact(const char *text, const json_t *kept)
             fputs(REDACTED, out);
         at += found.bytes;
     }
-    if (fclose(out) == 0)
-        return written;
-    free(written);
-    return NULL;
+    memory_close(out);
+    return written;
 }
 
 char *redact_text(const char *text)
@@ -314,14 +311,14 @@ static char *redact_value(const char *name, const char *value, const json_t *kep
     char *shown;
 
     if (is_kept(kept, name))
-        return strdup(value);
+        return memory_printf("%s", value);
     if (secret_is_value(name, value, strlen(value)))
-        return strdup(REDACTED);
+        return memory_printf(REDACTED);
     shown = redact(value, kept);
-    if (!*name || !shown || strcmp(shown, value) == 0)
+    if (!*name || strcmp(shown, value) == 0)
         return shown;
     free(shown);
-    return strdup(REDACTED);
+    return memory_printf(REDACTED);
 }
 
 /* `program`: the last one in front of this that has an option for a password, or its own index. */
@@ -332,24 +329,23 @@ static char *redact_argument(const json_t *words, size_t program, size_t at, con
     const char *setter = at > 1 ? json_string_value(json_array_get(words, at - 2)) : NULL;
     size_t n, dashes = before ? strspn(before, "-") : 0;
     int head = program < at ? secret_after_option(words, program, at) : -1;
-    char name[NAME_BYTES] = "", *value, *result = NULL;
+    char name[NAME_BYTES] = "", *value, *result;
 
     if (head >= 0)
-        return asprintf(&result, "%.*s%s", head, word, REDACTED) < 0 ? NULL : result;
+        return memory_printf("%.*s%s", head, word, REDACTED);
     if (dashes || (setter && before && secret_is_setter(setter)))
         secret_copy_name(before + dashes, strlen(before + dashes), name);
     if (*name && (!dashes || secret_is_password(name)))
         return redact_value(name, word, kept);
     if (secret_is_user(name, dashes, word, strlen(word)))
-        return strdup(REDACTED);
+        return memory_printf(REDACTED);
     n = name_of(word, name);
     if (n > 0) {
         if (secret_is_user(name, strspn(word, "-"), word + n + 1, strlen(word + n + 1)))
-            value = strdup(REDACTED);
+            value = memory_printf(REDACTED);
         else
             value = redact_value(name, word + n + 1, kept);
-        if (value && asprintf(&result, "%.*s=%s", (int)n, word, value) < 0)
-            result = NULL;
+        result = memory_printf("%.*s=%s", (int)n, word, value);
         free(value);
         return result;
     }
@@ -357,14 +353,6 @@ static char *redact_argument(const json_t *words, size_t program, size_t at, con
     if (dashes && *word != '-')
         secret_copy_name(before + dashes, strlen(before + dashes), name);
     return redact_value(name, word, kept);
-}
-
-static bool set_text(json_t *value, char *text)
-{
-    bool good = text && json_string_set_nocheck(value, text) == 0;
-
-    free(text);
-    return good;
 }
 
 /* In capital letters, or what only a secret is called: others are keys of our documents or of Kubernetes. */
@@ -379,63 +367,59 @@ static bool is_variable(const char *key)
     return key[strspn(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")] == '\0';
 }
 
-static bool redact_in(json_t *value, const char *name, const json_t *kept);
+static void redact_in(json_t *value, const char *name, const json_t *kept);
 
-static bool redact_array(json_t *array, const json_t *kept)
+static void redact_array(json_t *array, const json_t *kept)
 {
     json_t *words = json_copy(array), *member; /* as they were */
     size_t i, program = SIZE_MAX;
-    bool good = words != NULL;
 
     json_array_foreach (words, i, member) {
         char *text;
 
         if (!json_is_string(member)) {
-            good &= redact_in(member, "", kept);
+            redact_in(member, "", kept);
             continue;
         }
         text = redact_argument(words, program, i, kept);
-        good &= text && json_array_set_new(array, i, json_string_nocheck(text)) == 0;
+        json_array_set_new(array, i, json_string_nocheck(text));
         free(text);
         /* "vault login": the second one is no program. */
         if ((program == SIZE_MAX || program + 1 < i) && secret_has_short_option(json_string_value(member)))
             program = i;
     }
     json_decref(words);
-    return good;
 }
 
 /* Replaces the text, which is the value of a variable, or the texts within. */
-static bool redact_in(json_t *value, const char *name, const json_t *kept)
+static void redact_in(json_t *value, const char *name, const json_t *kept)
 {
     const char *key, *given = json_string_value(json_object_get(value, "name"));
-    char *entry;
+    char *text;
     json_t *member;
-    bool good;
 
-    if (json_is_string(value))
-        return set_text(value, redact_value(name, json_string_value(value), kept));
     if (json_is_array(value))
-        return redact_array(value, kept);
-    entry = given ? strdup(given) : NULL; /* the member itself may be replaced */
-    good = !given || entry;
+        redact_array(value, kept);
+    text = json_is_string(value) ? redact_value(name, json_string_value(value), kept) : NULL;
+    if (text)
+        json_string_set_nocheck(value, text);
+    else if (given)
+        text = memory_printf("%s", given); /* the member itself may be replaced */
     json_object_foreach (value, key, member) {
-        const char *of = entry && strcmp(key, "value") == 0                     ? entry
+        const char *of = text && strcmp(key, "value") == 0                      ? text
                          : strcmp(name, "environment") == 0 || is_variable(key) ? key
                                                                                 : "";
 
-        good &= member == kept || redact_in(member, of, kept);
+        if (member != kept)
+            redact_in(member, of, kept);
     }
-    free(entry);
-    return good;
+    free(text);
 }
 
 json_t *redact_document(const json_t *document)
 {
     json_t *copy = json_deep_copy(document);
 
-    if (copy && redact_in(copy, "", json_object_get(copy, "kept_values")))
-        return copy;
-    json_decref(copy);
-    return NULL;
+    redact_in(copy, "", json_object_get(copy, "kept_values"));
+    return copy;
 }

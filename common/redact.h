@@ -45,11 +45,11 @@ bool identifier_is_secret_name(const char *name);
 /* Stands for a secret in what is written. */
 #define REDACTED "(left out)"
 
-/* The text with REDACTED for each secret in it, to be freed; NULL without memory. */
+/* The text with REDACTED for each secret in it, to be freed. */
 char *redact_text(const char *text);
 
 /*
- * A copy of the document without secrets, for what is printed and written; NULL without memory. Secret are also the
+ * A copy of the document without secrets, for what is printed and written. Secret are also the
  * values of variables with such names, in objects, as NAME=VALUE, as {"name", "value"}, and what follows an option such
  * as --password, or "mysql -p", in an array. The values of the variables that its member "kept_values" names stay.
  */

@@ -66,7 +66,7 @@ void nics_begin(struct nics *nics)
         struct nics_tally *tally = &nics->tallies[i];
 
         memset(tally, 0, sizeof(*tally));
-        counter_read(nics->source, &nics->devices[i].counter, &tally->last);
+        counter_read(nics->source, &nics->devices[i].counter, COUNTER_CONGESTION, &tally->last);
         tally->was_there = tally->is_there = is_there(&nics->devices[i].counter, &tally->last);
     }
     nics->begin_ns = nics->end_ns = (int64_t)ep_now_ns();
@@ -77,7 +77,7 @@ void nics_sample(struct nics *nics)
     for (size_t i = 0; i < nics->n; i++) {
         struct counter_sample sample;
 
-        counter_read(nics->source, &nics->devices[i].counter, &sample);
+        counter_read(nics->source, &nics->devices[i].counter, COUNTER_CONGESTION, &sample);
         add_sample(&nics->devices[i].counter, &sample, &nics->tallies[i]);
     }
     nics->end_ns = (int64_t)ep_now_ns();
@@ -94,7 +94,7 @@ static size_t sample_wrapping(struct nics *nics)
 
         if (!counter_may_wrap(device, &nics->tallies[i].last))
             continue;
-        counter_read_traffic(nics->source, device, &sample);
+        counter_read(nics->source, device, COUNTER_RECEIVED_PACKETS, &sample);
         add_sample(device, &sample, &nics->tallies[i]);
         n++;
     }

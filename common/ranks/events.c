@@ -2,6 +2,7 @@
 /* events.c - reads the events of the ranks; merges and prints their errors. */
 #include "ranks_internal.h"
 
+#include "common/json.h"
 #include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
@@ -18,14 +19,6 @@
 
 /* --- errors --- */
 
-static bool same_text(const json_t *a, const json_t *b, const char *key)
-{
-    const char *text_a = json_string_value(json_object_get(a, key));
-    const char *text_b = json_string_value(json_object_get(b, key));
-
-    return strcmp(text_a ? text_a : "", text_b ? text_b : "") == 0;
-}
-
 void ranks_problem_add(json_t *problems, const json_t *event)
 {
     json_t *rank = json_object_get(event, "rank");
@@ -33,7 +26,8 @@ void ranks_problem_add(json_t *problems, const json_t *event)
     size_t i;
 
     json_array_foreach (problems, i, problem) {
-        if (same_text(problem, event, "what") && same_text(problem, event, "text")) {
+        if (strcmp(json_text(problem, "what"), json_text(event, "what")) == 0 &&
+            strcmp(json_text(problem, "text"), json_text(event, "text")) == 0) {
             json_array_append(json_object_get(problem, "ranks"), rank);
             return;
         }
@@ -49,7 +43,7 @@ void ranks_problem_add(json_t *problems, const json_t *event)
 static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
 {
     bool named[EP_MAX_RANKS + 1] = {false};
-    size_t used, n = json_array_size(ranks), i;
+    size_t i;
     json_t *value;
     const char *divider = " ";
 
@@ -57,18 +51,17 @@ static void list_ranks(const json_t *ranks, char *ret_text, size_t bytes)
         if (json_integer_value(value) >= 0 && json_integer_value(value) < EP_MAX_RANKS)
             named[json_integer_value(value)] = true;
     }
-    used = (size_t)snprintf(ret_text, bytes, "rank%s", n > 1 ? "s" : "");
-    for (int first = 0; first < EP_MAX_RANKS && used < bytes; first++) {
+    snprintf(ret_text, bytes, "rank%s", json_array_size(ranks) > 1 ? "s" : "");
+    for (int first = 0; first < EP_MAX_RANKS; first++) {
         int last = first;
 
         if (!named[first])
             continue;
         while (named[last + 1])
             last++;
+        text_append(ret_text, bytes, "%s%d", divider, first);
         if (last > first)
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%d-%d", divider, first, last);
-        else
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%s%d", divider, first);
+            text_append(ret_text, bytes, "-%d", last);
         divider = ", ";
         first = last;
     }
@@ -149,15 +142,8 @@ static bool is_event(const struct rank_reader *reader, const json_t *event)
 
 static void refuse_line(struct rank_reader *reader, int rank, const char *line)
 {
-    char shown[81];
-    json_t *problem;
-    size_t n;
+    json_t *problem = ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %.80s", line);
 
-    /* Invalid UTF-8 cannot be put into JSON. */
-    for (n = 0; line[n] && n + 1 < sizeof(shown); n++)
-        shown[n] = line[n] < 0x20 || line[n] > 0x7e ? '?' : line[n];
-    shown[n] = '\0';
-    problem = ranks_problem_new(rank, "reading the events of a rank", "", "malformed event: %s", shown);
     ranks_problem_add(reader->problems, problem);
     json_decref(problem);
 }

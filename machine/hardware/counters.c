@@ -209,8 +209,8 @@ static json_t *query_driver(struct source *source, const struct counter_device *
     return json_incref((json_t *)source_query(source, question, ethtool_query, (void *)device->netdev, 0).value);
 }
 
-static void read_rows(struct source *source, const struct counter_device *device, enum counter_kind last,
-                      struct counter_sample *ret_sample)
+void counter_read(struct source *source, const struct counter_device *device, enum counter_kind last,
+                  struct counter_sample *ret_sample)
 {
     struct counter_sample sample = {.at_ns = (int64_t)ep_now_ns()};
     struct counter_rows rows = counter_rows(device->rdma);
@@ -236,16 +236,6 @@ static void read_rows(struct source *source, const struct counter_device *device
     }
     json_decref(driver);
     *ret_sample = sample;
-}
-
-void counter_read(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample)
-{
-    read_rows(source, device, COUNTER_CONGESTION, ret_sample);
-}
-
-void counter_read_traffic(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample)
-{
-    read_rows(source, device, COUNTER_RECEIVED_PACKETS, ret_sample);
 }
 
 bool counter_may_wrap(const struct counter_device *device, const struct counter_sample *sample)

@@ -101,11 +101,9 @@ struct counter_sample {
     enum source_state states[COUNTER_ROWS_MAX]; /* why it is unknown; SOURCE_NOT_RECORDED when it was not read */
 };
 
-void counter_read(struct source *source, const struct counter_device *device, struct counter_sample *ret_sample);
-
-/* Reads only the counters of bytes and packets: four files. */
-void counter_read_traffic(struct source *source, const struct counter_device *device,
-                          struct counter_sample *ret_sample);
+/* Reads the counters of kinds up to `last`: with COUNTER_RECEIVED_PACKETS four files. */
+void counter_read(struct source *source, const struct counter_device *device, enum counter_kind last,
+                  struct counter_sample *ret_sample);
 
 /*
  * May the data counters of the device have 32 bits? True as long as none has exceeded 2^32. A link of 400 Gbit/s wraps

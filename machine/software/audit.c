@@ -217,8 +217,6 @@ static bool check_verbs_entry(struct audit_work *work, const struct source_varia
 /* The entries, each with its port; "NAME" means all ports of the device. Ranks use the ports in this order. */
 static void list_ports(const struct topo *topo, const char *list, char *ret_text, size_t bytes)
 {
-    size_t used = 0;
-
     *ret_text = '\0';
     for (const char *at = list; *at; at += strcspn(at, ","), at += *at != '\0') {
         int n = (int)strcspn(at, ","), name = (int)strcspn(at, ":,"), nic;
@@ -226,10 +224,10 @@ static void list_ports(const struct topo *topo, const char *list, char *ret_text
 
         snprintf(device, sizeof(device), "%.*s", name, at);
         nic = name < n ? -1 : topo_find_nic(topo, device);
-        if (nic < 0 && n > 0 && used < bytes)
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%.*s,", n, at);
-        for (int p = 0; nic >= 0 && p < topo->nics[nic].n_ports && used < bytes; p++)
-            used += (size_t)snprintf(ret_text + used, bytes - used, "%s:%d,", device, topo->nics[nic].ports[p].number);
+        if (nic < 0 && n > 0)
+            text_append(ret_text, bytes, "%.*s,", n, at);
+        for (int p = 0; nic >= 0 && p < topo->nics[nic].n_ports; p++)
+            text_append(ret_text, bytes, "%s:%d,", device, topo->nics[nic].ports[p].number);
     }
 }
 

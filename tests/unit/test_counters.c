@@ -164,7 +164,7 @@ TEST(read_files)
     put("7\n", "/sys/class/infiniband/mlx5_0/ports/2/hw_counters/np_cnp_sent");
     put("12\n", "/sys/class/net/eth0/statistics/rx_bytes");
     assert_int_equal(source_open(folder, &source), EP_OK);
-    counter_read(source, &port, &sample);
+    counter_read(source, &port, COUNTER_CONGESTION, &sample);
     assert_true(sample.at_ns > 0);
     assert_true(sample.known[row_of(true, "port_xmit_data")]);
     assert_int_equal(sample.values[row_of(true, "port_xmit_data")], UINT64_MAX);
@@ -172,15 +172,15 @@ TEST(read_files)
     assert_int_equal(sample.states[row_of(true, "port_rcv_data")], SOURCE_FAILED);
     assert_int_equal(sample.states[row_of(true, "symbol_error")], SOURCE_ABSENT);
     assert_int_equal(sample.values[row_of(true, "hw_counters/np_cnp_sent")], 7);
-    counter_read_traffic(source, &port, &sample);
+    counter_read(source, &port, COUNTER_RECEIVED_PACKETS, &sample);
     assert_true(sample.known[row_of(true, "port_xmit_data")]);
     assert_int_equal(sample.states[row_of(true, "hw_counters/np_cnp_sent")], SOURCE_NOT_RECORDED);
     /* It is read again each time. */
     put("13\n", "/sys/class/net/eth0/statistics/rx_bytes");
-    counter_read(source, &interface, &sample);
+    counter_read(source, &interface, COUNTER_CONGESTION, &sample);
     assert_int_equal(sample.values[row_of(false, "rx_bytes")], 13);
     put("14\n", "/sys/class/net/eth0/statistics/rx_bytes");
-    counter_read(source, &interface, &sample);
+    counter_read(source, &interface, COUNTER_CONGESTION, &sample);
     assert_int_equal(sample.values[row_of(false, "rx_bytes")], 14);
     source_free(source);
     snprintf(command, sizeof(command), "rm -r '%s'", folder);
