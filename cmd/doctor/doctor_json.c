@@ -86,10 +86,10 @@ static json_t *nic_facts(const struct topo *topo)
             char name[128];
 
             snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
-            json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state",
-                                                  topo_port_state_name(port->state), "rate_gbps", port->rate_gbps,
-                                                  "link_layer", link_layer_name(port->link_layer), "role",
-                                                  topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
+            json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state", port->state,
+                                                  "rate_gbps", port->rate_gbps, "link_layer",
+                                                  link_layer_name(port->link_layer), "role", topo_role_name(nic->role),
+                                                  "firmware", or_null(nic->firmware)));
         }
     }
     return nics;

@@ -282,10 +282,10 @@ static json_t *port_json(const struct topo_port *port)
     for (int i = 0; i < port->n_gids; i++)
         json_array_append_new(gids, gid_json(&port->gids[i]));
     return json_pack("{s:i, s:o, s:o, s:b, s:o, s:o, s:o, s:s, s:o}", "number", port->number, "state",
-                     out_text_or_null(topo_port_state_name(port->state)), "phys_state",
-                     out_text_or_null(topo_phys_state_name(port->phys_state)), "active", port->active, "rate_gbps",
-                     real_or_null(port->rate_gbps), "link", out_text_or_null(topo_link_name(port->link_layer)),
-                     "netdev", out_text_or_null(port->netdev), "gids_state", states[port->gids_state], "gids", gids);
+                     out_text_or_null(port->state), "phys_state", out_text_or_null(port->phys_state), "active",
+                     port->active, "rate_gbps", real_or_null(port->rate_gbps), "link",
+                     out_text_or_null(topo_link_name(port->link_layer)), "netdev", out_text_or_null(port->netdev),
+                     "gids_state", states[port->gids_state], "gids", gids);
 }
 
 static void add_nics(const struct topo *topo, json_t *document)
@@ -330,9 +330,9 @@ json_t *topo_port_rows(const struct topo_view *view)
             json_array_append_new(
                 rows, json_pack("{s:o, s:o, s:s, s:o, s:s, s:s, s:o, s:o, s:s}", "device",
                                 json_sprintf("%s:%d", nic->name, port->number), "pci",
-                                out_text_or_null(pci_text(topo, nic->pci)), "state", topo_port_state_name(port->state),
-                                "rate_gbps", port->rate_gbps > 0 ? json_sprintf("%g", port->rate_gbps) : json_null(),
-                                "link", topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
+                                out_text_or_null(pci_text(topo, nic->pci)), "state", port->state, "rate_gbps",
+                                port->rate_gbps > 0 ? json_sprintf("%g", port->rate_gbps) : json_null(), "link",
+                                topo_link_name(port->link_layer), "netdev", port->netdev, "gid",
                                 number_or_null(roce2_ipv4(port), -1), "firmware", out_text_or_null(nic->firmware),
                                 "role", topo_role_name(nic->role)));
         }

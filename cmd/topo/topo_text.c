@@ -247,7 +247,7 @@ static void add_nic(struct text *text, const struct topo_nic *nic)
             text_add(text, " %g Gb/s", port->rate_gbps);
         text_add(text, "%s%s", *topo_link_name(port->link_layer) ? " " : "", topo_link_name(port->link_layer));
         if (!port->active)
-            text_add(text, " %s", port->state ? topo_port_state_name(port->state) : "state not known");
+            text_add(text, " %s", *port->state ? port->state : "state not known");
         if (*port->netdev)
             text_add(text, " (%s)", port->netdev);
     }

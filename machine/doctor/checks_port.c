@@ -19,7 +19,7 @@ static bool has_active_sibling(const struct topo *topo, int nic)
 static bool is_disabled(const struct topo_nic *nic)
 {
     for (int p = 0; p < nic->n_ports; p++)
-        if (nic->ports[p].phys_state != TOPO_PHYS_DISABLED)
+        if (strcmp(nic->ports[p].phys_state, "Disabled") != 0)
             return false;
     return true;
 }
@@ -157,8 +157,8 @@ static bool is_unmanaged(const struct topo_nic *nic)
     for (int p = 0; p < nic->n_ports; p++) {
         const struct topo_port *port = &nic->ports[p];
 
-        if (port->link_layer == TOPO_LINK_INFINIBAND && port->phys_state == TOPO_PHYS_LINK_UP &&
-            (port->state == TOPO_PORT_INIT || port->state == TOPO_PORT_ARMED))
+        if (port->link_layer == TOPO_LINK_INFINIBAND && strcmp(port->phys_state, "LinkUp") == 0 &&
+            text_is_any(port->state, TEXTS("INIT", "ARMED")))
             return true;
     }
     return false;
@@ -181,9 +181,8 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
         count.n_severe += !is_left_unplugged(topo, i);
         count.n_unmanaged += is_unmanaged(&topo->nics[i]);
         for (int p = 0; p < topo->nics[i].n_ports; p++)
-            doctor_evidence(result, machine_port_name(machine, i, p), "%s, %s",
-                            topo_port_state_name(topo->nics[i].ports[p].state),
-                            topo_phys_state_name(topo->nics[i].ports[p].phys_state));
+            doctor_evidence(result, machine_port_name(machine, i, p), "%s, %s", topo->nics[i].ports[p].state,
+                            topo->nics[i].ports[p].phys_state);
     }
     return count;
 }
@@ -287,7 +286,7 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
     count = count_down(machine, result);
     if (count.n && count.n == count.n_unmanaged) {
         doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
-                     topo->nics[count.first].name, topo_port_state_name(topo->nics[count.first].ports[0].state),
+                     topo->nics[count.first].name, topo->nics[count.first].ports[0].state,
                      count.n > 1 ? ", and more NICs wait for one" : "");
         doctor_advise(result,
                       "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in "

@@ -102,8 +102,7 @@ enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine)
 
 bool machine_knows_port_state(const struct topo_port *port)
 {
-    return port->state != TOPO_PORT_UNKNOWN &&
-           (port->state != TOPO_PORT_ACTIVE || port->phys_state != TOPO_PHYS_UNKNOWN);
+    return *port->state && (strcmp(port->state, "ACTIVE") != 0 || *port->phys_state);
 }
 
 /* The number of RDMA devices whose purpose cannot be determined. */

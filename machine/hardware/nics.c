@@ -110,9 +110,9 @@ static void read_port(struct topo *topo, const struct topo_nic *nic, int number,
     struct source *source = topo->source;
 
     port->number = number;
-    port->state = parse_port_state(source_line(source, CLASS "/%s/ports/%d/state", nic->name, number).text);
-    port->phys_state = parse_phys_state(source_line(source, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
-    port->active = port->state == TOPO_PORT_ACTIVE && port->phys_state == TOPO_PHYS_LINK_UP;
+    port->state = parse_state(source_line(source, CLASS "/%s/ports/%d/state", nic->name, number).text);
+    port->phys_state = parse_state(source_line(source, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
+    port->active = strcmp(port->state, "ACTIVE") == 0 && strcmp(port->phys_state, "LinkUp") == 0;
     port->rate_gbps = parse_rate(source_line(source, CLASS "/%s/ports/%d/rate", nic->name, number).text);
     port->link_layer = parse_link_layer(source_line(source, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);
     port->netdev = port->link_layer == TOPO_LINK_ETHERNET ? find_netdev(topo, nic, number) : "";

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/memory.h"
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <arpa/inet.h>
@@ -100,41 +101,15 @@ enum topo_gid_kind gid_kind(const uint8_t bytes[16])
     return bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80 ? TOPO_GID_LINK_LOCAL : TOPO_GID_OTHER;
 }
 
-/* --- states of ports --- */
-
-static const char *const port_states[] = {"", "NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"};
-static const char *const phys_states[] = {
-    "", "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test"};
-
-/* The index of the word after "4: " in the list; 0, unknown, if it is not there. */
-static int parse_state(const char *text, const char *const *names, int n)
+const char *parse_state(const char *text)
 {
+    const char *const *words =
+        TEXTS("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "Sleep", "Polling", "Disabled",
+              "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test");
+
     text += strspn(text, "0123456789");
     text += *text == ':' ? 1 + strspn(text + 1, " ") : 0;
-    for (int i = 1; i < n; i++)
-        if (strcmp(text, names[i]) == 0)
-            return i;
-    return 0;
-}
-
-enum topo_port_state parse_port_state(const char *text)
-{
-    return (enum topo_port_state)parse_state(text, port_states, TOPO_PORT_ACTIVE_DEFER + 1);
-}
-
-enum topo_phys_state parse_phys_state(const char *text)
-{
-    return (enum topo_phys_state)parse_state(text, phys_states, TOPO_PHYS_TEST + 1);
-}
-
-const char *topo_port_state_name(enum topo_port_state state)
-{
-    return port_states[state];
-}
-
-const char *topo_phys_state_name(enum topo_phys_state state)
-{
-    return phys_states[state];
+    return text_is_any(text, words) ? text : "";
 }
 
 /* A number; NULL without one. */

@@ -93,8 +93,8 @@ static const char *down_why(struct topo *topo, const struct topo_nic *nic)
         return "no port can be read";
     if (nic->n_ports > 1)
         return "no port is active";
-    state = topo_port_state_name(nic->ports[0].state);
-    phys_state = topo_phys_state_name(nic->ports[0].phys_state);
+    state = nic->ports[0].state;
+    phys_state = nic->ports[0].phys_state;
     return source_printf(topo->source, "port %d is %s (%s)", nic->ports[0].number,
                          *state ? state : "in an unknown state", *phys_state ? phys_state : "link unknown");
 }

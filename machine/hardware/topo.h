@@ -105,32 +105,10 @@ struct topo_gid {
 
 enum topo_link_layer { TOPO_LINK_UNKNOWN, TOPO_LINK_INFINIBAND, TOPO_LINK_ETHERNET };
 
-/* Logical and physical states of a port, as the kernel names them (ib_port_state, phys_state_to_str() of Linux). */
-enum topo_port_state {
-    TOPO_PORT_UNKNOWN,
-    TOPO_PORT_NOP,
-    TOPO_PORT_DOWN,
-    TOPO_PORT_INIT,
-    TOPO_PORT_ARMED,
-    TOPO_PORT_ACTIVE,
-    TOPO_PORT_ACTIVE_DEFER
-};
-
-enum topo_phys_state {
-    TOPO_PHYS_UNKNOWN,
-    TOPO_PHYS_SLEEP,
-    TOPO_PHYS_POLLING,
-    TOPO_PHYS_DISABLED,
-    TOPO_PHYS_TRAINING,
-    TOPO_PHYS_LINK_UP,
-    TOPO_PHYS_RECOVERY,
-    TOPO_PHYS_TEST
-};
-
 struct topo_port {
     int number; /* from 1 */
-    enum topo_port_state state;
-    enum topo_phys_state phys_state;
+    /* In the words of the kernel (ib_port_state, phys_state_to_str() of Linux): "ACTIVE", "LinkUp"; "" if unknown. */
+    const char *state, *phys_state;
     bool active;      /* ACTIVE and LinkUp */
     double rate_gbps; /* 0 not known */
     enum topo_link_layer link_layer;
@@ -257,9 +235,5 @@ int topo_find_gpu_uuid(const struct topo *topo, const char *uuid); /* also by a 
 
 /* Parses ranges of sysfs ("0-3,8") into a mask of `bits` bits. False if invalid; larger numbers are ignored. */
 bool topo_parse_cpus(const char *text, uint64_t *ret_mask, int bits);
-
-/* "ACTIVE", "DOWN"; "LinkUp", "Disabled"; "" if unknown. */
-const char *topo_port_state_name(enum topo_port_state state);
-const char *topo_phys_state_name(enum topo_phys_state state);
 
 #endif

@@ -61,8 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (parse_gid(text, gid))
         check(gid_kind(gid) <= TOPO_GID_OTHER);
     check(parse_gid_type(text, TOPO_LINK_ETHERNET) != TOPO_GID_IB);
-    check(*topo_port_state_name(parse_port_state(text)) == '\0' || parse_port_state(text) != TOPO_PORT_UNKNOWN);
-    check(*topo_phys_state_name(parse_phys_state(text)) == '\0' || parse_phys_state(text) != TOPO_PHYS_UNKNOWN);
+    check(strlen(parse_state(text)) < 32);
     free(text);
     return 0;
 }

@@ -99,7 +99,7 @@ static inline void all_states_unreadable(struct made *made)
     for (int i = 0; i < 4; i++) {
         nic(made, i)->role = TOPO_ROLE_DOWN;
         nic(made, i)->ports[0].active = false;
-        nic(made, i)->ports[0].state = TOPO_PORT_UNKNOWN;
+        nic(made, i)->ports[0].state = "";
     }
     made->map.n = 0;
 }

@@ -141,15 +141,15 @@ static void down(struct made *made)
 {
     nic(made, 1)->role = TOPO_ROLE_DOWN;
     nic(made, 1)->ports[0].active = false;
-    nic(made, 1)->ports[0].state = TOPO_PORT_DOWN;
-    nic(made, 1)->ports[0].phys_state = TOPO_PHYS_POLLING;
+    nic(made, 1)->ports[0].state = "DOWN";
+    nic(made, 1)->ports[0].phys_state = "Polling";
 }
 
 static void state_unreadable(struct made *made)
 {
     down(made);
-    nic(made, 1)->ports[0].state = TOPO_PORT_UNKNOWN;
-    nic(made, 1)->ports[0].phys_state = TOPO_PHYS_UNKNOWN;
+    nic(made, 1)->ports[0].state = "";
+    nic(made, 1)->ports[0].phys_state = "";
 }
 
 /* The address of another function of the card. Copied aside first: gcc -O3 takes the two for one array. */
@@ -185,8 +185,8 @@ static void unplugged(struct made *made, int i)
 {
     nic(made, i)->role = TOPO_ROLE_DOWN;
     nic(made, i)->ports[0].active = false;
-    nic(made, i)->ports[0].state = TOPO_PORT_DOWN;
-    nic(made, i)->ports[0].phys_state = TOPO_PHYS_DISABLED;
+    nic(made, i)->ports[0].state = "DOWN";
+    nic(made, i)->ports[0].phys_state = "Disabled";
 }
 
 /* Two GPUs, a card with two ports and one cable. */

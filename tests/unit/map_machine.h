@@ -74,8 +74,8 @@ static inline struct topo_nic *machine_nic(struct machine *machine, const char *
     for (int p = 0; p < n_ports; p++)
         nic->ports[p] = (struct topo_port){.number = p + 1,
                                            .active = true,
-                                           .state = TOPO_PORT_ACTIVE,
-                                           .phys_state = TOPO_PHYS_LINK_UP,
+                                           .state = "ACTIVE",
+                                           .phys_state = "LinkUp",
                                            .rate_gbps = 400,
                                            .link_layer = TOPO_LINK_ETHERNET,
                                            .netdev = ""};

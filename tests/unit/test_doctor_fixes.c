@@ -272,7 +272,7 @@ static void evil_port(struct made *m)
     for (int i = 0; i < 4; i++) {
         nic(m, i)->role = TOPO_ROLE_DOWN;
         nic(m, i)->ports[0].active = false;
-        nic(m, i)->ports[0].state = TOPO_PORT_DOWN;
+        nic(m, i)->ports[0].state = "DOWN";
     }
     nic(m, 0)->name = EVIL;
 }

@@ -365,8 +365,8 @@ TEST_WITH(test_nic_facts, setup, teardown)
     assert_int_equal(topo->nics[0].n_ports, 1);
     port = &topo->nics[0].ports[0];
     assert_int_equal(port->number, 1);
-    assert_int_equal(port->state, TOPO_PORT_ACTIVE);
-    assert_int_equal(port->phys_state, TOPO_PHYS_LINK_UP);
+    assert_string_equal(port->state, "ACTIVE");
+    assert_string_equal(port->phys_state, "LinkUp");
     assert_true(port->active && port->rate_gbps > 399 && port->rate_gbps < 401);
     assert_int_equal(port->link_layer, TOPO_LINK_ETHERNET);
     assert_string_equal(port->netdev, "ens1");
