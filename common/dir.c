@@ -18,6 +18,7 @@
 
 #define LINKS_MAX 40 /* as in the kernel */
 #define TRIES 100
+#define RACES_MAX 1000
 #define UNMAPPED 65534 /* the owner, in a user namespace, of files of all users who are not in it */
 
 mode_t dir_usual_mode(void)
@@ -214,17 +215,18 @@ int dir_make(const char *path, mode_t mode)
 static int resolve(int dir, const char *path, int flags, unsigned how_to_resolve)
 {
     struct open_how how = {.flags = (unsigned)flags | O_CLOEXEC, .resolve = how_to_resolve | RESOLVE_NO_MAGICLINKS};
-    int fd;
+    int fd = -1;
 
-    do
+    /* EAGAIN: something was renamed while ".." was resolved. */
+    errno = EAGAIN;
+    for (int i = 0; fd < 0 && errno == EAGAIN && i < RACES_MAX; i++)
         fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
-    while (fd < 0 && errno == EAGAIN);
     return fd;
 }
 
-static int open_below(int root, const char *path)
+int dir_open_rooted(int root, const char *path, int flags)
 {
-    return resolve(root, path, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT);
+    return resolve(root, path, flags, RESOLVE_IN_ROOT);
 }
 
 int dir_open_within(int dir, const char *path, int flags)
@@ -289,9 +291,9 @@ int dir_open_below(const char *root, const char *path, bool make, char ret_path[
             continue;
         snprintf(prefix, sizeof(prefix), "%.*s", (int)(part.text + part.n - path), path);
         snprintf(name, sizeof(name), "%.*s", (int)part.n, part.text);
-        fd = open_below(base, prefix);
+        fd = dir_open_rooted(base, prefix, O_PATH | O_DIRECTORY);
         if (fd < 0 && (number = errno) == ENOENT && (number = make_below(at, name, make)) == 0 &&
-            (fd = open_below(base, prefix)) < 0)
+            (fd = dir_open_rooted(base, prefix, O_PATH | O_DIRECTORY)) < 0)
             number = errno;
         if (fd < 0)
             break;
