@@ -113,6 +113,20 @@ void text_append(char *text, size_t room, const char *format, ...)
     va_end(args);
 }
 
+int text_number(const char *text, size_t n, int most)
+{
+    int value = 0;
+
+    if (n == 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        if (text[i] < '0' || text[i] > '9' || value > most)
+            return -1;
+        value = value * 10 + (text[i] - '0');
+    }
+    return value <= most ? value : -1;
+}
+
 uint64_t text_hash(const char *text, size_t bytes)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);

@@ -26,6 +26,9 @@ const char *text_base(const char *path);
 #define TEXT_DISTANCE_BYTES 65
 int text_distance(const char *a, const char *b);
 
+/* The number that `n` digits are, from 0 to `most`; -1 if it is none. */
+int text_number(const char *text, size_t n, int most);
+
 /* 64-bit FNV-1a hash. */
 uint64_t text_hash(const char *text, size_t bytes);
 

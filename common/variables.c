@@ -125,30 +125,17 @@ static bool accepts_size(const char *value, char *ret_why, size_t bytes)
     return true;
 }
 
-/* The alternatives for a message: "a, b, c". */
-static void list_alternatives(const char *values, char *ret_text, size_t bytes)
-{
-    size_t n = 0;
-
-    for (const char *p = values; *p && n + 3 < bytes; p++) {
-        ret_text[n++] = *p == '|' ? ',' : *p;
-        if (*p == '|')
-            ret_text[n++] = ' ';
-    }
-    ret_text[n] = '\0';
-}
-
 static bool accepts_alternative(const char *values, const char *value, char *ret_why, size_t bytes)
 {
-    char text[160];
-    size_t length = strlen(value);
+    char text[160] = "";
 
-    for (const char *p = values; p; p = strchr(p, '|')) {
-        p += *p == '|';
-        if (length == strcspn(p, "|") && strncasecmp(p, value, length) == 0)
+    for (const char *left = values; *left;) {
+        struct piece word = text_take(&left, "|");
+
+        if (word.n == strlen(value) && strncasecmp(word.text, value, word.n) == 0)
             return true;
+        text_append(text, sizeof(text), "%s%.*s", *text ? ", " : "", (int)word.n, word.text);
     }
-    list_alternatives(values, text, sizeof(text));
     if (strchr(value, ','))
         return refuse(ret_why, bytes, "is a list, and it takes one word: %s", text);
     return refuse(ret_why, bytes, "is not one of %s", text);

@@ -447,7 +447,7 @@ static void needs_ucx_device(const struct doctor_machine *machine, const struct 
         if (closure->libs[i].location.state == SOURCE_OK && text_begins(closure->libs[i].name, "libucp"))
             ucp = closure->libs[i].location.path;
     folder = source_printf(machine->source, "%s/ucx", libs_folder_of(machine->source, ucp));
-    if (!*ucp || *software_first_with(machine->source, folder, "libuct_ib_mlx5_gda"))
+    if (!*ucp || *software_first_with(machine->source, folder, "libuct_ib_mlx5_gda", ""))
         return;
     doctor_found(result, DOCTOR_WARNING, "%s needs a UCX with operations from GPUs, and %s has no libuct_ib_mlx5_gda",
                  installed->stack->title, folder);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpus.c - the GPUs on the PCI bus, with facts from the driver's folder in /proc and the answer of NVML. */
 #include "common/json.h"
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <stdlib.h>
@@ -182,7 +183,7 @@ static void read_files(struct topo *topo, struct topo_gpu *gpu)
     gpu->name = source_field(topo->source, text, "Model");
     /* Until the GPU was used, the driver does not know its UUID and writes question marks. */
     gpu->uuid = strncmp(uuid, "GPU-", 4) == 0 && !strchr(uuid, '?') ? uuid : "";
-    gpu->minor = *minor && strlen(minor) < 5 && strspn(minor, "0123456789") == strlen(minor) ? atoi(minor) : -1;
+    gpu->minor = text_number(minor, strlen(minor), 9999);
 }
 
 /* A device that NVML lists is a GPU, even if sysfs does not show its class. */

@@ -13,21 +13,6 @@
 
 #define ENTRY_BYTES 96
 
-/* Digits only; -1 if it is no number or one beyond `most`. */
-static int map_number(const char *text, size_t n, int most)
-{
-    int value = 0;
-
-    if (n == 0)
-        return -1;
-    for (size_t i = 0; i < n; i++) {
-        if (text[i] < '0' || text[i] > '9' || value > most)
-            return -1;
-        value = value * 10 + (text[i] - '0');
-    }
-    return value <= most ? value : -1;
-}
-
 /* Without a number it is the first active port, as NVSHMEM takes it; without an active one the first. */
 static int first_port(const struct topo_nic *nic)
 {
@@ -44,7 +29,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     const char *name = entry + gpu_length + (entry[gpu_length] == ':');
     size_t name_length = strcspn(name, ":");
     const char *port_text = name[name_length] ? name + name_length + 1 : NULL;
-    int gpu = map_number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
+    int gpu = text_number(entry, gpu_length, topo->n_gpus + topo->n_hidden_gpus - 1), nic, port;
     char nic_name[ENTRY_BYTES], clean[ENTRY_BYTES];
 
     text_clean(entry, clean, sizeof(clean));
@@ -63,7 +48,7 @@ static ep_status parse_entry(const struct topo *topo, const char *entry, int n, 
     nic = topo_find_nic(topo, nic_name);
     if (nic < 0)
         return ep_fail(EP_E_ARG, "entry %d, '%s': no NIC has that name", n, clean);
-    port = port_text ? map_number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
+    port = port_text ? text_number(port_text, strlen(port_text), 255) : first_port(&topo->nics[nic]);
     if (port_text && (port < 0 || !topo_find_port(topo, nic, port)))
         return ep_fail(EP_E_ARG, "entry %d, '%s': the NIC has no such port; it has %d", n, clean,
                        topo->nics[nic].n_ports);

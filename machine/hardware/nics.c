@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nics.c - the RDMA devices in /sys/class/infiniband: ports, their state, rate and GIDs. */
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <stdio.h>
@@ -54,18 +55,18 @@ static void read_gids(struct topo *topo, const struct topo_nic *nic, struct topo
         struct source_text text;
         uint8_t bytes[16];
 
-        if (strlen(names.names[i]) > 5 || strspn(names.names[i], "0123456789") != strlen(names.names[i]))
+        gid->index = text_number(names.names[i], strlen(names.names[i]), 99999);
+        if (gid->index < 0)
             continue;
         text = source_line(topo->source, CLASS "/%s/ports/%d/gids/%s", nic->name, port->number, names.names[i]);
         if (text.state == SOURCE_DENIED)
             port->gids_state = SOURCE_DENIED;
         if (!parse_gid(text.text, bytes) || memcmp(bytes, empty, sizeof(empty)) == 0)
             continue;
-        if (port->link_layer == TOPO_LINK_ETHERNET && is_foreign(topo, nic, port->number, atoi(names.names[i]))) {
+        if (port->link_layer == TOPO_LINK_ETHERNET && is_foreign(topo, nic, port->number, gid->index)) {
             port->n_foreign_gids++;
             continue;
         }
-        gid->index = atoi(names.names[i]);
         gid->kind = gid_kind(bytes);
         gid->type = parse_gid_type(
             source_line(topo->source, CLASS "/%s/ports/%d/gid_attrs/types/%d", nic->name, port->number, gid->index)
@@ -145,15 +146,15 @@ static void read_ports(struct topo *topo, struct topo_nic *nic)
     struct source_names names = source_list(topo->source, CLASS "/%s/ports", nic->name);
 
     for (size_t i = 0; i < names.n; i++) {
-        size_t n = strlen(names.names[i]);
+        int number = text_number(names.names[i], strlen(names.names[i]), 999);
 
-        if (n > 3 || strspn(names.names[i], "0123456789") != n || atoi(names.names[i]) < 1)
+        if (number < 1)
             continue;
         if (nic->n_ports == TOPO_MAX_PORTS) {
             topo->cut = true;
             break;
         }
-        read_port(topo, nic, atoi(names.names[i]), &nic->ports[nic->n_ports]);
+        read_port(topo, nic, number, &nic->ports[nic->n_ports]);
         if (is_representor(topo, nic->ports[nic->n_ports].netdev))
             nic->ports[nic->n_ports] = (struct topo_port){.netdev = ""};
         else

@@ -6,6 +6,7 @@
  * hwloc reads the same, but not from a snapshot, and it follows links out of a root directory.
  */
 #include "common/memory.h"
+#include "common/text.h"
 #include "read_hardware.h"
 
 #include <stdio.h>
@@ -262,26 +263,17 @@ static int64_t parse_memory(const char *text)
     return (int64_t)kilobytes * 1024;
 }
 
-/* "node12": 12; -1 if it is not a node. */
-static int node_number(const char *name)
-{
-    int n = 0;
-
-    if (strncmp(name, "node", 4) != 0 || !name[4] || strlen(name) > 8)
-        return -1;
-    for (name += 4; *name >= '0' && *name <= '9'; name++)
-        n = n * 10 + (*name - '0');
-    return *name ? -1 : n;
-}
-
 void numa_read(struct topo *topo)
 {
     struct source_names names = source_list(topo->source, "/sys/devices/system/node");
 
     topo->numa = source_alloc(topo->source, TOPO_MAX_NUMA * sizeof(*topo->numa));
     for (size_t i = 0; i < names.n; i++) {
-        struct topo_numa node = {.number = node_number(names.names[i])};
+        const char *name = names.names[i];
+        struct topo_numa node = {.number = -1};
 
+        if (text_begins(name, "node"))
+            node.number = text_number(name + 4, strlen(name + 4), 9999);
         if (node.number < 0)
             continue;
         if (topo->n_numa == TOPO_MAX_NUMA) {

@@ -8,12 +8,9 @@
 /* A compiled module: deep_ep_cpp.cpython-312-x86_64-linux-gnu.so; "" if there is none. */
 static const char *find_module(struct source *source, const char *folder, const char *beginning)
 {
-    struct source_names names = source_list(source, "%s", folder);
+    const char *name = software_first_with(source, folder, beginning, ".so");
 
-    for (size_t i = 0; i < names.n; i++)
-        if (text_begins(names.names[i], beginning) && text_ends(names.names[i], ".so"))
-            return source_printf(source, "%s/%s", folder, names.names[i]);
-    return "";
+    return *name ? source_printf(source, "%s/%s", folder, name) : "";
 }
 
 /* Beside the package in version 1, in it since version 2. */

@@ -281,7 +281,7 @@ static void read_fabric_manager(struct source *source, struct software_driver *d
 /* The package doca-host unpacks its repository to /usr/share/doca-host-<version>-<build>. */
 static const char *doca_by_folder(struct source *source)
 {
-    const char *name = software_first_with(source, "/usr/share", "doca-host-");
+    const char *name = software_first_with(source, "/usr/share", "doca-host-", "");
     size_t n = *name ? strspn(name + 10, "0123456789.") : 0;
 
     return n ? source_printf(source, "%.*s", (int)n, name + 10) : "";
@@ -304,7 +304,7 @@ static const char *doca_by_repository(struct source *source)
 {
     static const char *const files[] = {"/etc/apt/sources.list.d/doca.list", "/etc/yum.repos.d/doca.repo"};
 
-    if (!*software_first_with(source, "/usr/src", "mlnx-ofed-kernel-"))
+    if (!*software_first_with(source, "/usr/src", "mlnx-ofed-kernel-", ""))
         return "";
     for (size_t i = 0; i < COUNT(files); i++) {
         const char *version = source_fact_text(source_fact(source, "version", read_repository, "%s", files[i]));

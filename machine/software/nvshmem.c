@@ -12,12 +12,12 @@ const char *software_without(struct source *source, const char *path, const char
     return text_ends(path, end) ? source_printf(source, "%.*s", (int)(strlen(path) - strlen(end)), path) : "";
 }
 
-const char *software_first_with(struct source *source, const char *folder, const char *prefix)
+const char *software_first_with(struct source *source, const char *folder, const char *prefix, const char *end)
 {
     struct source_names names = source_list(source, "%s", folder);
 
     for (size_t i = 0; i < names.n; i++)
-        if (text_begins(names.names[i], prefix))
+        if (text_begins(names.names[i], prefix) && text_ends(names.names[i], end))
             return names.names[i];
     return "";
 }
@@ -106,7 +106,7 @@ void software_read_nvshmem(struct source *source, const struct python *python, c
     nvshmem->home = home_of(source, path);
     nvshmem->version = *path ? software_nvshmem_version(source, path) : "";
     folder = libs_folder_of(source, path);
-    name = *folder ? software_first_with(source, folder, "nvshmem_transport_ibgda.so.") : "";
+    name = *folder ? software_first_with(source, folder, "nvshmem_transport_ibgda.so.", "") : "";
     nvshmem->transport_ibgda = *name ? source_printf(source, "%s/%s", folder, name) : "";
     nvshmem->bundled =
         libs_loaded_with(source, plain, python_find(source, python, "torch/lib/libtorch_cuda.so"), HOST, wheel).path;

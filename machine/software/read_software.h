@@ -45,8 +45,8 @@ const char *python_version(struct source *source, const char *folder, const char
 /* `path` without the suffix `end`; "" if it does not end so, or consists of it. */
 const char *software_without(struct source *source, const char *path, const char *end);
 
-/* The first name in a folder that begins with `prefix`; "" if there is none. */
-const char *software_first_with(struct source *source, const char *folder, const char *prefix);
+/* The first name in a folder that begins and ends so; "" if there is none. */
+const char *software_first_with(struct source *source, const char *folder, const char *prefix, const char *end);
 
 /* --- the advice --- */
 

@@ -197,7 +197,7 @@ static const char *first_of(struct source *source, const char *path)
     const char *base = text_base(path);
 
     return software_first_with(source, source_printf(source, "%.*s", (int)(base - path), path),
-                               source_printf(source, "%.*s", (int)strlen(base) - 1, base));
+                               source_printf(source, "%.*s", (int)strlen(base) - 1, base), "");
 }
 
 static const char *find_marker(struct source *source, const struct stack *stack, const char *folder)
