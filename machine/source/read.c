@@ -69,7 +69,7 @@ struct source_text path_line(struct source *source)
     if (!memo) {
         cut_line(text.text, line, sizeof(line));
         memo = source_alloc(source, strlen(line) + 1);
-        strcpy(memo, line);
+        memcpy(memo, line, strlen(line) + 1);
         cache_set_memo(source, CACHE_FILES, source->path, memo);
     }
     text.text = memo;
