@@ -210,20 +210,14 @@ static bool read_names(struct reader *reader)
 
 /* --- versions of symbols --- */
 
-/* A section of versions: lists that lead only forward. */
-struct chunk {
-    char *bytes;
-    uint64_t n;
-};
-
-static bool take(const struct chunk *chunk, uint64_t at, void *to, size_t n)
+/* Reads a part of a section of versions, whose lists lead only forward. */
+static bool take(const struct elf_image *image, uint64_t address, uint64_t at, void *to, size_t n)
 {
-    return at < chunk->n && n <= chunk->n - at && memcpy(to, chunk->bytes + at, n);
+    return at < VERSIONS_MAX && elf_read(image, address + at, to, n) == n;
 }
 
 /* The versions needed of one library, each bounded even if lists overlap. */
-static bool read_needs_of(struct reader *reader, const struct chunk *chunk, uint64_t at, const Elf64_Verneed *need,
-                          json_t *list)
+static bool read_needs_of(struct reader *reader, uint64_t address, uint64_t at, const Elf64_Verneed *need, json_t *list)
 {
     json_t *file = get_string(reader, need->vn_file), *pair;
     bool good = file;
@@ -232,7 +226,7 @@ static bool read_needs_of(struct reader *reader, const struct chunk *chunk, uint
     for (unsigned i = 0; good && i < need->vn_cnt; i++) {
         Elf64_Vernaux version;
 
-        good = take(chunk, at, &version, sizeof(version)) ||
+        good = take(&reader->image, address, at, &version, sizeof(version)) ||
                elf_refuse(&reader->image, "damaged: a needed version lies outside of its section");
         /* ld.so does not require a weak version. */
         if (good && !(version.vna_flags & VER_FLG_WEAK)) {
@@ -250,14 +244,14 @@ static bool read_needs_of(struct reader *reader, const struct chunk *chunk, uint
     return good;
 }
 
-static bool read_needs(struct reader *reader, const struct chunk *chunk, uint64_t n, json_t *list)
+static bool read_needs(struct reader *reader, uint64_t address, uint64_t n, json_t *list)
 {
     Elf64_Verneed need;
 
     for (uint64_t i = 0, at = 0; i < n; i++, at += need.vn_next) {
-        if (!take(chunk, at, &need, sizeof(need)))
+        if (!take(&reader->image, address, at, &need, sizeof(need)))
             return elf_refuse(&reader->image, "damaged: needed versions lie outside of their section");
-        if (!read_needs_of(reader, chunk, at, &need, list))
+        if (!read_needs_of(reader, address, at, &need, list))
             return false;
         if (need.vn_next == 0)
             break;
@@ -265,17 +259,17 @@ static bool read_needs(struct reader *reader, const struct chunk *chunk, uint64_
     return true;
 }
 
-static bool read_definitions(struct reader *reader, const struct chunk *chunk, uint64_t n, json_t *list)
+static bool read_definitions(struct reader *reader, uint64_t address, uint64_t n, json_t *list)
 {
     Elf64_Verdef definition;
     Elf64_Verdaux name;
 
     for (uint64_t i = 0, at = 0; i < n; i++, at += definition.vd_next) {
-        if (!take(chunk, at, &definition, sizeof(definition)))
+        if (!take(&reader->image, address, at, &definition, sizeof(definition)))
             return elf_refuse(&reader->image, "damaged: defined versions lie outside of their section");
         /* The base version is the file itself and has its name. */
         if (!(definition.vd_flags & VER_FLG_BASE)) {
-            if (!take(chunk, at + definition.vd_aux, &name, sizeof(name)))
+            if (!take(&reader->image, address, at + definition.vd_aux, &name, sizeof(name)))
                 return elf_refuse(&reader->image, "damaged: the name of a version lies outside of its section");
             if (!append_string(reader, list, name.vda_name))
                 return false;
@@ -289,11 +283,9 @@ static bool read_definitions(struct reader *reader, const struct chunk *chunk, u
 static bool read_versions(struct reader *reader, bool is_need)
 {
     struct elf_image *image = &reader->image;
-    const char *what = is_need ? "needed versions" : "defined versions";
-    uint64_t n = image->tags[is_need ? ELF_N_NEEDS : ELF_N_DEFINITIONS], offset;
-    struct chunk chunk;
+    uint64_t n = image->tags[is_need ? ELF_N_NEEDS : ELF_N_DEFINITIONS], offset, left;
+    uint64_t address = image->tags[is_need ? ELF_NEEDS : ELF_DEFINITIONS];
     json_t *list = json_array();
-    bool good;
 
     json_object_set_new(reader->facts, is_need ? "needs" : "definitions", list);
     if (n == 0)
@@ -302,15 +294,10 @@ static bool read_versions(struct reader *reader, bool is_need)
         return elf_refuse(
             image,
             is_need ? "damaged: needs versions of %" PRIu64 " libraries" : "damaged: defines %" PRIu64 " versions", n);
-    if (!find_address(image, image->tags[is_need ? ELF_NEEDS : ELF_DEFINITIONS], &offset, &chunk.n))
+    if (!find_address(image, address, &offset, &left))
         return elf_refuse(image, "damaged or cut off: %s are not in the file",
                           is_need ? "its needed versions" : "the versions that it defines");
-    chunk.n = chunk.n < VERSIONS_MAX ? chunk.n : VERSIONS_MAX;
-    chunk.bytes = read_part(image, offset, chunk.n);
-    good = chunk.bytes ? (is_need ? read_needs : read_definitions)(reader, &chunk, n, list)
-                       : elf_refuse(image, "damaged or cut off: its %s ends beyond the end of the file", what);
-    free(chunk.bytes);
-    return good;
+    return (is_need ? read_needs : read_definitions)(reader, address, n, list);
 }
 
 /* --- GPU code --- */
