@@ -19,7 +19,7 @@ import zipfile
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 # Name -> the distributions that have a package of this name, and nothing else: those of nixl_ep also have what moves KV caches.
-_NAMES = {"deep_ep": ("deep-ep", "sgl-deep-ep"), "deep_ep_v25": ("sgl-deep-ep-v25",), "nixl_ep": ()}
+_NAMES = {"deep_ep": ("deep-ep", "sgl-deep-ep", "tokenspeed-deepep"), "deep_ep_v25": ("sgl-deep-ep-v25",), "nixl_ep": ()}
 
 _FIRST = '''# SPDX-License-Identifier: Apache-2.0
 """Imported by the .pth file of this name when Python starts: this folder precedes site-packages, and what is in it, whatever

@@ -9,6 +9,7 @@ import weakref
 import deep_ep
 import deep_ep.utils
 import deep_ep_cpp
+import nixl_ep
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import calc_diff
@@ -154,6 +155,7 @@ def test_names():
     assert other_buffer is Buffer is third_buffer and other_elastic is ElasticBuffer and other_event is EventOverlap
     assert deep_ep.utils.EventHandle is EventHandle is deep_ep_cpp.EventHandle and deep_ep_cpp.Config is Config
     assert deep_ep._C.EventHandle is EventHandle and deep_ep._C.Config is Config and deep_ep._C.is_sm90_compiled() is True
+    assert deep_ep._C.topk_idx_t is topk_idx_t and nixl_ep.Config is Config
     assert deep_ep.utils.envs.check_fast_rdma_atomic_support() is False
     assert topk_idx_t is torch.int64 is deep_ep_cpp.topk_idx_t and deep_ep_cpp.is_sm90_compiled() is True
     assert EPBuffer is deep_ep.EPBuffer and deep_ep._C.get_num_tma_alignment() == deep_ep.get_num_tma_alignment() == 32

@@ -284,6 +284,8 @@ def test_ep_buffer(rank, size):
     assert isinstance(buffer, deep_ep.BufferBase)
     for kind in (deep_ep.BucketBuffer, deep_ep.BucketSession, deep_ep.EngramBuffer, deep_ep.PPBuffer):
         raises(NotImplementedError, kind.__name__, kind)
+    raises(NotImplementedError, "EngramBuffer.get_storage_size_hint shard", deep_ep.EngramBuffer.get_storage_size_hint, dist.group.WORLD, [9])
+    raises(NotImplementedError, "EngramBuffer.get_theoretical_config shard", deep_ep.EngramBuffer.get_theoretical_config, None, 1, 9, 1)
     raises(AssertionError, "lb_allocation_plan_or_num_bytes -1", deep_ep.EPBuffer, dist.group.WORLD, lb_allocation_plan_or_num_bytes=-1)
     buffer.destroy()
     deep_ep.destroy_all_managed_nccl_comm()

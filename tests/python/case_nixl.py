@@ -368,6 +368,8 @@ def test_refused(rank, size):
     raises(ValueError, "group comm", nixl_ep.Buffer, group=1, comm=2)
     buffer = nixl_ep.Buffer(rank=2)
     raises(AssertionError, "explicitly_destroy", buffer.destroy)
+    for name in ("ht_dispatch", "ht_combine"):
+        raises(NotImplementedError, f"nixl_ep.Buffer.{name} epkit.compat.deep_ep.Buffer", getattr(buffer, name), torch.zeros(1, 8))
     raises(epkit.ArgumentError, "num_ranks 2", buffer.update_memory_buffers, 2, 1, 0)
     raises(epkit.ArgumentError, "num_experts_per_rank 0", buffer.update_memory_buffers, 3, 0, 0)
     buffer = buffer_of(0, None)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nixl_ep below the elastic parts of vLLM and SGLang: their own files, from their wheels (long tier; 336 and 39 MB)."""
+"""nixl_ep below the elastic parts of vLLM, SGLang and FlashInfer: their own files, from their wheels (long tier; 336, 39, 100 MB)."""
+import functools
 import importlib.abc
 import importlib.util
 import os
@@ -12,9 +13,10 @@ import zipfile
 from unittest import mock
 
 import case_nixl
+import nixl_ep
 import torch
 import torch.distributed as dist
-from case_backends import fetched
+from case_backends import REQUIREMENTS, fetched
 from case_members import store_of
 from case_nixl import LOCAL, M, MOST_RANKS, TOPK, inputs, step, together
 from ranks import run
@@ -34,12 +36,25 @@ class Stub(types.ModuleType):
         return vars(self).setdefault(name, mock.MagicMock(name=name))
 
 
+def without_cuda():
+    """In the process of a rank: "cuda" is the CPU, and tokens have a size that engines know."""
+    def made(function, *args, device=None, **kwargs):
+        return function(*args, device="cpu" if device == "cuda" else device, **kwargs)
+
+    case_nixl.HIDDEN = HIDDEN
+    torch.accelerator.synchronize, torch.cuda.is_current_stream_capturing = lambda: None, lambda: False
+    for name in ("zeros", "empty", "tensor"):
+        setattr(torch, name, functools.partial(made, getattr(torch, name)))
+
+
 class Wheel(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports some files of a wheel as they are. Everything else below its package is a stub."""
 
     def __init__(self, package, version, files):
         folder = fetched(package, version, "download", "--dest", "{}", f"{package}=={version}")
         wheel = zipfile.ZipFile(next(folder.glob(f"{package}-{version}-*.whl")))
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:  # of a test before this one
+            del sys.modules[name]
         self.package, self.files = package, {name: wheel.read(name.replace(".", "/") + ".py") for name in files}
 
     def find_spec(self, name, path=None, target=None):
@@ -57,8 +72,7 @@ class Wheel(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def imported(self):
         """In the process of a rank, where "cuda" is the CPU."""
         sys.meta_path.insert(0, self)
-        case_nixl.HIDDEN, zeros, torch.accelerator.synchronize = HIDDEN, torch.zeros, lambda: None
-        torch.zeros = lambda *args, device=None, **kwargs: zeros(*args, device="cpu" if device == "cuda" else device, **kwargs)
+        without_cuda()
         return [importlib.import_module(name) for name in self.files]
 
 
@@ -213,6 +227,84 @@ def sglang(rank, size, wheel, victim):
     engine.recover((0, 1, 3), 4)
     assert engine.state.instance().active_ranks.tolist() == [1, 1, 0, 1, 0, 0] and not engine.state.instance().is_active_equal_last()
     together(store, 3, "end", here=rank == 0)
+
+
+class Flashinfer(Engine):
+    """The fleet of FlashInfer, which would load the nixl_ep that its build puts beside it."""
+
+    def __init__(self, rank, store, size, *knobs):
+        from flashinfer import moe_ep
+        from flashinfer.moe_ep.backends.split.comm.nixl_ep import fleet
+        fleet._require_built, fleet._load_nixl_ep, fleet.validate_arch_for_backend = lambda _: None, lambda: nixl_ep, lambda _: None
+        without_cuda()
+        self.api, self.rank, self.store, self.begun = moe_ep, rank, store, time.monotonic()
+        params = moe_ep.FleetParams(num_experts=LOCAL * MOST_RANKS, max_tokens_per_rank=M, token_hidden_size=HIDDEN)
+        knobs = (moe_ep.FleetAlgoKnobTopologyCapacity(MOST_RANKS), moe_ep.FleetAlgoKnobFaultTolerance(timeout_ms=20000), *knobs)
+        self.fleet = fleet.NixlEpFleet(self.bootstrap(size), params, knobs)
+
+    def bootstrap(self, size):
+        return self.api.BootstrapConfig(world_size=size, rank=self.rank, tcp_store=self.store)
+
+    def dispatch(self, x, idx, most, experts, cumulative_local_expert_recv_stats, return_recv_hook=False, **_):
+        self.weights = torch.empty(idx.shape)
+        knobs = [self.api.HandleAlgoKnobTopKWeights(self.weights)] + [self.api.HandleAlgoKnobSplitOperation()] * return_recv_hook
+        self.handle = self.fleet.create_handle(self.api.HandleParams(idx.to(torch.int32)), knobs)
+        got = self.handle.dispatch(self.api.DispatchInputParams(x=[x]))
+        self.between("dispatch")
+
+        def finish():
+            self.handle.complete()
+            cumulative_local_expert_recv_stats.copy_(got.expert_counts)
+
+        if not return_recv_hook:
+            finish()
+        rows = got.expert_tensors if got.expert_scales is None else (got.expert_tensors, got.expert_scales)
+        return rows, cumulative_local_expert_recv_stats, None, None, finish
+
+    def combine(self, y, idx, weights, handle, **_):
+        self.weights.copy_(weights)
+        out = torch.empty(len(idx), HIDDEN, dtype=torch.bfloat16)
+        assert self.handle.combine(self.api.CombineInputParams(x=[y], out=out)).x is out
+        self.between("combine")
+        return out, None, self.handle.complete
+
+
+def flashinfer(rank, size, victim):
+    """4 ranks, of which rank 3 is killed and left out, until process 4 takes its place. Then 2 ranks with fp8."""
+    store = store_of(rank)
+    dist.destroy_process_group()  # FlashInfer compares sizes with it
+    if rank == 4:
+        store.wait(["gone"])
+    engine = Flashinfer(min(rank, 3), store, 4)
+    if rank < 4:
+        for hook in (False, True):
+            step(engine, range(4), 1, hook=hook)
+        assert not engine.fleet.query_fault() and engine.fleet.query_active_mask().tolist() == [1, 1, 1, 1]
+        engine.victim = victim if rank == 3 else None
+        engine.recover(range(3), 2)
+        assert engine.fleet.query_fault() and engine.fleet.reconcile_active_mask().tolist() == [1, 1, 1, 0]
+        assert not engine.fleet.query_fault()
+        step(engine, range(3), 5)
+        engine.fleet.update_topology(engine.bootstrap(3))
+        step(engine, range(3), 6)
+        store.set("gone", b"")
+        engine.fleet.update_topology(engine.bootstrap(4))
+    step(engine, range(4), 7, hook=True)
+    engine.fleet.clear_faults(readmit=True)
+    step(engine, range(4), 8)
+    together(store, 4, "left")
+    engine.fleet.destroy()
+    if engine.rank < 2:
+        fp8 = engine.api.FleetAlgoKnobQuantization(frozenset([engine.api.QuantType.FP8E4M3]))
+        step(Flashinfer(rank, dist.PrefixStore("fp8", store), 2, fp8), range(2), 9, fp8=True)
+    together(store, 4, "end", here=rank == 0)
+
+
+def test_flashinfer():
+    sys.path.insert(0, str(fetched("flashinfer", "0.7.4", "install", "--no-compile", "--upgrade", "--target", "{}", "-r",
+                                   str(REQUIREMENTS))))
+    for victim in ("dispatch", "combine"):
+        run(5, flashinfer, victim, expect=(0, 0, 0, -signal.SIGKILL, 0))
 
 
 def test_vllm():

@@ -222,12 +222,13 @@ def empty(environment):
     """A wheel without files satisfies what pins the other distribution, in its place, and brings the name."""
     made = environment.folder / "empty"
     made.mkdir()
-    wheels.main(made, "sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1")
+    pins = ("sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1", "tokenspeed-deepep==2.1.0.post20260810")
+    wheels.main(made, *pins)
     environment.install("sgl-deep-ep")
     environment.pip("install", "--no-index", "--find-links", environment.folder.parent / "own", "--find-links", made,
-                    "sgl-deep-ep==0.1.2.post1+epkit", "deep_ep==1.2.1+epkit")
+                    *(f"{pin}+epkit" for pin in pins))
     judge(environment, list(OWN))
-    environment.pip("install", "--no-index", "sgl-deep-ep==0.1.2.post1", "deep_ep==1.2.1")  # satisfied
+    environment.pip("install", "--no-index", *pins)  # satisfied
     judge(environment, list(OWN))
     for wrong in ("torch==2.0", "nixl==1.5.1", "sgl-deep-ep", "sgl-deep-ep>=1", "deep_ep==1.2.1+29d31c0"):
         try:
@@ -236,7 +237,7 @@ def empty(environment):
             assert "without a local part" in str(error), error
         else:
             raise AssertionError(wrong)
-    environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", *OWN)
+    environment.pip("uninstall", "--yes", "sgl-deep-ep", "deep-ep", "tokenspeed-deepep", *OWN)
 
 
 def more(environment):

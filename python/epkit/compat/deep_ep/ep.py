@@ -242,14 +242,16 @@ def _expert_ids(handle: EPHandle) -> torch.Tensor:
     return torch.where(rows < ends[expert.clamp(max=len(ends) - 1).long()], expert, -1)
 
 
-def _no_class(name: str, instead: str) -> Any:
+def _no_class(name: str, instead: str, *before: str) -> Any:
+    """before: what programs call to make one."""
     refuse: Callable[..., NoReturn] = not_here(name, instead)
-    return type(name, (), {"__init__": lambda self, *args, **kwargs: refuse(), "__doc__": refuse.__doc__, "__module__": __name__})
+    made = {"__init__": lambda self, *args, **kwargs: refuse(), "__doc__": refuse.__doc__, "__module__": __name__}
+    return type(name, (), {**made, **{call: staticmethod(not_here(f"{name}.{call}", instead)) for call in before}})
 
 
 BucketBuffer = _no_class("BucketBuffer", "use torch.distributed.all_gather_into_tensor, reduce_scatter_tensor and all_reduce (NCCL)")
 BucketSession = _no_class("BucketSession", "BucketBuffer makes it, which is not supported either")
-EngramBuffer = _no_class("EngramBuffer", ENGRAM)
+EngramBuffer = _no_class("EngramBuffer", ENGRAM, "get_storage_size_hint", "get_theoretical_config")
 PPBuffer = _no_class("PPBuffer", PP)
 
 run_untraced(EPBuffer.dispatch, EPBuffer.combine, EPBuffer.barrier)

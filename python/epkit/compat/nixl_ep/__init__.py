@@ -7,10 +7,11 @@ from epkit import __version__ as _epkit_version  # first: it says what is missin
 
 import torch
 
+from ..deep_ep.buffer import Config
 from ..deep_ep.utils.event import EventOverlap
 from .buffer import Buffer
 
 topk_idx_t = torch.int64
 __version__ = f"1.5.1+epkit.{_epkit_version}"
 
-__all__ = ["Buffer", "EventOverlap", "topk_idx_t"]
+__all__ = ["Buffer", "Config", "EventOverlap", "topk_idx_t"]

@@ -12,9 +12,11 @@ from epkit._tensors import run_untraced, want_integer, want_tensor
 from ..deep_ep._errors import advise
 from ..deep_ep._low_latency import LowLatencyCalls, LowLatencyHandle, hinted, size_hint
 from ..deep_ep._order import CommStream
+from ..deep_ep.elastic import not_here
 from ._rendezvous import rendezvous
 
 DEFAULT_TIMEOUT_MS = 30000
+_HIGH_THROUGHPUT = "use epkit.compat.deep_ep.Buffer, whose ranks cannot change"
 
 
 class Buffer(LowLatencyCalls):
@@ -57,8 +59,7 @@ class Buffer(LowLatencyCalls):
                  comm: Any = None, tcp_store_group: Any = None, timeout_ms: Optional[int] = None, nvlink_backend: str = "nixl",
                  disable_ll_nvlink: bool = False, enable_shrink: bool = True, nvl_group_size: Optional[int] = None) -> None:
         if not low_latency_mode:
-            raise NotImplementedError("nixl_ep.Buffer: low_latency_mode=False is not provided: its ranks cannot change: use "
-                                      "epkit.compat.deep_ep.Buffer")
+            not_here("nixl_ep.Buffer(low_latency_mode=False)", _HIGH_THROUGHPUT)()
         if group is not None and comm is not None:
             raise ValueError("nixl_ep.Buffer: group and comm exclude each other")
         self.rank = want_integer(rank, "nixl_ep.Buffer", "rank")
@@ -248,6 +249,7 @@ class Buffer(LowLatencyCalls):
         return super().low_latency_combine(x, self._routing(topk_idx), topk_weights, handle, *args, **kwargs)
 
     dispatch, combine = low_latency_dispatch, low_latency_combine
+    ht_dispatch, ht_combine = (not_here(f"nixl_ep.Buffer.{name}", _HIGH_THROUGHPUT) for name in ("ht_dispatch", "ht_combine"))
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[Sequence[int]] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
