@@ -18,7 +18,6 @@
 
 #define LINKS_MAX 40 /* as in the kernel */
 #define TRIES 100
-#define RACES_MAX 1000
 #define UNMAPPED 65534 /* the owner, in a user namespace, of files of all users who are not in it */
 
 mode_t dir_usual_mode(void)
@@ -215,18 +214,17 @@ int dir_make(const char *path, mode_t mode)
 static int resolve(int dir, const char *path, int flags, unsigned how_to_resolve)
 {
     struct open_how how = {.flags = (unsigned)flags | O_CLOEXEC, .resolve = how_to_resolve | RESOLVE_NO_MAGICLINKS};
-    int fd = -1;
+    int fd;
 
-    /* EAGAIN: something was renamed while ".." was resolved. */
-    errno = EAGAIN;
-    for (int i = 0; fd < 0 && errno == EAGAIN && i < RACES_MAX; i++)
+    do
         fd = (int)syscall(SYS_openat2, dir, path, &how, sizeof(how));
+    while (fd < 0 && errno == EAGAIN);
     return fd;
 }
 
-int dir_open_rooted(int root, const char *path, int flags)
+static int open_below(int root, const char *path)
 {
-    return resolve(root, path, flags, RESOLVE_IN_ROOT);
+    return resolve(root, path, O_PATH | O_DIRECTORY, RESOLVE_IN_ROOT);
 }
 
 int dir_open_within(int dir, const char *path, int flags)
@@ -291,9 +289,9 @@ int dir_open_below(const char *root, const char *path, bool make, char ret_path[
             continue;
         snprintf(prefix, sizeof(prefix), "%.*s", (int)(part.text + part.n - path), path);
         snprintf(name, sizeof(name), "%.*s", (int)part.n, part.text);
-        fd = dir_open_rooted(base, prefix, O_PATH | O_DIRECTORY);
+        fd = open_below(base, prefix);
         if (fd < 0 && (number = errno) == ENOENT && (number = make_below(at, name, make)) == 0 &&
-            (fd = dir_open_rooted(base, prefix, O_PATH | O_DIRECTORY)) < 0)
+            (fd = open_below(base, prefix)) < 0)
             number = errno;
         if (fd < 0)
             break;

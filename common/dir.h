@@ -47,9 +47,6 @@ int dir_make(const char *path, mode_t mode);
  */
 int dir_open_below(const char *root, const char *path, bool make, char ret_path[PATH_MAX]);
 
-/* What `path` leads to, with the folder as its "/" (RESOLVE_IN_ROOT). */
-int dir_open_rooted(int root, const char *path, int flags);
-
 /* A file or folder `path` below the folder, without any link in it; ENOENT also if `dir` is -1. */
 int dir_open_within(int dir, const char *path, int flags);
 

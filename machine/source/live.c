@@ -6,31 +6,98 @@
  * and ".." stops there, whatever is renamed meanwhile. Where it is missing (before Linux 5.6, or blocked by a seccomp
  * filter), only "/" can be read, where there is nothing to escape from.
  */
-#include "common/dir.h"
 #include "common/memory.h"
 #include "state.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define SELF "/proc/self"
+#define LINKS_MAX 40   /* as in the kernel */
+#define RACES_MAX 1000 /* openat2() fails with EAGAIN when something was renamed while it resolved ".." */
+
+static int call_openat2(const struct source *source, const char *path, int flags)
+{
+    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    long fd;
+    int tries = 0;
+
+    do
+        fd = syscall(SYS_openat2, source->fd, path[0] == '/' && !path[1] ? "." : path, &how, sizeof(how));
+    while (fd < 0 && errno == EAGAIN && ++tries < RACES_MAX);
+    return (int)fd;
+}
 
 void live_probe(struct source *source)
 {
-    int fd = dir_open_rooted(source->fd, ".", O_PATH | O_DIRECTORY);
+    int fd = call_openat2(source, "/", O_PATH | O_DIRECTORY);
 
     source->has_openat2 = fd >= 0 || (errno != ENOSYS && errno != EPERM);
     if (fd >= 0)
         close(fd);
 }
 
-/* The name of `path` on the live side, with /proc/self of the inspected process. */
-static const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX])
+/* --- resolution --- */
+
+static int fail_with(int number)
+{
+    errno = number;
+    return -1;
+}
+
+int live_resolve(const struct source *source, const char *path, char *ret_real)
+{
+    char rest[PATH_MAX], joined[PATH_MAX], target[PATH_MAX];
+    size_t used = 0, n;
+    int links = 0;
+
+    if (snprintf(rest, sizeof(rest), "%s", path) >= PATH_MAX)
+        return fail_with(ENAMETOOLONG);
+    for (const char *at = rest + strspn(rest, "/"); *at; at += n + strspn(at + n, "/")) {
+        ssize_t n_target;
+
+        n = strcspn(at, "/");
+        if (n == 1 && *at == '.')
+            continue;
+        if (n == 2 && at[0] == '.' && at[1] == '.') {
+            while (used > 0 && ret_real[--used] != '/')
+                continue;
+            continue;
+        }
+        if (used + n + 2 > PATH_MAX)
+            return fail_with(ENAMETOOLONG);
+        snprintf(ret_real + used, PATH_MAX - used, "/%.*s", (int)n, at);
+        n_target = readlinkat(source->fd, ret_real + 1, target, sizeof(target) - 1);
+        if (n_target < 0 && errno != EINVAL)
+            return -1;
+        if (n_target < 0) {
+            used += n + 1;
+            continue;
+        }
+        target[n_target] = '\0';
+        if (++links > LINKS_MAX)
+            return fail_with(ELOOP);
+        if (snprintf(joined, sizeof(joined), "%s/%s", target, at + n) >= PATH_MAX)
+            return fail_with(ENAMETOOLONG);
+        used = target[0] == '/' ? 0 : used;
+        memcpy(rest, joined, sizeof(rest));
+        at = rest;
+        n = 0;
+    }
+    snprintf(ret_real + used, PATH_MAX - used, "%s", used ? "" : "/");
+    return 0;
+}
+
+/* --- interface --- */
+
+const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX])
 {
     size_t bytes = sizeof(SELF) - 1;
 
@@ -61,27 +128,8 @@ int live_open(struct source *source, const char *path, int flags)
     char own[PATH_MAX];
 
     path = live_own_path(source, path, own);
-    if (source->has_openat2)
-        return dir_open_rooted(source->fd, path[1] ? path : ".", flags);
-    return openat(source->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
-}
-
-int live_resolve(struct source *source, const char *path, char *ret_real)
-{
-    int fd = live_open(source, path, O_PATH), number = fd < 0 ? errno : dir_path(fd, ret_real);
-    char root[PATH_MAX];
-    size_t n;
-
-    if (fd >= 0)
-        close(fd);
-    number = number ? number : dir_path(source->fd, root);
-    errno = number;
-    if (number)
-        return -1;
-    /* Within the root directory the kernel has kept the path; "/" is the beginning of itself. */
-    n = root[1] ? strlen(root) : 0;
-    memmove(ret_real, ret_real[n] ? ret_real + n : "/", strlen(ret_real + n) + 1 + !ret_real[n]);
-    return 0;
+    return source->has_openat2 ? call_openat2(source, path, flags)
+                               : openat(source->fd, path[1] ? path + 1 : ".", flags | O_CLOEXEC);
 }
 
 static const char *what_it_is(mode_t mode)

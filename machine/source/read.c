@@ -266,11 +266,11 @@ struct source_names path_list(struct source *source)
 
 static json_t *make_link(struct source *source, const char *path)
 {
-    char real[PATH_MAX];
+    char real[PATH_MAX], own[PATH_MAX];
     json_t *entry;
 
     source_set_current_path(source, path);
-    if (live_resolve(source, path, real) < 0) {
+    if (live_resolve(source, live_own_path(source, path, own), real) < 0) {
         entry = cache_failure_errno(errno);
     } else {
         live_self_path(source, real);

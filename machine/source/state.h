@@ -67,9 +67,10 @@ void live_probe(struct source *source);
 int live_open(struct source *source, const char *path, int flags);
 
 /* The path without links that `path` leads to within the root directory; it has PATH_MAX bytes. -1 with errno. */
-int live_resolve(struct source *source, const char *path, char *ret_real);
+int live_resolve(const struct source *source, const char *path, char *ret_real);
 
-/* Puts /proc/self in place of the folder of the inspected process, in place. */
+/* The name of `path` on the live side, with /proc/self of the inspected process. And the reverse, in place. */
+const char *live_own_path(const struct source *source, const char *path, char own[PATH_MAX]);
 void live_self_path(const struct source *source, char path[PATH_MAX]);
 
 /* Reads from the current offset of `fd`, at most `most` bytes, for free() in any case; their number, or -1 with errno.
