@@ -11,14 +11,18 @@
 static void *reserve;
 static void (*report)(void);
 
+/* One thread reports. Others wait for its _exit(), so that they do not cut its document. */
 static _Noreturn void end(void)
 {
-    static atomic_flag has_begun = ATOMIC_FLAG_INIT;
+    static atomic_int reporter;
+    int none = 0, me = gettid();
 
-    if (report && !atomic_flag_test_and_set(&has_begun)) {
+    if (report && atomic_compare_exchange_strong(&reporter, &none, me)) {
         free(reserve);
         report();
     }
+    while (report && none != 0 && none != me)
+        pause();
     _exit(1);
 }
 

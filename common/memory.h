@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * memory.h - memory without a failure to handle. Where the system gives none, the command ends: a sentence on standard
- * error, the JSON document of --json, exit code 1. What is written is replaced by renaming, so nothing is left half.
- * (As xalloc.h of util-linux. The library, which may not end its caller, has no part in it.)
+ * error, the JSON document of --json, exit code 1. Files are replaced by renaming, so none is left half written;
+ * private temporary folders stay as after a kill, until a later command removes them (temporary.h). (As xalloc.h of
+ * util-linux. The library, which may not end its caller, has no part in it.)
  */
 #ifndef EP_COMMON_MEMORY_H
 #define EP_COMMON_MEMORY_H

@@ -115,7 +115,7 @@ void text_append(char *text, size_t room, const char *format, ...)
 
 int text_number(const char *text, size_t n, int most)
 {
-    int value = 0;
+    int64_t value = 0;
 
     if (n == 0)
         return -1;
@@ -124,7 +124,7 @@ int text_number(const char *text, size_t n, int most)
             return -1;
         value = value * 10 + (text[i] - '0');
     }
-    return value <= most ? value : -1;
+    return value <= most ? (int)value : -1;
 }
 
 uint64_t text_hash(const char *text, size_t bytes)

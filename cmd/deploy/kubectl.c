@@ -78,7 +78,6 @@ static void on_end(const struct capture *capture, void *context)
     progress_update(calls->n_done, calls->n, "%s %s", calls->words[0], capture->argv[calls->n_words]);
 }
 
-/* CMD_FAILED: out of memory. */
 static void run_calls(struct calls *calls)
 {
     capture_run(calls->captures, calls->n, WIDTH, calls->kubectl->timeout_ms, on_end, calls);

@@ -209,6 +209,7 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
     const char *root = source_env(machine->source, "EP_NCCL_ROOT_DIR"),
                *quiet = source_env(machine->source, "EP_SUPPRESS_NCCL_CHECK"), *path, *missing = "";
     struct lib_location nccl;
+    int64_t bytes;
 
     if (!(installed->stack->needs & STACK_NCCL_WHEEL))
         return;
@@ -229,8 +230,10 @@ static void needs_one_nccl(const struct doctor_machine *machine, const struct st
     nccl = loaded_nccl(machine);
     /* The one in LD_LIBRARY_PATH is a finding of two-nccl. */
     if (nccl.state != SOURCE_OK || (quiet && strcmp(quiet, "0") != 0) || strcmp(nccl.path, path) == 0 ||
-        strcmp(nccl.found_by, "LD_LIBRARY_PATH") == 0 ||
-        source_stat(machine->source, "%s", nccl.path).bytes == source_stat(machine->source, "%s", path).bytes)
+        strcmp(nccl.found_by, "LD_LIBRARY_PATH") == 0)
+        return;
+    bytes = source_stat(machine->source, "%s", nccl.path).bytes;
+    if (bytes == source_stat(machine->source, "%s", path).bytes)
         return;
     doctor_found(result, DOCTOR_ERROR, "%s was to use %s, and another NCCL is loaded: its import stops",
                  installed->stack->title, path);

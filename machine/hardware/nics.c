@@ -108,11 +108,15 @@ static enum topo_link_layer parse_link_layer(const char *text)
 
 static void read_port(struct topo *topo, const struct topo_nic *nic, int number, struct topo_port *port)
 {
+    const char *const *states = TEXTS("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"),
+                      *const *phys_states = TEXTS("Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp",
+                                                  "LinkErrorRecovery", "Phy Test");
     struct source *source = topo->source;
 
     port->number = number;
-    port->state = parse_state(source_line(source, CLASS "/%s/ports/%d/state", nic->name, number).text);
-    port->phys_state = parse_state(source_line(source, CLASS "/%s/ports/%d/phys_state", nic->name, number).text);
+    port->state = parse_state(source_line(source, CLASS "/%s/ports/%d/state", nic->name, number).text, states);
+    port->phys_state =
+        parse_state(source_line(source, CLASS "/%s/ports/%d/phys_state", nic->name, number).text, phys_states);
     port->active = strcmp(port->state, "ACTIVE") == 0 && strcmp(port->phys_state, "LinkUp") == 0;
     port->rate_gbps = parse_rate(source_line(source, CLASS "/%s/ports/%d/rate", nic->name, number).text);
     port->link_layer = parse_link_layer(source_line(source, CLASS "/%s/ports/%d/link_layer", nic->name, number).text);

@@ -101,12 +101,8 @@ enum topo_gid_kind gid_kind(const uint8_t bytes[16])
     return bytes[0] == 0xfe && (bytes[1] & 0xc0) == 0x80 ? TOPO_GID_LINK_LOCAL : TOPO_GID_OTHER;
 }
 
-const char *parse_state(const char *text)
+const char *parse_state(const char *text, const char *const *words)
 {
-    const char *const *words =
-        TEXTS("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "Sleep", "Polling", "Disabled",
-              "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test");
-
     text += strspn(text, "0123456789");
     text += *text == ':' ? 1 + strspn(text + 1, " ") : 0;
     return text_is_any(text, words) ? text : "";

@@ -43,8 +43,8 @@ enum topo_gid_type parse_gid_type(const char *text, enum topo_link_layer link_la
 
 enum topo_gid_kind gid_kind(const uint8_t bytes[16]);
 
-/* The word in "4: ACTIVE" or "5: LinkUp"; "" if it is none of the kernel's. */
-const char *parse_state(const char *text);
+/* The word in "4: ACTIVE" or "5: LinkUp"; "" if it is none of `words`, the kernel's. */
+const char *parse_state(const char *text, const char *const *words);
 
 /* --- the steps of topo_read() --- */
 

@@ -60,6 +60,8 @@ static bool check_header(struct elf_image *image)
         return elf_refuse(image, ELF_FOREIGN ": big-endian");
     if (n < (ssize_t)sizeof(*header))
         return elf_refuse(image, "cut off in its header");
+    if (header->e_ident[EI_VERSION] != EV_CURRENT)
+        return elf_refuse(image, "damaged: ELF version %u", header->e_ident[EI_VERSION]);
     if (header->e_phnum > SEGMENTS_MAX)
         return elf_refuse(image, "damaged: claims %u program headers", header->e_phnum);
     if (header->e_phnum && header->e_phentsize != sizeof(Elf64_Phdr))

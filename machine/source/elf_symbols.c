@@ -11,10 +11,12 @@
 
 #define UNDEFINED_MAX 65536 /* symbols before the hashed ones; extensions of PyTorch have some hundred */
 #define CHAIN_MAX 65536     /* entries of a bucket; damaged files may have loops */
+#define SEGMENTS_MAX 64     /* each read looks through them; libraries have about ten */
 
 static bool open_symbols(int fd, struct elf_image *image)
 {
-    return elf_open(fd, image) && image->tags[ELF_STRINGS] && image->tags[ELF_SYMBOLS];
+    return elf_open(fd, image) && image->header.e_phnum <= SEGMENTS_MAX && image->tags[ELF_STRINGS] &&
+           image->tags[ELF_SYMBOLS];
 }
 
 static bool read_whole(const struct elf_image *image, uint64_t address, void *to, size_t n)

@@ -325,16 +325,13 @@ char *snapshot_text(struct source *source)
 
 ep_status source_save(struct source *source, const char *file)
 {
-    char *text = snapshot_text(source), *lines = memory_printf("%s\n", text);
-    struct stat info;
+    char *text = snapshot_text(source), *lines;
     int number;
 
+    if (!text)
+        return ep_fail(EP_E_SYSTEM, "%s is not written: the snapshot holds what JSON cannot", file);
+    lines = memory_printf("%s\n", text);
     free(text);
-    /* Renaming over a device or a pipe would remove it. */
-    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode)) {
-        free(lines);
-        return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
-    }
     /* The usual permissions of a new file. */
     number = temporary_save(file, lines, strlen(lines), dir_usual_mode());
     free(lines);

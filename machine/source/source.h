@@ -71,7 +71,10 @@ const char *source_current_path(const struct source *source);
 
 /* --- files --- */
 
-/* The source, with the path of the query that follows. */
+/*
+ * The source, with the path of the query that follows: two queries in one expression, whose order C leaves open, are
+ * two statements.
+ */
 struct source *source_path(struct source *source, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 struct source_text {
@@ -215,7 +218,7 @@ struct source_answer source_query(struct source *source, const char *name, json_
 
 /*
  * The fact that `read` extracts from a file: the fact is cached and saved, the text is not, because it may identify the
- * machine. `read` gets the whole file and returns a new JSON value; NULL for lack of memory. `name` names the kind of
+ * machine. `read` gets the whole file and returns a new JSON value; NULL if it is not a text. `name` names the kind of
  * fact; a fact that holds text needs a row in scrub.c. The answer is borrowed from the source.
  */
 typedef json_t *source_reader(struct source_text file);
