@@ -255,7 +255,9 @@ size_t match_short_option(const struct scan *scan, size_t at, size_t *ret_before
     if (!is_one_of(byte_before(scan, at), " \t\"'"))
         return 0;
     for (size_t i = 0; i < COUNT(programs_with_options); i++) {
-        for (const char *left = programs_with_options[i].options; *left;) {
+        const char *options = programs_with_options[i].options;
+
+        for (const char *left = is_one_of(byte_at(scan, at), options) ? options : ""; *left;) {
             size_t start, n = match_option(scan, &programs_with_options[i], text_take(&left, " "), at, &start);
 
             *ret_before = n ? start - at : 0;

@@ -128,10 +128,10 @@ static const char *const *const beginnings =
 
 size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    for (size_t i = 0; beginnings[i]; i++) {
+    for (size_t i = 0; !is_alnum(byte_before(scan, at)) && beginnings[i]; i++) {
         size_t head, n;
 
-        if (!has_text(scan, at, beginnings[i]) || is_alnum(byte_before(scan, at)))
+        if (!has_text(scan, at, beginnings[i]))
             continue;
         head = strlen(beginnings[i]);
         n = run(scan, at + head, i ? "_-/@:" : "_.~+/=-", scan->bytes);
