@@ -17,7 +17,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define FORMAT 1
@@ -331,14 +330,8 @@ ep_status snapshot_text(struct source *source, char **ret_text, size_t *ret_byte
 
 static ep_status write_file(const char *file, const char *text, size_t bytes)
 {
-    struct stat info;
-    int number;
+    int number = temporary_save(file, text, bytes, dir_usual_mode());
 
-    /* Renaming over a device or a pipe would remove it. */
-    if (stat(file, &info) == 0 && !S_ISREG(info.st_mode))
-        return ep_fail(EP_E_ARG, "%s: is not a regular file", file);
-    /* The usual permissions of a new file. */
-    number = temporary_save(file, text, bytes, dir_usual_mode());
     return number ? ep_fail(EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number)) : EP_OK;
 }
 
