@@ -444,6 +444,8 @@ int write_all(int fd, const void *data, size_t bytes)
 const char *write_reason(int error_number)
 {
     switch (error_number) {
+    case EINVAL:
+        return "it is not a regular file";
     case EFBIG:
         return "the limit of the file size is reached (ulimit -f)";
     case EMFILE:

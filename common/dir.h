@@ -92,7 +92,7 @@ const char *write_reason(int error_number);
 /* Opens a file for reading; waits for the data of a pipe, `<(program)`, up to 60 s. NULL with errno. */
 FILE *file_open(const char *path);
 
-/* file_open_regular() opens only regular files: EINVAL for others, at once. */
+/* file_open_regular() opens only regular files, of at most 1 GiB: EINVAL for others, EFBIG for larger ones, at once. */
 FILE *file_open_regular(const char *path);
 
 /* file_open_within() is the same for a file below a folder, without any link in its path (dir_open_within()). */

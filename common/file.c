@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define FLAGS (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)
+#define REGULAR_BYTES_MAX ((off_t)1 << 30)
 #define PIPE_MS 60000
 #define SILENT_MS 2000 /* of it; then a note names what is waited for */
 
@@ -58,7 +59,15 @@ FILE *file_open(const char *path)
 
 FILE *file_open_regular(const char *path)
 {
-    return open_file(open(path, FLAGS), path, false);
+    FILE *stream = open_file(open(path, FLAGS), path, false);
+    struct stat info;
+
+    /* One line of a file with a hole would take all memory. */
+    if (!stream || (fstat(fileno(stream), &info) == 0 && info.st_size <= REGULAR_BYTES_MAX))
+        return stream;
+    fclose(stream);
+    errno = EFBIG;
+    return NULL;
 }
 
 FILE *file_open_within(int dir, const char *path)

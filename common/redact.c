@@ -220,7 +220,7 @@ static const struct row {
 } rows[] = {
     {IDENTIFIER_SECRET, match_value},       {IDENTIFIER_SECRET, match_short_option}, {IDENTIFIER_SECRET, match_input},
     {IDENTIFIER_SECRET, match_private_key}, {IDENTIFIER_SECRET, match_user},         {IDENTIFIER_SECRET, match_webhook},
-    {IDENTIFIER_SECRET, match_token},       {IDENTIFIER_SECRET, match_bearer},       {IDENTIFIER_SECRET, match_random},
+    {IDENTIFIER_SECRET, match_token},       {IDENTIFIER_SECRET, match_login},        {IDENTIFIER_SECRET, match_random},
     {IDENTIFIER_UUID, match_uuid},          {IDENTIFIER_UUID_PART, match_uuid_part}, {IDENTIFIER_MAC, match_mac},
     {IDENTIFIER_MAC, match_interface},      {IDENTIFIER_GUID, match_guid},           {IDENTIFIER_IPV6, match_ipv6},
     {IDENTIFIER_IPV4, match_ipv4},

@@ -19,20 +19,20 @@ static const struct program {
 } programs_with_options[] = {
     {"mysql mysqldump mysqladmin mysqlimport mariadb mariadb-dump 7z 7za rar unrar", "-p -hp", true, 0, 0},
     {"sshpass login mongo mongosh mongodump cqlsh racadm twine useradd usermod", "-p", true, 1, 0},
-    {"ipmipower ipmi-power ipmiconsole ipmi-sensors bmc-config redfishtool rdesktop", "-p", true, 1, 0},
+    {"ipmipower ipmi-power ipmiconsole ipmi-sensors bmc-config redfishtool rdesktop nvdebug", "-p", true, 1, 0},
     {"ipmitool", "password", false, 2, 0},
-    {"gh glab doctl", "-b --body -t", true, 1, 0},
-    {"poetry", "config", false, 2, 0},
-    {"poetry", "config", false, 3, 0},
+    {"gh glab doctl anaconda", "-b --body -t", true, 1, 0},
+    {"poetry composer", "config", false, 2, 0},
+    {"poetry composer", "config", false, 3, 0},
     {"bw", "unlock", false, 1, 0},
     {"bw", "login", false, 2, 0},
     {"zip unzip ipmitool mosquitto_pub mosquitto_sub sqlcmd bcp", "-P", true, 1, 0},
     {"ldapsearch ldapadd ldapmodify ldapwhoami ldappasswd kadmin", "-w", true, 1, 0},
-    {"ldappasswd", "-s", true, 1, 0},
+    {"ldappasswd coscmd", "-s", true, 1, 0},
     {"redis-cli valkey-cli", "-a AUTH auth", false, 1, 0},
     {"redis-cli valkey-cli", "AUTH auth", false, 2, 0},
     {"openssl", "-k -K -5 -6 -apr1", false, 1, 0},
-    {"mc", "set add", false, 4, 0},
+    {"mc", "set add user", false, 4, 0},
     {"curl", "-u -U", true, 1, ':'},
     {"curl", "-E --cert", true, 1, ':'},
     {"curl", "-b", true, 1, '='},
@@ -47,15 +47,18 @@ static const struct program {
     {"vault bao", "login -no-print -method=token unwrap unseal renew revoke lookup", false, 1, 0},
     {"vault bao", "put write", false, 2, '='},
     {"wandb", "login --relogin --cloud --verify", false, 1, 0},
-    {"wandb", "--host", false, 2, 0},
+    {"wandb", "--host login", false, 2, 0},
     {"net", "use", false, 1, 0},
     {"net", "user", false, 2, 0},
     {"nmcli", "password wifi-sec.psk 802-11-wireless-security.psk", false, 1, 0},
     {"aws", "aws_secret_access_key aws_session_token", false, 1, 0},
+    {"aws gcloud", "SecureString activate-refresh-token", false, 2, 0},
+    {"pulumi", "set", false, 3, 0},
+    {"ossutil ossutil64 obsutil swanlab gem nuget", "-k= -k", true, 1, 0},
+    {"ssh-keygen", "-N -P", true, 1, 0},
     {"rclone", "obscure pass secret_access_key client_secret", false, 1, 0},
-    {"ngrok", "authtoken add-authtoken", false, 1, 0},
+    {"ngrok pro ansible-vault", "authtoken add-authtoken attach encrypt_string", false, 1, 0},
     {"cargo vastai conda", "login api-key token", false, 1, 0},
-    {"gem nuget", "-k", false, 1, 0},
     {"rabbitmqctl", "add_user change_password", false, 2, 0},
     {"htpasswd", "-b -bc -cb -Bb -Bbc -bB -cBb", false, 3, 0},
     {"htpasswd", "-nb -bn -nbB -Bbn -nBb", false, 2, 0},
@@ -252,7 +255,9 @@ size_t match_short_option(const struct scan *scan, size_t at, size_t *ret_before
     if (!is_one_of(byte_before(scan, at), " \t\"'"))
         return 0;
     for (size_t i = 0; i < COUNT(programs_with_options); i++) {
-        for (const char *left = programs_with_options[i].options; *left;) {
+        const char *options = programs_with_options[i].options;
+
+        for (const char *left = is_one_of(byte_at(scan, at), options) ? options : ""; *left;) {
             size_t start, n = match_option(scan, &programs_with_options[i], text_take(&left, " "), at, &start);
 
             *ret_before = n ? start - at : 0;

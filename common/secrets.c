@@ -27,7 +27,7 @@ static bool ends_with_component(const char *name, const char *end)
 {
     size_t length = strlen(name), n = strlen(end);
 
-    return ends_with(name, end) && (length == n || is_one_of(name[length - n - 1], "_."));
+    return ends_with(name, end) && (length == n || is_one_of(name[length - n - 1], "_. "));
 }
 
 /* A key of these opens something; others sort, map and index. */
@@ -40,17 +40,18 @@ static bool is_secret_key(const char *name)
         "OPENAI",  "ANTHROPIC", "NGC",     "COMET",      "KAGGLE",     "SENTRY",  "HF",       "RSA",
         "GPG",     "AZURE",     "CLIENT",  "APP",        "MUNGE",      "FERNET",  "UNSEAL",   "APPLICATION",
         "STRIPE",  "SENDGRID",  "GITHUB",  "GROQ",       "NVIDIA",     "MAPS",    "CONSUMER", "CERTIFICATE",
-        "GEMINI",  "TOGETHER",  "MISTRAL", "FUNCTIONS",  "RECOVERY",   "LUKS",    "WG",       "PASS"};
+        "GEMINI",  "TOGETHER",  "MISTRAL", "FUNCTIONS",  "RECOVERY",   "LUKS",    "WG",       "PASS",
+        "AWS",     "SALT",      "SETUP",   "SDK",        "SSE_C",      "SECRET"};
     char kind[NAME_BYTES];
     size_t length = strlen(name);
 
     if (length < 5 || length >= sizeof(kind) || !ends_with(name, "KEY"))
         return false;
-    length -= name[length - 4] == '_' ? 4 : 3;
+    length -= is_one_of(name[length - 4], "_. ") ? 4 : 3;
     memcpy(kind, name, length);
     kind[length] = '\0';
     for (size_t i = 0; i < COUNT(kinds); i++)
-        if (strlen(kinds[i]) < 4 ? name[length] == '_' && ends_with_component(kind, kinds[i])
+        if (strlen(kinds[i]) < 4 ? is_one_of(name[length], "_. ") && ends_with_component(kind, kinds[i])
                                  : ends_with(kind, kinds[i]))
             return true;
     return ends_with(name, "APIKEY") || ends_with(name, "API_KEY");
@@ -83,8 +84,8 @@ static bool is_secret_token(const char *name)
 
 bool identifier_is_secret_name(const char *long_name)
 {
-    static const char *const words[] = {"SECRET",     "PASSW",  "PASSPHRASE", "PASSCODE", "PGPASS",
-                                        "CREDENTIAL", "COOKIE", "SESSID",     "SESSIONID"};
+    static const char *const words[] = {"SECRET", "PASSW",  "PASSPHRASE", "PASSCODE",    "PGPASS",    "CREDENTIAL",
+                                        "COOKIE", "SESSID", "SESSIONID",  "STORAGEPASS", "TF_TOKEN_", "PYPI_TOKEN_"};
     /* Where one is, or what it is called */
     static const char *const places[] = {"FILE", "PATH", "DIR", "NAME"};
     static const char *const ends[] = {
@@ -190,16 +191,14 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
 /* Before a ':' stands a key of YAML or JSON or a header; other words may stand in front of a text. */
 static bool is_key(const char *name)
 {
-    static const char *const ends[] = {
-        "password",         "passwd",        "passphrase",     "secret",     "token",     "apikey",
-        "api_key",          "access_key",    "private_key",    "secretkey",  "cookie",    "credential",
-        "credentials",      "authorization", "auth_key",       "basic_auth", "accesskey", "keysecret",
-        "subscription_key", "functions_key", "application_key"};
+    static const char *const ends[] = {"password",   "passwd",      "passphrase",    "passcode",  "become_pass",
+                                       "sudo_pass",  "ssh_pass",    "secret",        "token",     "cookie",
+                                       "credential", "credentials", "authorization", "basic_auth"};
 
     for (size_t i = 0; i < COUNT(ends); i++)
         if (ends_with(name, ends[i]))
             return true;
-    return false;
+    return is_secret_key(name);
 }
 
 /* A name and what is around it. */
@@ -218,8 +217,8 @@ static size_t skip(const struct scan *scan, size_t at, const char *bytes)
     return at;
 }
 
-static const char *const setters[] = {"setenv ",        "set -x ", "set -gx ", "config set ",
-                                      "configure set ", "-genv ",  "-env "};
+static const char *const setters[] = {"setenv ",     "set -x ",        "set -gx ", "set -Ux ",
+                                      "config set ", "configure set ", "-genv ",   "-env "};
 
 bool secret_is_setter(const char *word)
 {
@@ -252,14 +251,13 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
     /* In a URL, in a page, in JSON: a quote is a part of the sign. */
     static const char *const signs[] = {"%3D",           "%22%3A%22",      "%22%3A%20%22",
                                         "&quot;:&quot;", "&quot;: &quot;", "\\u0022:\\u0022"};
-    size_t next;
+    size_t next, dots;
     char c;
 
     /* 'environ["NAME"] = ', "form[NAME]=" */
     at += (name->is_quoted || name->around == '[') && byte_at(scan, at) == ']';
     next = skip(scan, at, " \t");
     c = byte_at(scan, next);
-    *ret_start = next + 1;
     for (size_t i = 0; i < COUNT(signs); i++) {
         *ret_start = next + strlen(signs[i]);
         if (has_text(scan, next, signs[i]))
@@ -278,21 +276,23 @@ static char read_sign(const struct scan *scan, size_t at, const struct name *nam
     /* '["--password", "x"]' */
     if (name->is_quoted && name->dashes)
         return c == ',' && is_one_of(byte_at(scan, skip(scan, next + 1, " \t\\")), "\"'") ? ' ' : '\0';
-    *ret_start = at + 1;
+    *ret_start = next;
     if (next == at || name->is_quoted)
         return '\0';
     if (name->dashes)
         return ' ';
-    /* "setenv NAME VALUE", and "password VALUE" of .netrc */
-    return is_set(scan, at) || (secret_is_password(name->text) && secret_looks_random(scan, skip(scan, next, "'")))
-               ? ' '
-               : '\0';
+    /* "setenv NAME VALUE"; "password VALUE" of .netrc, "the password is x", "hf_token ..... x" of a list */
+    dots = skip(scan, next, ".") - next;
+    *ret_start += has_text(scan, next, "is ") || has_text(scan, next, "is:") ? 3 : dots;
+    next = skip(scan, *ret_start, " '");
+    return is_set(scan, at) || ((dots > 2 || secret_is_password(name->text)) && secret_looks_random(scan, next)) ? ' '
+                                                                                                                 : '\0';
 }
 
 /* Is there a name with a value? Not in the middle of a run of words and dashes: what begins it was asked before. */
 static bool read_name(const struct scan *scan, size_t at, struct name *ret_name, size_t *ret_start)
 {
-    static const char *const parents[] = {"secret.", "secrets.", "credentials."};
+    static const char *const parents[] = {"secret.", "secrets.", "credentials.", "wandb.", "api ", "secret "};
     char c = byte_before(scan, at);
     size_t start, n, name = at;
 
@@ -313,7 +313,7 @@ static bool read_name(const struct scan *scan, size_t at, struct name *ret_name,
         ret_name->is_quoted = byte_at(scan, start) == ret_name->around;
         start = ret_name->is_quoted ? start + 1 : at + n;
     }
-    /* "secrets.x=": the folder of the name says what it is. */
+    /* "secrets.x=", "API key: x": what is in front of the name says what it is. */
     for (size_t i = 0; i < COUNT(parents); i++)
         if (at >= strlen(parents[i]) && has_text(scan, at - strlen(parents[i]), parents[i]))
             name = at - strlen(parents[i]);

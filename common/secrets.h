@@ -85,11 +85,11 @@ typedef size_t recogniser(const struct scan *scan, size_t at, size_t *ret_before
 
 /*
  * Secrets without a form of their own, after a name or a short option; private keys; users of URLs; addresses that are
- * secrets; tokens; "Bearer x"; what is drawn at random. What each looks at beyond a fixed length it finds once, so that
- * a text takes linear time.
+ * secrets; tokens; "me:x@host"; what is drawn at random. What each looks at beyond a fixed length it finds once, so
+ * that a text takes linear time.
  */
 recogniser match_value, match_short_option, match_input, match_private_key, match_user, match_webhook, match_token,
-    match_bearer, match_random;
+    match_login, match_random;
 
 /* Is it a program with a short option for a password, as "mysql -psecret"? */
 bool secret_has_short_option(const char *word);

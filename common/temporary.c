@@ -246,14 +246,24 @@ int temporary_save_in(int parent, const char *name, const char *text, size_t byt
     return number;
 }
 
+/* Renaming over a device or a pipe would remove it, for all who use it. /dev/stdout may lead to a file, and is none. */
+static bool is_replaceable(const char *dest)
+{
+    char target[sizeof("/proc/")] = "";
+    struct stat info;
+
+    return (stat(dest, &info) != 0 || S_ISREG(info.st_mode)) &&
+           (readlink(dest, target, sizeof(target) - 1) < 0 || strcmp(target, "/proc/") != 0);
+}
+
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode)
 {
     const char *name;
-    int parent = dir_open_parent(dest, false, &name), number = parent < 0 ? errno : 0;
+    int parent = dir_open_parent(dest, false, &name), number = parent < 0 ? errno : is_replaceable(dest) ? 0 : EINVAL;
 
-    if (number == 0) {
+    if (number == 0)
         number = temporary_save_in(parent, name, text, bytes, mode);
+    if (parent >= 0)
         close(parent);
-    }
     return number;
 }

@@ -51,7 +51,7 @@ void temporary_release_signals(const sigset_t *before);
 /* Is a signal pending, as one that is blocked, that ends the command (SIGINT, SIGTERM, SIGHUP, SIGQUIT)? */
 bool temporary_is_interrupted(void);
 
-/* All steps for a file with this text. */
+/* All steps for a file with this text. temporary_save() is EINVAL where a device, a folder or a link into /proc is. */
 int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode);
 int temporary_save_in(int parent, const char *name, const char *text, size_t bytes, mode_t mode);
 

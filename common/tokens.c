@@ -41,7 +41,7 @@ static const struct {
     {30, "_.-", "pscale_ dp.st. tfp_"},
     {30, "_+/=", "sntry?_"},
     {40, "_-", "pa-"},
-    {40, ":", "K10"},
+    {40, ":+/=", "K10 MUNGE:"},
     {40, "_.-", "amzn1.oa2-cs.v1. SG. HRKU-AA xkeysib- dt0?01."},
     {50, "", "GOOG1E CLOJARS_ EZ?K AKCp cmVmdGtu rdme_ EAACEdEose0cBA"},
     {60, "_-", "sl."},
@@ -119,23 +119,23 @@ size_t match_token(const struct scan *scan, size_t at, size_t *ret_before)
     return 0;
 }
 
-/* Who knows the rest of the address may write there; commands that are followed by a token without a form. */
+/* Who knows the rest of the address may write there; what else is followed by a token without a form. */
 static const char *const *const beginnings =
-    TEXTS("hooks.slack.com/", "discord.com/api/", "discordapp.com/api/", "webhook.office.com/", "api.telegram.org/bot",
-          "open.feishu.cn/open-apis/bot/", "open.larksuite.com/open-apis/bot/",
-          "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=", "conda.anaconda.org/t/", "wandb.login(key='",
-          "wandb.login(key=\"");
+    TEXTS("bearer ", "sctapi.ftqq.com/", "api.day.app/", "hooks.slack.com/", "discord.com/api/", "discordapp.com/api/",
+          "webhook.office.com/", "api.telegram.org/bot", "open.feishu.cn/open-apis/bot/",
+          "open.larksuite.com/open-apis/bot/", "qyapi.weixin.qq.com/cgi-bin/webhook/send?key=", "conda.anaconda.org/t/",
+          "wandb.login(key='", "wandb.login(key=\"");
 
 size_t match_webhook(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    for (size_t i = 0; beginnings[i]; i++) {
+    for (size_t i = 0; !is_alnum(byte_before(scan, at)) && beginnings[i]; i++) {
         size_t head, n;
 
-        if (byte_at(scan, at) != beginnings[i][0] || !has_text(scan, at, beginnings[i]))
+        if (!has_text(scan, at, beginnings[i]))
             continue;
         head = strlen(beginnings[i]);
-        n = run(scan, at + head, "_-/@:", scan->bytes);
-        if (n < 20)
+        n = run(scan, at + head, i ? "_-/@:" : "_.~+/=-", scan->bytes);
+        if (n < (i ? 20 : 12))
             continue;
         *ret_before = head;
         return n;
@@ -221,16 +221,6 @@ size_t match_private_key(const struct scan *scan, size_t at, size_t *ret_before)
     return end ? (size_t)(end + 5 - text) : scan->bytes - at;
 }
 
-/* A user without a password that is a token: long, with digits. */
-static bool is_token(const struct scan *scan, size_t at, size_t n)
-{
-    size_t digits = 0;
-
-    for (size_t i = at; i < at + n; i++)
-        digits += is_digit(scan->text[i]);
-    return n >= 20 && digits > 1 && run(scan, at, "_-", n) == n;
-}
-
 /* User and password of a URL. With '/', '?' or '#' in the password no port is before them, and a host behind '@'. */
 size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
 {
@@ -250,7 +240,9 @@ size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
         sign = c == '@' ? n : sign;
     }
     *ret_before = scheme;
-    if (sign && (colon ? colon < sign : is_token(scan, at, sign)))
+    /* Without a password, a long user with a digit is a token. */
+    if (sign &&
+        (colon ? colon < sign : sign >= 20 && is_random(scan, at, sign, 0) && run(scan, at, "_-", sign) == sign))
         return sign;
     while (colon && is_digit(byte_at(scan, at + colon + digits)))
         digits++;
@@ -264,14 +256,19 @@ size_t match_user(const struct scan *scan, size_t at, size_t *ret_before)
     return sign;
 }
 
-/* "Bearer x" of a header. */
-size_t match_bearer(const struct scan *scan, size_t at, size_t *ret_before)
+/* "me:S3cret@host.example" or "@host:1" without a scheme; "image:tag@sha256:x" and "rank:12ab@host" are others. */
+size_t match_login(const struct scan *scan, size_t at, size_t *ret_before)
 {
-    size_t n;
+    size_t user = begins_word(scan, at, "_.+%-/@:") ? run(scan, at, "_.-", 64) : 0, start = at + user + 1, n, end;
 
-    if (!has_text(scan, at, "bearer ") || is_alnum(byte_before(scan, at)))
+    if (user == 0 || byte_at(scan, start - 1) != ':')
         return 0;
-    n = run(scan, at + 7, "_.~+/=-", scan->bytes);
-    *ret_before = n >= 12 ? 7 : 0;
-    return n >= 12 ? n : 0;
+    n = run(scan, start, "_-.!#$%^&*+~", PASSWORD_BYTES);
+    end = start + n + 1 + run(scan, start + n + 1, "_-", 64);
+    if (n < 6 || byte_at(scan, start + n) != '@' || end < start + n + 2 || !is_one_of(byte_at(scan, end), ".:/(") ||
+        has_text(scan, start + n, "@sha") || !is_random(scan, start, n, 0) ||
+        (is_digit(scan->text[start]) && is_digit(scan->text[start + n - 1])))
+        return 0;
+    *ret_before = user + 1;
+    return n;
 }

@@ -73,16 +73,21 @@ static bool is_replaceable(const char *file)
 static int open_output(const struct nics_options *options, struct output *ret_output)
 {
     struct output *output = ret_output;
+    bool is_whole;
+    int reason;
 
     *output = (struct output){.file = options->output, .stream = stdout, .fd = -1};
     if (!output->file)
         return CMD_FINE;
     output->stream = NULL;
-    if (is_replaceable(output->file) || (output->fd = dir_overwrite(output->file)) >= 0)
+    is_whole = is_replaceable(output->file);
+    reason = errno;
+    if (is_whole || (output->fd = dir_overwrite(output->file)) >= 0)
         output->stream = open_memstream(&output->text, &output->bytes);
     if (output->stream)
         return CMD_FINE;
-    out_error("nics: %s: %s", output->file, write_reason(errno));
+    /* Of a new file the folder says why. */
+    out_error("nics: %s: %s", output->file, write_reason(errno == ENOENT ? reason : errno));
     return CMD_FAILED;
 }
 

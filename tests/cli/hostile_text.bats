@@ -170,16 +170,21 @@ answer() {
     mkfifo fifo
     printf 'node1\0node2\n' >zero
     truncate --size=9M holes
+    truncate --size=1T huge
     head -c 9000000 <(yes '# a comment') >comments
     head -c 2000 /dev/zero | tr '\0' x >line
     ln -s loop loop
-    for file in /dev/zero /dev/full fifo . zero holes comments line loop /dev/stdin /proc/self/mem ""; do
+    for file in /dev/zero /dev/full fifo . zero holes huge comments line loop /dev/stdin /proc/self/mem ""; do
         status=0
         timeout 1200 "$EPKIT" doctor --hosts "$file" --ssh /bin/true >out 2>err </dev/zero || status=$?
         echo "$file: $status $(cat err)"
         [ "$status" -eq 2 ]
         [ ! -s out ]
     done
+    mkdir logs
+    echo 'a: NCCL WARN' >logs/worker-a.log
+    run -2 --separate-stderr thrifty 5 "$EPKIT" report logs --history huge
+    [[ "$stderr" == *"--history huge: File too large"* ]]
 }
 
 @test "a terminal gets only the control sequences of epkit" {

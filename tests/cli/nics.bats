@@ -327,6 +327,8 @@ EOF
     run -1 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder" -- touch "$BATS_TEST_TMPDIR/ran"
     [ ! -e "$BATS_TEST_TMPDIR/ran" ]
     [[ "$stderr" == *"no/folder: No such file or directory"* ]]
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output /proc/sys/new -- true
+    [[ "$stderr" == *"/proc/sys/new: "@(Permission denied|Read-only file system)* ]]
 }
 
 @test "a file is replaced as a whole: whoever reads it sees this report or the one before" {

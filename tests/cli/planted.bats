@@ -148,6 +148,22 @@ run_folder() {
     [ "$(stat -c %a shared)" = 644 ]
 }
 
+@test "snapshots: a device, a pipe and what leads to standard output are not replaced by a file" {
+    printf '%s\n' '#!/bin/sh' 'case "$*" in' '*version*) echo "{\"serverVersion\": {\"gitVersion\": \"v1.34.1\"}}" ;;' \
+        "*) echo '{\"items\": [], \"groups\": []}' ;;" 'esac' >kube
+    chmod +x kube
+    mknod null c 1 3
+    mkfifo pipe
+    ln -s /proc/self/fd/1 standard
+    for file in null pipe standard; do
+        for command in topo 'deploy check --gpus 8 --kubectl ./kube'; do
+            run -1 bash -c '"$0" $1 --save "$2" >out 2>&1; code=$?; cat out; exit $code' "$EPKIT" "$command" $file
+            [[ "$output" == *"$file"*'cannot be written: it is not a regular file'* ]]
+        done
+    done
+    [ -c null ] && [ -p pipe ] && [ -L standard ]
+}
+
 @test "parse, report: links in the folder of a run are not followed" {
     run_folder secret
     mkdir run

@@ -115,6 +115,9 @@ ran() {
         'vault login failed' 'net use is low' 'cat <<< text' 'echo done | sudo tee /x' 'echo $PASS | sudo -S true' 'echo 1 | tee x; sudo -S' \
         vault login -method=oidc net use 'echo "$TOKEN" | docker login --password-stdin' 'http -a x' htpasswd -c f me \
         'rabbitmqctl list_users now' 'curl -b jar h' '//host/share' PWD=/home/me '["pad_token", "eos_token"]' 'ls -sl. x' save-as-checkpoint \
+        mlx5_0:1@node1 nemo:25a11-py3@sha256:0123456789abcdef pod:gpu-001a@cluster mgs01@tcp:mgs02a@tcp:/fs cuda@12.4:12.8 '12:30:45.123456@n.x' \
+        'password is incorrect' 'Loading token ...... ok' 'num_tokens ............ 4096' 'pad_token ....... im_end2' data.salt_length=12 \
+        'aws ssm put-parameter --type String --value vpc-12345' 'pulumi config set region us-east-1' 'session key: see below' 'sort key: loss2' \
         --token-mixer=attn token=12.5 sk-learn-pipelines-version-1x -u 1000:1000 http://proxy:3128/a@b "$(printf x | sha256sum | cut -d' ' -f1)"
     run ! grep -rF '(left out)' launch.json run
 }

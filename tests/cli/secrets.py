@@ -73,7 +73,18 @@ ANNOUNCED = ["--password={}", "--token={}", "--api-key={}", "HF_TOKEN={}", "WAND
              "B2_APPLICATION_KEY={}", "FERNET_KEY={}", "kubeadm join h:6443 --certificate-key {}", "DB_PW={}", "JSESSIONID={}", "USERPWD={}",
              "ipmitool user set password 2 {}", "ipmipower -h h -u u -p {} --stat", "curl --cert c.pem:{} x", "gh secret set X -b {}",
              "poetry config http-basic.x me {}", "vault kv put secret/x a={}", "bw login me {}", "rclone config create r s3 pass {}",
-             "wandb login --verify 0123456789abc{}", "x-functions-key: {}"]
+             "wandb login --verify 0123456789abc{}", "x-functions-key: {}", "psql me:{}@db.example/x", "http_proxy=me:{}@proxy:3128",
+             "me:{}@tcp(127.0.0.1:3306)/db", "the password is {}", "The password is: {}", "Root Password: {}", "API key: {}",
+             "secret_key: {}", "wandb_key: {}", "  wandb_key .......................... {}", "+wandb.key={}", "passcode: {}",
+             "ansible_become_pass: {}", "AccountingStoragePass={}", "TF_TOKEN_app_terraform_io={}", "POETRY_PYPI_TOKEN_X={}",
+             "LITELLM_SALT_KEY={}", "NB_SETUP_KEY={}", "LD_SDK_KEY={}", "AWS_KEY={}", "aws s3 cp --sse-c-key {} x y",
+             "aws ssm put-parameter --name x --type SecureString --value {}", "gcloud auth activate-refresh-token me {}",
+             "pulumi config set --secret x {}", "ossutil config -e h -i x -k {}", "obsutil config -i=x -k={} -e=h", "swanlab login -k {}",
+             "coscmd config -a x -s {}", "anaconda -t {} upload f", "ssh-keygen -N {} -f x", "ansible-vault encrypt_string {}", "pro attach {}",
+             "nvdebug -i x -u root -p {}", "composer config http-basic.h me {}", "composer config github-oauth.github.com {}",
+             "mc admin user add m me {}", "wandb login --host=https://x.example 0123456789abc{}", "set -Ux HF_TOKEN {}",
+             "https://sctapi.ftqq.com/SCT12345T0123456789{}.send", "https://api.day.app/0123456789abc{}/x",
+             "MUNGE:AwQDAAC0" + "aB3dE5fG" * 4 + "{}==:"]
 # Words that may stand in a sentence: what follows looks random
 SENTENCES = ["ngrok config add-authtoken {}", "cargo login {}", "vastai set api-key {}", "conda config --set token {}"]
 # Of letters alone
