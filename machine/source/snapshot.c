@@ -15,6 +15,7 @@
 #include "scrub.h"
 #include "state.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,5 +335,7 @@ ep_status source_save(struct source *source, const char *file)
     /* The usual permissions of a new file. */
     number = temporary_save(file, lines, strlen(lines), dir_usual_mode());
     free(lines);
-    return number ? ep_fail(EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number)) : EP_OK;
+    if (number == 0)
+        return EP_OK;
+    return ep_fail(number == EINVAL ? EP_E_ARG : EP_E_SYSTEM, "%s: cannot be written: %s", file, write_reason(number));
 }

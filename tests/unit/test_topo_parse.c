@@ -108,14 +108,17 @@ TEST(test_gids)
 
 TEST(test_numbers_before_texts)
 {
-    assert_string_equal(parse_state("4: ACTIVE"), "ACTIVE");
-    assert_string_equal(parse_state("ACTIVE"), "ACTIVE");
-    assert_string_equal(parse_state("5: ACTIVE_DEFER"), "ACTIVE_DEFER");
-    assert_string_equal(parse_state("4"), "");
-    assert_string_equal(parse_state(""), "");
-    assert_string_equal(parse_state("5: LinkUp"), "LinkUp");
-    assert_string_equal(parse_state("7: Phy Test"), "Phy Test");
-    assert_string_equal(parse_state("0: <unknown>"), "");
+    static const char *const states[] = {"ACTIVE", "ACTIVE_DEFER", NULL}, *const phys_states[] = {"LinkUp", "Phy Test",
+                                                                                                  NULL};
+
+    assert_string_equal(parse_state("4: ACTIVE", states), "ACTIVE");
+    assert_string_equal(parse_state("ACTIVE", states), "ACTIVE");
+    assert_string_equal(parse_state("5: ACTIVE_DEFER", states), "ACTIVE_DEFER");
+    assert_string_equal(parse_state("4", states), "");
+    assert_string_equal(parse_state("", states), "");
+    assert_string_equal(parse_state("5: LinkUp", states), "");
+    assert_string_equal(parse_state("7: Phy Test", phys_states), "Phy Test");
+    assert_string_equal(parse_state("0: <unknown>", phys_states), "");
 }
 
 TEST(test_cpus)
