@@ -72,8 +72,7 @@ static void report_denied(const struct doctor_machine *machine, struct doctor_re
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);
-    bool is_inaccessible =
-        device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
+    bool is_inaccessible = device.state == SOURCE_DENIED || (device.state == SOURCE_OK && !machine_may_open(device));
 
     if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
         (!is_inaccessible && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
@@ -120,7 +119,7 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
 
         if (topo->gpus[i].minor >= 0)
             device = source_stat(machine->source, "/dev/nvidia%d", topo->gpus[i].minor);
-        if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || (device.may_read && device.may_write)))
+        if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || machine_may_open(device)))
             continue;
         n++;
         doctor_evidence(result, machine_gpu_name(machine, i), "/dev/nvidia%d may not be opened", topo->gpus[i].minor);

@@ -40,26 +40,12 @@ static bool has_no_mapping(const struct software_copy *copy)
 static const struct software_copy *mapped_copy(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
+    int copy = FIRST_OF(i, deepep->n, i != deepep->imported && software_maps_devices(&deepep->copies[i]));
 
-    for (int i = 0; i < deepep->n; i++)
-        if (i != deepep->imported && software_maps_devices(&deepep->copies[i]))
-            return &deepep->copies[i];
-    return NULL;
-}
-
-static const char *buffer_path(const struct doctor_machine *machine, const struct software_copy *copy)
-{
-    return source_printf(machine->source, "%s/buffer.py", copy->folder);
+    return copy < 0 ? NULL : &deepep->copies[copy];
 }
 
 /* --- mapping-inactive --- */
-
-static void advise_mapping(struct doctor_result *result)
-{
-    doctor_advise(
-        result,
-        "Build DeepEP from commit 8a07e7e of pull request 466, which defines and calls the method. Or set NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts.");
-}
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
 static const char *mapping_fault(const struct software_copy *copy)
@@ -80,7 +66,7 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
 
     if (!copy || !machine_has_data_nics(machine, result))
         return;
-    path = buffer_path(machine, copy);
+    path = source_printf(machine->source, "%s/buffer.py", copy->folder);
     if (copy->buffer != SOURCE_OK && copy->buffer != SOURCE_ABSENT) {
         doctor_unknown(result, "%s: %s", path,
                        machine_reason(copy->buffer, source_read(machine->source, "%s", path).why));
@@ -105,7 +91,7 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
         doctor_evidence(result, copy->folder, "version %s", copy->version);
     if (wanted && *wanted)
         doctor_evidence(result, MAPPING, "%s", wanted);
-    advise_mapping(result);
+    doctor_advise_remedy(result);
 }
 
 /* --- stale-copy --- */
@@ -160,8 +146,7 @@ void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *
     if (other->is_source && software_maps_devices(other) && !copy->is_source)
         doctor_fix(result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
                    shell_word(machine->source, copy->folder));
-    doctor_advise(result, "Install DeepEP again from the patched source, and keep one copy: remove the others or take "
-                          "them out of PYTHONPATH.");
+    doctor_advise_remedy(result);
 }
 
 /* --- deepep-too-old --- */
@@ -170,16 +155,14 @@ void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *
 #define NVSHMEM_NEW "3.5"
 #define DEEPEP_ENOUGH "1.2.1"
 
-/* Is `commit` (abbreviated to any length) in the list? Git shows at least 7 digits. */
+/* Is `commit` (abbreviated to any length) one of these? Git shows at least 7 digits. */
 static bool is_commit(const char *commit, const char *const *list)
 {
-    for (; *list; list++) {
-        size_t n = strspn(commit, "0123456789abcdef");
+    size_t n = strspn(commit, "0123456789abcdef");
 
-        if (n >= 7 && commit[n] == '\0' && strncmp(commit, *list, n < 7 ? n : 7) == 0)
-            return true;
-    }
-    return false;
+    while (*list && strncmp(commit, *list, 7) != 0)
+        list++;
+    return n >= 7 && commit[n] == '\0' && *list;
 }
 
 void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
@@ -213,8 +196,7 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
     doctor_found(result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
     doctor_evidence(result, copy->folder, "version %s", copy->version);
     doctor_evidence(result, nvshmem->host.path, "version %s", nvshmem->version);
-    doctor_advise(result, "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as "
-                          "well), or use NVSHMEM 3.4.5.");
+    doctor_advise_remedy(result);
 }
 
 /* --- build-files --- */
@@ -225,20 +207,18 @@ static const char *nvshmem_source(const struct doctor_machine *machine)
     static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
                                          "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
 
-    for (size_t i = 0; i < COUNT(places); i++)
-        if (source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK)
-            return places[i];
-    return "";
+    int place =
+        FIRST_OF(i, COUNT(places), source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK);
+
+    return place < 0 ? "" : places[place];
 }
 
 static const char *deepep_source(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
+    int copy = FIRST_OF(i, deepep->n, deepep->copies[i].is_source);
 
-    for (int i = 0; i < deepep->n; i++)
-        if (deepep->copies[i].is_source)
-            return libs_folder_of(machine->source, deepep->copies[i].folder);
-    return "";
+    return copy < 0 ? "" : libs_folder_of(machine->source, deepep->copies[copy].folder);
 }
 
 struct lack {
@@ -246,13 +226,6 @@ struct lack {
 };
 
 #define MAX_LACKS 4
-
-static bool is_switched_off(const struct doctor_machine *machine, const char *name)
-{
-    const char *value = source_env(machine->source, name);
-
-    return value && strcmp(value, "0") == 0;
-}
 
 /* Installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if not known. */
 static const char *cccl_package(const struct doctor_machine *machine)
@@ -309,17 +282,17 @@ static json_t *read_without_gdrcopy(struct source_text file)
 /* Would the next build of the tree look for GDRCopy? CMake's cache contains the last configuration. */
 static bool needs_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
+    const char *const *names = TEXTS("NVSHMEM_USE_GDRCOPY", "USE_GDRCOPY");
     struct source_answer off =
         source_fact(machine->source, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
 
-    return !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
-           off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
+    for (; *names; names++)
+        if (strcmp(machine_env(machine, *names), "0") == 0)
+            return false;
+    return off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
 }
 
-static json_t *read_dmabuf(struct source_text file)
-{
-    return json_boolean(memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17));
-}
+READER_BOOL(read_dmabuf, memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17))
 
 static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
 {
@@ -375,14 +348,6 @@ void run_build_files(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- other-nvshmem --- */
 
-static bool needs_library(const struct elf_facts *facts, const char *name)
-{
-    for (size_t i = 0; i < facts->n_needed; i++)
-        if (strcmp(facts->needed[i], name) == 0)
-            return true;
-    return false;
-}
-
 /* The NVSHMEM in the first folder of an RPATH or RUNPATH that contains one; "" if none does. */
 static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
 {
@@ -425,7 +390,8 @@ void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_resul
     if (!*path)
         return;
     facts = source_elf(machine->source, "%s", path);
-    if (doctor_not_applicable_if(result, !needs_library(&facts, HOST), "%s was built without NVSHMEM", path) ||
+    if (doctor_not_applicable_if(result, !ANY_OF(i, facts.n_needed, strcmp(facts.needed[i], HOST) == 0),
+                                 "%s was built without NVSHMEM", path) ||
         doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK,
                                  HOST " is not found; nothing to compare with"))
         return;
@@ -482,15 +448,10 @@ static const char *arch_names(const struct doctor_machine *machine, const struct
 /* The first GPU on which none of the code runs; -1 if there is none. */
 static int left_out(const struct topo *topo, const struct elf_facts *facts)
 {
-    for (int i = 0; i < topo->n_gpus; i++) {
-        bool runs = topo->gpus[i].cc_major == 0;
-
-        for (size_t k = 0; k < facts->n_archs && !runs; k++)
-            runs = runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor);
-        if (!runs)
-            return i;
-    }
-    return -1;
+    return FIRST_OF(
+        i, topo->n_gpus,
+        topo->gpus[i].cc_major != 0 &&
+            !ANY_OF(k, facts->n_archs, runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor)));
 }
 
 static void report_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
@@ -515,14 +476,11 @@ void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *re
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *path = machine_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
-    bool is_known = false;
 
     if (!*path)
         return;
-    for (int i = 0; i < topo->n_gpus; i++)
-        is_known = is_known || topo->gpus[i].cc_major > 0;
-    if (!is_known) {
-        doctor_unknown(result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+    if (doctor_unknown_if(result, !ANY_OF(i, topo->n_gpus, topo->gpus[i].cc_major > 0),
+                          "the compute capability of the GPUs is not known: %s", topo->nvml_why)) {
         result->missing = machine_missing_nvml(machine);
         return;
     }

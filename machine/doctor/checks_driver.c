@@ -36,27 +36,17 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
 }
 
 /* "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)": built for another ib_core. */
-static json_t *read_refused(struct source_text file)
-{
-    return json_boolean(strstr(file.text, ": Unknown symbol") || strstr(file.text, ": disagrees"));
-}
-
-static bool is_refused(struct source *source)
-{
-    const char *where;
-
-    return source_fact_bool(
-        kernel_log_fact(source, "refused-peermem", read_refused, "ib_register_peer_memory_client", &where));
-}
+READER_BOOL(read_refused, strstr(file.text, ": Unknown symbol") || strstr(file.text, ": disagrees"))
 
 /* It registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not. */
 static bool has_not_registered(struct source *source)
 {
+    static const char *const absent[] = {"/sys/module/nv_peer_mem", "/sys/module/efa_nv_peermem",
+                                         "/sys/kernel/mm/memory_peers"};
+
     return source_stat(source, "/sys/module/nvidia_peermem").state == SOURCE_OK &&
-           source_stat(source, "/sys/module/nv_peer_mem").state == SOURCE_ABSENT &&
-           source_stat(source, "/sys/module/efa_nv_peermem").state == SOURCE_ABSENT &&
            source_stat(source, "/sys/kernel/mm").state == SOURCE_OK &&
-           source_stat(source, "/sys/kernel/mm/memory_peers").state == SOURCE_ABSENT;
+           !ANY_OF(i, COUNT(absent), source_stat(source, "%s", absent[i]).state != SOURCE_ABSENT);
 }
 
 #define OLD_PEERMEM "/sys/module/nv_peer_mem/version"
@@ -77,6 +67,7 @@ static void find_old_peermem(const struct doctor_machine *machine, struct doctor
 void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
+    const char *where;
     bool is_idle =
         driver->peermem == SOURCE_OK && driver->dmabuf == SOURCE_ABSENT && has_not_registered(machine->source);
 
@@ -94,7 +85,8 @@ void run_peermem(const struct doctor_machine *machine, struct doctor_result *res
                  is_idle ? "loaded, but no client of ib_core" : "not loaded");
     doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
-    if (is_idle || is_refused(machine->source))
+    if (is_idle || source_fact_bool(kernel_log_fact(machine->source, "refused-peermem", read_refused,
+                                                    "ib_register_peer_memory_client", &where)))
         doctor_advise(
             result,
             "Install DOCA-OFED, then build the driver's modules anew (dkms build and install of nvidia; with the GPU operator delete the driver's pod), and load it. Or use the open kernel modules, which have dma-buf and need no peermem.");
@@ -137,11 +129,8 @@ void run_driver_option(const struct doctor_machine *machine, struct doctor_resul
                                  "PeerMappingOverride is not configured"))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why))
-        return;
-    if (*option->configured && *option->live && same_number(option->configured, option->live))
-        return;
-    if (!*option->configured && *option->live && same_number(option->overruled, option->live))
+    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why) ||
+        (*option->live && same_number(*option->configured ? option->configured : option->overruled, option->live)))
         return;
     if (!*option->configured ||
         (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {
@@ -230,9 +219,7 @@ void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result 
     doctor_evidence(result, "DOCA-OFED", "%s is installed", driver->doca);
     doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
                     "only the kernel's own mlx5_core.ko");
-    doctor_advise(result,
-                  "Install DOCA-OFED %s or later from its repository for this distribution, or boot an older kernel.",
-                  DOCA_FOR_614);
+    doctor_advise_remedy(result);
 }
 
 /* --- driver-skew --- */
@@ -284,14 +271,9 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
               "newer than the loaded one.");
 }
 
-/* Is NVIDIA's driver bound to a GPU of the same model? */
-static bool is_driven_elsewhere(const struct topo *topo, int pci)
+static bool is_of_model(const struct topo *topo, int a, int b)
 {
-    for (int i = 0; i < topo->n_pci; i++)
-        if (strcmp(topo->pci[i].driver, "nvidia") == 0 && topo->pci[i].vendor == topo->pci[pci].vendor &&
-            topo->pci[i].device == topo->pci[pci].device)
-            return true;
-    return false;
+    return topo->pci[a].vendor == topo->pci[b].vendor && topo->pci[a].device == topo->pci[b].device;
 }
 
 /*
@@ -311,7 +293,7 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
         const char *module = driver_of_kernel(topo->pci[i].driver);
 
         if ((*topo->pci[i].driver && !module) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
-            !is_driven_elsewhere(topo, i) ||
+            !ANY_OF(k, topo->n_pci, strcmp(topo->pci[k].driver, "nvidia") == 0 && is_of_model(topo, k, i)) ||
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(result, topo->pci[i].address, module ? "driver %s" : "no driver", module);
@@ -389,15 +371,14 @@ void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result 
     const char *const *bad = TEXTS("iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on",
                                    "iommu.passthrough=true", "iommu=pt");
     struct source_text text;
-    char line[4096], *rest = line, *word;
+    const char *word;
 
     if (doctor_not_applicable_if(result, !machine_is_grace(machine->topo), "no board with Grace processors"))
         return;
     text = source_line(machine->source, "/proc/cmdline");
     if (doctor_unreadable_if(result, text.state != SOURCE_OK, "/proc/cmdline", text.state, text.why))
         return;
-    text_clean(text.text, line, sizeof(line));
-    while ((word = strsep(&rest, " \t")))
+    while ((word = machine_next_word(machine, &text.text, " \t")))
         for (int i = 0; bad[i]; i++) {
             if (strcasecmp(word, bad[i]) != 0)
                 continue;

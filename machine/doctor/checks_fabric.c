@@ -14,20 +14,15 @@
  */
 static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
 {
-    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200", NULL};
-    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300", NULL};
+    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200"};
+    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300"};
 
-    for (int i = 0; cards[i]; i++)
-        if (strcasestr(self->name, cards[i]))
-            return false;
-    for (int i = 0; boards[i]; i++)
-        if (strstr(self->name, boards[i]))
-            return true;
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
-            (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0))
-            return true;
-    return false;
+    if (ANY_OF(i, COUNT(cards), strcasestr(self->name, cards[i])))
+        return false;
+    return ANY_OF(i, COUNT(boards), strstr(self->name, boards[i])) ||
+           ANY_OF(i, topo->n_gpus,
+                  topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
+                      (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0));
 }
 
 /* Links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings. */
@@ -52,26 +47,24 @@ static bool is_partial_board(const struct topo *topo)
 }
 
 struct nvlink_count {
-    int n_answered, n_linked; /* GPUs that answered; that have links */
+    int n_linked;             /* GPUs that have links */
     int n_down, first_down;   /* GPUs with links down; the first of them */
     int n_dead;               /* GPUs with all links down */
     int n_due;                /* GPUs whose links should be up */
     bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
     int n_starting, n_failed; /* by state of their fabric */
-    int first_fabric;
 };
 
 static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    struct nvlink_count count = {.first_down = -1, .first_fabric = -1, .without_bridge = true};
+    struct nvlink_count count = {.first_down = -1, .without_bridge = true};
 
     for (int i = 0; i < topo->n_gpus; i++) {
         const struct topo_gpu *gpu = &topo->gpus[i];
 
         if (!gpu->answered)
             continue;
-        count.n_answered++;
         count.n_linked += gpu->nvlinks > 0;
         count.n_due += links_due(topo, i) > 0;
         if (gpu->nvlinks_up < links_due(topo, i)) {
@@ -86,8 +79,6 @@ static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
             continue;
         count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
         count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
-        if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))
-            count.first_fabric = i;
     }
     return count;
 }
@@ -97,12 +88,8 @@ static bool is_switch_lost(const struct doctor_machine *machine, const struct nv
 {
     const struct topo *topo = machine->topo;
 
-    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
-        return false;
-    for (int i = 1; i < topo->n_gpus; i++)
-        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
-            return false;
-    return true;
+    return count->n_down >= 2 && count->n_down == topo->n_gpus && inventory_nvswitches(machine) > 0 &&
+           !ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up);
 }
 
 static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
@@ -232,14 +219,9 @@ void run_nvlink(const struct doctor_machine *machine, struct doctor_result *resu
 /* The check nvlink reports a fabric that is not up, and checks the versions as well. */
 static bool is_fabric_up(const struct topo *topo)
 {
-    bool is_up = false;
-
-    for (int i = 0; i < topo->n_gpus; i++) {
-        if (topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED)
-            return false;
-        is_up = is_up || topo->gpus[i].nvlinks_up > 0;
-    }
-    return is_up;
+    return !ANY_OF(i, topo->n_gpus,
+                   topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED) &&
+           ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0);
 }
 
 void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
@@ -266,9 +248,7 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
                  driver);
     doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(
-        result,
-        "Do not restart it now: the fabric that is up would go down. Install both in one version, prevent updates of only one, and restart the node when it is drained.");
+    doctor_advise_remedy(result);
 }
 
 /* --- sxid --- */
@@ -288,7 +268,5 @@ void run_sxid(const struct doctor_machine *machine, struct doctor_result *result
         return;
     doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
                  log.n > 1 ? ", and more" : "");
-    doctor_advise(
-        result,
-        "Drain the node and restart it: GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
+    doctor_advise_remedy(result);
 }

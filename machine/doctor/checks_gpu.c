@@ -109,8 +109,7 @@ void run_inventory(const struct doctor_machine *machine, struct doctor_result *r
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
     for (int i = 0; i < machine->topo->n_gpus; i++)
         doctor_evidence(result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise(result, "A GPU that is not on the bus is not seen by the driver either: take the node out of "
-                          "service, cycle its power, and have the board inspected if the GPU stays missing.");
+    doctor_advise_remedy(result);
 }
 
 /* --- gpu-errors --- */

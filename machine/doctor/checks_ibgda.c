@@ -230,7 +230,7 @@ static int missing_preloads(const struct doctor_machine *machine, struct missing
                            nccl = machine_preload(machine, "libnccl.so");
     const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    while (n < MAX_MISSING && (entry = machine_next_preload(machine, &at)))
+    while (n < MAX_MISSING && (entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
         if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
             strcmp(entry, nccl.path) != 0)
             missing[n++] = (struct missing_path){"LD_PRELOAD", entry};

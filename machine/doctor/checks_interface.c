@@ -222,9 +222,7 @@ void run_host_name(const struct doctor_machine *machine, struct doctor_result *r
     doctor_evidence(result, "/etc/hosts", "the host name has an address of 127.0.0.0/8 or ::1");
     if (*interface)
         doctor_fix(result, false, "export " GLOO "=%s", shell_word(machine->source, interface));
-    doctor_advise(
-        result,
-        "Gloo tells other ranks the address of the host name. Name the interface that other nodes reach, or give the name its address in /etc/hosts.");
+    doctor_advise_remedy(result);
 }
 
 /* --- rails-subnet --- */

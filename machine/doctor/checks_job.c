@@ -92,9 +92,7 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
     for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
             doctor_evidence_env(result, shown[i]);
-    doctor_advise(
-        result,
-        "All ranks need the MASTER_ADDR of rank 0's node and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests. 'epkit launch' sets all of them.");
+    doctor_advise_remedy(result);
 }
 
 /* --- single-ranks --- */
@@ -183,9 +181,7 @@ void run_environ_sourced(const struct doctor_machine *machine, struct doctor_res
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            result,
-            "Values with quotes or spaces are run as commands, and tokens get into logs. Pass variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that is written with printf %%q.");
+        doctor_advise_remedy(result);
 }
 
 /* --- install-stuck --- */

@@ -168,8 +168,7 @@ void run_efa_version(const struct doctor_machine *machine, struct doctor_result 
     doctor_evidence(result, EFA_PACKAGES, "%s", version);
     doctor_evidence(result, "NCCL", "%s", of_nccl);
     doctor_fix(result, false, "export " CUDA_SYNC "=0");
-    doctor_advise(result, "Install the EFA installer " EFA_FOR_NCCL_219 " or later, which brings a newer libfabric and "
-                          "plugin, in a container in the image; the variable helps until then.");
+    doctor_advise_remedy(result);
 }
 
 /* --- two-nccl --- */

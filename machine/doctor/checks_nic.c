@@ -171,9 +171,7 @@ void run_slow_link(const struct doctor_machine *machine, struct doctor_result *r
         return;
     doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise(
-        result,
-        "Every dispatch waits for the slowest NIC. Check cable and switch of a port (mlxlink -d DEVICE -m), and the slot of a card; in a cloud, take the node out of service.");
+    doctor_advise_remedy(result);
 }
 
 /* --- pci-uplink --- */
@@ -244,8 +242,7 @@ void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *
         if (machine_nic_serves_gpus(machine, i))
             check_uplinks(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result, "Others of its model have their maximum. Take the node out of service when convenient, "
-                              "and have the card, the riser or its cable reseated; a restart retrains the link.");
+        doctor_advise_remedy(result);
 }
 
 /* --- firmware --- */

@@ -527,8 +527,7 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
         "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
     doctor_fix(result, false, "taskset -c %s PROGRAM",
                shell_word(machine->source, topo->pci[topo->gpus[gpu].pci].local_cpus));
-    doctor_advise(result, "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or "
-                          "--gpu-bind=closest.");
+    doctor_advise_remedy(result);
 }
 
 /* --- numa-balancing --- */
@@ -586,7 +585,5 @@ void run_numa_memory(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(result, DOCTOR_WARNING, "NUMA node %d, next to %d of %d GPUs, has no %s", node, n, topo->n_gpus,
                  lacks);
-    doctor_advise(
-        result,
-        "numactl fails for it, and buffers near these GPUs are on another node. Populate its memory channels, or choose fewer nodes for a socket in the BIOS (NPS1, SNC off); in a virtual machine, give each node memory and processors.");
+    doctor_advise_remedy(result);
 }

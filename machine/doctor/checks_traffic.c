@@ -251,7 +251,7 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
 
     if (*bond)
         members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
-    while ((member = machine_next_word(machine, &members))) {
+    while ((member = machine_next_word(machine, &members, " "))) {
         int64_t mtu;
 
         if (source_number(machine->source, &mtu, "/sys/class/net/%s/mtu", member) != SOURCE_OK || mtu >= rail->value)
@@ -357,13 +357,13 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
     int n_with[17] = {0}, n_bonds = 0;
     const char *bond;
 
-    while ((bond = machine_next_word(machine, &bonds))) {
+    while ((bond = machine_next_word(machine, &bonds, " "))) {
         const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
         int n = 0;
 
         if (!carries_rdma(machine->topo, bond))
             continue;
-        while (machine_next_word(machine, &slaves))
+        while (machine_next_word(machine, &slaves, " "))
             n++;
         n_with[n < 16 ? n : 16]++;
         n_bonds++;
@@ -382,7 +382,7 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
     int n = 0, n_dead = 0;
     const char *dead[16], *name;
 
-    while ((name = machine_next_word(machine, &slaves))) {
+    while ((name = machine_next_word(machine, &slaves, " "))) {
         struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
 
         n++;
@@ -417,6 +417,6 @@ void run_bond(const struct doctor_machine *machine, struct doctor_result *result
 
     if (doctor_not_applicable_if(result, bonds.state != SOURCE_OK || !*bonds.text, "there is no bond"))
         return;
-    while ((bond = machine_next_word(machine, &bonds.text)))
+    while ((bond = machine_next_word(machine, &bonds.text, " ")))
         check_one_bond(machine, result, bond, n_usual);
 }

@@ -326,9 +326,7 @@ void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *r
                          providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
             doctor_evidence(result, path, "of rdma-core");
             doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
-            doctor_advise(
-                result,
-                "Install the provider of the driver's maker in the same release (for Broadcom libbnxt_re), in a container in the image, and see that /etc/libibverbs.d names it.");
+            doctor_advise_remedy(result);
             break;
         }
     }
@@ -401,8 +399,7 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
     system = system_core(machine);
     if (system.state == SOURCE_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
         fix_order(machine, result, &system);
-    doctor_advise(result, "Either installation works, but both libraries have to come from the same one: put its "
-                          "folder first, or remove the copies of the other.");
+    doctor_advise_remedy(result);
 }
 
 /* --- verbs-from-gib --- */

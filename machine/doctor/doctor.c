@@ -65,25 +65,25 @@ void doctor_machine_free(struct doctor_machine *machine)
 
 const struct doctor_check *doctor_find(const char *id)
 {
-    for (size_t i = 0; doctor_checks[i]; i++)
-        if (strcmp(doctor_checks[i]->id, id) == 0)
-            return doctor_checks[i];
-    return NULL;
-}
+    const struct doctor_check *const *check = doctor_checks;
 
-static bool has_nvml(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    if (!machine->topo->nvml)
-        result->missing = machine_missing_nvml(machine);
-    return !doctor_unknown_if(result, !machine->topo->nvml, "NVML does not answer: %s", machine->topo->nvml_why);
+    while (*check && strcmp((*check)->id, id) != 0)
+        check++;
+    return *check;
 }
 
 static bool has_needs(const struct doctor_machine *machine, unsigned needs, struct doctor_result *result)
 {
-    return (!(needs & NEEDS_GPUS) || machine_has_gpus(machine, result)) &&
-           (!(needs & (NEEDS_DRIVER | NEEDS_NVML)) || machine_has_driver(machine, result)) &&
-           (!(needs & NEEDS_NVML) || has_nvml(machine, result)) &&
-           (!(needs & NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
+    const struct topo *topo = machine->topo;
+
+    if ((needs & NEEDS_GPUS && !machine_has_gpus(machine, result)) ||
+        (needs & (NEEDS_DRIVER | NEEDS_NVML) && !machine_has_driver(machine, result)))
+        return false;
+    if (doctor_unknown_if(result, needs & NEEDS_NVML && !topo->nvml, "NVML does not answer: %s", topo->nvml_why)) {
+        result->missing = machine_missing_nvml(machine);
+        return false;
+    }
+    return (!(needs & NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
            (!(needs & NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
 }
 
@@ -208,6 +208,11 @@ void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, cons
     va_end(args);
     result->fix_class = class;
     result->fix_is_safe = false;
+}
+
+void doctor_advise_remedy(struct doctor_result *result)
+{
+    result->advice = result->check->remedy;
 }
 
 bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,

@@ -139,10 +139,7 @@ static json_t *read_module(struct source_text file)
 }
 
 /* "Y": the kernel accepts only signed modules. */
-static json_t *read_enforced(struct source_text file)
-{
-    return json_boolean(*file.text == 'Y');
-}
+READER_BOOL(read_enforced, *file.text == 'Y')
 
 /* Messages of mod_verify_sig() and of the lockdown, which contain no module name. */
 static json_t *read_refusals(struct source_text file)

@@ -8,10 +8,19 @@
 /* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
 const char *machine_reason(enum source_state state, const char *why);
 
+/* The value of a variable, "" if it is not set. */
+const char *machine_env(const struct doctor_machine *machine, const char *name);
+
 /* If false, they have set the outcome: "not applicable", or "unknown" if it cannot be determined. */
 bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* May this process read and write the device? */
+static inline bool machine_may_open(struct source_stat device)
+{
+    return device.state == SOURCE_OK && device.may_read && device.may_write;
+}
 
 /* Does a device file have another number than `number`, that of its driver, which may have none? */
 static inline bool machine_is_of_another(struct source_stat device, int number)
@@ -62,8 +71,8 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 int machine_functions_without_rdma(const struct doctor_machine *machine);
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
 
-/* The next word of a list such as that of a bond's members; NULL at its end. Advances *at. */
-const char *machine_next_word(const struct doctor_machine *machine, const char **at);
+/* The next word of a list such as that of a bond's members; NULL at its end, and of NULL. Advances *at. */
+const char *machine_next_word(const struct doctor_machine *machine, const char **at, const char *separators);
 
 /* Is it the interface of the default route or, with `or_lower`, one below it? */
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower);
@@ -169,8 +178,7 @@ struct machine_preload {
 
 struct machine_preload machine_preload(const struct doctor_machine *machine, const char *part);
 
-/* The next entry of LD_PRELOAD; NULL at the end. *at is the position, initially the value itself. */
-const char *machine_next_preload(const struct doctor_machine *machine, const char **at);
+#define MACHINE_PRELOAD_SEPARATORS ": " /* ld.so(8) */
 
 /* Is the entry of LD_PRELOAD a path that does not exist? False for names without a folder: ld.so searches for them. */
 bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry);
