@@ -17,9 +17,7 @@
 
 static bool handler_is_cpu(const struct doctor_machine *machine)
 {
-    const char *handler = source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER");
-
-    return handler && strcasecmp(handler, "cpu") == 0;
+    return strcasecmp(machine_env(machine, "NVSHMEM_IBGDA_NIC_HANDLER"), "cpu") == 0;
 }
 
 /* What prevents libgdrapi from opening its device; "" if nothing does, or if a snapshot does not contain it. */
@@ -31,7 +29,7 @@ static const char *gdrdrv_problem(const struct doctor_machine *machine)
         return "is not there";
     if (device.state == SOURCE_OK && machine_is_of_another(device, machine->software->driver.gdrdrv_number))
         return "belongs to no driver: the module has no device number, or another one";
-    return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
+    return device.state == SOURCE_OK && !machine_may_open(device) ? "may not be opened" : "";
 }
 
 const char *machine_lacks_gdrcopy(const struct doctor_machine *machine)
@@ -53,12 +51,6 @@ static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 
 /* --- nic-handler --- */
 
-/* "" means not set; 1 and 0x1 are equal. */
-static bool option_is_live(const char *live)
-{
-    return *live && strtoll(live, NULL, 0) != 0;
-}
-
 void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
@@ -75,7 +67,7 @@ void run_nic_handler(const struct doctor_machine *machine, struct doctor_result 
         doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         return;
     }
-    if (option_is_live(option->live) || *option->configured || *option->overruled)
+    if (strtoll(option->live, NULL, 0) != 0 || *option->configured || *option->overruled)
         return;
     if (doctor_not_applicable_if(result,
                                  software_has_cpu_assisted_ibgda(&machine->software->nvshmem) &&
@@ -156,14 +148,6 @@ void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_res
 
 /* --- two-nvshmem --- */
 
-/* A script of 'epkit env' sets this variable instead of LD_PRELOAD: programs are started with it. */
-static bool is_preloaded_by_script(const struct doctor_machine *machine)
-{
-    const char *path = source_env(machine->source, "EPKIT_PRELOAD");
-
-    return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
-}
-
 /*
  * PyTorch's copy is loaded first in programs that import PyTorch. This is certain if DeepEP is imported; otherwise the
  * environment only mentions NVSHMEM, and the program may be another one.
@@ -186,6 +170,8 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
     struct source_names mapped = libs_mapped(machine->source, "libnvshmem_host.so");
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
+    /* A script of 'epkit env' sets it instead of LD_PRELOAD: programs are started with it. */
+    const char *script = machine_env(machine, "EPKIT_PRELOAD");
 
     if (machine_is_overwritten(machine, result, "nvshmem", machine->software->nvshmem.bundled))
         return;
@@ -197,7 +183,8 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
             doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has already loaded one has made its choice. */
-            if (!advised || mapped.n == 1 || !is_used || is_preloaded_by_script(machine))
+            if (!advised || mapped.n == 1 || !is_used ||
+                (*script == '/' && source_stat(machine->source, "%s", script).state == SOURCE_OK))
                 return;
             find_bundled(machine, result);
         }

@@ -38,12 +38,6 @@ static enum source_state comes_with_torch(struct source *source, const char *tor
 
 /* --- import-libraries --- */
 
-/* Reported by other checks. */
-static bool has_own_check(const char *name)
-{
-    return text_begins_any(name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"));
-}
-
 /* The file that is loaded, or its NVSHMEM. */
 static bool is_relevant(const struct libs_closure *closure, int user)
 {
@@ -71,7 +65,7 @@ static void report_missing(struct doctor_result *result, const char *package, co
                       "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder "
                       "with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
                       lib->name);
-    else if (text_begins(lib->name, "libtorch") || text_begins(lib->name, "libc10"))
+    else if (is_of_torch(lib->name))
         doctor_advise(result, "%s",
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
@@ -95,7 +89,9 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
         const struct lib *lib = &closure->libs[i];
         enum source_state in_torch;
 
-        if (lib->location.state == SOURCE_OK || has_own_check(lib->name) ||
+        /* Of some, other checks report it. */
+        if (lib->location.state == SOURCE_OK ||
+            text_begins_any(lib->name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so")) ||
             !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
         in_torch =
@@ -123,16 +119,14 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
 /* Conda's Python loads its own libstdc++ before any module. */
 static bool conda_defines(const struct doctor_machine *machine, const char *version)
 {
-    const char *prefix = source_env(machine->source, "CONDA_PREFIX");
+    const char *prefix = machine_env(machine, "CONDA_PREFIX");
     struct elf_facts facts;
 
-    if (!prefix || *prefix != '/')
+    if (*prefix != '/')
         return false;
     facts = source_elf(machine->source, "%s/lib/libstdc++.so.6", prefix);
-    for (size_t i = 0; i < facts.n_definitions; i++)
-        if (strcmp(facts.definitions[i].name, version) == 0)
-            return true;
-    return facts.state == SOURCE_OK && facts.n_definitions == 0;
+    return (facts.state == SOURCE_OK && facts.n_definitions == 0) ||
+           ANY_OF(i, facts.n_definitions, strcmp(facts.definitions[i].name, version) == 0);
 }
 
 static void find_gap(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
@@ -245,9 +239,9 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
         return;
     /* There may be several, one for each Python. */
     names = source_list(machine->source, "%s", libs_folder_of(machine->source, path));
-    for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.names[i], base, strcspn(base, ".") + 1) == 0 && tag_of(names.names[i]) == python)
-            return;
+    if (ANY_OF(i, names.n,
+               strncmp(names.names[i], base, strcspn(base, ".") + 1) == 0 && tag_of(names.names[i]) == python))
+        return;
     doctor_found(result, DOCTOR_ERROR,
                  "%s cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
                  installed->stack->package, tag - 300, python - 300);
@@ -333,32 +327,24 @@ static const struct {
     int cuda, driver;
 } oldest_drivers[] = {{11, 450}, {12, 525}, {13, 580}};
 
-/* The major version of the libcudart that a library needs; 0 if none. */
-static int cuda_of(const struct elf_facts *facts)
-{
-    static const char name[] = "libcudart.so.";
-
-    for (size_t i = 0; i < facts->n_needed; i++)
-        if (text_begins(facts->needed[i], name))
-            return atoi(facts->needed[i] + sizeof(name) - 1);
-    return 0;
-}
-
 /* A user of a CUDA runtime. */
 struct cuda_user {
     const char *what, *path;
-    int cuda; /* 0: none, or it could not be read */
+    int cuda; /* the major version of the libcudart that it needs; 0: none, or it could not be read */
 };
 
 static struct cuda_user cuda_user(const struct doctor_machine *machine, const char *what, const char *path)
 {
+    static const char name[] = "libcudart.so.";
     struct cuda_user user = {.what = what, .path = path};
     struct elf_facts facts;
+    int needed;
 
-    if (*path) {
-        facts = source_elf(machine->source, "%s", path);
-        user.cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
-    }
+    if (!*path)
+        return user;
+    facts = source_elf(machine->source, "%s", path);
+    needed = facts.state == SOURCE_OK ? FIRST_OF(i, facts.n_needed, text_begins(facts.needed[i], name)) : -1;
+    user.cuda = needed < 0 ? 0 : atoi(facts.needed[needed] + sizeof(name) - 1);
     return user;
 }
 
@@ -464,7 +450,6 @@ void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *
 {
     const struct stacks_installed *all = &machine->software->stacks;
     struct cuda_user users[STACKS_MAX + 2];
-    bool any = false;
     int n = 0;
 
     stacks_run(machine, result);
@@ -476,9 +461,8 @@ void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *
             users[n++] = cuda_user(machine, all->stacks[i].stack->title, all->stacks[i].extension);
     users[n++] = cuda_of_torch(machine);
     users[n++] = cuda_user(machine, "NVSHMEM", machine->software->nvshmem.host.path);
-    for (int i = 0; i < n; i++)
-        any = any || users[i].cuda;
-    if (doctor_not_applicable_if(result, !any, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
+    if (doctor_not_applicable_if(result, !ANY_OF(i, n, users[i].cuda),
+                                 "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
         return;
     for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         need_driver(machine, result, &users[i]);

@@ -26,10 +26,9 @@ static bool is_up(const struct doctor_machine *machine, const char *interface)
 /* The interface of the default route, by which other nodes are reached; "" if there is none. */
 static const char *default_interface(const struct doctor_machine *machine, const struct source_names *interfaces)
 {
-    for (size_t i = 0; i < interfaces->n; i++)
-        if (machine_carries_route(machine, interfaces->names[i], false))
-            return interfaces->names[i];
-    return "";
+    int at = FIRST_OF(i, interfaces->n, machine_carries_route(machine, interfaces->names[i], false));
+
+    return at < 0 ? "" : interfaces->names[at];
 }
 
 /* The names that /etc/hosts gives to the loopback, unless an earlier line has them for another address. */
@@ -74,17 +73,11 @@ static bool host_is_loopback(const struct doctor_machine *machine)
 {
     const char *host =
         source_fact_text(source_fact(machine->source, "host-name", read_host_name, "/proc/sys/kernel/hostname"));
-    struct source_answer names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts");
-    json_t *name;
-    size_t i;
+    const json_t *names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts").value;
 
-    json_array_foreach ((json_t *)names.value, i, name) {
-        const char *text = json_string_value(name);
-
-        if (*host && text && strcmp(text, host) == 0)
-            return true;
-    }
-    return false;
+    return *host && ANY_OF(i, json_array_size(names),
+                           json_is_string(json_array_get(names, (size_t)i)) &&
+                               strcmp(json_string_value(json_array_get(names, (size_t)i)), host) == 0);
 }
 
 /* --- socket-interface --- */
@@ -286,10 +279,11 @@ static bool answers_for_others(struct source *source, const char *interface, boo
 static bool is_rail(const struct topo *topo, const char *interface)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && machine_is_data_nic(topo, i); p++)
-            if (topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET && topo->nics[i].ports[p].active &&
-                strcmp(topo->nics[i].ports[p].netdev, interface) == 0)
-                return true;
+        if (machine_is_data_nic(topo, i) &&
+            ANY_OF(p, topo->nics[i].n_ports,
+                   topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET && topo->nics[i].ports[p].active &&
+                       strcmp(topo->nics[i].ports[p].netdev, interface) == 0))
+            return true;
     return false;
 }
 
@@ -304,12 +298,11 @@ static int pci_of(const struct doctor_machine *machine, const char *interface)
 /* Is it on the card of a rail: IPoIB, which only starts connections, or another port? */
 static bool is_of_data_nic(const struct doctor_machine *machine, const char *interface)
 {
+    const struct topo *topo = machine->topo;
     int pci = pci_of(machine, interface);
 
-    for (int i = 0; i < machine->topo->n_nics && pci >= 0; i++)
-        if (machine_is_data_nic(machine->topo, i) && topo_is_same_card(machine->topo, machine->topo->nics[i].pci, pci))
-            return true;
-    return false;
+    return pci >= 0 &&
+           ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, pci));
 }
 
 /* Of a group, the interfaces that the kernel answers for on any other: the rails, or the others that are up. */
@@ -339,14 +332,11 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
 /* Does the site have routing tables of its own, "100 rail0", which only rules lead to? */
 static json_t *read_own_tables(struct source_text file)
 {
-    bool any = false;
+    long number = 0;
 
-    while (*file.text) {
-        long number = strtol(text_take(&file.text, "\n").text, NULL, 10);
-
-        any = any || (number > 0 && number < 253);
-    }
-    return json_boolean(any);
+    while (*file.text && !(number > 0 && number < 253))
+        number = strtol(text_take(&file.text, "\n").text, NULL, 10);
+    return json_boolean(number > 0 && number < 253);
 }
 
 void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
@@ -397,10 +387,7 @@ static bool is_near_gpu(const struct doctor_machine *machine, const char *interf
     const struct topo *topo = machine->topo;
     int pci = pci_of(machine, interface);
 
-    for (int g = 0; g < topo->n_gpus && pci >= 0; g++)
-        if (topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB)
-            return true;
-    return false;
+    return pci >= 0 && ANY_OF(g, topo->n_gpus, topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB);
 }
 
 /* Variables of Google's plugins for NCCL over TCP: interfaces by whole names, one for each GPU or pair of GPUs. */
@@ -436,8 +423,8 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
     doctor_evidence(result, name, "%s", value);
     fix = source_printf(machine->source, "export %s=%s", name, shell_word(machine->source, near));
     for (size_t i = 0; i < COUNT(others) && *uplink; i++) {
-        value = source_env(machine->source, others[i]);
-        if (!value || !*value || !is_near_gpu(machine, value))
+        value = machine_env(machine, others[i]);
+        if (!*value || !is_near_gpu(machine, value))
             continue;
         doctor_evidence(result, others[i], "%s, which is a GPU's", value);
         fix = source_printf(machine->source, "%s\nexport %s=%s", fix, others[i], shell_word(machine->source, uplink));

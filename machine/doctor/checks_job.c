@@ -79,11 +79,9 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
     static const char *const shown[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
                                         "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "NNODES"};
     const char *name, *fault;
-    bool any = false;
 
-    for (size_t i = 0; i < COUNT(shown); i++)
-        any = any || source_env(machine->source, shown[i]);
-    if (doctor_not_applicable_if(result, !any, "the environment is not that of a rank"))
+    if (doctor_not_applicable_if(result, !ANY_OF(i, COUNT(shown), source_env(machine->source, shown[i])),
+                                 "the environment is not that of a rank"))
         return;
     fault = rank_contradiction(machine, &name);
     if (!fault)
