@@ -148,6 +148,8 @@ void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     struct gid_faults faults = {.variables = "", .only_ipv6 = true};
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = 0;
     /* sysfs shows the NICs of the machine also in a container that has none of them. */
     bool may_use_any = ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO);
 
@@ -155,11 +157,11 @@ void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
                                  "this process was given none of the NICs, and nothing here needs RDMA"))
         return;
     /* An Ethernet port among InfiniBand ports is reported by link-layer. */
-    for (int i = 0; i < topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET &&
-                !topo->nics[i].is_iwarp && machine_nic_serves_gpus(machine, i))
-                check_gids(machine, result, i, p, &faults);
+    if (machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET)
+        n = machine_ports(machine, true, TOPO_LINK_ETHERNET, ports);
+    for (int i = 0; i < n; i++)
+        if (!topo->nics[ports[i].nic].is_iwarp)
+            check_gids(machine, result, ports[i].nic, ports[i].port, &faults);
     if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {

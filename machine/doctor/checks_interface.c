@@ -276,15 +276,12 @@ static bool answers_for_others(struct source *source, const char *interface, boo
     return true;
 }
 
-static bool is_rail(const struct topo *topo, const char *interface)
+static bool is_rail(const struct doctor_machine *machine, const char *interface)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) &&
-            ANY_OF(p, topo->nics[i].n_ports,
-                   topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET && topo->nics[i].ports[p].active &&
-                       strcmp(topo->nics[i].ports[p].netdev, interface) == 0))
-            return true;
-    return false;
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, false, TOPO_LINK_ETHERNET, ports);
+
+    return ANY_OF(i, n, strcmp(machine->topo->nics[ports[i].nic].ports[ports[i].port].netdev, interface) == 0);
 }
 
 /* Its card; -1: not on the bus. */
@@ -316,7 +313,7 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
     json_array_foreach ((json_t *)group, i, name) {
         const char *interface = json_string_value(name);
 
-        if (!interface || is_rail(machine->topo, interface) != of_rails || !is_up(machine, interface) ||
+        if (!interface || is_rail(machine, interface) != of_rails || !is_up(machine, interface) ||
             (!of_rails && is_of_data_nic(machine, interface)) ||
             !answers_for_others(machine->source, interface, of_rails))
             continue;

@@ -179,16 +179,6 @@ static json_t *read_shm_mount(struct source_text file)
     return mount;
 }
 
-/* MemTotal in bytes; -1: not known. */
-static long long memory_of(struct source *source)
-{
-    struct source_text text = source_read(source, "/proc/meminfo");
-    const char *value = source_field(source, text.text, "MemTotal");
-    long long kib = strtoll(value, NULL, 10);
-
-    return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
-}
-
 static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result, const json_t *mount,
                             long long bytes, long long memory)
 {
@@ -287,7 +277,9 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
     type = json_text(mount.value, "type");
     if (strcmp(type, "tmpfs") != 0 && strcmp(type, "devtmpfs") != 0)
         return;
-    memory = memory_of(machine->source);
+    memory = strtoll(source_field(machine->source, source_read(machine->source, "/proc/meminfo").text, "MemTotal"),
+                     NULL, 10); /* KiB */
+    memory = memory > 0 && memory < INT64_MAX / 1024 ? memory * 1024 : -1;
     percent = json_integer_value(json_object_get(mount.value, "percent"));
     bytes = json_integer_value(json_object_get(mount.value, "bytes"));
     if (percent)
@@ -342,25 +334,22 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
  * a rank. Podman's default is 2048 for a container, that of several distributions 4096 for a user.
  */
 #define PROCESSES_OF_RANK 512
-#define PIDS "/sys/fs/cgroup/pids."
-#define PIDS_V1 "/sys/fs/cgroup/pids/pids."
 #define PROCESSES "Max processes"
 
 /* What the control group leaves; UNLIMITED without a limit. */
 static int64_t pids_left(struct source *source, const char **ret_where)
 {
+    static const char *const groups[] = {"/sys/fs/cgroup/pids.", "/sys/fs/cgroup/pids/pids."};
     int64_t max, current = 0;
 
-    *ret_where = PIDS "max";
-    if (source_number(source, &max, PIDS "max") == SOURCE_OK) {
-        source_number(source, &current, PIDS "current");
-    } else {
-        *ret_where = PIDS_V1 "max";
-        if (source_number(source, &max, PIDS_V1 "max") != SOURCE_OK)
-            return UNLIMITED;
-        source_number(source, &current, PIDS_V1 "current");
+    for (size_t i = 0; i < COUNT(groups); i++) {
+        *ret_where = source_printf(source, "%smax", groups[i]);
+        if (source_number(source, &max, "%s", *ret_where) != SOURCE_OK)
+            continue;
+        source_number(source, &current, "%scurrent", groups[i]);
+        return max > current ? max - current : 0;
     }
-    return max > current ? max - current : 0;
+    return UNLIMITED;
 }
 
 void run_processes(const struct doctor_machine *machine, struct doctor_result *result)

@@ -91,32 +91,14 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
     return false;
 }
 
-/* The first idle NIC that IBGDA could use; -1: none. */
-static int idle_nic(const struct doctor_machine *machine, const struct map *map)
-{
-    for (int i = 0; i < map->n_idle; i++)
-        if (topo_has_ibgda(machine->topo, map->idle[i]))
-            return map->idle[i];
-    return -1;
-}
-
-/* The number of GPUs that use the port of this one, itself included. */
-static int n_on_port(const struct map *map, int gpu)
-{
-    int n = 0;
-
-    for (int i = 0; i < map->n; i++)
-        n += map->choices[i].nic == map->choices[gpu].nic && map->choices[i].port == map->choices[gpu].port;
-    return n;
-}
-
 /* The largest number of GPUs on one port. */
 static int n_on_fullest(const struct map *map)
 {
+    const struct map_choice *all = map->choices;
     int most = 0;
 
     for (int gpu = 0; gpu < map->n; gpu++) {
-        int n = map->choices[gpu].nic < 0 ? 0 : n_on_port(map, gpu);
+        int n = all[gpu].nic < 0 ? 0 : COUNT_OF(i, map->n, all[i].nic == all[gpu].nic && all[i].port == all[gpu].port);
 
         most = n > most ? n : most;
     }
@@ -128,7 +110,9 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
                        struct doctor_result *result)
 {
     const struct map *best = machine->ibgda;
-    int idle = idle_nic(machine, map);
+    /* That IBGDA could use. */
+    int first = FIRST_OF(i, map->n_idle, topo_has_ibgda(machine->topo, map->idle[i])),
+        idle = first < 0 ? -1 : map->idle[first];
     bool is_uneven = map->n_shared > best->n_shared || (idle >= 0 && n_on_fullest(map) > n_on_fullest(best));
 
     for (int gpu = 0; gpu < map->n && is_uneven; gpu++) {

@@ -68,25 +68,15 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
 
 /* --- hca-lists --- */
 
-/* What the audit found in a list: an entry that is no port of this machine. NULL without a fault. */
-static const struct audit_row *list_fault(const struct doctor_machine *machine, const char *name)
-{
-    for (int i = 0; i < machine->audit->n; i++)
-        if (machine->audit->rows[i].kind == AUDIT_HARMFUL && strcmp(machine->audit->rows[i].name, name) == 0)
-            return &machine->audit->rows[i];
-    return NULL;
-}
-
 /* hca-prefix reports when no NIC is left at all. */
 static bool leaves_a_nic(const struct doctor_machine *machine)
 {
     struct map *map;
-    bool any = false;
+    bool any;
 
     if (machine_nvshmem_map(machine, &map) != EP_OK)
         return true;
-    for (int i = 0; i < map->n; i++)
-        any = any || map->choices[i].nic >= 0;
+    any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
     map_free(map);
     return any;
 }
@@ -135,18 +125,20 @@ static const char *ucx_fault(const struct doctor_machine *machine, const char *v
 /* DeepEP 2 asks for the rate of this device, and takes one called mlx5_0 where it is not told. */
 static const char *nic_name_fault(const struct doctor_machine *machine, const char *value)
 {
-    if (topo_find_nic(machine->topo, value) >= 0)
-        return "";
-    return source_printf(machine->source, "names %s, and no NIC here has that name", value);
+    return topo_find_nic(machine->topo, value) >= 0
+               ? ""
+               : source_printf(machine->source, "names %s, and no NIC here has that name", value);
 }
 
-/* For variables of NVSHMEM the audit looks. */
+/* For variables of NVSHMEM the audit looks: an entry that is no port of this machine. */
 static const char *audit_fault(const struct doctor_machine *machine, const char *name)
 {
-    const struct audit_row *row = list_fault(machine, name);
+    const struct audit *audit = machine->audit;
+    int row = FIRST_OF(i, audit->n, audit->rows[i].kind == AUDIT_HARMFUL && strcmp(audit->rows[i].name, name) == 0);
 
-    return row && leaves_a_nic(machine)
-               ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s", row->text)
+    return row >= 0 && leaves_a_nic(machine)
+               ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s",
+                               audit->rows[row].text)
                : "";
 }
 
@@ -164,9 +156,9 @@ static const struct {
 void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     for (size_t i = 0; i < COUNT(device_variables); i++) {
-        const char *name = device_variables[i].name, *value = source_env(machine->source, name), *why = "";
+        const char *name = device_variables[i].name, *value = machine_env(machine, name), *why = "";
 
-        if (value && *value)
+        if (*value)
             why = device_variables[i].fault ? device_variables[i].fault(machine, value) : audit_fault(machine, name);
         if (!*why)
             continue;
@@ -230,8 +222,9 @@ void run_void_variables(const struct doctor_machine *machine, struct doctor_resu
 void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
-    const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
-    bool is_nvshmem = variable_is_true(source_env(machine->source, name)), is_nccl = nccl && strcmp(nccl, "0") == 0;
+    const char *name = "NVSHMEM_IB_DISABLE_DMABUF";
+    bool is_nvshmem = variable_is_true(source_env(machine->source, name)),
+         is_nccl = strcmp(machine_env(machine, "NCCL_DMABUF_ENABLE"), "0") == 0;
 
     if (doctor_not_applicable_if(result, !is_nvshmem && !is_nccl, "nothing disables dma-buf"))
         return;
@@ -257,14 +250,14 @@ void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *
 #define HEAP_LITTLE (512 * MIB)
 
 /* Parses a size like NVSHMEM: a number followed by K, M, G or T. -1: not set, or not a size. */
-static double size_of(struct source *source, const char *name)
+static double size_of(const struct doctor_machine *machine, const char *name)
 {
     static const char units[] = "kmgt";
-    const char *value = source_env(source, name), *unit;
+    const char *value = machine_env(machine, name), *unit;
     char *end;
     double size;
 
-    if (!value || !isdigit((unsigned char)*value))
+    if (!isdigit((unsigned char)*value))
         return -1;
     size = strtod(value, &end);
     unit = *end ? strchr(units, tolower((unsigned char)*end)) : NULL;
@@ -287,7 +280,7 @@ void run_heap_size(const struct doctor_machine *machine, struct doctor_result *r
 {
     bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
-    double size = size_of(machine->source, name), memory = smallest_memory(machine->topo);
+    double size = size_of(machine, name), memory = smallest_memory(machine->topo);
 
     if (doctor_not_applicable_if(result, size < 0, "%s is not set", name))
         return;

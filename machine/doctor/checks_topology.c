@@ -69,18 +69,13 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
 /* GPUs for racks may have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
 static bool has_no_fabric(const struct topo *topo)
 {
-    int n = 0;
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        n += topo->gpus[i].fabric == TOPO_FABRIC_NONE;
-    return n > 0 && n == topo->n_gpus;
+    return topo->n_gpus > 0 && !ANY_OF(i, topo->n_gpus, topo->gpus[i].fabric != TOPO_FABRIC_NONE);
 }
 
 void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names channels;
     struct source_stat stat;
-
     const char *kind = source_env(machine->source, HANDLES);
     bool is_rack = machine_has_multinode_nvlink(machine->topo) && !has_no_fabric(machine->topo);
 
@@ -106,7 +101,7 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
         return;
     }
     stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
-    if (stat.state != SOURCE_OK || (stat.may_read && stat.may_write))
+    if (stat.state != SOURCE_OK || machine_may_open(stat))
         return;
     doctor_found(result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
     doctor_evidence(result, source_printf(machine->source, IMEX "/%s", channels.names[0]),
@@ -118,60 +113,42 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
 
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 
-/* What is wrong with the list itself; NULL if nothing is. */
-static const char *list_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int n)
+/* What is wrong with an entry of the list; NULL if nothing is. */
+static const char *entry_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int i)
 {
-    for (int i = 0; i < n; i++) {
-        const char *text = entries[i].text;
+    const char *text = entries[i].text;
+    int gpu = entries[i].gpu;
 
-        switch (entries[i].kind) {
-        case MACHINE_VISIBLE_INVALID:
-            return source_printf(machine->source,
-                                 "'%s' is neither a number nor a UUID: CUDA ignores it and all entries after it", text);
-        case MACHINE_VISIBLE_INDEX:
-            if (entries[i].gpu < 0)
-                return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all entries after it",
-                                     text);
-            break;
-        case MACHINE_VISIBLE_UUID:
-            if (entries[i].gpu < 0 && machine->topo->nvml)
-                return source_printf(machine->source,
-                                     "no GPU here has the UUID of entry %d: it and all entries after it are ignored",
-                                     i);
-            break;
-        case MACHINE_VISIBLE_MIG:
-            break;
-        }
-        for (int k = 0; k < i; k++)
-            if (entries[i].gpu >= 0 && entries[k].gpu == entries[i].gpu)
-                return source_printf(machine->source, "GPU %d is named twice: CUDA then shows no GPU at all",
-                                     entries[i].gpu);
-    }
-    return NULL;
+    if (entries[i].kind == MACHINE_VISIBLE_INVALID)
+        return source_printf(machine->source,
+                             "'%s' is neither a number nor a UUID: CUDA ignores it and all entries after it", text);
+    if (entries[i].kind == MACHINE_VISIBLE_INDEX && gpu < 0)
+        return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all entries after it", text);
+    if (entries[i].kind == MACHINE_VISIBLE_UUID && gpu < 0 && machine->topo->nvml)
+        return source_printf(machine->source,
+                             "no GPU here has the UUID of entry %d: it and all entries after it are ignored", i);
+    return gpu >= 0 && ANY_OF(k, i, entries[k].gpu == gpu)
+               ? source_printf(machine->source, "GPU %d is named twice: CUDA then shows no GPU at all", gpu)
+               : NULL;
 }
 
 /* A mapping by GPU index changes its meaning if the indices are not 0, 1, 2, ... in order. */
 static const char *mapping_fault(const struct machine_visible *entries, int n)
 {
-    for (int i = 0; i < n; i++)
-        if (entries[i].kind == MACHINE_VISIBLE_UUID || entries[i].kind == MACHINE_VISIBLE_MIG)
-            return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
-    for (int i = 1; i < n; i++)
-        if (entries[i].gpu < entries[i - 1].gpu)
-            return "lists GPUs in another order than " MAPPING " counts them in";
-    return NULL;
+    if (ANY_OF(i, n, entries[i].kind == MACHINE_VISIBLE_UUID || entries[i].kind == MACHINE_VISIBLE_MIG))
+        return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
+    return ANY_OF(i, n - 1, entries[i + 1].gpu < entries[i].gpu) ? "lists GPUs in another order than " MAPPING
+                                                                   " counts them in"
+                                                                 : NULL;
 }
 
 /* The number of a GPU among all of the machine, by PCI address, which a mapping for the whole node uses. */
 static int number_on_node(const struct topo *topo, int gpu)
 {
-    int n = 0;
+    int n_hidden = topo->n_hidden_gpus < TOPO_MAX_GPUS ? topo->n_hidden_gpus : TOPO_MAX_GPUS;
 
-    for (int i = 0; i < topo_usable_gpus(topo); i++)
-        n += topo->gpus[i].pci < topo->gpus[gpu].pci;
-    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
-        n += topo->hidden_gpus[i] < topo->gpus[gpu].pci;
-    return n;
+    return COUNT_OF(i, topo_usable_gpus(topo), topo->gpus[i].pci < topo->gpus[gpu].pci) +
+           COUNT_OF(i, n_hidden, topo->hidden_gpus[i] < topo->gpus[gpu].pci);
 }
 
 /* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" if there is none. */
@@ -225,20 +202,12 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
     return false;
 }
 
-static bool has_unknown_uuid(const struct machine_visible *entries, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (entries[i].kind == MACHINE_VISIBLE_UUID && entries[i].gpu < 0)
-            return true;
-    return false;
-}
-
 void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_environment environment = source_environment(machine->source);
     struct machine_visible entries[MACHINE_VISIBLE_MAX];
     bool in_container = machine->software->os.in_container;
-    const char *fault;
+    const char *fault = NULL;
     int n;
 
     if (doctor_unreadable_if(result, environment.state != SOURCE_OK, "the environment", environment.state,
@@ -250,7 +219,8 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
     if (doctor_not_applicable_if(result, n <= 0,
                                  n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs"))
         return;
-    fault = list_fault(machine, entries, n);
+    for (int i = 0; i < n && !fault; i++)
+        fault = entry_fault(machine, entries, i);
     if (fault) {
         doctor_found(result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
         doctor_evidence_env(result, "CUDA_VISIBLE_DEVICES");
@@ -273,8 +243,8 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
                               "instead of the mapping (epkit env prints both).");
         return;
     }
-    if (doctor_unknown_if(result, has_unknown_uuid(entries, n), "the UUIDs of the GPUs: NVML does not answer: %s",
-                          machine->topo->nvml_why))
+    if (doctor_unknown_if(result, ANY_OF(i, n, entries[i].kind == MACHINE_VISIBLE_UUID && entries[i].gpu < 0),
+                          "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why))
         result->missing = machine_missing_nvml(machine);
 }
 
@@ -426,9 +396,8 @@ static const char *group_of(struct source *source, const struct topo *topo, int 
     for (size_t i = 0; i < groups.n; i++) {
         struct source_names devices = source_list(source, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
 
-        for (size_t k = 0; k < devices.n; k++)
-            if (strcmp(devices.names[k], topo->pci[pci].address) == 0)
-                return groups.names[i];
+        if (ANY_OF(k, devices.n, strcmp(devices.names[k], topo->pci[pci].address) == 0))
+            return groups.names[i];
     }
     return "";
 }
@@ -514,9 +483,8 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
         doctor_unknown(result, "which processors are near %s", machine_gpu_name(machine, gpu));
         return;
     }
-    for (int i = 0; i < TOPO_MAX_CPUS / 64; i++)
-        if (allowed[i] & local[i])
-            return;
+    if (ANY_OF(i, COUNT(allowed), allowed[i] & local[i]))
+        return;
     doctor_found(result, DOCTOR_WARNING,
                  "the process may run on processors %s, and none of them is near %s, which it uses", list,
                  machine_gpu_name(machine, gpu));
@@ -537,11 +505,9 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
 void run_numa_balancing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text state = source_line(machine->source, NUMA_BALANCING);
-    int n = 0;
 
-    for (int i = 0; i < machine->topo->n_numa; i++)
-        n += *machine->topo->numa[i].cpus != '\0';
-    if (doctor_not_applicable_if(result, n < 2, "there is a single NUMA node with processors") ||
+    if (doctor_not_applicable_if(result, COUNT_OF(i, machine->topo->n_numa, *machine->topo->numa[i].cpus) < 2,
+                                 "there is a single NUMA node with processors") ||
         doctor_not_applicable_if(result, state.state != SOURCE_OK, "the kernel has no " NUMA_BALANCING) ||
         doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
         (strtol(state.text, NULL, 10) & 1) == 0)

@@ -13,29 +13,8 @@
 
 /* --- shared --- */
 
-struct rail {
-    int nic, port; /* indices */
-    int64_t value; /* that is compared */
-};
-
-#define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
-
-/* The active ports that GPUs use, with one link layer or any. */
-static int list_rails(const struct doctor_machine *machine, enum topo_link_layer layer, struct rail *ret_rails)
-{
-    const struct topo *topo = machine->topo;
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && machine_nic_serves_gpus(machine, i); p++)
-            if (topo->nics[i].ports[p].active &&
-                (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer))
-                ret_rails[n++] = (struct rail){.nic = i, .port = p};
-    return n;
-}
-
 /* A counter of a port or of its interface, by its name in counters.c; 0 if it does not exist. */
-static int64_t rail_counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
+static int64_t rail_counter(const struct doctor_machine *machine, const struct machine_port *rail, const char *file)
 {
     const struct topo_nic *nic = &machine->topo->nics[rail->nic];
     const struct topo_port *port = &nic->ports[rail->port];
@@ -48,9 +27,9 @@ static int64_t rail_counter(const struct doctor_machine *machine, const struct r
 }
 
 /* The median over all rails but one; 0 if there are no others. */
-static int64_t median_of_others(const struct rail *rails, int n, int self)
+static int64_t median_of_others(const struct machine_port *rails, int n, int self)
 {
-    int64_t values[RAILS_MAX];
+    int64_t values[MACHINE_PORTS_MAX];
     int n_others = 0;
 
     for (int i = 0; i < n; i++)
@@ -59,7 +38,7 @@ static int64_t median_of_others(const struct rail *rails, int n, int self)
     return counter_median(values, (size_t)n_others);
 }
 
-static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)
+static const char *rail_name(const struct doctor_machine *machine, const struct machine_port *rail)
 {
     return machine_port_name(machine, rail->nic, rail->port);
 }
@@ -125,9 +104,9 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
 
 void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
+    struct machine_port rails[MACHINE_PORTS_MAX];
     const struct counter_limit *limits;
-    int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
+    int n = machine_ports(machine, true, TOPO_LINK_UNKNOWN, rails), first = -1;
     size_t n_limits;
 
     limits = counter_limits(&n_limits);
@@ -160,13 +139,6 @@ void run_link_errors(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- roce-loss --- */
 
-static bool sees_congestion_notices(const struct doctor_machine *machine, const struct rail *rail)
-{
-    return rail_counter(machine, rail, "hw_counters/np_cnp_sent") > 0 ||
-           rail_counter(machine, rail, "hw_counters/rp_cnp_handled") > 0 ||
-           rail_counter(machine, rail, "hw_counters/np_ecn_marked_roce_packets") > 0;
-}
-
 /* Lost packets of a port, out of all that it sent or received. */
 struct loss {
     bool is_of_received;
@@ -174,7 +146,7 @@ struct loss {
     double ratio;
 };
 
-static struct loss loss_of(const struct doctor_machine *machine, const struct rail *rail)
+static struct loss loss_of(const struct doctor_machine *machine, const struct machine_port *rail)
 {
     int64_t overtaken = rail_counter(machine, rail, COUNTER_OUT_OF_ORDER),
             again = rail_counter(machine, rail, COUNTER_DUPLICATE);
@@ -192,8 +164,10 @@ static struct loss loss_of(const struct doctor_machine *machine, const struct ra
 
 void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
-    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
+    struct machine_port rails[MACHINE_PORTS_MAX];
+    static const char *const notices[] = {"hw_counters/np_cnp_sent", "hw_counters/rp_cnp_handled",
+                                          "hw_counters/np_ecn_marked_roce_packets"};
+    int n = machine_ports(machine, true, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
     bool has_notices = false;
     double worst = 0;
 
@@ -204,7 +178,7 @@ void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *r
 
         if (loss.lost < COUNTER_LOST_LEAST || loss.ratio < COUNTER_LOST_RATIO)
             continue;
-        has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
+        has_notices = has_notices || ANY_OF(k, COUNT(notices), rail_counter(machine, &rails[i], notices[k]) > 0);
         doctor_evidence(result, rail_name(machine, &rails[i]),
                         "%lld of %lld packets %s; out_of_sequence %lld, local_ack_timeout_err %lld",
                         (long long)loss.lost, (long long)loss.all,
@@ -245,7 +219,8 @@ static int rdma_mtu(int64_t mtu)
 }
 
 /* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
-static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
+static void compare_members(const struct doctor_machine *machine, struct doctor_result *result,
+                            const struct machine_port *rail)
 {
     const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev, *members = "", *member;
 
@@ -271,8 +246,8 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
 
 void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
-    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
+    struct machine_port rails[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, true, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
 
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
@@ -316,11 +291,7 @@ void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 /* Does RDMA run over this interface? */
 static bool carries_rdma(const struct topo *topo, const char *name)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
-                return true;
-    return false;
+    return ANY_OF(i, topo->n_nics, ANY_OF(p, topo->nics[i].n_ports, strcmp(topo->nics[i].ports[p].netdev, name) == 0));
 }
 
 /* Does RDMA or the default route use this interface? Other bonds are not checked. */

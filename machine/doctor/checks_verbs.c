@@ -8,6 +8,7 @@
  */
 #include "checks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
@@ -20,17 +21,10 @@ static const struct {
     {0x1425, "cxgb4", 0},   {0x1077, "qedr", 0}, {0x19e5, "hns", 0},   {0x1414, "mana", 1},  {0x15b3, "mlx5", 1},
 };
 
-/* The provider of the data NICs that are not NVIDIA's, and one such NIC; "" if there is none. */
-static const char *other_provider(const struct topo *topo, int *ret_nic)
+/* The row of the NIC's maker; -1: none. */
+static int provider_of(const struct topo *topo, int nic)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++)
-            if (topo->pci[topo->nics[i].pci].vendor == providers[k].vendor &&
-                providers[k].vendor != PCI_VENDOR_MELLANOX) {
-                *ret_nic = i;
-                return providers[k].name;
-            }
-    return "";
+    return FIRST_OF(i, COUNT(providers), topo->pci[topo->nics[nic].pci].vendor == providers[i].vendor);
 }
 
 /* Was libibverbs found, and does it say which providers it accepts? If not, ends the check. */
@@ -85,33 +79,21 @@ static bool is_from_gib(const struct doctor_machine *machine)
 static const char *drivers_variable(const struct doctor_machine *machine)
 {
     static const char *const names[] = {"RDMAV_DRIVERS", "IBV_DRIVERS"};
+    int set = FIRST_OF(i, COUNT(names), *machine_env(machine, names[i]));
 
-    for (size_t i = 0; i < 2; i++) {
-        const char *value = source_env(machine->source, names[i]);
-
-        if (value && *value)
-            return names[i];
-    }
-    return NULL;
+    return set < 0 ? NULL : names[set];
 }
 
 /* The first entry that is a path and does not exist with the suffix that libibverbs appends; NULL if there is none. */
 static const char *wrong_entry(const struct doctor_machine *machine, const char *variable)
 {
-    const char *list = variable ? source_env(machine->source, variable) : "";
+    const char *list = variable ? machine_env(machine, variable) : "", *entry;
 
-    while (*list) {
-        size_t n = strcspn(list, ":;");
-
-        if (n && n < 4000 && *list == '/') {
-            const char *entry = source_printf(machine->source, "%.*s", (int)n, list);
-
-            if (source_stat(machine->source, "%s-rdmav%d.so", entry, machine->software->verbs.private_version).state ==
+    while ((entry = machine_next_word(machine, &list, ":;")))
+        if (*entry == '/' && strlen(entry) < 4000 &&
+            source_stat(machine->source, "%s-rdmav%d.so", entry, machine->software->verbs.private_version).state ==
                 SOURCE_ABSENT)
-                return entry;
-        }
-        list += n + (list[n] != '\0');
-    }
+            return entry;
     return NULL;
 }
 
@@ -254,12 +236,12 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
 void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *entry, *lacking = machine_missing_verbs_library(machine), *other;
-    int nic = -1;
+    const char *entry, *lacking = machine_missing_verbs_library(machine);
+    const struct topo *topo = machine->topo;
+    int other = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && provider_of(topo, i) >= 0);
 
-    other = other_provider(machine->topo, &nic);
-    if (*other && !advice_has_mlx5(machine->topo)) {
-        find_other_provider(machine, result, other, nic);
+    if (other >= 0 && !advice_has_mlx5(topo)) {
+        find_other_provider(machine, result, providers[provider_of(topo, other)].name, other);
         return;
     }
     if (*lacking && machine_has_environment(machine, result)) {
@@ -312,23 +294,20 @@ void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *r
         return;
     own = own_provider_folder(machine);
     for (int i = 0; i < topo->n_nics && result->outcome != DOCTOR_FOUND; i++) {
-        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++) {
-            int64_t abi = abi_of(machine, &topo->nics[i]);
+        int k = machine_is_data_nic(topo, i) ? provider_of(topo, i) : -1;
+        int64_t abi = abi_of(machine, &topo->nics[i]);
 
-            if (topo->pci[topo->nics[i].pci].vendor != providers[k].vendor || !providers[k].abi || abi < 0 ||
-                abi == providers[k].abi)
-                continue;
-            path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
-            if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)
-                continue;
-            doctor_found(result, DOCTOR_ERROR,
-                         "the provider %s supports version %d of the kernel's interface, and %s has version %lld",
-                         providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
-            doctor_evidence(result, path, "of rdma-core");
-            doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
-            doctor_advise_remedy(result);
-            break;
-        }
+        if (k < 0 || !providers[k].abi || abi < 0 || abi == providers[k].abi)
+            continue;
+        path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
+        if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)
+            continue;
+        doctor_found(result, DOCTOR_ERROR,
+                     "the provider %s supports version %d of the kernel's interface, and %s has version %lld",
+                     providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
+        doctor_evidence(result, path, "of rdma-core");
+        doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
+        doctor_advise_remedy(result);
     }
 }
 
@@ -350,20 +329,13 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
 /* The number that the provider file itself needs; 0: not known. */
 static int provider_number(const struct doctor_machine *machine)
 {
+    static const char name[] = "IBVERBS_PRIVATE_";
     const char *path = machine->software->verbs.provider;
     struct elf_facts facts = source_elf(machine->source, "%s", path);
+    int needed =
+        *path && facts.state == SOURCE_OK ? FIRST_OF(i, facts.n_needs, text_begins(facts.needs[i].name, name)) : -1;
 
-    for (size_t i = 0; *path && facts.state == SOURCE_OK && i < facts.n_needs; i++) {
-        int number = 0;
-        const char *digits = facts.needs[i].name;
-
-        if (strncmp(digits, "IBVERBS_PRIVATE_", 16) != 0)
-            continue;
-        for (digits += 16; *digits >= '0' && *digits <= '9' && number < 100000; digits++)
-            number = number * 10 + (*digits - '0');
-        return number;
-    }
-    return 0;
+    return needed < 0 ? 0 : atoi(facts.needs[needed].name + strlen(name));
 }
 
 void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)

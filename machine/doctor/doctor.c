@@ -125,26 +125,29 @@ format_text(const struct doctor_result *result, const char *format, va_list args
     return source_printf(result->machine->source, "%s", clean);
 }
 
+/* The text that the last arguments of a function make. */
+#define FORMATTED(result, format)                                                                                      \
+    ({                                                                                                                 \
+        va_list list;                                                                                                  \
+        const char *formatted;                                                                                         \
+        va_start(list, format);                                                                                        \
+        formatted = format_text(result, format, list);                                                                 \
+        va_end(list);                                                                                                  \
+        formatted;                                                                                                     \
+    })
+
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    result->text = format_text(result, format, args);
-    va_end(args);
+    result->text = FORMATTED(result, format);
     result->outcome = DOCTOR_FOUND;
     result->severity = severity;
 }
 
 bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
 {
-    va_list args;
-
     if (!condition)
         return false;
-    va_start(args, format);
-    result->text = format_text(result, format, args);
-    va_end(args);
+    result->text = FORMATTED(result, format);
     result->outcome = outcome;
     return true;
 }
@@ -153,16 +156,13 @@ void doctor_evidence(struct doctor_result *result, const char *where, const char
 {
     struct doctor_evidence *evidence;
     char place[TEXT_BYTES];
-    va_list args;
 
     if (result->n_evidence == (int)COUNT(result->evidence)) {
         result->n_evidence_left_out++;
         return;
     }
     evidence = &result->evidence[result->n_evidence++];
-    va_start(args, format);
-    evidence->what = format_text(result, format, args);
-    va_end(args);
+    evidence->what = FORMATTED(result, format);
     text_clean(where, place, sizeof(place));
     evidence->where = source_printf(result->machine->source, "%s", place);
 }
@@ -188,9 +188,7 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
         result->advice = "The command is too long to be shown.";
         return;
     }
-    va_start(args, format);
-    result->fix = format_text(result, format, args);
-    va_end(args);
+    result->fix = FORMATTED(result, format);
     result->fix_is_safe = is_safe;
     result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
     if (strstr(result->fix, "sudo reboot"))
@@ -199,13 +197,9 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
 
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
 {
-    va_list args;
-
     if (!*result->fix)
         return;
-    va_start(args, format);
-    result->fix_cost = format_text(result, format, args);
-    va_end(args);
+    result->fix_cost = FORMATTED(result, format);
     result->fix_class = class;
     result->fix_is_safe = false;
 }
@@ -245,9 +239,5 @@ bool doctor_is_inconclusive(const struct doctor_result *result)
 
 void doctor_advise(struct doctor_result *result, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    result->advice = format_text(result, format, args);
-    va_end(args);
+    result->advice = FORMATTED(result, format);
 }

@@ -209,17 +209,6 @@ static const char *installed_version(const struct doctor_machine *machine, bool 
     return "";
 }
 
-/* The commands that build the driver with DKMS for the running kernel; "" if DKMS does not have it. */
-static const char *build_commands(const struct doctor_machine *machine, bool is_dkms)
-{
-    const char *headers =
-        os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)", "kernel-devel-$(uname -r)");
-
-    return is_dkms && *headers
-               ? source_printf(machine->source, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers)
-               : "";
-}
-
 static const char signing[] =
     "Use modules that are signed with a key that the firmware knows (on Ubuntu linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it. Until then modprobe answers \"Key was rejected by service\".";
 
@@ -228,14 +217,17 @@ static void explain_missing(const struct doctor_machine *machine, struct doctor_
 {
     enum presence module = module_presence(machine);
     bool is_dkms;
-    const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel;
+    const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel,
+               *headers = os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)",
+                                     "kernel-devel-$(uname -r)");
 
     if (module == MISSING && *version) {
         doctor_found(result, DOCTOR_ERROR,
                      "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
                      version, kernel, gpus);
         doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
-        doctor_fix(result, false, "%s", build_commands(machine, is_dkms));
+        if (is_dkms && *headers)
+            doctor_fix(result, false, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers);
         doctor_advise(result,
                       "DKMS builds it when the headers of this kernel are installed; if the build fails, "
                       "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one "

@@ -120,6 +120,21 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
     return topo->n_gpus == 0;
 }
 
+int machine_ports(const struct doctor_machine *machine, bool serving, enum topo_link_layer layer,
+                  struct machine_port ret_ports[MACHINE_PORTS_MAX])
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active &&
+                (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer) &&
+                (serving ? machine_nic_serves_gpus(machine, i) : machine_is_data_nic(topo, i)))
+                ret_ports[n++] = (struct machine_port){.nic = i, .port = p};
+    return n;
+}
+
 /* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
 static bool needs_rdma(const char *name, const char *value)
 {

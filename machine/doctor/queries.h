@@ -38,6 +38,18 @@ bool machine_has_environment(const struct doctor_machine *machine, struct doctor
 bool machine_is_data_nic(const struct topo *topo, int nic);
 int machine_n_data_nics(const struct topo *topo);
 
+/* A port of a NIC, by their indices, with what a check compares. */
+struct machine_port {
+    int nic, port;
+    int64_t value;
+};
+
+#define MACHINE_PORTS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+
+/* The active ports of data NICs, with `serving` of those that serve GPUs alone, of this link layer, unknown: of any. */
+int machine_ports(const struct doctor_machine *machine, bool serving, enum topo_link_layer layer,
+                  struct machine_port ret_ports[MACHINE_PORTS_MAX]);
+
 /* Is the NIC assigned to a GPU in the best assignment, or of the same model and as near to one? */
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic);
 
