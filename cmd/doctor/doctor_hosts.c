@@ -6,6 +6,7 @@
 #include "cmd/launch/hosts.h"
 #include "cmd/launch/remote.h"
 #include "common/capture.h"
+#include "common/json.h"
 #include "common/output.h"
 
 #include "common/text.h"
@@ -129,19 +130,16 @@ static json_t *find_document(const struct node *output, char *ret_why, size_t by
     }
     document = json_loadb(start, output->bytes - (size_t)(start - output->text), JSON_DISABLE_EOF_CHECK, &error);
     if (!document) {
-        char text[160];
-
-        text_clean(error.text, text, sizeof(text));
-        snprintf(ret_why, bytes, "the answer is no JSON: line %d: %s", error.line, text);
+        text_clean(error.text, error.text, sizeof(error.text));
+        snprintf(ret_why, bytes, "the answer is no JSON: line %d: %s", error.line, error.text);
     }
     return document;
 }
 
 static bool is_ours(const json_t *document)
 {
-    const char *command = json_string_value(json_object_get(document, "subcommand"));
-
-    return command && strcmp(command, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
+    return strcmp(json_text(document, "subcommand"), "doctor") == 0 &&
+           json_is_object(json_object_get(document, "facts"));
 }
 
 static void classify(const struct remote *remote, struct node *node)
@@ -167,11 +165,9 @@ static void classify(const struct remote *remote, struct node *node)
                  (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
     } else if (document) {
         /* The node could not run the diagnosis, and says why. */
-        const char *verdict = json_string_value(json_object_get(document, "verdict"));
-        char text[160];
+        const char *verdict = json_text(document, "verdict");
 
-        text_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
-        snprintf(node->why, sizeof(node->why), "%s", text);
+        text_clean(*verdict ? verdict : "the answer is not that of epkit doctor", node->why, 160);
     } else if (remote->failed_at) {
         node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
         snprintf(node->why, sizeof(node->why), "%s", remote->why);
@@ -229,8 +225,7 @@ static void print_differences(const json_t *differences)
 
         for (size_t k = 0; k < json_array_size(others); k++) {
             const json_t *other = json_array_get(others, k);
-            const char *const values[2] = {json_string_value(json_object_get(row, "value")),
-                                           json_string_value(json_object_get(other, "value"))};
+            const char *const values[2] = {json_text(row, "value"), json_text(other, "value")};
             char names[512], cut[2][SHOWN_BYTES + 8];
 
             name_nodes(json_object_get(other, "nodes"), names, sizeof(names));
@@ -374,13 +369,6 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_options *options
     return CMD_FINE;
 }
 
-static bool is_not_known(const json_t *document)
-{
-    const char *state = json_string_value(json_object_get(document, "state"));
-
-    return state && strcmp(state, "not-known") == 0;
-}
-
 int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
 {
     struct answers answers = {.nodes = NULL};
@@ -399,7 +387,7 @@ int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
             document = answers.nodes[i].document;
             outcome.n_silent += document == NULL;
             outcome.n_empty += document && !json_is_array(json_object_get(document, "checks"));
-            outcome.n_not_known += is_not_known(document);
+            outcome.n_not_known += strcmp(json_text(document, "state"), "not-known") == 0;
         }
         outcome.differences = compare_nodes(answers.nodes, outcome.n);
         outcome.findings = compare_findings(answers.nodes, outcome.n);

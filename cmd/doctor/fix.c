@@ -34,19 +34,15 @@ static void as_this_user(const char *line, char *ret_line, size_t bytes)
 
 static void show_output(const struct capture_text *text)
 {
-    char line[512];
     const char *at = text->text;
 
-    for (size_t shown = 0; at && *at && shown < OUTPUT_SHOWN;) {
-        size_t n = strcspn(at, "\n");
-        char raw[512];
+    while (at && *at && at - text->text < OUTPUT_SHOWN) {
+        struct piece line = text_take(&at, "\n");
+        char shown[512];
 
-        snprintf(raw, sizeof(raw), "%.*s", (int)(n < sizeof(raw) ? n : sizeof(raw) - 1), at);
-        text_clean(raw, line, sizeof(line));
-        out_line("     | %s", line);
-        at += n;
-        at += *at == '\n';
-        shown += n + 1;
+        snprintf(shown, sizeof(shown), "%.*s", (int)(line.n < sizeof(shown) ? line.n : sizeof(shown) - 1), line.text);
+        text_clean(shown, shown, sizeof(shown));
+        out_line("     | %s", shown);
     }
 }
 
@@ -92,14 +88,12 @@ static bool run_line(const char *line)
 static bool run_fix(const char *fix)
 {
     while (*fix) {
-        size_t n = strcspn(fix, "\n");
+        struct piece part = text_take(&fix, "\n");
         char line[1024];
 
-        snprintf(line, sizeof(line), "%.*s", (int)n, fix);
-        if (n >= sizeof(line) || !run_line(line))
+        snprintf(line, sizeof(line), "%.*s", (int)part.n, part.text);
+        if (part.n >= sizeof(line) || !run_line(line))
             return false;
-        fix += n;
-        fix += *fix == '\n';
     }
     return true;
 }
