@@ -173,23 +173,19 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *commit, *base;
 
-    if (!copy)
-        return;
-    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
+    if (!copy ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
         return;
     result->missing = DOCTOR_MISSING_RUN;
-    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path))
-        return;
-    if (strverscmp(nvshmem->version, NVSHMEM_NEW) < 0)
-        return;
-    if (doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
+    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path) ||
+        strverscmp(nvshmem->version, NVSHMEM_NEW) < 0 ||
+        doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
         return;
     commit = strchr(copy->version, '+');
     base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
-    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
-        return;
-    if (doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
+    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough) ||
+        doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
                           "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs", copy->version,
                           nvshmem->version))
         return;
@@ -398,9 +394,8 @@ void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_resul
     linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
     result->missing = DOCTOR_MISSING_RUN;
     /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
-    if (doctor_unknown_if(result, !*linked, "%s does not lead to the NVSHMEM that it was built with", path))
-        return;
-    if (strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
+    if (doctor_unknown_if(result, !*linked, "%s does not lead to the NVSHMEM that it was built with", path) ||
+        strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = software_nvshmem_version(machine->source, linked);
     if (!doctor_unknown_if(result, !*version || !*nvshmem->version,

@@ -199,9 +199,8 @@ void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result 
     struct source_text built;
 
     if (doctor_not_applicable_if(result, !*driver->doca, "DOCA-OFED is not installed") ||
-        doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known"))
-        return;
-    if (strverscmp(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 || strverscmp(driver->doca, DOCA_FOR_614) >= 0)
+        doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known") ||
+        strverscmp(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 || strverscmp(driver->doca, DOCA_FOR_614) >= 0)
         return;
     built = built_modules(machine, driver->kernel);
     if (built.state == SOURCE_OK)

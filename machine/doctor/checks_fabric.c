@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_fabric.c - NVLinks, NVSwitches and the fabric manager. */
 #include "checks.h"
+#include "common/json.h"
 #include "kernel_log.h"
 
 #include <string.h>
@@ -176,9 +177,8 @@ void run_nvlink(const struct doctor_machine *machine, struct doctor_result *resu
                                  count.n_linked ? "a single GPU, provided without its NVLinks"
                                                 : "GPUs without NVLink") ||
         doctor_not_applicable_if(result, count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0,
-                                 "GPUs whose NVLinks need a bridge, and there is none"))
-        return;
-    if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
+                                 "GPUs whose NVLinks need a bridge, and there is none") ||
+        (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0))
         return;
     if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
         doctor_found(result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
@@ -239,9 +239,8 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
         return;
     /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
     if (doctor_not_applicable_if(result, strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0,
-                                 "no package contains the version of the fabric manager, and its log is old"))
-        return;
-    if (strcmp(version, driver) == 0)
+                                 "no package contains the version of the fabric manager, and its log is old") ||
+        strcmp(version, driver) == 0)
         return;
     doctor_found(result, DOCTOR_WARNING,
                  "the installed fabric manager has version %s, the driver %s: it will not start again", version,
@@ -256,17 +255,24 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
 void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct kernel_log log;
+    int first = 0, n = 0;
+    json_t *error;
+    size_t i;
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus"))
         return;
-    kernel_log_read_sxids(machine->source, &log);
+    log = kernel_log_sxids(machine->source);
     if (doctor_not_applicable_if(result, log.state != SOURCE_OK, "no kernel log can be read here, as gpu-errors says"))
         return;
-    for (int i = 0; i < log.n; i++)
-        doctor_evidence(result, log.where, "%s", log.errors[i].line);
-    if (log.n == 0)
+    json_array_foreach ((json_t *)log.errors, i, error) {
+        if (!kernel_error_is_since(error, log.since))
+            continue;
+        first = n++ == 0 ? (int)json_number(error, "number") : first;
+        doctor_evidence(result, log.where, "%s", kernel_error_line(machine->source, "SXid", error));
+    }
+    if (n == 0)
         return;
-    doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
-                 log.n > 1 ? ", and more" : "");
+    doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", first,
+                 n > 1 ? ", and more" : "");
     doctor_advise_remedy(result);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_gpu.c - the set of GPUs: number, errors, MIG, clocks. In the group of the driver, which reports them. */
 #include "checks.h"
+#include "common/json.h"
 #include "kernel_log.h"
 
 #include <string.h>
@@ -137,22 +138,27 @@ static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, con
 /* GPUs that the driver could not initialise; one that answers now has been initialised since. */
 static void check_inits(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
-    struct kernel_inits inits;
+    const char *where;
+    const json_t *inits = kernel_log_inits(machine->source, &where), *devices = json_object_get(inits, "devices");
+    bool no_power = json_is_true(json_object_get(inits, "no_power")),
+         no_firmware = json_is_true(json_object_get(inits, "no_firmware"));
 
-    kernel_log_read_inits(machine->source, &inits);
-    for (int k = 0; k < inits.n; k++) {
-        int gpu = gpu_at(machine->topo, inits.addresses[k]), pci = topo_find_pci(machine->topo, inits.addresses[k]);
+    for (size_t k = 0; k < json_array_size(devices); k++) {
+        const json_t *device = json_array_get(devices, k);
+        const char *address = json_is_string(device) ? json_string_value(device) : "";
+        int gpu = gpu_at(machine->topo, address), pci = topo_find_pci(machine->topo, address);
 
-        if (pci < 0 || machine_is_unsupported_gpu(machine, pci) ||
+        if (ANY_OF(i, k, json_equal(json_array_get(devices, (size_t)i), device)) || pci < 0 ||
+            machine_is_unsupported_gpu(machine, pci) ||
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
         errors->no_init = errors->in_log = true;
-        errors->reboot = errors->reboot || !inits.no_power;
-        record_error(errors, true, gpu, inits.addresses[k],
-                     inits.no_power      ? "the driver could not initialise it: its power cables are not connected"
-                     : inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
-                                         : "the driver could not initialise it (RmInitAdapter failed)");
-        doctor_evidence(result, inits.where, "NVRM: GPU %s: RmInitAdapter failed", inits.addresses[k]);
+        errors->reboot = errors->reboot || !no_power;
+        record_error(errors, true, gpu, address,
+                     no_power      ? "the driver could not initialise it: its power cables are not connected"
+                     : no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
+                                   : "the driver could not initialise it (RmInitAdapter failed)");
+        doctor_evidence(result, where, "NVRM: GPU %s: RmInitAdapter failed", address);
     }
 }
 
@@ -198,18 +204,23 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 static void check_log(const struct doctor_machine *machine, struct doctor_result *result, const struct kernel_log *log,
                       struct gpu_errors *errors)
 {
-    for (int k = 0; k < log->n; k++) {
-        const struct kernel_error *error = &log->errors[k];
-        const struct xid *xid = xid_find(error->number);
-        const char *action = kernel_recovery_name(error->recovery);
+    json_t *error;
+    size_t k;
+
+    json_array_foreach ((json_t *)log->errors, k, error) {
+        int number = (int)json_number(error, "number"), recovery = (int)json_number(error, "recovery");
+        const char *action = kernel_recovery_name(recovery), *time = json_text(error, "time"),
+                   *device = json_text(error, "device");
+        const struct xid *xid = xid_find(number);
 
         errors->in_log = true;
-        errors->reboot = errors->reboot || error->recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
-        errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
+        errors->reboot = errors->reboot || recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
+        errors->is_lost = errors->is_lost || number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
-        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
-                     source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
-        doctor_evidence(result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "", error->line);
+        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, device), device,
+                     source_printf(machine->source, "Xid %d (%s)", number, *action ? action : xid->text));
+        doctor_evidence(result, log->where, "%d x %s%s%s", (int)json_number(error, "n"), time, *time ? " " : "",
+                        kernel_error_line(machine->source, "NVRM: Xid", error));
     }
 }
 
@@ -238,10 +249,9 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
 void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gpu_errors errors = {.first_gpu = -1};
-    struct kernel_log log;
+    struct kernel_log log = kernel_log_xids(machine->source);
     const char *gpu;
 
-    kernel_log_read_xids(machine->source, &log);
     check_inits(machine, result, &errors);
     check_nvml(machine, result, &errors);
     if (log.state == SOURCE_OK)

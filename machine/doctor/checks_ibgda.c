@@ -67,9 +67,8 @@ void run_nic_handler(const struct doctor_machine *machine, struct doctor_result 
         doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         return;
     }
-    if (strtoll(option->live, NULL, 0) != 0 || *option->configured || *option->overruled)
-        return;
-    if (doctor_not_applicable_if(result,
+    if (strtoll(option->live, NULL, 0) != 0 || *option->configured || *option->overruled ||
+        doctor_not_applicable_if(result,
                                  software_has_cpu_assisted_ibgda(&machine->software->nvshmem) &&
                                      !(handler && strcasecmp(handler, "gpu") == 0),
                                  "without PeerMappingOverride, NVSHMEM %s has the CPU ring the doorbells: slower, and "
@@ -102,11 +101,10 @@ void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *res
     const char *device = gdrdrv_problem(machine), *lacks = machine_lacks_gdrcopy(machine);
     bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
-    if (doctor_not_applicable_if(result, !handler_is_cpu(machine), "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy"))
-        return;
-    if (gdrcopy_is_complete(machine))
-        return;
-    if (doctor_unreadable_if(result, !*lacks && !is_disabled, "GDRCopy",
+    if (doctor_not_applicable_if(result, !handler_is_cpu(machine),
+                                 "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy") ||
+        gdrcopy_is_complete(machine) ||
+        doctor_unreadable_if(result, !*lacks && !is_disabled, "GDRCopy",
                              nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
         return;
     doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",

@@ -199,10 +199,8 @@ void stack_needs_libraries(const struct doctor_machine *machine, const struct st
     if (installed->stack->torch)
         find_missing_of_torch(machine, result);
     path = result->outcome == DOCTOR_FOUND ? "" : extension_of(machine, installed, result);
-    if (!*path)
-        return;
-    if (doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
-                          "no memory for the list of libraries"))
+    if (!*path || doctor_unknown_if(result, libs_load(machine->source, &env, path, &closure) != EP_OK,
+                                    "no memory for the list of libraries"))
         return;
     if (!find_missing(machine, result, package, closure))
         find_gap(machine, result, package, closure);

@@ -309,9 +309,8 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
         machine, TEXTS("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
-        lacks_limit(machine, result, NOFILE, limit))
-        return;
-    if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
+        lacks_limit(machine, result, NOFILE, limit) ||
+        (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY)))
         return;
     doctor_found(result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may open %lld files, and can raise that to %lld", soft, hard);
@@ -441,9 +440,8 @@ void run_processors(const struct doctor_machine *machine, struct doctor_result *
                                  "no GPU for this process, or one GPU and nothing that needs several ranks") ||
         doctor_unknown_if(result, n == 0, "/proc/self/status: %s",
                           status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
-                                                    : machine_reason(status.state, status.why)))
-        return;
-    if (has >= (gpus > 1 ? gpus : 2))
+                                                    : machine_reason(status.state, status.why)) ||
+        has >= (gpus > 1 ? gpus : 2))
         return;
     doctor_found(result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING, "the process has %g processor%s for %d GPU%s", has,
                  has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");

@@ -40,9 +40,8 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
     struct map *map = NULL, *deepep = NULL;
     bool spares_deepep;
 
-    if (!variable_is_true(switched) || advice_is_single_nic(list))
-        return;
-    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
+    if (!variable_is_true(switched) || advice_is_single_nic(list) ||
+        doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
                                  "there are not two GPUs with two NICs"))
         return;
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {

@@ -35,9 +35,8 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
     const struct topo *topo = machine->topo;
     int n = 0, n_left_out = 0;
 
-    if (!machine_has_mlx5(machine, result))
-        return;
-    if (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result))
+    if (!machine_has_mlx5(machine, result) ||
+        (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result)))
         return;
     for (int i = 0; i < topo->n_nics; i++) {
         if (!advice_is_mlx5(topo, i))
@@ -229,9 +228,8 @@ void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *
     if (doctor_not_applicable_if(result, !is_nvshmem && !is_nccl, "nothing disables dma-buf"))
         return;
     /* With neither of the two, the check peermem reports it. */
-    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
-        return;
-    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
+    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT ||
+        doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
                              NULL))
         return;
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";

@@ -261,9 +261,8 @@ void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
     }
     for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         compare_members(machine, result, &rails[i]);
-    if (result->outcome == DOCTOR_FOUND)
-        return;
-    if (doctor_not_applicable_if(result, n_known < 2, "fewer than two RoCE ports whose MTU is known"))
+    if (result->outcome == DOCTOR_FOUND ||
+        doctor_not_applicable_if(result, n_known < 2, "fewer than two RoCE ports whose MTU is known"))
         return;
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;

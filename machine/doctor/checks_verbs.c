@@ -34,9 +34,8 @@ static bool has_libibverbs(const struct doctor_machine *machine, struct doctor_r
     struct elf_facts facts;
 
     /* Without the environment, the search path of the process is not known. */
-    if (!machine_has_environment(machine, result))
-        return false;
-    if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
+    if (!machine_has_environment(machine, result) ||
+        doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
                                  "libibverbs.so.1 is not installed where ld.so looks") ||
         doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
                              SOURCE_NOT_RECORDED, NULL))
@@ -111,9 +110,7 @@ void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_resul
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *variable = drivers_variable(machine), *entry;
 
-    if (!has_core(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, !variable, "RDMAV_DRIVERS is not set"))
+    if (!has_core(machine, result) || doctor_not_applicable_if(result, !variable, "RDMAV_DRIVERS is not set"))
         return;
     entry = wrong_entry(machine, variable);
     if (!entry)
@@ -214,9 +211,8 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *searched, *path;
 
-    if (!has_libibverbs(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, source_list(machine->source, "/etc/libibverbs.d").state != SOURCE_OK,
+    if (!has_libibverbs(machine, result) ||
+        doctor_not_applicable_if(result, source_list(machine->source, "/etc/libibverbs.d").state != SOURCE_OK,
                                  "there is no /etc/libibverbs.d that would name providers"))
         return;
     path = software_find_provider(machine->source, verbs, name, &searched);
@@ -248,9 +244,8 @@ void run_provider_missing(const struct doctor_machine *machine, struct doctor_re
         report_lacking(machine, result, lacking);
         return;
     }
-    if (!has_core(machine, result) || *verbs->provider)
-        return;
-    if (doctor_not_applicable_if(result, is_from_gib(machine) || is_mixed(verbs),
+    if (!has_core(machine, result) || *verbs->provider ||
+        doctor_not_applicable_if(result, is_from_gib(machine) || is_mixed(verbs),
                                  "the libraries are from different installations; another check reports that"))
         return;
     entry = wrong_entry(machine, drivers_variable(machine));
@@ -345,9 +340,8 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
     int number = verbs->provider_needs;
 
-    if (!has_core(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, is_from_gib(machine),
+    if (!has_core(machine, result) ||
+        doctor_not_applicable_if(result, is_from_gib(machine),
                                  "libibverbs comes from gIB; another check reports that") ||
         doctor_unreadable_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
                              "libmlx5.so.1", verbs->mlx5.state, NULL))
@@ -381,13 +375,11 @@ void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_resu
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
 
-    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
+    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result) ||
+        doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
         doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
-                             SOURCE_NOT_RECORDED, NULL))
-        return;
-    if (!is_from_gib(machine))
+                             SOURCE_NOT_RECORDED, NULL) ||
+        !is_from_gib(machine))
         return;
     system = system_core(machine);
     doctor_found(result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",

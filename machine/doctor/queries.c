@@ -276,10 +276,9 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
         strncmp(self->driver, "vfio", 4) == 0 || ANY_OF(i, topo->n_nics, topo->nics[i].pci == pci))
         return false;
     /* Unbound virtual functions are reserved for virtual machines or pods. */
-    if (!*self->driver &&
-        source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK)
-        return false;
-    if (is_bonded_with_rdma(machine, pci))
+    if ((!*self->driver &&
+         source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK) ||
+        is_bonded_with_rdma(machine, pci))
         return false;
     /* One that carries the default route needs no RDMA device. */
     names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", self->address);

@@ -63,12 +63,11 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     bool is_on = variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA"));
 
-    if (doctor_not_applicable_if(result, topo_is_confidential(machine->topo),
-                                 "confidential computing blocks NICs from GPU memory, as the check confidential says"))
-        return false;
-    if (!machine_has_mlx5(machine, result))
-        return false;
-    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK && !*nvshmem->home, "no NVSHMEM was found"))
+    if (doctor_not_applicable_if(
+            result, topo_is_confidential(machine->topo),
+            "confidential computing blocks NICs from GPU memory, as the check confidential says") ||
+        !machine_has_mlx5(machine, result) ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK && !*nvshmem->home, "no NVSHMEM was found"))
         return false;
     /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
