@@ -40,8 +40,6 @@ void diagnosis_explain(const struct doctor_check *check);
 /* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
 
-const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
-
 /* Executes --stacks with `n` names: none, "all", or names of stacks. Returns an exit code. */
 int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,
                          int n);

@@ -45,8 +45,8 @@ json_t *diagnosis_row(const struct doctor_result *result)
             evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
     /* doctor.c has made the commands safe to print; they are on separate lines. */
     json_object_update_new(row, json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity",
-                                          diagnosis_severity(result->severity), "evidence", evidence,
-                                          "evidence_left_out", result->n_evidence_left_out, "cause",
+                                          result->severity == DOCTOR_ERROR ? "serious" : "warning", "evidence",
+                                          evidence, "evidence_left_out", result->n_evidence_left_out, "cause",
                                           result->check->cause, "fix", *result->fix ? result->fix : NULL, "fix_is_safe",
                                           result->fix_is_safe, "fix_class", fix_classes[result->fix_class], "fix_cost",
                                           or_null(result->fix_cost), "advice", or_null(result->advice)));

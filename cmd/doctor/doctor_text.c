@@ -84,11 +84,6 @@ static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t 
 
 /* --- the diagnosis --- */
 
-const char *diagnosis_severity(enum doctor_severity severity)
-{
-    return severity == DOCTOR_ERROR ? "serious" : "warning";
-}
-
 /* The most severe finding, or the first check that leaves the verdict open, else that is unknown; of several the first.
  */
 static const struct doctor_result *first_of(const struct diagnosis *diagnosis, enum doctor_outcome outcome)

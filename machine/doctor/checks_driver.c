@@ -270,11 +270,6 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
               "newer than the loaded one.");
 }
 
-static bool is_of_model(const struct topo *topo, int a, int b)
-{
-    return topo->pci[a].vendor == topo->pci[b].vendor && topo->pci[a].device == topo->pci[b].device;
-}
-
 /*
  * Reports GPUs that are bound to nouveau or to no driver while NVIDIA's driver has others of the same model. A card of
  * another model may be for a display; functions of a partitioned GPU wait for a virtual machine; a GPU bound to vfio is
@@ -292,7 +287,9 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
         const char *module = driver_of_kernel(topo->pci[i].driver);
 
         if ((*topo->pci[i].driver && !module) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
-            !ANY_OF(k, topo->n_pci, strcmp(topo->pci[k].driver, "nvidia") == 0 && is_of_model(topo, k, i)) ||
+            !ANY_OF(k, topo->n_pci,
+                    strcmp(topo->pci[k].driver, "nvidia") == 0 && topo->pci[k].vendor == topo->pci[i].vendor &&
+                        topo->pci[k].device == topo->pci[i].device) ||
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(result, topo->pci[i].address, module ? "driver %s" : "no driver", module);

@@ -40,13 +40,6 @@ static int links_due(const struct topo *topo, int gpu)
     return due;
 }
 
-/* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
-static bool is_partial_board(const struct topo *topo)
-{
-    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED &&
-           topo->gpus[0].fabric != TOPO_FABRIC_STARTING;
-}
-
 struct nvlink_count {
     int n_linked;             /* GPUs that have links */
     int n_down, first_down;   /* GPUs with links down; the first of them */
@@ -167,13 +160,17 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
 
 void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    const struct topo *topo = machine->topo;
     struct nvlink_count count;
+    /* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
+    bool is_partial = topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 &&
+                      topo->gpus[0].fabric != TOPO_FABRIC_FAILED && topo->gpus[0].fabric != TOPO_FABRIC_STARTING;
 
     if (doctor_not_applicable_if(result, machine_isolates_gpus(machine->topo),
                                  "confidential computing isolates the GPUs, as the check confidential says"))
         return;
     count = count_nvlinks(machine);
-    if (doctor_not_applicable_if(result, count.n_linked == 0 || is_partial_board(machine->topo),
+    if (doctor_not_applicable_if(result, count.n_linked == 0 || is_partial,
                                  count.n_linked ? "a single GPU, provided without its NVLinks"
                                                 : "GPUs without NVLink") ||
         doctor_not_applicable_if(result, count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0,
@@ -216,21 +213,18 @@ void run_nvlink(const struct doctor_machine *machine, struct doctor_result *resu
 
 /* --- fabric-manager --- */
 
-/* The check nvlink reports a fabric that is not up, and checks the versions as well. */
-static bool is_fabric_up(const struct topo *topo)
-{
-    return !ANY_OF(i, topo->n_gpus,
-                   topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED) &&
-           ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0);
-}
-
 void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
     const char *from = machine->software->driver.fabric_manager_from;
+    const struct topo *topo = machine->topo;
+    /* The check nvlink reports a fabric that is not up, and checks the versions as well. */
+    bool is_up = ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0) &&
+                 !ANY_OF(i, topo->n_gpus,
+                         topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED);
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus") ||
-        doctor_not_applicable_if(result, machine->software->os.in_container || !is_fabric_up(machine->topo), "%s",
+        doctor_not_applicable_if(result, machine->software->os.in_container || !is_up, "%s",
                                  machine->software->os.in_container
                                      ? "a container: the fabric manager runs on the node"
                                      : "the fabric is not up, as the check nvlink says") ||

@@ -398,33 +398,26 @@ bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_
     return true;
 }
 
-/* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
-static int driver_for_programs(const struct doctor_machine *machine)
-{
-    struct libs_env env = libs_env_of(machine->source);
-    struct lib_location libcuda = libs_find(machine->source, &env, "libcuda.so.1");
-    int loaded = atoi(machine->software->driver.version),
-        found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0;
-
-    return found > loaded ? found : loaded;
-}
-
 static void need_driver(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct cuda_user *user)
 {
-    for (size_t i = 0; i < COUNT(oldest_drivers); i++) {
-        if (oldest_drivers[i].cuda != user->cuda || driver_for_programs(machine) >= oldest_drivers[i].driver)
-            continue;
-        doctor_found(result, DOCTOR_ERROR,
-                     "CUDA %d, for which %s was built, needs driver %d or later, and %s is loaded", user->cuda,
-                     user->what, oldest_drivers[i].driver, machine->software->driver.version);
-        doctor_evidence(result, user->path, "NEEDED libcudart.so.%d", user->cuda);
-        doctor_evidence(result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
-        doctor_advise(result,
-                      "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its "
-                      "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
-                      user->cuda, user->cuda - 1);
-    }
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location libcuda = libs_find(machine->source, &env, "libcuda.so.1");
+    const char *loaded = machine->software->driver.version;
+    /* A newer libcuda (package cuda-compat) counts as well as the loaded driver. */
+    int found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0,
+        i = FIRST_OF(k, COUNT(oldest_drivers), oldest_drivers[k].cuda == user->cuda);
+
+    if (i < 0 || atoi(loaded) >= oldest_drivers[i].driver || found >= oldest_drivers[i].driver)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "CUDA %d, for which %s was built, needs driver %d or later, and %s is loaded",
+                 user->cuda, user->what, oldest_drivers[i].driver, loaded);
+    doctor_evidence(result, user->path, "NEEDED libcudart.so.%d", user->cuda);
+    doctor_evidence(result, "/proc/driver/nvidia/version", "%s", loaded);
+    doctor_advise(result,
+                  "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its "
+                  "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+                  user->cuda, user->cuda - 1);
 }
 
 void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,

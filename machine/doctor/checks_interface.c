@@ -63,10 +63,7 @@ static json_t *read_loopback_names(struct source_text file)
     return names;
 }
 
-static json_t *read_host_name(struct source_text file)
-{
-    return json_stringn(file.text, strcspn(file.text, " \t\r\n"));
-}
+READER(read_host_name, json_stringn(file.text, strcspn(file.text, " \t\r\n")))
 
 /* Does the host name lead to the loopback? Gloo then tells other nodes an address that is theirs. */
 static bool host_is_loopback(const struct doctor_machine *machine)
@@ -98,14 +95,6 @@ static const struct interface_variable {
     {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM", SYNTAX_LIST, false},
     {"EPKIT_TCP_INTERFACE", "epkit", SYNTAX_LIST, false},
 };
-
-/* libepkit takes an address as well. Which interface has it, /sys does not say. */
-static bool is_address(const char *value)
-{
-    unsigned char address[sizeof(struct in6_addr)];
-
-    return inet_pton(AF_INET, value, address) == 1 || inet_pton(AF_INET6, value, address) == 1;
-}
 
 /* What is wrong with the value, a sentence without its subject; "" if nothing is. */
 static const char *fault_of(const struct doctor_machine *machine, const struct list_names *names,
@@ -159,6 +148,7 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
     struct source *source = machine->source;
     struct source_names interfaces = source_list(source, NET);
     const char *interface = default_interface(machine, &interfaces), *export = "";
+    unsigned char address[sizeof(struct in6_addr)];
     bool any = false;
 
     for (size_t i = 0; i < COUNT(interface_variables); i++) {
@@ -166,7 +156,8 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
         const char *file, *why, *value = machine_nccl_value(machine, variable->name, &file);
         struct list_names names = list_names_of(value);
 
-        if (!*value || is_address(value))
+        /* libepkit takes an address as well. Which interface has it, /sys does not say. */
+        if (!*value || inet_pton(AF_INET, value, address) == 1 || inet_pton(AF_INET6, value, address) == 1)
             continue;
         any = true;
         if (doctor_unreadable_if(result, interfaces.state != SOURCE_OK, NET, interfaces.state, interfaces.why))
@@ -246,16 +237,10 @@ static json_t *group_routes(const char *text, bool by_metric)
     return groups;
 }
 
-static json_t *read_shared_subnets(struct source_text file)
-{
-    return group_routes(file.text, false);
-}
+READER(read_shared_subnets, group_routes(file.text, false))
 
 /* Of equal metric, so that the order in which the interfaces came up decides. */
-static json_t *read_equal_routes(struct source_text file)
-{
-    return group_routes(file.text, true);
-}
+READER(read_equal_routes, group_routes(file.text, true))
 
 /* Does the kernel answer ARP requests for its addresses on others? Whoever prevents that has routing rules, too. */
 static bool answers_for_others(struct source *source, const char *interface, bool is_rail)

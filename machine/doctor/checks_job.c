@@ -9,26 +9,18 @@
 
 /* --- rendezvous --- */
 
-/* Is it a number as Python reads it? */
-static bool is_number(const char *text)
-{
-    char *end = NULL;
-
-    strtol(text, &end, 10);
-    return end != text && !end[strspn(end, " \t\r\n")];
-}
-
-/* A variable that has to be a number; an unresolved reference of a manifest, "$(NNODES)", for example is none. */
+/* A variable that has to be a number for Python; an unresolved reference of a manifest, "$(NNODES)", is none. */
 static const char *not_a_number(const struct doctor_machine *machine, const char **ret_name)
 {
     static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
     for (size_t i = 0; i < COUNT(names); i++) {
-        const char *value = source_env(machine->source, names[i]);
+        const char *value = machine_env(machine, *ret_name = names[i]);
+        char *end;
 
-        *ret_name = names[i];
         /* LOCAL_RANK=-1 means no rank for some programs. */
-        if (value && *value && !is_number(value))
+        strtol(value, &end, 10);
+        if (*value && (end == value || end[strspn(end, " \t\r\n")]))
             return source_printf(machine->source, "%s is not a number", names[i]);
     }
     return NULL;

@@ -23,13 +23,6 @@ bool machine_has_only_efa(const struct doctor_machine *machine)
     return n > 0 && !advice_has_mlx5(topo);
 }
 
-/* Is there an NCCL, and are its NICs EFA's? It reaches them by a plugin, and takes sockets without one. */
-static bool needs_efa_plugin(const struct doctor_machine *machine)
-{
-    return machine_has_only_efa(machine) &&
-           (*machine->software->nccl.bundled || machine->software->nccl.lib.state == SOURCE_OK);
-}
-
 static void report_no_plugin(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
                              const char *variable)
 {
@@ -59,10 +52,11 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
     const struct software_nccl *nccl = &machine->software->nccl;
     bool wants_net = net && *net && !software_is_internal_net(net), wants_plugin = plugin && *plugin;
-    bool is_none = wants_plugin && strcmp(plugin, "none") == 0;
+    bool is_none = wants_plugin && strcmp(plugin, "none") == 0,
+         /* NCCL reaches EFA's NICs by a plugin, and takes sockets without one. */
+        needs_plugin = machine_has_only_efa(machine) && (*nccl->bundled || nccl->lib.state == SOURCE_OK);
 
-    if (doctor_not_applicable_if(result,
-                                 !wants_net && (wants_plugin ? is_none : (net && *net) || !needs_efa_plugin(machine)),
+    if (doctor_not_applicable_if(result, !wants_net && (wants_plugin ? is_none : (net && *net) || !needs_plugin),
                                  "the environment asks for no network plugin"))
         return;
     if (is_none) {

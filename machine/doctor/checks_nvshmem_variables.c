@@ -11,20 +11,30 @@
 
 /* --- hca-prefix --- */
 
+/* Does NVSHMEM find a NIC for any GPU? */
+static bool finds_a_nic(const struct doctor_machine *machine)
+{
+    struct map *map;
+    bool any;
+
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
+        return true;
+    any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
+    map_free(map);
+    return any;
+}
+
 /* Reports a list that leaves no NIC at all. */
 static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
-    struct map *map = NULL;
+    const char *list = machine_env(machine, "NVSHMEM_HCA_LIST");
 
-    if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
-        map->choices[0].nic < 0) {
-        doctor_found(result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
-        doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
-        doctor_fix(result, false, "unset NVSHMEM_HCA_LIST");
-        doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
-    }
-    map_free(map);
+    if (!*list || machine->topo->n_gpus == 0 || finds_a_nic(machine))
+        return;
+    doctor_found(result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
+    doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
+    doctor_fix(result, false, "unset NVSHMEM_HCA_LIST");
+    doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
 }
 
 void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
@@ -66,19 +76,6 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
 }
 
 /* --- hca-lists --- */
-
-/* hca-prefix reports when no NIC is left at all. */
-static bool leaves_a_nic(const struct doctor_machine *machine)
-{
-    struct map *map;
-    bool any;
-
-    if (machine_nvshmem_map(machine, &map) != EP_OK)
-        return true;
-    any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
-    map_free(map);
-    return any;
-}
 
 /* Is it an entry of UCX_NET_DEVICES: a port, NAME:NUMBER, or an interface? Names are compared as they are. */
 static bool is_ucx_device(const struct doctor_machine *machine, const char *entry)
@@ -135,7 +132,8 @@ static const char *audit_fault(const struct doctor_machine *machine, const char 
     const struct audit *audit = machine->audit;
     int row = FIRST_OF(i, audit->n, audit->rows[i].kind == AUDIT_HARMFUL && strcmp(audit->rows[i].name, name) == 0);
 
-    return row >= 0 && leaves_a_nic(machine)
+    /* hca-prefix reports when no NIC is left at all. */
+    return row >= 0 && finds_a_nic(machine)
                ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s",
                                audit->rows[row].text)
                : "";

@@ -20,14 +20,6 @@ static bool is_disabled(const struct topo_nic *nic)
     return !ANY_OF(p, nic->n_ports, nic->ports[p].phys_state != TOPO_PHYS_DISABLED);
 }
 
-/* Another function of the same card with a cable, but also without an active port. */
-static bool has_cabled_sibling(const struct topo *topo, int nic)
-{
-    return ANY_OF(i, topo->n_nics,
-                  i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
-                      topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci));
-}
-
 /*
  * The second port of a card often has no cable. Its link is expected if another card of this model has both ports
  * active. On a card whose first port has lost its link, it is not expected if other cards have such a port.
@@ -36,7 +28,11 @@ static bool is_spare(const struct topo *topo, int nic)
 {
     bool has_active = has_active_sibling(topo, nic), is_alike = false;
 
-    if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_sibling(topo, nic)))
+    /* Or another function with a cable, but also without an active port. */
+    if (!has_active &&
+        !(is_disabled(&topo->nics[nic]) && ANY_OF(i, topo->n_nics,
+                                                  i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
+                                                      topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
         if (topo->nics[i].pci < 0 || !topo_is_same_model(topo, i, nic) || !has_active_sibling(topo, i))

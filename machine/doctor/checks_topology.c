@@ -66,18 +66,14 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
-/* GPUs for racks may have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
-static bool has_no_fabric(const struct topo *topo)
-{
-    return topo->n_gpus > 0 && !ANY_OF(i, topo->n_gpus, topo->gpus[i].fabric != TOPO_FABRIC_NONE);
-}
-
 void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names channels = source_list(machine->source, IMEX);
     struct source_stat stat;
     const char *kind = machine_env(machine, HANDLES);
-    bool is_rack = machine_has_multinode_nvlink(machine->topo) && !has_no_fabric(machine->topo);
+    /* Some have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
+    bool is_rack = machine_has_multinode_nvlink(machine->topo) &&
+                   ANY_OF(i, machine->topo->n_gpus, machine->topo->gpus[i].fabric != TOPO_FABRIC_NONE);
 
     if (doctor_not_applicable_if(result, !is_rack && strcasecmp(kind, "FABRIC") != 0,
                                  "no GPUs whose NVLinks lead to other nodes") ||

@@ -134,19 +134,6 @@ void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_resul
 
 /* --- provider-missing --- */
 
-/*
- * Are libmlx5.so.1 and libibverbs.so.1 from the same installation? The same number is not sufficient: an installation
- * in another folder has its own provider folder, and a link from one to the other mixes them.
- */
-static bool is_one_installation(const struct doctor_machine *machine)
-{
-    const struct software_verbs *verbs = &machine->software->verbs;
-
-    return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
-           strcmp(libs_folder_of(machine->source, verbs->mlx5.real),
-                  libs_folder_of(machine->source, verbs->ibverbs.real)) == 0;
-}
-
 /* The searched provider folder that is next to libibverbs; "" if there is none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
@@ -164,7 +151,13 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *folder = own_provider_folder(machine);
 
-    if (is_one_installation(machine) && *folder) {
+    /*
+     * The same number is not sufficient: an installation in another folder has its own provider folder, and a link from
+     * one to the other mixes them.
+     */
+    if (*folder && verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
+        strcmp(libs_folder_of(machine->source, verbs->mlx5.real),
+               libs_folder_of(machine->source, verbs->ibverbs.real)) == 0) {
         folder = shell_word(machine->source, folder);
         doctor_fix(result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
@@ -264,18 +257,6 @@ void run_provider_missing(const struct doctor_machine *machine, struct doctor_re
 
 /* --- verbs-abi --- */
 
-/* The number of the kernel's interface for a NIC's provider; -1 if it is not known. */
-static int64_t abi_of(const struct doctor_machine *machine, const struct topo_nic *nic)
-{
-    const char *number = nic->uverbs && *nic->uverbs ? strrchr(nic->uverbs, '/') : NULL;
-    int64_t abi;
-
-    return number && source_number(machine->source, &abi, "/sys/class/infiniband_verbs%s/abi_version", number) ==
-                         SOURCE_OK
-               ? abi
-               : -1;
-}
-
 /*
  * A maker's own kernel driver has another interface than the one of the kernel, and comes with its own provider, which
  * is elsewhere than that of the distribution: the latter is next to libibverbs.
@@ -290,9 +271,12 @@ void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *r
     own = own_provider_folder(machine);
     for (int i = 0; i < topo->n_nics && result->outcome != DOCTOR_FOUND; i++) {
         int k = machine_is_data_nic(topo, i) ? provider_of(topo, i) : -1;
-        int64_t abi = abi_of(machine, &topo->nics[i]);
+        const char *number = topo->nics[i].uverbs ? strrchr(topo->nics[i].uverbs, '/') : NULL;
+        int64_t abi;
 
-        if (k < 0 || !providers[k].abi || abi < 0 || abi == providers[k].abi)
+        if (k < 0 || !providers[k].abi || !number ||
+            source_number(machine->source, &abi, "/sys/class/infiniband_verbs%s/abi_version", number) != SOURCE_OK ||
+            abi < 0 || abi == providers[k].abi)
             continue;
         path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
         if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)

@@ -155,18 +155,6 @@ static json_t *read_refusals(struct source_text file)
     return json_integer(n);
 }
 
-/* Whether the module for the running kernel exists. Not known in a container and without depmod. */
-enum presence { PRESENT, MISSING, NOT_KNOWN };
-
-static enum presence module_presence(const struct doctor_machine *machine)
-{
-    const char *release = machine->software->driver.kernel;
-    struct source_answer dep =
-        source_fact(machine->source, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", release);
-
-    return !*release || dep.state != SOURCE_OK ? NOT_KNOWN : source_fact_bool(dep) ? PRESENT : MISSING;
-}
-
 /* Does the kernel log say that a module was rejected? Records the line and what enforces signatures. */
 static bool has_refused(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -215,13 +203,16 @@ static const char signing[] =
 /* For systems whose modules come from packages or from DKMS. */
 static void explain_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
 {
-    enum presence module = module_presence(machine);
-    bool is_dkms;
+    bool is_dkms, is_missing;
     const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel,
                *headers = os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)",
                                      "kernel-devel-$(uname -r)");
+    struct source_answer module =
+        source_fact(machine->source, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", kernel);
 
-    if (module == MISSING && *version) {
+    /* Not known in a container and without depmod. */
+    is_missing = *kernel && module.state == SOURCE_OK && !source_fact_bool(module);
+    if (is_missing && *version) {
         doctor_found(result, DOCTOR_ERROR,
                      "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
                      version, kernel, gpus);
@@ -233,7 +224,7 @@ static void explain_missing(const struct doctor_machine *machine, struct doctor_
                       "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one "
                       "for this kernel, or boot the previous kernel.",
                       version);
-    } else if (module == MISSING) {
+    } else if (is_missing) {
         doctor_found(result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s", kernel, gpus);
         doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
         doctor_advise(result, "Install it: epkit install, the distribution's packages, or the GPU operator's driver "

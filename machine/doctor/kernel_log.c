@@ -64,14 +64,6 @@ static bool parse_error(const char *at, const char **ret_address, size_t *ret_n,
     return n > 0 && n <= 5;
 }
 
-/* The recovery action, from the number after " to 0x". */
-static int recovery_of(const char *line, size_t n)
-{
-    const char *to = memmem(line, n, " to 0x", 6);
-
-    return to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
-}
-
 static json_t *text_of(const char *text, size_t n)
 {
     return json_stringn_nocheck(text, n < LINE_BYTES ? n : LINE_BYTES);
@@ -129,7 +121,7 @@ static json_t *read_xids(struct source_text file)
 
     for (size_t n; value && file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text};
-        const char *start;
+        const char *start, *to;
 
         n = strcspn(file.text, "\n");
         error.n = n;
@@ -143,8 +135,8 @@ static json_t *read_xids(struct source_text file)
         if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
             error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
-        error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - file.text))
-                                                      : KERNEL_RECOVERY_UNKNOWN;
+        to = error.number == XID_RECOVERY ? memmem(error.at, n - (size_t)(error.at - file.text), " to 0x", 6) : NULL;
+        error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
     if (value)

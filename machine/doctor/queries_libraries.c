@@ -264,23 +264,15 @@ struct list_names list_names_of(const char *value)
     return names;
 }
 
-/* Does an entry of the list, "name" or "name:port", match this device? */
-static bool stands_for(const char *entry, size_t n, bool is_exact, const char *name, int port)
-{
-    const char *colon = memchr(entry, ':', n);
-    size_t n_name = colon ? (size_t)(colon - entry) : n;
-
-    if (n_name == 0 || strncmp(name, entry, n_name) != 0 || (is_exact && name[n_name]))
-        return false;
-    return !colon || port < 0 || strtol(colon + 1, NULL, 10) == port;
-}
-
 bool list_names_it(const struct list_names *names, const char *name, int port)
 {
     for (const char *at = names->list; *at;) {
         struct piece entry = text_take(&at, ",");
+        const char *colon = memchr(entry.text, ':', entry.n);
+        size_t n = colon ? (size_t)(colon - entry.text) : entry.n;
 
-        if (stands_for(entry.text, entry.n, names->is_exact, name, port))
+        if (n > 0 && strncmp(name, entry.text, n) == 0 && !(names->is_exact && name[n]) &&
+            (!colon || port < 0 || strtol(colon + 1, NULL, 10) == port))
             return !names->is_exclusion;
     }
     return names->is_exclusion;
