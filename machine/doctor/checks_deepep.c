@@ -217,11 +217,16 @@ static const char *deepep_source(const struct doctor_machine *machine)
     return copy < 0 ? "" : libs_folder_of(machine->source, deepep->copies[copy].folder);
 }
 
-struct lack {
-    const char *file, *what, *fix;
-};
-
-#define MAX_LACKS 4
+/* Reports something that is missing for a build of `source`, and how to install it; "" if that is not known. */
+static void add_lack(struct doctor_result *result, const char *source, const char *file, const char *what,
+                     const char *fix)
+{
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", source, file, what);
+    doctor_evidence(result, file, "%s", what);
+    if (*fix && !strstr(result->fix, fix))
+        doctor_fix(result, false, "%s%s%s", result->fix, *result->fix ? "\n" : "", fix);
+}
 
 /* Installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if not known. */
 static const char *cccl_package(const struct doctor_machine *machine)
@@ -239,24 +244,20 @@ static const char *cccl_package(const struct doctor_machine *machine)
 }
 
 /* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by default. */
-static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_lack)
+static void check_cccl(const struct doctor_machine *machine, struct doctor_result *result, const char *of)
 {
-    const char *cuda = machine->software->cuda_home, *path = source_env(machine->source, "CPLUS_INCLUDE_PATH");
+    const char *cuda = machine->software->cuda_home,
+               *file = source_printf(machine->source, "%s/include/cuda/std/tuple", cuda);
 
     if (!*cuda || !source_is_folder(source_stat(machine->source, "%s/include", cuda)) ||
-        source_stat(machine->source, "%s/include/cuda/std/tuple", cuda).state != SOURCE_ABSENT)
-        return false;
-    *ret_lack = (struct lack){.file = source_printf(machine->source, "%s/include/cuda/std/tuple", cuda),
-                              .what = "not there",
-                              .fix = cccl_package(machine)};
+        source_stat(machine->source, "%s", file).state != SOURCE_ABSENT)
+        return;
     if (source_stat(machine->source, "%s/include/cccl/cuda/std/tuple", cuda).state != SOURCE_OK)
-        return true;
-    if (path && strstr(path, "/include/cccl"))
-        return false;
-    ret_lack->what = "not there, but in include/cccl, where the host's compiler does not look";
-    ret_lack->fix =
-        shell_prepend(machine->source, "CPLUS_INCLUDE_PATH", source_printf(machine->source, "%s/include/cccl", cuda));
-    return true;
+        add_lack(result, of, file, "not there", cccl_package(machine));
+    else if (!strstr(machine_env(machine, "CPLUS_INCLUDE_PATH"), "/include/cccl"))
+        add_lack(result, of, file, "not there, but in include/cccl, where the host's compiler does not look",
+                 shell_prepend(machine->source, "CPLUS_INCLUDE_PATH",
+                               source_printf(machine->source, "%s/include/cccl", cuda)));
 }
 
 /* Does CMake's cache say that NVSHMEM was configured without GDRCopy? */
@@ -290,54 +291,41 @@ static bool needs_gdrcopy(const struct doctor_machine *machine, const char *sour
 
 READER_BOOL(read_dmabuf, memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17))
 
-static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
+static void find_lacks(const struct doctor_machine *machine, struct doctor_result *result, const char *of,
+                       const char *nvshmem)
 {
     static const char header[] = "/usr/include/infiniband/mlx5dv.h";
     const char *install = os_install(machine->source, &machine->software->os, "libibverbs-dev", "rdma-core-devel");
     struct libs_env plain = {.library_path = "", .preload = ""};
     struct source_answer dmabuf = source_fact(machine->source, "dmabuf", read_dmabuf, header);
-    int n = 0;
 
     if (dmabuf.state == SOURCE_ABSENT)
-        lacks[n++] = (struct lack){header, "not there", install};
+        add_lack(result, of, header, "not there", install);
     else if (*nvshmem && dmabuf.state == SOURCE_OK && !source_fact_bool(dmabuf))
-        lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
+        add_lack(result, of, header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install);
     /* The file that ld uses for -lmlx5: a link in the development package. */
     if (libs_find(machine->source, &plain, "libmlx5.so").state == SOURCE_ABSENT)
-        lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
-    if (lacks_cccl(machine, &lacks[n]))
-        n++;
+        add_lack(result, of, "libmlx5.so", "in no folder of the linker", install);
+    check_cccl(machine, result, of);
     if (*nvshmem && needs_gdrcopy(machine, nvshmem) &&
         source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
         source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
         /* Only for the build: if exported, the variable does nothing, which void-variables reports. */
-        lacks[n++] = (struct lack){
-            "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
-            source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};
-    return n;
+        add_lack(result, of, "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
+                 source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem));
 }
 
 void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine), *fix = "";
-    struct lack lacks[MAX_LACKS];
-    int n;
+    const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine);
 
     if (doctor_not_applicable_if(result, !*deepep && !*nvshmem, "there is no source of DeepEP or NVSHMEM to build"))
         return;
-    n = find_lacks(machine, nvshmem, lacks);
-    if (n == 0)
-        return;
-    doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
-                 lacks[0].file, lacks[0].what);
-    for (int i = 0; i < n; i++) {
-        doctor_evidence(result, lacks[i].file, "%s", lacks[i].what);
-        if (*lacks[i].fix && !strstr(fix, lacks[i].fix))
-            fix = source_printf(machine->source, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
-    }
-    doctor_fix(result, false, "%s", fix);
-    doctor_advise(result, "This affects only the next build, not programs that run already. The headers of rdma-core "
-                          "are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
+    find_lacks(machine, result, *nvshmem ? nvshmem : deepep, nvshmem);
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(result, "This affects only the next build, not programs that run already. The headers of "
+                              "rdma-core are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel "
+                              "(RHEL).");
 }
 
 #define HOST "libnvshmem_host.so.3"

@@ -40,50 +40,9 @@ static int links_due(const struct topo *topo, int gpu)
     return due;
 }
 
-struct nvlink_count {
-    int n_linked;             /* GPUs that have links */
-    int n_down, first_down;   /* GPUs with links down; the first of them */
-    int n_dead;               /* GPUs with all links down */
-    int n_due;                /* GPUs whose links should be up */
-    bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
-    int n_starting, n_failed; /* by state of their fabric */
-};
-
-static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
+static bool is_down(const struct topo *topo, int gpu)
 {
-    const struct topo *topo = machine->topo;
-    struct nvlink_count count = {.first_down = -1, .without_bridge = true};
-
-    for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &topo->gpus[i];
-
-        if (!gpu->answered)
-            continue;
-        count.n_linked += gpu->nvlinks > 0;
-        count.n_due += links_due(topo, i) > 0;
-        if (gpu->nvlinks_up < links_due(topo, i)) {
-            count.n_down++;
-            count.n_dead += gpu->nvlinks_up == 0;
-            count.without_bridge = count.without_bridge && gpu->nvlinks_up == 0 && !is_soldered(topo, gpu);
-            if (count.first_down < 0)
-                count.first_down = i;
-        }
-        /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
-        if (machine_has_multinode_nvlink(topo))
-            continue;
-        count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
-        count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
-    }
-    return count;
-}
-
-/* All GPUs of a board with NVSwitches have lost the same number of links. */
-static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
-{
-    const struct topo *topo = machine->topo;
-
-    return count->n_down >= 2 && count->n_down == topo->n_gpus && inventory_nvswitches(machine) > 0 &&
-           !ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up);
+    return topo->gpus[gpu].answered && topo->gpus[gpu].nvlinks_up < links_due(topo, gpu);
 }
 
 static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
@@ -94,10 +53,31 @@ static void report_nvlinks(const struct doctor_machine *machine, struct doctor_r
                              : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
                                                                    : "";
 
-        if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
+        if (gpu->answered && (is_down(machine->topo, i) || *fabric))
             doctor_evidence(result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
                             gpu->nvlinks, fabric);
     }
+}
+
+/* Some links of a board are down: all GPUs have lost the same number where an NVSwitch is missing. */
+static void report_links(const struct doctor_machine *machine, struct doctor_result *result, int first, int n_down)
+{
+    const struct topo *topo = machine->topo;
+    int due = links_due(topo, first), n_switches = inventory_nvswitches(machine);
+
+    doctor_found(result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s", due - topo->gpus[first].nvlinks_up, due,
+                 machine_gpu_name(machine, first), n_down > 1 ? ", and of more GPUs" : "");
+    if (n_down >= 2 && n_down == topo->n_gpus && n_switches > 0 &&
+        !ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)) {
+        doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", n_switches);
+        doctor_advise(
+            result,
+            "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
+    } else
+        doctor_advise(
+            result,
+            "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+            topo->pci[topo->gpus[first].pci].address);
 }
 
 /*
@@ -161,53 +141,42 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
 void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    struct nvlink_count count;
+    const struct topo_gpu *gpus = topo->gpus;
+    /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
+    int n = topo->n_gpus, n_own = machine_has_multinode_nvlink(topo) ? 0 : n,
+        n_failed = COUNT_OF(i, n_own, gpus[i].answered && gpus[i].fabric == TOPO_FABRIC_FAILED),
+        n_starting = COUNT_OF(i, n_own, gpus[i].answered && gpus[i].fabric == TOPO_FABRIC_STARTING),
+        n_linked = COUNT_OF(i, n, gpus[i].answered && gpus[i].nvlinks > 0), n_down = COUNT_OF(i, n, is_down(topo, i)),
+        n_dead = COUNT_OF(i, n, is_down(topo, i) && gpus[i].nvlinks_up == 0), first = FIRST_OF(i, n, is_down(topo, i));
     /* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
-    bool is_partial = topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 &&
-                      topo->gpus[0].fabric != TOPO_FABRIC_FAILED && topo->gpus[0].fabric != TOPO_FABRIC_STARTING;
+    bool is_partial = n == 1 && gpus[0].nvlinks_up == 0 && gpus[0].fabric != TOPO_FABRIC_FAILED &&
+                      gpus[0].fabric != TOPO_FABRIC_STARTING;
 
-    if (doctor_not_applicable_if(result, machine_isolates_gpus(machine->topo),
-                                 "confidential computing isolates the GPUs, as the check confidential says"))
+    if (doctor_not_applicable_if(result, machine_isolates_gpus(topo),
+                                 "confidential computing isolates the GPUs, as the check confidential says") ||
+        doctor_not_applicable_if(result, n_linked == 0 || is_partial,
+                                 n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink") ||
+        doctor_not_applicable_if(
+            result, n_failed + n_starting == 0 && !ANY_OF(i, n, gpus[i].answered && links_due(topo, i) > 0),
+            "GPUs whose NVLinks need a bridge, and there is none") ||
+        n_down + n_failed + n_starting == 0)
         return;
-    count = count_nvlinks(machine);
-    if (doctor_not_applicable_if(result, count.n_linked == 0 || is_partial,
-                                 count.n_linked ? "a single GPU, provided without its NVLinks"
-                                                : "GPUs without NVLink") ||
-        doctor_not_applicable_if(result, count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0,
-                                 "GPUs whose NVLinks need a bridge, and there is none") ||
-        (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0))
-        return;
-    if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
+    if (n_failed || n_starting || (n_dead == n_linked && n_dead > 1)) {
         doctor_found(result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
-                     count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
-                     machine->topo->n_gpus,
-                     count.n_failed     ? "it has failed"
-                     : count.n_starting ? "it is not ready"
-                                        : "no link is up");
+                     n_failed + n_starting ? n_failed + n_starting : n_dead, n,
+                     n_failed     ? "it has failed"
+                     : n_starting ? "it is not ready"
+                                  : "no link is up");
         fix_fabric(machine, result);
-    } else if (count.without_bridge) {
+    } else if (!ANY_OF(i, n, is_down(topo, i) && (gpus[i].nvlinks_up > 0 || is_soldered(topo, &gpus[i])))) {
         doctor_found(result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
-                     machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
+                     machine_gpu_name(machine, first), n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(result,
                       "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its "
                       "neighbor. If the machine is meant to have no bridge, this is normal.",
-                      machine_gpu_name(machine, count.first_down));
-    } else {
-        doctor_found(result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
-                     links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
-                     links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
-                     count.n_down > 1 ? ", and of more GPUs" : "");
-        if (is_switch_lost(machine, &count)) {
-            doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(
-                result,
-                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
-        } else
-            doctor_advise(
-                result,
-                "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
-    }
+                      machine_gpu_name(machine, first));
+    } else
+        report_links(machine, result, first, n_down);
     report_nvlinks(machine, result);
 }
 

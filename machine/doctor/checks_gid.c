@@ -59,7 +59,8 @@ static const char *family_missing(const struct doctor_machine *machine, const ch
 
     for (int i = 0; i < 2; i++) {
         if (strcmp(machine_env(machine, families[i]), "AF_INET6") == 0 || gid_index(machine, gid_variables[i]) >= 0 ||
-            (i == 0 && nvshmem->host.state != SOURCE_OK && !*nvshmem->home) || (i == 1 && *machine->software->nccl.gib))
+            (i == 0 && nvshmem->host.state != SOURCE_OK && !(nvshmem->home && *nvshmem->home)) ||
+            (i == 1 && machine->software->nccl.gib && *machine->software->nccl.gib))
             continue;
         missing = source_printf(machine->source, "%s%s%s%s", missing, *missing ? " " : "", families[i], value);
     }

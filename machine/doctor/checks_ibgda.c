@@ -202,73 +202,65 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- home --- */
 
-#define MAX_MISSING 64 /* variables and entries that are counted; further ones are ignored */
-
-struct missing_path {
-    const char *name, *value;
+struct missing_paths {
+    const char *first, *names, *unset; /* the first path; the variables, and the command without LD_PRELOAD */
+    bool has_preload;
 };
 
-/* Entries of LD_PRELOAD that do not exist, except those that two-nvshmem and two-nccl report. */
-static int missing_preloads(const struct doctor_machine *machine, struct missing_path *missing, int n)
+static void add_missing(struct doctor_result *result, const char *name, const char *path, struct missing_paths *all)
 {
-    struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
-                           nccl = machine_preload(machine, "libnccl.so");
-    const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
+    struct source *source = result->machine->source;
+    bool is_preload = strcmp(name, "LD_PRELOAD") == 0;
 
-    while (n < MAX_MISSING && (entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
-        if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
-            strcmp(entry, nccl.path) != 0)
-            missing[n++] = (struct missing_path){"LD_PRELOAD", entry};
-    return n;
+    doctor_evidence(result, name, "%s: not there", path);
+    all->first = *all->first ? all->first : path;
+    if (!is_preload || !all->has_preload)
+        all->names = source_printf(source, "%s%s%s", all->names, *all->names ? " " : "", name);
+    if (!is_preload && shell_is_name(name))
+        all->unset = source_printf(source, "%s %s", *all->unset ? all->unset : "unset", name);
+    all->has_preload = all->has_preload || is_preload;
 }
 
 #define BUILD "NVSHMEM_DIR" /* read by DeepEP's build */
 
-static int find_missing_paths(const struct doctor_machine *machine, struct missing_path missing[MAX_MISSING])
+static void find_missing_paths(const struct doctor_machine *machine, struct doctor_result *result,
+                               struct missing_paths *all)
 {
-    const char *headers = source_env(machine->source, BUILD);
-    int n = 0;
+    struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
+                           nccl = machine_preload(machine, "libnccl.so");
+    const char *headers = source_env(machine->source, BUILD), *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    for (int i = 0; i < machine->audit->n && n < MAX_MISSING; i++) {
+    for (int i = 0; i < machine->audit->n; i++) {
         const struct audit_row *row = &machine->audit->rows[i];
 
-        /* gib-settings checks this one. */
-        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib)
-            continue;
-        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
-            missing[n++] = (struct missing_path){row->name, row->value};
+        /* gib-settings checks that of NCCL's tuner. */
+        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0 &&
+            !(strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib))
+            add_missing(result, row->name, row->value, all);
     }
-    if (n < MAX_MISSING && headers && source_is_folder(source_stat(machine->source, "%s", headers)) &&
+    if (headers && source_is_folder(source_stat(machine->source, "%s", headers)) &&
         source_stat(machine->source, "%s/include/nvshmem.h", headers).state == SOURCE_ABSENT)
-        missing[n++] = (struct missing_path){BUILD, source_printf(machine->source, "%s/include/nvshmem.h", headers)};
-    return missing_preloads(machine, missing, n);
+        add_missing(result, BUILD, source_printf(machine->source, "%s/include/nvshmem.h", headers), all);
+    /* Of LD_PRELOAD, two-nvshmem and two-nccl report theirs. */
+    while ((entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
+        if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
+            strcmp(entry, nccl.path) != 0)
+            add_missing(result, "LD_PRELOAD", entry, all);
 }
 
 void run_home(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct missing_path missing[MAX_MISSING];
-    int n = find_missing_paths(machine, missing);
-    const char *names = "", *unset = "", *preload = "";
+    struct missing_paths all = {.first = "", .names = "", .unset = ""};
 
-    if (n == 0)
+    find_missing_paths(machine, result, &all);
+    if (!*all.first)
         return;
-    for (int i = 0; i < n; i++) {
-        bool is_preload = strcmp(missing[i].name, "LD_PRELOAD") == 0;
-
-        if (!is_preload || !*preload)
-            names = source_printf(machine->source, "%s%s%s", names, *names ? " " : "", missing[i].name);
-        if (is_preload)
-            preload = machine_preload_command(machine);
-        else if (shell_is_name(missing[i].name))
-            unset = source_printf(machine->source, "%s %s", *unset ? unset : "unset", missing[i].name);
-    }
-    if (!strchr(names, ' '))
-        doctor_found(result, DOCTOR_WARNING, "%s names a path that does not exist: %s", names, missing[0].value);
+    if (!strchr(all.names, ' '))
+        doctor_found(result, DOCTOR_WARNING, "%s names a path that does not exist: %s", all.names, all.first);
     else
-        doctor_found(result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", names);
-    for (int i = 0; i < n; i++)
-        doctor_evidence(result, missing[i].name, "%s: not there", missing[i].value);
-    doctor_fix(result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
+        doctor_found(result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", all.names);
+    doctor_fix(result, false, "%s%s%s", all.unset, *all.unset && all.has_preload ? "\n" : "",
+               all.has_preload ? machine_preload_command(machine) : "");
     doctor_advise(result, "Or set each to the right path%s",
                   machine->software->os.in_container
                       ? " in this container: what an installer put below /opt may be mounted elsewhere, "

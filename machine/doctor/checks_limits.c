@@ -126,7 +126,7 @@ static long long tmpfs_bytes(const char *options, int *ret_percent)
 {
     const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
     char *end;
-    long long value, unit = 1;
+    long long value, unit;
 
     *ret_percent = size ? 0 : 50;
     if (!size)
@@ -139,12 +139,7 @@ static long long tmpfs_bytes(const char *options, int *ret_percent)
         *ret_percent = (int)value;
     else if (value == 0)
         return INT64_MAX;
-    if (*end == 'k' || *end == 'K')
-        unit = 1024;
-    else if (*end == 'm' || *end == 'M')
-        unit = MIB;
-    else if (*end == 'g' || *end == 'G')
-        unit = GIB;
+    unit = machine_unit(*end);
     return *ret_percent ? 0 : value > INT64_MAX / unit ? INT64_MAX : value * unit;
 }
 

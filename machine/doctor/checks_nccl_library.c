@@ -103,11 +103,19 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         doctor_not_applicable_if(result, wanted && net && strcasecmp(net, wanted->value) != 0,
                                  "NCCL_NET asks for another network than gIB"))
         return;
+    if (torch)
+        doctor_evidence(result, TORCH_SWITCH, "%s", torch);
     for (int i = 0; i < machine->advice->n; i++) {
-        if (!setting_differs(machine, &machine->advice->rows[i], net != NULL))
+        const struct advice_row *row = &machine->advice->rows[i];
+        const char *value = source_env(machine->source, row->name);
+
+        if (!setting_differs(machine, row, net != NULL))
             continue;
-        first = *first ? first : machine->advice->rows[i].name;
+        first = *first ? first : row->name;
         n++;
+        doctor_evidence(result, row->name, "%s; %s %s", value ? value : "not set",
+                        *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
+                        row->value);
     }
     if (n == 0)
         return;
@@ -115,17 +123,6 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         doctor_found(result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
     else
         doctor_found(result, DOCTOR_WARNING, "%s%s not what gIB expects", first, n > 1 ? " and others are" : " is");
-    if (torch)
-        doctor_evidence(result, TORCH_SWITCH, "%s", torch);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-        const char *value = source_env(machine->source, row->name);
-
-        if (setting_differs(machine, row, net != NULL))
-            doctor_evidence(result, row->name, "%s; %s %s", value ? value : "not set",
-                            *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
-                            row->value);
-    }
     doctor_fix(result, false, "eval \"$(epkit env)\"");
 }
 

@@ -246,37 +246,25 @@ void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *
 #define HEAP_LITTLE (512 * MIB)
 
 /* Parses a size like NVSHMEM: a number followed by K, M, G or T. -1: not set, or not a size. */
-static double size_of(const struct doctor_machine *machine, const char *name)
+static double size_of(const char *value)
 {
-    static const char units[] = "kmgt";
-    const char *value = machine_env(machine, name), *unit;
     char *end;
-    double size;
+    double size = strtod(value, &end);
 
-    if (!isdigit((unsigned char)*value))
-        return -1;
-    size = strtod(value, &end);
-    unit = *end ? strchr(units, tolower((unsigned char)*end)) : NULL;
-    for (ptrdiff_t i = 0; unit && i <= unit - units; i++)
-        size *= 1024;
-    return size;
-}
-
-static double smallest_memory(const struct topo *topo)
-{
-    double smallest = -1;
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].memory_bytes > 0 && (smallest < 0 || (double)topo->gpus[i].memory_bytes < smallest))
-            smallest = (double)topo->gpus[i].memory_bytes;
-    return smallest;
+    return isdigit((unsigned char)*value) ? size * (double)machine_unit(*end) : -1;
 }
 
 void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
-    double size = size_of(machine, name), memory = smallest_memory(machine->topo);
+    double size = size_of(machine_env(machine, name)), memory = -1;
+
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        double own = (double)machine->topo->gpus[i].memory_bytes;
+
+        memory = own > 0 && (memory < 0 || own < memory) ? own : memory;
+    }
 
     if (doctor_not_applicable_if(result, size < 0, "%s is not set", name))
         return;

@@ -18,6 +18,14 @@ const char *machine_reason(enum source_state state, const char *why)
     return why && *why ? why : reasons[state];
 }
 
+long long machine_unit(char letter)
+{
+    static const char letters[] = "kmgt";
+    const char *at = letter ? strchr(letters, tolower((unsigned char)letter)) : NULL;
+
+    return at ? 1024LL << 10 * (at - letters) : 1;
+}
+
 const char *machine_env(const struct doctor_machine *machine, const char *name)
 {
     const char *value = source_env(machine->source, name);

@@ -8,6 +8,9 @@
 /* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
 const char *machine_reason(enum source_state state, const char *why);
 
+/* The unit of a size that this letter stands for: 1024 for 'k' and 'K', its powers for m, g and t, otherwise 1. */
+long long machine_unit(char letter);
+
 /* The value of a variable, "" if it is not set. */
 const char *machine_env(const struct doctor_machine *machine, const char *name);
 
