@@ -41,16 +41,6 @@ static bool is_launcher(char **command)
     return false;
 }
 
-static bool prepend(struct source *source, const char *name, const char *value)
-{
-    const char *current = getenv(name);
-    const char *path = advice_prepend(source, value, current ? current : "");
-
-    if (!*path)
-        errno = ENOMEM;
-    return *path && setenv(name, path, 1) == 0;
-}
-
 /* The library has to exist on the machine that runs the command, or ld.so complains in each process. */
 static bool preload_is_wanted(const struct advice_row *row, char **command)
 {
@@ -67,30 +57,36 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
     return true;
 }
 
-static bool apply(struct source *source, const struct advice_row *row, int gpu, char **command)
+static bool apply(const struct doctor_machine *machine, const struct advice_row *row, int gpu, char **command)
 {
+    const char *current = getenv(row->name), *value = row->value;
+
     if (row->unset)
         return unsetenv(row->name) == 0;
     if (row->scope == ADVICE_RANK)
         return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
     if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
         return true;
-    return row->prepend ? prepend(source, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
+    if (row->prepend)
+        value = advice_prepend(machine->source, value, current ? current : "");
+    if (!*value && row->prepend)
+        errno = ENOMEM;
+    return (*value || !row->prepend) && setenv(row->name, value, 1) == 0;
 }
 
 /*
  * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
  * do: 127 if there is no such command, 126 if it cannot be executed.
  */
-static int env_execute(const struct env_script *script, char **command)
+static int env_execute(const struct doctor_machine *machine, char **command)
 {
-    int gpu = advice_gpu_of(script->topo, own_env, NULL);
+    int gpu = advice_gpu_of(machine->topo, own_env, NULL);
     int error;
 
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
 
-        if (!apply(script->topo->source, row, gpu, command)) {
+        if (!apply(machine, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }
@@ -391,15 +387,15 @@ static int check(const struct cmd *cmd, const struct env_options *options, const
 
 /* --- writing --- */
 
-static int write_script(const struct cmd *cmd, const struct env_options *options, const struct env_script *script)
+static int write_script(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine)
 {
     json_t *document, *rows;
 
     if (!options->json) {
-        env_write(stdout, script, (enum env_format)options->format);
+        env_write(stdout, machine, (enum env_format)options->format);
         return out_finish();
     }
-    rows = env_json(script);
+    rows = env_json(machine);
     document = out_document(cmd->name);
     json_object_update_new(document, json_pack("{s:o, s:o}", "verdict",
                                                json_sprintf("%zu variable%s advised.", json_array_size(rows),
@@ -433,7 +429,6 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct env_options *options = call->options;
     struct doctor_machine *machine;
-    struct env_script script;
     struct source *source;
     json_t *findings;
     int result = check_usage(cmd, call);
@@ -447,7 +442,6 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
-    script = (struct env_script){machine->advice, source_name(source), machine->topo};
     findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)
@@ -459,7 +453,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_line("# %s", machine->topo->why_empty);
         result = CMD_UNSUPPORTED;
     } else
-        result = call->n_args > 0 ? env_execute(&script, call->args) : write_script(cmd, options, &script);
+        result = call->n_args > 0 ? env_execute(machine, call->args) : write_script(cmd, options, machine);
     json_decref(findings);
     doctor_machine_free(machine);
     return result;

@@ -20,7 +20,7 @@ static bool expects_gpus(const struct doctor_machine *machine)
     if ((visible && strcmp(visible, "NoDevFiles") == 0) || (given && strcmp(given, "none") == 0))
         return false;
     return (visible && *visible && strcmp(visible, "-1") != 0) || (given && *given && strcmp(given, "void") != 0) ||
-           machine_sets_nvshmem(machine) || machine->software->deepep.imported >= 0;
+           machine_sets_nvshmem(machine) || machine_deepep(machine);
 }
 
 /* What took the devices of a container: the runtime had added them behind systemd's back. */

@@ -20,15 +20,28 @@ static const struct software_copy *imported_copy(const struct doctor_machine *ma
 {
     const struct software_deepep *deepep = &machine->software->deepep;
 
-    if (deepep->imported >= 0)
-        return &deepep->copies[deepep->imported];
-    if (deepep->n)
+    if (deepep->imported < 0 && deepep->n)
         doctor_not_applicable(result, "%s is not on Python's path, and no other deep_ep is", deepep->copies[0].folder);
     else
-        doctor_not_applicable(result, "DeepEP is not installed where Python looks: %s",
-                              *machine->software->python_paths ? machine->software->python_paths
-                                                               : "there is no Python");
-    return NULL;
+        doctor_not_applicable_if(result, deepep->imported < 0, "DeepEP is not installed where Python looks: %s",
+                                 *machine->software->python_paths ? machine->software->python_paths
+                                                                  : "there is no Python");
+    return machine_deepep(machine);
+}
+
+/* Its extension, if it is readable; "" ends the check, with the reason set. */
+static const char *imported_extension(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_copy *copy = machine_deepep(machine);
+    struct elf_facts facts;
+
+    if (doctor_not_applicable_if(result, !copy, "no deep_ep is on Python's path") ||
+        doctor_not_applicable_if(result, !*copy->extension, "there is no deep_ep_cpp next to %s", copy->folder))
+        return "";
+    facts = source_elf(machine->source, "%s", copy->extension);
+    return doctor_unreadable_if(result, facts.state != SOURCE_OK, copy->extension, facts.state, facts.why)
+               ? ""
+               : copy->extension;
 }
 
 static bool has_no_mapping(const struct software_copy *copy)
@@ -368,7 +381,7 @@ static void report_other_nvshmem(const struct doctor_machine *machine, struct do
 void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = machine_extension(machine, result), *linked, *version;
+    const char *path = imported_extension(machine, result), *linked, *version;
     struct elf_facts facts;
 
     if (!*path)
@@ -458,7 +471,7 @@ void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *re
 {
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = machine_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
+    const char *path = imported_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
 
     if (!*path)
         return;

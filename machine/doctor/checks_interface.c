@@ -38,25 +38,19 @@ static json_t *read_loopback_names(struct source_text file)
 
     while (*file.text && names && others) {
         struct piece line = text_take(&file.text, "\n");
-        const char *copy = line.text;
         bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
+        char copy[4096], *rest = copy, *word;
+        int n = 0; /* the first word is the address */
 
-        for (int word = 0; copy < line.text + line.n && *copy != '#'; word++) {
-            size_t n;
-            char name[256];
-
-            copy += strspn(copy, " \t\r");
-            n = strcspn(copy, " \t\r\n#");
-            if (n == 0 || copy >= line.text + line.n)
-                break;
-            snprintf(name, sizeof(name), "%.*s", (int)n, copy);
-            copy += n;
-            if (word == 0 || json_object_get(others, name))
+        snprintf(copy, sizeof(copy), "%.*s", (int)line.n, line.text);
+        copy[strcspn(copy, "#")] = '\0';
+        while ((word = strsep(&rest, " \t\r"))) {
+            if (!*word || n++ == 0 || json_object_get(others, word))
                 continue;
-            if (is_loopback && json_array_size(names) < 32)
-                json_array_append_new(names, json_string(name));
-            else if (!is_loopback)
-                json_object_set_new(others, name, json_true());
+            if (!is_loopback)
+                json_object_set_new(others, word, json_true());
+            else if (json_array_size(names) < 32)
+                json_array_append_new(names, json_string(word));
         }
     }
     json_decref(others);

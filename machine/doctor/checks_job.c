@@ -87,27 +87,19 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
 
 /* --- single-ranks --- */
 
-/* The MPI that a process has loaded, by ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
-static const char *loaded_mpi(struct source *source)
-{
-    struct source_names mapped = libs_mapped(source, "libmpi.so");
-
-    for (size_t i = 0; i < mapped.n; i++) {
-        if (strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80"))
-            return "Open MPI";
-        if (strstr(mapped.names[i], "libmpi.so.12"))
-            return "MPICH or Intel MPI";
-    }
-    return "";
-}
-
 void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
     bool is_openmpi = source_env(machine->source, "OMPI_COMM_WORLD_SIZE") != NULL;
-    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->source);
+    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = "";
+    long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1),
+         of_mpi = machine_job_number(machine, name, -1);
+    struct source_names mapped = libs_mapped(machine->source, "libmpi.so");
 
-    of_mpi = machine_job_number(machine, name, -1);
+    /* By ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
+    for (size_t i = 0; i < mapped.n && !*mpi; i++)
+        mpi = strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80") ? "Open MPI"
+              : strstr(mapped.names[i], "libmpi.so.12")                                          ? "MPICH or Intel MPI"
+                                                                                                 : "";
     if (doctor_not_applicable_if(result, of_mpi < 1, "the process was not started by a launcher of MPI"))
         return;
     if (tasks > 1 && of_mpi == 1) {
@@ -120,7 +112,7 @@ void run_single_ranks(const struct doctor_machine *machine, struct doctor_result
         doctor_found(result, DOCTOR_ERROR, "the process was started by %s and has loaded %s: each rank runs alone",
                      is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
         doctor_evidence(result, name, "%ld", of_mpi);
-        doctor_evidence(result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
+        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[0]);
         doctor_advise(result, "Start it with the mpirun of the MPI that it was built with, or build it again with the "
                               "MPI of this mpirun.");
     }

@@ -30,34 +30,22 @@ struct limit {
     int64_t soft, hard;
 };
 
-static int64_t take_limit(const char **at)
+static int64_t limit_number(const char *text)
 {
     char *end;
-    int64_t value;
+    int64_t value = strtoll(text, &end, 10);
 
-    *at += strspn(*at, " ");
-    if (text_begins(*at, "unlimited")) {
-        *at += strlen("unlimited");
-        return UNLIMITED;
-    }
-    value = strtoll(*at, &end, 10);
-    value = end == *at || value < 0 ? -1 : value;
-    *at = end;
-    return value;
+    return strcmp(text, "unlimited") == 0 ? UNLIMITED : end == text || *end || value < 0 ? -1 : value;
 }
 
 static struct limit limit_of(struct source *source, const char *name)
 {
     const char *line = strstr(source_read(source, "/proc/self/limits").text, name);
-    struct limit limit = {-1, -1};
+    char soft[32] = "", hard[32] = "";
 
-    if (!line)
-        return limit;
-    line += strlen(name);
-    limit.soft = take_limit(&line);
-    if (limit.soft >= 0)
-        limit.hard = take_limit(&line);
-    return limit;
+    if (line)
+        sscanf(line + strlen(name), "%31s %31s", soft, hard);
+    return (struct limit){limit_number(soft), limit_number(hard)};
 }
 
 static bool lacks_limit(const struct doctor_machine *machine, struct doctor_result *result, const char *name,

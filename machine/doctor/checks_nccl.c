@@ -280,44 +280,39 @@ void run_topology_file(const struct doctor_machine *machine, struct doctor_resul
 
 /* --- nccl-disabled --- */
 
-static void found_disabled(const struct doctor_machine *machine, struct doctor_result *result, const char *const *names)
-{
-    for (; *names; names++)
-        if (disables(machine, *names))
-            doctor_found_value(result, *names);
-}
-
 void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *no_p2p = first_that_disables(machine, without_p2p), *no_ib = first_that_disables(machine, without_ib);
-    const char *no_mnnvl =
-        machine_has_multinode_nvlink(machine->topo) ? first_that_disables(machine, without_mnnvl) : NULL;
+    static const struct {
+        const char *const *names;
+        const char *what, *advice;
+    } disabled[] = {
+        {without_mnnvl, "keeps NCCL from using the NVLinks between the nodes of the rack",
+         "Without it, NCCL uses them where the nodes are in one NVLink domain and have an IMEX channel."},
+        {without_ib, "sends everything between nodes over sockets", "This machine has RDMA NICs for data."},
+        {without_p2p, "prevents NCCL from using NVLink",
+         "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink."},
+    };
+    const struct topo *topo = machine->topo;
     struct doctor_result unused = {.machine = machine};
+    const bool matters[] = {machine_has_multinode_nvlink(topo),
+                            topo->n_gpus > 1 && machine_has_data_nics(machine, &unused),
+                            COUNT_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0) > 1};
+    bool any = first_that_disables(machine, without_p2p) || first_that_disables(machine, without_ib);
 
-    if (doctor_not_applicable_if(result, !no_p2p && !no_ib && !no_mnnvl, "nothing is disabled"))
-        return;
-    if (no_mnnvl) {
-        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=0 keeps NCCL from using the NVLinks between the nodes of the rack", no_mnnvl);
-        found_disabled(machine, result, without_mnnvl);
-        doctor_advise(result, "Without it, NCCL uses them where the nodes are in one NVLink domain and have an IMEX "
-                              "channel.");
+    for (size_t i = 0; i < COUNT(disabled); i++) {
+        const char *first = matters[i] ? first_that_disables(machine, disabled[i].names) : NULL;
+        bool is_p2p = disabled[i].names == without_p2p;
+
+        if (!first)
+            continue;
+        doctor_found(result, is_p2p || machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING, "%s=%s %s",
+                     first, machine_nccl_value(machine, first, NULL), disabled[i].what);
+        for (const char *const *name = disabled[i].names; *name; name++)
+            if (disables(machine, *name))
+                doctor_found_value(result, *name);
+        doctor_advise(result, is_p2p && *result->advice ? "%s %s" : "%s", disabled[i].advice, result->advice);
     }
-    if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
-        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=%s sends everything between nodes over sockets", no_ib,
-                     machine_nccl_value(machine, no_ib, NULL));
-        found_disabled(machine, result, without_ib);
-        doctor_advise(result, "This machine has RDMA NICs for data.");
-    }
-    if (no_p2p && COUNT_OF(i, machine->topo->n_gpus, machine->topo->gpus[i].nvlinks_up > 0) > 1) {
-        doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", no_p2p,
-                     machine_nccl_value(machine, no_p2p, NULL));
-        found_disabled(machine, result, without_p2p);
-        doctor_advise(result,
-                      "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink.%s%s",
-                      *result->advice ? " " : "", result->advice);
-    }
+    doctor_not_applicable_if(result, !any && result->outcome != DOCTOR_FOUND, "nothing is disabled");
 }
 
 /* --- nccl-gdr --- */

@@ -168,40 +168,35 @@ void run_efa_version(const struct doctor_machine *machine, struct doctor_result 
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nccl *nccl = &machine->software->nccl;
-    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
+    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *folder, *path = "", *version,
+               *bundled = nccl->bundled_version;
+    bool is_older;
 
-    if (!slash || !*nccl->bundled_version)
+    if (!*nccl->bundled || !*bundled)
         return false;
-    for (; at && *at; at += strcspn(at, ":;"), at += *at != '\0') {
-        size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
-        const char *path, *version;
-        bool is_older;
-
-        path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
-        if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
-            continue;
-        version = libs_file_version(source_resolve(machine->source, "%s", path).text);
-        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || strlen(version) < 3 ||
-            strcmp(path, nccl->bundled) == 0 || strverscmp(version, nccl->bundled_version) == 0)
-            return false;
-        /* "2.18" of "2.18.3": its later versions have the same functions */
-        is_older = strverscmp(version, nccl->bundled_version) < 0 &&
-                   strncmp(version, nccl->bundled_version, 2 + strcspn(version + 2, ".")) != 0;
-        doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, nccl->bundled_version,
-                     is_older ? ", and the import of PyTorch stops where it needs a function that is missing" : "");
-        doctor_evidence(result, path, "%s", version);
-        doctor_evidence(result, nccl->bundled, "%s", nccl->bundled_version);
-        doctor_fix(result, false, "%s",
-                   shell_prepend(machine->source, "LD_LIBRARY_PATH",
-                                 source_printf(machine->source, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
-        doctor_advise(result,
-                      "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
-                      "with the NCCL that it should use in LD_PRELOAD.",
-                      (int)n, at);
-        return true;
+    while ((folder = machine_next_word(machine, &at, ":;"))) {
+        path = *folder == '/' ? source_printf(machine->source, "%s/libnccl.so.2", folder) : "";
+        if (*path && source_stat(machine->source, "%s", path).state == SOURCE_OK)
+            break;
     }
-    return false;
+    version = folder ? libs_file_version(source_resolve(machine->source, "%s", path).text) : "";
+    if ((*nccl->gib && folder && text_begins(folder, nccl->gib)) || strlen(version) < 3 ||
+        strcmp(path, nccl->bundled) == 0 || strverscmp(version, bundled) == 0)
+        return false;
+    /* "2.18" of "2.18.3": its later versions have the same functions */
+    is_older = strverscmp(version, bundled) < 0 && strncmp(version, bundled, 2 + strcspn(version + 2, ".")) != 0;
+    doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, bundled,
+                 is_older ? ", and the import of PyTorch stops where it needs a function that is missing" : "");
+    doctor_evidence(result, path, "%s", version);
+    doctor_evidence(result, nccl->bundled, "%s", bundled);
+    doctor_fix(result, false, "%s",
+               shell_prepend(machine->source, "LD_LIBRARY_PATH", libs_folder_of(machine->source, nccl->bundled)));
+    doctor_advise(result,
+                  "Or take %s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
+                  "with the NCCL that it should use in LD_PRELOAD.",
+                  folder);
+    return true;
 }
 
 void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)

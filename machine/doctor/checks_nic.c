@@ -291,23 +291,17 @@ void run_firmware(const struct doctor_machine *machine, struct doctor_result *re
 /* --- nic-access --- */
 
 struct access_count {
-    int n, n_unknown, n_denied, n_absent, n_nameless;
+    int n_unknown, n_denied, n_absent, n_nameless;
     const char *first, *why;
 };
 
 static void check_uverbs(const struct doctor_machine *machine, struct doctor_result *result, const struct topo_nic *nic,
                          struct access_count *count)
 {
-    struct source_stat stat;
+    struct source_stat stat = {.state = SOURCE_ABSENT};
 
-    count->n++;
-    if (!*nic->uverbs) {
-        count->n_nameless++;
-        count->first = *count->first ? count->first : nic->name;
-        doctor_evidence(result, nic->name, "no uverbs device");
-        return;
-    }
-    stat = source_stat(machine->source, "%s", nic->uverbs);
+    if (*nic->uverbs)
+        stat = source_stat(machine->source, "%s", nic->uverbs);
     if (stat.state == SOURCE_FAILED || stat.state == SOURCE_NOT_RECORDED) {
         count->n_unknown++;
         count->why = machine_reason(stat.state, stat.why);
@@ -315,11 +309,16 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
     }
     if (machine_may_open(stat))
         return;
-    count->n_absent += stat.state == SOURCE_ABSENT;
+    count->n_nameless += !*nic->uverbs;
+    count->n_absent += *nic->uverbs && stat.state == SOURCE_ABSENT;
     count->n_denied += stat.state != SOURCE_ABSENT;
-    count->first = *count->first ? count->first : nic->uverbs;
-    doctor_evidence(result, nic->uverbs, "%s (%s)",
-                    stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
+    count->first = *count->first ? count->first : *nic->uverbs ? nic->uverbs : nic->name;
+    if (!*nic->uverbs)
+        doctor_evidence(result, nic->name, "no uverbs device");
+    else
+        doctor_evidence(result, nic->uverbs, "%s (%s)",
+                        stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user",
+                        nic->name);
 }
 
 /* Is a NIC that this process may use near a GPU that it may not use? */
@@ -434,7 +433,8 @@ void run_nic_access(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
-    if (doctor_not_applicable_if(result, count.n_absent == count.n && !machine_uses_rdma(machine),
+    if (doctor_not_applicable_if(result,
+                                 count.n_absent == machine_n_data_nics(machine->topo) && !machine_uses_rdma(machine),
                                  "there is no RDMA device in /dev/infiniband, and nothing needs one"))
         return;
     doctor_found(result, DOCTOR_ERROR, "%s %s%s", count.first,

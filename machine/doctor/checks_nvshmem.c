@@ -16,8 +16,7 @@
  */
 static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-    bool reads_mapping = deepep->imported >= 0 && deepep->mapping_active;
+    bool reads_mapping = machine_deepep(machine) && machine->software->deepep.mapping_active;
     bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
     doctor_fix(result, false, is_rank || reads_mapping ? "%seval \"$(epkit env)\"" : "%sepkit env -- PROGRAM", first);
@@ -57,8 +56,7 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
     doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
     if (spares_deepep)
         doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
-                        "read by %s, which makes a list of one NIC for each process",
-                        machine->software->deepep.copies[machine->software->deepep.imported].folder);
+                        "read by %s, which makes a list of one NIC for each process", machine_deepep(machine)->folder);
     /* Without the switch, the list by PE is a variable that does nothing. */
     fix_ranks(machine, result,
               source_env(machine->source, "NVSHMEM_HCA_PE_MAPPING")
@@ -179,18 +177,16 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
 
 static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = machine_deepep(machine);
     struct map *map = NULL;
 
     if (machine_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
         (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
         doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
-        if (deepep->imported >= 0 && deepep->mapping_active)
-            doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
-                            deepep->copies[deepep->imported].folder);
-        else if (deepep->imported >= 0)
-            doctor_evidence(result, deepep->copies[deepep->imported].folder,
-                            "switches IBGDA on, and has no mapping of GPUs to NICs");
+        if (copy && machine->software->deepep.mapping_active)
+            doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s", copy->folder);
+        else if (copy)
+            doctor_evidence(result, copy->folder, "switches IBGDA on, and has no mapping of GPUs to NICs");
         fix_ranks(machine, result, "");
     }
     map_free(map);
@@ -222,7 +218,6 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
 
 void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
     if (doctor_not_applicable_if(result,
@@ -235,7 +230,7 @@ void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     if (mapping) {
-        if (deepep->imported < 0 || deepep->mapping_active)
+        if (!machine_deepep(machine) || machine->software->deepep.mapping_active)
             run_mapping(machine, mapping, result);
         return;
     }

@@ -260,22 +260,20 @@ static const char *maker_name(unsigned vendor)
 /* DeepEP before version 2 uses only IBGDA between nodes; it is recognised by its own buffer.py and an NVSHMEM. */
 static bool needs_ibgda(const struct doctor_machine *machine)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-    bool is_first = deepep->imported >= 0 && deepep->copies[deepep->imported].buffer == SOURCE_OK;
+    const struct software_copy *copy = machine_deepep(machine);
 
     return variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA")) ||
-           (is_first && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
+           (copy && copy->buffer == SOURCE_OK && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
 }
 
 /* A mapping that gives a GPU a NIC that IBGDA does not support. */
 static bool find_unsupported(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
     struct map *map = NULL;
     int gpu;
 
-    if (!mapping || (deepep->imported >= 0 && !deepep->mapping_active) ||
+    if (!mapping || (machine_deepep(machine) && !machine->software->deepep.mapping_active) ||
         map_parse(machine->topo, mapping, &map) != EP_OK)
         return false;
     gpu = FIRST_OF(i, map->n, map->choices[i].nic >= 0 && !topo_has_ibgda(machine->topo, map->choices[i].nic));
@@ -334,9 +332,8 @@ void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *r
                  machine_n_data_nics(topo), maker_name(vendor));
     doctor_evidence(result, topo->nics[first].name, "PCI device %04x:%04x at %s", vendor,
                     topo->pci[topo->nics[first].pci].device, topo->pci[topo->nics[first].pci].address);
-    if (machine->software->deepep.imported >= 0)
-        doctor_evidence(result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
-                        "uses only IBGDA between nodes");
+    if (machine_deepep(machine))
+        doctor_evidence(result, machine_deepep(machine)->folder, "uses only IBGDA between nodes");
     doctor_evidence_env(result, "NVSHMEM_REMOTE_TRANSPORT");
     doctor_advise(result,
                   "Within a node everything works. Between nodes, use a library with a transport for these NICs: "

@@ -26,18 +26,6 @@ static int64_t rail_counter(const struct doctor_machine *machine, const struct m
                                                                                                                  : 0;
 }
 
-/* The median over all rails but one; 0 if there are no others. */
-static int64_t median_of_others(const struct machine_port *rails, int n, int self)
-{
-    int64_t values[MACHINE_PORTS_MAX];
-    int n_others = 0;
-
-    for (int i = 0; i < n; i++)
-        if (i != self)
-            values[n_others++] = rails[i].value;
-    return counter_median(values, (size_t)n_others);
-}
-
 static const char *rail_name(const struct doctor_machine *machine, const struct machine_port *rail)
 {
     return machine_port_name(machine, rail->nic, rail->port);
@@ -115,10 +103,14 @@ void run_link_errors(const struct doctor_machine *machine, struct doctor_result 
             rails[i].value = rail_counter(machine, &rails[i], limits[k].file);
         for (int i = 0; i < n; i++) {
             const char *name = rail_name(machine, &rails[i]);
-            int64_t value = rails[i].value;
+            int64_t value = rails[i].value, others[MACHINE_PORTS_MAX];
+            size_t n_others = 0;
             char text[128];
 
-            if (!counter_is_outlier(&limits[k], value, median_of_others(rails, n, i)))
+            for (int other = 0; other < n; other++)
+                if (other != i)
+                    others[n_others++] = rails[other].value;
+            if (!counter_is_outlier(&limits[k], value, counter_median(others, n_others)))
                 continue;
             counter_limit_text(&limits[k], value, text, sizeof(text));
             if (first < 0)
@@ -218,14 +210,19 @@ static int rdma_mtu(int64_t mtu)
     return 0;
 }
 
+/* The members of a bond, in one line; "" if it is none. */
+static const char *members_of(const struct doctor_machine *machine, const char *bond)
+{
+    return source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+}
+
 /* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
 static void compare_members(const struct doctor_machine *machine, struct doctor_result *result,
                             const struct machine_port *rail)
 {
-    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev, *members = "", *member;
+    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev,
+               *members = *bond ? members_of(machine, bond) : "", *member;
 
-    if (*bond)
-        members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
     while ((member = machine_next_word(machine, &members, " "))) {
         int64_t mtu;
 
@@ -307,20 +304,6 @@ static bool has_lost_carrier(const struct doctor_machine *machine, const char *n
     return carrier.state == SOURCE_OK && strcmp(carrier.text, "0") == 0;
 }
 
-static void found_too_few(const struct doctor_machine *machine, struct doctor_result *result, const char *bond, int n,
-                          int n_usual)
-{
-    if (result->outcome != DOCTOR_FOUND) {
-        doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n, n == 1 ? "" : "s",
-                     n_usual);
-        doctor_advise(
-            result,
-            "A port has left the bond, or never joined it: look for the interface without a master (ip link), and whether the card shows all of its ports.");
-    }
-    doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
-                    source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
-}
-
 /* The number of members of more than half of the RDMA bonds, if there are at least three bonds; otherwise 0. */
 static int usual_members(const struct doctor_machine *machine, const char *bonds)
 {
@@ -328,7 +311,7 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
     const char *bond;
 
     while ((bond = machine_next_word(machine, &bonds, " "))) {
-        const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+        const char *slaves = members_of(machine, bond);
         int n = 0;
 
         if (!carries_rdma(machine->topo, bond))
@@ -347,7 +330,7 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
 static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
                            int n_usual)
 {
-    const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+    const char *slaves = members_of(machine, bond);
     bool is_wanted = bond_matters(machine, bond);
     int n = 0, n_dead = 0;
     const char *dead[16], *name;
@@ -361,8 +344,17 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
             n_dead < 16)
             dead[n_dead++] = name;
     }
-    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
-        found_too_few(machine, result, bond, n, n_usual);
+    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual) {
+        if (result->outcome != DOCTOR_FOUND) {
+            doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n,
+                         n == 1 ? "" : "s", n_usual);
+            doctor_advise(
+                result,
+                "A port has left the bond, or never joined it: look for the interface without a master (ip link), and whether the card shows all of its ports.");
+        }
+        doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+                        members_of(machine, bond));
+    }
     if (!is_wanted || n_dead == 0)
         return;
     if (result->outcome != DOCTOR_FOUND) {

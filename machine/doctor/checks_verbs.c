@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
 static const struct {
@@ -184,6 +185,27 @@ static bool is_mixed(const struct software_verbs *verbs)
            verbs->provider_needs != verbs->private_version;
 }
 
+/* "libibverbs.so.1" or "libmlx5.so.1", if it is needed and not found; otherwise "". */
+static const char *missing_library(const struct doctor_machine *machine)
+{
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *net = machine_env(machine, "NCCL_NET");
+    bool has_net = source_env(machine->source, "NCCL_NET"),
+         by_sockets = strcasecmp(net, "Socket") == 0 || atoi(machine_env(machine, "NCCL_IB_DISABLE")) != 0,
+         needs_plugin = (has_net && strcasecmp(net, "Socket") != 0) || source_env(machine->source, "NCCL_NET_PLUGIN"),
+         uses_ibgda;
+    struct doctor_result unused = {.machine = machine};
+
+    if (!machine_has_mlx5(machine, &unused))
+        return "";
+    uses_ibgda = machine_uses_ibgda(machine, &unused);
+    /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
+    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && !by_sockets && machine_uses_rdma(machine));
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
+        return "libibverbs.so.1";
+    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
+}
+
 /* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
 static void report_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
 {
@@ -225,7 +247,7 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
 void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *entry, *lacking = machine_missing_verbs_library(machine);
+    const char *entry, *lacking = missing_library(machine);
     const struct topo *topo = machine->topo;
     int other = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && provider_of(topo, i) >= 0);
 

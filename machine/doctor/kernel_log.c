@@ -42,28 +42,6 @@ static size_t time_bytes(const char *line, size_t n)
     return length < n && length < 48 ? length : 0;
 }
 
-/* Parses "(PCI:0000:0f:00): 79, ..." after the word at `at`: device and number. */
-static bool parse_error(const char *at, const char **ret_address, size_t *ret_n, int *ret_number)
-{
-    size_t n;
-
-    at += strspn(at, " ");
-    if (*at++ != '(')
-        return false;
-    if (strncmp(at, "PCI:", 4) == 0)
-        at += 4;
-    n = strcspn(at, ")\n");
-    if (at[n] != ')' || at[n + 1] != ':' || n >= ADDRESS_BYTES)
-        return false;
-    *ret_address = at;
-    *ret_n = n;
-    at += n + 2;
-    at += strspn(at, " ");
-    *ret_number = atoi(at);
-    n = strspn(at, "0123456789");
-    return n > 0 && n <= 5;
-}
-
 static json_t *text_of(const char *text, size_t n)
 {
     return json_stringn_nocheck(text, n < LINE_BYTES ? n : LINE_BYTES);
@@ -76,6 +54,25 @@ struct error_line {
     int number, recovery;
 };
 
+/* Parses "(PCI:0000:0f:00): 79, ..." after the word at `at`: device and number. */
+static bool parse_error(const char *at, struct error_line *error)
+{
+    size_t n;
+
+    at += strspn(at, " ");
+    if (*at++ != '(')
+        return false;
+    error->address = at += text_begins(at, "PCI:") ? 4 : 0;
+    error->n_address = n = strcspn(at, ")\n");
+    if (at[n] != ')' || at[n + 1] != ':' || n >= ADDRESS_BYTES)
+        return false;
+    at += n + 2;
+    at += strspn(at, " ");
+    error->number = atoi(at);
+    n = strspn(at, "0123456789");
+    return n > 0 && n <= 5;
+}
+
 static json_t *error_fact(const struct error_line *error)
 {
     return json_pack("{s:i, s:i, s:o, s:o, s:o, s:i}", "number", error->number, "n", 1, "device",
@@ -84,21 +81,16 @@ static json_t *error_fact(const struct error_line *error)
                      text_of(error->at, error->n - (size_t)(error->at - error->line)), "recovery", error->recovery);
 }
 
-static bool is_of_device(const json_t *fact, const struct error_line *error)
-{
-    const char *device = json_string_value(json_object_get(fact, "device"));
-
-    return device && strlen(device) == error->n_address && strncmp(device, error->address, error->n_address) == 0;
-}
-
 /* Counts an Xid by GPU and number; one that reports a recovery removes the earlier ones of that GPU. */
 static void record_xid(json_t *errors, const struct error_line *error)
 {
+    const char *device;
     json_t *fact;
 
     for (size_t i = json_array_size(errors); i-- > 0;) {
         fact = json_array_get(errors, i);
-        if (!is_of_device(fact, error))
+        device = json_text(fact, "device");
+        if (strlen(device) != error->n_address || strncmp(device, error->address, error->n_address) != 0)
             continue;
         if (error->number == XID_RECOVERY && error->recovery == KERNEL_RECOVERY_NONE) {
             json_array_remove(errors, i);
@@ -132,8 +124,8 @@ static json_t *read_xids(struct source_text file)
             json_object_set_new(value, "start", text_of(file.text, time_bytes(file.text, (size_t)(start - file.text))));
         }
         n_lines += error.at != NULL;
-        if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
-            error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
+        if (!error.at || !parse_error(error.at + strlen(XID), &error) || error.number > 9999 ||
+            xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
         to = error.number == XID_RECOVERY ? memmem(error.at, n - (size_t)(error.at - file.text), " to 0x", 6) : NULL;
         error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
@@ -185,8 +177,8 @@ static json_t *read_sxids(struct source_text file)
         n = strcspn(file.text, "\n");
         error.n = n;
         error.at = memmem(file.text, n, SXID, strlen(SXID));
-        if (!error.at || !memmem(file.text, n, ", Fatal", 7) ||
-            !parse_error(error.at + strlen("SXid"), &error.address, &error.n_address, &error.number) || !error.number)
+        if (!error.at || !memmem(file.text, n, ", Fatal", 7) || !parse_error(error.at + strlen("SXid"), &error) ||
+            !error.number)
             continue;
         if (json_array_size(errors) == KERNEL_LOG_KINDS)
             json_array_remove(errors, 0);

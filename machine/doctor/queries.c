@@ -159,7 +159,7 @@ bool machine_uses_rdma(const struct doctor_machine *machine)
 {
     struct source_environment environment = source_environment(machine->source);
 
-    return machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine) ||
+    return machine_deepep(machine) || machine_sets_nvshmem(machine) ||
            ANY_OF(i, environment.n, needs_rdma(environment.variables[i].name, environment.variables[i].value));
 }
 
@@ -485,23 +485,11 @@ const char *machine_next_word(const struct doctor_machine *machine, const char *
     return word.n ? source_printf(machine->source, "%.*s", (int)word.n, word.text) : NULL;
 }
 
-const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result)
+const struct software_copy *machine_deepep(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
-    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct elf_facts facts;
 
-    if (deepep->imported < 0)
-        doctor_not_applicable(result, "no deep_ep is on Python's path");
-    else if (!*path)
-        doctor_not_applicable(result, "there is no deep_ep_cpp next to %s", deepep->copies[deepep->imported].folder);
-    if (!*path)
-        return "";
-    facts = source_elf(machine->source, "%s", path);
-    if (facts.state == SOURCE_OK)
-        return path;
-    doctor_unknown(result, "%s: %s", path, machine_reason(facts.state, facts.why));
-    return "";
+    return deepep->imported < 0 ? NULL : &deepep->copies[deepep->imported];
 }
 
 long machine_job_number(const struct doctor_machine *machine, const char *name, long without)

@@ -92,8 +92,8 @@ const char *machine_next_word(const struct doctor_machine *machine, const char *
 /* Is it the interface of the default route or, with `or_lower`, one below it? */
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower);
 
-/* DeepEP's extension that Python imports, if it is readable; "" ends the check, with the reason set. */
-const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result);
+/* The copy of DeepEP that Python imports; NULL if there is none. */
+const struct software_copy *machine_deepep(const struct doctor_machine *machine);
 
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *machine_port_name(const struct doctor_machine *machine, int nic, int port);
@@ -225,9 +225,6 @@ const char *machine_lacks_gdrcopy(const struct doctor_machine *machine);
  */
 bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
                             const char *path);
-
-/* "libibverbs.so.1" or "libmlx5.so.1", which provider-missing reports, if needed and not found; otherwise "". */
-const char *machine_missing_verbs_library(const struct doctor_machine *machine);
 
 /*
  * What a program finds for the variable: its value in the environment or, of NCCL's, in one of NCCL's configuration

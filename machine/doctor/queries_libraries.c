@@ -48,12 +48,12 @@ bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result
 
 bool machine_has_deepep(const struct doctor_machine *machine)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = machine_deepep(machine);
     struct elf_facts facts;
 
-    if (deepep->imported < 0)
+    if (!copy)
         return false;
-    facts = source_elf(machine->source, "%s", deepep->copies[deepep->imported].extension);
+    facts = source_elf(machine->source, "%s", copy->extension);
     return facts.state != SOURCE_OK || ANY_OF(i, facts.n_needed, text_begins(facts.needed[i], "libnvshmem_host.so"));
 }
 
@@ -187,26 +187,6 @@ bool machine_has_two(const struct doctor_machine *machine, struct doctor_result 
     for (size_t i = 0; i < mapped.n; i++)
         doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
     return true;
-}
-
-const char *machine_missing_verbs_library(const struct doctor_machine *machine)
-{
-    const struct software_verbs *verbs = &machine->software->verbs;
-    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
-    const char *off = source_env(machine->source, "NCCL_IB_DISABLE");
-    bool by_sockets = (net && strcasecmp(net, "Socket") == 0) || (off && atoi(off) != 0);
-    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
-    struct doctor_result unused = {.machine = machine};
-    bool uses_ibgda;
-
-    if (!machine_has_mlx5(machine, &unused))
-        return "";
-    uses_ibgda = machine_uses_ibgda(machine, &unused);
-    /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
-    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && !by_sockets && machine_uses_rdma(machine));
-    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
-        return "libibverbs.so.1";
-    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }
 
 /* --- values of variables --- */
