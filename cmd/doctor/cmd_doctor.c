@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CHECKS 256
 #define REMOTE_COMMAND "epkit doctor --json"
 
 struct doctor_options {
@@ -56,11 +55,11 @@ static const struct opt doctor_table[] = {
 
 static void suggest(const struct cmd *cmd, const char *option, const char *word)
 {
-    const char *names[2 * MAX_CHECKS + 1], *near;
+    const char *names[2 * DOCTOR_CHECKS_MAX + 1], *near;
     char text[256];
     size_t n = 0;
 
-    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++) {
+    for (size_t i = 0; doctor_checks[i] && i < DOCTOR_CHECKS_MAX; i++) {
         names[n++] = doctor_checks[i]->id;
         names[n++] = doctor_checks[i]->group;
     }
@@ -76,7 +75,7 @@ static void suggest(const struct cmd *cmd, const char *option, const char *word)
 /* The checks that --only names, or all checks, as a list that ends with NULL. */
 static int choose(const struct cmd *cmd, const char *only, const struct doctor_check **ret_checks)
 {
-    bool wanted[MAX_CHECKS] = {false};
+    bool wanted[DOCTOR_CHECKS_MAX] = {false};
     size_t n = 0;
 
     for (bool more = only; more;) {
@@ -94,7 +93,7 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
             return CMD_USAGE;
         }
     }
-    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++)
+    for (size_t i = 0; doctor_checks[i] && i < DOCTOR_CHECKS_MAX; i++)
         if (!only || wanted[i])
             ret_checks[n++] = doctor_checks[i];
     ret_checks[n] = NULL;
@@ -266,7 +265,7 @@ static int list_checks(const struct cmd *cmd, const struct doctor_options *optio
 static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct doctor_options *options = call->options;
-    const struct doctor_check *checks[MAX_CHECKS + 1];
+    const struct doctor_check *checks[DOCTOR_CHECKS_MAX + 1];
     int code = check_options(cmd, call, options);
 
     if (code == CMD_FINE)

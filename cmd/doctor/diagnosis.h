@@ -9,6 +9,8 @@
 
 #include <jansson.h>
 
+#define DOCTOR_CHECKS_MAX 256
+
 struct diagnosis {
     const struct doctor_machine *machine;
     int n;

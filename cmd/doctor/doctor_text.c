@@ -222,28 +222,31 @@ static void print_finding(const struct doctor_result *result)
         out_line("  %-10s(and %d more)", "", result->n_evidence_left_out);
     diagnosis_print_block("why", result->check->cause);
     print_column("run", result->fix, SIZE_MAX); /* commands are pasted, so their lines are not wrapped */
-    if (*result->fix_cost)
-        diagnosis_print_block("costs", result->fix_cost);
-    if (*result->advice)
-        diagnosis_print_block("do", result->advice);
-    else if (!*result->fix)
-        diagnosis_print_block("do", result->check->remedy);
+    diagnosis_print_block("costs", result->fix_cost);
+    diagnosis_print_block("do", *result->advice ? result->advice : *result->fix ? "" : result->check->remedy);
 }
 
 /* --- tables --- */
 
-static void print_findings_table(const struct diagnosis *diagnosis)
+/* In a table and in full, first the serious ones. */
+static void print_findings(const struct diagnosis *diagnosis)
 {
     static const struct out_column columns[] = {
         {"SEVERITY", "severity", 0, 0}, {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"WHAT", "text", 0, OUT_TRUNC}};
+    const struct doctor_result *found[DOCTOR_CHECKS_MAX];
     json_t *rows = json_array();
+    int n = 0;
 
     for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
         for (int i = 0; i < diagnosis->n; i++)
             if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
-                json_array_append_new(rows, diagnosis_row(&diagnosis->results[i]));
+                found[n++] = &diagnosis->results[i];
+    for (int i = 0; i < n; i++)
+        json_array_append_new(rows, diagnosis_row(found[i]));
     out_line("%s", "");
     OUT_PRINT(columns, rows);
+    for (int i = 0; i < n; i++)
+        print_finding(found[i]);
 }
 
 /* Prints what is not known, and what to do about it. */
@@ -286,11 +289,7 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                                                         : OUT_WARN,
                 "%s", verdict);
     if (diagnosis->n_found) {
-        print_findings_table(diagnosis);
-        for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
-            for (int i = 0; i < diagnosis->n; i++)
-                if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
-                    print_finding(&diagnosis->results[i]);
+        print_findings(diagnosis);
         if (diagnosis->n_unknown && !verbose) {
             out_line("%s", "");
             out_line("%d check%s could not be completed; --verbose says why.", diagnosis->n_unknown,

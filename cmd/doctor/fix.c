@@ -21,17 +21,6 @@
 #define TIMEOUT_MS 60000  /* of a command */
 #define OUTPUT_SHOWN 4096 /* bytes of the output of a failed command */
 
-/* Root needs no sudo, which may not be installed; others need one that asks for no password. */
-static void as_this_user(const char *line, char *ret_line, size_t bytes)
-{
-    if (strncmp(line, "sudo ", 5) != 0)
-        snprintf(ret_line, bytes, "%s", line);
-    else if (geteuid() == 0)
-        snprintf(ret_line, bytes, "%s", line + 5);
-    else
-        snprintf(ret_line, bytes, "sudo -n %s", line + 5);
-}
-
 static void show_output(const struct capture_text *text)
 {
     const char *at = text->text;
@@ -65,9 +54,11 @@ static bool run_line(const char *line)
     char command[1152], failure[256], shell[] = "/bin/sh", option[] = "-c";
     char *argv[] = {shell, option, command, NULL};
     struct capture capture = {.argv = argv};
-    bool is_fine;
+    bool needs_root = text_begins(line, "sudo "), is_fine;
 
-    as_this_user(line, command, sizeof(command));
+    /* Root needs no sudo, which may not be installed; others need one that asks for no password. */
+    snprintf(command, sizeof(command), "%s%s", needs_root && geteuid() != 0 ? "sudo -n " : "",
+             line + (needs_root ? strlen("sudo ") : 0));
     if (capture_run(&capture, 1, 1, TIMEOUT_MS, NULL, NULL) != 0) {
         capture_done(&capture);
         out_error("no memory for the output of '%s'", command);

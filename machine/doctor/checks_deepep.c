@@ -109,24 +109,15 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
 
 /* --- stale-copy --- */
 
-/* Another copy that suggests that the imported one is not the intended one; NULL if there is none. */
-static const struct software_copy *differing_copy(const struct doctor_machine *machine,
-                                                  const struct software_copy *copy)
+/* Does another copy suggest that the imported one is not the intended one? */
+static bool differs(const struct software_copy *other, const struct software_copy *copy)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-
-    for (int i = 0; i < deepep->n; i++) {
-        const struct software_copy *other = &deepep->copies[i];
-
-        if (other == copy || !*other->version || !*copy->version)
-            continue;
-        /* Two versions on the path of one Python, or one version with two contents of buffer.py. */
-        if (strcmp(other->version, copy->version) != 0
-                ? other->on_path
-                : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash)
-            return other;
-    }
-    return NULL;
+    if (other == copy || !*other->version || !*copy->version)
+        return false;
+    /* Two versions on the path of one Python, or one version with two contents of buffer.py. */
+    return strcmp(other->version, copy->version) != 0
+               ? other->on_path
+               : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash;
 }
 
 static void report_copy(struct doctor_result *result, const struct software_copy *copy, const char *what)
@@ -138,19 +129,21 @@ static void report_copy(struct doctor_result *result, const struct software_copy
 
 void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_copy *copy = imported_copy(machine, result), *other;
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = imported_copy(machine, result), *other = mapped_copy(machine);
 
     if (!copy)
         return;
-    other = mapped_copy(machine);
     if (other && copy->buffer == SOURCE_OK && has_no_mapping(copy)) {
         doctor_found(result, DOCTOR_ERROR,
                      "the DeepEP that is imported, %s, lacks the mapping of GPUs to NICs that %s has", copy->folder,
                      other->folder);
     } else {
-        other = differing_copy(machine, copy);
-        if (!other)
+        int at = FIRST_OF(i, deepep->n, differs(&deepep->copies[i], copy));
+
+        if (at < 0)
             return;
+        other = &deepep->copies[at];
         doctor_found(result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s", copy->folder,
                      other->folder);
     }

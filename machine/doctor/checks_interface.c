@@ -121,19 +121,15 @@ static const char *fault_of(const struct doctor_machine *machine, const struct l
 static const char *fault_of_names(const struct doctor_machine *machine, const struct interface_variable *variable,
                                   const char *value, const struct source_names *interfaces)
 {
+    struct list_names names = {.is_exact = true};
     const char *why = "";
 
     if (strchr("^=", *value))
         return source_printf(machine->source,
                              "begins with '%c', which %s takes for a part of the name: it knows whole names only",
                              *value, variable->library);
-    while (*value && !*why) {
-        struct piece entry = text_take(&value, ",");
-        struct list_names names = {.is_exact = true};
-
-        names.list = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
-        why = entry.n ? fault_of(machine, &names, interfaces) : "";
-    }
+    while (!*why && (names.list = machine_next_word(machine, &value, ",")))
+        why = fault_of(machine, &names, interfaces);
     return why;
 }
 

@@ -9,59 +9,43 @@
 
 /* --- rendezvous --- */
 
-/* A variable that has to be a number for Python; an unresolved reference of a manifest, "$(NNODES)", is none. */
-static const char *not_a_number(const struct doctor_machine *machine, const char **ret_name)
-{
-    static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-
-    for (size_t i = 0; i < COUNT(names); i++) {
-        const char *value = machine_env(machine, *ret_name = names[i]);
-        char *end;
-
-        /* LOCAL_RANK=-1 means no rank for some programs. */
-        strtol(value, &end, 10);
-        if (*value && (end == value || end[strspn(end, " \t\r\n")]))
-            return source_printf(machine->source, "%s is not a number", names[i]);
-    }
-    return NULL;
-}
+#define PORT "MASTER_PORT"
 
 /* A contradiction in the job's variables; NULL if there is none. */
-static const char *rank_contradiction(const struct doctor_machine *machine, const char **ret_name)
+static const char *rank_contradiction(const struct doctor_machine *machine)
 {
-    long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1);
-    long local_world = machine_job_number(machine, "LOCAL_WORLD_SIZE", -1),
-         local_rank = machine_job_number(machine, "LOCAL_RANK", -1);
-    const char *address = source_env(machine->source, "MASTER_ADDR"),
-               *port = source_env(machine->source, "MASTER_PORT");
-    long nodes = machine_job_nodes(machine);
-    const char *fault = not_a_number(machine, ret_name);
+    static const char *const numbers[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1),
+         local_world = machine_job_number(machine, "LOCAL_WORLD_SIZE", -1),
+         local_rank = machine_job_number(machine, "LOCAL_RANK", -1), port = machine_job_number(machine, PORT, -1);
+    const char *address = source_env(machine->source, "MASTER_ADDR");
+    int n_gpus = topo_usable_gpus(machine->topo);
 
-    if (fault)
-        return fault;
-    *ret_name = "RANK";
+    /* For Python; an unresolved reference of a manifest, "$(NNODES)", is none. LOCAL_RANK=-1 is no rank for some. */
+    for (size_t i = 0; i < COUNT(numbers); i++) {
+        const char *value = machine_env(machine, numbers[i]);
+        char *end;
+
+        strtol(value, &end, 10);
+        if (*value && (end == value || end[strspn(end, " \t\r\n")]))
+            return source_printf(machine->source, "%s is not a number", numbers[i]);
+    }
     if (world > 0 && rank >= world)
         return source_printf(machine->source, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);
-    *ret_name = "LOCAL_RANK";
     if (local_world > 0 && local_rank >= local_world)
         return source_printf(machine->source, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
-    if (!source_env(machine->source, "CUDA_VISIBLE_DEVICES") && topo_usable_gpus(machine->topo) > 1 &&
-        local_rank >= topo_usable_gpus(machine->topo))
-        return source_printf(machine->source, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank,
-                             topo_usable_gpus(machine->topo));
-    *ret_name = "WORLD_SIZE";
+    if (!source_env(machine->source, "CUDA_VISIBLE_DEVICES") && n_gpus > 1 && local_rank >= n_gpus)
+        return source_printf(machine->source, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank, n_gpus);
     if (world > 0 && local_world > world)
         return source_printf(machine->source, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
-    *ret_name = "MASTER_PORT";
-    if (port &&
-        (machine_job_number(machine, "MASTER_PORT", -1) < 1 || machine_job_number(machine, "MASTER_PORT", -1) > 65535))
+    if (source_env(machine->source, PORT) && (port < 1 || port > 65535))
         return "MASTER_PORT is not a port";
-    *ret_name = "MASTER_ADDR";
     if (address && !*address)
         return "MASTER_ADDR is empty";
     if (address && (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0))
         return "MASTER_ADDR is an address to listen on, not one to connect to";
-    if (address && address_is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
+    if (address && address_is_loopback(address) &&
+        (machine_job_nodes(machine) > 1 || (local_world > 0 && world > local_world)))
         return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
     return NULL;
 }
@@ -70,12 +54,12 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
 {
     static const char *const shown[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
                                         "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "NNODES"};
-    const char *name, *fault;
+    const char *fault;
 
     if (doctor_not_applicable_if(result, !ANY_OF(i, COUNT(shown), source_env(machine->source, shown[i])),
                                  "the environment is not that of a rank"))
         return;
-    fault = rank_contradiction(machine, &name);
+    fault = rank_contradiction(machine);
     if (!fault)
         return;
     doctor_found(result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);

@@ -96,26 +96,23 @@ static bool is_ucx_device(const struct doctor_machine *machine, const char *entr
 /* What is wrong with the value, a sentence without its subject; "" if nothing is. */
 static const char *ucx_fault(const struct doctor_machine *machine, const char *value)
 {
-    int n = 0;
-    const char *wrong = "", *all = value;
+    const char *wrong = "", *at = value, *name;
+    bool any = false;
 
     if (*value == '^' || strcmp(value, "all") == 0)
         return "";
-    while (*value) {
-        struct piece entry = text_take(&value, ",");
-        const char *name = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
+    while ((name = machine_next_word(machine, &at, ","))) {
+        bool is_device = is_ucx_device(machine, name);
 
-        if (is_ucx_device(machine, name))
-            n++;
-        else if (entry.n && !*wrong)
-            wrong = name;
+        any = any || is_device;
+        wrong = is_device || *wrong ? wrong : name;
     }
     if (!*wrong)
         return "";
     if (topo_find_nic(machine->topo, wrong) >= 0)
         return source_printf(machine->source, "names %s without its port: UCX knows %s:1", wrong, wrong);
     return source_printf(machine->source, "names %s, which is not here%s", wrong,
-                         n == 0 && strchr(all, ',') ? ", and nothing that is" : "");
+                         !any && strchr(value, ',') ? ", and nothing that is" : "");
 }
 
 /* DeepEP 2 asks for the rate of this device, and takes one called mlx5_0 where it is not told. */

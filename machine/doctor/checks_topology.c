@@ -147,11 +147,13 @@ static int number_on_node(const struct topo *topo, int gpu)
 /* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" if there is none. */
 static const char *mapped_nic(const struct doctor_machine *machine, const char *mapping, int number)
 {
-    for (const char *at = mapping; *at; at += strcspn(at, ","), at += *at == ',') {
-        size_t n = strspn(at, "0123456789");
+    const char *entry;
 
-        if (n > 0 && n < 6 && at[n] == ':' && atoi(at) == number)
-            return source_printf(machine->source, "%.*s", (int)strcspn(at + n + 1, ":,"), at + n + 1);
+    while ((entry = machine_next_word(machine, &mapping, ","))) {
+        size_t n = strspn(entry, "0123456789");
+
+        if (n > 0 && n < 6 && entry[n] == ':' && atoi(entry) == number)
+            return source_printf(machine->source, "%.*s", (int)strcspn(entry + n + 1, ":"), entry + n + 1);
     }
     return "";
 }

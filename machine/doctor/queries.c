@@ -260,16 +260,11 @@ static const char *master_of(struct source *source, const char *address)
 static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
-    const char *master = "";
+    const char *master = master_of(machine->source, topo->pci[pci].address);
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].pci < 0 || !topo_is_same_card(topo, topo->nics[i].pci, pci))
-            continue;
-        master = *master ? master : master_of(machine->source, topo->pci[pci].address);
-        if (*master && strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0)
-            return true;
-    }
-    return false;
+    return *master && ANY_OF(i, topo->n_nics,
+                             topo->nics[i].pci >= 0 && topo_is_same_card(topo, topo->nics[i].pci, pci) &&
+                                 strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0);
 }
 
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci)
