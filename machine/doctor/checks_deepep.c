@@ -353,24 +353,6 @@ static const char *linked_nvshmem(const struct doctor_machine *machine, const ch
     return "";
 }
 
-static void report_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                                 const char *linked, const char *version)
-{
-    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    struct elf_facts facts = source_elf(machine->source, "%s", path);
-
-    doctor_found(result, DOCTOR_ERROR, "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s",
-                 version, nvshmem->version);
-    doctor_evidence(result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
-                    *facts.runpath ? facts.runpath : facts.rpath);
-    doctor_evidence(result, linked, "version %s", version);
-    doctor_evidence(result, nvshmem->host.path, "version %s; found by %s", nvshmem->version, nvshmem->host.found_by);
-    doctor_advise(result,
-                  "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: LD_PRELOAD=%s "
-                  "for the program.",
-                  *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
-}
-
 void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
@@ -392,11 +374,21 @@ void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_resul
         strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
         return;
     version = software_nvshmem_version(machine->source, linked);
-    if (!doctor_unknown_if(result, !*version || !*nvshmem->version,
-                           "whether %s and %s have the same version: they do not contain it", linked,
-                           nvshmem->host.path) &&
-        strverscmp(version, nvshmem->version) != 0)
-        report_other_nvshmem(machine, result, path, linked, version);
+    if (doctor_unknown_if(result, !*version || !*nvshmem->version,
+                          "whether %s and %s have the same version: they do not contain it", linked,
+                          nvshmem->host.path) ||
+        strverscmp(version, nvshmem->version) == 0)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s",
+                 version, nvshmem->version);
+    doctor_evidence(result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
+                    *facts.runpath ? facts.runpath : facts.rpath);
+    doctor_evidence(result, linked, "version %s", version);
+    doctor_evidence(result, nvshmem->host.path, "version %s; found by %s", nvshmem->version, nvshmem->host.found_by);
+    doctor_advise(result,
+                  "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: LD_PRELOAD=%s "
+                  "for the program.",
+                  *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
 }
 
 /* --- gpu-arch --- */
@@ -443,23 +435,6 @@ static int left_out(const struct topo *topo, const struct elf_facts *facts)
             !ANY_OF(k, facts->n_archs, runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor)));
 }
 
-static void report_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                        const struct elf_facts *facts, const struct topo_gpu *gpu)
-{
-    doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
-                 machine_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
-    doctor_evidence(result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(result, machine_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
-                    *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
-    doctor_fix(result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install", gpu->cc_major,
-               gpu->cc_minor,
-               *machine->software->nvshmem.home ? shell_word(machine->source, machine->software->nvshmem.home)
-                                                : "/usr/local/nvshmem");
-    doctor_advise(result,
-                  "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
-                  gpu->cc_major, gpu->cc_minor);
-}
-
 void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
@@ -475,19 +450,27 @@ void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *re
     }
     if (nvshmem->host.state == SOURCE_OK)
         files[1] = nvshmem->host.path;
+    result->missing = DOCTOR_MISSING_RUN;
     for (size_t i = 0; i < 2 && *files[i]; i++) {
         struct elf_facts facts = source_elf(machine->source, "%s", files[i]);
-        int gpu = facts.n_archs ? left_out(topo, &facts) : -1;
+        int at = facts.n_archs ? left_out(topo, &facts) : -1;
+        const struct topo_gpu *gpu = &topo->gpus[at < 0 ? 0 : at];
+        const char *name = machine_gpu_name(machine, gpu->index), *home = nvshmem->home;
 
-        if (!facts.archs_known) {
-            not_understood = files[i];
-        } else if (gpu >= 0) {
-            report_arch(machine, result, files[i], &facts, &topo->gpus[gpu]);
-            return;
-        }
+        not_understood = facts.archs_known ? not_understood : files[i];
+        if (!facts.archs_known || at < 0)
+            continue;
+        doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", files[i], name,
+                     gpu->cc_major, gpu->cc_minor);
+        doctor_evidence(result, files[i], "%s", arch_names(machine, &facts));
+        doctor_evidence(result, name, "%s, compute capability %d.%d", *gpu->name ? gpu->name : "name not known",
+                        gpu->cc_major, gpu->cc_minor);
+        doctor_fix(result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install", gpu->cc_major,
+                   gpu->cc_minor, *home ? shell_word(machine->source, home) : "/usr/local/nvshmem");
+        doctor_advise(
+            result, "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
+            gpu->cc_major, gpu->cc_minor);
+        return;
     }
-    if (*not_understood) {
-        doctor_unknown(result, "for which GPUs there is code in %s", not_understood);
-        result->missing = DOCTOR_MISSING_RUN;
-    }
+    doctor_unknown_if(result, *not_understood, "for which GPUs there is code in %s", not_understood);
 }

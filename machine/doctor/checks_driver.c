@@ -51,28 +51,23 @@ static bool has_not_registered(struct source *source)
 
 #define OLD_PEERMEM "/sys/module/nv_peer_mem/version"
 
-/* Up to 1.1 it may deadlock with the kernel's memory management; its successor is part of the driver since 470. */
-static void find_old_peermem(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct source_text version = source_line(machine->source, OLD_PEERMEM);
-
-    if (version.state != SOURCE_OK || !*version.text || strverscmp(version.text, "1.2") >= 0)
-        return;
-    doctor_found(result, DOCTOR_WARNING, "nv_peer_mem %s is loaded, which may lock up the kernel", version.text);
-    doctor_evidence(result, OLD_PEERMEM, "%s", version.text);
-    doctor_advise(result, "Remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms) and load nvidia_peermem, "
-                          "which the driver brings, when no program uses RDMA: the two exclude each other.");
-}
-
 void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
+    struct source_text version = source_line(machine->source, OLD_PEERMEM);
     const char *where;
     bool is_idle =
         driver->peermem == SOURCE_OK && driver->dmabuf == SOURCE_ABSENT && has_not_registered(machine->source);
 
     if (!is_idle && (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)) {
-        find_old_peermem(machine, result);
+        /* Up to 1.1 it may deadlock with the kernel's memory management; its successor is part of the driver. */
+        if (version.state != SOURCE_OK || !*version.text || strverscmp(version.text, "1.2") >= 0)
+            return;
+        doctor_found(result, DOCTOR_WARNING, "nv_peer_mem %s is loaded, which may lock up the kernel", version.text);
+        doctor_evidence(result, OLD_PEERMEM, "%s", version.text);
+        doctor_advise(result, "Remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms) and load "
+                              "nvidia_peermem, which the driver brings, when no program uses RDMA: the two exclude "
+                              "each other.");
         return;
     }
     if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem",

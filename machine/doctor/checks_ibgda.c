@@ -146,32 +146,17 @@ void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_res
 
 /* --- two-nvshmem --- */
 
-/*
- * PyTorch's copy is loaded first in programs that import PyTorch. This is certain if DeepEP is imported; otherwise the
- * environment only mentions NVSHMEM, and the program may be another one.
- */
-static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-
-    doctor_found(result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "PyTorch loads NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
-                 *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
-    doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
-    doctor_evidence(result, "LD_PRELOAD", "%s",
-                    source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
-}
-
 void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
     struct source_names mapped = libs_mapped(machine->source, "libnvshmem_host.so");
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
     /* A script of 'epkit env' sets it instead of LD_PRELOAD: programs are started with it. */
     const char *script = machine_env(machine, "EPKIT_PRELOAD");
 
-    if (machine_is_overwritten(machine, result, "nvshmem", machine->software->nvshmem.bundled))
+    if (machine_is_overwritten(machine, result, "nvshmem", nvshmem->bundled))
         return;
     if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
@@ -184,7 +169,14 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
             if (!advised || mapped.n == 1 || !is_used ||
                 (*script == '/' && source_stat(machine->source, "%s", script).state == SOURCE_OK))
                 return;
-            find_bundled(machine, result);
+            /* PyTorch's is loaded first, where a program imports it: certain if DeepEP is imported. */
+            doctor_found(
+                result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                "PyTorch loads NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
+                *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
+            doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
+            doctor_evidence(result, "LD_PRELOAD", "%s",
+                            source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
         }
     }
     if (advised && !advised->unset) {

@@ -276,24 +276,6 @@ static const char *path_of_torch(const struct doctor_machine *machine, const cha
     return path;
 }
 
-static void report_symbol(struct doctor_result *result, const char *package, const char *path,
-                          struct source_names missing)
-{
-    const char *owner = "another library", *advice = "Install or build it again for this environment.";
-
-    for (size_t i = COUNT(families); i-- > 0;)
-        if (text_begins_any(missing.names[0], families[i].beginnings)) {
-            owner = families[i].owner;
-            advice = families[i].advice;
-        }
-    doctor_found(result, DOCTOR_ERROR,
-                 "%s cannot be imported: it was built for another version of %s: no library has %s", package, owner,
-                 missing.names[0]);
-    for (size_t i = 0; i < missing.n; i++)
-        doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
-    doctor_advise(result, "%s", advice);
-}
-
 void stack_needs_symbols(const struct doctor_machine *machine, const struct stack_installed *installed,
                          struct doctor_result *result)
 {
@@ -302,6 +284,7 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     const char *providers[LIBS_MAX];
     struct libs_closure *closure;
     struct source_names missing = {.n = 0};
+    int family;
 
     if (!*path || !*machine->software->torch)
         return;
@@ -314,8 +297,16 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     if (closure->first_missing < 0 && !closure->cut)
         missing = source_missing_symbols(machine->source, path, providers, (size_t)closure->n);
     libs_closure_free(closure);
-    if (missing.n)
-        report_symbol(result, installed->stack->package, path, missing);
+    if (missing.n == 0)
+        return;
+    family = FIRST_OF(i, COUNT(families), text_begins_any(missing.names[0], families[i].beginnings));
+    doctor_found(result, DOCTOR_ERROR,
+                 "%s cannot be imported: it was built for another version of %s: no library has %s",
+                 installed->stack->package, family < 0 ? "another library" : families[family].owner, missing.names[0]);
+    for (size_t i = 0; i < missing.n; i++)
+        doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
+    doctor_advise(result, "%s",
+                  family < 0 ? "Install or build it again for this environment." : families[family].advice);
 }
 
 /* --- cuda-major --- */

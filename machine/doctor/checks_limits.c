@@ -58,25 +58,6 @@ static bool lacks_limit(const struct doctor_machine *machine, struct doctor_resu
                                                        : machine_reason(limits.state, limits.why));
 }
 
-/* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
-static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
-{
-    static const struct by_place where = {
-        .pod = "give the container the capability IPC_LOCK (securityContext.capabilities.add)",
-        .container = "start the container with --ulimit memlock=-1",
-        .job = "LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
-        .host = "\"* - memlock unlimited\" in /etc/security/limits.d, and a new login"};
-
-    if (hard == UNLIMITED)
-        doctor_fix(result, false, "ulimit -l unlimited");
-    else if (hard >= MEMLOCK_LITTLE)
-        doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
-    doctor_advise(result,
-                  hard >= MEMLOCK_LITTLE ? "That holds for this shell. For all: %s."
-                                         : "The hard limit is as low, so ulimit cannot raise it: %s.",
-                  machine_by_place(machine, where));
-}
-
 static bool has_capability(struct source *source, unsigned long long bits)
 {
     struct source_text status = source_read(source, "/proc/self/status");
@@ -87,6 +68,11 @@ static bool has_capability(struct source *source, unsigned long long bits)
 
 void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    static const struct by_place where = {
+        .pod = "give the container the capability IPC_LOCK (securityContext.capabilities.add)",
+        .container = "start the container with --ulimit memlock=-1",
+        .job = "LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
+        .host = "\"* - memlock unlimited\" in /etc/security/limits.d, and a new login"};
     struct limit limit = limit_of(machine->source, MEMLOCK);
     long long bytes = limit.soft, hard = limit.hard;
 
@@ -100,7 +86,15 @@ void run_memlock(const struct doctor_machine *machine, struct doctor_result *res
                     hard == UNLIMITED ? "unlimited"
                     : hard < 0        ? "not known"
                                       : source_printf(machine->source, "%lld bytes", hard));
-    fix_memlock(machine, result, hard);
+    /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
+    if (hard == UNLIMITED)
+        doctor_fix(result, false, "ulimit -l unlimited");
+    else if (hard >= MEMLOCK_LITTLE)
+        doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
+    doctor_advise(result,
+                  hard >= MEMLOCK_LITTLE ? "That holds for this shell. For all: %s."
+                                         : "The hard limit is as low, so ulimit cannot raise it: %s.",
+                  machine_by_place(machine, where));
 }
 
 /* --- shm --- */

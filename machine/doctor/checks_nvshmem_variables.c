@@ -11,6 +11,8 @@
 
 /* --- hca-prefix --- */
 
+#define HCA_LIST "NVSHMEM_HCA_LIST"
+
 /* Does NVSHMEM find a NIC for any GPU? */
 static bool finds_a_nic(const struct doctor_machine *machine)
 {
@@ -24,48 +26,36 @@ static bool finds_a_nic(const struct doctor_machine *machine)
     return any;
 }
 
-/* Reports a list that leaves no NIC at all. */
-static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const char *list = machine_env(machine, "NVSHMEM_HCA_LIST");
-
-    if (!*list || machine->topo->n_gpus == 0 || finds_a_nic(machine))
-        return;
-    doctor_found(result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
-    doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
-    doctor_fix(result, false, "unset NVSHMEM_HCA_LIST");
-    doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
-}
-
 void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
-    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
-    const char *prefix = set ? set : MACHINE_HCA_PREFIX, *left_out = NULL;
+    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX"), *list = machine_env(machine, HCA_LIST);
+    const char *prefix = set ? set : MACHINE_HCA_PREFIX;
     const struct topo *topo = machine->topo;
-    int n = 0, n_left_out = 0;
+    int n = COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i)),
+        n_left_out =
+            COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name));
 
     if (!machine_has_mlx5(machine, result) ||
-        (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result)))
+        (!set && !source_env(machine->source, HCA_LIST) && !machine_uses_ibgda(machine, result)))
         return;
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!advice_is_mlx5(topo, i))
-            continue;
-        n++;
-        if (advice_prefix_matches(prefix, topo->nics[i].name))
-            continue;
-        n_left_out++;
-        left_out = left_out ? left_out : machine_nic_name(machine, i);
-    }
     if (n_left_out == 0) {
-        check_list(machine, result);
+        if (!*list || topo->n_gpus == 0 || finds_a_nic(machine))
+            return;
+        doctor_found(result, DOCTOR_ERROR, HCA_LIST " leaves no NIC: none with an active port matches it");
+        doctor_evidence(result, HCA_LIST, "%s", list);
+        doctor_fix(result, false, "unset " HCA_LIST);
+        doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
         return;
     }
     doctor_found(result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
     doctor_evidence(result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
                     set ? "" : MACHINE_HCA_PREFIX);
-    doctor_evidence(result, "/sys/class/infiniband", "%s", left_out);
+    doctor_evidence(result, "/sys/class/infiniband", "%s",
+                    topo->nics[FIRST_OF(i, topo->n_nics,
+                                        advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name))]
+                        .name);
     if (advised && !advised->unset)
         doctor_fix(result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
     else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)

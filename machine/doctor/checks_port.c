@@ -176,26 +176,6 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
                   vendor);
 }
 
-/* What to inspect. Users of virtual machines and pods have no access to cables. */
-static void advise_link(const struct doctor_machine *machine, struct doctor_result *result, int nic)
-{
-    const struct topo *topo = machine->topo;
-    const char *tool = "", *shared = "";
-
-    if (topo->pci[topo->nics[nic].pci].vendor == PCI_VENDOR_MELLANOX)
-        tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
-    if (ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic)))
-        shared = " GPUs of this NIC share one with others until it is back.";
-    if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
-        doctor_advise(result,
-                      "In a virtual machine, the provider maintains cable and switch: take the node out of service. In "
-                      "a pod, check its network annotations.%s",
-                      shared);
-    else
-        doctor_advise(result, "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool,
-                      shared);
-}
-
 /* No NIC at all is a fault only if somebody expected some: a variable names single NICs. */
 static void find_all_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -231,6 +211,7 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
 {
     const struct topo *topo = machine->topo;
     struct down_count count;
+    const char *name, *tool = "", *shared = "";
 
     if (topo->n_nics == 0 && !machine_has_data_nics(machine, result)) {
         if (result->outcome == DOCTOR_NOT_APPLICABLE)
@@ -238,18 +219,31 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
         return;
     }
     count = count_down(machine, result);
+    name = count.n ? topo->nics[count.first].name : "";
     if (count.n && count.n == count.n_unmanaged) {
-        doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
-                     topo->nics[count.first].name, topo_port_state_name(topo->nics[count.first].ports[0].state),
+        doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s", name,
+                     topo_port_state_name(topo->nics[count.first].ports[0].state),
                      count.n > 1 ? ", and more NICs wait for one" : "");
         doctor_advise(result,
                       "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in "
                       "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
-                      shell_word(machine->source, topo->nics[count.first].name));
+                      shell_word(machine->source, name));
     } else if (count.n) {
-        doctor_found(result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
-                     topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
-        advise_link(machine, result, count.first);
+        doctor_found(result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s", name,
+                     count.n > 1 ? ", and more NICs have none" : "");
+        if (topo->pci[topo->nics[count.first].pci].vendor == PCI_VENDOR_MELLANOX)
+            tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, name));
+        if (ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, count.first)))
+            shared = " GPUs of this NIC share one with others until it is back.";
+        /* Users of virtual machines and pods have no access to cables. */
+        if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
+            doctor_advise(result,
+                          "In a virtual machine, the provider maintains cable and switch: take the node out of "
+                          "service. In a pod, check its network annotations.%s",
+                          shared);
+        else
+            doctor_advise(result, "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s",
+                          tool, shared);
     } else if (count.n_unknown) {
         doctor_unknown(result, "the state of the ports of %d of %d NICs is not known", count.n_unknown, topo->n_nics);
     } else {
@@ -289,31 +283,12 @@ static bool is_certainly_misconfigured(const struct doctor_machine *machine, int
            !(odd == TOPO_LINK_ETHERNET && is_routable) && n_odd == 1 && n_alike >= 4;
 }
 
-static void fix_link_layer(const struct doctor_machine *machine, struct doctor_result *result, int nic,
-                           enum topo_link_layer odd)
-{
-    const struct topo *topo = machine->topo;
-
-    if (nic >= 0 && is_certainly_misconfigured(machine, nic, odd)) {
-        doctor_fix(result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
-                   shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
-                   odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
-        doctor_cost(result, DOCTOR_FIX_CUTS_OFF, "After the next reboot %s is no longer in its current %s network.",
-                    topo->nics[nic].name, odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
-        doctor_advise(result, "The link type of a ConnectX port is an option of its firmware; it takes effect after a "
-                              "reboot.");
-        return;
-    }
-    doctor_advise(
-        result,
-        "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
-}
-
 void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[] = {[TOPO_LINK_ETHERNET] = "Ethernet", [TOPO_LINK_INFINIBAND] = "InfiniBand"};
     enum topo_link_layer odd = machine_minority_link_layer(machine);
     struct machine_port ports[MACHINE_PORTS_MAX];
+    const struct topo_nic *nic;
     int n;
 
     if (odd == TOPO_LINK_UNKNOWN)
@@ -324,5 +299,17 @@ void run_link_layer(const struct doctor_machine *machine, struct doctor_result *
     doctor_found(result, DOCTOR_ERROR, "NICs of GPUs have different link layers: %s is %s, others are %s",
                  n ? machine->topo->nics[ports[0].nic].name : "one", names[odd],
                  names[odd == TOPO_LINK_ETHERNET ? TOPO_LINK_INFINIBAND : TOPO_LINK_ETHERNET]);
-    fix_link_layer(machine, result, n ? ports[0].nic : -1, odd);
+    nic = n ? &machine->topo->nics[ports[0].nic] : NULL;
+    if (nic && is_certainly_misconfigured(machine, ports[0].nic, odd)) {
+        doctor_fix(result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
+                   shell_word(machine->source, machine->topo->pci[nic->pci].address),
+                   odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
+        doctor_cost(result, DOCTOR_FIX_CUTS_OFF, "After the next reboot %s is no longer in its current %s network.",
+                    nic->name, names[odd]);
+        doctor_advise(result, "The link type of a ConnectX port is an option of its firmware; it takes effect after a "
+                              "reboot.");
+    } else
+        doctor_advise(
+            result,
+            "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
 }
