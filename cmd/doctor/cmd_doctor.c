@@ -248,24 +248,13 @@ static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, con
     return hosts_run(cmd, &hosts);
 }
 
-static int list_checks(const struct cmd *cmd, const struct doctor_options *options,
-                       const struct doctor_check *const *checks)
+static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
 {
     static const struct out_column columns[] = {
         {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"MODE", "mode", 0, 0}, {"CHECKS THAT", "title", 0, OUT_TRUNC}};
-    json_t *document, *list = diagnosis_list(checks);
-
-    if (!options->json)
-        return OUT_PRINT(columns, list) == 0 ? CMD_FINE : CMD_FAILED;
-    document = out_document(cmd->name);
-    json_object_set_new(document, "list", list);
-    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
-}
-
-static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
-{
     const struct doctor_options *options = call->options;
     const struct doctor_check *checks[DOCTOR_CHECKS_MAX + 1];
+    json_t *document;
     int code = check_options(cmd, call, options);
 
     if (code == CMD_FINE)
@@ -288,7 +277,13 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
             return out_finish();
         }
     }
-    return options->list || options->explain ? list_checks(cmd, options, checks) : diagnose(cmd, options, checks);
+    if (!options->list && !options->explain)
+        return diagnose(cmd, options, checks);
+    if (!options->json)
+        return OUT_PRINT(columns, diagnosis_list(checks)) == 0 ? CMD_FINE : CMD_FAILED;
+    document = out_document(cmd->name);
+    json_object_set_new(document, "list", diagnosis_list(checks));
+    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
 const struct cmd command_doctor = {

@@ -122,22 +122,10 @@ static bool knows_files(const struct topo *topo)
     return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0 && !ANY_OF(i, topo->n_gpus, topo->gpus[i].minor < 0);
 }
 
-static void write_open(FILE *stream, const struct topo *topo)
-{
-    const char *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
-
-    if (!knows_files(topo))
-        return;
-    fprintf(stream, "%.*s", (int)(pairs - text), text);
-    for (int i = 0; i < topo->n_gpus; i++)
-        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
-    fputs(pairs + strlen(" @PAIRS@"), stream);
-}
-
 /* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
 static void write_rank(FILE *stream, const struct topo *topo)
 {
-    const char *word = "if";
+    const char *word = "if", *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
 
     fputs("_epkit_rank='' _epkit_size=''\n", stream);
     for (const struct advice_launcher *launcher = advice_launchers; launcher->rank; launcher++) {
@@ -149,7 +137,12 @@ static void write_rank(FILE *stream, const struct topo *topo)
     }
     fputs("fi\n", stream);
     fputs(part("rank"), stream);
-    write_open(stream, topo);
+    if (!knows_files(topo))
+        return;
+    fprintf(stream, "%.*s", (int)(pairs - text), text);
+    for (int i = 0; i < topo->n_gpus; i++)
+        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
+    fputs(pairs + strlen(" @PAIRS@"), stream);
 }
 
 static const char script_use[] =
@@ -201,18 +194,6 @@ static void write_cases(FILE *stream, const struct advice_row *row, bool is_prol
     fputs("esac\n", stream);
 }
 
-static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_prolog)
-{
-    const char *format = is_prolog ? "echo 'unset %s'; " : "unset %s; ";
-
-    if (!knows_files(topo))
-        return;
-    fputs("# These count by the numbers of the node.\nif [ -n \"${_epkit_some-}\" ]; then ", stream);
-    fprintf(stream, format, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
-    fprintf(stream, format, "EPKIT_VERBS_DEVICE");
-    fputs("fi\n", stream);
-}
-
 static void write_ranks(FILE *stream, const struct doctor_machine *machine, bool is_prolog)
 {
     putc('\n', stream);
@@ -227,7 +208,12 @@ static void write_ranks(FILE *stream, const struct doctor_machine *machine, bool
         env_comment(stream, row->reason);
         write_cases(stream, row, is_prolog);
     }
-    write_mapping_end(stream, machine->topo, is_prolog);
+    if (knows_files(machine->topo))
+        fprintf(stream,
+                "# These count by the numbers of the node.\n"
+                "if [ -n \"${_epkit_some-}\" ]; then %sunset DEEP_EP_DEVICE_TO_HCA_MAPPING%s; "
+                "%sunset EPKIT_VERBS_DEVICE%s; fi\n",
+                is_prolog ? "echo '" : "", is_prolog ? "'" : "", is_prolog ? "echo '" : "", is_prolog ? "'" : "");
     if (!is_prolog)
         fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }

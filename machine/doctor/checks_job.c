@@ -178,37 +178,33 @@ static json_t *read_journal(struct source_text file)
     return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }
 
-static void check_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
-{
-    const char *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
-    const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
-    const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
-    int reboots = (int)json_number(journal, "reboots");
-    bool is_stopped = strcmp(event, "stopped") == 0;
-
-    if (!is_stopped && reboots < RESTARTS_MANY)
-        return;
-    if (is_stopped)
-        doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node", recipe,
-                     reboots, reboots == 1 ? "" : "s");
-    else
-        doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
-                     recipe, reboots);
-    doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
-    doctor_advise(result,
-                  "epkit install status %s says which step is not done and why. After removing the cause, resume with "
-                  "epkit install apply %s --again.",
-                  shell_word(machine->source, recipe), shell_word(machine->source, recipe));
-}
-
 void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names recipes = source_list(machine->source, INSTALL);
 
-    if (recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED)
-        doctor_not_applicable(result, "nothing was installed by epkit install");
-    else if (recipes.state != SOURCE_OK)
-        doctor_unknown(result, INSTALL ": %s", machine_reason(recipes.state, recipes.why));
-    for (size_t i = 0; recipes.state == SOURCE_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
-        check_journal(machine, result, recipes.names[i]);
+    if (doctor_not_applicable_if(result, recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED,
+                                 "nothing was installed by epkit install") ||
+        doctor_unreadable_if(result, recipes.state != SOURCE_OK, INSTALL, recipes.state, recipes.why))
+        return;
+    for (size_t i = 0; i < recipes.n && result->outcome != DOCTOR_FOUND; i++) {
+        const char *recipe = recipes.names[i], *word = shell_word(machine->source, recipe),
+                   *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
+        const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
+        const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
+        int n = (int)json_number(journal, "reboots");
+
+        if (strcmp(event, "stopped") == 0)
+            doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node",
+                         recipe, n, n == 1 ? "" : "s");
+        else if (n >= RESTARTS_MANY)
+            doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
+                         recipe, n);
+        else
+            continue;
+        doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
+        doctor_advise(result,
+                      "epkit install status %s says which step is not done and why. After removing the cause, resume "
+                      "with epkit install apply %s --again.",
+                      word, word);
+    }
 }

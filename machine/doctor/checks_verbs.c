@@ -206,19 +206,6 @@ static const char *missing_library(const struct doctor_machine *machine)
     return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }
 
-/* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
-static void report_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
-{
-    const char *path = libs_env_of(machine->source).library_path;
-
-    doctor_found(result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
-    doctor_evidence(result, name, "not found by the linker");
-    doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
-    doctor_advise(result, "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
-                          "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they "
-                          "belong in the image.");
-}
-
 /* A NIC of another maker. Containers often have none of it, and use sockets. */
 static void find_other_provider(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
                                 int nic)
@@ -247,7 +234,7 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
 void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *entry, *lacking = missing_library(machine);
+    const char *entry, *lacking = missing_library(machine), *path = machine_env(machine, "LD_LIBRARY_PATH");
     const struct topo *topo = machine->topo;
     int other = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && provider_of(topo, i) >= 0);
 
@@ -256,7 +243,12 @@ void run_provider_missing(const struct doctor_machine *machine, struct doctor_re
         return;
     }
     if (*lacking && machine_has_environment(machine, result)) {
-        report_lacking(machine, result, lacking);
+        doctor_found(result, DOCTOR_ERROR, "%s is not installed where ld.so looks", lacking);
+        doctor_evidence(result, lacking, "not found by the linker");
+        doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
+        doctor_advise(result, "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
+                              "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container "
+                              "they belong in the image.");
         return;
     }
     if (!has_core(machine, result) || *verbs->provider ||
