@@ -112,13 +112,6 @@ static json_t *flatten(const json_t *document)
 
 /* --- comparing --- */
 
-/* Is the fact implied by the node having none of its kind? */
-static bool is_implied(const json_t *flat, const char *fact)
-{
-    return (text_begins(fact, "NIC ") && strcmp(json_text(flat, ALL_NICS), NO_NIC) == 0) ||
-           (*fact == '$' && strcmp(json_text(flat, ALL_VARIABLES), NO_VARIABLE) == 0);
-}
-
 /* Adds a node to the row with the same values under `keys` (ends with NULL), which is created if there is none. */
 static void add_node(json_t *rows, json_t *values, const char *const *keys, const char *node)
 {
@@ -144,12 +137,17 @@ static json_t *tally(const char *fact, const struct node *nodes, json_t *const *
 {
     /* Of a node without this fact. */
     const char *missing = *fact == '$' ? "not set" : text_begins(fact, "finding ") ? "no" : "not there";
+    /* If a node has none of its kind, which is a fact of its own, this one is implied. */
+    const char *all = text_begins(fact, "NIC ") ? ALL_NICS
+                      : *fact == '$'            ? ALL_VARIABLES
+                                                : "",
+               *none = *all == 'N' ? NO_NIC : NO_VARIABLE;
     json_t *values = json_array();
 
     for (int i = 0; i < n; i++) {
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
 
-        if (flats[i] && !is_implied(flats[i], fact))
+        if (flats[i] && strcmp(json_text(flats[i], all), none) != 0)
             add_node(values, json_pack("{s:s}", "value", value ? value : missing), TEXTS("value"), nodes[i].name);
     }
     return values;

@@ -203,26 +203,6 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
 
 /* --- build-files --- */
 
-/* Where builds leave NVSHMEM's source tree. */
-static const char *nvshmem_source(const struct doctor_machine *machine)
-{
-    static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
-                                         "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
-
-    int place =
-        FIRST_OF(i, COUNT(places), source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK);
-
-    return place < 0 ? "" : places[place];
-}
-
-static const char *deepep_source(const struct doctor_machine *machine)
-{
-    const struct software_deepep *deepep = &machine->software->deepep;
-    int copy = FIRST_OF(i, deepep->n, deepep->copies[i].is_source);
-
-    return copy < 0 ? "" : libs_folder_of(machine->source, deepep->copies[copy].folder);
-}
-
 /* Reports something that is missing for a build of `source`, and how to install it; "" if that is not known. */
 static void add_lack(struct doctor_result *result, const char *source, const char *file, const char *what,
                      const char *fix)
@@ -323,11 +303,19 @@ static void find_lacks(const struct doctor_machine *machine, struct doctor_resul
 
 void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine);
+    /* Where builds leave NVSHMEM's source tree. */
+    static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
+                                         "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
+    const struct software_deepep *deepep = &machine->software->deepep;
+    int copy = FIRST_OF(i, deepep->n, deepep->copies[i].is_source),
+        place =
+            FIRST_OF(i, COUNT(places), source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK);
 
-    if (doctor_not_applicable_if(result, !*deepep && !*nvshmem, "there is no source of DeepEP or NVSHMEM to build"))
+    if (doctor_not_applicable_if(result, copy < 0 && place < 0, "there is no source of DeepEP or NVSHMEM to build"))
         return;
-    find_lacks(machine, result, *nvshmem ? nvshmem : deepep, nvshmem);
+    find_lacks(machine, result,
+               place >= 0 ? places[place] : libs_folder_of(machine->source, deepep->copies[copy].folder),
+               place >= 0 ? places[place] : "");
     if (result->outcome == DOCTOR_FOUND)
         doctor_advise(result, "This affects only the next build, not programs that run already. The headers of "
                               "rdma-core are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel "

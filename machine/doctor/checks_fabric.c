@@ -80,20 +80,6 @@ static void report_links(const struct doctor_machine *machine, struct doctor_res
             topo->pci[topo->gpus[first].pci].address);
 }
 
-/*
- * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand management
- * datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
- */
-static bool misses_umad(const struct doctor_machine *machine)
-{
-    const struct topo *topo = machine->topo;
-
-    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !machine_is_grace(topo) &&
-           !machine->software->os.in_container && machine_virtual(machine->source) == MACHINE_BARE_METAL &&
-           inventory_nvswitches(machine) == 0 &&
-           source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
-}
-
 /* The fabric manager works only with the driver of its own version, so another version should not be restarted. */
 static void fix_fabric(const struct doctor_machine *machine, struct doctor_result *result)
 {
@@ -101,6 +87,14 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     const struct os *os = &machine->software->os;
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
+    /*
+     * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand
+     * management datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
+     */
+    bool misses_umad = machine->topo->n_gpus > 0 && machine->topo->gpus[0].cc_major == 10 &&
+                       !machine_is_grace(machine->topo) && !os->in_container &&
+                       machine_virtual(machine->source) == MACHINE_BARE_METAL && inventory_nvswitches(machine) == 0 &&
+                       source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
 
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
@@ -115,7 +109,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
                         strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
                                                                                       : "installed",
                         version);
-    if (misses_umad(machine)) {
+    if (misses_umad) {
         doctor_evidence(result, "/sys/module/ib_umad", "not loaded");
         doctor_fix(result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
     } else if (!os->in_container && strcmp(manager, version) == 0)

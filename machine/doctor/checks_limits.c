@@ -156,29 +156,6 @@ static json_t *read_shm_mount(struct source_text file)
     return mount;
 }
 
-static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result, const json_t *mount,
-                            long long bytes, long long memory)
-{
-    const char *point = json_text(mount, "point");
-
-    doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", json_text(mount, "type"), point, bytes / MIB);
-    /*
-     * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
-     * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
-     * limit.
-     */
-    if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
-        doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
-    doctor_advise(result, "%s",
-                  machine_by_place(
-                      machine, (struct by_place){.pod = "Mount an emptyDir with medium: Memory at /dev/shm.",
-                                                 .container = "Start the container with --shm-size=16g or --ipc=host.",
-                                                 .job = "Ask for more where the node mounts it: size= in /etc/fstab.",
-                                                 .host = "For later boots: size= of /dev/shm in /etc/fstab."}));
-}
-
 /* Of the live machine: {"bytes": of the file system, "free": of them}. */
 static json_t *ask_shm(void *argument)
 {
@@ -234,8 +211,12 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
 void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_answer mount;
+    static const struct by_place more_shm = {.pod = "Mount an emptyDir with medium: Memory at /dev/shm.",
+                                             .container = "Start the container with --shm-size=16g or --ipc=host.",
+                                             .job = "Ask for more where the node mounts it: size= in /etc/fstab.",
+                                             .host = "For later boots: size= of /dev/shm in /etc/fstab."};
     long long bytes, memory, percent;
-    const char *type;
+    const char *type, *point;
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
@@ -252,6 +233,7 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
                           "/proc/self/mounts: no file system that holds /dev/shm"))
         return;
     type = json_text(mount.value, "type");
+    point = json_text(mount.value, "point");
     if (strcmp(type, "tmpfs") != 0 && strcmp(type, "devtmpfs") != 0)
         return;
     memory = strtoll(source_field(machine->source, source_read(machine->source, "/proc/meminfo").text, "MemTotal"),
@@ -264,9 +246,19 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
     if (bytes < 0)
         doctor_unknown(result, "the size of /dev/shm: %s",
                        percent ? "/proc/meminfo has no MemTotal" : "size= in /proc/self/mounts is no size");
-    else if (bytes < SHM_LITTLE)
-        found_small_shm(machine, result, mount.value, bytes, memory);
-    else if (bytes < INT64_MAX && strcmp(json_text(mount.value, "point"), "/dev/shm") == 0)
+    else if (bytes < SHM_LITTLE) {
+        doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
+        doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", type, point, bytes / MIB);
+        /*
+         * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a
+         * container that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that
+         * exceeds its limit.
+         */
+        if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
+            doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
+        doctor_advise(result, "%s", machine_by_place(machine, more_shm));
+    } else if (bytes < INT64_MAX && strcmp(point, "/dev/shm") == 0)
         find_full_shm(machine, result, bytes);
 }
 

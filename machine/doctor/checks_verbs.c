@@ -319,24 +319,13 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
-/* The number that the provider file itself needs; 0: not known. */
-static int provider_number(const struct doctor_machine *machine)
-{
-    static const char name[] = "IBVERBS_PRIVATE_";
-    const char *path = machine->software->verbs.provider;
-    struct elf_facts facts = source_elf(machine->source, "%s", path);
-    int needed =
-        *path && facts.state == SOURCE_OK ? FIRST_OF(i, facts.n_needs, text_begins(facts.needs[i].name, name)) : -1;
-
-    return needed < 0 ? 0 : atoi(facts.needs[needed].name + strlen(name));
-}
-
 void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
-    int number = verbs->provider_needs;
+    int number = verbs->provider_needs, needed;
+    struct elf_facts facts;
 
     if (!has_core(machine, result) ||
         doctor_not_applicable_if(result, is_from_gib(machine),
@@ -347,7 +336,11 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
     if (!is_mixed(verbs)) {
         path = verbs->provider;
         by = "its name";
-        number = provider_number(machine);
+        facts = source_elf(machine->source, "%s", path);
+        needed = *path && facts.state == SOURCE_OK
+                     ? FIRST_OF(i, facts.n_needs, text_begins(facts.needs[i].name, "IBVERBS_PRIVATE_"))
+                     : -1;
+        number = needed < 0 ? 0 : atoi(facts.needs[needed].name + strlen("IBVERBS_PRIVATE_"));
         if (!number || number == verbs->private_version)
             return;
     }
