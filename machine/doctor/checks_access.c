@@ -6,8 +6,6 @@
 #include "checks.h"
 
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* --- gpu-access --- */
 

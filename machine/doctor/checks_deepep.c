@@ -7,10 +7,6 @@
  * NVSHMEM that the extension was linked with.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 #define METHOD "_setup_device_hca_mapping()"

@@ -3,10 +3,6 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 #define PARAMS "/proc/driver/nvidia/params"
 #define VERSION "/proc/driver/nvidia/version"
 #define CLASS_DISPLAY 0x03 /* PCI Code and ID Assignment Specification */

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_fabric.c - NVLinks, NVSwitches and the fabric manager. */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
-
-#include <string.h>
 
 /* --- nvlink --- */
 

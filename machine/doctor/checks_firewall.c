@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_firewall.c - what keeps processes apart: firewalls between nodes, the rules of ptrace within one. */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- firewall --- */
 

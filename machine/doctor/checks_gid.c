@@ -2,9 +2,6 @@
 /* checks_gid.c - the GIDs of RoCE ports, and the index that variables select. */
 #include "checks.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
 
 static bool has_gid(const struct topo_port *port, enum topo_gid_type type, enum topo_gid_kind kind)

@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_gpu.c - the set of GPUs: number, errors, MIG, clocks. In the group of the driver, which reports them. */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
-
-#include <string.h>
-#include <strings.h>
 
 /* --- inventory --- */
 

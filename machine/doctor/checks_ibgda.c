@@ -8,10 +8,6 @@
 #include "checks.h"
 #include "common/variables.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 #define PARAMS "/proc/driver/nvidia/params"
 #define GDRDRV "/dev/gdrdrv"
 

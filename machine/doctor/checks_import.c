@@ -7,11 +7,7 @@
  * Faults of libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define NVSHMEM "libnvshmem_host.so"
 

@@ -7,8 +7,6 @@
 
 #include <arpa/inet.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define GLOO "GLOO_SOCKET_IFNAME"
 #define NET "/sys/class/net"

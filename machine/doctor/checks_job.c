@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
-#include "common/json.h"
-#include "machine/software/libs.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- rendezvous --- */
 

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
-#include "common/json.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/statvfs.h>
 
 #define MIB (1LL << 20)

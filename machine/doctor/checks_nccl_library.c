@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nccl_library.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
 #include "checks.h"
-#include "machine/software/libs.h"
-
-#include <string.h>
 
 #define TORCH_SWITCH "TORCH_NCCL_USE_COMM_NONBLOCKING"
 

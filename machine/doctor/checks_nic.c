@@ -2,8 +2,6 @@
 /* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
 
-#include <string.h>
-
 /* --- slow-link --- */
 
 static double nic_rate(const struct topo_nic *nic)

@@ -8,8 +8,6 @@
 #include "checks.h"
 #include "common/variables.h"
 
-#include <string.h>
-
 /*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other
  * values must be evaluated by each rank, as NVSHMEM_HCA_LIST is not set in a shell that is not a rank.

@@ -4,8 +4,6 @@
 #include "common/variables.h"
 
 #include <ctype.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MIB (1LL << 20)
 

@@ -2,9 +2,6 @@
 /* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
 #include "common/variables.h"
-#include "machine/software/libs.h"
-
-#include <string.h>
 
 /* --- open-driver --- */
 

@@ -2,8 +2,6 @@
 /* checks_port.c - ports of NICs: state, link layer. */
 #include "checks.h"
 
-#include <string.h>
-
 /* --- port-down --- */
 
 /* Another function of the same card with an active port. */

@@ -4,11 +4,7 @@
  * compared with what the machine has. The first need that is not met is the one that its user sees first.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- shared --- */
 

@@ -2,10 +2,6 @@
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "checks.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 /* --- imex --- */
 
 #define IMEX "/dev/nvidia-caps-imex-channels"

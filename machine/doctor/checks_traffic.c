@@ -4,12 +4,10 @@
  * loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
 #include "machine/hardware/counters.h"
 
 #include <stdio.h>
-#include <string.h>
 
 /* --- shared --- */
 

@@ -8,10 +8,6 @@
  */
 #include "checks.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 /* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
 static const struct {
     unsigned vendor;
