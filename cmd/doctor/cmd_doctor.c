@@ -102,19 +102,6 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
 
 /* --- a diagnosis --- */
 
-static void count(const struct doctor_result *result, struct diagnosis *diagnosis)
-{
-    bool found = result->outcome == DOCTOR_FOUND, unknown = result->outcome == DOCTOR_UNKNOWN;
-
-    diagnosis->n_fine += result->outcome == DOCTOR_FINE;
-    diagnosis->n_found += found;
-    diagnosis->n_errors += found && result->severity == DOCTOR_ERROR;
-    diagnosis->n_not_applicable += result->outcome == DOCTOR_NOT_APPLICABLE;
-    diagnosis->n_unknown += unknown;
-    diagnosis->n_open += unknown && doctor_is_inconclusive(result);
-    diagnosis->n_denied += unknown && result->missing == DOCTOR_MISSING_ROOT;
-}
-
 int diagnosis_exit(const struct diagnosis *diagnosis)
 {
     if (diagnosis->n_found)
@@ -179,16 +166,21 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         diagnosis.n++;
     diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
     for (int i = 0; diagnosis.results && i < diagnosis.n; i++) {
-        doctor_run(machine, checks[i], &diagnosis.results[i]);
-        count(&diagnosis.results[i], &diagnosis);
+        struct doctor_result *result = &diagnosis.results[i];
+
+        doctor_run(machine, checks[i], result);
+        diagnosis.n_fine += result->outcome == DOCTOR_FINE;
+        diagnosis.n_found += result->outcome == DOCTOR_FOUND;
+        diagnosis.n_errors += result->outcome == DOCTOR_FOUND && result->severity == DOCTOR_ERROR;
+        diagnosis.n_not_applicable += result->outcome == DOCTOR_NOT_APPLICABLE;
+        diagnosis.n_unknown += result->outcome == DOCTOR_UNKNOWN;
+        diagnosis.n_open += doctor_is_inconclusive(result);
+        diagnosis.n_denied += result->outcome == DOCTOR_UNKNOWN && result->missing == DOCTOR_MISSING_ROOT;
     }
     inspect_reading_done();
-    if (diagnosis.results) {
-        code = report(cmd, options, &diagnosis);
-    } else {
+    code = diagnosis.results ? report(cmd, options, &diagnosis) : CMD_FAILED;
+    if (!diagnosis.results)
         out_error("no memory for the results");
-        code = CMD_FAILED;
-    }
     free(diagnosis.results);
     doctor_machine_free(machine);
     return code;

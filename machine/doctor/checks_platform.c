@@ -47,19 +47,16 @@ static void fix_kind(const struct doctor_machine *machine, struct doctor_result 
 {
     const struct os *os = &machine->software->os;
     int n_major = (int)strcspn(machine->software->driver.version, ".");
-    const char *major = source_printf(machine->source, "%.*s", n_major, machine->software->driver.version);
-    const char *install = "";
+    const char *version = machine->software->driver.version, *open = needs_open ? "-open" : "";
 
     if (!os->in_container && os->family == OS_DEBIAN)
-        install =
-            os_install(machine->source, os,
-                       source_printf(machine->source, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
+        doctor_fix(result, false, "%s\nsudo reboot",
+                   os_install(machine->source, os,
+                              source_printf(machine->source, "nvidia-driver-%.*s%s", n_major, version, open), ""));
     else if (!os->in_container && os->family == OS_RHEL)
-        install = source_printf(machine->source,
-                                "sudo dnf module reset nvidia-driver\nsudo dnf module install nvidia-driver:%s%s",
-                                major, needs_open ? "-open" : "-dkms");
-    if (*install)
-        doctor_fix(result, false, "%s\nsudo reboot", install);
+        doctor_fix(result, false,
+                   "sudo dnf module reset nvidia-driver\nsudo dnf module install nvidia-driver:%.*s%s\nsudo reboot",
+                   n_major, version, needs_open ? "-open" : "-dkms");
     doctor_advise(result, needs_open
                               ? "Install the open kernel modules of the same driver (packages with -open; of the "
                                 "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
@@ -70,16 +67,13 @@ void run_open_driver(const struct doctor_machine *machine, struct doctor_result 
 {
     const struct software_driver *driver = &machine->software->driver;
     const struct topo *topo = machine->topo;
-    int n = 0;
+    int n = machine_unsupported_gpus(machine);
 
     if (topo->n_gpus + topo->n_hidden_gpus == 0) {
         machine_has_gpus(machine, result);
         return;
     }
-    if (doctor_not_applicable_if(result, !*driver->version, "the NVIDIA driver is not loaded"))
-        return;
-    n = machine_unsupported_gpus(machine);
-    if (n == 0)
+    if (doctor_not_applicable_if(result, !*driver->version, "the NVIDIA driver is not loaded") || n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
         if (machine_is_unsupported_gpu(machine, p))
