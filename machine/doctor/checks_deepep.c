@@ -31,7 +31,9 @@ static const char *imported_extension(const struct doctor_machine *machine, stru
     const struct software_copy *copy = machine_deepep(machine);
     struct elf_facts facts;
 
-    if (doctor_not_applicable_if(result, !copy, "no deep_ep is on Python's path") ||
+    if (!copy)
+        doctor_not_applicable(result, "no deep_ep is on Python's path");
+    if (!copy ||
         doctor_not_applicable_if(result, !*copy->extension, "there is no deep_ep_cpp next to %s", copy->folder))
         return "";
     facts = source_elf(machine->source, "%s", copy->extension);

@@ -64,7 +64,7 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
 
 void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct source_names channels = source_list(machine->source, IMEX);
+    struct source_names channels;
     struct source_stat stat;
     const char *kind = machine_env(machine, HANDLES);
     /* Some have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
@@ -73,8 +73,10 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
 
     if (doctor_not_applicable_if(result, !is_rack && strcasecmp(kind, "FABRIC") != 0,
                                  "no GPUs whose NVLinks lead to other nodes") ||
-        (is_rack && (!has_joined(machine, result) || !has_domain(machine, result))) ||
-        doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
+        (is_rack && (!has_joined(machine, result) || !has_domain(machine, result))))
+        return;
+    channels = source_list(machine->source, IMEX);
+    if (doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
                              channels.state, channels.why))
         return;
     if (channels.n == 0) {
