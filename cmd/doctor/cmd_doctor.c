@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CHECKS 256
 #define REMOTE_COMMAND "epkit doctor --json"
 
 struct doctor_options {
@@ -56,11 +55,11 @@ static const struct opt doctor_table[] = {
 
 static void suggest(const struct cmd *cmd, const char *option, const char *word)
 {
-    const char *names[2 * MAX_CHECKS + 1], *near;
+    const char *names[2 * DOCTOR_CHECKS_MAX + 1], *near;
     char text[256];
     size_t n = 0;
 
-    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++) {
+    for (size_t i = 0; doctor_checks[i] && i < DOCTOR_CHECKS_MAX; i++) {
         names[n++] = doctor_checks[i]->id;
         names[n++] = doctor_checks[i]->group;
     }
@@ -73,35 +72,28 @@ static void suggest(const struct cmd *cmd, const char *option, const char *word)
         cmd_usage(cmd, "--%s: there is no check '%s'; --list names them", option, text);
 }
 
-/* Marks the checks that one word of --only names. Returns false if there are none. */
-static bool mark(const char *word, bool *wanted)
-{
-    bool found = false;
-
-    for (size_t i = 0; doctor_checks[i]; i++)
-        if (strcmp(doctor_checks[i]->id, word) == 0 || strcmp(doctor_checks[i]->group, word) == 0)
-            found = wanted[i] = true;
-    return found;
-}
-
 /* The checks that --only names, or all checks, as a list that ends with NULL. */
 static int choose(const struct cmd *cmd, const char *only, const struct doctor_check **ret_checks)
 {
-    bool wanted[MAX_CHECKS] = {false};
+    bool wanted[DOCTOR_CHECKS_MAX] = {false};
     size_t n = 0;
 
-    for (const char *at = only; at;) {
-        size_t length = strcspn(at, ",");
+    for (bool more = only; more;) {
+        struct piece part = text_take(&only, ",");
+        bool found = false;
         char word[64];
 
-        snprintf(word, sizeof(word), "%.*s", (int)(length < sizeof(word) ? length : sizeof(word) - 1), at);
-        if (!mark(word, wanted)) {
+        more = part.text[part.n] == ',';
+        snprintf(word, sizeof(word), "%.*s", (int)(part.n < sizeof(word) ? part.n : sizeof(word) - 1), part.text);
+        for (size_t i = 0; doctor_checks[i]; i++)
+            if (strcmp(doctor_checks[i]->id, word) == 0 || strcmp(doctor_checks[i]->group, word) == 0)
+                found = wanted[i] = true;
+        if (!found) {
             suggest(cmd, "only", word);
             return CMD_USAGE;
         }
-        at = at[length] ? at + length + 1 : NULL;
     }
-    for (size_t i = 0; doctor_checks[i] && i < MAX_CHECKS; i++)
+    for (size_t i = 0; doctor_checks[i] && i < DOCTOR_CHECKS_MAX; i++)
         if (!only || wanted[i])
             ret_checks[n++] = doctor_checks[i];
     ret_checks[n] = NULL;
@@ -109,19 +101,6 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
 }
 
 /* --- a diagnosis --- */
-
-static void count(const struct doctor_result *result, struct diagnosis *diagnosis)
-{
-    bool found = result->outcome == DOCTOR_FOUND, unknown = result->outcome == DOCTOR_UNKNOWN;
-
-    diagnosis->n_fine += result->outcome == DOCTOR_FINE;
-    diagnosis->n_found += found;
-    diagnosis->n_errors += found && result->severity == DOCTOR_ERROR;
-    diagnosis->n_not_applicable += result->outcome == DOCTOR_NOT_APPLICABLE;
-    diagnosis->n_unknown += unknown;
-    diagnosis->n_open += unknown && doctor_is_inconclusive(result);
-    diagnosis->n_denied += unknown && result->missing == DOCTOR_MISSING_ROOT;
-}
 
 int diagnosis_exit(const struct diagnosis *diagnosis)
 {
@@ -149,17 +128,6 @@ int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect,
 
 /* --- the command --- */
 
-/* No GPU and no NIC: the facts are still printed, for a comparison of nodes. */
-static int print_empty(const struct cmd *cmd, const struct doctor_options *options,
-                       const struct doctor_machine *machine)
-{
-    json_t *document = options->json ? out_document(cmd->name) : NULL;
-
-    if (document)
-        json_object_set_new(document, "facts", diagnosis_facts(machine));
-    return inspect_report_empty(machine->topo, document);
-}
-
 static int report(const struct cmd *cmd, const struct doctor_options *options, const struct diagnosis *diagnosis)
 {
     int code = diagnosis_exit(diagnosis);
@@ -183,8 +151,13 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         return code;
     /* Hidden GPUs are checked even if the machine is otherwise empty. */
     if (inspect_is_empty(machine->topo) && machine->topo->n_hidden_gpus == 0) {
+        json_t *document = options->json ? out_document(cmd->name) : NULL;
+
         inspect_reading_done();
-        code = print_empty(cmd, options, machine);
+        /* For a comparison of nodes. */
+        if (document)
+            json_object_set_new(document, "facts", diagnosis_facts(machine));
+        code = inspect_report_empty(machine->topo, document);
         doctor_machine_free(machine);
         return code;
     }
@@ -193,16 +166,21 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         diagnosis.n++;
     diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
     for (int i = 0; diagnosis.results && i < diagnosis.n; i++) {
-        doctor_run(machine, checks[i], &diagnosis.results[i]);
-        count(&diagnosis.results[i], &diagnosis);
+        struct doctor_result *result = &diagnosis.results[i];
+
+        doctor_run(machine, checks[i], result);
+        diagnosis.n_fine += result->outcome == DOCTOR_FINE;
+        diagnosis.n_found += result->outcome == DOCTOR_FOUND;
+        diagnosis.n_errors += result->outcome == DOCTOR_FOUND && result->severity == DOCTOR_ERROR;
+        diagnosis.n_not_applicable += result->outcome == DOCTOR_NOT_APPLICABLE;
+        diagnosis.n_unknown += result->outcome == DOCTOR_UNKNOWN;
+        diagnosis.n_open += doctor_is_inconclusive(result);
+        diagnosis.n_denied += result->outcome == DOCTOR_UNKNOWN && result->missing == DOCTOR_MISSING_ROOT;
     }
     inspect_reading_done();
-    if (diagnosis.results) {
-        code = report(cmd, options, &diagnosis);
-    } else {
+    code = diagnosis.results ? report(cmd, options, &diagnosis) : CMD_FAILED;
+    if (!diagnosis.results)
         out_error("no memory for the results");
-        code = CMD_FAILED;
-    }
     free(diagnosis.results);
     doctor_machine_free(machine);
     return code;
@@ -211,30 +189,29 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
 /* Reports incompatible options. */
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
-    static const char *const not_with_hosts[] = {"from", "pid", "fix", "yes", "list", "explain", "verbose", NULL};
+    static const struct {
+        const char *option, *others[8];
+    } apart[] = {
+        {"stacks", {"only", "list", "explain", "fix", "verbose", "hosts"}},
+        {"hosts", {"from", "pid", "fix", "yes", "list", "explain", "verbose"}},
+        {"fix", {"json"}},
+        {"list", {"explain"}},
+    };
 
-    static const char *const not_with_stacks[] = {"only", "list", "explain", "fix", "verbose", "hosts", NULL};
-
-    for (int i = 0; options->stacks && not_with_stacks[i]; i++)
-        if (cmd_given(cmd, call, not_with_stacks[i]))
-            return cmd_usage(cmd, "--stacks and --%s do not go together", not_with_stacks[i]);
+    for (size_t i = 0; i < COUNT(apart); i++)
+        for (const char *const *other = apart[i].others; cmd_given(cmd, call, apart[i].option) && *other; other++)
+            if (cmd_given(cmd, call, *other))
+                return cmd_usage(cmd, "--%s and --%s do not go together", apart[i].option, *other);
     if (call->n_args && !options->stacks)
         return cmd_usage(cmd, "unexpected argument '%s'; names of libraries need --stacks", call->args[0]);
-    for (int i = 0; options->hosts && not_with_hosts[i]; i++)
-        if (cmd_given(cmd, call, not_with_hosts[i]))
-            return cmd_usage(cmd, "--hosts and --%s do not go together", not_with_hosts[i]);
     if (!options->hosts && (options->ssh || cmd_given(cmd, call, "port") || cmd_given(cmd, call, "remote-command")))
         return cmd_usage(cmd, "--ssh, --port and --remote-command need --hosts");
     if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
         return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
     if (options->fix && options->inspect.from)
         return cmd_usage(cmd, "--fix runs commands on this machine, and --from is another one");
-    if (options->fix && options->json)
-        return cmd_usage(cmd, "--fix and --json do not go together");
     if (options->yes && !options->fix)
         return cmd_usage(cmd, "--yes needs --fix");
-    if (options->list && options->explain)
-        return cmd_usage(cmd, "--list and --explain do not go together");
     return CMD_FINE;
 }
 
@@ -263,24 +240,13 @@ static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, con
     return hosts_run(cmd, &hosts);
 }
 
-static int list_checks(const struct cmd *cmd, const struct doctor_options *options,
-                       const struct doctor_check *const *checks)
+static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
 {
     static const struct out_column columns[] = {
         {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"MODE", "mode", 0, 0}, {"CHECKS THAT", "title", 0, OUT_TRUNC}};
-    json_t *document, *list = diagnosis_list(checks);
-
-    if (!options->json)
-        return OUT_PRINT(columns, list) == 0 ? CMD_FINE : CMD_FAILED;
-    document = out_document(cmd->name);
-    json_object_set_new(document, "list", list);
-    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
-}
-
-static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
-{
     const struct doctor_options *options = call->options;
-    const struct doctor_check *checks[MAX_CHECKS + 1];
+    const struct doctor_check *checks[DOCTOR_CHECKS_MAX + 1];
+    json_t *document;
     int code = check_options(cmd, call, options);
 
     if (code == CMD_FINE)
@@ -303,7 +269,13 @@ static int cmd_doctor(const struct cmd *cmd, const struct cmd_call *call)
             return out_finish();
         }
     }
-    return options->list || options->explain ? list_checks(cmd, options, checks) : diagnose(cmd, options, checks);
+    if (!options->list && !options->explain)
+        return diagnose(cmd, options, checks);
+    if (!options->json)
+        return OUT_PRINT(columns, diagnosis_list(checks)) == 0 ? CMD_FINE : CMD_FAILED;
+    document = out_document(cmd->name);
+    json_object_set_new(document, "list", diagnosis_list(checks));
+    return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
 const struct cmd command_doctor = {

@@ -2,6 +2,7 @@
 /* compare_nodes.c - differences between nodes. Documents come from other machines: types of values are checked. */
 #include "diagnosis.h"
 
+#include "common/json.h"
 #include "common/text.h"
 
 #include <stdio.h>
@@ -28,129 +29,88 @@ static const char *const versions[][2] = {
 };
 
 /* A string of a document, safe to print; "" if it is not a string. */
-static const char *text_of(const json_t *value, char *room, size_t bytes)
+static json_t *clean(const json_t *object, const char *key)
 {
-    room[0] = '\0';
-    if (json_is_string(value))
-        text_clean(json_string_value(value), room, bytes);
-    return room;
+    char text[TEXT_BYTES];
+
+    text_clean(json_text(object, key), text, sizeof(text));
+    return json_string(text);
 }
 
-static void set(json_t *flat, const char *fact, const char *value)
+/* The fact is called by a prefix, which may be "", and a name. */
+static void set(json_t *flat, const char *prefix, const char *name, const char *value)
 {
+    char fact[320], text[TEXT_BYTES];
+
+    snprintf(fact, sizeof(fact), "%s%s", prefix, name);
+    text_clean(fact, fact, sizeof(fact));
+    text_clean(value, text, sizeof(text));
     if (json_object_size(flat) < FACTS_MAX)
-        json_object_set_new(flat, fact, json_string(value));
+        json_object_set_new(flat, fact, json_string(text));
 }
 
 /* --- one document as {fact: text} --- */
 
 static void flatten_gpus(json_t *flat, const json_t *gpus)
 {
-    char name[256] = "", text[TEXT_BYTES];
-    size_t n = json_array_size(gpus), n_alike = 0;
+    size_t n = json_array_size(gpus);
+    const json_t *first = json_array_get(gpus, 0);
+    const char *name = json_is_string(first) ? json_string_value(first) : "";
+    bool is_mixed = ANY_OF(i, n, !json_equal(json_array_get(gpus, (size_t)i), first));
+    char text[TEXT_BYTES];
 
-    if (n == 0) {
-        set(flat, "GPUs", "none");
-        return;
-    }
-    text_of(json_array_get(gpus, 0), name, sizeof(name));
-    for (size_t i = 0; i < n; i++) {
-        char other[256];
-
-        n_alike += strcmp(text_of(json_array_get(gpus, i), other, sizeof(other)), name) == 0;
-    }
-    if (n_alike == n)
-        snprintf(text, sizeof(text), "%zu x %s", n, name);
-    else
+    if (is_mixed)
         snprintf(text, sizeof(text), "%zu, of several kinds (%s and others)", n, name);
-    set(flat, "GPUs", text);
+    else
+        snprintf(text, sizeof(text), "%zu x %s", n, name);
+    set(flat, "", "GPUs", n ? text : "none");
 }
 
 static void flatten_nics(json_t *flat, const json_t *nics)
 {
-    set(flat, ALL_NICS, json_array_size(nics) ? "some" : NO_NIC);
+    set(flat, "", ALL_NICS, json_array_size(nics) ? "some" : NO_NIC);
     for (size_t i = 0; i < json_array_size(nics); i++) {
         const json_t *nic = json_array_get(nics, i);
-        char name[128], state[64], layer[64], role[64], firmware[64], fact[160], text[TEXT_BYTES];
+        const char *firmware = json_text(nic, "firmware");
+        char text[TEXT_BYTES];
 
-        text_of(json_object_get(nic, "name"), name, sizeof(name));
-        text_of(json_object_get(nic, "state"), state, sizeof(state));
-        text_of(json_object_get(nic, "link_layer"), layer, sizeof(layer));
-        text_of(json_object_get(nic, "role"), role, sizeof(role));
-        text_of(json_object_get(nic, "firmware"), firmware, sizeof(firmware));
-        snprintf(fact, sizeof(fact), "NIC %s", name);
-        snprintf(text, sizeof(text), "%s, %g Gb/s, %s, %s, firmware %s", state,
-                 json_number_value(json_object_get(nic, "rate_gbps")), layer, role, *firmware ? firmware : "unknown");
-        set(flat, fact, text);
-    }
-}
-
-static void flatten_environment(json_t *flat, json_t *environment)
-{
-    const char *key;
-    json_t *value;
-
-    set(flat, ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
-    json_object_foreach (environment, key, value) {
-        char name[256], fact[300], text[TEXT_BYTES];
-
-        text_clean(key, name, sizeof(name));
-        snprintf(fact, sizeof(fact), "$%s", name);
-        set(flat, fact, text_of(value, text, sizeof(text)));
+        snprintf(text, sizeof(text), "%s, %g Gb/s, %s, %s, firmware %s", json_text(nic, "state"),
+                 json_number_value(json_object_get(nic, "rate_gbps")), json_text(nic, "link_layer"),
+                 json_text(nic, "role"), *firmware ? firmware : "unknown");
+        set(flat, "NIC ", json_text(nic, "name"), text);
     }
 }
 
 static bool is_finding(const json_t *check)
 {
-    const char *outcome = json_string_value(json_object_get(check, "outcome"));
-
-    return outcome && strcmp(outcome, "found") == 0;
+    return strcmp(json_text(check, "outcome"), "found") == 0;
 }
 
 static json_t *flatten(const json_t *document)
 {
-    json_t *flat = json_object(), *facts = json_object_get(document, "facts");
+    json_t *flat = json_object(), *facts = json_object_get(document, "facts"),
+           *environment = json_object_get(facts, "environment"), *value;
     const json_t *checks = json_object_get(document, "checks");
-    char text[TEXT_BYTES];
+    const char *name;
 
-    set(flat, "epkit", text_of(json_object_get(document, "epkit"), text, sizeof(text)));
+    set(flat, "", "epkit", json_text(document, "epkit"));
     for (size_t i = 0; i < COUNT(versions); i++) {
-        text_of(json_object_get(facts, versions[i][0]), text, sizeof(text));
-        set(flat, versions[i][1], *text ? text : "none");
+        const char *version = json_text(facts, versions[i][0]);
+
+        set(flat, "", versions[i][1], *version ? version : "none");
     }
     flatten_gpus(flat, json_object_get(facts, "gpus"));
     flatten_nics(flat, json_object_get(facts, "nics"));
-    flatten_environment(flat, json_object_get(facts, "environment"));
-    for (size_t i = 0; i < json_array_size(checks); i++) {
-        char id[64], fact[80];
-
-        if (!is_finding(json_array_get(checks, i)))
-            continue;
-        text_of(json_object_get(json_array_get(checks, i), "id"), id, sizeof(id));
-        snprintf(fact, sizeof(fact), "finding %s", id);
-        set(flat, fact, "yes");
-    }
+    set(flat, "", ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
+    json_object_foreach (environment, name, value)
+        set(flat, "$", name, json_is_string(value) ? json_string_value(value) : "");
+    for (size_t i = 0; i < json_array_size(checks); i++)
+        if (is_finding(json_array_get(checks, i)))
+            set(flat, "finding ", json_text(json_array_get(checks, i), "id"), "yes");
     return flat;
 }
 
-/* The value shown for a node without this fact. */
-static const char *missing(const char *fact)
-{
-    if (*fact == '$')
-        return "not set";
-    return strncmp(fact, "finding ", 8) == 0 ? "no" : "not there";
-}
-
 /* --- comparing --- */
-
-/* Is the fact implied by the node having none of its kind? */
-static bool is_implied(const json_t *flat, const char *fact)
-{
-    const char *all = strncmp(fact, "NIC ", 4) == 0 ? ALL_NICS : *fact == '$' ? ALL_VARIABLES : NULL;
-    const char *value = all ? json_string_value(json_object_get(flat, all)) : NULL;
-
-    return value && strcmp(value, all[0] == 'N' ? NO_NIC : NO_VARIABLE) == 0;
-}
 
 /* Adds a node to the row with the same values under `keys` (ends with NULL), which is created if there is none. */
 static void add_node(json_t *rows, json_t *values, const char *const *keys, const char *node)
@@ -175,13 +135,20 @@ static void add_node(json_t *rows, json_t *values, const char *const *keys, cons
 /* The values of one fact: an array of {"value", "nodes": [names]}, in order of appearance. */
 static json_t *tally(const char *fact, const struct node *nodes, json_t *const *flats, int n)
 {
+    /* Of a node without this fact. */
+    const char *missing = *fact == '$' ? "not set" : text_begins(fact, "finding ") ? "no" : "not there";
+    /* If a node has none of its kind, which is a fact of its own, this one is implied. */
+    const char *all = text_begins(fact, "NIC ") ? ALL_NICS
+                      : *fact == '$'            ? ALL_VARIABLES
+                                                : "",
+               *none = *all == 'N' ? NO_NIC : NO_VARIABLE;
     json_t *values = json_array();
 
     for (int i = 0; i < n; i++) {
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
 
-        if (flats[i] && !is_implied(flats[i], fact))
-            add_node(values, json_pack("{s:s}", "value", value ? value : missing(fact)), TEXTS("value"), nodes[i].name);
+        if (flats[i] && strcmp(json_text(flats[i], all), none) != 0)
+            add_node(values, json_pack("{s:s}", "value", value ? value : missing), TEXTS("value"), nodes[i].name);
     }
     return values;
 }
@@ -206,48 +173,45 @@ static json_t *difference(const char *fact, json_t *values)
 /* The model of a node's GPUs: "8 x NVIDIA B200" without the number. */
 static const char *kind_of(const json_t *flat)
 {
-    const char *gpus = json_string_value(json_object_get(flat, "GPUs"));
-    size_t n = gpus ? strspn(gpus, "0123456789") : 0;
+    const char *gpus = json_text(flat, "GPUs");
+    size_t n = strspn(gpus, "0123456789");
 
-    return !gpus ? "" : n && strncmp(gpus + n, " x ", 3) == 0 ? gpus + n + 3 : gpus;
+    return n && text_begins(gpus + n, " x ") ? gpus + n + 3 : gpus;
+}
+
+static bool are_alike(const json_t *a, const json_t *b)
+{
+    return a && b && strcmp(kind_of(a), kind_of(b)) == 0;
 }
 
 /* A node with other GPUs than most would differ in everything: that is one difference, and the only one. */
 static void split_by_kind(const struct node *nodes, json_t **flats, int n, json_t *differences)
 {
-    json_t *others = json_array();
-    int best = -1, n_best = 0;
+    json_t *others = json_array(), *most = NULL;
+    int n_most = 0;
 
     for (int i = 0; i < n; i++) {
-        int alike = 0;
+        int n_alike = COUNT_OF(k, n, are_alike(flats[i], flats[k]));
 
-        for (int k = 0; flats[i] && k < n; k++)
-            alike += flats[k] && strcmp(kind_of(flats[i]), kind_of(flats[k])) == 0;
-        if (alike > n_best) {
-            best = i;
-            n_best = alike;
+        if (n_alike > n_most) {
+            most = flats[i];
+            n_most = n_alike;
         }
     }
     for (int i = 0; i < n; i++) {
         char text[TEXT_BYTES + 64];
 
-        if (!flats[i] || strcmp(kind_of(flats[i]), kind_of(flats[best])) == 0)
+        if (!flats[i] || are_alike(flats[i], most))
             continue;
-        snprintf(text, sizeof(text), "%s%s; not compared further", json_string_value(json_object_get(flats[i], "GPUs")),
-                 strcmp(json_string_value(json_object_get(flats[i], ALL_NICS)), NO_NIC) == 0 ? ", no NIC" : "");
+        snprintf(text, sizeof(text), "%s%s; not compared further", json_text(flats[i], "GPUs"),
+                 strcmp(json_text(flats[i], ALL_NICS), NO_NIC) == 0 ? ", no NIC" : "");
         add_node(others, json_pack("{s:s}", "value", text), TEXTS("value"), nodes[i].name);
+        json_decref(flats[i]);
+        flats[i] = NULL;
     }
-    if (json_array_size(others)) {
-        json_array_append_new(differences,
-                              json_pack("{s:s, s:O, s:i, s:O}", "fact", "GPUs", "value",
-                                        json_object_get(flats[best], "GPUs"), "nodes", n_best, "others", others));
-        for (int i = 0; i < n; i++) {
-            if (i == best || !flats[i] || strcmp(kind_of(flats[i]), kind_of(flats[best])) == 0)
-                continue;
-            json_decref(flats[i]);
-            flats[i] = NULL;
-        }
-    }
+    if (json_array_size(others))
+        json_array_append_new(differences, json_pack("{s:s, s:O, s:i, s:O}", "fact", "GPUs", "value",
+                                                     json_object_get(most, "GPUs"), "nodes", n_most, "others", others));
     json_decref(others);
 }
 
@@ -256,26 +220,21 @@ json_t *compare_nodes(const struct node *nodes, int n)
     json_t **flats = calloc((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array(), *value;
     const char *fact;
 
-    for (int i = 0; flats && i < n; i++) {
-        if (!nodes[i].document)
-            continue;
-        flats[i] = flatten(nodes[i].document);
-    }
-    if (flats)
-        split_by_kind(nodes, flats, n, differences);
-    for (int i = 0; flats && i < n; i++) {
-        json_object_foreach (flats[i], fact, value) {
-            set(facts, fact, "");
-        }
-    }
+    if (!flats)
+        n = 0;
+    for (int i = 0; i < n; i++)
+        flats[i] = nodes[i].document ? flatten(nodes[i].document) : NULL;
+    split_by_kind(nodes, flats, n, differences);
+    for (int i = 0; i < n; i++)
+        json_object_update(facts, flats[i]);
     json_object_foreach (facts, fact, value) {
-        json_t *values = flats ? tally(fact, nodes, flats, n) : json_array();
+        json_t *values = tally(fact, nodes, flats, n);
 
         if (json_array_size(values) > 1)
             json_array_append_new(differences, difference(fact, values));
         json_decref(values);
     }
-    for (int i = 0; flats && i < n; i++)
+    for (int i = 0; i < n; i++)
         json_decref(flats[i]);
     free(flats);
     json_decref(facts);
@@ -291,15 +250,12 @@ json_t *compare_findings(const struct node *nodes, int n)
 
         for (size_t c = 0; c < json_array_size(checks) && c < FACTS_MAX; c++) {
             const json_t *check = json_array_get(checks, c);
-            char id[64], severity[32], text[TEXT_BYTES];
 
-            if (!is_finding(check))
-                continue;
-            text_of(json_object_get(check, "id"), id, sizeof(id));
-            text_of(json_object_get(check, "severity"), severity, sizeof(severity));
-            text_of(json_object_get(check, "text"), text, sizeof(text));
-            add_node(findings, json_pack("{s:s, s:s, s:s}", "severity", severity, "id", id, "text", text),
-                     TEXTS("id", "text"), nodes[i].name);
+            if (is_finding(check))
+                add_node(findings,
+                         json_pack("{s:o, s:o, s:o}", "severity", clean(check, "severity"), "id", clean(check, "id"),
+                                   "text", clean(check, "text")),
+                         TEXTS("id", "text"), nodes[i].name);
         }
     }
     return findings;

@@ -9,6 +9,8 @@
 
 #include <jansson.h>
 
+#define DOCTOR_CHECKS_MAX 256
+
 struct diagnosis {
     const struct doctor_machine *machine;
     int n;
@@ -39,9 +41,6 @@ void diagnosis_explain(const struct doctor_check *check);
 
 /* Prints "    label  text" with the text wrapped and aligned. */
 void diagnosis_print_block(const char *label, const char *text);
-
-const char *diagnosis_severity(enum doctor_severity severity); /* "serious", "warning" */
-const char *diagnosis_fix_class(enum doctor_fix_class class);  /* "safe", "restart", "cuts-off" */
 
 /* Executes --stacks with `n` names: none, "all", or names of stacks. Returns an exit code. */
 int diagnosis_run_stacks(const struct cmd *cmd, const struct inspect_options *inspect, bool json, char *const *names,

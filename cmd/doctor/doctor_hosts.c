@@ -6,6 +6,7 @@
 #include "cmd/launch/hosts.h"
 #include "cmd/launch/remote.h"
 #include "common/capture.h"
+#include "common/json.h"
 #include "common/output.h"
 
 #include "common/text.h"
@@ -113,68 +114,46 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
 /* --- parse answers --- */
 
 /* A greeting of the login shell may precede the document. */
-static json_t *find_document(const struct node *output, char *ret_why, size_t bytes)
-{
-    const char *start = output->text ? strchr(output->text, '{') : NULL;
-    json_error_t error;
-    json_t *document;
-
-    if (output->is_cut) {
-        snprintf(ret_why, bytes, "the answer is larger than %u MiB", CAPTURE_BYTES_MAX >> 20);
-        return NULL;
-    }
-    if (!start) {
-        snprintf(ret_why, bytes, "%s", output->bytes ? "the answer is no JSON" : "there was no answer");
-        return NULL;
-    }
-    document = json_loadb(start, output->bytes - (size_t)(start - output->text), JSON_DISABLE_EOF_CHECK, &error);
-    if (!document) {
-        char text[160];
-
-        text_clean(error.text, text, sizeof(text));
-        snprintf(ret_why, bytes, "the answer is no JSON: line %d: %s", error.line, text);
-    }
-    return document;
-}
-
-static bool is_ours(const json_t *document)
-{
-    const char *command = json_string_value(json_object_get(document, "subcommand"));
-
-    return command && strcmp(command, "doctor") == 0 && json_is_object(json_object_get(document, "facts"));
-}
-
 static void classify(const struct remote *remote, struct node *node)
 {
-    json_t *document;
+    const char *start = node->text ? strchr(node->text, '{') : NULL, *verdict;
+    size_t bytes = sizeof(node->why);
+    json_t *document = NULL;
+    json_error_t error;
+    long long version;
 
     if (remote->start_error || remote->late) {
         node->layer = remote->failed_at;
-        snprintf(node->why, sizeof(node->why), "%s", remote->why);
+        snprintf(node->why, bytes, "%s", remote->why);
         return;
     }
-    document = find_document(node, node->why, sizeof(node->why));
-    if (document && is_ours(document) &&
-        json_integer_value(json_object_get(document, "schema_version")) == OUT_SCHEMA_VERSION) {
-        node->document = document;
-        node->why[0] = '\0';
-        return;
-    }
+    if (start && !node->is_cut)
+        document = json_loadb(start, node->bytes - (size_t)(start - node->text), JSON_DISABLE_EOF_CHECK, &error);
+    verdict = json_text(document, "verdict");
+    version = json_integer_value(json_object_get(document, "schema_version"));
     node->layer = "answer";
-    if (document && is_ours(document)) {
+    if (strcmp(json_text(document, "subcommand"), "doctor") == 0 &&
+        json_is_object(json_object_get(document, "facts"))) {
+        if (version == OUT_SCHEMA_VERSION) {
+            node->document = document;
+            return;
+        }
         node->layer = "version";
-        snprintf(node->why, sizeof(node->why), "its epkit answers in version %lld of the format, this one reads %d",
-                 (long long)json_integer_value(json_object_get(document, "schema_version")), OUT_SCHEMA_VERSION);
+        snprintf(node->why, bytes, "its epkit answers in version %lld of the format, this one reads %d", version,
+                 OUT_SCHEMA_VERSION);
     } else if (document) {
         /* The node could not run the diagnosis, and says why. */
-        const char *verdict = json_string_value(json_object_get(document, "verdict"));
-        char text[160];
-
-        text_clean(verdict ? verdict : "the answer is not that of epkit doctor", text, sizeof(text));
-        snprintf(node->why, sizeof(node->why), "%s", text);
+        text_clean(*verdict ? verdict : "the answer is not that of epkit doctor", node->why, 160);
     } else if (remote->failed_at) {
         node->layer = strcmp(remote->failed_at, "command") == 0 ? "answer" : remote->failed_at;
-        snprintf(node->why, sizeof(node->why), "%s", remote->why);
+        snprintf(node->why, bytes, "%s", remote->why);
+    } else if (node->is_cut) {
+        snprintf(node->why, bytes, "the answer is larger than %u MiB", CAPTURE_BYTES_MAX >> 20);
+    } else if (!start) {
+        snprintf(node->why, bytes, "%s", node->bytes ? "the answer is no JSON" : "there was no answer");
+    } else {
+        text_clean(error.text, error.text, sizeof(error.text));
+        snprintf(node->why, bytes, "the answer is no JSON: line %d: %s", error.line, error.text);
     }
     json_decref(document);
 }
@@ -229,8 +208,7 @@ static void print_differences(const json_t *differences)
 
         for (size_t k = 0; k < json_array_size(others); k++) {
             const json_t *other = json_array_get(others, k);
-            const char *const values[2] = {json_string_value(json_object_get(row, "value")),
-                                           json_string_value(json_object_get(other, "value"))};
+            const char *const values[2] = {json_text(row, "value"), json_text(other, "value")};
             char names[512], cut[2][SHOWN_BYTES + 8];
 
             name_nodes(json_object_get(other, "nodes"), names, sizeof(names));
@@ -374,13 +352,6 @@ static int read_hosts(const struct cmd *cmd, const struct hosts_options *options
     return CMD_FINE;
 }
 
-static bool is_not_known(const json_t *document)
-{
-    const char *state = json_string_value(json_object_get(document, "state"));
-
-    return state && strcmp(state, "not-known") == 0;
-}
-
 int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
 {
     struct answers answers = {.nodes = NULL};
@@ -399,7 +370,7 @@ int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
             document = answers.nodes[i].document;
             outcome.n_silent += document == NULL;
             outcome.n_empty += document && !json_is_array(json_object_get(document, "checks"));
-            outcome.n_not_known += is_not_known(document);
+            outcome.n_not_known += strcmp(json_text(document, "state"), "not-known") == 0;
         }
         outcome.differences = compare_nodes(answers.nodes, outcome.n);
         outcome.findings = compare_findings(answers.nodes, outcome.n);

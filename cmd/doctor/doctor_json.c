@@ -13,12 +13,10 @@
 #include <string.h>
 #include <strings.h>
 
-static const char *outcome_name(enum doctor_outcome outcome)
-{
-    static const char *const names[] = {"fine", "found", "not_here", "unknown"};
-
-    return names[outcome];
-}
+static const char *const fix_classes[] = {[DOCTOR_FIX_NONE] = NULL,
+                                          [DOCTOR_FIX_SAFE] = "safe",
+                                          [DOCTOR_FIX_RESTART] = "restart",
+                                          [DOCTOR_FIX_CUTS_OFF] = "cuts-off"};
 
 static json_t *or_null(const char *text)
 {
@@ -30,10 +28,11 @@ static json_t *or_null(const char *text)
 
 json_t *diagnosis_row(const struct doctor_result *result)
 {
+    static const char *const outcomes[] = {"fine", "found", "not_here", "unknown"};
     json_t *row = json_pack("{s:s, s:s, s:i, s:s, s:s, s:s}", "id", result->check->id, "group", result->check->group,
                             "mode", result->check->mode, "title", result->check->title, "outcome",
-                            outcome_name(result->outcome), "text", result->text);
-    json_t *evidence;
+                            outcomes[result->outcome], "text", result->text),
+           *evidence;
 
     if (result->outcome == DOCTOR_UNKNOWN)
         json_object_update_new(row, json_pack("{s:b, s:s}", "open", doctor_is_inconclusive(result), "would_tell",
@@ -45,37 +44,21 @@ json_t *diagnosis_row(const struct doctor_result *result)
         json_array_append_new(
             evidence, json_pack("{s:s, s:s}", "where", result->evidence[i].where, "what", result->evidence[i].what));
     /* doctor.c has made the commands safe to print; they are on separate lines. */
-    json_object_update_new(
-        row,
-        json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity", diagnosis_severity(result->severity),
-                  "evidence", evidence, "evidence_left_out", result->n_evidence_left_out, "cause", result->check->cause,
-                  "fix", *result->fix ? result->fix : NULL, "fix_is_safe", result->fix_is_safe, "fix_class",
-                  result->fix_class == DOCTOR_FIX_NONE ? NULL : diagnosis_fix_class(result->fix_class), "fix_cost",
-                  or_null(result->fix_cost), "advice", or_null(result->advice)));
+    json_object_update_new(row, json_pack("{s:s, s:o, s:i, s:s, s:s?, s:b, s:s?, s:o, s:o}", "severity",
+                                          result->severity == DOCTOR_ERROR ? "serious" : "warning", "evidence",
+                                          evidence, "evidence_left_out", result->n_evidence_left_out, "cause",
+                                          result->check->cause, "fix", *result->fix ? result->fix : NULL, "fix_is_safe",
+                                          result->fix_is_safe, "fix_class", fix_classes[result->fix_class], "fix_cost",
+                                          or_null(result->fix_cost), "advice", or_null(result->advice)));
     return row;
 }
 
 /* --- facts --- */
 
-static json_t *gpu_facts(const struct topo *topo)
-{
-    json_t *gpus = json_array();
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        json_array_append_new(gpus, *topo->gpus[i].name ? out_text(topo->gpus[i].name) : json_string("NVIDIA GPU"));
-    return gpus;
-}
-
-static const char *link_layer_name(enum topo_link_layer layer)
-{
-    static const char *const names[] = {"unknown", "InfiniBand", "Ethernet"};
-
-    return names[layer];
-}
-
 /* The first port has the name of the NIC; others have their number appended. */
 static json_t *nic_facts(const struct topo *topo)
 {
+    static const char *const layers[] = {"unknown", "InfiniBand", "Ethernet"};
     json_t *nics = json_array();
 
     for (int i = 0; i < topo->n_nics; i++) {
@@ -86,60 +69,57 @@ static json_t *nic_facts(const struct topo *topo)
             char name[128];
 
             snprintf(name, sizeof(name), "%.100s:%d", nic->name, port->number);
-            json_array_append_new(nics, json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state", port->state,
-                                                  "rate_gbps", port->rate_gbps, "link_layer",
-                                                  link_layer_name(port->link_layer), "role", topo_role_name(nic->role),
-                                                  "firmware", or_null(nic->firmware)));
+            json_array_append_new(nics,
+                                  json_pack("{s:s, s:s, s:f, s:s, s:s, s:o}", "name", name, "state", port->state,
+                                            "rate_gbps", port->rate_gbps, "link_layer", layers[port->link_layer],
+                                            "role", topo_role_name(nic->role), "firmware", or_null(nic->firmware)));
         }
     }
     return nics;
 }
 
-/* A variable of NVSHMEM, NCCL, DeepEP or the linker? Those that a launcher sets per rank are no facts of a node. */
-static bool is_fact(const char *name)
-{
-    /* Those of epkit apply to a single run, and one is a secret. */
-    return text_is_any(name, TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")) ||
-           (variable_find(name) && !variable_is_epkit(name)) || variable_has_known_prefix(name);
-}
-
+/* Variables of NVSHMEM, NCCL, DeepEP or the linker; those that a launcher sets per rank are no facts of a node. */
 static json_t *environment_facts(struct source *source)
 {
+    const char *const *others = TEXTS("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "CUDA_VISIBLE_DEVICES");
     struct source_environment environment = source_environment(source);
     json_t *facts = json_object();
 
     for (size_t i = 0; i < environment.n; i++) {
+        const struct source_variable *variable = &environment.variables[i];
         char name[256], value[2048];
 
-        if (!is_fact(environment.variables[i].name))
+        /* Those of epkit apply to a single run, and one is a secret. */
+        if (!text_is_any(variable->name, others) && !variable_has_known_prefix(variable->name) &&
+            (!variable_find(variable->name) || variable_is_epkit(variable->name)))
             continue;
-        text_clean(environment.variables[i].name, name, sizeof(name));
-        text_clean(environment.variables[i].value, value, sizeof(value));
+        text_clean(variable->name, name, sizeof(name));
+        text_clean(variable->value, value, sizeof(value));
         json_object_set_new(facts, name, out_text(value));
     }
     return facts;
 }
 
-/* "CLUSTER.CLIQUE": nodes with the same one reach each other by NVLink. */
-static json_t *domain_fact(const struct topo *topo)
-{
-    const struct topo_gpu *gpu = topo->n_gpus && machine_has_multinode_nvlink(topo) ? &topo->gpus[0] : NULL;
-
-    return gpu && gpu->cluster && *gpu->cluster ? json_sprintf("%s.%lld", gpu->cluster, (long long)gpu->clique)
-                                                : json_null();
-}
-
 json_t *diagnosis_facts(const struct doctor_machine *machine)
 {
+    const struct topo *topo = machine->topo;
     const struct software *software = machine->software;
     const struct software_deepep *deepep = &software->deepep;
-    const char *version = deepep->imported >= 0 ? deepep->copies[deepep->imported].version : "";
+    const struct topo_gpu *first = topo->n_gpus && machine_has_multinode_nvlink(topo) ? &topo->gpus[0] : NULL;
+    json_t *gpus = json_array();
 
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvlink_domain", domain_fact(machine->topo),
+    for (int i = 0; i < topo->n_gpus; i++)
+        json_array_append_new(gpus, out_text(*topo->gpus[i].name ? topo->gpus[i].name : "NVIDIA GPU"));
+    /* The domain is "CLUSTER.CLIQUE": nodes with the same one reach each other by NVLink. */
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "nvlink_domain",
+                     first && first->cluster && *first->cluster
+                         ? json_sprintf("%s.%lld", first->cluster, (long long)first->clique)
+                         : json_null(),
                      "kernel", or_null(software->driver.kernel), "driver", or_null(software->driver.version), "doca",
                      or_null(software->driver.doca), "nvshmem", or_null(software->nvshmem.version), "nccl",
-                     or_null(software->nccl.version), "deepep", or_null(version), "gpus", gpu_facts(machine->topo),
-                     "nics", nic_facts(machine->topo), "environment", environment_facts(machine->source));
+                     or_null(software->nccl.version), "deepep",
+                     or_null(deepep->imported >= 0 ? deepep->copies[deepep->imported].version : ""), "gpus", gpus,
+                     "nics", nic_facts(topo), "environment", environment_facts(machine->source));
 }
 
 /* --- stacks --- */
@@ -196,26 +176,23 @@ json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *name
 
 /* --- documents --- */
 
-static const char *state_name(int code)
-{
-    return code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
-}
-
 json_t *diagnosis_json(const char *command, const struct diagnosis *diagnosis)
 {
     json_t *document = out_document(command), *checks = json_array();
+    int code = diagnosis_exit(diagnosis);
+    const char *state = code == CMD_FINE ? "healthy" : code == CMD_FINDINGS ? "findings" : "not-known";
     char verdict[4096];
 
     diagnosis_verdict(diagnosis, verdict, sizeof(verdict));
     for (int i = 0; i < diagnosis->n; i++)
         json_array_append_new(checks, diagnosis_row(&diagnosis->results[i]));
-    json_object_update_new(
-        document,
-        json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict", out_text(verdict),
-                  "healthy", diagnosis_exit(diagnosis) == CMD_FINE, "state", state_name(diagnosis_exit(diagnosis)),
-                  "counts", "fine", diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
-                  "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks", checks, "stacks",
-                  diagnosis_stacks(diagnosis->machine, NULL, 0), "facts", diagnosis_facts(diagnosis->machine)));
+    json_object_update_new(document,
+                           json_pack("{s:o, s:b, s:s, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:o, s:o}", "verdict",
+                                     out_text(verdict), "healthy", code == CMD_FINE, "state", state, "counts", "fine",
+                                     diagnosis->n_fine, "found", diagnosis->n_found, "serious", diagnosis->n_errors,
+                                     "not_here", diagnosis->n_not_applicable, "unknown", diagnosis->n_unknown, "checks",
+                                     checks, "stacks", diagnosis_stacks(diagnosis->machine, NULL, 0), "facts",
+                                     diagnosis_facts(diagnosis->machine)));
     return document;
 }
 

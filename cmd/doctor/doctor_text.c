@@ -11,27 +11,9 @@
 
 /* --- what the machine has, in a sentence --- */
 
-#define KINDS_MAX 8
-
-struct kind {
-    char name[96];
-    int n;
-};
-
-static void count_kind(struct kind *kinds, int *n_kinds, const char *name)
+static void count_kind(json_t *kinds, const char *name)
 {
-    int i = 0;
-
-    while (i < *n_kinds && strcmp(kinds[i].name, name) != 0)
-        i++;
-    if (i == KINDS_MAX)
-        return;
-    if (i == *n_kinds) {
-        snprintf(kinds[i].name, sizeof(kinds[i].name), "%s", name);
-        kinds[i].n = 0;
-        ++*n_kinds;
-    }
-    kinds[i].n++;
+    json_object_set_new(kinds, name, json_integer(json_integer_value(json_object_get(kinds, name)) + 1));
 }
 
 /* "H100" of "NVIDIA H100 80GB HBM3", "A100" of "NVIDIA A100-SXM4-80GB": without vendor, memory and form factor. */
@@ -61,7 +43,7 @@ static const char *network_name(const struct topo *topo, const struct topo_nic *
     return nic->pci >= 0 && topo->pci[nic->pci].vendor == PCI_VENDOR_AMAZON ? "EFA" : "RDMA";
 }
 
-static void count_ports(const struct topo *topo, struct kind *kinds, int *n_kinds)
+static void count_ports(const struct topo *topo, json_t *kinds)
 {
     for (int i = 0; i < topo->n_nics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
@@ -76,7 +58,7 @@ static void count_ports(const struct topo *topo, struct kind *kinds, int *n_kind
                          network_name(topo, nic, &nic->ports[p]), access);
             else
                 snprintf(name, sizeof(name), "%s%s", network_name(topo, nic, &nic->ports[p]), access);
-            count_kind(kinds, n_kinds, name);
+            count_kind(kinds, name);
         }
     }
 }
@@ -84,65 +66,36 @@ static void count_ports(const struct topo *topo, struct kind *kinds, int *n_kind
 /* Summarises GPUs and data ports, followed by ", ": "8 x H200, 8 x 400 Gb/s RoCE, "; "" if there are none. */
 static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t bytes)
 {
-    struct kind kinds[KINDS_MAX];
-    int n_kinds = 0;
-    size_t used = 0;
+    json_t *kinds = json_object(), *n;
+    const char *kind;
 
     *ret_text = '\0';
     for (int i = 0; i < topo->n_gpus; i++) {
         char name[96];
 
         short_name(topo->gpus[i].name, name, sizeof(name));
-        count_kind(kinds, &n_kinds, name);
+        count_kind(kinds, name);
     }
-    count_ports(topo, kinds, &n_kinds);
-    for (int i = 0; i < n_kinds && used < bytes; i++)
-        used += (size_t)snprintf(ret_text + used, bytes - used, "%d x %s, ", kinds[i].n, kinds[i].name);
+    count_ports(topo, kinds);
+    json_object_foreach (kinds, kind, n)
+        text_append(ret_text, bytes, "%d x %s, ", (int)json_integer_value(n), kind);
+    json_decref(kinds);
 }
 
 /* --- the diagnosis --- */
 
-#define WIDTH 100
-
-const char *diagnosis_severity(enum doctor_severity severity)
-{
-    return severity == DOCTOR_ERROR ? "serious" : "warning";
-}
-
-const char *diagnosis_fix_class(enum doctor_fix_class class)
-{
-    static const char *const names[] = {[DOCTOR_FIX_NONE] = "",
-                                        [DOCTOR_FIX_SAFE] = "safe",
-                                        [DOCTOR_FIX_RESTART] = "restart",
-                                        [DOCTOR_FIX_CUTS_OFF] = "cuts-off"};
-
-    return names[class];
-}
-
-/* The most severe finding, of several the first. */
-static const struct doctor_result *first_finding(const struct diagnosis *diagnosis)
+/* The most severe finding, or the first check that leaves the verdict open, else that is unknown; of several the first.
+ */
+static const struct doctor_result *first_of(const struct diagnosis *diagnosis, enum doctor_outcome outcome)
 {
     const struct doctor_result *first = NULL;
 
     for (int i = 0; i < diagnosis->n; i++) {
         const struct doctor_result *result = &diagnosis->results[i];
 
-        if (result->outcome == DOCTOR_FOUND && (!first || result->severity > first->severity))
-            first = result;
-    }
-    return first;
-}
-
-/* The first inconclusive check; if there is none, the first unknown one. */
-static const struct doctor_result *first_unknown(const struct diagnosis *diagnosis)
-{
-    const struct doctor_result *first = NULL;
-
-    for (int i = 0; i < diagnosis->n; i++) {
-        const struct doctor_result *result = &diagnosis->results[i];
-
-        if (result->outcome == DOCTOR_UNKNOWN &&
-            (!first || doctor_is_inconclusive(result) > doctor_is_inconclusive(first)))
+        if (result->outcome == outcome &&
+            (!first || (outcome == DOCTOR_FOUND ? result->severity > first->severity
+                                                : doctor_is_inconclusive(result) > doctor_is_inconclusive(first))))
             first = result;
     }
     return first;
@@ -186,7 +139,7 @@ static void add_stacks(const struct doctor_machine *machine, char *text, size_t 
 void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t bytes)
 {
     const char *name = source_name(diagnosis->machine->source), *unknown = diagnosis->machine->software->stacks.unknown;
-    const struct doctor_result *first = first_finding(diagnosis);
+    const struct doctor_result *first = first_of(diagnosis, DOCTOR_FOUND);
     int n_applied = diagnosis->n - diagnosis->n_not_applicable;
     char inventory[512];
 
@@ -203,7 +156,7 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
     } else if (n_applied == 0) {
         text_append(ret_text, bytes, "Nothing to find on %s: none of the %d checks applies to it.", name, diagnosis->n);
     } else if (diagnosis_exit(diagnosis) == CMD_NOT_KNOWN) {
-        first = first_unknown(diagnosis);
+        first = first_of(diagnosis, DOCTOR_UNKNOWN);
         text_append(ret_text, bytes, "Not known whether %s is healthy: %d check%s found nothing, ", name,
                     diagnosis->n_fine, diagnosis->n_fine == 1 ? "" : "s");
         add_unknown(diagnosis, false, ret_text, bytes);
@@ -225,12 +178,11 @@ void diagnosis_verdict(const struct diagnosis *diagnosis, char *ret_text, size_t
 
 /* --- text in columns --- */
 
-void diagnosis_print_block(const char *label, const char *text)
+/* Lines of text behind a label, in a column of this width. */
+static void print_column(const char *label, const char *text, size_t room)
 {
-    const int indent = 12;
-
     while (*text) {
-        size_t line = strcspn(text, "\n"), room = (size_t)(WIDTH - indent), n = line;
+        size_t line = strcspn(text, "\n"), n = line;
 
         if (n > room) {
             for (n = room; n > 0 && text[n] != ' '; n--)
@@ -238,24 +190,16 @@ void diagnosis_print_block(const char *label, const char *text)
             if (n == 0)
                 n = strcspn(text, " \n");
         }
-        out_line("  %-*s%.*s", indent - 2, label, (int)n, text);
+        out_line("  %-10s%.*s", label, (int)n, text);
         label = "";
         text += n;
         text += strspn(text, n < line ? " " : "\n");
     }
 }
 
-/* Prints "    label  command": commands are pasted, so their lines are not wrapped. */
-static void diagnosis_print_command(const char *label, const char *command)
+void diagnosis_print_block(const char *label, const char *text)
 {
-    while (*command) {
-        size_t n = strcspn(command, "\n");
-
-        out_line("  %-10s%.*s", label, (int)n, command);
-        label = "";
-        command += n;
-        command += *command == '\n';
-    }
+    print_column(label, text, 88);
 }
 
 static void print_finding(const struct doctor_result *result)
@@ -277,29 +221,32 @@ static void print_finding(const struct doctor_result *result)
     if (result->n_evidence_left_out)
         out_line("  %-10s(and %d more)", "", result->n_evidence_left_out);
     diagnosis_print_block("why", result->check->cause);
-    diagnosis_print_command("run", result->fix);
-    if (*result->fix_cost)
-        diagnosis_print_block("costs", result->fix_cost);
-    if (*result->advice)
-        diagnosis_print_block("do", result->advice);
-    else if (!*result->fix)
-        diagnosis_print_block("do", result->check->remedy);
+    print_column("run", result->fix, SIZE_MAX); /* commands are pasted, so their lines are not wrapped */
+    diagnosis_print_block("costs", result->fix_cost);
+    diagnosis_print_block("do", *result->advice ? result->advice : *result->fix ? "" : result->check->remedy);
 }
 
 /* --- tables --- */
 
-static void print_findings_table(const struct diagnosis *diagnosis)
+/* In a table and in full, first the serious ones. */
+static void print_findings(const struct diagnosis *diagnosis)
 {
     static const struct out_column columns[] = {
         {"SEVERITY", "severity", 0, 0}, {"ID", "id", 0, 0}, {"GROUP", "group", 0, 0}, {"WHAT", "text", 0, OUT_TRUNC}};
+    const struct doctor_result *found[DOCTOR_CHECKS_MAX];
     json_t *rows = json_array();
+    int n = 0;
 
     for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
         for (int i = 0; i < diagnosis->n; i++)
             if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
-                json_array_append_new(rows, diagnosis_row(&diagnosis->results[i]));
+                found[n++] = &diagnosis->results[i];
+    for (int i = 0; i < n; i++)
+        json_array_append_new(rows, diagnosis_row(found[i]));
     out_line("%s", "");
     OUT_PRINT(columns, rows);
+    for (int i = 0; i < n; i++)
+        print_finding(found[i]);
 }
 
 /* Prints what is not known, and what to do about it. */
@@ -342,11 +289,7 @@ void diagnosis_print(const struct diagnosis *diagnosis, bool verbose)
                                                         : OUT_WARN,
                 "%s", verdict);
     if (diagnosis->n_found) {
-        print_findings_table(diagnosis);
-        for (int severity = DOCTOR_ERROR; severity >= DOCTOR_WARNING; severity--)
-            for (int i = 0; i < diagnosis->n; i++)
-                if (diagnosis->results[i].outcome == DOCTOR_FOUND && (int)diagnosis->results[i].severity == severity)
-                    print_finding(&diagnosis->results[i]);
+        print_findings(diagnosis);
         if (diagnosis->n_unknown && !verbose) {
             out_line("%s", "");
             out_line("%d check%s could not be completed; --verbose says why.", diagnosis->n_unknown,
@@ -415,7 +358,7 @@ static void print_stacks(json_t *rows)
             continue;
         out_line("\n%s", json_text(row, "name"));
         diagnosis_print_block("what", json_text(row, "text"));
-        diagnosis_print_command("run", json_text(row, "fix"));
+        print_column("run", json_text(row, "fix"), SIZE_MAX);
         diagnosis_print_block("do", json_text(row, "advice"));
     }
 }

@@ -21,32 +21,17 @@
 #define TIMEOUT_MS 60000  /* of a command */
 #define OUTPUT_SHOWN 4096 /* bytes of the output of a failed command */
 
-/* Root needs no sudo, which may not be installed; others need one that asks for no password. */
-static void as_this_user(const char *line, char *ret_line, size_t bytes)
-{
-    if (strncmp(line, "sudo ", 5) != 0)
-        snprintf(ret_line, bytes, "%s", line);
-    else if (geteuid() == 0)
-        snprintf(ret_line, bytes, "%s", line + 5);
-    else
-        snprintf(ret_line, bytes, "sudo -n %s", line + 5);
-}
-
 static void show_output(const struct capture_text *text)
 {
-    char line[512];
     const char *at = text->text;
 
-    for (size_t shown = 0; at && *at && shown < OUTPUT_SHOWN;) {
-        size_t n = strcspn(at, "\n");
-        char raw[512];
+    while (at && *at && at - text->text < OUTPUT_SHOWN) {
+        struct piece line = text_take(&at, "\n");
+        char shown[512];
 
-        snprintf(raw, sizeof(raw), "%.*s", (int)(n < sizeof(raw) ? n : sizeof(raw) - 1), at);
-        text_clean(raw, line, sizeof(line));
-        out_line("     | %s", line);
-        at += n;
-        at += *at == '\n';
-        shown += n + 1;
+        snprintf(shown, sizeof(shown), "%.*s", (int)(line.n < sizeof(shown) ? line.n : sizeof(shown) - 1), line.text);
+        text_clean(shown, shown, sizeof(shown));
+        out_line("     | %s", shown);
     }
 }
 
@@ -69,9 +54,11 @@ static bool run_line(const char *line)
     char command[1152], failure[256], shell[] = "/bin/sh", option[] = "-c";
     char *argv[] = {shell, option, command, NULL};
     struct capture capture = {.argv = argv};
-    bool is_fine;
+    bool needs_root = text_begins(line, "sudo "), is_fine;
 
-    as_this_user(line, command, sizeof(command));
+    /* Root needs no sudo, which may not be installed; others need one that asks for no password. */
+    snprintf(command, sizeof(command), "%s%s", needs_root && geteuid() != 0 ? "sudo -n " : "",
+             line + (needs_root ? strlen("sudo ") : 0));
     capture_run(&capture, 1, 1, TIMEOUT_MS, NULL, NULL);
     describe_failure(&capture, failure, sizeof(failure));
     is_fine = *failure == '\0';
@@ -88,14 +75,12 @@ static bool run_line(const char *line)
 static bool run_fix(const char *fix)
 {
     while (*fix) {
-        size_t n = strcspn(fix, "\n");
+        struct piece part = text_take(&fix, "\n");
         char line[1024];
 
-        snprintf(line, sizeof(line), "%.*s", (int)n, fix);
-        if (n >= sizeof(line) || !run_line(line))
+        snprintf(line, sizeof(line), "%.*s", (int)part.n, part.text);
+        if (part.n >= sizeof(line) || !run_line(line))
             return false;
-        fix += n;
-        fix += *fix == '\n';
     }
     return true;
 }

@@ -3,6 +3,7 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/inherited.h"
+#include "common/json.h"
 #include "common/output.h"
 #include "common/shell.h"
 #include "env.h"
@@ -40,16 +41,6 @@ static bool is_launcher(char **command)
     return false;
 }
 
-static bool prepend(struct source *source, const char *name, const char *value)
-{
-    const char *current = getenv(name);
-    const char *path = advice_prepend(source, value, current ? current : "");
-
-    if (!*path)
-        errno = ENOMEM;
-    return *path && setenv(name, path, 1) == 0;
-}
-
 /* The library has to exist on the machine that runs the command, or ld.so complains in each process. */
 static bool preload_is_wanted(const struct advice_row *row, char **command)
 {
@@ -66,30 +57,36 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
     return true;
 }
 
-static bool apply(struct source *source, const struct advice_row *row, int gpu, char **command)
+static bool apply(const struct doctor_machine *machine, const struct advice_row *row, int gpu, char **command)
 {
+    const char *current = getenv(row->name), *value = row->value;
+
     if (row->unset)
         return unsetenv(row->name) == 0;
     if (row->scope == ADVICE_RANK)
         return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
     if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
         return true;
-    return row->prepend ? prepend(source, row->name, row->value) : setenv(row->name, row->value, 1) == 0;
+    if (row->prepend)
+        value = advice_prepend(machine->source, value, current ? current : "");
+    if (!*value && row->prepend)
+        errno = ENOMEM;
+    return (*value || !row->prepend) && setenv(row->name, value, 1) == 0;
 }
 
 /*
  * Sets the advised variables in this process and executes the command. Returns an exit code only on failure, as shells
  * do: 127 if there is no such command, 126 if it cannot be executed.
  */
-static int env_execute(const struct env_script *script, char **command)
+static int env_execute(const struct doctor_machine *machine, char **command)
 {
-    int gpu = advice_gpu_of(script->topo, own_env, NULL);
+    int gpu = advice_gpu_of(machine->topo, own_env, NULL);
     int error;
 
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
 
-        if (!apply(script->topo->source, row, gpu, command)) {
+        if (!apply(machine, row, gpu, command)) {
             out_error("%s could not be set: %s", row->name, strerror(errno));
             return CMD_FAILED;
         }
@@ -129,6 +126,15 @@ static const char *variable_of(const struct doctor_machine *machine, const struc
     return name && is_set(machine, name) ? name : NULL;
 }
 
+static const struct {
+    const char *key, *text;
+} kinds[] = {
+    [AUDIT_VOID] = {"void", "does nothing"},         [AUDIT_VALUE] = {"value", "wrong value"},
+    [AUDIT_HARMFUL] = {"harmful", "harmful"},        [AUDIT_MISSING] = {"missing", "missing"},
+    [AUDIT_DIFFERS] = {"differs", "not as advised"}, [AUDIT_PATH] = {"path", "not there"},
+    [AUDIT_UNKNOWN] = {"unknown", "unknown"},
+};
+
 /* What the finding says of this variable: its evidence is "VALUE: WHY" where it has a reason of its own. */
 static const char *text_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
 {
@@ -142,23 +148,29 @@ static const char *text_of(const struct doctor_machine *machine, const struct do
     return result->text;
 }
 
+/* What a variable is, and what is wrong with it; `value` NULL: it is not set. */
+static json_t *make_row(const char *name, const char *value, enum audit_kind kind, const char *advised,
+                        const char *text)
+{
+    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value", value ? out_text(value) : json_null(),
+                     "kind", kinds[kind].key, "verdict", kinds[kind].text, "advised", out_text_or_null(advised), "text",
+                     out_text(text));
+}
+
 static json_t *row_of(const struct doctor_machine *machine, const struct doctor_result *result, const char *name)
 {
     const struct advice_row *advice = advice_find(machine->advice, name);
-    bool is_serious = result->severity == DOCTOR_ERROR;
-    const char *advised = advice && !advice->unset && advice->scope == ADVICE_NODE ? advice->value : NULL;
-    char text[4096];
-    size_t n = (size_t)snprintf(text, sizeof(text), "%s.%s%s", text_of(machine, result, name),
-                                *result->advice ? " " : "", result->advice);
+    const char *advised = advice && !advice->unset && advice->scope == ADVICE_NODE ? advice->value : "";
+    char text[4096] = "";
 
-    if (n < sizeof(text) && advised)
-        snprintf(text + n, sizeof(text) - n, " Set it to %s.", advised);
-    else if (n < sizeof(text) && strncmp(result->fix, "unset ", 6) == 0 && !strstr(result->advice, "unset"))
-        snprintf(text + n, sizeof(text) - n, " Unset it.");
-    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:o}", "name", name, "value",
-                     out_text(machine_nccl_value(machine, name, NULL)), "kind", is_serious ? "harmful" : "differs",
-                     "verdict", is_serious ? "harmful" : "not as advised", "advised",
-                     advised ? out_text(advised) : json_null(), "text", out_text(text));
+    text_append(text, sizeof(text), "%s.%s%s", text_of(machine, result, name), *result->advice ? " " : "",
+                result->advice);
+    if (*advised)
+        text_append(text, sizeof(text), " Set it to %s.", advised);
+    else if (text_begins(result->fix, "unset ") && !strstr(result->advice, "unset"))
+        text_append(text, sizeof(text), " Unset it.");
+    return make_row(name, machine_nccl_value(machine, name, NULL),
+                    result->severity == DOCTOR_ERROR ? AUDIT_HARMFUL : AUDIT_DIFFERS, advised, text);
 }
 
 /* Does a command of the finding set or unset the variable? */
@@ -217,26 +229,16 @@ static const struct opt env_table[] = {
 
 /* --- checking --- */
 
-static const struct {
-    const char *key, *text;
-} kinds[] = {
-    [AUDIT_VOID] = {"void", "does nothing"},         [AUDIT_VALUE] = {"value", "wrong value"},
-    [AUDIT_HARMFUL] = {"harmful", "harmful"},        [AUDIT_MISSING] = {"missing", "missing"},
-    [AUDIT_DIFFERS] = {"differs", "not as advised"}, [AUDIT_PATH] = {"path", "not there"},
-    [AUDIT_UNKNOWN] = {"unknown", "unknown"},
-};
-
 /* Would GPUs share NICs by NVSHMEM's default choice, or have none, although there are as many NICs as GPUs? */
 static bool lacks_nics(const struct doctor_machine *machine)
 {
+    const struct map *best = machine->ibgda;
     struct map *map;
     bool lacks;
 
     if (machine_nvshmem_map(machine, &map) != EP_OK)
         return false;
-    lacks = map->n_shared > machine->ibgda->n_shared;
-    for (int i = 0; i < map->n; i++)
-        lacks = lacks || (map->choices[i].nic < 0 && machine->ibgda->choices[i].nic >= 0);
+    lacks = map->n_shared > best->n_shared || ANY_OF(i, map->n, map->choices[i].nic < 0 && best->choices[i].nic >= 0);
     map_free(map);
     return lacks;
 }
@@ -247,20 +249,11 @@ static bool lacks_nics(const struct doctor_machine *machine)
  */
 static bool is_advice(const struct doctor_machine *machine, const struct audit_row *row)
 {
-    static const char *const of_nics[] = {"DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX",
-                                          NULL};
+    const char *const *of_nics = TEXTS("DEEP_EP_DEVICE_TO_HCA_MAPPING", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PREFIX");
 
-    if (row->kind != AUDIT_MISSING || !text_is_any(row->name, of_nics))
-        return row->kind == AUDIT_MISSING || row->kind == AUDIT_DIFFERS;
-    return !machine->audit->uses_software || !lacks_nics(machine);
-}
-
-static json_t *row_json(const struct audit_row *row)
-{
-    return json_pack("{s:s, s:o, s:s, s:s, s:o, s:s}", "name", row->name, "value",
-                     row->kind == AUDIT_MISSING ? json_null() : out_text(row->value), "kind", kinds[row->kind].key,
-                     "verdict", kinds[row->kind].text, "advised", *row->advised ? out_text(row->advised) : json_null(),
-                     "text", row->text);
+    return row->kind == AUDIT_DIFFERS ||
+           (row->kind == AUDIT_MISSING &&
+            !(text_is_any(row->name, of_nics) && machine->audit->uses_software && lacks_nics(machine)));
 }
 
 /* The rows of one kind: faults, or advice. */
@@ -268,65 +261,63 @@ static json_t *audit_json(const struct doctor_machine *machine, bool advice)
 {
     json_t *rows = json_array();
 
-    for (int i = 0; i < machine->audit->n; i++)
-        if (is_advice(machine, &machine->audit->rows[i]) == advice)
-            json_array_append_new(rows, row_json(&machine->audit->rows[i]));
+    for (int i = 0; i < machine->audit->n; i++) {
+        const struct audit_row *row = &machine->audit->rows[i];
+
+        if (is_advice(machine, row) == advice)
+            json_array_append_new(rows, make_row(row->name, row->kind == AUDIT_MISSING ? NULL : row->value, row->kind,
+                                                 row->advised, row->text));
+    }
     return rows;
 }
 
-/* Index of the row of a variable; the number of rows: there is none. */
-static size_t find_row(const json_t *rows, const char *name)
+/* Index of the row of a variable; -1: there is none. */
+static int find_row(const json_t *rows, const char *name)
 {
-    size_t i = 0;
-
-    while (i < json_array_size(rows) &&
-           strcmp(json_string_value(json_object_get(json_array_get(rows, i), "name")), name) != 0)
-        i++;
-    return i;
+    return FIRST_OF(i, json_array_size(rows), strcmp(json_text(json_array_get(rows, (size_t)i), "name"), name) == 0);
 }
 
 /* Adds what the doctor finds. A variable has one row, that of its most severe problem. */
-static void add_findings(const json_t *findings, json_t *faults, json_t *advice)
+static void add_findings(json_t *findings, json_t *faults, json_t *advice)
 {
     json_t *row;
     size_t i;
 
     json_array_foreach (findings, i, row) {
-        const char *name = json_string_value(json_object_get(row, "name"));
-        bool is_fault = strcmp(json_string_value(json_object_get(row, "kind")), "harmful") == 0;
-        size_t advised = find_row(advice, name);
+        bool is_fault = strcmp(json_text(row, "kind"), "harmful") == 0;
+        int advised = find_row(advice, json_text(row, "name"));
 
-        if (find_row(faults, name) < json_array_size(faults) || (!is_fault && advised < json_array_size(advice)))
+        if (find_row(faults, json_text(row, "name")) >= 0 || (!is_fault && advised >= 0))
             continue;
-        if (advised < json_array_size(advice))
-            json_array_remove(advice, advised);
+        if (advised >= 0)
+            json_array_remove(advice, (size_t)advised);
         json_array_append(is_fault ? faults : advice, row);
     }
 }
 
-static void audit_verdict(const struct doctor_machine *machine, const json_t *faults, const json_t *advice,
-                          char *ret_text, size_t bytes)
+static void audit_verdict(const struct doctor_machine *machine, const json_t *faults, const json_t *advice, char *text,
+                          size_t bytes)
 {
     const json_t *first = json_array_get(faults, 0);
-    size_t n = json_array_size(faults), n_advice = json_array_size(advice), used;
+    size_t n = json_array_size(faults), n_advice = json_array_size(advice);
 
-    if (n > 0) {
-        used = (size_t)snprintf(
-            ret_text, bytes,
-            n == 1 ? "The environment has one fault: " : "The environment has %zu faults; the first is ", n);
-        snprintf(ret_text + used, bytes - used, "%s (%s).", json_string_value(json_object_get(first, "name")),
-                 json_string_value(json_object_get(first, "verdict")));
-    } else if (n_advice > 0 && !machine->audit->uses_software) {
-        snprintf(ret_text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
-                 n_advice, n_advice == 1 ? " is" : "s are");
+    *text = '\0';
+    if (n == 0 && n_advice > 0 && !machine->audit->uses_software) {
+        text_append(text, bytes, "The environment sets nothing of NVSHMEM, DeepEP or NCCL; %zu variable%s advised.",
+                    n_advice, n_advice == 1 ? " is" : "s are");
         return;
-    } else {
-        snprintf(ret_text, bytes, n_advice ? "The environment has no fault." : "The environment is right for %s.",
-                 machine->topo->n_gpus + machine->topo->n_nics ? "this machine" : "a machine without GPUs and NICs");
     }
-    used = strlen(ret_text);
-    if (n_advice > 0 && used < bytes)
-        snprintf(ret_text + used, bytes - used, " %zu variable%s could be better.", n_advice, n_advice == 1 ? "" : "s");
+    if (n == 1)
+        text_append(text, bytes, "The environment has one fault: ");
+    else if (n > 0)
+        text_append(text, bytes, "The environment has %zu faults; the first is ", n);
+    if (n > 0)
+        text_append(text, bytes, "%s (%s).", json_text(first, "name"), json_text(first, "verdict"));
+    else
+        text_append(text, bytes, n_advice ? "The environment has no fault." : "The environment is right for %s.",
+                    machine->topo->n_gpus + machine->topo->n_nics ? "this machine" : "a machine without GPUs and NICs");
+    if (n_advice > 0)
+        text_append(text, bytes, " %zu variable%s could be better.", n_advice, n_advice == 1 ? "" : "s");
 }
 
 static void print_rows(const char *title, const json_t *rows)
@@ -345,49 +336,45 @@ static void print_rows(const char *title, const json_t *rows)
 }
 
 static int print_audit(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                       const json_t *findings)
+                       json_t *faults, json_t *advice)
 {
-    json_t *faults = audit_json(machine, false), *advice = audit_json(machine, true), *document;
+    int code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
+    json_t *document = options->json ? out_document(cmd->name) : NULL;
     char verdict[512];
-    int code;
-
-    add_findings(findings, faults, advice);
-    code = json_array_size(faults) > 0 ? CMD_FINDINGS : CMD_FINE;
 
     /* Without hardware, only variables that no machine reads can be checked. */
-    if (inspect_is_empty(machine->topo) && json_array_size(faults) == 0) {
-        code = inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
-        goto done;
-    }
+    if (inspect_is_empty(machine->topo) && code == CMD_FINE)
+        return inspect_report_empty(machine->topo, document);
     audit_verdict(machine, faults, advice, verdict, sizeof(verdict));
-    if (options->json) {
-        document = out_document(cmd->name);
-        json_object_set_new(document, "verdict", out_text(verdict));
-        json_object_set_new(document, "findings", json_integer((json_int_t)json_array_size(faults)));
-        json_object_set(document, "audit", faults);
-        json_object_set(document, "advice", advice);
-        if (out_json(document) != 0)
-            code = CMD_FAILED;
-        goto done;
+    if (document) {
+        json_object_update_new(document, json_pack("{s:o, s:i, s:O, s:O}", "verdict", out_text(verdict), "findings",
+                                                   (int)json_array_size(faults), "audit", faults, "advice", advice));
+        return out_json(document) == 0 ? code : CMD_FAILED;
     }
     out_verdict(code == CMD_FINDINGS ? OUT_BAD : OUT_GOOD, "%s", verdict);
     print_rows("Faults:", faults);
     print_rows("Advice:", advice);
     if (json_array_size(faults) + json_array_size(advice) > 0)
         out_line("\n'epkit env' writes the environment that is right for it.");
-done:
-    json_decref(faults);
-    json_decref(advice);
     return code;
 }
 
 static int check(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine,
-                 const json_t *findings)
+                 json_t *findings)
 {
     struct source_environment environment = source_environment(machine->source);
+    json_t *faults, *advice;
+    int code;
 
-    if (environment.state == SOURCE_OK)
-        return print_audit(cmd, options, machine, findings);
+    if (environment.state == SOURCE_OK) {
+        faults = audit_json(machine, false);
+        advice = audit_json(machine, true);
+        add_findings(findings, faults, advice);
+        code = print_audit(cmd, options, machine, faults, advice);
+        json_decref(faults);
+        json_decref(advice);
+        return code;
+    }
     if (inspect_is_empty(machine->topo))
         return inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
     out_error("the environment of %s cannot be read: %s", source_name(machine->source),
@@ -400,21 +387,20 @@ static int check(const struct cmd *cmd, const struct env_options *options, const
 
 /* --- writing --- */
 
-static int write_script(const struct cmd *cmd, const struct env_options *options, const struct env_script *script)
+static int write_script(const struct cmd *cmd, const struct env_options *options, const struct doctor_machine *machine)
 {
     json_t *document, *rows;
-    char verdict[128];
 
     if (!options->json) {
-        env_write(stdout, script, (enum env_format)options->format);
+        env_write(stdout, machine, (enum env_format)options->format);
         return out_finish();
     }
-    rows = env_json(script);
-    snprintf(verdict, sizeof(verdict), "%zu variable%s advised.", json_array_size(rows),
-             json_array_size(rows) == 1 ? " is" : "s are");
+    rows = env_json(machine);
     document = out_document(cmd->name);
-    json_object_set_new(document, "verdict", out_text(verdict));
-    json_object_set_new(document, "variables", rows);
+    json_object_update_new(document, json_pack("{s:o, s:o}", "verdict",
+                                               json_sprintf("%zu variable%s advised.", json_array_size(rows),
+                                                            json_array_size(rows) == 1 ? " is" : "s are"),
+                                               "variables", rows));
     return out_json(document) == 0 ? CMD_FINE : CMD_FAILED;
 }
 
@@ -439,22 +425,10 @@ static int check_usage(const struct cmd *cmd, const struct cmd_call *call)
     return CMD_FINE;
 }
 
-/* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
-static int report_empty(const struct cmd *cmd, const struct env_options *options, const struct topo *topo, bool runs)
-{
-    if (options->json)
-        return inspect_report_empty(topo, out_document(cmd->name));
-    if (runs)
-        return inspect_report_empty(topo, NULL);
-    out_line("# %s", topo->why_empty);
-    return CMD_UNSUPPORTED;
-}
-
 static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct env_options *options = call->options;
     struct doctor_machine *machine;
-    struct env_script script;
     struct source *source;
     json_t *findings;
     int result = check_usage(cmd, call);
@@ -468,15 +442,18 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         out_error("the machine could not be read: %s", ep_last_error());
         return CMD_FAILED;
     }
-    script = (struct env_script){machine->advice, source_name(source), machine->topo};
     findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)
         result = check(cmd, options, machine, findings);
-    else if (inspect_is_empty(machine->topo))
-        result = report_empty(cmd, options, machine->topo, call->n_args > 0);
-    else
-        result = call->n_args > 0 ? env_execute(&script, call->args) : write_script(cmd, options, &script);
+    else if (inspect_is_empty(machine->topo) && (options->json || call->n_args > 0))
+        result = inspect_report_empty(machine->topo, options->json ? out_document(cmd->name) : NULL);
+    else if (inspect_is_empty(machine->topo)) {
+        /* A comment instead of a script: a shell that sources or evaluates it must not execute the sentence. */
+        out_line("# %s", machine->topo->why_empty);
+        result = CMD_UNSUPPORTED;
+    } else
+        result = call->n_args > 0 ? env_execute(machine, call->args) : write_script(cmd, options, machine);
     json_decref(findings);
     doctor_machine_free(machine);
     return result;

@@ -13,16 +13,10 @@ enum env_format { ENV_SH, ENV_DOCKER, ENV_K8S, ENV_SLURM };
 
 extern const char *const env_format_names[]; /* ends with NULL */
 
-struct env_script {
-    const struct advice *advice;
-    const char *machine; /* source_name() */
-    const struct topo *topo;
-};
-
 /* Writes the rows as text. */
-void env_write(FILE *stream, const struct env_script *script, enum env_format format);
+void env_write(FILE *stream, const struct doctor_machine *machine, enum env_format format);
 
 /* An array with one object for each row. A new reference. */
-json_t *env_json(const struct env_script *script);
+json_t *env_json(const struct doctor_machine *machine);
 
 #endif

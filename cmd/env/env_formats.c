@@ -68,7 +68,7 @@ static bool comment_row(FILE *stream, const struct advice_row *row)
 }
 
 /* The list formats cannot unset a variable, nor prepend to one. */
-static void write_list(FILE *stream, const struct env_script *script, bool is_k8s)
+static void write_list(FILE *stream, const struct doctor_machine *machine, bool is_k8s)
 {
     int n = 0;
 
@@ -76,8 +76,8 @@ static void write_list(FILE *stream, const struct env_script *script, bool is_k8
                 is_k8s ? "For 'env:' of a container in a pod."
                        : "For 'docker run --env-file FILE', and podman. A value reaches to the end of its line and is "
                          "taken as it stands.");
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
 
         fputs(is_k8s ? "" : "\n", stream);
         if (comment_row(stream, row))
@@ -119,28 +119,13 @@ static const char *part(const char *name)
 /* Only if the device files of all GPUs are known and accessible: otherwise the numbers are not those of the node. */
 static bool knows_files(const struct topo *topo)
 {
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].minor < 0)
-            return false;
-    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0;
-}
-
-static void write_open(FILE *stream, const struct topo *topo)
-{
-    const char *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
-
-    if (!knows_files(topo))
-        return;
-    fprintf(stream, "%.*s", (int)(pairs - text), text);
-    for (int i = 0; i < topo->n_gpus; i++)
-        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
-    fputs(pairs + strlen(" @PAIRS@"), stream);
+    return topo->n_gpus >= 2 && topo->n_hidden_gpus == 0 && !ANY_OF(i, topo->n_gpus, topo->gpus[i].minor < 0);
 }
 
 /* Sets _epkit_gpu to the GPU of this rank, '' if unknown; the same rules as advice_gpu_of(). */
 static void write_rank(FILE *stream, const struct topo *topo)
 {
-    const char *word = "if";
+    const char *word = "if", *text = part("shared_gpus"), *pairs = strstr(text, " @PAIRS@");
 
     fputs("_epkit_rank='' _epkit_size=''\n", stream);
     for (const struct advice_launcher *launcher = advice_launchers; launcher->rank; launcher++) {
@@ -152,7 +137,12 @@ static void write_rank(FILE *stream, const struct topo *topo)
     }
     fputs("fi\n", stream);
     fputs(part("rank"), stream);
-    write_open(stream, topo);
+    if (!knows_files(topo))
+        return;
+    fprintf(stream, "%.*s", (int)(pairs - text), text);
+    for (int i = 0; i < topo->n_gpus; i++)
+        fprintf(stream, " %d:%d", i, topo->gpus[i].minor);
+    fputs(pairs + strlen(" @PAIRS@"), stream);
 }
 
 static const char script_use[] =
@@ -174,16 +164,11 @@ static void write_export(FILE *stream, const char *name, bool is_prolog)
     fprintf(stream, is_prolog ? "printf 'export %s=%%s\\n' " : "export %s=", name);
 }
 
-static void write_unset(FILE *stream, const char *name, bool is_prolog)
-{
-    fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", name);
-}
-
 /* Writes a row that is the same for all ranks. */
 static void write_row(FILE *stream, const struct advice_row *row, bool is_prolog)
 {
     if (row->unset) {
-        write_unset(stream, row->name, is_prolog);
+        fprintf(stream, is_prolog ? "echo 'unset %s'" : "unset %s", row->name);
     } else if (row->prepend) {
         fputs("_epkit_prepend ", stream);
         shell_write(stream, row->value);
@@ -209,32 +194,26 @@ static void write_cases(FILE *stream, const struct advice_row *row, bool is_prol
     fputs("esac\n", stream);
 }
 
-static void write_mapping_end(FILE *stream, const struct topo *topo, bool is_prolog)
-{
-    if (!knows_files(topo))
-        return;
-    fputs("# These count by the numbers of the node.\nif [ -n \"${_epkit_some-}\" ]; then ", stream);
-    write_unset(stream, "DEEP_EP_DEVICE_TO_HCA_MAPPING", is_prolog);
-    fputs("; ", stream);
-    write_unset(stream, "EPKIT_VERBS_DEVICE", is_prolog);
-    fputs("; fi\n", stream);
-}
-
-static void write_ranks(FILE *stream, const struct env_script *script, bool is_prolog)
+static void write_ranks(FILE *stream, const struct doctor_machine *machine, bool is_prolog)
 {
     putc('\n', stream);
     if (!is_prolog)
         env_comment(stream, rank_text);
-    write_rank(stream, script->topo);
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    write_rank(stream, machine->topo);
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
 
         if (row->scope != ADVICE_RANK)
             continue;
         env_comment(stream, row->reason);
         write_cases(stream, row, is_prolog);
     }
-    write_mapping_end(stream, script->topo, is_prolog);
+    if (knows_files(machine->topo))
+        fprintf(stream,
+                "# These count by the numbers of the node.\n"
+                "if [ -n \"${_epkit_some-}\" ]; then %sunset DEEP_EP_DEVICE_TO_HCA_MAPPING%s; "
+                "%sunset EPKIT_VERBS_DEVICE%s; fi\n",
+                is_prolog ? "echo '" : "", is_prolog ? "'" : "", is_prolog ? "echo '" : "", is_prolog ? "'" : "");
     if (!is_prolog)
         fputs("unset _epkit_rank _epkit_size _epkit_part _epkit_gpu _epkit_some\n", stream);
 }
@@ -256,28 +235,25 @@ static void write_preload(FILE *stream, const struct advice_row *row, bool is_pr
 }
 
 /* Whether there are rows of that scope, or, `prepend`, those of it that are put in front of what is there. */
-static bool has_rows(const struct env_script *script, enum advice_scope scope, bool prepend)
+static bool has_rows(const struct advice *advice, enum advice_scope scope, bool prepend)
 {
-    for (int i = 0; i < script->advice->n; i++)
-        if (script->advice->rows[i].scope == scope && script->advice->rows[i].prepend >= prepend)
-            return true;
-    return false;
+    return ANY_OF(i, advice->n, advice->rows[i].scope == scope && advice->rows[i].prepend >= prepend);
 }
 
 /* A script to source, or one whose output Slurm takes as the environment of a task. */
-static void env_write_sh(FILE *stream, const struct env_script *script, bool is_prolog)
+static void env_write_sh(FILE *stream, const struct doctor_machine *machine, bool is_prolog)
 {
-    bool prepends = has_rows(script, ADVICE_NODE, true);
-    char machine[128];
+    bool prepends = has_rows(machine->advice, ADVICE_NODE, true);
+    char name[128];
 
-    text_clean(script->machine, machine, sizeof(machine));
+    text_clean(source_name(machine->source), name, sizeof(name));
     fprintf(stream, "%s# The environment of NVSHMEM, DeepEP and NCCL for %s, by 'epkit env'.\n",
-            is_prolog ? "#!/bin/sh\n" : "", machine);
+            is_prolog ? "#!/bin/sh\n" : "", name);
     env_comment(stream, is_prolog ? prolog_use : script_use);
     if (prepends)
         fputs(part("prepend"), stream);
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
 
         if (row->scope == ADVICE_RANK)
             continue;
@@ -288,31 +264,31 @@ static void env_write_sh(FILE *stream, const struct env_script *script, bool is_
         else
             write_row(stream, row, is_prolog);
     }
-    if (has_rows(script, ADVICE_RANK, false))
-        write_ranks(stream, script, is_prolog);
+    if (has_rows(machine->advice, ADVICE_RANK, false))
+        write_ranks(stream, machine, is_prolog);
     if (prepends && !is_prolog)
         fputs("unset _epkit_path\nunset -f _epkit_prepend\n", stream);
 }
 
 /* --- the other formats --- */
 
-void env_write(FILE *stream, const struct env_script *script, enum env_format format)
+void env_write(FILE *stream, const struct doctor_machine *machine, enum env_format format)
 {
     if (format == ENV_DOCKER || format == ENV_K8S)
-        write_list(stream, script, format == ENV_K8S);
+        write_list(stream, machine, format == ENV_K8S);
     else
-        env_write_sh(stream, script, format == ENV_SLURM);
-    if (script->advice->n == 0)
+        env_write_sh(stream, machine, format == ENV_SLURM);
+    if (machine->advice->n == 0)
         env_comment(stream, "Nothing has to be set here.");
 }
 
-json_t *env_json(const struct env_script *script)
+json_t *env_json(const struct doctor_machine *machine)
 {
     static const char *const scopes[] = {[ADVICE_NODE] = "node", [ADVICE_RANK] = "rank", [ADVICE_PROGRAM] = "program"};
     json_t *rows = json_array();
 
-    for (int i = 0; i < script->advice->n; i++) {
-        const struct advice_row *row = &script->advice->rows[i];
+    for (int i = 0; i < machine->advice->n; i++) {
+        const struct advice_row *row = &machine->advice->rows[i];
         bool has_value = !row->unset && row->scope != ADVICE_RANK;
         json_t *values = row->scope == ADVICE_RANK ? json_array() : json_null();
 

@@ -10,10 +10,16 @@
 #ifndef EP_DOCTOR_CHECKS_H
 #define EP_DOCTOR_CHECKS_H
 
+#include "common/json.h"
 #include "common/text.h"
 #include "doctor.h"
 #include "fixes.h"
+#include "machine/software/libs.h"
 #include "queries.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
 
 /* clang-format off */
 #define DOCTOR_CHECKS(X, S) \

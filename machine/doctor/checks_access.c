@@ -6,8 +6,6 @@
 #include "checks.h"
 
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* --- gpu-access --- */
 
@@ -20,7 +18,7 @@ static bool expects_gpus(const struct doctor_machine *machine)
     if ((visible && strcmp(visible, "NoDevFiles") == 0) || (given && strcmp(given, "none") == 0))
         return false;
     return (visible && *visible && strcmp(visible, "-1") != 0) || (given && *given && strcmp(given, "void") != 0) ||
-           machine_sets_nvshmem(machine) || machine->software->deepep.imported >= 0;
+           machine_sets_nvshmem(machine) || machine_deepep(machine);
 }
 
 /* What took the devices of a container: the runtime had added them behind systemd's back. */
@@ -43,37 +41,13 @@ static const struct by_place not_given = {.pod = "Give the container a limit of 
                                           .job = "Ask for GPUs: srun --gres=gpu:8.",
                                           .host = ""};
 
-static void report_denied(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct topo *topo = machine->topo;
-
-    doctor_found(result, DOCTOR_ERROR, "none of the %d GPUs of this machine may be used by this process",
-                 topo->n_hidden_gpus);
-    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
-        doctor_evidence(result, topo->pci[topo->hidden_gpus[i]].address, "%s",
-                        topo->n_denied_gpus == topo->n_hidden_gpus
-                            ? "its device file may not be opened"
-                            : "its device file does not exist here, or cannot be opened");
-    if (topo->n_denied_gpus > 0)
-        doctor_advise(result, "%s", machine_by_place(machine, denied));
-    else if (machine->software->os.in_container)
-        doctor_advise(result, "%s", machine_by_place(machine, not_given));
-    else {
-        doctor_fix(result, true, "sudo %s -u -c 0",
-                   os_driver_program(machine->source, &machine->software->os, "nvidia-modprobe"));
-        doctor_advise(result, "The device files are created when the driver is first used; nvidia-persistenced does "
-                              "that at boot.");
-    }
-}
-
 #define CONTROL "/dev/nvidiactl"
 
 /* CUDA and NVML open it before any GPU. On a host, nvidia-modprobe creates it on first use. */
 static void find_control(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_stat device = source_stat(machine->source, CONTROL);
-    bool is_inaccessible =
-        device.state == SOURCE_DENIED || (device.state == SOURCE_OK && (!device.may_read || !device.may_write));
+    bool is_inaccessible = device.state == SOURCE_DENIED || (device.state == SOURCE_OK && !machine_may_open(device));
 
     if (machine->topo->nvml || !machine_has_open_gpu(machine) ||
         (!is_inaccessible && !(device.state == SOURCE_ABSENT && machine->software->os.in_container)))
@@ -120,7 +94,7 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
 
         if (topo->gpus[i].minor >= 0)
             device = source_stat(machine->source, "/dev/nvidia%d", topo->gpus[i].minor);
-        if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || (device.may_read && device.may_write)))
+        if (device.state != SOURCE_DENIED && (device.state != SOURCE_OK || machine_may_open(device)))
             continue;
         n++;
         doctor_evidence(result, machine_gpu_name(machine, i), "/dev/nvidia%d may not be opened", topo->gpus[i].minor);
@@ -138,24 +112,35 @@ static void find_inaccessible(const struct doctor_machine *machine, struct docto
 void run_gpu_access(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
+    const struct os *os = &machine->software->os;
+    int n = topo->n_hidden_gpus, n_denied = topo->n_denied_gpus;
 
     if (topo->n_gpus > 0) {
         find_inaccessible(machine, result);
         return;
     }
-    if (topo->n_hidden_gpus == 0) {
+    if (n == 0) {
         machine_has_gpus(machine, result);
         return;
     }
+    result->missing = DOCTOR_MISSING_GPUS;
     if (doctor_not_applicable_if(result, machine_unsupported_gpus(machine) > 0,
-                                 "the driver does not support them, as the check open-driver says"))
+                                 "the driver does not support them, as the check open-driver says") ||
+        doctor_unknown_if(result, n_denied == 0 && os->in_container && !expects_gpus(machine),
+                          "this container was given none of the %d GPUs of the machine", n))
         return;
-    if (topo->n_denied_gpus == 0 && machine->software->os.in_container && !expects_gpus(machine)) {
-        doctor_unknown(result, "this container was given none of the %d GPUs of the machine", topo->n_hidden_gpus);
-        result->missing = DOCTOR_MISSING_GPUS;
-        return;
+    doctor_found(result, DOCTOR_ERROR, "none of the %d GPUs of this machine may be used by this process", n);
+    for (int i = 0; i < n && i < TOPO_MAX_GPUS; i++)
+        doctor_evidence(result, topo->pci[topo->hidden_gpus[i]].address, "%s",
+                        n_denied == n ? "its device file may not be opened"
+                                      : "its device file does not exist here, or cannot be opened");
+    if (n_denied > 0 || os->in_container)
+        doctor_advise(result, "%s", machine_by_place(machine, n_denied > 0 ? denied : not_given));
+    else {
+        doctor_fix(result, true, "sudo %s -u -c 0", os_driver_program(machine->source, os, "nvidia-modprobe"));
+        doctor_advise(result, "The device files are created when the driver is first used; nvidia-persistenced does "
+                              "that at boot.");
     }
-    report_denied(machine, result);
 }
 
 /* --- rdma-device --- */

@@ -7,10 +7,6 @@
  * NVSHMEM that the extension was linked with.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 #define METHOD "_setup_device_hca_mapping()"
@@ -20,15 +16,30 @@ static const struct software_copy *imported_copy(const struct doctor_machine *ma
 {
     const struct software_deepep *deepep = &machine->software->deepep;
 
-    if (deepep->imported >= 0)
-        return &deepep->copies[deepep->imported];
-    if (deepep->n)
+    if (deepep->imported < 0 && deepep->n)
         doctor_not_applicable(result, "%s is not on Python's path, and no other deep_ep is", deepep->copies[0].folder);
     else
-        doctor_not_applicable(result, "DeepEP is not installed where Python looks: %s",
-                              *machine->software->python_paths ? machine->software->python_paths
-                                                               : "there is no Python");
-    return NULL;
+        doctor_not_applicable_if(result, deepep->imported < 0, "DeepEP is not installed where Python looks: %s",
+                                 *machine->software->python_paths ? machine->software->python_paths
+                                                                  : "there is no Python");
+    return machine_deepep(machine);
+}
+
+/* Its extension, if it is readable; "" ends the check, with the reason set. */
+static const char *imported_extension(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    const struct software_copy *copy = machine_deepep(machine);
+    struct elf_facts facts;
+
+    if (!copy)
+        doctor_not_applicable(result, "no deep_ep is on Python's path");
+    if (!copy ||
+        doctor_not_applicable_if(result, !*copy->extension, "there is no deep_ep_cpp next to %s", copy->folder))
+        return "";
+    facts = source_elf(machine->source, "%s", copy->extension);
+    return doctor_unreadable_if(result, facts.state != SOURCE_OK, copy->extension, facts.state, facts.why)
+               ? ""
+               : copy->extension;
 }
 
 static bool has_no_mapping(const struct software_copy *copy)
@@ -40,26 +51,12 @@ static bool has_no_mapping(const struct software_copy *copy)
 static const struct software_copy *mapped_copy(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
+    int copy = FIRST_OF(i, deepep->n, i != deepep->imported && software_maps_devices(&deepep->copies[i]));
 
-    for (int i = 0; i < deepep->n; i++)
-        if (i != deepep->imported && software_maps_devices(&deepep->copies[i]))
-            return &deepep->copies[i];
-    return NULL;
-}
-
-static const char *buffer_path(const struct doctor_machine *machine, const struct software_copy *copy)
-{
-    return source_printf(machine->source, "%s/buffer.py", copy->folder);
+    return copy < 0 ? NULL : &deepep->copies[copy];
 }
 
 /* --- mapping-inactive --- */
-
-static void advise_mapping(struct doctor_result *result)
-{
-    doctor_advise(
-        result,
-        "Build DeepEP from commit 8a07e7e of pull request 466, which defines and calls the method. Or set NVSHMEM_HCA_LIST=<NIC>:<port> in each process before it starts.");
-}
 
 /* What is wrong with the mapping in the copy; "" if nothing is. */
 static const char *mapping_fault(const struct software_copy *copy)
@@ -80,7 +77,7 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
 
     if (!copy || !machine_has_data_nics(machine, result))
         return;
-    path = buffer_path(machine, copy);
+    path = source_printf(machine->source, "%s/buffer.py", copy->folder);
     if (copy->buffer != SOURCE_OK && copy->buffer != SOURCE_ABSENT) {
         doctor_unknown(result, "%s: %s", path,
                        machine_reason(copy->buffer, source_read(machine->source, "%s", path).why));
@@ -105,29 +102,20 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
         doctor_evidence(result, copy->folder, "version %s", copy->version);
     if (wanted && *wanted)
         doctor_evidence(result, MAPPING, "%s", wanted);
-    advise_mapping(result);
+    doctor_advise_remedy(result);
 }
 
 /* --- stale-copy --- */
 
-/* Another copy that suggests that the imported one is not the intended one; NULL if there is none. */
-static const struct software_copy *differing_copy(const struct doctor_machine *machine,
-                                                  const struct software_copy *copy)
+/* Does another copy suggest that the imported one is not the intended one? */
+static bool differs(const struct software_copy *other, const struct software_copy *copy)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-
-    for (int i = 0; i < deepep->n; i++) {
-        const struct software_copy *other = &deepep->copies[i];
-
-        if (other == copy || !*other->version || !*copy->version)
-            continue;
-        /* Two versions on the path of one Python, or one version with two contents of buffer.py. */
-        if (strcmp(other->version, copy->version) != 0
-                ? other->on_path
-                : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash)
-            return other;
-    }
-    return NULL;
+    if (other == copy || !*other->version || !*copy->version)
+        return false;
+    /* Two versions on the path of one Python, or one version with two contents of buffer.py. */
+    return strcmp(other->version, copy->version) != 0
+               ? other->on_path
+               : other->buffer == SOURCE_OK && copy->buffer == SOURCE_OK && other->hash != copy->hash;
 }
 
 static void report_copy(struct doctor_result *result, const struct software_copy *copy, const char *what)
@@ -139,19 +127,21 @@ static void report_copy(struct doctor_result *result, const struct software_copy
 
 void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_copy *copy = imported_copy(machine, result), *other;
+    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = imported_copy(machine, result), *other = mapped_copy(machine);
 
     if (!copy)
         return;
-    other = mapped_copy(machine);
     if (other && copy->buffer == SOURCE_OK && has_no_mapping(copy)) {
         doctor_found(result, DOCTOR_ERROR,
                      "the DeepEP that is imported, %s, lacks the mapping of GPUs to NICs that %s has", copy->folder,
                      other->folder);
     } else {
-        other = differing_copy(machine, copy);
-        if (!other)
+        int at = FIRST_OF(i, deepep->n, differs(&deepep->copies[i], copy));
+
+        if (at < 0)
             return;
+        other = &deepep->copies[at];
         doctor_found(result, DOCTOR_WARNING, "two copies of DeepEP differ: %s, which is imported, and %s", copy->folder,
                      other->folder);
     }
@@ -160,8 +150,7 @@ void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *
     if (other->is_source && software_maps_devices(other) && !copy->is_source)
         doctor_fix(result, false, "sudo cp %s/*.py %s/", shell_word(machine->source, other->folder),
                    shell_word(machine->source, copy->folder));
-    doctor_advise(result, "Install DeepEP again from the patched source, and keep one copy: remove the others or take "
-                          "them out of PYTHONPATH.");
+    doctor_advise_remedy(result);
 }
 
 /* --- deepep-too-old --- */
@@ -170,16 +159,14 @@ void run_stale_copy(const struct doctor_machine *machine, struct doctor_result *
 #define NVSHMEM_NEW "3.5"
 #define DEEPEP_ENOUGH "1.2.1"
 
-/* Is `commit` (abbreviated to any length) in the list? Git shows at least 7 digits. */
+/* Is `commit` (abbreviated to any length) one of these? Git shows at least 7 digits. */
 static bool is_commit(const char *commit, const char *const *list)
 {
-    for (; *list; list++) {
-        size_t n = strspn(commit, "0123456789abcdef");
+    size_t n = strspn(commit, "0123456789abcdef");
 
-        if (n >= 7 && commit[n] == '\0' && strncmp(commit, *list, n < 7 ? n : 7) == 0)
-            return true;
-    }
-    return false;
+    while (*list && strncmp(commit, *list, 7) != 0)
+        list++;
+    return n >= 7 && commit[n] == '\0' && *list;
 }
 
 void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_result *result)
@@ -190,68 +177,39 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     const char *commit, *base;
 
-    if (!copy)
-        return;
-    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
+    if (!copy ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
         return;
     result->missing = DOCTOR_MISSING_RUN;
-    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path))
-        return;
-    if (strverscmp(nvshmem->version, NVSHMEM_NEW) < 0)
-        return;
-    if (doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
+    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path) ||
+        strverscmp(nvshmem->version, NVSHMEM_NEW) < 0 ||
+        doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
         return;
     commit = strchr(copy->version, '+');
     base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
-    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
-        return;
-    if (doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
+    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough) ||
+        doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
                           "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs", copy->version,
                           nvshmem->version))
         return;
     doctor_found(result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
     doctor_evidence(result, copy->folder, "version %s", copy->version);
     doctor_evidence(result, nvshmem->host.path, "version %s", nvshmem->version);
-    doctor_advise(result, "Build DeepEP 1.2.1 from commit 29d31c0 or later (8a07e7e has the mapping of GPUs to NICs as "
-                          "well), or use NVSHMEM 3.4.5.");
+    doctor_advise_remedy(result);
 }
 
 /* --- build-files --- */
 
-/* Where builds leave NVSHMEM's source tree. */
-static const char *nvshmem_source(const struct doctor_machine *machine)
+/* Reports something that is missing for a build of `source`, and how to install it; "" if that is not known. */
+static void add_lack(struct doctor_result *result, const char *source, const char *file, const char *what,
+                     const char *fix)
 {
-    static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
-                                         "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
-
-    for (size_t i = 0; i < COUNT(places); i++)
-        if (source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK)
-            return places[i];
-    return "";
-}
-
-static const char *deepep_source(const struct doctor_machine *machine)
-{
-    const struct software_deepep *deepep = &machine->software->deepep;
-
-    for (int i = 0; i < deepep->n; i++)
-        if (deepep->copies[i].is_source)
-            return libs_folder_of(machine->source, deepep->copies[i].folder);
-    return "";
-}
-
-struct lack {
-    const char *file, *what, *fix;
-};
-
-#define MAX_LACKS 4
-
-static bool is_switched_off(const struct doctor_machine *machine, const char *name)
-{
-    const char *value = source_env(machine->source, name);
-
-    return value && strcmp(value, "0") == 0;
+    if (result->outcome != DOCTOR_FOUND)
+        doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", source, file, what);
+    doctor_evidence(result, file, "%s", what);
+    if (*fix && !strstr(result->fix, fix))
+        doctor_fix(result, false, "%s%s%s", result->fix, *result->fix ? "\n" : "", fix);
 }
 
 /* Installs the libcu++ package of this toolkit: /usr/local/cuda links to /usr/local/cuda-12.9. "" if not known. */
@@ -270,24 +228,20 @@ static const char *cccl_package(const struct doctor_machine *machine)
 }
 
 /* libcu++: CUDA 13 moved it to include/cccl, where only nvcc finds it by default. */
-static bool lacks_cccl(const struct doctor_machine *machine, struct lack *ret_lack)
+static void check_cccl(const struct doctor_machine *machine, struct doctor_result *result, const char *of)
 {
-    const char *cuda = machine->software->cuda_home, *path = source_env(machine->source, "CPLUS_INCLUDE_PATH");
+    const char *cuda = machine->software->cuda_home,
+               *file = source_printf(machine->source, "%s/include/cuda/std/tuple", cuda);
 
     if (!*cuda || !source_is_folder(source_stat(machine->source, "%s/include", cuda)) ||
-        source_stat(machine->source, "%s/include/cuda/std/tuple", cuda).state != SOURCE_ABSENT)
-        return false;
-    *ret_lack = (struct lack){.file = source_printf(machine->source, "%s/include/cuda/std/tuple", cuda),
-                              .what = "not there",
-                              .fix = cccl_package(machine)};
+        source_stat(machine->source, "%s", file).state != SOURCE_ABSENT)
+        return;
     if (source_stat(machine->source, "%s/include/cccl/cuda/std/tuple", cuda).state != SOURCE_OK)
-        return true;
-    if (path && strstr(path, "/include/cccl"))
-        return false;
-    ret_lack->what = "not there, but in include/cccl, where the host's compiler does not look";
-    ret_lack->fix =
-        shell_prepend(machine->source, "CPLUS_INCLUDE_PATH", source_printf(machine->source, "%s/include/cccl", cuda));
-    return true;
+        add_lack(result, of, file, "not there", cccl_package(machine));
+    else if (!strstr(machine_env(machine, "CPLUS_INCLUDE_PATH"), "/include/cccl"))
+        add_lack(result, of, file, "not there, but in include/cccl, where the host's compiler does not look",
+                 shell_prepend(machine->source, "CPLUS_INCLUDE_PATH",
+                               source_printf(machine->source, "%s/include/cccl", cuda)));
 }
 
 /* Does CMake's cache say that NVSHMEM was configured without GDRCopy? */
@@ -309,79 +263,66 @@ static json_t *read_without_gdrcopy(struct source_text file)
 /* Would the next build of the tree look for GDRCopy? CMake's cache contains the last configuration. */
 static bool needs_gdrcopy(const struct doctor_machine *machine, const char *source)
 {
+    const char *const *names = TEXTS("NVSHMEM_USE_GDRCOPY", "USE_GDRCOPY");
     struct source_answer off =
         source_fact(machine->source, "without-gdrcopy", read_without_gdrcopy, "%s/build/CMakeCache.txt", source);
 
-    return !is_switched_off(machine, "NVSHMEM_USE_GDRCOPY") && !is_switched_off(machine, "USE_GDRCOPY") &&
-           off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
+    for (; *names; names++)
+        if (strcmp(machine_env(machine, *names), "0") == 0)
+            return false;
+    return off.state != SOURCE_DENIED && off.state != SOURCE_FAILED && !source_fact_bool(off);
 }
 
-static json_t *read_dmabuf(struct source_text file)
-{
-    return json_boolean(memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17));
-}
+READER_BOOL(read_dmabuf, memmem(file.text, file.bytes, "MLX5DV_REG_DMABUF", 17))
 
-static int find_lacks(const struct doctor_machine *machine, const char *nvshmem, struct lack lacks[MAX_LACKS])
+static void find_lacks(const struct doctor_machine *machine, struct doctor_result *result, const char *of,
+                       const char *nvshmem)
 {
     static const char header[] = "/usr/include/infiniband/mlx5dv.h";
     const char *install = os_install(machine->source, &machine->software->os, "libibverbs-dev", "rdma-core-devel");
     struct libs_env plain = {.library_path = "", .preload = ""};
     struct source_answer dmabuf = source_fact(machine->source, "dmabuf", read_dmabuf, header);
-    int n = 0;
 
     if (dmabuf.state == SOURCE_ABSENT)
-        lacks[n++] = (struct lack){header, "not there", install};
+        add_lack(result, of, header, "not there", install);
     else if (*nvshmem && dmabuf.state == SOURCE_OK && !source_fact_bool(dmabuf))
-        lacks[n++] = (struct lack){header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install};
+        add_lack(result, of, header, "without MLX5DV_REG_DMABUF: its rdma-core is too old", install);
     /* The file that ld uses for -lmlx5: a link in the development package. */
     if (libs_find(machine->source, &plain, "libmlx5.so").state == SOURCE_ABSENT)
-        lacks[n++] = (struct lack){"libmlx5.so", "in no folder of the linker", install};
-    if (lacks_cccl(machine, &lacks[n]))
-        n++;
+        add_lack(result, of, "libmlx5.so", "in no folder of the linker", install);
+    check_cccl(machine, result, of);
     if (*nvshmem && needs_gdrcopy(machine, nvshmem) &&
         source_stat(machine->source, "/usr/include/gdrapi.h").state == SOURCE_ABSENT &&
         source_stat(machine->source, "/usr/local/include/gdrapi.h").state == SOURCE_ABSENT)
         /* Only for the build: if exported, the variable does nothing, which void-variables reports. */
-        lacks[n++] = (struct lack){
-            "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
-            source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem)};
-    return n;
+        add_lack(result, of, "gdrapi.h", "neither in /usr/include nor in /usr/local/include",
+                 source_printf(machine->source, "NVSHMEM_USE_GDRCOPY=0 cmake -S %s -B %s/build", nvshmem, nvshmem));
 }
 
 void run_build_files(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *deepep = deepep_source(machine), *nvshmem = nvshmem_source(machine), *fix = "";
-    struct lack lacks[MAX_LACKS];
-    int n;
+    /* Where builds leave NVSHMEM's source tree. */
+    static const char *const places[] = {"/opt/deepep/nvshmem_src", "/opt/nvshmem_src", "/tmp/nvshmem_build_src",
+                                         "/workspace/nvshmem", "/opt/deepep/nvshmem-source"};
+    const struct software_deepep *deepep = &machine->software->deepep;
+    int copy = FIRST_OF(i, deepep->n, deepep->copies[i].is_source),
+        place =
+            FIRST_OF(i, COUNT(places), source_stat(machine->source, "%s/CMakeLists.txt", places[i]).state == SOURCE_OK);
 
-    if (doctor_not_applicable_if(result, !*deepep && !*nvshmem, "there is no source of DeepEP or NVSHMEM to build"))
+    if (doctor_not_applicable_if(result, copy < 0 && place < 0, "there is no source of DeepEP or NVSHMEM to build"))
         return;
-    n = find_lacks(machine, nvshmem, lacks);
-    if (n == 0)
-        return;
-    doctor_found(result, DOCTOR_WARNING, "a build of %s would stop: %s is %s", *nvshmem ? nvshmem : deepep,
-                 lacks[0].file, lacks[0].what);
-    for (int i = 0; i < n; i++) {
-        doctor_evidence(result, lacks[i].file, "%s", lacks[i].what);
-        if (*lacks[i].fix && !strstr(fix, lacks[i].fix))
-            fix = source_printf(machine->source, "%s%s%s", fix, *fix ? "\n" : "", lacks[i].fix);
-    }
-    doctor_fix(result, false, "%s", fix);
-    doctor_advise(result, "This affects only the next build, not programs that run already. The headers of rdma-core "
-                          "are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel (RHEL).");
+    find_lacks(machine, result,
+               place >= 0 ? places[place] : libs_folder_of(machine->source, deepep->copies[copy].folder),
+               place >= 0 ? places[place] : "");
+    if (result->outcome == DOCTOR_FOUND)
+        doctor_advise(result, "This affects only the next build, not programs that run already. The headers of "
+                              "rdma-core are in the package libibverbs-dev (Debian, Ubuntu) or rdma-core-devel "
+                              "(RHEL).");
 }
 
 #define HOST "libnvshmem_host.so.3"
 
 /* --- other-nvshmem --- */
-
-static bool needs_library(const struct elf_facts *facts, const char *name)
-{
-    for (size_t i = 0; i < facts->n_needed; i++)
-        if (strcmp(facts->needed[i], name) == 0)
-            return true;
-    return false;
-}
 
 /* The NVSHMEM in the first folder of an RPATH or RUNPATH that contains one; "" if none does. */
 static const char *linked_nvshmem(const struct doctor_machine *machine, const char *path, const char *folders)
@@ -398,12 +339,32 @@ static const char *linked_nvshmem(const struct doctor_machine *machine, const ch
     return "";
 }
 
-static void report_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                                 const char *linked, const char *version)
+void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    struct elf_facts facts = source_elf(machine->source, "%s", path);
+    const char *path = imported_extension(machine, result), *linked, *version;
+    struct elf_facts facts;
 
+    if (!*path)
+        return;
+    facts = source_elf(machine->source, "%s", path);
+    if (doctor_not_applicable_if(result, !ANY_OF(i, facts.n_needed, strcmp(facts.needed[i], HOST) == 0),
+                                 "%s was built without NVSHMEM", path) ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK,
+                                 HOST " is not found; nothing to compare with"))
+        return;
+    linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
+    result->missing = DOCTOR_MISSING_RUN;
+    /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
+    if (doctor_unknown_if(result, !*linked, "%s does not lead to the NVSHMEM that it was built with", path) ||
+        strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
+        return;
+    version = software_nvshmem_version(machine->source, linked);
+    if (doctor_unknown_if(result, !*version || !*nvshmem->version,
+                          "whether %s and %s have the same version: they do not contain it", linked,
+                          nvshmem->host.path) ||
+        strverscmp(version, nvshmem->version) == 0)
+        return;
     doctor_found(result, DOCTOR_ERROR, "DeepEP's extension was built with NVSHMEM %s, and the one that is loaded is %s",
                  version, nvshmem->version);
     doctor_evidence(result, path, "%s %s", *facts.runpath ? "RUNPATH" : "RPATH",
@@ -414,34 +375,6 @@ static void report_other_nvshmem(const struct doctor_machine *machine, struct do
                   "Build DeepEP again with NVSHMEM_DIR=%s, or load the NVSHMEM that it was built with: LD_PRELOAD=%s "
                   "for the program.",
                   *nvshmem->home ? nvshmem->home : "<folder of that NVSHMEM>", linked);
-}
-
-void run_other_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = machine_extension(machine, result), *linked, *version;
-    struct elf_facts facts;
-
-    if (!*path)
-        return;
-    facts = source_elf(machine->source, "%s", path);
-    if (doctor_not_applicable_if(result, !needs_library(&facts, HOST), "%s was built without NVSHMEM", path) ||
-        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK,
-                                 HOST " is not found; nothing to compare with"))
-        return;
-    linked = linked_nvshmem(machine, path, *facts.runpath ? facts.runpath : facts.rpath);
-    result->missing = DOCTOR_MISSING_RUN;
-    /* No RPATH: it uses the NVSHMEM that is loaded already, which cannot be compared with the one of the build. */
-    if (doctor_unknown_if(result, !*linked, "%s does not lead to the NVSHMEM that it was built with", path))
-        return;
-    if (strcmp(source_resolve(machine->source, "%s", linked).text, nvshmem->host.real) == 0)
-        return;
-    version = software_nvshmem_version(machine->source, linked);
-    if (!doctor_unknown_if(result, !*version || !*nvshmem->version,
-                           "whether %s and %s have the same version: they do not contain it", linked,
-                           nvshmem->host.path) &&
-        strverscmp(version, nvshmem->version) != 0)
-        report_other_nvshmem(machine, result, path, linked, version);
 }
 
 /* --- gpu-arch --- */
@@ -482,65 +415,48 @@ static const char *arch_names(const struct doctor_machine *machine, const struct
 /* The first GPU on which none of the code runs; -1 if there is none. */
 static int left_out(const struct topo *topo, const struct elf_facts *facts)
 {
-    for (int i = 0; i < topo->n_gpus; i++) {
-        bool runs = topo->gpus[i].cc_major == 0;
-
-        for (size_t k = 0; k < facts->n_archs && !runs; k++)
-            runs = runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor);
-        if (!runs)
-            return i;
-    }
-    return -1;
-}
-
-static void report_arch(const struct doctor_machine *machine, struct doctor_result *result, const char *path,
-                        const struct elf_facts *facts, const struct topo_gpu *gpu)
-{
-    doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", path,
-                 machine_gpu_name(machine, gpu->index), gpu->cc_major, gpu->cc_minor);
-    doctor_evidence(result, path, "%s", arch_names(machine, facts));
-    doctor_evidence(result, machine_gpu_name(machine, gpu->index), "%s, compute capability %d.%d",
-                    *gpu->name ? gpu->name : "name not known", gpu->cc_major, gpu->cc_minor);
-    doctor_fix(result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install", gpu->cc_major,
-               gpu->cc_minor,
-               *machine->software->nvshmem.home ? shell_word(machine->source, machine->software->nvshmem.home)
-                                                : "/usr/local/nvshmem");
-    doctor_advise(result,
-                  "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
-                  gpu->cc_major, gpu->cc_minor);
+    return FIRST_OF(
+        i, topo->n_gpus,
+        topo->gpus[i].cc_major != 0 &&
+            !ANY_OF(k, facts->n_archs, runs_on(facts->archs[k], topo->gpus[i].cc_major, topo->gpus[i].cc_minor)));
 }
 
 void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
     const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-    const char *path = machine_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
-    bool is_known = false;
+    const char *path = imported_extension(machine, result), *files[2] = {path, ""}, *not_understood = "";
 
     if (!*path)
         return;
-    for (int i = 0; i < topo->n_gpus; i++)
-        is_known = is_known || topo->gpus[i].cc_major > 0;
-    if (!is_known) {
-        doctor_unknown(result, "the compute capability of the GPUs is not known: %s", topo->nvml_why);
+    if (doctor_unknown_if(result, !ANY_OF(i, topo->n_gpus, topo->gpus[i].cc_major > 0),
+                          "the compute capability of the GPUs is not known: %s", topo->nvml_why)) {
         result->missing = machine_missing_nvml(machine);
         return;
     }
     if (nvshmem->host.state == SOURCE_OK)
         files[1] = nvshmem->host.path;
+    result->missing = DOCTOR_MISSING_RUN;
     for (size_t i = 0; i < 2 && *files[i]; i++) {
         struct elf_facts facts = source_elf(machine->source, "%s", files[i]);
-        int gpu = facts.n_archs ? left_out(topo, &facts) : -1;
+        int at = facts.n_archs ? left_out(topo, &facts) : -1;
+        const struct topo_gpu *gpu = &topo->gpus[at < 0 ? 0 : at];
+        const char *name = machine_gpu_name(machine, gpu->index), *home = nvshmem->home;
 
-        if (!facts.archs_known) {
-            not_understood = files[i];
-        } else if (gpu >= 0) {
-            report_arch(machine, result, files[i], &facts, &topo->gpus[gpu]);
-            return;
-        }
+        not_understood = facts.archs_known ? not_understood : files[i];
+        if (!facts.archs_known || at < 0)
+            continue;
+        doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", files[i], name,
+                     gpu->cc_major, gpu->cc_minor);
+        doctor_evidence(result, files[i], "%s", arch_names(machine, &facts));
+        doctor_evidence(result, name, "%s, compute capability %d.%d", *gpu->name ? gpu->name : "name not known",
+                        gpu->cc_major, gpu->cc_minor);
+        doctor_fix(result, false, "TORCH_CUDA_ARCH_LIST=%d.%d NVSHMEM_DIR=%s python3 setup.py install", gpu->cc_major,
+                   gpu->cc_minor, *home ? shell_word(machine->source, home) : "/usr/local/nvshmem");
+        doctor_advise(
+            result, "In the source tree of DeepEP. NVSHMEM takes the architecture from CMAKE_CUDA_ARCHITECTURES=%d%d.",
+            gpu->cc_major, gpu->cc_minor);
+        return;
     }
-    if (*not_understood) {
-        doctor_unknown(result, "for which GPUs there is code in %s", not_understood);
-        result->missing = DOCTOR_MISSING_RUN;
-    }
+    doctor_unknown_if(result, *not_understood, "for which GPUs there is code in %s", not_understood);
 }

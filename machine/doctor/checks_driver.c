@@ -3,10 +3,6 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 #define PARAMS "/proc/driver/nvidia/params"
 #define VERSION "/proc/driver/nvidia/version"
 #define CLASS_DISPLAY 0x03 /* PCI Code and ID Assignment Specification */
@@ -36,52 +32,38 @@ static void fix_peermem(const struct doctor_machine *machine, struct doctor_resu
 }
 
 /* "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)": built for another ib_core. */
-static json_t *read_refused(struct source_text file)
-{
-    return json_boolean(strstr(file.text, ": Unknown symbol") || strstr(file.text, ": disagrees"));
-}
-
-static bool is_refused(struct source *source)
-{
-    const char *where;
-
-    return source_fact_bool(
-        kernel_log_fact(source, "refused-peermem", read_refused, "ib_register_peer_memory_client", &where));
-}
+READER_BOOL(read_refused, strstr(file.text, ": Unknown symbol") || strstr(file.text, ": disagrees"))
 
 /* It registers with ib_core, which shows it; loaded with an ib_core that has no such interface it does not. */
 static bool has_not_registered(struct source *source)
 {
+    static const char *const absent[] = {"/sys/module/nv_peer_mem", "/sys/module/efa_nv_peermem",
+                                         "/sys/kernel/mm/memory_peers"};
+
     return source_stat(source, "/sys/module/nvidia_peermem").state == SOURCE_OK &&
-           source_stat(source, "/sys/module/nv_peer_mem").state == SOURCE_ABSENT &&
-           source_stat(source, "/sys/module/efa_nv_peermem").state == SOURCE_ABSENT &&
            source_stat(source, "/sys/kernel/mm").state == SOURCE_OK &&
-           source_stat(source, "/sys/kernel/mm/memory_peers").state == SOURCE_ABSENT;
+           !ANY_OF(i, COUNT(absent), source_stat(source, "%s", absent[i]).state != SOURCE_ABSENT);
 }
 
 #define OLD_PEERMEM "/sys/module/nv_peer_mem/version"
 
-/* Up to 1.1 it may deadlock with the kernel's memory management; its successor is part of the driver since 470. */
-static void find_old_peermem(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    struct source_text version = source_line(machine->source, OLD_PEERMEM);
-
-    if (version.state != SOURCE_OK || !*version.text || strverscmp(version.text, "1.2") >= 0)
-        return;
-    doctor_found(result, DOCTOR_WARNING, "nv_peer_mem %s is loaded, which may lock up the kernel", version.text);
-    doctor_evidence(result, OLD_PEERMEM, "%s", version.text);
-    doctor_advise(result, "Remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms) and load nvidia_peermem, "
-                          "which the driver brings, when no program uses RDMA: the two exclude each other.");
-}
-
 void run_peermem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
+    struct source_text version = source_line(machine->source, OLD_PEERMEM);
+    const char *where;
     bool is_idle =
         driver->peermem == SOURCE_OK && driver->dmabuf == SOURCE_ABSENT && has_not_registered(machine->source);
 
     if (!is_idle && (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_OK)) {
-        find_old_peermem(machine, result);
+        /* Up to 1.1 it may deadlock with the kernel's memory management; its successor is part of the driver. */
+        if (version.state != SOURCE_OK || !*version.text || strverscmp(version.text, "1.2") >= 0)
+            return;
+        doctor_found(result, DOCTOR_WARNING, "nv_peer_mem %s is loaded, which may lock up the kernel", version.text);
+        doctor_evidence(result, OLD_PEERMEM, "%s", version.text);
+        doctor_advise(result, "Remove its package (nvidia-peer-memory, nvidia-peer-memory-dkms) and load "
+                              "nvidia_peermem, which the driver brings, when no program uses RDMA: the two exclude "
+                              "each other.");
         return;
     }
     if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT && !is_idle, "/sys/module/nvidia_peermem",
@@ -94,7 +76,8 @@ void run_peermem(const struct doctor_machine *machine, struct doctor_result *res
                  is_idle ? "loaded, but no client of ib_core" : "not loaded");
     doctor_evidence(result, is_idle ? "/sys/kernel/mm/memory_peers" : "/sys/module/nvidia_peermem", "not there");
     doctor_evidence(result, "dma-buf", "%s", machine_reason(driver->dmabuf, driver->dmabuf_why));
-    if (is_idle || is_refused(machine->source))
+    if (is_idle || source_fact_bool(kernel_log_fact(machine->source, "refused-peermem", read_refused,
+                                                    "ib_register_peer_memory_client", &where)))
         doctor_advise(
             result,
             "Install DOCA-OFED, then build the driver's modules anew (dkms build and install of nvidia; with the GPU operator delete the driver's pod), and load it. Or use the open kernel modules, which have dma-buf and need no peermem.");
@@ -137,11 +120,8 @@ void run_driver_option(const struct doctor_machine *machine, struct doctor_resul
                                  "PeerMappingOverride is not configured"))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why))
-        return;
-    if (*option->configured && *option->live && same_number(option->configured, option->live))
-        return;
-    if (!*option->configured && *option->live && same_number(option->overruled, option->live))
+    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why) ||
+        (*option->live && same_number(*option->configured ? option->configured : option->overruled, option->live)))
         return;
     if (!*option->configured ||
         (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {
@@ -210,9 +190,8 @@ void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result 
     struct source_text built;
 
     if (doctor_not_applicable_if(result, !*driver->doca, "DOCA-OFED is not installed") ||
-        doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known"))
-        return;
-    if (strverscmp(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 || strverscmp(driver->doca, DOCA_FOR_614) >= 0)
+        doctor_unknown_if(result, !*driver->kernel, "the release of the running kernel is not known") ||
+        strverscmp(driver->kernel, KERNEL_NEEDS_DOCA_321) < 0 || strverscmp(driver->doca, DOCA_FOR_614) >= 0)
         return;
     built = built_modules(machine, driver->kernel);
     if (built.state == SOURCE_OK)
@@ -230,9 +209,7 @@ void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result 
     doctor_evidence(result, "DOCA-OFED", "%s is installed", driver->doca);
     doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
                     "only the kernel's own mlx5_core.ko");
-    doctor_advise(result,
-                  "Install DOCA-OFED %s or later from its repository for this distribution, or boot an older kernel.",
-                  DOCA_FOR_614);
+    doctor_advise_remedy(result);
 }
 
 /* --- driver-skew --- */
@@ -284,16 +261,6 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
               "newer than the loaded one.");
 }
 
-/* Is NVIDIA's driver bound to a GPU of the same model? */
-static bool is_driven_elsewhere(const struct topo *topo, int pci)
-{
-    for (int i = 0; i < topo->n_pci; i++)
-        if (strcmp(topo->pci[i].driver, "nvidia") == 0 && topo->pci[i].vendor == topo->pci[pci].vendor &&
-            topo->pci[i].device == topo->pci[pci].device)
-            return true;
-    return false;
-}
-
 /*
  * Reports GPUs that are bound to nouveau or to no driver while NVIDIA's driver has others of the same model. A card of
  * another model may be for a display; functions of a partitioned GPU wait for a virtual machine; a GPU bound to vfio is
@@ -311,7 +278,9 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
         const char *module = driver_of_kernel(topo->pci[i].driver);
 
         if ((*topo->pci[i].driver && !module) || topo->pci[i].class_code >> 16 != CLASS_DISPLAY ||
-            !is_driven_elsewhere(topo, i) ||
+            !ANY_OF(k, topo->n_pci,
+                    strcmp(topo->pci[k].driver, "nvidia") == 0 && topo->pci[k].vendor == topo->pci[i].vendor &&
+                        topo->pci[k].device == topo->pci[i].device) ||
             source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", topo->pci[i].address).state == SOURCE_OK)
             continue;
         doctor_evidence(result, topo->pci[i].address, module ? "driver %s" : "no driver", module);
@@ -389,15 +358,14 @@ void run_iommu_gb200(const struct doctor_machine *machine, struct doctor_result 
     const char *const *bad = TEXTS("iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on",
                                    "iommu.passthrough=true", "iommu=pt");
     struct source_text text;
-    char line[4096], *rest = line, *word;
+    const char *word;
 
     if (doctor_not_applicable_if(result, !machine_is_grace(machine->topo), "no board with Grace processors"))
         return;
     text = source_line(machine->source, "/proc/cmdline");
     if (doctor_unreadable_if(result, text.state != SOURCE_OK, "/proc/cmdline", text.state, text.why))
         return;
-    text_clean(text.text, line, sizeof(line));
-    while ((word = strsep(&rest, " \t")))
+    while ((word = machine_next_word(machine, &text.text, " \t")))
         for (int i = 0; bad[i]; i++) {
             if (strcasecmp(word, bad[i]) != 0)
                 continue;

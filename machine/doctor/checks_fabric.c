@@ -3,8 +3,6 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include <string.h>
-
 /* --- nvlink --- */
 
 /*
@@ -14,20 +12,15 @@
  */
 static bool is_soldered(const struct topo *topo, const struct topo_gpu *self)
 {
-    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200", NULL};
-    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300", NULL};
+    static const char *const cards[] = {"PCIe", " NVL", "RTX", "Quadro", "GH200"};
+    static const char *const boards[] = {"SXM", "HBM3", "H100", "H200", "H800", "H20", "B200", "B300"};
 
-    for (int i = 0; cards[i]; i++)
-        if (strcasestr(self->name, cards[i]))
-            return false;
-    for (int i = 0; boards[i]; i++)
-        if (strstr(self->name, boards[i]))
-            return true;
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
-            (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0))
-            return true;
-    return false;
+    if (ANY_OF(i, COUNT(cards), strcasestr(self->name, cards[i])))
+        return false;
+    return ANY_OF(i, COUNT(boards), strstr(self->name, boards[i])) ||
+           ANY_OF(i, topo->n_gpus,
+                  topo->gpus[i].answered && strcmp(topo->gpus[i].name, self->name) == 0 &&
+                      (topo->gpus[i].fabric > TOPO_FABRIC_NONE || topo->gpus[i].nvlinks_switch > 0));
 }
 
 /* Links that should be up on a GPU: all of its own; on boards with bridges, as many as on its siblings. */
@@ -44,65 +37,9 @@ static int links_due(const struct topo *topo, int gpu)
     return due;
 }
 
-/* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
-static bool is_partial_board(const struct topo *topo)
+static bool is_down(const struct topo *topo, int gpu)
 {
-    return topo->n_gpus == 1 && topo->gpus[0].nvlinks_up == 0 && topo->gpus[0].fabric != TOPO_FABRIC_FAILED &&
-           topo->gpus[0].fabric != TOPO_FABRIC_STARTING;
-}
-
-struct nvlink_count {
-    int n_answered, n_linked; /* GPUs that answered; that have links */
-    int n_down, first_down;   /* GPUs with links down; the first of them */
-    int n_dead;               /* GPUs with all links down */
-    int n_due;                /* GPUs whose links should be up */
-    bool without_bridge;      /* GPUs with links down have no link up, and may have no bridge */
-    int n_starting, n_failed; /* by state of their fabric */
-    int first_fabric;
-};
-
-static struct nvlink_count count_nvlinks(const struct doctor_machine *machine)
-{
-    const struct topo *topo = machine->topo;
-    struct nvlink_count count = {.first_down = -1, .first_fabric = -1, .without_bridge = true};
-
-    for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &topo->gpus[i];
-
-        if (!gpu->answered)
-            continue;
-        count.n_answered++;
-        count.n_linked += gpu->nvlinks > 0;
-        count.n_due += links_due(topo, i) > 0;
-        if (gpu->nvlinks_up < links_due(topo, i)) {
-            count.n_down++;
-            count.n_dead += gpu->nvlinks_up == 0;
-            count.without_bridge = count.without_bridge && gpu->nvlinks_up == 0 && !is_soldered(topo, gpu);
-            if (count.first_down < 0)
-                count.first_down = i;
-        }
-        /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
-        if (machine_has_multinode_nvlink(topo))
-            continue;
-        count.n_starting += gpu->fabric == TOPO_FABRIC_STARTING;
-        count.n_failed += gpu->fabric == TOPO_FABRIC_FAILED;
-        if (count.first_fabric < 0 && (gpu->fabric == TOPO_FABRIC_STARTING || gpu->fabric == TOPO_FABRIC_FAILED))
-            count.first_fabric = i;
-    }
-    return count;
-}
-
-/* All GPUs of a board with NVSwitches have lost the same number of links. */
-static bool is_switch_lost(const struct doctor_machine *machine, const struct nvlink_count *count)
-{
-    const struct topo *topo = machine->topo;
-
-    if (count->n_down < 2 || count->n_down != topo->n_gpus || inventory_nvswitches(machine) == 0)
-        return false;
-    for (int i = 1; i < topo->n_gpus; i++)
-        if (topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)
-            return false;
-    return true;
+    return topo->gpus[gpu].answered && topo->gpus[gpu].nvlinks_up < links_due(topo, gpu);
 }
 
 static void report_nvlinks(const struct doctor_machine *machine, struct doctor_result *result)
@@ -113,24 +50,31 @@ static void report_nvlinks(const struct doctor_machine *machine, struct doctor_r
                              : gpu->fabric == TOPO_FABRIC_STARTING ? ", fabric not ready"
                                                                    : "";
 
-        if (gpu->answered && (gpu->nvlinks_up < links_due(machine->topo, i) || *fabric))
+        if (gpu->answered && (is_down(machine->topo, i) || *fabric))
             doctor_evidence(result, machine_gpu_name(machine, i), "%d of %d NVLinks up%s", gpu->nvlinks_up,
                             gpu->nvlinks, fabric);
     }
 }
 
-/*
- * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand management
- * datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
- */
-static bool misses_umad(const struct doctor_machine *machine)
+/* Some links of a board are down: all GPUs have lost the same number where an NVSwitch is missing. */
+static void report_links(const struct doctor_machine *machine, struct doctor_result *result, int first, int n_down)
 {
     const struct topo *topo = machine->topo;
+    int due = links_due(topo, first), n_switches = inventory_nvswitches(machine);
 
-    return topo->n_gpus > 0 && topo->gpus[0].cc_major == 10 && !machine_is_grace(topo) &&
-           !machine->software->os.in_container && machine_virtual(machine->source) == MACHINE_BARE_METAL &&
-           inventory_nvswitches(machine) == 0 &&
-           source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
+    doctor_found(result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s", due - topo->gpus[first].nvlinks_up, due,
+                 machine_gpu_name(machine, first), n_down > 1 ? ", and of more GPUs" : "");
+    if (n_down >= 2 && n_down == topo->n_gpus && n_switches > 0 &&
+        !ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up != topo->gpus[0].nvlinks_up)) {
+        doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", n_switches);
+        doctor_advise(
+            result,
+            "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
+    } else
+        doctor_advise(
+            result,
+            "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
+            topo->pci[topo->gpus[first].pci].address);
 }
 
 /* The fabric manager works only with the driver of its own version, so another version should not be restarted. */
@@ -140,6 +84,14 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
     const struct os *os = &machine->software->os;
     const char *manager = driver->fabric_manager, *version = driver->version;
     int n_major = (int)strcspn(version, ".");
+    /*
+     * The NVSwitches of Blackwell boards are not on the PCI bus. The fabric manager reaches them by InfiniBand
+     * management datagrams, and its service does not start without the module ib_umad ("Fabric Manager User Guide").
+     */
+    bool misses_umad = machine->topo->n_gpus > 0 && machine->topo->gpus[0].cc_major == 10 &&
+                       !machine_is_grace(machine->topo) && !os->in_container &&
+                       machine_virtual(machine->source) == MACHINE_BARE_METAL && inventory_nvswitches(machine) == 0 &&
+                       source_stat(machine->source, "/sys/module/ib_umad").state == SOURCE_ABSENT;
 
     /* Up to Hopper, the fabric manager runs where the switches are. Those of Blackwell are not on the bus. */
     if (machine_virtual(machine->source) == MACHINE_VIRTUAL && inventory_nvswitches(machine) == 0 &&
@@ -154,7 +106,7 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
                         strcmp(driver->fabric_manager_from, SOFTWARE_FABRIC_LOG) == 0 ? "what was started last"
                                                                                       : "installed",
                         version);
-    if (misses_umad(machine)) {
+    if (misses_umad) {
         doctor_evidence(result, "/sys/module/ib_umad", "not loaded");
         doctor_fix(result, false, "sudo modprobe ib_umad\nsudo systemctl restart nvidia-fabricmanager");
     } else if (!os->in_container && strcmp(manager, version) == 0)
@@ -179,76 +131,60 @@ static void fix_fabric(const struct doctor_machine *machine, struct doctor_resul
 
 void run_nvlink(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct nvlink_count count;
+    const struct topo *topo = machine->topo;
+    const struct topo_gpu *gpus = topo->gpus;
+    /* If NVLinks connect several nodes, the check imex reports the state of the fabric. */
+    int n = topo->n_gpus, n_own = machine_has_multinode_nvlink(topo) ? 0 : n,
+        n_failed = COUNT_OF(i, n_own, gpus[i].answered && gpus[i].fabric == TOPO_FABRIC_FAILED),
+        n_starting = COUNT_OF(i, n_own, gpus[i].answered && gpus[i].fabric == TOPO_FABRIC_STARTING),
+        n_linked = COUNT_OF(i, n, gpus[i].answered && gpus[i].nvlinks > 0), n_down = COUNT_OF(i, n, is_down(topo, i)),
+        n_dead = COUNT_OF(i, n, is_down(topo, i) && gpus[i].nvlinks_up == 0), first = FIRST_OF(i, n, is_down(topo, i));
+    /* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
+    bool is_partial = n == 1 && gpus[0].nvlinks_up == 0 && gpus[0].fabric != TOPO_FABRIC_FAILED &&
+                      gpus[0].fabric != TOPO_FABRIC_STARTING;
 
-    if (doctor_not_applicable_if(result, machine_isolates_gpus(machine->topo),
-                                 "confidential computing isolates the GPUs, as the check confidential says"))
+    if (doctor_not_applicable_if(result, machine_isolates_gpus(topo),
+                                 "confidential computing isolates the GPUs, as the check confidential says") ||
+        doctor_not_applicable_if(result, n_linked == 0 || is_partial,
+                                 n_linked ? "a single GPU, provided without its NVLinks" : "GPUs without NVLink") ||
+        doctor_not_applicable_if(
+            result, n_failed + n_starting == 0 && !ANY_OF(i, n, gpus[i].answered && links_due(topo, i) > 0),
+            "GPUs whose NVLinks need a bridge, and there is none") ||
+        n_down + n_failed + n_starting == 0)
         return;
-    count = count_nvlinks(machine);
-    if (doctor_not_applicable_if(result, count.n_linked == 0 || is_partial_board(machine->topo),
-                                 count.n_linked ? "a single GPU, provided without its NVLinks"
-                                                : "GPUs without NVLink") ||
-        doctor_not_applicable_if(result, count.n_due == 0 && count.n_failed == 0 && count.n_starting == 0,
-                                 "GPUs whose NVLinks need a bridge, and there is none"))
-        return;
-    if (count.n_down == 0 && count.n_failed == 0 && count.n_starting == 0)
-        return;
-    if (count.n_failed || count.n_starting || (count.n_dead == count.n_linked && count.n_dead > 1)) {
+    if (n_failed || n_starting || (n_dead == n_linked && n_dead > 1)) {
         doctor_found(result, DOCTOR_ERROR, "the NVLink fabric is not up on %d of %d GPUs: %s",
-                     count.n_failed + count.n_starting ? count.n_failed + count.n_starting : count.n_dead,
-                     machine->topo->n_gpus,
-                     count.n_failed     ? "it has failed"
-                     : count.n_starting ? "it is not ready"
-                                        : "no link is up");
+                     n_failed + n_starting ? n_failed + n_starting : n_dead, n,
+                     n_failed     ? "it has failed"
+                     : n_starting ? "it is not ready"
+                                  : "no link is up");
         fix_fabric(machine, result);
-    } else if (count.without_bridge) {
+    } else if (!ANY_OF(i, n, is_down(topo, i) && (gpus[i].nvlinks_up > 0 || is_soldered(topo, &gpus[i])))) {
         doctor_found(result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
-                     machine_gpu_name(machine, count.first_down), count.n_down > 1 ? ", nor of more GPUs" : "");
+                     machine_gpu_name(machine, first), n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(result,
                       "The NVLinks of these GPUs lead to a bridge: check that it is plugged in at both %s and its "
                       "neighbor. If the machine is meant to have no bridge, this is normal.",
-                      machine_gpu_name(machine, count.first_down));
-    } else {
-        doctor_found(result, DOCTOR_ERROR, "%d of %d NVLinks of %s are down%s",
-                     links_due(machine->topo, count.first_down) - machine->topo->gpus[count.first_down].nvlinks_up,
-                     links_due(machine->topo, count.first_down), machine_gpu_name(machine, count.first_down),
-                     count.n_down > 1 ? ", and of more GPUs" : "");
-        if (is_switch_lost(machine, &count)) {
-            doctor_evidence(result, "/sys/bus/pci/devices", "%d NVSwitches", inventory_nvswitches(machine));
-            doctor_advise(
-                result,
-                "All GPUs have lost the same number of links: the NVSwitch at their other end is missing or has failed. Look for it on the bus (lspci -d 10de:) and for SXids; cycle the node's power, since a reset of a GPU does not bring a switch back.");
-        } else
-            doctor_advise(
-                result,
-                "Look at the links (nvidia-smi nvlink --status -i %s) and for Xid 74; reset the GPU when nothing runs on the node. If the link stays down, take the node out of service.",
-                machine->topo->pci[machine->topo->gpus[count.first_down].pci].address);
-    }
+                      machine_gpu_name(machine, first));
+    } else
+        report_links(machine, result, first, n_down);
     report_nvlinks(machine, result);
 }
 
 /* --- fabric-manager --- */
 
-/* The check nvlink reports a fabric that is not up, and checks the versions as well. */
-static bool is_fabric_up(const struct topo *topo)
-{
-    bool is_up = false;
-
-    for (int i = 0; i < topo->n_gpus; i++) {
-        if (topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED)
-            return false;
-        is_up = is_up || topo->gpus[i].nvlinks_up > 0;
-    }
-    return is_up;
-}
-
 void run_fabric_manager(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *version = machine->software->driver.fabric_manager, *driver = machine->software->driver.version;
     const char *from = machine->software->driver.fabric_manager_from;
+    const struct topo *topo = machine->topo;
+    /* The check nvlink reports a fabric that is not up, and checks the versions as well. */
+    bool is_up = ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0) &&
+                 !ANY_OF(i, topo->n_gpus,
+                         topo->gpus[i].fabric == TOPO_FABRIC_STARTING || topo->gpus[i].fabric == TOPO_FABRIC_FAILED);
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus") ||
-        doctor_not_applicable_if(result, machine->software->os.in_container || !is_fabric_up(machine->topo), "%s",
+        doctor_not_applicable_if(result, machine->software->os.in_container || !is_up, "%s",
                                  machine->software->os.in_container
                                      ? "a container: the fabric manager runs on the node"
                                      : "the fabric is not up, as the check nvlink says") ||
@@ -257,18 +193,15 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
         return;
     /* The fabric manager that set up this fabric had the driver's version, whatever an older log says. */
     if (doctor_not_applicable_if(result, strcmp(from, SOFTWARE_FABRIC_LOG) == 0 && strcmp(version, driver) != 0,
-                                 "no package contains the version of the fabric manager, and its log is old"))
-        return;
-    if (strcmp(version, driver) == 0)
+                                 "no package contains the version of the fabric manager, and its log is old") ||
+        strcmp(version, driver) == 0)
         return;
     doctor_found(result, DOCTOR_WARNING,
                  "the installed fabric manager has version %s, the driver %s: it will not start again", version,
                  driver);
     doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise(
-        result,
-        "Do not restart it now: the fabric that is up would go down. Install both in one version, prevent updates of only one, and restart the node when it is drained.");
+    doctor_advise_remedy(result);
 }
 
 /* --- sxid --- */
@@ -276,19 +209,24 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
 void run_sxid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct kernel_log log;
+    int first = 0, n = 0;
+    json_t *error;
+    size_t i;
 
     if (doctor_not_applicable_if(result, inventory_nvswitches(machine) == 0, "no NVSwitch on the PCI bus"))
         return;
-    kernel_log_read_sxids(machine->source, &log);
+    log = kernel_log_sxids(machine->source);
     if (doctor_not_applicable_if(result, log.state != SOURCE_OK, "no kernel log can be read here, as gpu-errors says"))
         return;
-    for (int i = 0; i < log.n; i++)
-        doctor_evidence(result, log.where, "%s", log.errors[i].line);
-    if (log.n == 0)
+    json_array_foreach ((json_t *)log.errors, i, error) {
+        if (!kernel_error_is_since(error, log.since))
+            continue;
+        first = n++ == 0 ? (int)json_number(error, "number") : first;
+        doctor_evidence(result, log.where, "%s", kernel_error_line(machine->source, "SXid", error));
+    }
+    if (n == 0)
         return;
-    doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", log.errors[0].number,
-                 log.n > 1 ? ", and more" : "");
-    doctor_advise(
-        result,
-        "Drain the node and restart it: GPUs have to be reset together with the switches. If it comes back, have the board repaired. \"SXid Errors\" of NVIDIA's fabric manager guide explains the numbers.");
+    doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", first,
+                 n > 1 ? ", and more" : "");
+    doctor_advise_remedy(result);
 }

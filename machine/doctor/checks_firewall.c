@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_firewall.c - what keeps processes apart: firewalls between nodes, the rules of ptrace within one. */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- firewall --- */
 
@@ -78,19 +74,13 @@ static bool find_dropped(const struct doctor_machine *machine, bool is_job, stru
 }
 
 /* ufw.conf and its defaults: it is enabled, and drops what no rule allows. */
-static json_t *read_ufw(struct source_text file)
-{
-    return json_boolean(strstr(file.text, "\nENABLED=yes") || text_begins(file.text, "ENABLED=yes") ||
-                        strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"DROP\"") ||
-                        strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"REJECT\""));
-}
+READER_BOOL(read_ufw, strstr(file.text, "\nENABLED=yes") || text_begins(file.text, "ENABLED=yes") ||
+                          strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"DROP\"") ||
+                          strstr(file.text, "\nDEFAULT_INPUT_POLICY=\"REJECT\""))
 
 /* Does a rule of ufw allow all ports of somebody? "### tuple ### allow any any 0.0.0.0/0 any 192.0.2.0/24 in" */
-static json_t *read_ufw_rules(struct source_text file)
-{
-    return json_boolean(strstr(file.text, "### tuple ### allow any any ") ||
-                        strstr(file.text, "### tuple ### allow tcp any "));
-}
+READER_BOOL(read_ufw_rules,
+            strstr(file.text, "### tuple ### allow any any ") || strstr(file.text, "### tuple ### allow tcp any "))
 
 /* Rules of nft: a chain for input drops by its policy, and accepts nobody by address or interface but the loopback. */
 static json_t *read_nft(struct source_text file)
@@ -110,10 +100,7 @@ static json_t *read_nft(struct source_text file)
 }
 
 /* Is the default zone of firewalld another one than that which accepts everything? */
-static json_t *read_firewalld(struct source_text file)
-{
-    return json_boolean(!strstr(file.text, "\nDefaultZone=trusted"));
-}
+READER_BOOL(read_firewalld, !strstr(file.text, "\nDefaultZone=trusted"))
 
 /* In the order in which they are looked for: what enables it, what it does by default, what opens it. */
 static const struct {
@@ -203,9 +190,9 @@ void run_ptrace(const struct doctor_machine *machine, struct doctor_result *resu
          is_filtered = strcmp(source_field(source, status, "Seccomp"), "2") == 0;
 
     for (size_t i = 0; i < COUNT(ptrace_users); i++) {
-        const char *value = source_env(source, ptrace_users[i].name);
+        const char *value = machine_env(machine, ptrace_users[i].name);
 
-        if (!value || !strcasestr(value, ptrace_users[i].word) ||
+        if (!strcasestr(value, ptrace_users[i].word) ||
             (ptrace_users[i].with && !source_env(source, ptrace_users[i].with)))
             continue;
         any = true;

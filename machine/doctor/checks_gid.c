@@ -2,61 +2,34 @@
 /* checks_gid.c - the GIDs of RoCE ports, and the index that variables select. */
 #include "checks.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char *const gid_variables[] = {"NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX", NULL};
-
-static const struct topo_gid *gid_at(const struct topo_port *port, int index)
-{
-    for (int i = 0; i < port->n_gids; i++)
-        if (port->gids[i].index == index)
-            return &port->gids[i];
-    return NULL;
-}
 
 static bool has_gid(const struct topo_port *port, enum topo_gid_type type, enum topo_gid_kind kind)
 {
-    for (int i = 0; i < port->n_gids; i++)
-        if (port->gids[i].type == type && port->gids[i].kind == kind)
-            return true;
-    return false;
-}
-
-static bool is_roce_port(const struct doctor_machine *machine, int nic, int port)
-{
-    const struct topo_port *self = &machine->topo->nics[nic].ports[port];
-
-    return machine_nic_serves_gpus(machine, nic) && self->active && self->link_layer == TOPO_LINK_ETHERNET &&
-           !machine->topo->nics[nic].is_iwarp;
+    return ANY_OF(i, port->n_gids, port->gids[i].type == type && port->gids[i].kind == kind);
 }
 
 /* What is wrong with GID `index` of a port; "" if nothing is. */
 static const char *gid_fault(const struct topo_port *port, int index)
 {
-    const struct topo_gid *gid = gid_at(port, index);
+    int at = FIRST_OF(i, port->n_gids, port->gids[i].index == index);
 
-    if (!gid)
+    if (at < 0)
         return "is empty";
-    if (gid->type == TOPO_GID_UNKNOWN)
+    if (port->gids[at].type == TOPO_GID_UNKNOWN)
         return "";
-    if (gid->type != TOPO_GID_ROCE2)
+    if (port->gids[at].type != TOPO_GID_ROCE2)
         return "is of type RoCE v1, which routers do not carry";
-    if (gid->kind == TOPO_GID_LINK_LOCAL)
-        return "is a link-local address, which routers do not carry";
-    return "";
+    return port->gids[at].kind == TOPO_GID_LINK_LOCAL ? "is a link-local address, which routers do not carry" : "";
 }
 
 /* The index in a variable; -1 if it leaves the choice to the library. */
-static int gid_index(struct source *source, const char *name)
+static int gid_index(const struct doctor_machine *machine, const char *name)
 {
-    const char *value = source_env(source, name);
+    const char *value = machine_env(machine, name);
     char *end;
-    long index;
+    long index = strtol(value, &end, 10);
 
-    if (!value)
-        return -1;
-    index = strtol(value, &end, 10);
     return end == value || *end || index < 0 || index > 65535 ? -1 : (int)index;
 }
 
@@ -82,9 +55,7 @@ static const char *family_missing(const struct doctor_machine *machine, const ch
     const char *missing = "";
 
     for (int i = 0; i < 2; i++) {
-        const char *set = source_env(machine->source, families[i]);
-
-        if ((set && strcmp(set, "AF_INET6") == 0) || gid_index(machine->source, gid_variables[i]) >= 0 ||
+        if (strcmp(machine_env(machine, families[i]), "AF_INET6") == 0 || gid_index(machine, gid_variables[i]) >= 0 ||
             (i == 0 && nvshmem->host.state != SOURCE_OK && !(nvshmem->home && *nvshmem->home)) ||
             (i == 1 && machine->software->nccl.gib && *machine->software->nccl.gib))
             continue;
@@ -126,7 +97,7 @@ static void check_indices(const struct doctor_machine *machine, struct doctor_re
     const char *name = machine_port_name(machine, nic, port);
 
     for (int i = 0; gid_variables[i]; i++) {
-        int index = gid_index(machine->source, gid_variables[i]);
+        int index = gid_index(machine, gid_variables[i]);
         const char *fault = index >= 0 ? gid_fault(self, index) : "";
 
         if (!*fault)
@@ -148,6 +119,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
 {
     const struct topo_port *self = &machine->topo->nics[nic].ports[port];
     const char *name = machine_port_name(machine, nic, port);
+    bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
 
     faults->n_ports++;
     if (self->gids_state != SOURCE_OK) {
@@ -155,47 +127,39 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
         faults->why = self->gids_state;
         return;
     }
-    if (!has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) && !has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4)) {
-        bool ipv6 = has_gid(self, TOPO_GID_ROCE2, TOPO_GID_OTHER);
-
-        if (ipv6 && !*family_missing(machine, "")) {
-            check_indices(machine, result, nic, port, faults);
-            return;
-        }
-        if (faults->n_none++ == 0)
-            faults->port = name;
-        faults->only_ipv6 = faults->only_ipv6 && ipv6;
-        faults->n_foreign += self->n_gids == 0 && self->n_foreign_gids > 0;
-        doctor_evidence(result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
-                        self->n_foreign_gids ? "of interfaces that are not in /sys/class/net of this process"
-                        : ipv6               ? "of RoCE v2 with an IPv6 address only"
-                                             : "none of RoCE v2 with an IPv4 address");
+    if (has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) || has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4) ||
+        (ipv6 && !*family_missing(machine, ""))) {
+        check_indices(machine, result, nic, port, faults);
         return;
     }
-    check_indices(machine, result, nic, port, faults);
-}
-
-/* sysfs shows the NICs of the machine also in a container that has none of them. */
-static bool may_use_none(const struct topo *topo)
-{
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO)
-            return false;
-    return true;
+    if (faults->n_none++ == 0)
+        faults->port = name;
+    faults->only_ipv6 = faults->only_ipv6 && ipv6;
+    faults->n_foreign += self->n_gids == 0 && self->n_foreign_gids > 0;
+    doctor_evidence(result, name, "%d GIDs, %s", self->n_gids + self->n_foreign_gids,
+                    self->n_foreign_gids ? "of interfaces that are not in /sys/class/net of this process"
+                    : ipv6               ? "of RoCE v2 with an IPv6 address only"
+                                         : "none of RoCE v2 with an IPv4 address");
 }
 
 void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    const struct topo *topo = machine->topo;
     struct gid_faults faults = {.variables = "", .only_ipv6 = true};
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = 0;
+    /* sysfs shows the NICs of the machine also in a container that has none of them. */
+    bool may_use_any = ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo->nics[i].access != TOPO_ACCESS_NO);
 
-    if (doctor_not_applicable_if(result, may_use_none(machine->topo) && !machine_uses_rdma(machine),
+    if (doctor_not_applicable_if(result, !may_use_any && !machine_uses_rdma(machine),
                                  "this process was given none of the NICs, and nothing here needs RDMA"))
         return;
     /* An Ethernet port among InfiniBand ports is reported by link-layer. */
-    for (int i = 0; i < machine->topo->n_nics && machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET; i++)
-        for (int p = 0; p < machine->topo->nics[i].n_ports; p++)
-            if (is_roce_port(machine, i, p))
-                check_gids(machine, result, i, p, &faults);
+    if (machine_minority_link_layer(machine) != TOPO_LINK_ETHERNET)
+        n = machine_ports(machine, true, TOPO_LINK_ETHERNET, ports);
+    for (int i = 0; i < n; i++)
+        if (!topo->nics[ports[i].nic].is_iwarp)
+            check_gids(machine, result, ports[i].nic, ports[i].port, &faults);
     if (faults.n_none) {
         found_no_gid(machine, result, &faults);
     } else if (faults.n_wrong) {

@@ -3,22 +3,9 @@
 #include "checks.h"
 #include "kernel_log.h"
 
-#include <string.h>
-#include <strings.h>
-
 /* --- inventory --- */
 
 #define CLASS_DISPLAY 0x03
-
-/* The number of GPUs on the bus, including those of other containers and jobs. */
-static int gpus_on_bus(const struct topo *topo)
-{
-    int n = 0;
-
-    for (int i = 0; i < topo->n_pci; i++)
-        n += topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY;
-    return n > topo->n_gpus ? n : topo->n_gpus;
-}
 
 #define CLASS_SWITCH 0x0680 /* PCI Code and ID Assignment Specification: other bridge, the class of NVSwitches */
 
@@ -35,18 +22,15 @@ static const struct {
 
 int inventory_nvswitches(const struct doctor_machine *machine)
 {
-    struct source_names names = source_list(machine->source, "/sys/bus/pci/devices");
-    int n = 0;
+    static const char path[] = "/sys/bus/pci/devices";
+    struct source_names names = source_list(machine->source, path);
+    int64_t vendor, class;
 
-    for (size_t i = 0; i < names.n; i++) {
-        int64_t vendor, class_code;
-
-        if (source_number(machine->source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) == SOURCE_OK &&
-            vendor == PCI_VENDOR_NVIDIA &&
-            source_number(machine->source, &class_code, "/sys/bus/pci/devices/%s/class", names.names[i]) == SOURCE_OK)
-            n += class_code >> 8 == CLASS_SWITCH;
-    }
-    return n;
+    return COUNT_OF(i, names.n,
+                    source_number(machine->source, &vendor, "%s/%s/vendor", path, names.names[i]) == SOURCE_OK &&
+                        vendor == PCI_VENDOR_NVIDIA &&
+                        source_number(machine->source, &class, "%s/%s/class", path, names.names[i]) == SOURCE_OK &&
+                        class >> 8 == CLASS_SWITCH);
 }
 
 /*
@@ -58,9 +42,8 @@ static int modules_due(const struct topo *topo)
     static const int sizes[] = {4, 8, 16};
     int n = 0;
 
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].nvlinks_switch == 0 || topo->gpus[i].pci < 0)
-            return 0;
+    if (ANY_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_switch == 0 || topo->gpus[i].pci < 0))
+        return 0;
     /* Includes GPUs of other jobs and of virtual machines; several functions of one GPU count once. */
     for (int p = 0; p < topo->n_pci; p++)
         n += topo->pci[p].vendor == PCI_VENDOR_NVIDIA && topo->pci[p].device == topo->pci[topo->gpus[0].pci].device &&
@@ -75,13 +58,12 @@ static int modules_due(const struct topo *topo)
 static int inventory_of_board(const struct doctor_machine *machine, const char **ret_board)
 {
     struct source_text product = source_line(machine->source, "/sys/class/dmi/id/product_name");
-    int n_switches;
+    int board = product.state == SOURCE_OK ? FIRST_OF(i, COUNT(boards), strstr(product.text, boards[i].product)) : -1,
+        n_switches;
 
-    for (size_t i = 0; product.state == SOURCE_OK && i < COUNT(boards); i++) {
-        if (!strstr(product.text, boards[i].product))
-            continue;
-        *ret_board = source_printf(machine->source, "a %s", boards[i].product);
-        return boards[i].gpus;
+    if (board >= 0) {
+        *ret_board = source_printf(machine->source, "a %s", boards[board].product);
+        return boards[board].gpus;
     }
     /* A hypervisor may pass any number to a guest. */
     if (machine_virtual(machine->source) != MACHINE_BARE_METAL)
@@ -98,19 +80,20 @@ static int inventory_of_board(const struct doctor_machine *machine, const char *
 
 void run_inventory(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    const struct topo *topo = machine->topo;
     const char *board = "";
-    int due, n = gpus_on_bus(machine->topo);
+    int due = topo->n_gpus ? inventory_of_board(machine, &board) : 0,
+        /* Including those of other containers and jobs. */
+        n = COUNT_OF(i, topo->n_pci,
+                     topo->pci[i].vendor == PCI_VENDOR_NVIDIA && topo->pci[i].class_code >> 16 == CLASS_DISPLAY);
 
-    due = machine->topo->n_gpus ? inventory_of_board(machine, &board) : 0;
-    if (doctor_not_applicable_if(result, due == 0, "how many GPUs this machine should have is not known"))
-        return;
-    if (n >= due)
+    n = n > topo->n_gpus ? n : topo->n_gpus;
+    if (doctor_not_applicable_if(result, due == 0, "how many GPUs this machine should have is not known") || n >= due)
         return;
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
-    for (int i = 0; i < machine->topo->n_gpus; i++)
-        doctor_evidence(result, machine->topo->pci[machine->topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise(result, "A GPU that is not on the bus is not seen by the driver either: take the node out of "
-                          "service, cycle its power, and have the board inspected if the GPU stays missing.");
+    for (int i = 0; i < topo->n_gpus; i++)
+        doctor_evidence(result, topo->pci[topo->gpus[i].pci].address, "GPU %d", i);
+    doctor_advise_remedy(result);
 }
 
 /* --- gpu-errors --- */
@@ -119,10 +102,9 @@ void run_inventory(const struct doctor_machine *machine, struct doctor_result *r
 
 static int gpu_at(const struct topo *topo, const char *address)
 {
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].pci >= 0 && strncasecmp(topo->pci[topo->gpus[i].pci].address, address, strlen(address)) == 0)
-            return i;
-    return -1;
+    return FIRST_OF(i, topo->n_gpus,
+                    topo->gpus[i].pci >= 0 &&
+                        strncasecmp(topo->pci[topo->gpus[i].pci].address, address, strlen(address)) == 0);
 }
 
 struct gpu_errors {
@@ -152,22 +134,27 @@ static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, con
 /* GPUs that the driver could not initialise; one that answers now has been initialised since. */
 static void check_inits(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
-    struct kernel_inits inits;
+    const char *where;
+    const json_t *inits = kernel_log_inits(machine->source, &where), *devices = json_object_get(inits, "devices");
+    bool no_power = json_is_true(json_object_get(inits, "no_power")),
+         no_firmware = json_is_true(json_object_get(inits, "no_firmware"));
 
-    kernel_log_read_inits(machine->source, &inits);
-    for (int k = 0; k < inits.n; k++) {
-        int gpu = gpu_at(machine->topo, inits.addresses[k]), pci = topo_find_pci(machine->topo, inits.addresses[k]);
+    for (size_t k = 0; k < json_array_size(devices); k++) {
+        const json_t *device = json_array_get(devices, k);
+        const char *address = json_is_string(device) ? json_string_value(device) : "";
+        int gpu = gpu_at(machine->topo, address), pci = topo_find_pci(machine->topo, address);
 
-        if (pci < 0 || machine_is_unsupported_gpu(machine, pci) ||
+        if (ANY_OF(i, k, json_equal(json_array_get(devices, (size_t)i), device)) || pci < 0 ||
+            machine_is_unsupported_gpu(machine, pci) ||
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
         errors->no_init = errors->in_log = true;
-        errors->reboot = errors->reboot || !inits.no_power;
-        record_error(errors, true, gpu, inits.addresses[k],
-                     inits.no_power      ? "the driver could not initialise it: its power cables are not connected"
-                     : inits.no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
-                                         : "the driver could not initialise it (RmInitAdapter failed)");
-        doctor_evidence(result, inits.where, "NVRM: GPU %s: RmInitAdapter failed", inits.addresses[k]);
+        errors->reboot = errors->reboot || !no_power;
+        record_error(errors, true, gpu, address,
+                     no_power      ? "the driver could not initialise it: its power cables are not connected"
+                     : no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
+                                   : "the driver could not initialise it (RmInitAdapter failed)");
+        doctor_evidence(result, where, "NVRM: GPU %s: RmInitAdapter failed", address);
     }
 }
 
@@ -213,18 +200,23 @@ static void check_nvml(const struct doctor_machine *machine, struct doctor_resul
 static void check_log(const struct doctor_machine *machine, struct doctor_result *result, const struct kernel_log *log,
                       struct gpu_errors *errors)
 {
-    for (int k = 0; k < log->n; k++) {
-        const struct kernel_error *error = &log->errors[k];
-        const struct xid *xid = xid_find(error->number);
-        const char *action = kernel_recovery_name(error->recovery);
+    json_t *error;
+    size_t k;
+
+    json_array_foreach ((json_t *)log->errors, k, error) {
+        int number = (int)json_number(error, "number"), recovery = (int)json_number(error, "recovery");
+        const char *action = kernel_recovery_name(recovery), *time = json_text(error, "time"),
+                   *device = json_text(error, "device");
+        const struct xid *xid = xid_find(number);
 
         errors->in_log = true;
-        errors->reboot = errors->reboot || error->recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
-        errors->is_lost = errors->is_lost || error->number == XID_OFF_THE_BUS;
+        errors->reboot = errors->reboot || recovery == KERNEL_RECOVERY_REBOOT || xid->action == XID_RESTART;
+        errors->is_lost = errors->is_lost || number == XID_OFF_THE_BUS;
         errors->is_link = errors->is_link || xid->action == XID_LINK;
-        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, error->address), error->address,
-                     source_printf(machine->source, "Xid %d (%s)", error->number, *action ? action : xid->text));
-        doctor_evidence(result, log->where, "%d x %s%s%s", error->n, error->time, *error->time ? " " : "", error->line);
+        record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, device), device,
+                     source_printf(machine->source, "Xid %d (%s)", number, *action ? action : xid->text));
+        doctor_evidence(result, log->where, "%d x %s%s%s", (int)json_number(error, "n"), time, *time ? " " : "",
+                        kernel_error_line(machine->source, "NVRM: Xid", error));
     }
 }
 
@@ -253,10 +245,9 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
 void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct gpu_errors errors = {.first_gpu = -1};
-    struct kernel_log log;
+    struct kernel_log log = kernel_log_xids(machine->source);
     const char *gpu;
 
-    kernel_log_read_xids(machine->source, &log);
     check_inits(machine, result, &errors);
     check_nvml(machine, result, &errors);
     if (log.state == SOURCE_OK)
@@ -307,16 +298,12 @@ static bool is_virtual_instance(const struct topo_gpu *gpu)
 void run_mig(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_virtual = 0, first = -1;
+    int n_virtual = COUNT_OF(i, topo->n_gpus, is_virtual_instance(&topo->gpus[i])),
+        n = COUNT_OF(i, topo->n_gpus, topo->gpus[i].mig == 1),
+        first = FIRST_OF(i, topo->n_gpus, topo->gpus[i].mig == 1);
 
-    for (int i = 0; i < topo->n_gpus; i++) {
-        n += topo->gpus[i].mig == 1;
-        n_virtual += is_virtual_instance(&topo->gpus[i]);
-        first = first < 0 && topo->gpus[i].mig == 1 ? i : first;
-    }
-    if (n + n_virtual == 0)
-        return;
-    if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
+    if (n + n_virtual == 0 ||
+        doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
     if (n_virtual > 0) {
         doctor_found(result, DOCTOR_ERROR,
@@ -363,26 +350,20 @@ static const char *slowdown_text(int slowdown)
 void run_clocks(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, n_expected = 0, first = -1, all = 0;
+    int n = COUNT_OF(i, topo->n_gpus, topo->gpus[i].slowdown > 0), all = 0,
+        first =
+            FIRST_OF(i, topo->n_gpus, topo->gpus[i].slowdown > 0 && (topo->gpus[i].slowdown & ~TOPO_SLOW_SW_THERMAL));
+    bool is_hardware = first >= 0;
 
-    for (int i = 0; i < topo->n_gpus; i++) {
-        int slowdown = topo->gpus[i].slowdown;
-        bool is_hardware = slowdown > 0 && (slowdown & ~TOPO_SLOW_SW_THERMAL);
-
-        n_expected += slowdown >= 0;
-        n += slowdown > 0;
-        if (slowdown > 0 && (first < 0 || (is_hardware && !(all & ~TOPO_SLOW_SW_THERMAL))))
-            first = i;
-        all |= slowdown > 0 ? slowdown : 0;
-    }
-    if (n == 0) {
-        if (n_expected == 0)
-            doctor_not_applicable(result, "the driver does not report why clocks are lowered");
+    if (doctor_not_applicable_if(result, !ANY_OF(i, topo->n_gpus, topo->gpus[i].slowdown >= 0),
+                                 "the driver does not report why clocks are lowered") ||
+        n == 0)
         return;
-    }
-    doctor_found(result, all & ~TOPO_SLOW_SW_THERMAL ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s",
-                 machine_gpu_name(machine, first), slowdown_text(topo->gpus[first].slowdown),
-                 n > 1 ? ", and other GPUs are slowed down, too" : "");
+    first = is_hardware ? first : FIRST_OF(i, topo->n_gpus, topo->gpus[i].slowdown > 0);
+    for (int i = 0; i < topo->n_gpus; i++)
+        all |= topo->gpus[i].slowdown > 0 ? topo->gpus[i].slowdown : 0;
+    doctor_found(result, is_hardware ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", machine_gpu_name(machine, first),
+                 slowdown_text(topo->gpus[first].slowdown), n > 1 ? ", and other GPUs are slowed down, too" : "");
     for (int i = 0; i < topo->n_gpus; i++)
         if (topo->gpus[i].slowdown > 0)
             doctor_evidence(result, machine_gpu_name(machine, i), "%s", slowdown_text(topo->gpus[i].slowdown));

@@ -8,18 +8,12 @@
 #include "checks.h"
 #include "common/variables.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 #define PARAMS "/proc/driver/nvidia/params"
 #define GDRDRV "/dev/gdrdrv"
 
 static bool handler_is_cpu(const struct doctor_machine *machine)
 {
-    const char *handler = source_env(machine->source, "NVSHMEM_IBGDA_NIC_HANDLER");
-
-    return handler && strcasecmp(handler, "cpu") == 0;
+    return strcasecmp(machine_env(machine, "NVSHMEM_IBGDA_NIC_HANDLER"), "cpu") == 0;
 }
 
 /* What prevents libgdrapi from opening its device; "" if nothing does, or if a snapshot does not contain it. */
@@ -31,7 +25,7 @@ static const char *gdrdrv_problem(const struct doctor_machine *machine)
         return "is not there";
     if (device.state == SOURCE_OK && machine_is_of_another(device, machine->software->driver.gdrdrv_number))
         return "belongs to no driver: the module has no device number, or another one";
-    return device.state == SOURCE_OK && !(device.may_read && device.may_write) ? "may not be opened" : "";
+    return device.state == SOURCE_OK && !machine_may_open(device) ? "may not be opened" : "";
 }
 
 const char *machine_lacks_gdrcopy(const struct doctor_machine *machine)
@@ -53,12 +47,6 @@ static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 
 /* --- nic-handler --- */
 
-/* "" means not set; 1 and 0x1 are equal. */
-static bool option_is_live(const char *live)
-{
-    return *live && strtoll(live, NULL, 0) != 0;
-}
-
 void run_nic_handler(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_option *option = &machine->software->driver.peer_mapping_override;
@@ -75,9 +63,8 @@ void run_nic_handler(const struct doctor_machine *machine, struct doctor_result 
         doctor_fix(result, false, "export NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         return;
     }
-    if (option_is_live(option->live) || *option->configured || *option->overruled)
-        return;
-    if (doctor_not_applicable_if(result,
+    if (strtoll(option->live, NULL, 0) != 0 || *option->configured || *option->overruled ||
+        doctor_not_applicable_if(result,
                                  software_has_cpu_assisted_ibgda(&machine->software->nvshmem) &&
                                      !(handler && strcasecmp(handler, "gpu") == 0),
                                  "without PeerMappingOverride, NVSHMEM %s has the CPU ring the doorbells: slower, and "
@@ -110,11 +97,10 @@ void run_gdrcopy(const struct doctor_machine *machine, struct doctor_result *res
     const char *device = gdrdrv_problem(machine), *lacks = machine_lacks_gdrcopy(machine);
     bool is_disabled = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 
-    if (doctor_not_applicable_if(result, !handler_is_cpu(machine), "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy"))
-        return;
-    if (gdrcopy_is_complete(machine))
-        return;
-    if (doctor_unreadable_if(result, !*lacks && !is_disabled, "GDRCopy",
+    if (doctor_not_applicable_if(result, !handler_is_cpu(machine),
+                                 "only NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy") ||
+        gdrcopy_is_complete(machine) ||
+        doctor_unreadable_if(result, !*lacks && !is_disabled, "GDRCopy",
                              nvshmem->gdrapi.state != SOURCE_OK ? nvshmem->gdrapi.state : module, NULL))
         return;
     doctor_found(result, DOCTOR_ERROR, "NVSHMEM_IBGDA_NIC_HANDLER=cpu needs GDRCopy, and %s",
@@ -156,38 +142,17 @@ void run_ibgda_transport(const struct doctor_machine *machine, struct doctor_res
 
 /* --- two-nvshmem --- */
 
-/* A script of 'epkit env' sets this variable instead of LD_PRELOAD: programs are started with it. */
-static bool is_preloaded_by_script(const struct doctor_machine *machine)
-{
-    const char *path = source_env(machine->source, "EPKIT_PRELOAD");
-
-    return path && *path == '/' && source_stat(machine->source, "%s", path).state == SOURCE_OK;
-}
-
-/*
- * PyTorch's copy is loaded first in programs that import PyTorch. This is certain if DeepEP is imported; otherwise the
- * environment only mentions NVSHMEM, and the program may be another one.
- */
-static void find_bundled(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
-
-    doctor_found(result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "PyTorch loads NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
-                 *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
-    doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
-    doctor_evidence(result, "LD_PRELOAD", "%s",
-                    source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
-}
-
 void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "LD_PRELOAD");
     struct source_names mapped = libs_mapped(machine->source, "libnvshmem_host.so");
     struct machine_preload preload = machine_preload(machine, "libnvshmem");
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
     bool is_used = machine_sets_nvshmem(machine) || machine_has_deepep(machine);
+    /* A script of 'epkit env' sets it instead of LD_PRELOAD: programs are started with it. */
+    const char *script = machine_env(machine, "EPKIT_PRELOAD");
 
-    if (machine_is_overwritten(machine, result, "nvshmem", machine->software->nvshmem.bundled))
+    if (machine_is_overwritten(machine, result, "nvshmem", nvshmem->bundled))
         return;
     if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
@@ -197,9 +162,17 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
             doctor_evidence(result, "LD_PRELOAD", "%s", preload.path);
         } else {
             /* A process that has already loaded one has made its choice. */
-            if (!advised || mapped.n == 1 || !is_used || is_preloaded_by_script(machine))
+            if (!advised || mapped.n == 1 || !is_used ||
+                (*script == '/' && source_stat(machine->source, "%s", script).state == SOURCE_OK))
                 return;
-            find_bundled(machine, result);
+            /* PyTorch's is loaded first, where a program imports it: certain if DeepEP is imported. */
+            doctor_found(
+                result, machine_has_deepep(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
+                "PyTorch loads NVSHMEM %s, and nothing makes the one that DeepEP was built with take precedence",
+                *nvshmem->bundled_version ? nvshmem->bundled_version : "of another version");
+            doctor_evidence(result, nvshmem->bundled, "%s", nvshmem->bundled_version);
+            doctor_evidence(result, "LD_PRELOAD", "%s",
+                            source_env(machine->source, "LD_PRELOAD") ? "has no NVSHMEM in it" : "not set");
         }
     }
     if (advised && !advised->unset) {
@@ -217,73 +190,65 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- home --- */
 
-#define MAX_MISSING 64 /* variables and entries that are counted; further ones are ignored */
-
-struct missing_path {
-    const char *name, *value;
+struct missing_paths {
+    const char *first, *names, *unset; /* the first path; the variables, and the command without LD_PRELOAD */
+    bool has_preload;
 };
 
-/* Entries of LD_PRELOAD that do not exist, except those that two-nvshmem and two-nccl report. */
-static int missing_preloads(const struct doctor_machine *machine, struct missing_path *missing, int n)
+static void add_missing(struct doctor_result *result, const char *name, const char *path, struct missing_paths *all)
 {
-    struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
-                           nccl = machine_preload(machine, "libnccl.so");
-    const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
+    struct source *source = result->machine->source;
+    bool is_preload = strcmp(name, "LD_PRELOAD") == 0;
 
-    while (n < MAX_MISSING && (entry = machine_next_preload(machine, &at)))
-        if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
-            strcmp(entry, nccl.path) != 0)
-            missing[n++] = (struct missing_path){"LD_PRELOAD", entry};
-    return n;
+    doctor_evidence(result, name, "%s: not there", path);
+    all->first = *all->first ? all->first : path;
+    if (!is_preload || !all->has_preload)
+        all->names = source_printf(source, "%s%s%s", all->names, *all->names ? " " : "", name);
+    if (!is_preload && shell_is_name(name))
+        all->unset = source_printf(source, "%s %s", *all->unset ? all->unset : "unset", name);
+    all->has_preload = all->has_preload || is_preload;
 }
 
 #define BUILD "NVSHMEM_DIR" /* read by DeepEP's build */
 
-static int find_missing_paths(const struct doctor_machine *machine, struct missing_path missing[MAX_MISSING])
+static void find_missing_paths(const struct doctor_machine *machine, struct doctor_result *result,
+                               struct missing_paths *all)
 {
-    const char *headers = source_env(machine->source, BUILD);
-    int n = 0;
+    struct machine_preload nvshmem = machine_preload(machine, "libnvshmem"),
+                           nccl = machine_preload(machine, "libnccl.so");
+    const char *headers = source_env(machine->source, BUILD), *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    for (int i = 0; i < machine->audit->n && n < MAX_MISSING; i++) {
+    for (int i = 0; i < machine->audit->n; i++) {
         const struct audit_row *row = &machine->audit->rows[i];
 
-        /* gib-settings checks this one. */
-        if (strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib)
-            continue;
-        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0)
-            missing[n++] = (struct missing_path){row->name, row->value};
+        /* gib-settings checks that of NCCL's tuner. */
+        if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0 &&
+            !(strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib))
+            add_missing(result, row->name, row->value, all);
     }
-    if (n < MAX_MISSING && headers && source_is_folder(source_stat(machine->source, "%s", headers)) &&
+    if (headers && source_is_folder(source_stat(machine->source, "%s", headers)) &&
         source_stat(machine->source, "%s/include/nvshmem.h", headers).state == SOURCE_ABSENT)
-        missing[n++] = (struct missing_path){BUILD, source_printf(machine->source, "%s/include/nvshmem.h", headers)};
-    return missing_preloads(machine, missing, n);
+        add_missing(result, BUILD, source_printf(machine->source, "%s/include/nvshmem.h", headers), all);
+    /* Of LD_PRELOAD, two-nvshmem and two-nccl report theirs. */
+    while ((entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
+        if (machine_is_missing_preload(machine, entry) && strcmp(entry, nvshmem.path) != 0 &&
+            strcmp(entry, nccl.path) != 0)
+            add_missing(result, "LD_PRELOAD", entry, all);
 }
 
 void run_home(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct missing_path missing[MAX_MISSING];
-    int n = find_missing_paths(machine, missing);
-    const char *names = "", *unset = "", *preload = "";
+    struct missing_paths all = {.first = "", .names = "", .unset = ""};
 
-    if (n == 0)
+    find_missing_paths(machine, result, &all);
+    if (!*all.first)
         return;
-    for (int i = 0; i < n; i++) {
-        bool is_preload = strcmp(missing[i].name, "LD_PRELOAD") == 0;
-
-        if (!is_preload || !*preload)
-            names = source_printf(machine->source, "%s%s%s", names, *names ? " " : "", missing[i].name);
-        if (is_preload)
-            preload = machine_preload_command(machine);
-        else if (shell_is_name(missing[i].name))
-            unset = source_printf(machine->source, "%s %s", *unset ? unset : "unset", missing[i].name);
-    }
-    if (!strchr(names, ' '))
-        doctor_found(result, DOCTOR_WARNING, "%s names a path that does not exist: %s", names, missing[0].value);
+    if (!strchr(all.names, ' '))
+        doctor_found(result, DOCTOR_WARNING, "%s names a path that does not exist: %s", all.names, all.first);
     else
-        doctor_found(result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", names);
-    for (int i = 0; i < n; i++)
-        doctor_evidence(result, missing[i].name, "%s: not there", missing[i].value);
-    doctor_fix(result, false, "%s%s%s", unset, *unset && *preload ? "\n" : "", preload);
+        doctor_found(result, DOCTOR_WARNING, "several variables name paths that do not exist: %s", all.names);
+    doctor_fix(result, false, "%s%s%s", all.unset, *all.unset && all.has_preload ? "\n" : "",
+               all.has_preload ? machine_preload_command(machine) : "");
     doctor_advise(result, "Or set each to the right path%s",
                   machine->software->os.in_container
                       ? " in this container: what an installer put below /opt may be mounted elsewhere, "

@@ -7,11 +7,7 @@
  * Faults of libibverbs and libmlx5 are reported by the group verbs, those of libcuda by the group driver.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define NVSHMEM "libnvshmem_host.so"
 
@@ -37,12 +33,6 @@ static enum source_state comes_with_torch(struct source *source, const char *tor
 }
 
 /* --- import-libraries --- */
-
-/* Reported by other checks. */
-static bool has_own_check(const char *name)
-{
-    return text_begins_any(name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so"));
-}
 
 /* The file that is loaded, or its NVSHMEM. */
 static bool is_relevant(const struct libs_closure *closure, int user)
@@ -71,7 +61,7 @@ static void report_missing(struct doctor_result *result, const char *package, co
                       "The NVSHMEM that it was built with is no longer in the folder of its RUNPATH. Put the folder "
                       "with %s into LD_LIBRARY_PATH, or build DeepEP again with NVSHMEM_DIR.",
                       lib->name);
-    else if (text_begins(lib->name, "libtorch") || text_begins(lib->name, "libc10"))
+    else if (is_of_torch(lib->name))
         doctor_advise(result, "%s",
                       *torch ? "The PyTorch that Python finds has no such library: the extension was built for another "
                                "one. Build it again in this environment."
@@ -95,7 +85,9 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
         const struct lib *lib = &closure->libs[i];
         enum source_state in_torch;
 
-        if (lib->location.state == SOURCE_OK || has_own_check(lib->name) ||
+        /* Of some, other checks report it. */
+        if (lib->location.state == SOURCE_OK ||
+            text_begins_any(lib->name, TEXTS("libibverbs.so", "libmlx5.so", "libcuda.so", "libnvidia-ml.so")) ||
             !(is_relevant(closure, lib->needed_by) || is_of_torch(closure->libs[lib->needed_by].name)))
             continue;
         in_torch =
@@ -123,16 +115,14 @@ static bool find_missing(const struct doctor_machine *machine, struct doctor_res
 /* Conda's Python loads its own libstdc++ before any module. */
 static bool conda_defines(const struct doctor_machine *machine, const char *version)
 {
-    const char *prefix = source_env(machine->source, "CONDA_PREFIX");
+    const char *prefix = machine_env(machine, "CONDA_PREFIX");
     struct elf_facts facts;
 
-    if (!prefix || *prefix != '/')
+    if (*prefix != '/')
         return false;
     facts = source_elf(machine->source, "%s/lib/libstdc++.so.6", prefix);
-    for (size_t i = 0; i < facts.n_definitions; i++)
-        if (strcmp(facts.definitions[i].name, version) == 0)
-            return true;
-    return facts.state == SOURCE_OK && facts.n_definitions == 0;
+    return (facts.state == SOURCE_OK && facts.n_definitions == 0) ||
+           ANY_OF(i, facts.n_definitions, strcmp(facts.definitions[i].name, version) == 0);
 }
 
 static void find_gap(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
@@ -238,9 +228,9 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
         return;
     /* There may be several, one for each Python. */
     names = source_list(machine->source, "%s", libs_folder_of(machine->source, path));
-    for (size_t i = 0; i < names.n; i++)
-        if (strncmp(names.names[i], base, strcspn(base, ".") + 1) == 0 && tag_of(names.names[i]) == python)
-            return;
+    if (ANY_OF(i, names.n,
+               strncmp(names.names[i], base, strcspn(base, ".") + 1) == 0 && tag_of(names.names[i]) == python))
+        return;
     doctor_found(result, DOCTOR_ERROR,
                  "%s cannot be imported: its extension is for Python 3.%d, and PyTorch is in Python 3.%d",
                  installed->stack->package, tag - 300, python - 300);
@@ -277,24 +267,6 @@ static const char *path_of_torch(const struct doctor_machine *machine, const cha
     return path;
 }
 
-static void report_symbol(struct doctor_result *result, const char *package, const char *path,
-                          struct source_names missing)
-{
-    const char *owner = "another library", *advice = "Install or build it again for this environment.";
-
-    for (size_t i = COUNT(families); i-- > 0;)
-        if (text_begins_any(missing.names[0], families[i].beginnings)) {
-            owner = families[i].owner;
-            advice = families[i].advice;
-        }
-    doctor_found(result, DOCTOR_ERROR,
-                 "%s cannot be imported: it was built for another version of %s: no library has %s", package, owner,
-                 missing.names[0]);
-    for (size_t i = 0; i < missing.n; i++)
-        doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
-    doctor_advise(result, "%s", advice);
-}
-
 void stack_needs_symbols(const struct doctor_machine *machine, const struct stack_installed *installed,
                          struct doctor_result *result)
 {
@@ -303,6 +275,7 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     const char *providers[LIBS_MAX];
     struct libs_closure *closure;
     struct source_names missing = {.n = 0};
+    int family;
 
     if (!*path || !*machine->software->torch)
         return;
@@ -313,8 +286,16 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     /* What is not found is the subject of import-libraries, and may have the symbols. */
     if (closure->first_missing < 0 && !closure->cut)
         missing = source_missing_symbols(machine->source, path, providers, (size_t)closure->n);
-    if (missing.n)
-        report_symbol(result, installed->stack->package, path, missing);
+    if (missing.n == 0)
+        return;
+    family = FIRST_OF(i, COUNT(families), text_begins_any(missing.names[0], families[i].beginnings));
+    doctor_found(result, DOCTOR_ERROR,
+                 "%s cannot be imported: it was built for another version of %s: no library has %s",
+                 installed->stack->package, family < 0 ? "another library" : families[family].owner, missing.names[0]);
+    for (size_t i = 0; i < missing.n; i++)
+        doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
+    doctor_advise(result, "%s",
+                  family < 0 ? "Install or build it again for this environment." : families[family].advice);
 }
 
 /* --- cuda-major --- */
@@ -324,32 +305,24 @@ static const struct {
     int cuda, driver;
 } oldest_drivers[] = {{11, 450}, {12, 525}, {13, 580}};
 
-/* The major version of the libcudart that a library needs; 0 if none. */
-static int cuda_of(const struct elf_facts *facts)
-{
-    static const char name[] = "libcudart.so.";
-
-    for (size_t i = 0; i < facts->n_needed; i++)
-        if (text_begins(facts->needed[i], name))
-            return atoi(facts->needed[i] + sizeof(name) - 1);
-    return 0;
-}
-
 /* A user of a CUDA runtime. */
 struct cuda_user {
     const char *what, *path;
-    int cuda; /* 0: none, or it could not be read */
+    int cuda; /* the major version of the libcudart that it needs; 0: none, or it could not be read */
 };
 
 static struct cuda_user cuda_user(const struct doctor_machine *machine, const char *what, const char *path)
 {
+    static const char name[] = "libcudart.so.";
     struct cuda_user user = {.what = what, .path = path};
     struct elf_facts facts;
+    int needed;
 
-    if (*path) {
-        facts = source_elf(machine->source, "%s", path);
-        user.cuda = facts.state == SOURCE_OK ? cuda_of(&facts) : 0;
-    }
+    if (!*path)
+        return user;
+    facts = source_elf(machine->source, "%s", path);
+    needed = facts.state == SOURCE_OK ? FIRST_OF(i, facts.n_needed, text_begins(facts.needed[i], name)) : -1;
+    user.cuda = needed < 0 ? 0 : atoi(facts.needed[needed] + sizeof(name) - 1);
     return user;
 }
 
@@ -405,33 +378,26 @@ bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_
     return true;
 }
 
-/* The driver version that programs get: that of the loaded driver, or of a newer libcuda (package cuda-compat). */
-static int driver_for_programs(const struct doctor_machine *machine)
-{
-    struct libs_env env = libs_env_of(machine->source);
-    struct lib_location libcuda = libs_find(machine->source, &env, "libcuda.so.1");
-    int loaded = atoi(machine->software->driver.version),
-        found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0;
-
-    return found > loaded ? found : loaded;
-}
-
 static void need_driver(const struct doctor_machine *machine, struct doctor_result *result,
                         const struct cuda_user *user)
 {
-    for (size_t i = 0; i < COUNT(oldest_drivers); i++) {
-        if (oldest_drivers[i].cuda != user->cuda || driver_for_programs(machine) >= oldest_drivers[i].driver)
-            continue;
-        doctor_found(result, DOCTOR_ERROR,
-                     "CUDA %d, for which %s was built, needs driver %d or later, and %s is loaded", user->cuda,
-                     user->what, oldest_drivers[i].driver, machine->software->driver.version);
-        doctor_evidence(result, user->path, "NEEDED libcudart.so.%d", user->cuda);
-        doctor_evidence(result, "/proc/driver/nvidia/version", "%s", machine->software->driver.version);
-        doctor_advise(result,
-                      "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its "
-                      "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
-                      user->cuda, user->cuda - 1);
-    }
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location libcuda = libs_find(machine->source, &env, "libcuda.so.1");
+    const char *loaded = machine->software->driver.version;
+    /* A newer libcuda (package cuda-compat) counts as well as the loaded driver. */
+    int found = libcuda.state == SOURCE_OK ? atoi(libs_file_version(libcuda.real)) : 0,
+        i = FIRST_OF(k, COUNT(oldest_drivers), oldest_drivers[k].cuda == user->cuda);
+
+    if (i < 0 || atoi(loaded) >= oldest_drivers[i].driver || found >= oldest_drivers[i].driver)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "CUDA %d, for which %s was built, needs driver %d or later, and %s is loaded",
+                 user->cuda, user->what, oldest_drivers[i].driver, loaded);
+    doctor_evidence(result, user->path, "NEEDED libcudart.so.%d", user->cuda);
+    doctor_evidence(result, "/proc/driver/nvidia/version", "%s", loaded);
+    doctor_advise(result,
+                  "Update the driver of the node; on data center GPUs the package cuda-compat-%d-<minor> and its "
+                  "folder in LD_LIBRARY_PATH help as well. Or use what was built for CUDA %d.",
+                  user->cuda, user->cuda - 1);
 }
 
 void stack_needs_cuda(const struct doctor_machine *machine, const struct stack_installed *installed,
@@ -455,7 +421,6 @@ void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *
 {
     const struct stacks_installed *all = &machine->software->stacks;
     struct cuda_user users[STACKS_MAX + 2];
-    bool any = false;
     int n = 0;
 
     stacks_run(machine, result);
@@ -467,9 +432,8 @@ void run_cuda_major(const struct doctor_machine *machine, struct doctor_result *
             users[n++] = cuda_user(machine, all->stacks[i].stack->title, all->stacks[i].extension);
     users[n++] = cuda_of_torch(machine);
     users[n++] = cuda_user(machine, "NVSHMEM", machine->software->nvshmem.host.path);
-    for (int i = 0; i < n; i++)
-        any = any || users[i].cuda;
-    if (doctor_not_applicable_if(result, !any, "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
+    if (doctor_not_applicable_if(result, !ANY_OF(i, n, users[i].cuda),
+                                 "no DeepEP, PyTorch or NVSHMEM that needs a CUDA runtime of its own"))
         return;
     for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         need_driver(machine, result, &users[i]);

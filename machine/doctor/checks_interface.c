@@ -7,8 +7,6 @@
 
 #include <arpa/inet.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define GLOO "GLOO_SOCKET_IFNAME"
 #define NET "/sys/class/net"
@@ -26,10 +24,9 @@ static bool is_up(const struct doctor_machine *machine, const char *interface)
 /* The interface of the default route, by which other nodes are reached; "" if there is none. */
 static const char *default_interface(const struct doctor_machine *machine, const struct source_names *interfaces)
 {
-    for (size_t i = 0; i < interfaces->n; i++)
-        if (machine_carries_route(machine, interfaces->names[i], false))
-            return interfaces->names[i];
-    return "";
+    int at = FIRST_OF(i, interfaces->n, machine_carries_route(machine, interfaces->names[i], false));
+
+    return at < 0 ? "" : interfaces->names[at];
 }
 
 /* The names that /etc/hosts gives to the loopback, unless an earlier line has them for another address. */
@@ -39,52 +36,37 @@ static json_t *read_loopback_names(struct source_text file)
 
     while (*file.text && names && others) {
         struct piece line = text_take(&file.text, "\n");
-        const char *copy = line.text;
         bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
+        char copy[4096], *rest = copy, *word;
+        int n = 0; /* the first word is the address */
 
-        for (int word = 0; copy < line.text + line.n && *copy != '#'; word++) {
-            size_t n;
-            char name[256];
-
-            copy += strspn(copy, " \t\r");
-            n = strcspn(copy, " \t\r\n#");
-            if (n == 0 || copy >= line.text + line.n)
-                break;
-            snprintf(name, sizeof(name), "%.*s", (int)n, copy);
-            copy += n;
-            if (word == 0 || json_object_get(others, name))
+        snprintf(copy, sizeof(copy), "%.*s", (int)line.n, line.text);
+        copy[strcspn(copy, "#")] = '\0';
+        while ((word = strsep(&rest, " \t\r"))) {
+            if (!*word || n++ == 0 || json_object_get(others, word))
                 continue;
-            if (is_loopback && json_array_size(names) < 32)
-                json_array_append_new(names, json_string(name));
-            else if (!is_loopback)
-                json_object_set_new(others, name, json_true());
+            if (!is_loopback)
+                json_object_set_new(others, word, json_true());
+            else if (json_array_size(names) < 32)
+                json_array_append_new(names, json_string(word));
         }
     }
     json_decref(others);
     return names;
 }
 
-static json_t *read_host_name(struct source_text file)
-{
-    return json_stringn(file.text, strcspn(file.text, " \t\r\n"));
-}
+READER(read_host_name, json_stringn(file.text, strcspn(file.text, " \t\r\n")))
 
 /* Does the host name lead to the loopback? Gloo then tells other nodes an address that is theirs. */
 static bool host_is_loopback(const struct doctor_machine *machine)
 {
     const char *host =
         source_fact_text(source_fact(machine->source, "host-name", read_host_name, "/proc/sys/kernel/hostname"));
-    struct source_answer names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts");
-    json_t *name;
-    size_t i;
+    const json_t *names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts").value;
 
-    json_array_foreach ((json_t *)names.value, i, name) {
-        const char *text = json_string_value(name);
-
-        if (*host && text && strcmp(text, host) == 0)
-            return true;
-    }
-    return false;
+    return *host && ANY_OF(i, json_array_size(names),
+                           json_is_string(json_array_get(names, (size_t)i)) &&
+                               strcmp(json_string_value(json_array_get(names, (size_t)i)), host) == 0);
 }
 
 /* --- socket-interface --- */
@@ -105,14 +87,6 @@ static const struct interface_variable {
     {"NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM", SYNTAX_LIST, false},
     {"EPKIT_TCP_INTERFACE", "epkit", SYNTAX_LIST, false},
 };
-
-/* libepkit takes an address as well. Which interface has it, /sys does not say. */
-static bool is_address(const char *value)
-{
-    unsigned char address[sizeof(struct in6_addr)];
-
-    return inet_pton(AF_INET, value, address) == 1 || inet_pton(AF_INET6, value, address) == 1;
-}
 
 /* What is wrong with the value, a sentence without its subject; "" if nothing is. */
 static const char *fault_of(const struct doctor_machine *machine, const struct list_names *names,
@@ -145,19 +119,15 @@ static const char *fault_of(const struct doctor_machine *machine, const struct l
 static const char *fault_of_names(const struct doctor_machine *machine, const struct interface_variable *variable,
                                   const char *value, const struct source_names *interfaces)
 {
+    struct list_names names = {.is_exact = true};
     const char *why = "";
 
     if (strchr("^=", *value))
         return source_printf(machine->source,
                              "begins with '%c', which %s takes for a part of the name: it knows whole names only",
                              *value, variable->library);
-    while (*value && !*why) {
-        struct piece entry = text_take(&value, ",");
-        struct list_names names = {.is_exact = true};
-
-        names.list = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
-        why = entry.n ? fault_of(machine, &names, interfaces) : "";
-    }
+    while (!*why && (names.list = machine_next_word(machine, &value, ",")))
+        why = fault_of(machine, &names, interfaces);
     return why;
 }
 
@@ -166,6 +136,7 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
     struct source *source = machine->source;
     struct source_names interfaces = source_list(source, NET);
     const char *interface = default_interface(machine, &interfaces), *export = "";
+    unsigned char address[sizeof(struct in6_addr)];
     bool any = false;
 
     for (size_t i = 0; i < COUNT(interface_variables); i++) {
@@ -173,7 +144,8 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
         const char *file, *why, *value = machine_nccl_value(machine, variable->name, &file);
         struct list_names names = list_names_of(value);
 
-        if (!*value || is_address(value))
+        /* libepkit takes an address as well. Which interface has it, /sys does not say. */
+        if (!*value || inet_pton(AF_INET, value, address) == 1 || inet_pton(AF_INET6, value, address) == 1)
             continue;
         any = true;
         if (doctor_unreadable_if(result, interfaces.state != SOURCE_OK, NET, interfaces.state, interfaces.why))
@@ -222,9 +194,7 @@ void run_host_name(const struct doctor_machine *machine, struct doctor_result *r
     doctor_evidence(result, "/etc/hosts", "the host name has an address of 127.0.0.0/8 or ::1");
     if (*interface)
         doctor_fix(result, false, "export " GLOO "=%s", shell_word(machine->source, interface));
-    doctor_advise(
-        result,
-        "Gloo tells other ranks the address of the host name. Name the interface that other nodes reach, or give the name its address in /etc/hosts.");
+    doctor_advise_remedy(result);
 }
 
 /* --- rails-subnet --- */
@@ -255,16 +225,10 @@ static json_t *group_routes(const char *text, bool by_metric)
     return groups;
 }
 
-static json_t *read_shared_subnets(struct source_text file)
-{
-    return group_routes(file.text, false);
-}
+READER(read_shared_subnets, group_routes(file.text, false))
 
 /* Of equal metric, so that the order in which the interfaces came up decides. */
-static json_t *read_equal_routes(struct source_text file)
-{
-    return group_routes(file.text, true);
-}
+READER(read_equal_routes, group_routes(file.text, true))
 
 /* Does the kernel answer ARP requests for its addresses on others? Whoever prevents that has routing rules, too. */
 static bool answers_for_others(struct source *source, const char *interface, bool is_rail)
@@ -285,14 +249,12 @@ static bool answers_for_others(struct source *source, const char *interface, boo
     return true;
 }
 
-static bool is_rail(const struct topo *topo, const char *interface)
+static bool is_rail(const struct doctor_machine *machine, const char *interface)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && machine_is_data_nic(topo, i); p++)
-            if (topo->nics[i].ports[p].link_layer == TOPO_LINK_ETHERNET && topo->nics[i].ports[p].active &&
-                strcmp(topo->nics[i].ports[p].netdev, interface) == 0)
-                return true;
-    return false;
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, false, TOPO_LINK_ETHERNET, ports);
+
+    return ANY_OF(i, n, strcmp(machine->topo->nics[ports[i].nic].ports[ports[i].port].netdev, interface) == 0);
 }
 
 /* Its card; -1: not on the bus. */
@@ -306,12 +268,11 @@ static int pci_of(const struct doctor_machine *machine, const char *interface)
 /* Is it on the card of a rail: IPoIB, which only starts connections, or another port? */
 static bool is_of_data_nic(const struct doctor_machine *machine, const char *interface)
 {
+    const struct topo *topo = machine->topo;
     int pci = pci_of(machine, interface);
 
-    for (int i = 0; i < machine->topo->n_nics && pci >= 0; i++)
-        if (machine_is_data_nic(machine->topo, i) && topo_is_same_card(machine->topo, machine->topo->nics[i].pci, pci))
-            return true;
-    return false;
+    return pci >= 0 &&
+           ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, pci));
 }
 
 /* Of a group, the interfaces that the kernel answers for on any other: the rails, or the others that are up. */
@@ -325,7 +286,7 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
     json_array_foreach ((json_t *)group, i, name) {
         const char *interface = json_string_value(name);
 
-        if (!interface || is_rail(machine->topo, interface) != of_rails || !is_up(machine, interface) ||
+        if (!interface || is_rail(machine, interface) != of_rails || !is_up(machine, interface) ||
             (!of_rails && is_of_data_nic(machine, interface)) ||
             !answers_for_others(machine->source, interface, of_rails))
             continue;
@@ -341,14 +302,11 @@ static int count_mixed(const struct doctor_machine *machine, const json_t *group
 /* Does the site have routing tables of its own, "100 rail0", which only rules lead to? */
 static json_t *read_own_tables(struct source_text file)
 {
-    bool any = false;
+    long number = 0;
 
-    while (*file.text) {
-        long number = strtol(text_take(&file.text, "\n").text, NULL, 10);
-
-        any = any || (number > 0 && number < 253);
-    }
-    return json_boolean(any);
+    while (*file.text && !(number > 0 && number < 253))
+        number = strtol(text_take(&file.text, "\n").text, NULL, 10);
+    return json_boolean(number > 0 && number < 253);
 }
 
 void run_rails_subnet(const struct doctor_machine *machine, struct doctor_result *result)
@@ -399,10 +357,7 @@ static bool is_near_gpu(const struct doctor_machine *machine, const char *interf
     const struct topo *topo = machine->topo;
     int pci = pci_of(machine, interface);
 
-    for (int g = 0; g < topo->n_gpus && pci >= 0; g++)
-        if (topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB)
-            return true;
-    return false;
+    return pci >= 0 && ANY_OF(g, topo->n_gpus, topo_path(topo, topo->gpus[g].pci, pci) <= TOPO_PXB);
 }
 
 /* Variables of Google's plugins for NCCL over TCP: interfaces by whole names, one for each GPU or pair of GPUs. */
@@ -438,8 +393,8 @@ void run_fastrak_interfaces(const struct doctor_machine *machine, struct doctor_
     doctor_evidence(result, name, "%s", value);
     fix = source_printf(machine->source, "export %s=%s", name, shell_word(machine->source, near));
     for (size_t i = 0; i < COUNT(others) && *uplink; i++) {
-        value = source_env(machine->source, others[i]);
-        if (!value || !*value || !is_near_gpu(machine, value))
+        value = machine_env(machine, others[i]);
+        if (!*value || !is_near_gpu(machine, value))
             continue;
         doctor_evidence(result, others[i], "%s, which is a GPU's", value);
         fix = source_printf(machine->source, "%s\nexport %s=%s", fix, others[i], shell_word(machine->source, uplink));

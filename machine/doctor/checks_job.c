@@ -1,75 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_job.c - the variables of a job, its peers; and an installation that does not finish. */
 #include "checks.h"
-#include "common/json.h"
-#include "machine/software/libs.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- rendezvous --- */
 
-/* Is it a number as Python reads it? */
-static bool is_number(const char *text)
-{
-    char *end = NULL;
-
-    strtol(text, &end, 10);
-    return end != text && !end[strspn(end, " \t\r\n")];
-}
-
-/* A variable that has to be a number; an unresolved reference of a manifest, "$(NNODES)", for example is none. */
-static const char *not_a_number(const struct doctor_machine *machine, const char **ret_name)
-{
-    static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-
-    for (size_t i = 0; i < COUNT(names); i++) {
-        const char *value = source_env(machine->source, names[i]);
-
-        *ret_name = names[i];
-        /* LOCAL_RANK=-1 means no rank for some programs. */
-        if (value && *value && !is_number(value))
-            return source_printf(machine->source, "%s is not a number", names[i]);
-    }
-    return NULL;
-}
+#define PORT "MASTER_PORT"
 
 /* A contradiction in the job's variables; NULL if there is none. */
-static const char *rank_contradiction(const struct doctor_machine *machine, const char **ret_name)
+static const char *rank_contradiction(const struct doctor_machine *machine)
 {
-    long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1);
-    long local_world = machine_job_number(machine, "LOCAL_WORLD_SIZE", -1),
-         local_rank = machine_job_number(machine, "LOCAL_RANK", -1);
-    const char *address = source_env(machine->source, "MASTER_ADDR"),
-               *port = source_env(machine->source, "MASTER_PORT");
-    long nodes = machine_job_nodes(machine);
-    const char *fault = not_a_number(machine, ret_name);
+    static const char *const numbers[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+    long world = machine_job_number(machine, "WORLD_SIZE", -1), rank = machine_job_number(machine, "RANK", -1),
+         local_world = machine_job_number(machine, "LOCAL_WORLD_SIZE", -1),
+         local_rank = machine_job_number(machine, "LOCAL_RANK", -1), port = machine_job_number(machine, PORT, -1);
+    const char *address = source_env(machine->source, "MASTER_ADDR");
+    int n_gpus = topo_usable_gpus(machine->topo);
 
-    if (fault)
-        return fault;
-    *ret_name = "RANK";
+    /* For Python; an unresolved reference of a manifest, "$(NNODES)", is none. LOCAL_RANK=-1 is no rank for some. */
+    for (size_t i = 0; i < COUNT(numbers); i++) {
+        const char *value = machine_env(machine, numbers[i]);
+        char *end;
+
+        strtol(value, &end, 10);
+        if (*value && (end == value || end[strspn(end, " \t\r\n")]))
+            return source_printf(machine->source, "%s is not a number", numbers[i]);
+    }
     if (world > 0 && rank >= world)
         return source_printf(machine->source, "RANK=%ld is beyond WORLD_SIZE=%ld", rank, world);
-    *ret_name = "LOCAL_RANK";
     if (local_world > 0 && local_rank >= local_world)
         return source_printf(machine->source, "LOCAL_RANK=%ld is beyond LOCAL_WORLD_SIZE=%ld", local_rank, local_world);
-    if (!source_env(machine->source, "CUDA_VISIBLE_DEVICES") && topo_usable_gpus(machine->topo) > 1 &&
-        local_rank >= topo_usable_gpus(machine->topo))
-        return source_printf(machine->source, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank,
-                             topo_usable_gpus(machine->topo));
-    *ret_name = "WORLD_SIZE";
+    if (!source_env(machine->source, "CUDA_VISIBLE_DEVICES") && n_gpus > 1 && local_rank >= n_gpus)
+        return source_printf(machine->source, "LOCAL_RANK=%ld, and there are %d GPUs", local_rank, n_gpus);
     if (world > 0 && local_world > world)
         return source_printf(machine->source, "WORLD_SIZE=%ld is less than LOCAL_WORLD_SIZE=%ld", world, local_world);
-    *ret_name = "MASTER_PORT";
-    if (port &&
-        (machine_job_number(machine, "MASTER_PORT", -1) < 1 || machine_job_number(machine, "MASTER_PORT", -1) > 65535))
+    if (source_env(machine->source, PORT) && (port < 1 || port > 65535))
         return "MASTER_PORT is not a port";
-    *ret_name = "MASTER_ADDR";
     if (address && !*address)
         return "MASTER_ADDR is empty";
     if (address && (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0))
         return "MASTER_ADDR is an address to listen on, not one to connect to";
-    if (address && address_is_loopback(address) && (nodes > 1 || (local_world > 0 && world > local_world)))
+    if (address && address_is_loopback(address) &&
+        (machine_job_nodes(machine) > 1 || (local_world > 0 && world > local_world)))
         return "MASTER_ADDR is the loopback, and there are other nodes: each waits for itself";
     return NULL;
 }
@@ -78,48 +49,36 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
 {
     static const char *const shown[] = {"RANK",        "WORLD_SIZE",  "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
                                         "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_NUM_NODES", "NNODES"};
-    const char *name, *fault;
-    bool any = false;
+    const char *fault;
 
-    for (size_t i = 0; i < COUNT(shown); i++)
-        any = any || source_env(machine->source, shown[i]);
-    if (doctor_not_applicable_if(result, !any, "the environment is not that of a rank"))
+    if (doctor_not_applicable_if(result, !ANY_OF(i, COUNT(shown), source_env(machine->source, shown[i])),
+                                 "the environment is not that of a rank"))
         return;
-    fault = rank_contradiction(machine, &name);
+    fault = rank_contradiction(machine);
     if (!fault)
         return;
     doctor_found(result, DOCTOR_ERROR, "the ranks cannot find each other: %s", fault);
     for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
             doctor_evidence_env(result, shown[i]);
-    doctor_advise(
-        result,
-        "All ranks need the MASTER_ADDR of rank 0's node and consistent numbers: WORLD_SIZE are all ranks for PyTorch, but the nodes for DeepEP's own tests. 'epkit launch' sets all of them.");
+    doctor_advise_remedy(result);
 }
 
 /* --- single-ranks --- */
 
-/* The MPI that a process has loaded, by ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
-static const char *loaded_mpi(struct source *source)
-{
-    struct source_names mapped = libs_mapped(source, "libmpi.so");
-
-    for (size_t i = 0; i < mapped.n; i++) {
-        if (strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80"))
-            return "Open MPI";
-        if (strstr(mapped.names[i], "libmpi.so.12"))
-            return "MPICH or Intel MPI";
-    }
-    return "";
-}
-
 void run_single_ranks(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1), of_mpi;
     bool is_openmpi = source_env(machine->source, "OMPI_COMM_WORLD_SIZE") != NULL;
-    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = loaded_mpi(machine->source);
+    const char *name = is_openmpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE", *mpi = "";
+    long tasks = machine_job_number(machine, "SLURM_STEP_NUM_TASKS", -1),
+         of_mpi = machine_job_number(machine, name, -1);
+    struct source_names mapped = libs_mapped(machine->source, "libmpi.so");
 
-    of_mpi = machine_job_number(machine, name, -1);
+    /* By ABI number: Open MPI 4 and 5, MPICH and Intel MPI. */
+    for (size_t i = 0; i < mapped.n && !*mpi; i++)
+        mpi = strstr(mapped.names[i], "libmpi.so.40") || strstr(mapped.names[i], "libmpi.so.80") ? "Open MPI"
+              : strstr(mapped.names[i], "libmpi.so.12")                                          ? "MPICH or Intel MPI"
+                                                                                                 : "";
     if (doctor_not_applicable_if(result, of_mpi < 1, "the process was not started by a launcher of MPI"))
         return;
     if (tasks > 1 && of_mpi == 1) {
@@ -132,7 +91,7 @@ void run_single_ranks(const struct doctor_machine *machine, struct doctor_result
         doctor_found(result, DOCTOR_ERROR, "the process was started by %s and has loaded %s: each rank runs alone",
                      is_openmpi ? "Open MPI" : "MPICH or Intel MPI", mpi);
         doctor_evidence(result, name, "%ld", of_mpi);
-        doctor_evidence(result, "/proc/self/maps", "%s", libs_mapped(machine->source, "libmpi.so").names[0]);
+        doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[0]);
         doctor_advise(result, "Start it with the mpirun of the MPI that it was built with, or build it again with the "
                               "MPI of this mpirun.");
     }
@@ -183,9 +142,7 @@ void run_environ_sourced(const struct doctor_machine *machine, struct doctor_res
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(
-            result,
-            "Values with quotes or spaces are run as commands, and tokens get into logs. Pass variables by name: sshd's SetEnv, or a file with 'export NAME=VALUE' that is written with printf %%q.");
+        doctor_advise_remedy(result);
 }
 
 /* --- install-stuck --- */
@@ -216,37 +173,33 @@ static json_t *read_journal(struct source_text file)
     return json_pack("{s:s, s:s, s:i}", "event", event, "step", step, "reboots", reboots);
 }
 
-static void check_journal(const struct doctor_machine *machine, struct doctor_result *result, const char *recipe)
-{
-    const char *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
-    const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
-    const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
-    int reboots = (int)json_number(journal, "reboots");
-    bool is_stopped = strcmp(event, "stopped") == 0;
-
-    if (!is_stopped && reboots < RESTARTS_MANY)
-        return;
-    if (is_stopped)
-        doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node", recipe,
-                     reboots, reboots == 1 ? "" : "s");
-    else
-        doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
-                     recipe, reboots);
-    doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
-    doctor_advise(result,
-                  "epkit install status %s says which step is not done and why. After removing the cause, resume with "
-                  "epkit install apply %s --again.",
-                  shell_word(machine->source, recipe), shell_word(machine->source, recipe));
-}
-
 void run_install_stuck(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names recipes = source_list(machine->source, INSTALL);
 
-    if (recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED)
-        doctor_not_applicable(result, "nothing was installed by epkit install");
-    else if (recipes.state != SOURCE_OK)
-        doctor_unknown(result, INSTALL ": %s", machine_reason(recipes.state, recipes.why));
-    for (size_t i = 0; recipes.state == SOURCE_OK && i < recipes.n && result->outcome != DOCTOR_FOUND; i++)
-        check_journal(machine, result, recipes.names[i]);
+    if (doctor_not_applicable_if(result, recipes.state == SOURCE_ABSENT || recipes.state == SOURCE_NOT_RECORDED,
+                                 "nothing was installed by epkit install") ||
+        doctor_unreadable_if(result, recipes.state != SOURCE_OK, INSTALL, recipes.state, recipes.why))
+        return;
+    for (size_t i = 0; i < recipes.n && result->outcome != DOCTOR_FOUND; i++) {
+        const char *recipe = recipes.names[i], *word = shell_word(machine->source, recipe),
+                   *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
+        const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
+        const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
+        int n = (int)json_number(journal, "reboots");
+
+        if (strcmp(event, "stopped") == 0)
+            doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node",
+                         recipe, n, n == 1 ? "" : "s");
+        else if (n >= RESTARTS_MANY)
+            doctor_found(result, DOCTOR_ERROR, "the installation of %s has restarted the node %d times and is not done",
+                         recipe, n);
+        else
+            continue;
+        doctor_evidence(result, path, "last event: %s%s%s", event, *step ? ", step " : "", step);
+        doctor_advise(result,
+                      "epkit install status %s says which step is not done and why. After removing the cause, resume "
+                      "with epkit install apply %s --again.",
+                      word, word);
+    }
 }

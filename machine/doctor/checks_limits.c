@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_limits.c - limits of the process: locked memory, shared memory, files, processors. */
 #include "checks.h"
-#include "common/json.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/statvfs.h>
 
 #define MIB (1LL << 20)
@@ -30,34 +27,22 @@ struct limit {
     int64_t soft, hard;
 };
 
-static int64_t take_limit(const char **at)
+static int64_t limit_number(const char *text)
 {
     char *end;
-    int64_t value;
+    int64_t value = strtoll(text, &end, 10);
 
-    *at += strspn(*at, " ");
-    if (text_begins(*at, "unlimited")) {
-        *at += strlen("unlimited");
-        return UNLIMITED;
-    }
-    value = strtoll(*at, &end, 10);
-    value = end == *at || value < 0 ? -1 : value;
-    *at = end;
-    return value;
+    return strcmp(text, "unlimited") == 0 ? UNLIMITED : end == text || *end || value < 0 ? -1 : value;
 }
 
 static struct limit limit_of(struct source *source, const char *name)
 {
     const char *line = strstr(source_read(source, "/proc/self/limits").text, name);
-    struct limit limit = {-1, -1};
+    char soft[32] = "", hard[32] = "";
 
-    if (!line)
-        return limit;
-    line += strlen(name);
-    limit.soft = take_limit(&line);
-    if (limit.soft >= 0)
-        limit.hard = take_limit(&line);
-    return limit;
+    if (line)
+        sscanf(line + strlen(name), "%31s %31s", soft, hard);
+    return (struct limit){limit_number(soft), limit_number(hard)};
 }
 
 static bool lacks_limit(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
@@ -70,25 +55,6 @@ static bool lacks_limit(const struct doctor_machine *machine, struct doctor_resu
                                                        : machine_reason(limits.state, limits.why));
 }
 
-/* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
-static void fix_memlock(const struct doctor_machine *machine, struct doctor_result *result, long long hard)
-{
-    static const struct by_place where = {
-        .pod = "give the container the capability IPC_LOCK (securityContext.capabilities.add)",
-        .container = "start the container with --ulimit memlock=-1",
-        .job = "LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
-        .host = "\"* - memlock unlimited\" in /etc/security/limits.d, and a new login"};
-
-    if (hard == UNLIMITED)
-        doctor_fix(result, false, "ulimit -l unlimited");
-    else if (hard >= MEMLOCK_LITTLE)
-        doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
-    doctor_advise(result,
-                  hard >= MEMLOCK_LITTLE ? "That holds for this shell. For all: %s."
-                                         : "The hard limit is as low, so ulimit cannot raise it: %s.",
-                  machine_by_place(machine, where));
-}
-
 static bool has_capability(struct source *source, unsigned long long bits)
 {
     struct source_text status = source_read(source, "/proc/self/status");
@@ -99,6 +65,11 @@ static bool has_capability(struct source *source, unsigned long long bits)
 
 void run_memlock(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    static const struct by_place where = {
+        .pod = "give the container the capability IPC_LOCK (securityContext.capabilities.add)",
+        .container = "start the container with --ulimit memlock=-1",
+        .job = "LimitMEMLOCK=infinity for slurmd, and PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
+        .host = "\"* - memlock unlimited\" in /etc/security/limits.d, and a new login"};
     struct limit limit = limit_of(machine->source, MEMLOCK);
     long long bytes = limit.soft, hard = limit.hard;
 
@@ -112,7 +83,15 @@ void run_memlock(const struct doctor_machine *machine, struct doctor_result *res
                     hard == UNLIMITED ? "unlimited"
                     : hard < 0        ? "not known"
                                       : source_printf(machine->source, "%lld bytes", hard));
-    fix_memlock(machine, result, hard);
+    /* A shell may raise its limit up to the hard one; a higher limit must be set by the parent of the process. */
+    if (hard == UNLIMITED)
+        doctor_fix(result, false, "ulimit -l unlimited");
+    else if (hard >= MEMLOCK_LITTLE)
+        doctor_fix(result, false, "ulimit -l %lld", hard / 1024);
+    doctor_advise(result,
+                  hard >= MEMLOCK_LITTLE ? "That holds for this shell. For all: %s."
+                                         : "The hard limit is as low, so ulimit cannot raise it: %s.",
+                  machine_by_place(machine, where));
 }
 
 /* --- shm --- */
@@ -126,7 +105,7 @@ static long long tmpfs_bytes(const char *options, int *ret_percent)
 {
     const char *size = strncmp(options, "size=", 5) == 0 ? options : strstr(options, ",size=");
     char *end;
-    long long value, unit = 1;
+    long long value, unit;
 
     *ret_percent = size ? 0 : 50;
     if (!size)
@@ -139,12 +118,7 @@ static long long tmpfs_bytes(const char *options, int *ret_percent)
         *ret_percent = (int)value;
     else if (value == 0)
         return INT64_MAX;
-    if (*end == 'k' || *end == 'K')
-        unit = 1024;
-    else if (*end == 'm' || *end == 'M')
-        unit = MIB;
-    else if (*end == 'g' || *end == 'G')
-        unit = GIB;
+    unit = machine_unit(*end);
     return *ret_percent ? 0 : value > INT64_MAX / unit ? INT64_MAX : value * unit;
 }
 
@@ -177,39 +151,6 @@ static json_t *read_shm_mount(struct source_text file)
                           percent);
     }
     return mount;
-}
-
-/* MemTotal in bytes; -1: not known. */
-static long long memory_of(struct source *source)
-{
-    struct source_text text = source_read(source, "/proc/meminfo");
-    const char *value = source_field(source, text.text, "MemTotal");
-    long long kib = strtoll(value, NULL, 10);
-
-    return kib > 0 && kib < INT64_MAX / 1024 ? kib * 1024 : -1;
-}
-
-static void found_small_shm(const struct doctor_machine *machine, struct doctor_result *result, const json_t *mount,
-                            long long bytes, long long memory)
-{
-    const char *point = json_text(mount, "point");
-
-    doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
-                 "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
-    doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", json_text(mount, "type"), point, bytes / MIB);
-    /*
-     * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a container
-     * that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that exceeds its
-     * limit.
-     */
-    if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
-        doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
-    doctor_advise(result, "%s",
-                  machine_by_place(
-                      machine, (struct by_place){.pod = "Mount an emptyDir with medium: Memory at /dev/shm.",
-                                                 .container = "Start the container with --shm-size=16g or --ipc=host.",
-                                                 .job = "Ask for more where the node mounts it: size= in /etc/fstab.",
-                                                 .host = "For later boots: size= of /dev/shm in /etc/fstab."}));
 }
 
 /* Of the live machine: {"bytes": of the file system, "free": of them}. */
@@ -267,8 +208,12 @@ static void find_full_shm(const struct doctor_machine *machine, struct doctor_re
 void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_answer mount;
+    static const struct by_place more_shm = {.pod = "Mount an emptyDir with medium: Memory at /dev/shm.",
+                                             .container = "Start the container with --shm-size=16g or --ipc=host.",
+                                             .job = "Ask for more where the node mounts it: size= in /etc/fstab.",
+                                             .host = "For later boots: size= of /dev/shm in /etc/fstab."};
     long long bytes, memory, percent;
-    const char *type;
+    const char *type, *point;
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks"))
         return;
@@ -285,9 +230,12 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
                           "/proc/self/mounts: no file system that holds /dev/shm"))
         return;
     type = json_text(mount.value, "type");
+    point = json_text(mount.value, "point");
     if (strcmp(type, "tmpfs") != 0 && strcmp(type, "devtmpfs") != 0)
         return;
-    memory = memory_of(machine->source);
+    memory = strtoll(source_field(machine->source, source_read(machine->source, "/proc/meminfo").text, "MemTotal"),
+                     NULL, 10); /* KiB */
+    memory = memory > 0 && memory < INT64_MAX / 1024 ? memory * 1024 : -1;
     percent = json_integer_value(json_object_get(mount.value, "percent"));
     bytes = json_integer_value(json_object_get(mount.value, "bytes"));
     if (percent)
@@ -295,9 +243,19 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
     if (bytes < 0)
         doctor_unknown(result, "the size of /dev/shm: %s",
                        percent ? "/proc/meminfo has no MemTotal" : "size= in /proc/self/mounts is no size");
-    else if (bytes < SHM_LITTLE)
-        found_small_shm(machine, result, mount.value, bytes, memory);
-    else if (bytes < INT64_MAX && strcmp(json_text(mount.value, "point"), "/dev/shm") == 0)
+    else if (bytes < SHM_LITTLE) {
+        doctor_found(result, bytes < SHM_TOO_LITTLE ? DOCTOR_ERROR : DOCTOR_WARNING,
+                     "/dev/shm has only %lld MiB, and ranks share memory through it", bytes / MIB);
+        doctor_evidence(result, "/proc/self/mounts", "%s %s of %lld MiB", type, point, bytes / MIB);
+        /*
+         * Half of the memory is the kernel's default for a tmpfs: a limit, not an allocation. Not suggested in a
+         * container that may remount: that would bypass the limit set by the operator, and Kubernetes evicts a pod that
+         * exceeds its limit.
+         */
+        if (strcmp(point, "/dev/shm") == 0 && memory / 2 >= SHM_LITTLE && !machine->software->os.in_container)
+            doctor_fix(result, true, "sudo mount -o remount,size=%lldM /dev/shm", memory / 2 / MIB);
+        doctor_advise(result, "%s", machine_by_place(machine, more_shm));
+    } else if (bytes < INT64_MAX && strcmp(point, "/dev/shm") == 0)
         find_full_shm(machine, result, bytes);
 }
 
@@ -317,9 +275,8 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
         machine, TEXTS("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
 
     if (doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
-        lacks_limit(machine, result, NOFILE, limit))
-        return;
-    if (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY))
+        lacks_limit(machine, result, NOFILE, limit) ||
+        (soft >= FILES_TOO_FEW && hard >= FILES_HARD_FEW && !(soft <= FILES_TOO_FEW && ranks >= RANKS_MANY)))
         return;
     doctor_found(result, soft < FILES_TOO_FEW ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "the process may open %lld files, and can raise that to %lld", soft, hard);
@@ -342,25 +299,22 @@ void run_nofile(const struct doctor_machine *machine, struct doctor_result *resu
  * a rank. Podman's default is 2048 for a container, that of several distributions 4096 for a user.
  */
 #define PROCESSES_OF_RANK 512
-#define PIDS "/sys/fs/cgroup/pids."
-#define PIDS_V1 "/sys/fs/cgroup/pids/pids."
 #define PROCESSES "Max processes"
 
 /* What the control group leaves; UNLIMITED without a limit. */
 static int64_t pids_left(struct source *source, const char **ret_where)
 {
+    static const char *const groups[] = {"/sys/fs/cgroup/pids.", "/sys/fs/cgroup/pids/pids."};
     int64_t max, current = 0;
 
-    *ret_where = PIDS "max";
-    if (source_number(source, &max, PIDS "max") == SOURCE_OK) {
-        source_number(source, &current, PIDS "current");
-    } else {
-        *ret_where = PIDS_V1 "max";
-        if (source_number(source, &max, PIDS_V1 "max") != SOURCE_OK)
-            return UNLIMITED;
-        source_number(source, &current, PIDS_V1 "current");
+    for (size_t i = 0; i < COUNT(groups); i++) {
+        *ret_where = source_printf(source, "%smax", groups[i]);
+        if (source_number(source, &max, "%s", *ret_where) != SOURCE_OK)
+            continue;
+        source_number(source, &current, "%scurrent", groups[i]);
+        return max > current ? max - current : 0;
     }
-    return max > current ? max - current : 0;
+    return UNLIMITED;
 }
 
 void run_processes(const struct doctor_machine *machine, struct doctor_result *result)
@@ -452,9 +406,8 @@ void run_processors(const struct doctor_machine *machine, struct doctor_result *
                                  "no GPU for this process, or one GPU and nothing that needs several ranks") ||
         doctor_unknown_if(result, n == 0, "/proc/self/status: %s",
                           status.state == SOURCE_OK ? "no line \"Cpus_allowed_list\""
-                                                    : machine_reason(status.state, status.why)))
-        return;
-    if (has >= (gpus > 1 ? gpus : 2))
+                                                    : machine_reason(status.state, status.why)) ||
+        has >= (gpus > 1 ? gpus : 2))
         return;
     doctor_found(result, has < gpus ? DOCTOR_ERROR : DOCTOR_WARNING, "the process has %g processor%s for %d GPU%s", has,
                  has == 1 ? "" : "s", gpus, gpus == 1 ? "" : "s");

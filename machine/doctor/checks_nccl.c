@@ -7,18 +7,8 @@
 
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 
 /* --- shared --- */
-
-static bool is_on(const struct doctor_machine *machine, const char *name)
-{
-    const char *value = machine_nccl_value(machine, name, NULL);
-
-    return isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
-}
 
 /* Variables that disable InfiniBand and RoCE in NCCL; those that disable direct access between GPUs. */
 static const char *const without_ib[] = {"NCCL_IB_DISABLE", "NCCL_NET", NULL};
@@ -31,7 +21,7 @@ static bool disables(const struct doctor_machine *machine, const char *name)
     const char *value = machine_nccl_value(machine, name, NULL);
 
     if (text_ends(name, "_DISABLE"))
-        return is_on(machine, name);
+        return isdigit((unsigned char)*value) && strtol(value, NULL, 10) != 0;
     if (text_ends(name, "_ENABLE"))
         return strcmp(value, "0") == 0;
     return strcmp(name, "NCCL_NET") == 0 ? strcasecmp(value, "Socket") == 0
@@ -56,37 +46,25 @@ static bool uses_ib(const struct doctor_machine *machine)
 
 #define HCA "NCCL_IB_HCA"
 
-/* The number of data ports that match the list, and of all data ports. */
-static int count_named(const struct topo *topo, const struct list_names *names, int *ret_n, int *ret_left_out)
+static bool names_port(const struct doctor_machine *machine, const struct list_names *names,
+                       const struct machine_port *port)
 {
-    int n_named = 0;
+    const struct topo_nic *nic = &machine->topo->nics[port->nic];
 
-    *ret_n = 0;
-    for (int i = 0; i < topo->n_nics; i++) {
-        for (int p = 0; p < topo->nics[i].n_ports; p++) {
-            if (!machine_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
-                continue;
-            ++*ret_n;
-            if (list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number))
-                n_named++;
-            else
-                *ret_left_out = i;
-        }
-    }
-    return n_named;
+    return list_names_it(names, nic->name, nic->ports[port->port].number);
 }
 
 /* The distance from a GPU to the nearest data NIC, of those in the list if there is a list. */
-static enum topo_path distance_to(const struct topo *topo, int gpu, const struct list_names *names)
+static enum topo_path distance_to(const struct doctor_machine *machine, int gpu, const struct list_names *names)
 {
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports);
     enum topo_path nearest = TOPO_SYS;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (machine_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
-                topo_gpu_nic_path(topo, gpu, i) < nearest &&
-                (!names || list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number)))
-                nearest = topo_gpu_nic_path(topo, gpu, i);
+    for (int i = 0; i < n; i++)
+        if (topo_gpu_nic_path(machine->topo, gpu, ports[i].nic) < nearest &&
+            (!names || names_port(machine, names, &ports[i])))
+            nearest = topo_gpu_nic_path(machine->topo, gpu, ports[i].nic);
     return nearest;
 }
 
@@ -96,7 +74,7 @@ static int count_without(const struct doctor_machine *machine, const struct list
     int own = machine_own_gpu(machine), n = 0;
 
     for (int g = topo_usable_gpus(machine->topo) - 1; g >= 0; g--) {
-        enum topo_path best = distance_to(machine->topo, g, NULL), named = distance_to(machine->topo, g, names);
+        enum topo_path best = distance_to(machine, g, NULL), named = distance_to(machine, g, names);
 
         if ((own >= 0 && g != own) || named == best || named <= TOPO_PXB || (best > TOPO_PXB && named < TOPO_SYS))
             continue;
@@ -110,21 +88,18 @@ static int count_without(const struct doctor_machine *machine, const struct list
 static int count_halved(const struct doctor_machine *machine, const struct list_names *names, int *ret_first)
 {
     const struct topo *topo = machine->topo;
-    int own = machine_own_gpu(machine), n = 0;
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int own = machine_own_gpu(machine), n = 0, n_ports = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports);
 
     for (int g = topo_usable_gpus(topo) - 1; g >= 0; g--) {
-        enum topo_path nearest = distance_to(topo, g, NULL);
-        int n_near = 0, n_named = 0, n_gpus = 0;
+        enum topo_path nearest = distance_to(machine, g, NULL);
+        int n_near = COUNT_OF(i, n_ports, topo_gpu_nic_path(topo, g, ports[i].nic) == nearest);
+        int n_named = COUNT_OF(
+            i, n_ports, topo_gpu_nic_path(topo, g, ports[i].nic) == nearest && names_port(machine, names, &ports[i]));
+        int n_gpus =
+            COUNT_OF(k, topo->n_gpus,
+                     topo->gpus[k].pci >= 0 && topo_path(topo, topo->gpus[g].pci, topo->gpus[k].pci) <= nearest);
 
-        for (int i = 0; i < topo->n_nics; i++)
-            for (int p = 0; p < topo->nics[i].n_ports; p++)
-                if (machine_is_data_nic(topo, i) && topo->nics[i].ports[p].active &&
-                    topo_gpu_nic_path(topo, g, i) == nearest) {
-                    n_near++;
-                    n_named += list_names_it(names, topo->nics[i].name, topo->nics[i].ports[p].number);
-                }
-        for (int k = 0; k < topo->n_gpus; k++)
-            n_gpus += topo->gpus[k].pci >= 0 && topo_path(topo, topo->gpus[g].pci, topo->gpus[k].pci) <= nearest;
         if ((nearest > TOPO_PXB && !machine_is_spark(topo)) || (own >= 0 && g != own) || n_near < 2 * n_gpus ||
             n_named == 0 || n_named == n_near || n_named >= 2 * n_gpus)
             continue;
@@ -152,24 +127,25 @@ static void fix_hca(const struct doctor_machine *machine, struct doctor_result *
 void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *value = machine_nccl_value(machine, HCA, NULL);
-    int n, n_named, n_far, left_out = -1, far = -1, n_gpus = machine_job_gpus(machine), n_halved, halved = -1;
-    struct list_names names;
+    struct list_names names = list_names_of(value);
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports), far = -1, halved = -1,
+        n_named = COUNT_OF(i, n, names_port(machine, &names, &ports[i])), n_far = count_without(machine, &names, &far),
+        n_halved = count_halved(machine, &names, &halved);
 
     if (doctor_not_applicable_if(result, !*value || !uses_ib(machine),
                                  *value ? "NCCL is told to use sockets" : HCA " is not set"))
         return;
-    names = list_names_of(value);
-    n_named = count_named(machine->topo, &names, &n, &left_out);
-    n_far = count_without(machine, &names, &far);
-    n_halved = count_halved(machine, &names, &halved);
     if (n_named == 0) {
         doctor_found(result, DOCTOR_ERROR, HCA " matches no NIC for data: NCCL uses sockets");
         fix_hca(machine, result,
                 "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and "
                 ":1 after one is its port. 'epkit topo' shows the NICs.");
-    } else if (n_named < n && n_named < n_gpus) {
-        doctor_found(result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them", n - n_named, n,
-                     machine->topo->nics[left_out].name);
+    } else if (n_named < n && n_named < machine_job_gpus(machine)) {
+        doctor_found(
+            result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them", n - n_named, n,
+            machine->topo->nics[ports[n - 1 - FIRST_OF(i, n, !names_port(machine, &names, &ports[n - 1 - i]))].nic]
+                .name);
         fix_hca(machine, result,
                 "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
     } else if (n_halved > 0) {
@@ -301,53 +277,39 @@ void run_topology_file(const struct doctor_machine *machine, struct doctor_resul
 
 /* --- nccl-disabled --- */
 
-static bool has_nvlink(const struct topo *topo)
-{
-    int n = 0;
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        n += topo->gpus[i].nvlinks_up > 0;
-    return n > 1;
-}
-
-static void found_disabled(const struct doctor_machine *machine, struct doctor_result *result, const char *const *names)
-{
-    for (; *names; names++)
-        if (disables(machine, *names))
-            doctor_found_value(result, *names);
-}
-
 void run_nccl_disabled(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const char *no_p2p = first_that_disables(machine, without_p2p), *no_ib = first_that_disables(machine, without_ib);
-    const char *no_mnnvl =
-        machine_has_multinode_nvlink(machine->topo) ? first_that_disables(machine, without_mnnvl) : NULL;
+    static const struct {
+        const char *const *names;
+        const char *what, *advice;
+    } disabled[] = {
+        {without_mnnvl, "keeps NCCL from using the NVLinks between the nodes of the rack",
+         "Without it, NCCL uses them where the nodes are in one NVLink domain and have an IMEX channel."},
+        {without_ib, "sends everything between nodes over sockets", "This machine has RDMA NICs for data."},
+        {without_p2p, "prevents NCCL from using NVLink",
+         "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink."},
+    };
+    const struct topo *topo = machine->topo;
     struct doctor_result unused = {.machine = machine};
+    const bool matters[] = {machine_has_multinode_nvlink(topo),
+                            topo->n_gpus > 1 && machine_has_data_nics(machine, &unused),
+                            COUNT_OF(i, topo->n_gpus, topo->gpus[i].nvlinks_up > 0) > 1};
+    bool any = first_that_disables(machine, without_p2p) || first_that_disables(machine, without_ib);
 
-    if (doctor_not_applicable_if(result, !no_p2p && !no_ib && !no_mnnvl, "nothing is disabled"))
-        return;
-    if (no_mnnvl) {
-        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=0 keeps NCCL from using the NVLinks between the nodes of the rack", no_mnnvl);
-        found_disabled(machine, result, without_mnnvl);
-        doctor_advise(result, "Without it, NCCL uses them where the nodes are in one NVLink domain and have an IMEX "
-                              "channel.");
+    for (size_t i = 0; i < COUNT(disabled); i++) {
+        const char *first = matters[i] ? first_that_disables(machine, disabled[i].names) : NULL;
+        bool is_p2p = disabled[i].names == without_p2p;
+
+        if (!first)
+            continue;
+        doctor_found(result, is_p2p || machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING, "%s=%s %s",
+                     first, machine_nccl_value(machine, first, NULL), disabled[i].what);
+        for (const char *const *name = disabled[i].names; *name; name++)
+            if (disables(machine, *name))
+                doctor_found_value(result, *name);
+        doctor_advise(result, is_p2p && *result->advice ? "%s %s" : "%s", disabled[i].advice, result->advice);
     }
-    if (no_ib && machine_has_data_nics(machine, &unused) && machine->topo->n_gpus > 1) {
-        doctor_found(result, machine_has_other_nodes(machine) ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "%s=%s sends everything between nodes over sockets", no_ib,
-                     machine_nccl_value(machine, no_ib, NULL));
-        found_disabled(machine, result, without_ib);
-        doctor_advise(result, "This machine has RDMA NICs for data.");
-    }
-    if (no_p2p && has_nvlink(machine->topo)) {
-        doctor_found(result, DOCTOR_ERROR, "%s=%s prevents NCCL from using NVLink", no_p2p,
-                     machine_nccl_value(machine, no_p2p, NULL));
-        found_disabled(machine, result, without_p2p);
-        doctor_advise(result,
-                      "It is for machines on which GPUs cannot reach each other over PCIe. Here they have NVLink.%s%s",
-                      *result->advice ? " " : "", result->advice);
-    }
+    doctor_not_applicable_if(result, !any && result->outcome != DOCTOR_FOUND, "nothing is disabled");
 }
 
 /* --- nccl-gdr --- */
@@ -359,23 +321,16 @@ static int gdr_rank(const char *level)
 {
     static const char *const names[] = {"LOC", "PIX", "PXB", "PHB", "NODE", "SYS"};
 
+    int i = FIRST_OF(k, COUNT(names), strcasecmp(level, names[k]) == 0);
+
     if (isdigit((unsigned char)*level) && !level[1])
         return *level - '0';
-    for (int i = 0; i < 6; i++)
-        if (strcasecmp(level, names[i]) == 0)
-            return i == 4 ? 3 : i;
-    return -1;
-}
-
-static int path_rank(enum topo_path path)
-{
-    static const int ranks[] = {[TOPO_PIX] = 1, [TOPO_PXB] = 2, [TOPO_PHB] = 3, [TOPO_NODE] = 3, [TOPO_SYS] = 5};
-
-    return path < TOPO_PIX ? 0 : ranks[path];
+    return i == 4 ? 3 : i;
 }
 
 void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    static const int ranks[] = {[TOPO_PIX] = 1, [TOPO_PXB] = 2, [TOPO_PHB] = 3, [TOPO_NODE] = 3, [TOPO_SYS] = 5};
     const char *level = machine_nccl_value(machine, GDR_LEVEL, NULL);
     const struct topo *topo = machine->topo;
     int limit, n_beyond = 0, first = -1, unknown = -1;
@@ -388,7 +343,7 @@ void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *re
     for (int g = 0; g < machine->map->n && limit >= 0; g++) {
         const struct map_choice *choice = &machine->map->choices[g];
 
-        if (choice->nic < 0 || path_rank(choice->path) <= limit)
+        if (choice->nic < 0 || choice->path < TOPO_PIX || ranks[choice->path] <= limit)
             continue;
         if (!topo_is_located(topo, topo->gpus[choice->gpu].pci) || !topo_is_located(topo, topo->nics[choice->nic].pci))
             unknown = unknown < 0 ? choice->gpu : unknown;
@@ -413,29 +368,15 @@ void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *re
 
 /* --- traffic-class --- */
 
-/* The common link layer of all data NICs; unknown if there are both. */
-static enum topo_link_layer common_layer(const struct topo *topo)
-{
-    enum topo_link_layer layer = TOPO_LINK_UNKNOWN;
-
-    for (int i = 0; i < topo->n_nics; i++) {
-        for (int p = 0; p < topo->nics[i].n_ports; p++) {
-            if (!machine_is_data_nic(topo, i) || !topo->nics[i].ports[p].active)
-                continue;
-            if (layer != TOPO_LINK_UNKNOWN && topo->nics[i].ports[p].link_layer != layer)
-                return TOPO_LINK_UNKNOWN;
-            layer = topo->nics[i].ports[p].link_layer;
-        }
-    }
-    return layer;
-}
-
 /* A traffic class is a field of the IP header of RoCE packets; InfiniBand uses none except between subnets. */
 void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
-    if (doctor_not_applicable_if(result, common_layer(machine->topo) != TOPO_LINK_INFINIBAND,
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, false, TOPO_LINK_INFINIBAND, ports);
+
+    if (doctor_not_applicable_if(result, n == 0 || n < machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports),
                                  "the NICs for data are not all InfiniBand"))
         return;
     for (size_t i = COUNT(names); i-- > 0;) {

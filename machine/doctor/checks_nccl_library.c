@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nccl_library.c - NCCL's network plugin, the settings that gIB expects, and a single NCCL per process. */
 #include "checks.h"
-#include "machine/software/libs.h"
-
-#include <string.h>
 
 #define TORCH_SWITCH "TORCH_NCCL_USE_COMM_NONBLOCKING"
 
@@ -21,13 +18,6 @@ bool machine_has_only_efa(const struct doctor_machine *machine)
     for (int i = 0; i < topo->n_nics; i++)
         n += machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON;
     return n > 0 && !advice_has_mlx5(topo);
-}
-
-/* Is there an NCCL, and are its NICs EFA's? It reaches them by a plugin, and takes sockets without one. */
-static bool needs_efa_plugin(const struct doctor_machine *machine)
-{
-    return machine_has_only_efa(machine) &&
-           (*machine->software->nccl.bundled || machine->software->nccl.lib.state == SOURCE_OK);
 }
 
 static void report_no_plugin(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
@@ -59,10 +49,11 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
     const struct software_nccl *nccl = &machine->software->nccl;
     bool wants_net = net && *net && !software_is_internal_net(net), wants_plugin = plugin && *plugin;
-    bool is_none = wants_plugin && strcmp(plugin, "none") == 0;
+    bool is_none = wants_plugin && strcmp(plugin, "none") == 0,
+         /* NCCL reaches EFA's NICs by a plugin, and takes sockets without one. */
+        needs_plugin = machine_has_only_efa(machine) && (*nccl->bundled || nccl->lib.state == SOURCE_OK);
 
-    if (doctor_not_applicable_if(result,
-                                 !wants_net && (wants_plugin ? is_none : (net && *net) || !needs_efa_plugin(machine)),
+    if (doctor_not_applicable_if(result, !wants_net && (wants_plugin ? is_none : (net && *net) || !needs_plugin),
                                  "the environment asks for no network plugin"))
         return;
     if (is_none) {
@@ -109,11 +100,19 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         doctor_not_applicable_if(result, wanted && net && strcasecmp(net, wanted->value) != 0,
                                  "NCCL_NET asks for another network than gIB"))
         return;
+    if (torch)
+        doctor_evidence(result, TORCH_SWITCH, "%s", torch);
     for (int i = 0; i < machine->advice->n; i++) {
-        if (!setting_differs(machine, &machine->advice->rows[i], net != NULL))
+        const struct advice_row *row = &machine->advice->rows[i];
+        const char *value = source_env(machine->source, row->name);
+
+        if (!setting_differs(machine, row, net != NULL))
             continue;
-        first = *first ? first : machine->advice->rows[i].name;
+        first = *first ? first : row->name;
         n++;
+        doctor_evidence(result, row->name, "%s; %s %s", value ? value : "not set",
+                        *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
+                        row->value);
     }
     if (n == 0)
         return;
@@ -121,17 +120,6 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         doctor_found(result, DOCTOR_WARNING, TORCH_SWITCH " is set, and gIB's shim requires it to be unset");
     else
         doctor_found(result, DOCTOR_WARNING, "%s%s not what gIB expects", first, n > 1 ? " and others are" : " is");
-    if (torch)
-        doctor_evidence(result, TORCH_SWITCH, "%s", torch);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
-        const char *value = source_env(machine->source, row->name);
-
-        if (setting_differs(machine, row, net != NULL))
-            doctor_evidence(result, row->name, "%s; %s %s", value ? value : "not set",
-                            *script ? source_printf(machine->source, "%s sets", script) : "gIB is known to expect",
-                            row->value);
-    }
     doctor_fix(result, false, "eval \"$(epkit env)\"");
 }
 
@@ -168,8 +156,7 @@ void run_efa_version(const struct doctor_machine *machine, struct doctor_result 
     doctor_evidence(result, EFA_PACKAGES, "%s", version);
     doctor_evidence(result, "NCCL", "%s", of_nccl);
     doctor_fix(result, false, "export " CUDA_SYNC "=0");
-    doctor_advise(result, "Install the EFA installer " EFA_FOR_NCCL_219 " or later, which brings a newer libfabric and "
-                          "plugin, in a container in the image; the variable helps until then.");
+    doctor_advise_remedy(result);
 }
 
 /* --- two-nccl --- */
@@ -178,40 +165,35 @@ void run_efa_version(const struct doctor_machine *machine, struct doctor_result 
 static bool find_other_on_path(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_nccl *nccl = &machine->software->nccl;
-    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *slash = strrchr(nccl->bundled, '/');
+    const char *at = source_env(machine->source, "LD_LIBRARY_PATH"), *folder, *path = "", *version,
+               *bundled = nccl->bundled_version;
+    bool is_older;
 
-    if (!slash || !*nccl->bundled_version)
+    if (!*nccl->bundled || !*bundled)
         return false;
-    for (; at && *at; at += strcspn(at, ":;"), at += *at != '\0') {
-        size_t n = strcspn(at, ":;"), n_gib = strlen(nccl->gib);
-        const char *path, *version;
-        bool is_older;
-
-        path = *at == '/' ? source_printf(machine->source, "%.*s/libnccl.so.2", (int)n, at) : "";
-        if (!*path || source_stat(machine->source, "%s", path).state != SOURCE_OK)
-            continue;
-        version = libs_file_version(source_resolve(machine->source, "%s", path).text);
-        if ((n_gib > 0 && strncmp(at, nccl->gib, n_gib) == 0) || strlen(version) < 3 ||
-            strcmp(path, nccl->bundled) == 0 || strverscmp(version, nccl->bundled_version) == 0)
-            return false;
-        /* "2.18" of "2.18.3": its later versions have the same functions */
-        is_older = strverscmp(version, nccl->bundled_version) < 0 &&
-                   strncmp(version, nccl->bundled_version, 2 + strcspn(version + 2, ".")) != 0;
-        doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
-                     "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, nccl->bundled_version,
-                     is_older ? ", and the import of PyTorch stops where it needs a function that is missing" : "");
-        doctor_evidence(result, path, "%s", version);
-        doctor_evidence(result, nccl->bundled, "%s", nccl->bundled_version);
-        doctor_fix(result, false, "%s",
-                   shell_prepend(machine->source, "LD_LIBRARY_PATH",
-                                 source_printf(machine->source, "%.*s", (int)(slash - nccl->bundled), nccl->bundled)));
-        doctor_advise(result,
-                      "Or take %.*s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
-                      "with the NCCL that it should use in LD_PRELOAD.",
-                      (int)n, at);
-        return true;
+    while ((folder = machine_next_word(machine, &at, ":;"))) {
+        path = *folder == '/' ? source_printf(machine->source, "%s/libnccl.so.2", folder) : "";
+        if (*path && source_stat(machine->source, "%s", path).state == SOURCE_OK)
+            break;
     }
-    return false;
+    version = folder ? libs_file_version(source_resolve(machine->source, "%s", path).text) : "";
+    if ((*nccl->gib && folder && text_begins(folder, nccl->gib)) || strlen(version) < 3 ||
+        strcmp(path, nccl->bundled) == 0 || strverscmp(version, bundled) == 0)
+        return false;
+    /* "2.18" of "2.18.3": its later versions have the same functions */
+    is_older = strverscmp(version, bundled) < 0 && strncmp(version, bundled, 2 + strcspn(version + 2, ".")) != 0;
+    doctor_found(result, is_older ? DOCTOR_ERROR : DOCTOR_WARNING,
+                 "LD_LIBRARY_PATH leads to NCCL %s before PyTorch's %s%s", version, bundled,
+                 is_older ? ", and the import of PyTorch stops where it needs a function that is missing" : "");
+    doctor_evidence(result, path, "%s", version);
+    doctor_evidence(result, nccl->bundled, "%s", bundled);
+    doctor_fix(result, false, "%s",
+               shell_prepend(machine->source, "LD_LIBRARY_PATH", libs_folder_of(machine->source, nccl->bundled)));
+    doctor_advise(result,
+                  "Or take %s out of LD_LIBRARY_PATH where nothing else in it is needed, or start the program "
+                  "with the NCCL that it should use in LD_PRELOAD.",
+                  folder);
+    return true;
 }
 
 void run_two_nccl(const struct doctor_machine *machine, struct doctor_result *result)

@@ -2,8 +2,6 @@
 /* checks_nic.c - compares NICs with each other: links, access, firmware, the path to the processor. */
 #include "checks.h"
 
-#include <string.h>
-
 /* --- slow-link --- */
 
 static double nic_rate(const struct topo_nic *nic)
@@ -23,13 +21,10 @@ static bool is_compared(const struct topo *topo, int nic)
 
     if (machine_is_data_nic(topo, nic))
         return true;
-    if (self->role != TOPO_ROLE_MANAGEMENT || self->pci < 0 || machine_gpu_distance(topo, nic) > TOPO_PXB)
-        return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && strcmp(topo->nics[i].hca, self->hca) == 0 &&
-            machine_gpu_distance(topo, i) <= TOPO_PXB)
-            return true;
-    return false;
+    return self->role == TOPO_ROLE_MANAGEMENT && self->pci >= 0 && machine_gpu_distance(topo, nic) <= TOPO_PXB &&
+           ANY_OF(i, topo->n_nics,
+                  machine_is_data_nic(topo, i) && strcmp(topo->nics[i].hca, self->hca) == 0 &&
+                      machine_gpu_distance(topo, i) <= TOPO_PXB);
 }
 
 /* The same model, and equally near to a GPU: a storage NIC may have another speed than rails. */
@@ -63,18 +58,6 @@ static bool is_below_maximum(const struct topo_pci *pci)
 {
     return (pci->link_gts > 0 && pci->link_gts < pci->link_gts_max) ||
            (pci->link_width > 0 && pci->link_width < pci->link_width_max);
-}
-
-/* Does a device of the same model have a faster link to the bus? */
-static bool sibling_has_more(const struct topo *topo, int nic)
-{
-    const struct topo_pci *self = &topo->pci[topo->nics[nic].pci];
-
-    for (int i = 0; i < topo->n_nics; i++)
-        if (is_compared(topo, i) && are_siblings(topo, nic, i) &&
-            pci_rate(&topo->pci[topo->nics[i].pci]) > pci_rate(self) * 1.01)
-            return true;
-    return false;
 }
 
 struct slow_links {
@@ -121,16 +104,15 @@ static void find_slow_buses(const struct doctor_machine *machine, struct doctor_
     const struct topo *topo = machine->topo;
 
     for (int i = 0; i < topo->n_nics; i++) {
-        const struct topo_pci *pci;
+        const struct topo_pci *pci = is_compared(topo, i) ? &topo->pci[topo->nics[i].pci] : NULL;
         bool is_tight;
 
-        if (!is_compared(topo, i))
-            continue;
-        pci = &topo->pci[topo->nics[i].pci];
-        if (!is_below_maximum(pci))
+        if (!pci || !is_below_maximum(pci))
             continue;
         is_tight = pci_rate(pci) > 0 && pci_rate(pci) < nic_rate(&topo->nics[i]);
-        if (is_tight || sibling_has_more(topo, i))
+        if (is_tight || ANY_OF(k, topo->n_nics,
+                               is_compared(topo, k) && are_siblings(topo, i, k) &&
+                                   pci_rate(&topo->pci[topo->nics[k].pci]) > pci_rate(pci) * 1.01))
             record_slow(result, slow, is_tight, topo->nics[i].name,
                         source_printf(machine->source, "PCIe link at %g GT/s x%d, its maximum is %g GT/s x%d",
                                       pci->link_gts, pci->link_width, pci->link_gts_max, pci->link_width_max));
@@ -171,48 +153,23 @@ void run_slow_link(const struct doctor_machine *machine, struct doctor_result *r
         return;
     doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise(
-        result,
-        "Every dispatch waits for the slowest NIC. Check cable and switch of a port (mlxlink -d DEVICE -m), and the slot of a card; in a cloud, take the node out of service.");
+    doctor_advise_remedy(result);
 }
 
 /* --- pci-uplink --- */
 
-static bool has_bridge_below(const struct topo *topo, int device)
-{
-    for (int i = 0; i < topo->n_pci; i++)
-        if (topo->pci[i].parent == device && topo->pci[i].class_code >> 8 == 0x0604)
-            return true;
-    return false;
-}
+#define CLASS_BRIDGE 0x0604 /* PCI Code and ID Assignment Specification */
 
 /* Is the link slower than its maximum while another one of the same model and maximum is not? */
 static bool is_degraded(const struct topo *topo, int device)
 {
-    const struct topo_pci *self = &topo->pci[device];
+    const struct topo_pci *self = &topo->pci[device], *all = topo->pci;
 
-    if (self->link_width <= 0 || self->link_gts <= 0 || !is_below_maximum(self))
-        return false;
-    for (int i = 0; i < topo->n_pci; i++) {
-        const struct topo_pci *other = &topo->pci[i];
-
-        if (i != device && other->vendor == self->vendor && other->device == self->device &&
-            other->link_width_max == self->link_width_max && other->link_gts_max == self->link_gts_max &&
-            (other->link_width > self->link_width || pci_rate(other) > pci_rate(self)))
-            return true;
-    }
-    return false;
-}
-
-static void record_uplink(const struct doctor_machine *machine, struct doctor_result *result, int device)
-{
-    const struct topo_pci *pci = &machine->topo->pci[device];
-
-    if (result->outcome != DOCTOR_FOUND)
-        doctor_found(result, DOCTOR_ERROR, "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s",
-                     pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
-    doctor_evidence(result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
-                    pci->link_gts, pci->link_width_max, pci->link_gts_max);
+    return self->link_width > 0 && self->link_gts > 0 && is_below_maximum(self) &&
+           ANY_OF(i, topo->n_pci,
+                  i != device && all[i].vendor == self->vendor && all[i].device == self->device &&
+                      all[i].link_width_max == self->link_width_max && all[i].link_gts_max == self->link_gts_max &&
+                      (all[i].link_width > self->link_width || pci_rate(&all[i]) > pci_rate(self)));
 }
 
 /* The links above switches; slow-link checks that of the device itself, which its upstream port reports as well. */
@@ -223,11 +180,19 @@ static void check_uplinks(const struct doctor_machine *machine, struct doctor_re
     int guard = 0;
 
     for (int p = device >= 0 ? topo->pci[device].parent : -1; p >= 0 && guard < 64; p = topo->pci[p].parent, guard++) {
+        const struct topo_pci *pci = &topo->pci[p];
+
         if (seen[p])
             continue;
         seen[p] = 1;
-        if (has_bridge_below(topo, p) && is_degraded(topo, p))
-            record_uplink(machine, result, p);
+        if (!ANY_OF(i, topo->n_pci, topo->pci[i].parent == p && topo->pci[i].class_code >> 8 == CLASS_BRIDGE) ||
+            !is_degraded(topo, p))
+            continue;
+        if (result->outcome != DOCTOR_FOUND)
+            doctor_found(result, DOCTOR_ERROR, "the PCIe link of the bridge at %s has %d of %d lanes at %g of %g GT/s",
+                         pci->address, pci->link_width, pci->link_width_max, pci->link_gts, pci->link_gts_max);
+        doctor_evidence(result, pci->address, "%d lanes at %g GT/s; its maximum is %d at %g", pci->link_width,
+                        pci->link_gts, pci->link_width_max, pci->link_gts_max);
     }
 }
 
@@ -244,32 +209,34 @@ void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *
         if (machine_nic_serves_gpus(machine, i))
             check_uplinks(machine, result, topo->nics[i].pci, seen);
     if (result->outcome == DOCTOR_FOUND)
-        doctor_advise(result, "Others of its model have their maximum. Take the node out of service when convenient, "
-                              "and have the card, the riser or its cable reseated; a restart retrains the link.");
+        doctor_advise_remedy(result);
 }
 
 /* --- firmware --- */
+
+/* Are both of the same model, serve GPUs, and does the driver say what firmware the first has? */
+static bool is_alike(const struct doctor_machine *machine, int nic, int other)
+{
+    return machine_nic_serves_gpus(machine, nic) && topo_is_same_model(machine->topo, nic, other) &&
+           *machine->topo->nics[nic].firmware;
+}
+
+static int n_with(const struct doctor_machine *machine, int nic, const char *firmware)
+{
+    return COUNT_OF(i, machine->topo->n_nics,
+                    is_alike(machine, i, nic) && strcmp(machine->topo->nics[i].firmware, firmware) == 0);
+}
 
 /* The version of more than half of the NICs of this model; NULL if there is none. */
 static const char *usual_firmware(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
+    int n = COUNT_OF(i, topo->n_nics, is_alike(machine, i, nic)),
+        usual = n < 3 ? -1
+                      : FIRST_OF(i, topo->n_nics,
+                                 is_alike(machine, i, nic) && n_with(machine, nic, topo->nics[i].firmware) * 2 > n);
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        int n = 0, n_same = 0;
-
-        if (!machine_nic_serves_gpus(machine, i) || !topo_is_same_model(topo, i, nic) || !*topo->nics[i].firmware)
-            continue;
-        for (int k = 0; k < topo->n_nics; k++) {
-            if (!machine_nic_serves_gpus(machine, k) || !topo_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
-                continue;
-            n++;
-            n_same += strcmp(topo->nics[k].firmware, topo->nics[i].firmware) == 0;
-        }
-        if (n >= 3 && n_same * 2 > n)
-            return topo->nics[i].firmware;
-    }
-    return NULL;
+    return usual < 0 ? NULL : topo->nics[usual].firmware;
 }
 
 /* Reports versions without a majority, where it cannot be said which one is wrong. */
@@ -277,20 +244,15 @@ static void find_divided(const struct doctor_machine *machine, struct doctor_res
 {
     const struct topo *topo = machine->topo;
     const char *firmware = topo->nics[nic].firmware;
-    int n = 0, other = -1;
+    int n = COUNT_OF(i, topo->n_nics, is_alike(machine, i, nic)),
+        other = FIRST_OF(i, topo->n_nics, is_alike(machine, i, nic) && strcmp(topo->nics[i].firmware, firmware) != 0);
 
-    for (int k = 0; k < topo->n_nics; k++) {
-        if (!machine_nic_serves_gpus(machine, k) || !topo_is_same_model(topo, k, nic) || !*topo->nics[k].firmware)
-            continue;
-        n++;
-        other = other < 0 && strcmp(topo->nics[k].firmware, firmware) != 0 ? k : other;
-    }
     if (n < 3 || other < 0)
         return;
     doctor_found(result, DOCTOR_WARNING, "NICs of one model have different firmware: %s has %s, %s has %s",
                  topo->nics[nic].name, firmware, topo->nics[other].name, topo->nics[other].firmware);
     for (int k = 0; k < topo->n_nics; k++)
-        if (machine_nic_serves_gpus(machine, k) && topo_is_same_model(topo, k, nic) && *topo->nics[k].firmware)
+        if (is_alike(machine, k, nic))
             doctor_evidence(result, topo->pci[topo->nics[k].pci].address, "%s: firmware %s", topo->nics[k].name,
                             topo->nics[k].firmware);
     doctor_advise(
@@ -327,51 +289,53 @@ void run_firmware(const struct doctor_machine *machine, struct doctor_result *re
 /* --- nic-access --- */
 
 struct access_count {
-    int n, n_unknown, n_denied, n_absent, n_nameless;
+    int n_unknown, n_denied, n_absent, n_nameless;
     const char *first, *why;
 };
 
 static void check_uverbs(const struct doctor_machine *machine, struct doctor_result *result, const struct topo_nic *nic,
                          struct access_count *count)
 {
-    struct source_stat stat;
+    struct source_stat stat = {.state = SOURCE_ABSENT};
 
-    count->n++;
-    if (!*nic->uverbs) {
-        count->n_nameless++;
-        count->first = *count->first ? count->first : nic->name;
-        doctor_evidence(result, nic->name, "no uverbs device");
-        return;
-    }
-    stat = source_stat(machine->source, "%s", nic->uverbs);
+    if (*nic->uverbs)
+        stat = source_stat(machine->source, "%s", nic->uverbs);
     if (stat.state == SOURCE_FAILED || stat.state == SOURCE_NOT_RECORDED) {
         count->n_unknown++;
         count->why = machine_reason(stat.state, stat.why);
         return;
     }
-    if (stat.state == SOURCE_OK && stat.may_read && stat.may_write)
+    if (machine_may_open(stat))
         return;
-    count->n_absent += stat.state == SOURCE_ABSENT;
+    count->n_nameless += !*nic->uverbs;
+    count->n_absent += *nic->uverbs && stat.state == SOURCE_ABSENT;
     count->n_denied += stat.state != SOURCE_ABSENT;
-    count->first = *count->first ? count->first : nic->uverbs;
-    doctor_evidence(result, nic->uverbs, "%s (%s)",
-                    stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
+    count->first = *count->first ? count->first : *nic->uverbs ? nic->uverbs : nic->name;
+    if (!*nic->uverbs)
+        doctor_evidence(result, nic->name, "no uverbs device");
+    else
+        doctor_evidence(result, nic->uverbs, "%s (%s)",
+                        stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user",
+                        nic->name);
 }
 
 /* Is a NIC that this process may use near a GPU that it may not use? */
 static bool has_others_nic(const struct topo *topo)
 {
-    for (int i = 0; i < topo->n_nics; i++) {
-        bool has_own = false, has_other = false;
+    int n_hidden = topo->n_hidden_gpus < TOPO_MAX_GPUS ? topo->n_hidden_gpus : TOPO_MAX_GPUS;
 
-        for (int g = 0; g < topo_usable_gpus(topo); g++)
-            has_own = has_own || topo_gpu_nic_path(topo, g, i) <= TOPO_PXB;
-        for (int h = 0; h < topo->n_hidden_gpus && h < TOPO_MAX_GPUS; h++)
-            has_other = has_other || topo_path(topo, topo->hidden_gpus[h], topo->nics[i].pci) <= TOPO_PXB;
-        if (machine_is_data_nic(topo, i) && has_other && !has_own)
-            return true;
-    }
-    return false;
+    return ANY_OF(i, topo->n_nics,
+                  machine_is_data_nic(topo, i) &&
+                      ANY_OF(h, n_hidden, topo_path(topo, topo->hidden_gpus[h], topo->nics[i].pci) <= TOPO_PXB) &&
+                      !ANY_OF(g, topo_usable_gpus(topo), topo_gpu_nic_path(topo, g, i) <= TOPO_PXB));
+}
+
+/* Does a NIC with this role share a switch with the GPU? */
+static bool is_near(const struct topo *topo, int gpu, enum topo_role role)
+{
+    return ANY_OF(i, topo->n_nics,
+                  (role == TOPO_ROLE_DATA ? machine_is_data_nic(topo, i) : topo->nics[i].role == role) &&
+                      topo_gpu_nic_path(topo, gpu, i) <= TOPO_PXB);
 }
 
 /*
@@ -381,19 +345,10 @@ static bool has_others_nic(const struct topo *topo)
 static void check_share(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = machine_n_data_nics(topo), gpu = -1;
+    int n = machine_n_data_nics(topo),
+        gpu = FIRST_OF(g, topo_usable_gpus(topo),
+                       is_near(topo, g, TOPO_ROLE_NO_ACCESS) && !is_near(topo, g, TOPO_ROLE_DATA));
 
-    for (int g = 0; g < topo_usable_gpus(topo) && gpu < 0; g++) {
-        bool has_own = false, has_inaccessible = false;
-
-        for (int i = 0; i < topo->n_nics; i++) {
-            enum topo_path path = topo_gpu_nic_path(topo, g, i);
-
-            has_own = has_own || (machine_is_data_nic(topo, i) && path <= TOPO_PXB);
-            has_inaccessible = has_inaccessible || (topo->nics[i].role == TOPO_ROLE_NO_ACCESS && path <= TOPO_PXB);
-        }
-        gpu = has_inaccessible && !has_own ? g : -1;
-    }
     /* If no GPU is near a NIC, only the counts can be compared. */
     if ((n >= topo_usable_gpus(topo) && (gpu < 0 || !has_others_nic(topo))) ||
         (gpu < 0 && n * 2 <= topo_usable_gpus(topo)))
@@ -430,10 +385,10 @@ static void find_too_many(const struct doctor_machine *machine, struct doctor_re
 
     for (int i = 0; i < machine->topo->n_nics && n_own > 0; i++) {
         const struct topo_nic *nic = &machine->topo->nics[i];
-        struct source_stat device = source_stat(machine->source, "%s", nic->uverbs);
 
-        if (nic->role != TOPO_ROLE_NO_ACCESS || !*nic->uverbs || device.state != SOURCE_OK || !device.may_read ||
-            !device.may_write || (*list && !list_names_it(&names, nic->name, -1)))
+        if (nic->role != TOPO_ROLE_NO_ACCESS || !*nic->uverbs ||
+            !machine_may_open(source_stat(machine->source, "%s", nic->uverbs)) ||
+            (*list && !list_names_it(&names, nic->name, -1)))
             continue;
         doctor_evidence(result, nic->uverbs, "%s: %s", nic->name, nic->access_why);
         n++;
@@ -476,7 +431,8 @@ void run_nic_access(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     /* sysfs shows the NICs of the machine in each container; a container without RDMA devices has lost none. */
-    if (doctor_not_applicable_if(result, count.n_absent == count.n && !machine_uses_rdma(machine),
+    if (doctor_not_applicable_if(result,
+                                 count.n_absent == machine_n_data_nics(machine->topo) && !machine_uses_rdma(machine),
                                  "there is no RDMA device in /dev/infiniband, and nothing needs one"))
         return;
     doctor_found(result, DOCTOR_ERROR, "%s %s%s", count.first,

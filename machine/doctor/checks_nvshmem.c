@@ -8,16 +8,13 @@
 #include "checks.h"
 #include "common/variables.h"
 
-#include <string.h>
-
 /*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other
  * values must be evaluated by each rank, as NVSHMEM_HCA_LIST is not set in a shell that is not a rank.
  */
 static void fix_ranks(const struct doctor_machine *machine, struct doctor_result *result, const char *first)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-    bool reads_mapping = deepep->imported >= 0 && deepep->mapping_active;
+    bool reads_mapping = machine_deepep(machine) && machine->software->deepep.mapping_active;
     bool is_rank = advice_gpu_of(machine->topo, advice_source_env, machine->source) >= 0;
 
     doctor_fix(result, false, is_rank || reads_mapping ? "%seval \"$(epkit env)\"" : "%sepkit env -- PROGRAM", first);
@@ -40,9 +37,8 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
     struct map *map = NULL, *deepep = NULL;
     bool spares_deepep;
 
-    if (!variable_is_true(switched) || advice_is_single_nic(list))
-        return;
-    if (doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
+    if (!variable_is_true(switched) || advice_is_single_nic(list) ||
+        doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
                                  "there are not two GPUs with two NICs"))
         return;
     if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
@@ -58,8 +54,7 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
     doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
     if (spares_deepep)
         doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING",
-                        "read by %s, which makes a list of one NIC for each process",
-                        machine->software->deepep.copies[machine->software->deepep.imported].folder);
+                        "read by %s, which makes a list of one NIC for each process", machine_deepep(machine)->folder);
     /* Without the switch, the list by PE is a variable that does nothing. */
     fix_ranks(machine, result,
               source_env(machine->source, "NVSHMEM_HCA_PE_MAPPING")
@@ -91,32 +86,14 @@ static bool find_gpu_without(const struct doctor_machine *machine, const struct 
     return false;
 }
 
-/* The first idle NIC that IBGDA could use; -1: none. */
-static int idle_nic(const struct doctor_machine *machine, const struct map *map)
-{
-    for (int i = 0; i < map->n_idle; i++)
-        if (topo_has_ibgda(machine->topo, map->idle[i]))
-            return map->idle[i];
-    return -1;
-}
-
-/* The number of GPUs that use the port of this one, itself included. */
-static int n_on_port(const struct map *map, int gpu)
-{
-    int n = 0;
-
-    for (int i = 0; i < map->n; i++)
-        n += map->choices[i].nic == map->choices[gpu].nic && map->choices[i].port == map->choices[gpu].port;
-    return n;
-}
-
 /* The largest number of GPUs on one port. */
 static int n_on_fullest(const struct map *map)
 {
+    const struct map_choice *all = map->choices;
     int most = 0;
 
     for (int gpu = 0; gpu < map->n; gpu++) {
-        int n = map->choices[gpu].nic < 0 ? 0 : n_on_port(map, gpu);
+        int n = all[gpu].nic < 0 ? 0 : COUNT_OF(i, map->n, all[i].nic == all[gpu].nic && all[i].port == all[gpu].port);
 
         most = n > most ? n : most;
     }
@@ -128,7 +105,9 @@ static bool find_worse(const struct doctor_machine *machine, const struct map *m
                        struct doctor_result *result)
 {
     const struct map *best = machine->ibgda;
-    int idle = idle_nic(machine, map);
+    /* That IBGDA could use. */
+    int first = FIRST_OF(i, map->n_idle, topo_has_ibgda(machine->topo, map->idle[i])),
+        idle = first < 0 ? -1 : map->idle[first];
     bool is_uneven = map->n_shared > best->n_shared || (idle >= 0 && n_on_fullest(map) > n_on_fullest(best));
 
     for (int gpu = 0; gpu < map->n && is_uneven; gpu++) {
@@ -196,18 +175,16 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
 
 static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = machine_deepep(machine);
     struct map *map = NULL;
 
     if (machine_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
         (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
         doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
-        if (deepep->imported >= 0 && deepep->mapping_active)
-            doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s",
-                            deepep->copies[deepep->imported].folder);
-        else if (deepep->imported >= 0)
-            doctor_evidence(result, deepep->copies[deepep->imported].folder,
-                            "switches IBGDA on, and has no mapping of GPUs to NICs");
+        if (copy && machine->software->deepep.mapping_active)
+            doctor_evidence(result, "DEEP_EP_DEVICE_TO_HCA_MAPPING", "not set, and read by %s", copy->folder);
+        else if (copy)
+            doctor_evidence(result, copy->folder, "switches IBGDA on, and has no mapping of GPUs to NICs");
         fix_ranks(machine, result, "");
     }
     map_free(map);
@@ -239,7 +216,6 @@ static void run_single(const struct doctor_machine *machine, struct doctor_resul
 
 void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
 
     if (doctor_not_applicable_if(result,
@@ -252,7 +228,7 @@ void run_shared_nic(const struct doctor_machine *machine, struct doctor_result *
         return;
     }
     if (mapping) {
-        if (deepep->imported < 0 || deepep->mapping_active)
+        if (!machine_deepep(machine) || machine->software->deepep.mapping_active)
             run_mapping(machine, mapping, result);
         return;
     }

@@ -4,59 +4,56 @@
 #include "common/variables.h"
 
 #include <ctype.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MIB (1LL << 20)
 
 /* --- hca-prefix --- */
 
-/* Reports a list that leaves no NIC at all. */
-static void check_list(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
-    struct map *map = NULL;
+#define HCA_LIST "NVSHMEM_HCA_LIST"
 
-    if (list && *list && machine->topo->n_gpus > 0 && machine_nvshmem_map(machine, &map) == EP_OK &&
-        map->choices[0].nic < 0) {
-        doctor_found(result, DOCTOR_ERROR, "NVSHMEM_HCA_LIST leaves no NIC: none with an active port matches it");
-        doctor_evidence(result, "NVSHMEM_HCA_LIST", "%s", list);
-        doctor_fix(result, false, "unset NVSHMEM_HCA_LIST");
-        doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
-    }
+/* Does NVSHMEM find a NIC for any GPU? */
+static bool finds_a_nic(const struct doctor_machine *machine)
+{
+    struct map *map;
+    bool any;
+
+    if (machine_nvshmem_map(machine, &map) != EP_OK)
+        return true;
+    any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
     map_free(map);
+    return any;
 }
 
 void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
-    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
-    const char *prefix = set ? set : MACHINE_HCA_PREFIX, *left_out = NULL;
+    const char *set = source_env(machine->source, "NVSHMEM_HCA_PREFIX"), *list = machine_env(machine, HCA_LIST);
+    const char *prefix = set ? set : MACHINE_HCA_PREFIX;
     const struct topo *topo = machine->topo;
-    int n = 0, n_left_out = 0;
+    int n = COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i)),
+        n_left_out =
+            COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name));
 
-    if (!machine_has_mlx5(machine, result))
+    if (!machine_has_mlx5(machine, result) ||
+        (!set && !source_env(machine->source, HCA_LIST) && !machine_uses_ibgda(machine, result)))
         return;
-    if (!set && !source_env(machine->source, "NVSHMEM_HCA_LIST") && !machine_uses_ibgda(machine, result))
-        return;
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!advice_is_mlx5(topo, i))
-            continue;
-        n++;
-        if (advice_prefix_matches(prefix, topo->nics[i].name))
-            continue;
-        n_left_out++;
-        left_out = left_out ? left_out : machine_nic_name(machine, i);
-    }
     if (n_left_out == 0) {
-        check_list(machine, result);
+        if (!*list || topo->n_gpus == 0 || finds_a_nic(machine))
+            return;
+        doctor_found(result, DOCTOR_ERROR, HCA_LIST " leaves no NIC: none with an active port matches it");
+        doctor_evidence(result, HCA_LIST, "%s", list);
+        doctor_fix(result, false, "unset " HCA_LIST);
+        doctor_advise(result, "Then start each rank with 'epkit env -- PROGRAM', which gives it the NIC of its GPU.");
         return;
     }
     doctor_found(result, n_left_out == n ? DOCTOR_ERROR : DOCTOR_WARNING,
                  "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
     doctor_evidence(result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
                     set ? "" : MACHINE_HCA_PREFIX);
-    doctor_evidence(result, "/sys/class/infiniband", "%s", left_out);
+    doctor_evidence(result, "/sys/class/infiniband", "%s",
+                    topo->nics[FIRST_OF(i, topo->n_nics,
+                                        advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name))]
+                        .name);
     if (advised && !advised->unset)
         doctor_fix(result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
     else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)
@@ -67,29 +64,6 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
 }
 
 /* --- hca-lists --- */
-
-/* What the audit found in a list: an entry that is no port of this machine. NULL without a fault. */
-static const struct audit_row *list_fault(const struct doctor_machine *machine, const char *name)
-{
-    for (int i = 0; i < machine->audit->n; i++)
-        if (machine->audit->rows[i].kind == AUDIT_HARMFUL && strcmp(machine->audit->rows[i].name, name) == 0)
-            return &machine->audit->rows[i];
-    return NULL;
-}
-
-/* hca-prefix reports when no NIC is left at all. */
-static bool leaves_a_nic(const struct doctor_machine *machine)
-{
-    struct map *map;
-    bool any = false;
-
-    if (machine_nvshmem_map(machine, &map) != EP_OK)
-        return true;
-    for (int i = 0; i < map->n; i++)
-        any = any || map->choices[i].nic >= 0;
-    map_free(map);
-    return any;
-}
 
 /* Is it an entry of UCX_NET_DEVICES: a port, NAME:NUMBER, or an interface? Names are compared as they are. */
 static bool is_ucx_device(const struct doctor_machine *machine, const char *entry)
@@ -110,43 +84,43 @@ static bool is_ucx_device(const struct doctor_machine *machine, const char *entr
 /* What is wrong with the value, a sentence without its subject; "" if nothing is. */
 static const char *ucx_fault(const struct doctor_machine *machine, const char *value)
 {
-    int n = 0;
-    const char *wrong = "", *all = value;
+    const char *wrong = "", *at = value, *name;
+    bool any = false;
 
     if (*value == '^' || strcmp(value, "all") == 0)
         return "";
-    while (*value) {
-        struct piece entry = text_take(&value, ",");
-        const char *name = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
+    while ((name = machine_next_word(machine, &at, ","))) {
+        bool is_device = is_ucx_device(machine, name);
 
-        if (is_ucx_device(machine, name))
-            n++;
-        else if (entry.n && !*wrong)
-            wrong = name;
+        any = any || is_device;
+        wrong = is_device || *wrong ? wrong : name;
     }
     if (!*wrong)
         return "";
     if (topo_find_nic(machine->topo, wrong) >= 0)
         return source_printf(machine->source, "names %s without its port: UCX knows %s:1", wrong, wrong);
     return source_printf(machine->source, "names %s, which is not here%s", wrong,
-                         n == 0 && strchr(all, ',') ? ", and nothing that is" : "");
+                         !any && strchr(value, ',') ? ", and nothing that is" : "");
 }
 
 /* DeepEP 2 asks for the rate of this device, and takes one called mlx5_0 where it is not told. */
 static const char *nic_name_fault(const struct doctor_machine *machine, const char *value)
 {
-    if (topo_find_nic(machine->topo, value) >= 0)
-        return "";
-    return source_printf(machine->source, "names %s, and no NIC here has that name", value);
+    return topo_find_nic(machine->topo, value) >= 0
+               ? ""
+               : source_printf(machine->source, "names %s, and no NIC here has that name", value);
 }
 
-/* For variables of NVSHMEM the audit looks. */
+/* For variables of NVSHMEM the audit looks: an entry that is no port of this machine. */
 static const char *audit_fault(const struct doctor_machine *machine, const char *name)
 {
-    const struct audit_row *row = list_fault(machine, name);
+    const struct audit *audit = machine->audit;
+    int row = FIRST_OF(i, audit->n, audit->rows[i].kind == AUDIT_HARMFUL && strcmp(audit->rows[i].name, name) == 0);
 
-    return row && leaves_a_nic(machine)
-               ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s", row->text)
+    /* hca-prefix reports when no NIC is left at all. */
+    return row >= 0 && finds_a_nic(machine)
+               ? source_printf(machine->source, "is no list of NICs and ports of this machine: %s",
+                               audit->rows[row].text)
                : "";
 }
 
@@ -164,9 +138,9 @@ static const struct {
 void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *result)
 {
     for (size_t i = 0; i < COUNT(device_variables); i++) {
-        const char *name = device_variables[i].name, *value = source_env(machine->source, name), *why = "";
+        const char *name = device_variables[i].name, *value = machine_env(machine, name), *why = "";
 
-        if (value && *value)
+        if (*value)
             why = device_variables[i].fault ? device_variables[i].fault(machine, value) : audit_fault(machine, name);
         if (!*why)
             continue;
@@ -230,15 +204,15 @@ void run_void_variables(const struct doctor_machine *machine, struct doctor_resu
 void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_driver *driver = &machine->software->driver;
-    const char *nccl = source_env(machine->source, "NCCL_DMABUF_ENABLE"), *name = "NVSHMEM_IB_DISABLE_DMABUF";
-    bool is_nvshmem = variable_is_true(source_env(machine->source, name)), is_nccl = nccl && strcmp(nccl, "0") == 0;
+    const char *name = "NVSHMEM_IB_DISABLE_DMABUF";
+    bool is_nvshmem = variable_is_true(source_env(machine->source, name)),
+         is_nccl = strcmp(machine_env(machine, "NCCL_DMABUF_ENABLE"), "0") == 0;
 
     if (doctor_not_applicable_if(result, !is_nvshmem && !is_nccl, "nothing disables dma-buf"))
         return;
     /* With neither of the two, the check peermem reports it. */
-    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT)
-        return;
-    if (doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
+    if (driver->peermem == SOURCE_OK || driver->dmabuf == SOURCE_ABSENT ||
+        doctor_unreadable_if(result, driver->peermem != SOURCE_ABSENT, "/sys/module/nvidia_peermem", driver->peermem,
                              NULL))
         return;
     name = is_nvshmem ? name : "NCCL_DMABUF_ENABLE";
@@ -257,37 +231,25 @@ void run_dmabuf_off(const struct doctor_machine *machine, struct doctor_result *
 #define HEAP_LITTLE (512 * MIB)
 
 /* Parses a size like NVSHMEM: a number followed by K, M, G or T. -1: not set, or not a size. */
-static double size_of(struct source *source, const char *name)
+static double size_of(const char *value)
 {
-    static const char units[] = "kmgt";
-    const char *value = source_env(source, name), *unit;
     char *end;
-    double size;
+    double size = strtod(value, &end);
 
-    if (!value || !isdigit((unsigned char)*value))
-        return -1;
-    size = strtod(value, &end);
-    unit = *end ? strchr(units, tolower((unsigned char)*end)) : NULL;
-    for (ptrdiff_t i = 0; unit && i <= unit - units; i++)
-        size *= 1024;
-    return size;
-}
-
-static double smallest_memory(const struct topo *topo)
-{
-    double smallest = -1;
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].memory_bytes > 0 && (smallest < 0 || (double)topo->gpus[i].memory_bytes < smallest))
-            smallest = (double)topo->gpus[i].memory_bytes;
-    return smallest;
+    return isdigit((unsigned char)*value) ? size * (double)machine_unit(*end) : -1;
 }
 
 void run_heap_size(const struct doctor_machine *machine, struct doctor_result *result)
 {
     bool is_static = variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_CUDA_VMM"));
     const char *name = is_static ? "NVSHMEM_SYMMETRIC_SIZE" : "NVSHMEM_MAX_MEMORY_PER_GPU";
-    double size = size_of(machine->source, name), memory = smallest_memory(machine->topo);
+    double size = size_of(machine_env(machine, name)), memory = -1;
+
+    for (int i = 0; i < machine->topo->n_gpus; i++) {
+        double own = (double)machine->topo->gpus[i].memory_bytes;
+
+        memory = own > 0 && (memory < 0 || own < memory) ? own : memory;
+    }
 
     if (doctor_not_applicable_if(result, size < 0, "%s is not set", name))
         return;

@@ -2,9 +2,6 @@
 /* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
 #include "common/variables.h"
-#include "machine/software/libs.h"
-
-#include <string.h>
 
 /* --- open-driver --- */
 
@@ -27,15 +24,7 @@ static const struct device_range closed_only[] = {
     {0x0fc0, 0x1dff},
 };
 
-static bool is_within(unsigned device, const struct device_range *ranges, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (device >= ranges[i].first && device <= ranges[i].last)
-            return true;
-    return false;
-}
-
-#define WITHIN(device, ranges) is_within(device, ranges, sizeof(ranges) / sizeof((ranges)[0]))
+#define WITHIN(number, ranges) ANY_OF(i, COUNT(ranges), (number) >= (ranges)[i].first && (number) <= (ranges)[i].last)
 
 bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 {
@@ -51,30 +40,23 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci)
 
 int machine_unsupported_gpus(const struct doctor_machine *machine)
 {
-    int n = 0;
-
-    for (int p = 0; p < machine->topo->n_pci; p++)
-        n += machine_is_unsupported_gpu(machine, p);
-    return n;
+    return COUNT_OF(p, machine->topo->n_pci, machine_is_unsupported_gpu(machine, p));
 }
 
 static void fix_kind(const struct doctor_machine *machine, struct doctor_result *result, bool needs_open)
 {
     const struct os *os = &machine->software->os;
     int n_major = (int)strcspn(machine->software->driver.version, ".");
-    const char *major = source_printf(machine->source, "%.*s", n_major, machine->software->driver.version);
-    const char *install = "";
+    const char *version = machine->software->driver.version, *open = needs_open ? "-open" : "";
 
     if (!os->in_container && os->family == OS_DEBIAN)
-        install =
-            os_install(machine->source, os,
-                       source_printf(machine->source, "nvidia-driver-%s%s", major, needs_open ? "-open" : ""), "");
+        doctor_fix(result, false, "%s\nsudo reboot",
+                   os_install(machine->source, os,
+                              source_printf(machine->source, "nvidia-driver-%.*s%s", n_major, version, open), ""));
     else if (!os->in_container && os->family == OS_RHEL)
-        install = source_printf(machine->source,
-                                "sudo dnf module reset nvidia-driver\nsudo dnf module install nvidia-driver:%s%s",
-                                major, needs_open ? "-open" : "-dkms");
-    if (*install)
-        doctor_fix(result, false, "%s\nsudo reboot", install);
+        doctor_fix(result, false,
+                   "sudo dnf module reset nvidia-driver\nsudo dnf module install nvidia-driver:%.*s%s\nsudo reboot",
+                   n_major, version, needs_open ? "-open" : "-dkms");
     doctor_advise(result, needs_open
                               ? "Install the open kernel modules of the same driver (packages with -open; of the "
                                 "runfile --kernel-module-type=open; of gpu-operator driver.kernelModuleType=open)."
@@ -85,16 +67,13 @@ void run_open_driver(const struct doctor_machine *machine, struct doctor_result 
 {
     const struct software_driver *driver = &machine->software->driver;
     const struct topo *topo = machine->topo;
-    int n = 0;
+    int n = machine_unsupported_gpus(machine);
 
     if (topo->n_gpus + topo->n_hidden_gpus == 0) {
         machine_has_gpus(machine, result);
         return;
     }
-    if (doctor_not_applicable_if(result, !*driver->version, "the NVIDIA driver is not loaded"))
-        return;
-    n = machine_unsupported_gpus(machine);
-    if (n == 0)
+    if (doctor_not_applicable_if(result, !*driver->version, "the NVIDIA driver is not loaded") || n == 0)
         return;
     for (int p = 0; p < topo->n_pci; p++)
         if (machine_is_unsupported_gpu(machine, p))
@@ -123,23 +102,6 @@ static const char *const cuda_folders[] = {
     "/var/lib/nvidia/lib64", /* Container-Optimized OS */
 };
 
-static const char *other_location(const struct doctor_machine *machine)
-{
-    for (size_t i = 0; i < COUNT(cuda_folders); i++)
-        if (source_stat(machine->source, "%s/libcuda.so.1", cuda_folders[i]).state == SOURCE_OK)
-            return cuda_folders[i];
-    return "";
-}
-
-/* A newer libcuda than the driver with a GeForce card: "CUDA Compatibility" supports this only for data center GPUs. */
-static bool is_compat_for_games(const struct doctor_machine *machine, const char *version)
-{
-    for (int i = 0; i < machine->topo->n_gpus; i++)
-        if (strstr(machine->topo->gpus[i].name, "GeForce"))
-            return *version && strverscmp(version, machine->software->driver.version) > 0;
-    return false;
-}
-
 /*
  * Reports a libcuda that is found but does not work: the stub of the toolkit, which only defines the symbols; one older
  * than the driver, such as the package cuda-compat of an old image, which is for older drivers ("CUDA Compatibility");
@@ -150,7 +112,9 @@ static void check_found(const struct doctor_machine *machine, struct doctor_resu
 {
     const char *folder = libs_folder_of(machine->source, location->path), *version = libs_file_version(location->real);
     bool is_stub = strstr(location->path, "/stubs/") || strstr(location->real, "/stubs/");
-    bool is_newer = is_compat_for_games(machine, version);
+    /* "CUDA Compatibility" supports a newer libcuda than the driver only for data center GPUs. */
+    bool is_newer = *version && strverscmp(version, machine->software->driver.version) > 0 &&
+                    ANY_OF(i, machine->topo->n_gpus, strstr(machine->topo->gpus[i].name, "GeForce"));
     struct lib_location ml = libs_find(machine->source, env, "libnvidia-ml.so.1"), own;
     struct libs_env plain = {.library_path = "", .preload = ""};
 
@@ -178,10 +142,10 @@ void run_libcuda(const struct doctor_machine *machine, struct doctor_result *res
 {
     struct libs_env env = libs_env_of(machine->source);
     const struct os *os = &machine->software->os;
-    struct lib_location location;
+    struct lib_location location = libs_find(machine->source, &env, "libcuda.so.1");
     const char *folder;
+    int other;
 
-    location = libs_find(machine->source, &env, "libcuda.so.1");
     if (location.state == SOURCE_OK) {
         check_found(machine, result, &env, &location);
         return;
@@ -192,7 +156,9 @@ void run_libcuda(const struct doctor_machine *machine, struct doctor_result *res
     if (doctor_not_applicable_if(result, os->family == OS_COS && !os->in_container,
                                  "Container-Optimized OS: programs run in containers, which get libcuda mounted"))
         return;
-    folder = other_location(machine);
+    other = FIRST_OF(i, COUNT(cuda_folders),
+                     source_stat(machine->source, "%s/libcuda.so.1", cuda_folders[i]).state == SOURCE_OK);
+    folder = other < 0 ? "" : cuda_folders[other];
     if (doctor_not_applicable_if(result,
                                  !os->in_container && strncmp(folder, DRIVER_CONTAINER, strlen(DRIVER_CONTAINER)) == 0,
                                  "the GPU operator's container has the driver: programs run in containers, which get "
@@ -230,7 +196,7 @@ void run_uvm(const struct doctor_machine *machine, struct doctor_result *result)
     if (doctor_unreadable_if(result, device.state != SOURCE_OK && device.state != SOURCE_ABSENT, UVM, device.state,
                              device.why))
         return;
-    if (device.state == SOURCE_OK && device.may_read && device.may_write) {
+    if (machine_may_open(device)) {
         if (!machine_is_of_another(device, number))
             return;
         doctor_found(result, DOCTOR_ERROR, "CUDA cannot start: nvidia_uvm is loaded, and has %s number for " UVM,
@@ -277,36 +243,32 @@ static const char *maker_name(unsigned vendor)
     } makers[] = {{PCI_VENDOR_AMAZON, "EFA"}, {0x14e4, "Broadcom"}, {0x8086, "Intel"}, {0x1022, "AMD"}, {0x1dd8, "AMD"},
                   {0x1ded, "Alibaba"}};
 
-    for (size_t i = 0; i < COUNT(makers); i++)
-        if (makers[i].vendor == vendor)
-            return makers[i].name;
-    return "another maker";
+    int maker = FIRST_OF(i, COUNT(makers), makers[i].vendor == vendor);
+
+    return maker < 0 ? "another maker" : makers[maker].name;
 }
 
 /* DeepEP before version 2 uses only IBGDA between nodes; it is recognised by its own buffer.py and an NVSHMEM. */
 static bool needs_ibgda(const struct doctor_machine *machine)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
-    bool is_first = deepep->imported >= 0 && deepep->copies[deepep->imported].buffer == SOURCE_OK;
+    const struct software_copy *copy = machine_deepep(machine);
 
     return variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA")) ||
-           (is_first && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
+           (copy && copy->buffer == SOURCE_OK && machine_has_deepep(machine) && machine->topo->n_gpus > 1);
 }
 
 /* A mapping that gives a GPU a NIC that IBGDA does not support. */
 static bool find_unsupported(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
     struct map *map = NULL;
-    int gpu = 0;
+    int gpu;
 
-    if (!mapping || (deepep->imported >= 0 && !deepep->mapping_active) ||
+    if (!mapping || (machine_deepep(machine) && !machine->software->deepep.mapping_active) ||
         map_parse(machine->topo, mapping, &map) != EP_OK)
         return false;
-    while (gpu < map->n && (map->choices[gpu].nic < 0 || topo_has_ibgda(machine->topo, map->choices[gpu].nic)))
-        gpu++;
-    if (gpu < map->n) {
+    gpu = FIRST_OF(i, map->n, map->choices[i].nic >= 0 && !topo_has_ibgda(machine->topo, map->choices[i].nic));
+    if (gpu >= 0) {
         doctor_found(result, DOCTOR_ERROR,
                      "DEEP_EP_DEVICE_TO_HCA_MAPPING gives GPU %d %s, and IBGDA works only with NVIDIA's NICs", gpu,
                      machine_nic_name(machine, map->choices[gpu].nic));
@@ -322,19 +284,12 @@ static bool find_unsupported(const struct doctor_machine *machine, struct doctor
 static void run_several_makers(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n = 0, first = -1;
+    const struct map *map = machine->map;
+    int n = COUNT_OF(i, map->n, map->choices[i].nic >= 0 && !topo_has_ibgda(topo, map->choices[i].nic)),
+        first = FIRST_OF(i, map->n, map->choices[i].nic >= 0 && !topo_has_ibgda(topo, map->choices[i].nic));
 
     if (!needs_ibgda(machine) || find_unsupported(machine, result) ||
-        (machine->ibgda->n_shared <= machine->map->n_shared && machine->ibgda->distance <= machine->map->distance))
-        return;
-    for (int gpu = 0; gpu < machine->map->n; gpu++) {
-        int nic = machine->map->choices[gpu].nic;
-
-        if (nic < 0 || topo_has_ibgda(topo, nic))
-            continue;
-        first = n++ ? first : gpu;
-    }
-    if (n == 0)
+        (machine->ibgda->n_shared <= map->n_shared && machine->ibgda->distance <= map->distance) || n == 0)
         return;
     doctor_found(result, DOCTOR_WARNING, "IBGDA works only with NVIDIA's NICs, and that of %d of %d GPUs is of %s", n,
                  machine->map->n, maker_name(topo->pci[topo->nics[machine->map->choices[first].nic].pci].vendor));
@@ -348,22 +303,11 @@ static void run_several_makers(const struct doctor_machine *machine, struct doct
 void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int first = -1, n = 0, n_supported = 0, unknown = -1;
+    int first = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i)),
+        unknown = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && !topo->pci[topo->nics[i].pci].vendor);
     unsigned vendor;
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!machine_is_data_nic(topo, i))
-            continue;
-        vendor = topo->pci[topo->nics[i].pci].vendor;
-        n_supported += vendor == PCI_VENDOR_MELLANOX;
-        if (!vendor && unknown < 0)
-            unknown = i;
-        if (vendor == PCI_VENDOR_MELLANOX)
-            continue;
-        first = first < 0 ? i : first;
-        n++;
-    }
-    if (n_supported) {
+    if (advice_has_mlx5(topo)) {
         run_several_makers(machine, result);
         return;
     }
@@ -375,13 +319,12 @@ void run_ibgda_nic(const struct doctor_machine *machine, struct doctor_result *r
         return;
     }
     vendor = topo->pci[topo->nics[first].pci].vendor;
-    doctor_found(result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s", n,
-                 maker_name(vendor));
+    doctor_found(result, DOCTOR_ERROR, "IBGDA works only with NVIDIA's NICs, and the %d here are of %s",
+                 machine_n_data_nics(topo), maker_name(vendor));
     doctor_evidence(result, topo->nics[first].name, "PCI device %04x:%04x at %s", vendor,
                     topo->pci[topo->nics[first].pci].device, topo->pci[topo->nics[first].pci].address);
-    if (machine->software->deepep.imported >= 0)
-        doctor_evidence(result, machine->software->deepep.copies[machine->software->deepep.imported].folder,
-                        "uses only IBGDA between nodes");
+    if (machine_deepep(machine))
+        doctor_evidence(result, machine_deepep(machine)->folder, "uses only IBGDA between nodes");
     doctor_evidence_env(result, "NVSHMEM_REMOTE_TRANSPORT");
     doctor_advise(result,
                   "Within a node everything works. Between nodes, use a library with a transport for these NICs: "

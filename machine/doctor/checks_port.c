@@ -2,36 +2,20 @@
 /* checks_port.c - ports of NICs: state, link layer. */
 #include "checks.h"
 
-#include <string.h>
-
 /* --- port-down --- */
 
 /* Another function of the same card with an active port. */
 static bool has_active_sibling(const struct topo *topo, int nic)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && machine_is_data_nic(topo, i) && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
-            return true;
-    return false;
+    return ANY_OF(i, topo->n_nics,
+                  i != nic && machine_is_data_nic(topo, i) &&
+                      topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci));
 }
 
 /* Its ports have no link and never had one: there is no cable, or they are disabled. */
 static bool is_disabled(const struct topo_nic *nic)
 {
-    for (int p = 0; p < nic->n_ports; p++)
-        if (strcmp(nic->ports[p].phys_state, "Disabled") != 0)
-            return false;
-    return true;
-}
-
-/* Another function of the same card with a cable, but also without an active port. */
-static bool has_cabled_sibling(const struct topo *topo, int nic)
-{
-    for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
-            topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
-            return true;
-    return false;
+    return !ANY_OF(p, nic->n_ports, strcmp(nic->ports[p].phys_state, "Disabled") != 0);
 }
 
 /*
@@ -42,7 +26,11 @@ static bool is_spare(const struct topo *topo, int nic)
 {
     bool has_active = has_active_sibling(topo, nic), is_alike = false;
 
-    if (!has_active && !(is_disabled(&topo->nics[nic]) && has_cabled_sibling(topo, nic)))
+    /* Or another function with a cable, but also without an active port. */
+    if (!has_active &&
+        !(is_disabled(&topo->nics[nic]) && ANY_OF(i, topo->n_nics,
+                                                  i != nic && topo->nics[i].pci >= 0 && !is_disabled(&topo->nics[i]) &&
+                                                      topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))))
         return false;
     for (int i = 0; i < topo->n_nics; i++) {
         if (topo->nics[i].pci < 0 || !topo_is_same_model(topo, i, nic) || !has_active_sibling(topo, i))
@@ -54,14 +42,6 @@ static bool is_spare(const struct topo *topo, int nic)
     return has_active || is_alike;
 }
 
-static bool reports_its_state(const struct topo_nic *nic)
-{
-    for (int p = 0; p < nic->n_ports; p++)
-        if (!machine_knows_port_state(&nic->ports[p]))
-            return false;
-    return nic->n_ports > 0;
-}
-
 /*
  * Is it a NIC without an active port that GPUs would use: on a switch with a GPU, or of the model of the data NICs? If
  * there are no data NICs, any NIC, unless the machine has a single GPU and nothing needs RDMA.
@@ -70,17 +50,13 @@ static bool is_down_rail(const struct doctor_machine *machine, int nic)
 {
     const struct topo *topo = machine->topo;
     const struct topo_nic *self = &topo->nics[nic];
-    bool is_like_data = false;
 
-    if (self->role != TOPO_ROLE_DOWN || self->pci < 0 || topo->n_gpus == 0)
+    if (self->role != TOPO_ROLE_DOWN || self->pci < 0 || topo->n_gpus == 0 || is_spare(topo, nic))
         return false;
-    if (is_spare(topo, nic))
-        return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic) &&
-            machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic))
-            is_like_data = true;
-    return is_like_data || machine_gpu_distance(topo, nic) <= TOPO_PXB ||
+    return ANY_OF(i, topo->n_nics,
+                  machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic) &&
+                      machine_gpu_distance(topo, i) == machine_gpu_distance(topo, nic)) ||
+           machine_gpu_distance(topo, nic) <= TOPO_PXB ||
            (machine_n_data_nics(topo) == 0 && (topo->n_gpus > 1 || machine_uses_rdma(machine)));
 }
 
@@ -93,12 +69,9 @@ static bool is_left_unplugged(const struct topo *topo, int nic)
 /* The number of NICs on a switch with this GPU, whatever their state. */
 static int nics_near_gpu(const struct topo *topo, int gpu)
 {
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        n += topo->nics[i].pci >= 0 && topo->nics[i].role != TOPO_ROLE_VIRTUAL &&
-             topo_gpu_nic_path(topo, gpu, i) <= TOPO_PXB;
-    return n;
+    return COUNT_OF(i, topo->n_nics,
+                    topo->nics[i].pci >= 0 && topo->nics[i].role != TOPO_ROLE_VIRTUAL &&
+                        topo_gpu_nic_path(topo, gpu, i) <= TOPO_PXB);
 }
 
 /* A GPU with fewer NICs on its switch than most, or -1. Nothing is near a GPU that sysfs does not show. */
@@ -109,38 +82,18 @@ static int gpu_without_its_nic(const struct topo *topo, int *ret_has, int *ret_d
     for (int i = 0; i < topo->n_gpus; i++)
         counts[i] = nics_near_gpu(topo, i);
     for (int i = 0; i < topo->n_gpus; i++) {
-        int n_alike = 0;
+        int gpu;
 
-        for (int k = 0; k < topo->n_gpus; k++)
-            n_alike += counts[k] == counts[i];
-        if (n_alike * 2 <= topo->n_gpus || counts[i] == 0)
+        if (COUNT_OF(k, topo->n_gpus, counts[k] == counts[i]) * 2 <= topo->n_gpus)
             continue;
-        for (int k = 0; k < topo->n_gpus; k++)
-            if (counts[k] < counts[i] && topo_is_located(topo, topo->gpus[k].pci)) {
-                *ret_has = counts[k];
-                *ret_due = counts[i];
-                return k;
-            }
+        gpu = FIRST_OF(k, topo->n_gpus, counts[k] < counts[i] && topo_is_located(topo, topo->gpus[k].pci));
+        if (gpu < 0)
+            continue;
+        *ret_has = counts[gpu];
+        *ret_due = counts[i];
+        return gpu;
     }
     return -1;
-}
-
-/* A GPU that sysfs does not show; -1: none. */
-static int find_hidden_gpu(const struct topo *topo)
-{
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (!topo_is_located(topo, topo->gpus[i].pci))
-            return i;
-    return -1;
-}
-
-/* Does no GPU have a NIC on its switch? Then only the counts can show that one is missing. */
-static bool is_flat(const struct topo *topo)
-{
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (nics_near_gpu(topo, i) > 0)
-            return false;
-    return true;
 }
 
 struct down_count {
@@ -154,14 +107,9 @@ struct down_count {
  */
 static bool is_unmanaged(const struct topo_nic *nic)
 {
-    for (int p = 0; p < nic->n_ports; p++) {
-        const struct topo_port *port = &nic->ports[p];
-
-        if (port->link_layer == TOPO_LINK_INFINIBAND && strcmp(port->phys_state, "LinkUp") == 0 &&
-            text_is_any(port->state, TEXTS("INIT", "ARMED")))
-            return true;
-    }
-    return false;
+    return ANY_OF(p, nic->n_ports,
+                  nic->ports[p].link_layer == TOPO_LINK_INFINIBAND && strcmp(nic->ports[p].phys_state, "LinkUp") == 0 &&
+                      text_is_any(nic->ports[p].state, TEXTS("INIT", "ARMED")));
 }
 
 static struct down_count count_down(const struct doctor_machine *machine, struct doctor_result *result)
@@ -172,7 +120,8 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
     for (int i = 0; i < topo->n_nics; i++) {
         if (!is_down_rail(machine, i))
             continue;
-        if (!reports_its_state(&topo->nics[i])) {
+        if (topo->nics[i].n_ports == 0 ||
+            ANY_OF(p, topo->nics[i].n_ports, !machine_knows_port_state(&topo->nics[i].ports[p]))) {
             count.n_unknown++;
             continue;
         }
@@ -191,7 +140,10 @@ static struct down_count count_down(const struct doctor_machine *machine, struct
 static void find_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    int n_data = machine_n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due);
+    int n_data = machine_n_data_nics(topo), has = 0, due = 0, gpu = gpu_without_its_nic(topo, &has, &due),
+        hidden = FIRST_OF(i, topo->n_gpus, !topo_is_located(topo, topo->gpus[i].pci));
+    /* If no GPU has a NIC on its switch, only the counts can show that one is missing. */
+    bool is_flat = !ANY_OF(i, topo->n_gpus, nics_near_gpu(topo, i) > 0);
     unsigned vendor = PCI_VENDOR_MELLANOX;
 
     /* NICs on the bus without an RDMA device are reported by rdma-device. */
@@ -200,11 +152,11 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
     if (gpu >= 0)
         doctor_found(result, DOCTOR_ERROR, "%s has %d NIC%s near it, most others have %d",
                      machine_gpu_name(machine, gpu), has, has == 1 ? "" : "s", due);
-    else if (is_flat(topo) && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
+    else if (is_flat && n_data < topo->n_gpus && n_data * 2 > topo->n_gpus)
         doctor_found(result, DOCTOR_WARNING, "there are %d NICs for %d GPUs", n_data, topo->n_gpus);
-    else if (!is_flat(topo) && find_hidden_gpu(topo) >= 0)
+    else if (!is_flat && hidden >= 0)
         doctor_unknown(result, "/sys/bus/pci/devices: it does not have %s, so whether its NIC is there cannot be seen",
-                       machine_gpu_name(machine, find_hidden_gpu(topo)));
+                       machine_gpu_name(machine, hidden));
     if (result->outcome != DOCTOR_FOUND)
         return;
     for (int i = 0; i < topo->n_nics; i++)
@@ -219,27 +171,6 @@ static void find_missing(const struct doctor_machine *machine, struct doctor_res
                   "A NIC seems to be missing: look for it on the bus (lspci -d %04x:) and in the kernel log; in a pod, "
                   "check its network annotations and devices. In a cloud, take the node out of service.",
                   vendor);
-}
-
-/* What to inspect. Users of virtual machines and pods have no access to cables. */
-static void advise_link(const struct doctor_machine *machine, struct doctor_result *result, int nic)
-{
-    const struct topo *topo = machine->topo;
-    const char *tool = "", *shared = "";
-
-    if (topo->pci[topo->nics[nic].pci].vendor == PCI_VENDOR_MELLANOX)
-        tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, topo->nics[nic].name));
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, nic))
-            shared = " GPUs of this NIC share one with others until it is back.";
-    if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
-        doctor_advise(result,
-                      "In a virtual machine, the provider maintains cable and switch: take the node out of service. In "
-                      "a pod, check its network annotations.%s",
-                      shared);
-    else
-        doctor_advise(result, "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s", tool,
-                      shared);
 }
 
 /* No NIC at all is a fault only if somebody expected some: a variable names single NICs. */
@@ -277,6 +208,7 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
 {
     const struct topo *topo = machine->topo;
     struct down_count count;
+    const char *name, *tool = "", *shared = "";
 
     if (topo->n_nics == 0 && !machine_has_data_nics(machine, result)) {
         if (result->outcome == DOCTOR_NOT_APPLICABLE)
@@ -284,18 +216,30 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
         return;
     }
     count = count_down(machine, result);
+    name = count.n ? topo->nics[count.first].name : "";
     if (count.n && count.n == count.n_unmanaged) {
-        doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s",
-                     topo->nics[count.first].name, topo->nics[count.first].ports[0].state,
-                     count.n > 1 ? ", and more NICs wait for one" : "");
+        doctor_found(result, DOCTOR_ERROR, "%s has a link, but no subnet manager brings it up (%s)%s", name,
+                     topo->nics[count.first].ports[0].state, count.n > 1 ? ", and more NICs wait for one" : "");
         doctor_advise(result,
                       "Cable and switch port are in order. Check the subnet manager of this fabric, on a switch, in "
                       "UFM or as opensm on a node (sudo sminfo -C %s), and whether it may reach this port.",
-                      shell_word(machine->source, topo->nics[count.first].name));
+                      shell_word(machine->source, name));
     } else if (count.n) {
-        doctor_found(result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s",
-                     topo->nics[count.first].name, count.n > 1 ? ", and more NICs have none" : "");
-        advise_link(machine, result, count.first);
+        doctor_found(result, count.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s has no active port%s", name,
+                     count.n > 1 ? ", and more NICs have none" : "");
+        if (topo->pci[topo->nics[count.first].pci].vendor == PCI_VENDOR_MELLANOX)
+            tool = source_printf(machine->source, " (mlxlink -d %s -m)", shell_word(machine->source, name));
+        if (ANY_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && topo_is_same_model(topo, i, count.first)))
+            shared = " GPUs of this NIC share one with others until it is back.";
+        /* Users of virtual machines and pods have no access to cables. */
+        if (machine_virtual(machine->source) == MACHINE_VIRTUAL)
+            doctor_advise(result,
+                          "In a virtual machine, the provider maintains cable and switch: take the node out of "
+                          "service. In a pod, check its network annotations.%s",
+                          shared);
+        else
+            doctor_advise(result, "Check cable, transceiver and switch port%s; in a pod, its network annotations.%s",
+                          tool, shared);
     } else if (count.n_unknown) {
         doctor_unknown(result, "the state of the ports of %d of %d NICs is not known", count.n_unknown, topo->n_nics);
     } else {
@@ -305,21 +249,9 @@ void run_port_down(const struct doctor_machine *machine, struct doctor_result *r
 
 /* --- link-layer --- */
 
-static bool has_routable_gid(const struct topo_port *port)
+static bool is_of_device(const struct topo *topo, int a, int nic)
 {
-    for (int i = 0; i < port->n_gids; i++)
-        if (port->gids[i].kind != TOPO_GID_LINK_LOCAL)
-            return true;
-    return port->gids_state != SOURCE_OK;
-}
-
-/* Other functions of the same card; the command would name their options by another number. */
-static bool has_sibling(const struct topo *topo, int nic)
-{
-    for (int i = 0; i < topo->n_nics; i++)
-        if (i != nic && topo->nics[i].pci >= 0 && topo_is_same_card(topo, topo->nics[i].pci, topo->nics[nic].pci))
-            return true;
-    return false;
+    return machine_is_data_nic(topo, a) && topo->pci[topo->nics[a].pci].device == topo->pci[topo->nics[nic].pci].device;
 }
 
 /*
@@ -331,61 +263,49 @@ static bool has_sibling(const struct topo *topo, int nic)
 static bool is_certainly_misconfigured(const struct doctor_machine *machine, int nic, enum topo_link_layer odd)
 {
     const struct topo *topo = machine->topo;
-    int n_others = 0, n_odd = 0;
+    const struct topo_nic *self = &topo->nics[nic];
+    const struct topo_port *port = &self->ports[0];
+    int n_alike = COUNT_OF(i, topo->n_nics, is_of_device(topo, i, nic)),
+        n_odd = COUNT_OF(i, topo->n_nics, is_of_device(topo, i, nic) && topo->nics[i].ports[0].link_layer == odd);
+    /* The command would name the options of another function of the card by another number. */
+    bool has_sibling =
+             ANY_OF(i, topo->n_nics,
+                    i != nic && topo->nics[i].pci >= 0 && topo_is_same_card(topo, topo->nics[i].pci, self->pci)),
+         is_routable =
+             port->gids_state != SOURCE_OK || ANY_OF(i, port->n_gids, port->gids[i].kind != TOPO_GID_LINK_LOCAL);
 
-    if (topo->nics[nic].is_uplink || topo->nics[nic].n_ports != 1 || machine_gpu_distance(topo, nic) > TOPO_PXB ||
-        has_sibling(topo, nic) || machine_virtual(machine->source) != MACHINE_BARE_METAL ||
-        machine->software->os.in_container ||
-        (odd == TOPO_LINK_ETHERNET && has_routable_gid(&topo->nics[nic].ports[0])))
-        return false;
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (!machine_is_data_nic(topo, i) ||
-            topo->pci[topo->nics[i].pci].device != topo->pci[topo->nics[nic].pci].device)
-            continue;
-        n_odd += topo->nics[i].ports[0].link_layer == odd;
-        n_others += topo->nics[i].ports[0].link_layer != odd;
-    }
-    return n_odd == 1 && n_others >= 3;
-}
-
-static void fix_link_layer(const struct doctor_machine *machine, struct doctor_result *result, int nic,
-                           enum topo_link_layer odd)
-{
-    const struct topo *topo = machine->topo;
-
-    if (nic >= 0 && is_certainly_misconfigured(machine, nic, odd)) {
-        doctor_fix(result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
-                   shell_word(machine->source, topo->pci[topo->nics[nic].pci].address),
-                   odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
-        doctor_cost(result, DOCTOR_FIX_CUTS_OFF, "After the next reboot %s is no longer in its current %s network.",
-                    topo->nics[nic].name, odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
-        doctor_advise(result, "The link type of a ConnectX port is an option of its firmware; it takes effect after a "
-                              "reboot.");
-        return;
-    }
-    doctor_advise(
-        result,
-        "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
+    return !self->is_uplink && self->n_ports == 1 && machine_gpu_distance(topo, nic) <= TOPO_PXB && !has_sibling &&
+           machine_virtual(machine->source) == MACHINE_BARE_METAL && !machine->software->os.in_container &&
+           !(odd == TOPO_LINK_ETHERNET && is_routable) && n_odd == 1 && n_alike >= 4;
 }
 
 void run_link_layer(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    const struct topo *topo = machine->topo;
-    enum topo_link_layer odd;
-    int first = -1;
+    static const char *const names[] = {[TOPO_LINK_ETHERNET] = "Ethernet", [TOPO_LINK_INFINIBAND] = "InfiniBand"};
+    enum topo_link_layer odd = machine_minority_link_layer(machine);
+    struct machine_port ports[MACHINE_PORTS_MAX];
+    const struct topo_nic *nic;
+    int n;
 
-    odd = machine_minority_link_layer(machine);
     if (odd == TOPO_LINK_UNKNOWN)
         return;
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; machine_is_data_nic(topo, i) && p < topo->nics[i].n_ports; p++)
-            if (topo->nics[i].ports[p].active && topo->nics[i].ports[p].link_layer == odd) {
-                first = first < 0 ? i : first;
-                doctor_evidence(result, machine_port_name(machine, i, p), "link layer %s",
-                                odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand");
-            }
+    n = machine_ports(machine, false, odd, ports);
+    for (int i = 0; i < n; i++)
+        doctor_evidence(result, machine_port_name(machine, ports[i].nic, ports[i].port), "link layer %s", names[odd]);
     doctor_found(result, DOCTOR_ERROR, "NICs of GPUs have different link layers: %s is %s, others are %s",
-                 first >= 0 ? topo->nics[first].name : "one", odd == TOPO_LINK_ETHERNET ? "Ethernet" : "InfiniBand",
-                 odd == TOPO_LINK_ETHERNET ? "InfiniBand" : "Ethernet");
-    fix_link_layer(machine, result, first, odd);
+                 n ? machine->topo->nics[ports[0].nic].name : "one", names[odd],
+                 names[odd == TOPO_LINK_ETHERNET ? TOPO_LINK_INFINIBAND : TOPO_LINK_ETHERNET]);
+    nic = n ? &machine->topo->nics[ports[0].nic] : NULL;
+    if (nic && is_certainly_misconfigured(machine, ports[0].nic, odd)) {
+        doctor_fix(result, false, "sudo mlxconfig -d %s set LINK_TYPE_P1=%s",
+                   shell_word(machine->source, machine->topo->pci[nic->pci].address),
+                   odd == TOPO_LINK_ETHERNET ? "IB" : "ETH");
+        doctor_cost(result, DOCTOR_FIX_CUTS_OFF, "After the next reboot %s is no longer in its current %s network.",
+                    nic->name, names[odd]);
+        doctor_advise(result, "The link type of a ConnectX port is an option of its firmware; it takes effect after a "
+                              "reboot.");
+    } else
+        doctor_advise(
+            result,
+            "If one of these is an uplink or for storage, leave it out of NCCL_IB_HCA and NVSHMEM_HCA_LIST; the link type of a rail is an option of its firmware (mlxconfig, LINK_TYPE). Never change that of the port through which you reach this machine.");
 }

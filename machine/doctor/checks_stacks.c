@@ -4,11 +4,7 @@
  * compared with what the machine has. The first need that is not met is the one that its user sees first.
  */
 #include "checks.h"
-#include "machine/software/libs.h"
 #include "machine/software/read_software.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 /* --- shared --- */
 
@@ -252,10 +248,7 @@ static void needs_nccl_ep(const struct doctor_machine *machine, const struct sta
     const struct stack *needed = stack_find("nccl-ep");
     const struct stacks_installed *all = &machine->software->stacks;
 
-    for (int i = 0; i < all->n; i++)
-        if (all->stacks[i].stack == needed)
-            return;
-    if (!(installed->stack->needs & STACK_NCCL_EP))
+    if (!(installed->stack->needs & STACK_NCCL_EP) || ANY_OF(i, all->n, all->stacks[i].stack == needed))
         return;
     doctor_found(result, DOCTOR_ERROR, "%s needs %s", installed->stack->title, needed->title);
     doctor_evidence(result, installed->folder, "no %s", needed->package);
@@ -266,7 +259,8 @@ static void needs_nccl_ep(const struct doctor_machine *machine, const struct sta
 
 static const char *find_nvcc(const struct doctor_machine *machine)
 {
-    const char *own = source_env(machine->source, "EP_JIT_NVCC_COMPILER"), *path = source_env(machine->source, "PATH");
+    const char *own = source_env(machine->source, "EP_JIT_NVCC_COMPILER"), *path = source_env(machine->source, "PATH"),
+               *folder;
     const char *homes[] = {source_env(machine->source, "CUDA_HOME"), source_env(machine->source, "CUDA_PATH")};
 
     if (own && *own == '/')
@@ -275,9 +269,8 @@ static const char *find_nvcc(const struct doctor_machine *machine)
         /* One that does not exist is a finding of home. */
         if (homes[i] && *homes[i] == '/' && source_is_folder(source_stat(machine->source, "%s", homes[i])))
             return source_printf(machine->source, "%s/bin/nvcc", homes[i]);
-    while (path && *path) {
-        struct piece folder = text_take(&path, ":");
-        const char *file = source_printf(machine->source, "%.*s/nvcc", (int)folder.n, folder.text);
+    while ((folder = machine_next_word(machine, &path, ":"))) {
+        const char *file = source_printf(machine->source, "%s/nvcc", folder);
 
         if (*file == '/' && source_stat(machine->source, "%s", file).state == SOURCE_OK)
             return file;
@@ -403,14 +396,12 @@ static const struct {
 static bool ucx_leaves(const struct doctor_machine *machine, const char *list, const char *const *names)
 {
     bool excludes = *list == '^';
+    const char *name;
 
-    for (list += excludes; *list;) {
-        struct piece entry = text_take(&list, ",");
-        const char *name = source_printf(machine->source, "%.*s", (int)entry.n, entry.text);
-
+    list += excludes;
+    while ((name = machine_next_word(machine, &list, ",")))
         if (excludes ? strcmp(name, *names) == 0 : strchr(name, ':') || text_is_any(name, names))
             return !excludes;
-    }
     return excludes;
 }
 
@@ -464,11 +455,9 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
 {
     const struct topo *topo = machine->topo;
 
-    if (!(installed->stack->needs & STACK_NVLINK) || topo->n_gpus < 2)
+    if (!(installed->stack->needs & STACK_NVLINK) || topo->n_gpus < 2 ||
+        ANY_OF(i, topo->n_gpus, !topo->gpus[i].answered || topo->gpus[i].nvlinks_up > 0))
         return;
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (!topo->gpus[i].answered || topo->gpus[i].nvlinks_up > 0)
-            return;
     doctor_found(result, DOCTOR_WARNING, "%s needs NVLinks between the GPUs, and none is up", installed->stack->title);
     doctor_evidence(result, "NVML", "%d GPUs without NVLink", topo->n_gpus);
     doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
@@ -482,17 +471,15 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
 static void needs_no_finding(const struct doctor_machine *machine, const struct stack_installed *installed,
                              struct doctor_result *result)
 {
-    static const struct doctor_check *const of_deepep[] = {
-        &check_mapping_inactive, &check_stale_copy, &check_deepep_too_old, &check_other_nvshmem, &check_gpu_arch};
+    const char *const *of_deepep =
+        TEXTS("mapping-inactive", "stale-copy", "deepep-too-old", "other-nvshmem", "gpu-arch");
     bool is_deepep = *installed->folder && strcmp(installed->stack->package, "deep_ep") == 0;
 
     for (size_t i = 0; doctor_checks[i] && result->outcome != DOCTOR_FOUND; i++) {
-        bool counts = strcmp(doctor_checks[i]->group, "deepep") != 0;
         struct doctor_result one;
 
-        for (size_t k = 0; is_deepep && k < COUNT(of_deepep); k++)
-            counts = counts || doctor_checks[i] == of_deepep[k];
-        if (!counts)
+        if (strcmp(doctor_checks[i]->group, "deepep") == 0 &&
+            !(is_deepep && text_is_any(doctor_checks[i]->id, of_deepep)))
             continue;
         doctor_run(machine, doctor_checks[i], &one);
         if ((one.outcome == DOCTOR_FOUND && one.severity == DOCTOR_ERROR) ||

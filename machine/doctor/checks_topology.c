@@ -2,10 +2,6 @@
 /* checks_topology.c - paths between GPUs, NICs and processors, and the meaning of GPU numbers. */
 #include "checks.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 /* --- imex --- */
 
 #define IMEX "/dev/nvidia-caps-imex-channels"
@@ -66,28 +62,18 @@ static bool has_domain(const struct doctor_machine *machine, struct doctor_resul
     return false;
 }
 
-/* GPUs for racks may have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
-static bool has_no_fabric(const struct topo *topo)
-{
-    int n = 0;
-
-    for (int i = 0; i < topo->n_gpus; i++)
-        n += topo->gpus[i].fabric == TOPO_FABRIC_NONE;
-    return n > 0 && n == topo->n_gpus;
-}
-
 void run_imex(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names channels;
     struct source_stat stat;
+    const char *kind = machine_env(machine, HANDLES);
+    /* Some have no rack fabric (GB200 NVL4, a workstation): the driver says that none of them needs one. */
+    bool is_rack = machine_has_multinode_nvlink(machine->topo) &&
+                   ANY_OF(i, machine->topo->n_gpus, machine->topo->gpus[i].fabric != TOPO_FABRIC_NONE);
 
-    const char *kind = source_env(machine->source, HANDLES);
-    bool is_rack = machine_has_multinode_nvlink(machine->topo) && !has_no_fabric(machine->topo);
-
-    if (doctor_not_applicable_if(result, !is_rack && (!kind || strcasecmp(kind, "FABRIC") != 0),
-                                 "no GPUs whose NVLinks lead to other nodes"))
-        return;
-    if (is_rack && (!has_joined(machine, result) || !has_domain(machine, result)))
+    if (doctor_not_applicable_if(result, !is_rack && strcasecmp(kind, "FABRIC") != 0,
+                                 "no GPUs whose NVLinks lead to other nodes") ||
+        (is_rack && (!has_joined(machine, result) || !has_domain(machine, result))))
         return;
     channels = source_list(machine->source, IMEX);
     if (doctor_unreadable_if(result, channels.state != SOURCE_OK && channels.state != SOURCE_ABSENT, IMEX,
@@ -106,7 +92,7 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
         return;
     }
     stat = source_stat(machine->source, IMEX "/%s", channels.names[0]);
-    if (stat.state != SOURCE_OK || (stat.may_read && stat.may_write))
+    if (stat.state != SOURCE_OK || machine_may_open(stat))
         return;
     doctor_found(result, DOCTOR_ERROR, "the IMEX channel %s is not accessible", channels.names[0]);
     doctor_evidence(result, source_printf(machine->source, IMEX "/%s", channels.names[0]),
@@ -118,70 +104,54 @@ void run_imex(const struct doctor_machine *machine, struct doctor_result *result
 
 #define MAPPING "DEEP_EP_DEVICE_TO_HCA_MAPPING"
 
-/* What is wrong with the list itself; NULL if nothing is. */
-static const char *list_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int n)
+/* What is wrong with an entry of the list; NULL if nothing is. */
+static const char *entry_fault(const struct doctor_machine *machine, const struct machine_visible *entries, int i)
 {
-    for (int i = 0; i < n; i++) {
-        const char *text = entries[i].text;
+    const char *text = entries[i].text;
+    int gpu = entries[i].gpu;
 
-        switch (entries[i].kind) {
-        case MACHINE_VISIBLE_INVALID:
-            return source_printf(machine->source,
-                                 "'%s' is neither a number nor a UUID: CUDA ignores it and all entries after it", text);
-        case MACHINE_VISIBLE_INDEX:
-            if (entries[i].gpu < 0)
-                return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all entries after it",
-                                     text);
-            break;
-        case MACHINE_VISIBLE_UUID:
-            if (entries[i].gpu < 0 && machine->topo->nvml)
-                return source_printf(machine->source,
-                                     "no GPU here has the UUID of entry %d: it and all entries after it are ignored",
-                                     i);
-            break;
-        case MACHINE_VISIBLE_MIG:
-            break;
-        }
-        for (int k = 0; k < i; k++)
-            if (entries[i].gpu >= 0 && entries[k].gpu == entries[i].gpu)
-                return source_printf(machine->source, "GPU %d is named twice: CUDA then shows no GPU at all",
-                                     entries[i].gpu);
-    }
-    return NULL;
+    if (entries[i].kind == MACHINE_VISIBLE_INVALID)
+        return source_printf(machine->source,
+                             "'%s' is neither a number nor a UUID: CUDA ignores it and all entries after it", text);
+    if (entries[i].kind == MACHINE_VISIBLE_INDEX && gpu < 0)
+        return source_printf(machine->source, "there is no GPU %s: CUDA ignores it and all entries after it", text);
+    if (entries[i].kind == MACHINE_VISIBLE_UUID && gpu < 0 && machine->topo->nvml)
+        return source_printf(machine->source,
+                             "no GPU here has the UUID of entry %d: it and all entries after it are ignored", i);
+    return gpu >= 0 && ANY_OF(k, i, entries[k].gpu == gpu)
+               ? source_printf(machine->source, "GPU %d is named twice: CUDA then shows no GPU at all", gpu)
+               : NULL;
 }
 
 /* A mapping by GPU index changes its meaning if the indices are not 0, 1, 2, ... in order. */
 static const char *mapping_fault(const struct machine_visible *entries, int n)
 {
-    for (int i = 0; i < n; i++)
-        if (entries[i].kind == MACHINE_VISIBLE_UUID || entries[i].kind == MACHINE_VISIBLE_MIG)
-            return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
-    for (int i = 1; i < n; i++)
-        if (entries[i].gpu < entries[i - 1].gpu)
-            return "lists GPUs in another order than " MAPPING " counts them in";
-    return NULL;
+    if (ANY_OF(i, n, entries[i].kind == MACHINE_VISIBLE_UUID || entries[i].kind == MACHINE_VISIBLE_MIG))
+        return "holds UUIDs, which DeepEP cannot look up in " MAPPING;
+    return ANY_OF(i, n - 1, entries[i + 1].gpu < entries[i].gpu) ? "lists GPUs in another order than " MAPPING
+                                                                   " counts them in"
+                                                                 : NULL;
 }
 
 /* The number of a GPU among all of the machine, by PCI address, which a mapping for the whole node uses. */
 static int number_on_node(const struct topo *topo, int gpu)
 {
-    int n = 0;
+    int n_hidden = topo->n_hidden_gpus < TOPO_MAX_GPUS ? topo->n_hidden_gpus : TOPO_MAX_GPUS;
 
-    for (int i = 0; i < topo_usable_gpus(topo); i++)
-        n += topo->gpus[i].pci < topo->gpus[gpu].pci;
-    for (int i = 0; i < topo->n_hidden_gpus && i < TOPO_MAX_GPUS; i++)
-        n += topo->hidden_gpus[i] < topo->gpus[gpu].pci;
-    return n;
+    return COUNT_OF(i, topo_usable_gpus(topo), topo->gpus[i].pci < topo->gpus[gpu].pci) +
+           COUNT_OF(i, n_hidden, topo->hidden_gpus[i] < topo->gpus[gpu].pci);
 }
 
 /* The NIC of entry `number` in a mapping: "mlx5_0" of "0:mlx5_0:1"; "" if there is none. */
 static const char *mapped_nic(const struct doctor_machine *machine, const char *mapping, int number)
 {
-    for (const char *at = mapping; *at; at += strcspn(at, ","), at += *at == ',') {
-        size_t n = strspn(at, "0123456789");
+    const char *entry;
 
-        if (n > 0 && n < 6 && at[n] == ':' && atoi(at) == number)
-            return source_printf(machine->source, "%.*s", (int)strcspn(at + n + 1, ":,"), at + n + 1);
+    while ((entry = machine_next_word(machine, &mapping, ","))) {
+        size_t n = strspn(entry, "0123456789");
+
+        if (n > 0 && n < 6 && entry[n] == ':' && atoi(entry) == number)
+            return source_printf(machine->source, "%.*s", (int)strcspn(entry + n + 1, ":"), entry + n + 1);
     }
     return "";
 }
@@ -225,32 +195,24 @@ static bool find_renumbered(const struct doctor_machine *machine, struct doctor_
     return false;
 }
 
-static bool has_unknown_uuid(const struct machine_visible *entries, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (entries[i].kind == MACHINE_VISIBLE_UUID && entries[i].gpu < 0)
-            return true;
-    return false;
-}
-
 void run_visible_devices(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_environment environment = source_environment(machine->source);
     struct machine_visible entries[MACHINE_VISIBLE_MAX];
     bool in_container = machine->software->os.in_container;
-    const char *fault;
+    const char *fault = NULL;
     int n;
 
     if (doctor_unreadable_if(result, environment.state != SOURCE_OK, "the environment", environment.state,
                              environment.why))
         return;
     n = machine_visible(machine, entries);
-    if (n < 0 && find_renumbered(machine, result, entries, 0))
-        return;
-    if (doctor_not_applicable_if(result, n <= 0,
+    if ((n < 0 && find_renumbered(machine, result, entries, 0)) ||
+        doctor_not_applicable_if(result, n <= 0,
                                  n < 0 ? "CUDA_VISIBLE_DEVICES is not set" : "CUDA_VISIBLE_DEVICES hides all GPUs"))
         return;
-    fault = list_fault(machine, entries, n);
+    for (int i = 0; i < n && !fault; i++)
+        fault = entry_fault(machine, entries, i);
     if (fault) {
         doctor_found(result, DOCTOR_ERROR, "CUDA_VISIBLE_DEVICES: %s", fault);
         doctor_evidence_env(result, "CUDA_VISIBLE_DEVICES");
@@ -273,8 +235,8 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
                               "instead of the mapping (epkit env prints both).");
         return;
     }
-    if (doctor_unknown_if(result, has_unknown_uuid(entries, n), "the UUIDs of the GPUs: NVML does not answer: %s",
-                          machine->topo->nvml_why))
+    if (doctor_unknown_if(result, ANY_OF(i, n, entries[i].kind == MACHINE_VISIBLE_UUID && entries[i].gpu < 0),
+                          "the UUIDs of the GPUs: NVML does not answer: %s", machine->topo->nvml_why))
         result->missing = machine_missing_nvml(machine);
 }
 
@@ -284,6 +246,7 @@ void run_visible_devices(const struct doctor_machine *machine, struct doctor_res
 #define ACS_CAPABILITY 0x000d
 #define ACS_REQUEST_REDIRECT 0x04
 #define ACS_COMPLETION_REDIRECT 0x08
+#define FIX_BYTES 1536 /* of commands, one line per bridge: as many as fit */
 
 enum acs { ACS_HIDDEN, ACS_OFF, ACS_REDIRECTS };
 
@@ -319,78 +282,64 @@ static void mark_bridges(const struct topo *topo, int device, unsigned char *mar
         marks[p] = 1;
 }
 
-/* Physical machines only: a guest sees the emulated bridges of its hypervisor. */
-static bool is_bare_metal(const struct doctor_machine *machine, struct doctor_result *result)
+/*
+ * Are there two devices that exchange data directly? IOMMU and ACS do not affect a single GPU. Physical machines only:
+ * a guest sees the emulated bridges of its hypervisor.
+ */
+static bool has_peers(const struct doctor_machine *machine, struct doctor_result *result, const char *on_grace)
 {
+    const struct topo *topo = machine->topo;
     enum machine_virtual is_virtual = machine_virtual(machine->source);
 
-    return !doctor_not_applicable_if(result, is_virtual == MACHINE_VIRTUAL,
+    return !doctor_not_applicable_if(result, topo->n_gpus < 2 && machine_n_data_nics(topo) == 0,
+                                     "one GPU and no NIC that it would talk to directly") &&
+           !doctor_not_applicable_if(result, is_virtual == MACHINE_VIRTUAL,
                                      "a virtual machine: its host controls this") &&
            !doctor_unknown_if(result, is_virtual == MACHINE_VIRTUAL_UNKNOWN,
-                              "whether this is a virtual machine: /proc/cpuinfo cannot be read");
-}
-
-/* Are there two devices that exchange data directly? IOMMU and ACS do not affect a single GPU. */
-static bool has_peers(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    return !doctor_not_applicable_if(result, machine->topo->n_gpus < 2 && machine_n_data_nics(machine->topo) == 0,
-                                     "one GPU and no NIC that it would talk to directly");
-}
-
-struct acs_count {
-    int n, n_hidden, n_redirecting;
-    char fix[1600]; /* one line per bridge, as many as fit */
-};
-
-static struct acs_count check_bridges(const struct doctor_machine *machine, struct doctor_result *result,
-                                      const unsigned char *marks)
-{
-    struct acs_count count = {.fix = ""};
-
-    for (int p = 0; p < machine->topo->n_pci; p++) {
-        const char *address = machine->topo->pci[p].address;
-        struct source_answer acs;
-
-        if (!marks[p])
-            continue;
-        count.n++;
-        acs = source_fact(machine->source, "acs", read_acs, "/sys/bus/pci/devices/%s/config", address);
-        count.n_hidden += json_integer_value(acs.value) == ACS_HIDDEN;
-        if (json_integer_value(acs.value) != ACS_REDIRECTS)
-            continue;
-        count.n_redirecting++;
-        doctor_evidence(result, address, "ACS redirects requests or completions");
-        if (strlen(count.fix) + 64 < sizeof(count.fix))
-            text_append(count.fix, sizeof(count.fix), "%ssudo setpci -s %s ECAP_ACS+0x6.w=0000", *count.fix ? "\n" : "",
-                        shell_word(machine->source, address));
-    }
-    return count;
+                              "whether this is a virtual machine: /proc/cpuinfo cannot be read") &&
+           !doctor_not_applicable_if(result, machine_is_grace(topo) || machine_is_spark(topo), "%s", on_grace);
 }
 
 void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
 {
     unsigned char marks[TOPO_MAX_PCI] = {0};
     const struct topo *topo = machine->topo;
-    struct acs_count count;
+    int n = 0, n_hidden = 0, n_redirecting = 0;
+    const char *fix = "";
 
-    if (!has_peers(machine, result) || !is_bare_metal(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, machine_is_grace(topo) || machine_is_spark(topo),
-                                 "boards with Grace processors translate addresses in the device"))
+    if (!has_peers(machine, result, "boards with Grace processors translate addresses in the device"))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
         mark_bridges(topo, topo->gpus[i].pci, marks);
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_is_data_nic(topo, i))
             mark_bridges(topo, topo->nics[i].pci, marks);
-    count = check_bridges(machine, result, marks);
-    if (count.n_redirecting) {
+    for (int p = 0; p < topo->n_pci; p++) {
+        const char *address = topo->pci[p].address;
+        json_int_t acs;
+
+        if (!marks[p])
+            continue;
+        n++;
+        acs = json_integer_value(
+            source_fact(machine->source, "acs", read_acs, "/sys/bus/pci/devices/%s/config", address).value);
+        n_hidden += acs == ACS_HIDDEN;
+        if (acs != ACS_REDIRECTS)
+            continue;
+        n_redirecting++;
+        doctor_evidence(result, address, "ACS redirects requests or completions");
+        if (strlen(fix) < FIX_BYTES)
+            fix = source_printf(machine->source, "%s%ssudo setpci -s %s ECAP_ACS+0x6.w=0000", fix, *fix ? "\n" : "",
+                                shell_word(machine->source, address));
+    }
+    result->missing = DOCTOR_MISSING_ROOT;
+    if (n_redirecting) {
         doctor_found(result, DOCTOR_WARNING,
                      "%d of %d PCIe bridges above GPUs and NICs send traffic between devices through the processor "
                      "(ACS)",
-                     count.n_redirecting, count.n);
+                     n_redirecting, n);
         if (!machine_is_locked_down(machine->source)) {
-            doctor_fix(result, false, "%s", count.fix);
+            doctor_fix(result, false, "%s", fix);
             doctor_cost(result, DOCTOR_FIX_SAFE,
                         "It costs isolation: these devices are then no longer isolated from each other, which virtual "
                         "machines need.");
@@ -401,13 +350,9 @@ void run_acs(const struct doctor_machine *machine, struct doctor_result *result)
                 ? "Better: switch ACS off in the BIOS, or VT-d with it; setpci lasts until the next reboot."
                 : "Switch ACS off in the BIOS, or VT-d with it: the kernel is locked down because of Secure Boot and "
                   "does not allow it to be changed with setpci.");
-    } else if (count.n_hidden) {
-        doctor_unknown(result, "ACS of %d of %d bridges: only root can read their configuration space", count.n_hidden,
-                       count.n);
-        result->missing = DOCTOR_MISSING_ROOT;
-    } else if (count.n == 0) {
-        doctor_not_applicable(result, "there are no PCIe bridges above GPUs and NICs");
-    }
+    } else if (!doctor_unknown_if(result, n_hidden,
+                                  "ACS of %d of %d bridges: only root can read their configuration space", n_hidden, n))
+        doctor_not_applicable_if(result, n == 0, "there are no PCIe bridges above GPUs and NICs");
 }
 
 /* --- iommu --- */
@@ -426,48 +371,20 @@ static const char *group_of(struct source *source, const struct topo *topo, int 
     for (size_t i = 0; i < groups.n; i++) {
         struct source_names devices = source_list(source, "/sys/kernel/iommu_groups/%s/devices", groups.names[i]);
 
-        for (size_t k = 0; k < devices.n; k++)
-            if (strcmp(devices.names[k], topo->pci[pci].address) == 0)
-                return groups.names[i];
+        if (ANY_OF(k, devices.n, strcmp(devices.names[k], topo->pci[pci].address) == 0))
+            return groups.names[i];
     }
     return "";
-}
-
-struct iommu_count {
-    int n, n_translated, n_unknown;
-    const char *why;
-};
-
-static void check_group(const struct doctor_machine *machine, struct doctor_result *result, int pci,
-                        struct iommu_count *count)
-{
-    const char *group = group_of(machine->source, machine->topo, pci);
-    struct source_text type;
-
-    if (!*group)
-        return;
-    count->n++;
-    type = source_line(machine->source, "/sys/kernel/iommu_groups/%s/type", group);
-    if (type.state != SOURCE_OK) {
-        count->n_unknown++;
-        count->why = machine_reason(type.state, type.why);
-    } else if (strncmp(type.text, "DMA", 3) == 0) {
-        count->n_translated++;
-        doctor_evidence(result, source_printf(machine->source, "/sys/kernel/iommu_groups/%s/type", group), "%s (%s)",
-                        type.text, machine->topo->pci[pci].address);
-    }
 }
 
 void run_iommu(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    struct iommu_count count = {.why = ""};
+    int devices[TOPO_MAX_GPUS + TOPO_MAX_NICS], n_devices = 0, n = 0, n_translated = 0, n_unknown = 0;
     struct source_names groups;
+    const char *why = "";
 
-    if (!has_peers(machine, result) || !is_bare_metal(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, machine_is_grace(topo) || machine_is_spark(topo),
-                                 "boards with Grace processors need translation"))
+    if (!has_peers(machine, result, "boards with Grace processors need translation"))
         return;
     groups = source_list(machine->source, "/sys/kernel/iommu_groups");
     if (doctor_not_applicable_if(result, groups.state == SOURCE_ABSENT || (groups.state == SOURCE_OK && groups.n == 0),
@@ -475,19 +392,33 @@ void run_iommu(const struct doctor_machine *machine, struct doctor_result *resul
         doctor_unreadable_if(result, groups.state != SOURCE_OK, "/sys/kernel/iommu_groups", groups.state, groups.why))
         return;
     for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].pci >= 0)
-            check_group(machine, result, topo->gpus[i].pci, &count);
+        devices[n_devices++] = topo->gpus[i].pci;
     for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i))
-            check_group(machine, result, topo->nics[i].pci, &count);
-    if (count.n_translated) {
+        devices[n_devices++] = machine_is_data_nic(topo, i) ? topo->nics[i].pci : -1;
+    for (int i = 0; i < n_devices; i++) {
+        const char *group = devices[i] < 0 ? "" : group_of(machine->source, topo, devices[i]),
+                   *file = source_printf(machine->source, "/sys/kernel/iommu_groups/%s/type", group);
+        struct source_text type = {.text = ""};
+
+        if (!*group)
+            continue;
+        n++;
+        type = source_line(machine->source, "%s", file);
+        if (type.state != SOURCE_OK) {
+            n_unknown++;
+            why = machine_reason(type.state, type.why);
+        } else if (text_begins(type.text, "DMA")) {
+            n_translated++;
+            doctor_evidence(result, file, "%s (%s)", type.text, topo->pci[devices[i]].address);
+        }
+    }
+    if (n_translated) {
         doctor_found(result, DOCTOR_WARNING, "the IOMMU translates the addresses of %d of %d GPUs and NICs",
-                     count.n_translated, count.n);
+                     n_translated, n);
         doctor_advise(result, "%s Or switch the IOMMU off in the BIOS.",
                       os_kernel_argument(machine->source, &machine->software->os, true, "iommu=pt"));
-    } else if (count.n_unknown) {
-        doctor_unknown(result, "the type of %d IOMMU groups: %s", count.n_unknown, count.why);
-    }
+    } else
+        doctor_unknown_if(result, n_unknown, "the type of %d IOMMU groups: %s", n_unknown, why);
 }
 
 /* --- affinity --- */
@@ -496,39 +427,27 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
 {
     uint64_t allowed[TOPO_MAX_CPUS / 64] = {0}, local[TOPO_MAX_CPUS / 64] = {0};
     const struct topo *topo = machine->topo;
-    struct source_text status;
-    const char *list;
-    int gpu;
+    struct source_text status = source_read(machine->source, "/proc/self/status");
+    const char *list = source_field(machine->source, status.text, "Cpus_allowed_list");
+    int gpu = machine_own_gpu(machine);
+    const struct topo_pci *pci = gpu >= 0 && topo->gpus[gpu].pci >= 0 ? &topo->pci[topo->gpus[gpu].pci] : NULL;
 
-    gpu = machine_own_gpu(machine);
-    if (doctor_not_applicable_if(result, gpu < 0, "it is not known which GPU this process uses"))
-        return;
-    status = source_read(machine->source, "/proc/self/status");
-    list = source_field(machine->source, status.text, "Cpus_allowed_list");
-    if (doctor_unknown_if(result, !*list || !topo_parse_cpus(list, allowed, TOPO_MAX_CPUS), "/proc/self/status: %s",
+    if (doctor_not_applicable_if(result, gpu < 0, "it is not known which GPU this process uses") ||
+        doctor_unknown_if(result, !*list || !topo_parse_cpus(list, allowed, TOPO_MAX_CPUS), "/proc/self/status: %s",
                           status.state == SOURCE_OK ? "no Cpus_allowed_list"
-                                                    : machine_reason(status.state, status.why)))
+                                                    : machine_reason(status.state, status.why)) ||
+        doctor_unknown_if(result, !pci || !*pci->local_cpus || !topo_parse_cpus(pci->local_cpus, local, TOPO_MAX_CPUS),
+                          "which processors are near %s", machine_gpu_name(machine, gpu)) ||
+        ANY_OF(i, COUNT(allowed), allowed[i] & local[i]))
         return;
-    if (topo->gpus[gpu].pci < 0 || !*topo->pci[topo->gpus[gpu].pci].local_cpus ||
-        !topo_parse_cpus(topo->pci[topo->gpus[gpu].pci].local_cpus, local, TOPO_MAX_CPUS)) {
-        doctor_unknown(result, "which processors are near %s", machine_gpu_name(machine, gpu));
-        return;
-    }
-    for (int i = 0; i < TOPO_MAX_CPUS / 64; i++)
-        if (allowed[i] & local[i])
-            return;
     doctor_found(result, DOCTOR_WARNING,
                  "the process may run on processors %s, and none of them is near %s, which it uses", list,
                  machine_gpu_name(machine, gpu));
     doctor_evidence(result, "/proc/self/status", "Cpus_allowed_list: %s", list);
-    doctor_evidence(
-        result,
-        source_printf(machine->source, "/sys/bus/pci/devices/%s/local_cpulist", topo->pci[topo->gpus[gpu].pci].address),
-        "%s", topo->pci[topo->gpus[gpu].pci].local_cpus);
-    doctor_fix(result, false, "taskset -c %s PROGRAM",
-               shell_word(machine->source, topo->pci[topo->gpus[gpu].pci].local_cpus));
-    doctor_advise(result, "Let the launcher bind: mpirun --map-by numa --bind-to numa, srun --cpu-bind or "
-                          "--gpu-bind=closest.");
+    doctor_evidence(result, source_printf(machine->source, "/sys/bus/pci/devices/%s/local_cpulist", pci->address), "%s",
+                    pci->local_cpus);
+    doctor_fix(result, false, "taskset -c %s PROGRAM", shell_word(machine->source, pci->local_cpus));
+    doctor_advise_remedy(result);
 }
 
 /* --- numa-balancing --- */
@@ -538,11 +457,9 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
 void run_numa_balancing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_text state = source_line(machine->source, NUMA_BALANCING);
-    int n = 0;
 
-    for (int i = 0; i < machine->topo->n_numa; i++)
-        n += *machine->topo->numa[i].cpus != '\0';
-    if (doctor_not_applicable_if(result, n < 2, "there is a single NUMA node with processors") ||
+    if (doctor_not_applicable_if(result, COUNT_OF(i, machine->topo->n_numa, *machine->topo->numa[i].cpus) < 2,
+                                 "there is a single NUMA node with processors") ||
         doctor_not_applicable_if(result, state.state != SOURCE_OK, "the kernel has no " NUMA_BALANCING) ||
         doctor_not_applicable_if(result, !machine_has_ranks(machine), "one GPU, and nothing needs several ranks") ||
         (strtol(state.text, NULL, 10) & 1) == 0)
@@ -586,7 +503,5 @@ void run_numa_memory(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(result, DOCTOR_WARNING, "NUMA node %d, next to %d of %d GPUs, has no %s", node, n, topo->n_gpus,
                  lacks);
-    doctor_advise(
-        result,
-        "numactl fails for it, and buffers near these GPUs are on another node. Populate its memory channels, or choose fewer nodes for a socket in the BIOS (NPS1, SNC off); in a virtual machine, give each node memory and processors.");
+    doctor_advise_remedy(result);
 }

@@ -4,38 +4,15 @@
  * loaded, so equal values on all rails are not a fault of one of them.
  */
 #include "checks.h"
-#include "common/json.h"
 #include "kernel_log.h"
 #include "machine/hardware/counters.h"
 
 #include <stdio.h>
-#include <string.h>
 
 /* --- shared --- */
 
-struct rail {
-    int nic, port; /* indices */
-    int64_t value; /* that is compared */
-};
-
-#define RAILS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
-
-/* The active ports that GPUs use, with one link layer or any. */
-static int list_rails(const struct doctor_machine *machine, enum topo_link_layer layer, struct rail *ret_rails)
-{
-    const struct topo *topo = machine->topo;
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports && machine_nic_serves_gpus(machine, i); p++)
-            if (topo->nics[i].ports[p].active &&
-                (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer))
-                ret_rails[n++] = (struct rail){.nic = i, .port = p};
-    return n;
-}
-
 /* A counter of a port or of its interface, by its name in counters.c; 0 if it does not exist. */
-static int64_t rail_counter(const struct doctor_machine *machine, const struct rail *rail, const char *file)
+static int64_t rail_counter(const struct doctor_machine *machine, const struct machine_port *rail, const char *file)
 {
     const struct topo_nic *nic = &machine->topo->nics[rail->nic];
     const struct topo_port *port = &nic->ports[rail->port];
@@ -47,19 +24,7 @@ static int64_t rail_counter(const struct doctor_machine *machine, const struct r
                                                                                                                  : 0;
 }
 
-/* The median over all rails but one; 0 if there are no others. */
-static int64_t median_of_others(const struct rail *rails, int n, int self)
-{
-    int64_t values[RAILS_MAX];
-    int n_others = 0;
-
-    for (int i = 0; i < n; i++)
-        if (i != self)
-            values[n_others++] = rails[i].value;
-    return counter_median(values, (size_t)n_others);
-}
-
-static const char *rail_name(const struct doctor_machine *machine, const struct rail *rail)
+static const char *rail_name(const struct doctor_machine *machine, const struct machine_port *rail)
 {
     return machine_port_name(machine, rail->nic, rail->port);
 }
@@ -125,9 +90,9 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
 
 void run_link_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
+    struct machine_port rails[MACHINE_PORTS_MAX];
     const struct counter_limit *limits;
-    int n = list_rails(machine, TOPO_LINK_UNKNOWN, rails), first = -1;
+    int n = machine_ports(machine, true, TOPO_LINK_UNKNOWN, rails), first = -1;
     size_t n_limits;
 
     limits = counter_limits(&n_limits);
@@ -136,10 +101,14 @@ void run_link_errors(const struct doctor_machine *machine, struct doctor_result 
             rails[i].value = rail_counter(machine, &rails[i], limits[k].file);
         for (int i = 0; i < n; i++) {
             const char *name = rail_name(machine, &rails[i]);
-            int64_t value = rails[i].value;
+            int64_t value = rails[i].value, others[MACHINE_PORTS_MAX];
+            size_t n_others = 0;
             char text[128];
 
-            if (!counter_is_outlier(&limits[k], value, median_of_others(rails, n, i)))
+            for (int other = 0; other < n; other++)
+                if (other != i)
+                    others[n_others++] = rails[other].value;
+            if (!counter_is_outlier(&limits[k], value, counter_median(others, n_others)))
                 continue;
             counter_limit_text(&limits[k], value, text, sizeof(text));
             if (first < 0)
@@ -160,13 +129,6 @@ void run_link_errors(const struct doctor_machine *machine, struct doctor_result 
 
 /* --- roce-loss --- */
 
-static bool sees_congestion_notices(const struct doctor_machine *machine, const struct rail *rail)
-{
-    return rail_counter(machine, rail, "hw_counters/np_cnp_sent") > 0 ||
-           rail_counter(machine, rail, "hw_counters/rp_cnp_handled") > 0 ||
-           rail_counter(machine, rail, "hw_counters/np_ecn_marked_roce_packets") > 0;
-}
-
 /* Lost packets of a port, out of all that it sent or received. */
 struct loss {
     bool is_of_received;
@@ -174,7 +136,7 @@ struct loss {
     double ratio;
 };
 
-static struct loss loss_of(const struct doctor_machine *machine, const struct rail *rail)
+static struct loss loss_of(const struct doctor_machine *machine, const struct machine_port *rail)
 {
     int64_t overtaken = rail_counter(machine, rail, COUNTER_OUT_OF_ORDER),
             again = rail_counter(machine, rail, COUNTER_DUPLICATE);
@@ -192,8 +154,10 @@ static struct loss loss_of(const struct doctor_machine *machine, const struct ra
 
 void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
-    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
+    struct machine_port rails[MACHINE_PORTS_MAX];
+    static const char *const notices[] = {"hw_counters/np_cnp_sent", "hw_counters/rp_cnp_handled",
+                                          "hw_counters/np_ecn_marked_roce_packets"};
+    int n = machine_ports(machine, true, TOPO_LINK_ETHERNET, rails), n_lossy = 0;
     bool has_notices = false;
     double worst = 0;
 
@@ -204,7 +168,7 @@ void run_roce_loss(const struct doctor_machine *machine, struct doctor_result *r
 
         if (loss.lost < COUNTER_LOST_LEAST || loss.ratio < COUNTER_LOST_RATIO)
             continue;
-        has_notices = has_notices || sees_congestion_notices(machine, &rails[i]);
+        has_notices = has_notices || ANY_OF(k, COUNT(notices), rail_counter(machine, &rails[i], notices[k]) > 0);
         doctor_evidence(result, rail_name(machine, &rails[i]),
                         "%lld of %lld packets %s; out_of_sequence %lld, local_ack_timeout_err %lld",
                         (long long)loss.lost, (long long)loss.all,
@@ -244,14 +208,20 @@ static int rdma_mtu(int64_t mtu)
     return 0;
 }
 
-/* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
-static void compare_members(const struct doctor_machine *machine, struct doctor_result *result, const struct rail *rail)
+/* The members of a bond, in one line; "" if it is none. */
+static const char *members_of(const struct doctor_machine *machine, const char *bond)
 {
-    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev, *members = "", *member;
+    return source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+}
 
-    if (*bond)
-        members = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
-    while ((member = machine_next_word(machine, &members))) {
+/* A member of a bond may have been set to a smaller MTU than the bond; it then drops larger packets. */
+static void compare_members(const struct doctor_machine *machine, struct doctor_result *result,
+                            const struct machine_port *rail)
+{
+    const char *bond = machine->topo->nics[rail->nic].ports[rail->port].netdev,
+               *members = *bond ? members_of(machine, bond) : "", *member;
+
+    while ((member = machine_next_word(machine, &members, " "))) {
         int64_t mtu;
 
         if (source_number(machine->source, &mtu, "/sys/class/net/%s/mtu", member) != SOURCE_OK || mtu >= rail->value)
@@ -271,8 +241,8 @@ static void compare_members(const struct doctor_machine *machine, struct doctor_
 
 void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct rail rails[RAILS_MAX];
-    int n = list_rails(machine, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
+    struct machine_port rails[MACHINE_PORTS_MAX];
+    int n = machine_ports(machine, true, TOPO_LINK_ETHERNET, rails), largest = 0, n_known = 0;
 
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
@@ -286,9 +256,8 @@ void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
     }
     for (int i = 0; i < n && result->outcome != DOCTOR_FOUND; i++)
         compare_members(machine, result, &rails[i]);
-    if (result->outcome == DOCTOR_FOUND)
-        return;
-    if (doctor_not_applicable_if(result, n_known < 2, "fewer than two RoCE ports whose MTU is known"))
+    if (result->outcome == DOCTOR_FOUND ||
+        doctor_not_applicable_if(result, n_known < 2, "fewer than two RoCE ports whose MTU is known"))
         return;
     for (int i = 0; i < n; i++) {
         const char *netdev = machine->topo->nics[rails[i].nic].ports[rails[i].port].netdev;
@@ -316,11 +285,7 @@ void run_mtu(const struct doctor_machine *machine, struct doctor_result *result)
 /* Does RDMA run over this interface? */
 static bool carries_rdma(const struct topo *topo, const char *name)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (strcmp(topo->nics[i].ports[p].netdev, name) == 0)
-                return true;
-    return false;
+    return ANY_OF(i, topo->n_nics, ANY_OF(p, topo->nics[i].n_ports, strcmp(topo->nics[i].ports[p].netdev, name) == 0));
 }
 
 /* Does RDMA or the default route use this interface? Other bonds are not checked. */
@@ -337,33 +302,19 @@ static bool has_lost_carrier(const struct doctor_machine *machine, const char *n
     return carrier.state == SOURCE_OK && strcmp(carrier.text, "0") == 0;
 }
 
-static void found_too_few(const struct doctor_machine *machine, struct doctor_result *result, const char *bond, int n,
-                          int n_usual)
-{
-    if (result->outcome != DOCTOR_FOUND) {
-        doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n, n == 1 ? "" : "s",
-                     n_usual);
-        doctor_advise(
-            result,
-            "A port has left the bond, or never joined it: look for the interface without a master (ip link), and whether the card shows all of its ports.");
-    }
-    doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
-                    source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text);
-}
-
 /* The number of members of more than half of the RDMA bonds, if there are at least three bonds; otherwise 0. */
 static int usual_members(const struct doctor_machine *machine, const char *bonds)
 {
     int n_with[17] = {0}, n_bonds = 0;
     const char *bond;
 
-    while ((bond = machine_next_word(machine, &bonds))) {
-        const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+    while ((bond = machine_next_word(machine, &bonds, " "))) {
+        const char *slaves = members_of(machine, bond);
         int n = 0;
 
         if (!carries_rdma(machine->topo, bond))
             continue;
-        while (machine_next_word(machine, &slaves))
+        while (machine_next_word(machine, &slaves, " "))
             n++;
         n_with[n < 16 ? n : 16]++;
         n_bonds++;
@@ -377,12 +328,12 @@ static int usual_members(const struct doctor_machine *machine, const char *bonds
 static void check_one_bond(const struct doctor_machine *machine, struct doctor_result *result, const char *bond,
                            int n_usual)
 {
-    const char *slaves = source_line(machine->source, "/sys/class/net/%s/bonding/slaves", bond).text;
+    const char *slaves = members_of(machine, bond);
     bool is_wanted = bond_matters(machine, bond);
     int n = 0, n_dead = 0;
     const char *dead[16], *name;
 
-    while ((name = machine_next_word(machine, &slaves))) {
+    while ((name = machine_next_word(machine, &slaves, " "))) {
         struct source_text state = source_line(machine->source, "/sys/class/net/%s/bonding_slave/mii_status", name);
 
         n++;
@@ -391,8 +342,17 @@ static void check_one_bond(const struct doctor_machine *machine, struct doctor_r
             n_dead < 16)
             dead[n_dead++] = name;
     }
-    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual)
-        found_too_few(machine, result, bond, n, n_usual);
+    if (carries_rdma(machine->topo, bond) && n_dead == 0 && n < n_usual) {
+        if (result->outcome != DOCTOR_FOUND) {
+            doctor_found(result, DOCTOR_WARNING, "%s has %d member%s, most other bonds have %d", bond, n,
+                         n == 1 ? "" : "s", n_usual);
+            doctor_advise(
+                result,
+                "A port has left the bond, or never joined it: look for the interface without a master (ip link), and whether the card shows all of its ports.");
+        }
+        doctor_evidence(result, source_printf(machine->source, "/sys/class/net/%s/bonding/slaves", bond), "%s",
+                        members_of(machine, bond));
+    }
     if (!is_wanted || n_dead == 0)
         return;
     if (result->outcome != DOCTOR_FOUND) {
@@ -417,6 +377,6 @@ void run_bond(const struct doctor_machine *machine, struct doctor_result *result
 
     if (doctor_not_applicable_if(result, bonds.state != SOURCE_OK || !*bonds.text, "there is no bond"))
         return;
-    while ((bond = machine_next_word(machine, &bonds.text)))
+    while ((bond = machine_next_word(machine, &bonds.text, " ")))
         check_one_bond(machine, result, bond, n_usual);
 }

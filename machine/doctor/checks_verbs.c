@@ -8,8 +8,6 @@
  */
 #include "checks.h"
 
-#include <string.h>
-
 /* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
 static const struct {
     unsigned vendor;
@@ -20,17 +18,10 @@ static const struct {
     {0x1425, "cxgb4", 0},   {0x1077, "qedr", 0}, {0x19e5, "hns", 0},   {0x1414, "mana", 1},  {0x15b3, "mlx5", 1},
 };
 
-/* The provider of the data NICs that are not NVIDIA's, and one such NIC; "" if there is none. */
-static const char *other_provider(const struct topo *topo, int *ret_nic)
+/* The row of the NIC's maker; -1: none. */
+static int provider_of(const struct topo *topo, int nic)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++)
-            if (topo->pci[topo->nics[i].pci].vendor == providers[k].vendor &&
-                providers[k].vendor != PCI_VENDOR_MELLANOX) {
-                *ret_nic = i;
-                return providers[k].name;
-            }
-    return "";
+    return FIRST_OF(i, COUNT(providers), topo->pci[topo->nics[nic].pci].vendor == providers[i].vendor);
 }
 
 /* Was libibverbs found, and does it say which providers it accepts? If not, ends the check. */
@@ -40,9 +31,8 @@ static bool has_libibverbs(const struct doctor_machine *machine, struct doctor_r
     struct elf_facts facts;
 
     /* Without the environment, the search path of the process is not known. */
-    if (!machine_has_environment(machine, result))
-        return false;
-    if (doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
+    if (!machine_has_environment(machine, result) ||
+        doctor_not_applicable_if(result, verbs->ibverbs.state == SOURCE_ABSENT,
                                  "libibverbs.so.1 is not installed where ld.so looks") ||
         doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
                              SOURCE_NOT_RECORDED, NULL))
@@ -85,33 +75,21 @@ static bool is_from_gib(const struct doctor_machine *machine)
 static const char *drivers_variable(const struct doctor_machine *machine)
 {
     static const char *const names[] = {"RDMAV_DRIVERS", "IBV_DRIVERS"};
+    int set = FIRST_OF(i, COUNT(names), *machine_env(machine, names[i]));
 
-    for (size_t i = 0; i < 2; i++) {
-        const char *value = source_env(machine->source, names[i]);
-
-        if (value && *value)
-            return names[i];
-    }
-    return NULL;
+    return set < 0 ? NULL : names[set];
 }
 
 /* The first entry that is a path and does not exist with the suffix that libibverbs appends; NULL if there is none. */
 static const char *wrong_entry(const struct doctor_machine *machine, const char *variable)
 {
-    const char *list = variable ? source_env(machine->source, variable) : "";
+    const char *list = variable ? machine_env(machine, variable) : "", *entry;
 
-    while (*list) {
-        size_t n = strcspn(list, ":;");
-
-        if (n && n < 4000 && *list == '/') {
-            const char *entry = source_printf(machine->source, "%.*s", (int)n, list);
-
-            if (source_stat(machine->source, "%s-rdmav%d.so", entry, machine->software->verbs.private_version).state ==
+    while ((entry = machine_next_word(machine, &list, ":;")))
+        if (*entry == '/' && strlen(entry) < 4000 &&
+            source_stat(machine->source, "%s-rdmav%d.so", entry, machine->software->verbs.private_version).state ==
                 SOURCE_ABSENT)
-                return entry;
-        }
-        list += n + (list[n] != '\0');
-    }
+            return entry;
     return NULL;
 }
 
@@ -129,9 +107,7 @@ void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_resul
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *variable = drivers_variable(machine), *entry;
 
-    if (!has_core(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, !variable, "RDMAV_DRIVERS is not set"))
+    if (!has_core(machine, result) || doctor_not_applicable_if(result, !variable, "RDMAV_DRIVERS is not set"))
         return;
     entry = wrong_entry(machine, variable);
     if (!entry)
@@ -155,19 +131,6 @@ void run_rdmav_drivers(const struct doctor_machine *machine, struct doctor_resul
 
 /* --- provider-missing --- */
 
-/*
- * Are libmlx5.so.1 and libibverbs.so.1 from the same installation? The same number is not sufficient: an installation
- * in another folder has its own provider folder, and a link from one to the other mixes them.
- */
-static bool is_one_installation(const struct doctor_machine *machine)
-{
-    const struct software_verbs *verbs = &machine->software->verbs;
-
-    return verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
-           strcmp(libs_folder_of(machine->source, verbs->mlx5.real),
-                  libs_folder_of(machine->source, verbs->ibverbs.real)) == 0;
-}
-
 /* The searched provider folder that is next to libibverbs; "" if there is none. */
 static const char *own_provider_folder(const struct doctor_machine *machine)
 {
@@ -185,7 +148,13 @@ static void fix_provider(const struct doctor_machine *machine, struct doctor_res
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *folder = own_provider_folder(machine);
 
-    if (is_one_installation(machine) && *folder) {
+    /*
+     * The same number is not sufficient: an installation in another folder has its own provider folder, and a link from
+     * one to the other mixes them.
+     */
+    if (*folder && verbs->mlx5.state == SOURCE_OK && verbs->provider_needs == verbs->private_version &&
+        strcmp(libs_folder_of(machine->source, verbs->mlx5.real),
+               libs_folder_of(machine->source, verbs->ibverbs.real)) == 0) {
         folder = shell_word(machine->source, folder);
         doctor_fix(result, false, "sudo mkdir -p %s\nsudo ln -s %s %s/libmlx5-rdmav%d.so", folder,
                    shell_word(machine->source, verbs->mlx5.real), folder, verbs->private_version);
@@ -212,17 +181,25 @@ static bool is_mixed(const struct software_verbs *verbs)
            verbs->provider_needs != verbs->private_version;
 }
 
-/* The library itself is missing: NCCL's plugins and NVSHMEM's transports do not load. */
-static void report_lacking(const struct doctor_machine *machine, struct doctor_result *result, const char *name)
+/* "libibverbs.so.1" or "libmlx5.so.1", if it is needed and not found; otherwise "". */
+static const char *missing_library(const struct doctor_machine *machine)
 {
-    const char *path = libs_env_of(machine->source).library_path;
+    const struct software_verbs *verbs = &machine->software->verbs;
+    const char *net = machine_env(machine, "NCCL_NET");
+    bool has_net = source_env(machine->source, "NCCL_NET"),
+         by_sockets = strcasecmp(net, "Socket") == 0 || atoi(machine_env(machine, "NCCL_IB_DISABLE")) != 0,
+         needs_plugin = (has_net && strcasecmp(net, "Socket") != 0) || source_env(machine->source, "NCCL_NET_PLUGIN"),
+         uses_ibgda;
+    struct doctor_result unused = {.machine = machine};
 
-    doctor_found(result, DOCTOR_ERROR, "%s is not installed where ld.so looks", name);
-    doctor_evidence(result, name, "not found by the linker");
-    doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
-    doctor_advise(result, "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
-                          "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container they "
-                          "belong in the image.");
+    if (!machine_has_mlx5(machine, &unused))
+        return "";
+    uses_ibgda = machine_uses_ibgda(machine, &unused);
+    /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
+    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && !by_sockets && machine_uses_rdma(machine));
+    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
+        return "libibverbs.so.1";
+    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }
 
 /* A NIC of another maker. Containers often have none of it, and use sockets. */
@@ -232,9 +209,8 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
     const struct software_verbs *verbs = &machine->software->verbs;
     const char *searched, *path;
 
-    if (!has_libibverbs(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, source_list(machine->source, "/etc/libibverbs.d").state != SOURCE_OK,
+    if (!has_libibverbs(machine, result) ||
+        doctor_not_applicable_if(result, source_list(machine->source, "/etc/libibverbs.d").state != SOURCE_OK,
                                  "there is no /etc/libibverbs.d that would name providers"))
         return;
     path = software_find_provider(machine->source, verbs, name, &searched);
@@ -254,21 +230,25 @@ static void find_other_provider(const struct doctor_machine *machine, struct doc
 void run_provider_missing(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
-    const char *entry, *lacking = machine_missing_verbs_library(machine), *other;
-    int nic = -1;
+    const char *entry, *lacking = missing_library(machine), *path = machine_env(machine, "LD_LIBRARY_PATH");
+    const struct topo *topo = machine->topo;
+    int other = FIRST_OF(i, topo->n_nics, machine_is_data_nic(topo, i) && provider_of(topo, i) >= 0);
 
-    other = other_provider(machine->topo, &nic);
-    if (*other && !advice_has_mlx5(machine->topo)) {
-        find_other_provider(machine, result, other, nic);
+    if (other >= 0 && !advice_has_mlx5(topo)) {
+        find_other_provider(machine, result, providers[provider_of(topo, other)].name, other);
         return;
     }
     if (*lacking && machine_has_environment(machine, result)) {
-        report_lacking(machine, result, lacking);
+        doctor_found(result, DOCTOR_ERROR, "%s is not installed where ld.so looks", lacking);
+        doctor_evidence(result, lacking, "not found by the linker");
+        doctor_evidence(result, "LD_LIBRARY_PATH", "%s", *path ? path : "not set");
+        doctor_advise(result, "Install libibverbs, libmlx5 and the provider from one package source: libibverbs1 and "
+                              "ibverbs-providers, or libibverbs of rdma-core, or those of DOCA-OFED. In a container "
+                              "they belong in the image.");
         return;
     }
-    if (!has_core(machine, result) || *verbs->provider)
-        return;
-    if (doctor_not_applicable_if(result, is_from_gib(machine) || is_mixed(verbs),
+    if (!has_core(machine, result) || *verbs->provider ||
+        doctor_not_applicable_if(result, is_from_gib(machine) || is_mixed(verbs),
                                  "the libraries are from different installations; another check reports that"))
         return;
     entry = wrong_entry(machine, drivers_variable(machine));
@@ -287,18 +267,6 @@ void run_provider_missing(const struct doctor_machine *machine, struct doctor_re
 
 /* --- verbs-abi --- */
 
-/* The number of the kernel's interface for a NIC's provider; -1 if it is not known. */
-static int64_t abi_of(const struct doctor_machine *machine, const struct topo_nic *nic)
-{
-    const char *number = nic->uverbs && *nic->uverbs ? strrchr(nic->uverbs, '/') : NULL;
-    int64_t abi;
-
-    return number && source_number(machine->source, &abi, "/sys/class/infiniband_verbs%s/abi_version", number) ==
-                         SOURCE_OK
-               ? abi
-               : -1;
-}
-
 /*
  * A maker's own kernel driver has another interface than the one of the kernel, and comes with its own provider, which
  * is elsewhere than that of the distribution: the latter is next to libibverbs.
@@ -312,25 +280,23 @@ void run_verbs_abi(const struct doctor_machine *machine, struct doctor_result *r
         return;
     own = own_provider_folder(machine);
     for (int i = 0; i < topo->n_nics && result->outcome != DOCTOR_FOUND; i++) {
-        for (size_t k = 0; k < COUNT(providers) && machine_is_data_nic(topo, i); k++) {
-            int64_t abi = abi_of(machine, &topo->nics[i]);
+        int k = machine_is_data_nic(topo, i) ? provider_of(topo, i) : -1;
+        const char *number = topo->nics[i].uverbs ? strrchr(topo->nics[i].uverbs, '/') : NULL;
+        int64_t abi;
 
-            if (topo->pci[topo->nics[i].pci].vendor != providers[k].vendor || !providers[k].abi || abi < 0 ||
-                abi == providers[k].abi)
-                continue;
-            path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
-            if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)
-                continue;
-            doctor_found(result, DOCTOR_ERROR,
-                         "the provider %s supports version %d of the kernel's interface, and %s has version %lld",
-                         providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
-            doctor_evidence(result, path, "of rdma-core");
-            doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
-            doctor_advise(
-                result,
-                "Install the provider of the driver's maker in the same release (for Broadcom libbnxt_re), in a container in the image, and see that /etc/libibverbs.d names it.");
-            break;
-        }
+        if (k < 0 || !providers[k].abi || !number ||
+            source_number(machine->source, &abi, "/sys/class/infiniband_verbs%s/abi_version", number) != SOURCE_OK ||
+            abi < 0 || abi == providers[k].abi)
+            continue;
+        path = software_find_provider(machine->source, &machine->software->verbs, providers[k].name, &searched);
+        if (!*path || !*own || strncmp(path, own, strlen(own)) != 0)
+            continue;
+        doctor_found(result, DOCTOR_ERROR,
+                     "the provider %s supports version %d of the kernel's interface, and %s has version %lld",
+                     providers[k].name, providers[k].abi, topo->nics[i].name, (long long)abi);
+        doctor_evidence(result, path, "of rdma-core");
+        doctor_evidence(result, topo->nics[i].uverbs, "abi_version %lld", (long long)abi);
+        doctor_advise_remedy(result);
     }
 }
 
@@ -349,35 +315,16 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
-/* The number that the provider file itself needs; 0: not known. */
-static int provider_number(const struct doctor_machine *machine)
-{
-    const char *path = machine->software->verbs.provider;
-    struct elf_facts facts = source_elf(machine->source, "%s", path);
-
-    for (size_t i = 0; *path && facts.state == SOURCE_OK && i < facts.n_needs; i++) {
-        int number = 0;
-        const char *digits = facts.needs[i].name;
-
-        if (strncmp(digits, "IBVERBS_PRIVATE_", 16) != 0)
-            continue;
-        for (digits += 16; *digits >= '0' && *digits <= '9' && number < 100000; digits++)
-            number = number * 10 + (*digits - '0');
-        return number;
-    }
-    return 0;
-}
-
 void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
     const char *path = verbs->mlx5.path, *by = verbs->mlx5.found_by;
-    int number = verbs->provider_needs;
+    int number = verbs->provider_needs, needed;
+    struct elf_facts facts;
 
-    if (!has_core(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, is_from_gib(machine),
+    if (!has_core(machine, result) ||
+        doctor_not_applicable_if(result, is_from_gib(machine),
                                  "libibverbs comes from gIB; another check reports that") ||
         doctor_unreadable_if(result, verbs->mlx5.state != SOURCE_OK && verbs->mlx5.state != SOURCE_ABSENT,
                              "libmlx5.so.1", verbs->mlx5.state, NULL))
@@ -385,7 +332,11 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
     if (!is_mixed(verbs)) {
         path = verbs->provider;
         by = "its name";
-        number = provider_number(machine);
+        facts = source_elf(machine->source, "%s", path);
+        needed = *path && facts.state == SOURCE_OK
+                     ? FIRST_OF(i, facts.n_needs, text_begins(facts.needs[i].name, "IBVERBS_PRIVATE_"))
+                     : -1;
+        number = needed < 0 ? 0 : atoi(facts.needs[needed].name + strlen("IBVERBS_PRIVATE_"));
         if (!number || number == verbs->private_version)
             return;
     }
@@ -401,8 +352,7 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
     system = system_core(machine);
     if (system.state == SOURCE_OK && strcmp(system.real, verbs->ibverbs.real) != 0)
         fix_order(machine, result, &system);
-    doctor_advise(result, "Either installation works, but both libraries have to come from the same one: put its "
-                          "folder first, or remove the copies of the other.");
+    doctor_advise_remedy(result);
 }
 
 /* --- verbs-from-gib --- */
@@ -412,13 +362,11 @@ void run_verbs_from_gib(const struct doctor_machine *machine, struct doctor_resu
     const struct software_verbs *verbs = &machine->software->verbs;
     struct lib_location system;
 
-    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result))
-        return;
-    if (doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
+    if (!machine_has_mlx5(machine, result) || !machine_has_environment(machine, result) ||
+        doctor_not_applicable_if(result, !*machine->software->nccl.gib, "gIB is not installed") ||
         doctor_unreadable_if(result, verbs->ibverbs.state == SOURCE_NOT_RECORDED, "libibverbs.so.1",
-                             SOURCE_NOT_RECORDED, NULL))
-        return;
-    if (!is_from_gib(machine))
+                             SOURCE_NOT_RECORDED, NULL) ||
+        !is_from_gib(machine))
         return;
     system = system_core(machine);
     doctor_found(result, DOCTOR_ERROR, "libibverbs.so.1 comes from gIB: %s, before the system's %s",

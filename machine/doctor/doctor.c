@@ -45,25 +45,25 @@ void doctor_machine_free(struct doctor_machine *machine)
 
 const struct doctor_check *doctor_find(const char *id)
 {
-    for (size_t i = 0; doctor_checks[i]; i++)
-        if (strcmp(doctor_checks[i]->id, id) == 0)
-            return doctor_checks[i];
-    return NULL;
-}
+    const struct doctor_check *const *check = doctor_checks;
 
-static bool has_nvml(const struct doctor_machine *machine, struct doctor_result *result)
-{
-    if (!machine->topo->nvml)
-        result->missing = machine_missing_nvml(machine);
-    return !doctor_unknown_if(result, !machine->topo->nvml, "NVML does not answer: %s", machine->topo->nvml_why);
+    while (*check && strcmp((*check)->id, id) != 0)
+        check++;
+    return *check;
 }
 
 static bool has_needs(const struct doctor_machine *machine, unsigned needs, struct doctor_result *result)
 {
-    return (!(needs & NEEDS_GPUS) || machine_has_gpus(machine, result)) &&
-           (!(needs & (NEEDS_DRIVER | NEEDS_NVML)) || machine_has_driver(machine, result)) &&
-           (!(needs & NEEDS_NVML) || has_nvml(machine, result)) &&
-           (!(needs & NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
+    const struct topo *topo = machine->topo;
+
+    if ((needs & NEEDS_GPUS && !machine_has_gpus(machine, result)) ||
+        (needs & (NEEDS_DRIVER | NEEDS_NVML) && !machine_has_driver(machine, result)))
+        return false;
+    if (doctor_unknown_if(result, needs & NEEDS_NVML && !topo->nvml, "NVML does not answer: %s", topo->nvml_why)) {
+        result->missing = machine_missing_nvml(machine);
+        return false;
+    }
+    return (!(needs & NEEDS_DATA_NICS) || machine_has_data_nics(machine, result)) &&
            (!(needs & NEEDS_ENVIRONMENT) || machine_has_environment(machine, result));
 }
 
@@ -105,26 +105,29 @@ format_text(const struct doctor_result *result, const char *format, va_list args
     return source_printf(result->machine->source, "%s", clean);
 }
 
+/* The text that the last arguments of a function make. */
+#define FORMATTED(result, format)                                                                                      \
+    ({                                                                                                                 \
+        va_list list;                                                                                                  \
+        const char *formatted;                                                                                         \
+        va_start(list, format);                                                                                        \
+        formatted = format_text(result, format, list);                                                                 \
+        va_end(list);                                                                                                  \
+        formatted;                                                                                                     \
+    })
+
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    result->text = format_text(result, format, args);
-    va_end(args);
+    result->text = FORMATTED(result, format);
     result->outcome = DOCTOR_FOUND;
     result->severity = severity;
 }
 
 bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)
 {
-    va_list args;
-
     if (!condition)
         return false;
-    va_start(args, format);
-    result->text = format_text(result, format, args);
-    va_end(args);
+    result->text = FORMATTED(result, format);
     result->outcome = outcome;
     return true;
 }
@@ -133,16 +136,13 @@ void doctor_evidence(struct doctor_result *result, const char *where, const char
 {
     struct doctor_evidence *evidence;
     char place[TEXT_BYTES];
-    va_list args;
 
     if (result->n_evidence == (int)COUNT(result->evidence)) {
         result->n_evidence_left_out++;
         return;
     }
     evidence = &result->evidence[result->n_evidence++];
-    va_start(args, format);
-    evidence->what = format_text(result, format, args);
-    va_end(args);
+    evidence->what = FORMATTED(result, format);
     text_clean(where, place, sizeof(place));
     evidence->where = source_printf(result->machine->source, "%s", place);
 }
@@ -168,9 +168,7 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
         result->advice = "The command is too long to be shown.";
         return;
     }
-    va_start(args, format);
-    result->fix = format_text(result, format, args);
-    va_end(args);
+    result->fix = FORMATTED(result, format);
     result->fix_is_safe = is_safe;
     result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
     if (strstr(result->fix, "sudo reboot"))
@@ -179,15 +177,16 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
 
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
 {
-    va_list args;
-
     if (!*result->fix)
         return;
-    va_start(args, format);
-    result->fix_cost = format_text(result, format, args);
-    va_end(args);
+    result->fix_cost = FORMATTED(result, format);
     result->fix_class = class;
     result->fix_is_safe = false;
+}
+
+void doctor_advise_remedy(struct doctor_result *result)
+{
+    result->advice = result->check->remedy;
 }
 
 bool doctor_unreadable_if(struct doctor_result *result, bool condition, const char *what, enum source_state state,
@@ -220,9 +219,5 @@ bool doctor_is_inconclusive(const struct doctor_result *result)
 
 void doctor_advise(struct doctor_result *result, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    result->advice = format_text(result, format, args);
-    va_end(args);
+    result->advice = FORMATTED(result, format);
 }

@@ -139,10 +139,7 @@ static json_t *read_module(struct source_text file)
 }
 
 /* "Y": the kernel accepts only signed modules. */
-static json_t *read_enforced(struct source_text file)
-{
-    return json_boolean(*file.text == 'Y');
-}
+READER_BOOL(read_enforced, *file.text == 'Y')
 
 /* Messages of mod_verify_sig() and of the lockdown, which contain no module name. */
 static json_t *read_refusals(struct source_text file)
@@ -156,18 +153,6 @@ static json_t *read_refusals(struct source_text file)
              memmem(line, length, "unsigned module loading is restricted", 37);
     }
     return json_integer(n);
-}
-
-/* Whether the module for the running kernel exists. Not known in a container and without depmod. */
-enum presence { PRESENT, MISSING, NOT_KNOWN };
-
-static enum presence module_presence(const struct doctor_machine *machine)
-{
-    const char *release = machine->software->driver.kernel;
-    struct source_answer dep =
-        source_fact(machine->source, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", release);
-
-    return !*release || dep.state != SOURCE_OK ? NOT_KNOWN : source_fact_bool(dep) ? PRESENT : MISSING;
 }
 
 /* Does the kernel log say that a module was rejected? Records the line and what enforces signatures. */
@@ -212,39 +197,34 @@ static const char *installed_version(const struct doctor_machine *machine, bool 
     return "";
 }
 
-/* The commands that build the driver with DKMS for the running kernel; "" if DKMS does not have it. */
-static const char *build_commands(const struct doctor_machine *machine, bool is_dkms)
-{
-    const char *headers =
-        os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)", "kernel-devel-$(uname -r)");
-
-    return is_dkms && *headers
-               ? source_printf(machine->source, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers)
-               : "";
-}
-
 static const char signing[] =
     "Use modules that are signed with a key that the firmware knows (on Ubuntu linux-modules-nvidia-<branch>-<kernel>), or enroll the key that DKMS signs with: sudo mokutil --import /var/lib/shim-signed/mok/MOK.der, elsewhere /var/lib/dkms/mok.pub; the next boot asks for it. Until then modprobe answers \"Key was rejected by service\".";
 
 /* For systems whose modules come from packages or from DKMS. */
 static void explain_missing(const struct doctor_machine *machine, struct doctor_result *result, const char *gpus)
 {
-    enum presence module = module_presence(machine);
-    bool is_dkms;
-    const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel;
+    bool is_dkms, is_missing;
+    const char *version = installed_version(machine, &is_dkms), *kernel = machine->software->driver.kernel,
+               *headers = os_install(machine->source, &machine->software->os, "linux-headers-$(uname -r)",
+                                     "kernel-devel-$(uname -r)");
+    struct source_answer module =
+        source_fact(machine->source, "nvidia-module", read_module, "/lib/modules/%s/modules.dep", kernel);
 
-    if (module == MISSING && *version) {
+    /* Not known in a container and without depmod. */
+    is_missing = *kernel && module.state == SOURCE_OK && !source_fact_bool(module);
+    if (is_missing && *version) {
         doctor_found(result, DOCTOR_ERROR,
                      "the NVIDIA driver %s is installed, and its module was not built for the running kernel %s; %s",
                      version, kernel, gpus);
         doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
-        doctor_fix(result, false, "%s", build_commands(machine, is_dkms));
+        if (is_dkms && *headers)
+            doctor_fix(result, false, "%s\nsudo dkms autoinstall\nsudo modprobe nvidia", headers);
         doctor_advise(result,
                       "DKMS builds it when the headers of this kernel are installed; if the build fails, "
                       "/var/lib/dkms/nvidia/%s/build/make.log says why. If modules come as packages, install the one "
                       "for this kernel, or boot the previous kernel.",
                       version);
-    } else if (module == MISSING) {
+    } else if (is_missing) {
         doctor_found(result, DOCTOR_ERROR, "there is no NVIDIA driver for the running kernel %s, and %s", kernel, gpus);
         doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", kernel), "no nvidia.ko");
         doctor_advise(result, "Install it: epkit install, the distribution's packages, or the GPU operator's driver "

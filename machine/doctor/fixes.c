@@ -130,16 +130,12 @@ bool shell_evaluates_environ(const char *line, size_t n)
 {
     static const char *const words[] = {"source ", ". ", "eval ", "export ", "xargs"};
 
-    n = without_comment(line, n);
-    if (!memmem(line, n, "/proc/1/environ", 15))
-        return false;
-    for (size_t i = 0; i < COUNT(words); i++) {
-        const char *at = memmem(line, n, words[i], strlen(words[i]));
+    const char *at;
 
-        if (at && (at == line || strchr(" \t;&|($`", at[-1])))
-            return true;
-    }
-    return false;
+    n = without_comment(line, n);
+    return memmem(line, n, "/proc/1/environ", 15) &&
+           ANY_OF(i, COUNT(words),
+                  (at = memmem(line, n, words[i], strlen(words[i]))) && (at == line || strchr(" \t;&|($`", at[-1])));
 }
 
 const char *shell_prepend(struct source *source, const char *name, const char *folders)
@@ -151,13 +147,14 @@ const char *shell_leave_out(struct source *source, const char *name, const char 
 {
     const char *kept = "";
 
-    for (const char *at = path; *at; at += strcspn(at, ":;"), at += *at != '\0') {
-        size_t n = strcspn(at, ":;"), bare = n;
+    while (*path) {
+        struct piece entry = text_take(&path, ":;");
+        size_t bare = entry.n;
 
-        while (bare > 1 && at[bare - 1] == '/')
+        while (bare > 1 && entry.text[bare - 1] == '/')
             bare--;
-        if (n > 0 && (bare != strlen(folder) || strncmp(at, folder, bare) != 0))
-            kept = source_printf(source, "%s%s%.*s", kept, *kept ? ":" : "", (int)n, at);
+        if (entry.n > 0 && (bare != strlen(folder) || strncmp(entry.text, folder, bare) != 0))
+            kept = source_printf(source, "%s%s%.*s", kept, *kept ? ":" : "", (int)entry.n, entry.text);
     }
     return *kept ? source_printf(source, "export %s=%s", name, shell_word(source, kept))
                  : source_printf(source, "unset %s", name);

@@ -15,14 +15,15 @@
 #define NVRM_GPU "NVRM: GPU "
 #define LINE_BYTES 300
 #define ADDRESS_BYTES 32
+#define INITS_MAX 16
 #define XID_RECOVERY 154 /* "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)" */
 
-const char *kernel_recovery_name(enum kernel_recovery recovery)
+const char *kernel_recovery_name(int recovery)
 {
-    static const char *const names[KERNEL_RECOVERIES] = {"None", "GPU Reset Required", "Node Reboot Required",
-                                                         "Drain P2P", "Drain and Reset"};
+    static const char *const names[] = {"None", "GPU Reset Required", "Node Reboot Required", "Drain P2P",
+                                        "Drain and Reset"};
 
-    return recovery < 0 || recovery >= KERNEL_RECOVERIES ? "" : names[recovery];
+    return recovery < 0 || recovery >= (int)COUNT(names) ? "" : names[recovery];
 }
 
 /* --- parse lines --- */
@@ -41,36 +42,6 @@ static size_t time_bytes(const char *line, size_t n)
     return length < n && length < 48 ? length : 0;
 }
 
-/* Parses "(PCI:0000:0f:00): 79, ..." after the word at `at`: device and number. */
-static bool parse_error(const char *at, const char **ret_address, size_t *ret_n, int *ret_number)
-{
-    size_t n;
-
-    at += strspn(at, " ");
-    if (*at++ != '(')
-        return false;
-    if (strncmp(at, "PCI:", 4) == 0)
-        at += 4;
-    n = strcspn(at, ")\n");
-    if (at[n] != ')' || at[n + 1] != ':' || n >= ADDRESS_BYTES)
-        return false;
-    *ret_address = at;
-    *ret_n = n;
-    at += n + 2;
-    at += strspn(at, " ");
-    *ret_number = atoi(at);
-    n = strspn(at, "0123456789");
-    return n > 0 && n <= 5;
-}
-
-/* The recovery action, from the number after " to 0x". */
-static int recovery_of(const char *line, size_t n)
-{
-    const char *to = memmem(line, n, " to 0x", 6);
-
-    return to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
-}
-
 static json_t *text_of(const char *text, size_t n)
 {
     return json_stringn_nocheck(text, n < LINE_BYTES ? n : LINE_BYTES);
@@ -83,6 +54,25 @@ struct error_line {
     int number, recovery;
 };
 
+/* Parses "(PCI:0000:0f:00): 79, ..." after the word at `at`: device and number. */
+static bool parse_error(const char *at, struct error_line *error)
+{
+    size_t n;
+
+    at += strspn(at, " ");
+    if (*at++ != '(')
+        return false;
+    error->address = at += text_begins(at, "PCI:") ? 4 : 0;
+    error->n_address = n = strcspn(at, ")\n");
+    if (at[n] != ')' || at[n + 1] != ':' || n >= ADDRESS_BYTES)
+        return false;
+    at += n + 2;
+    at += strspn(at, " ");
+    error->number = atoi(at);
+    n = strspn(at, "0123456789");
+    return n > 0 && n <= 5;
+}
+
 static json_t *error_fact(const struct error_line *error)
 {
     return json_pack("{s:i, s:i, s:o, s:o, s:o, s:i}", "number", error->number, "n", 1, "device",
@@ -91,21 +81,16 @@ static json_t *error_fact(const struct error_line *error)
                      text_of(error->at, error->n - (size_t)(error->at - error->line)), "recovery", error->recovery);
 }
 
-static bool is_of_device(const json_t *fact, const struct error_line *error)
-{
-    const char *device = json_string_value(json_object_get(fact, "device"));
-
-    return device && strlen(device) == error->n_address && strncmp(device, error->address, error->n_address) == 0;
-}
-
 /* Counts an Xid by GPU and number; one that reports a recovery removes the earlier ones of that GPU. */
 static void record_xid(json_t *errors, const struct error_line *error)
 {
+    const char *device;
     json_t *fact;
 
     for (size_t i = json_array_size(errors); i-- > 0;) {
         fact = json_array_get(errors, i);
-        if (!is_of_device(fact, error))
+        device = json_text(fact, "device");
+        if (strlen(device) != error->n_address || strncmp(device, error->address, error->n_address) != 0)
             continue;
         if (error->number == XID_RECOVERY && error->recovery == KERNEL_RECOVERY_NONE) {
             json_array_remove(errors, i);
@@ -128,7 +113,7 @@ static json_t *read_xids(struct source_text file)
 
     for (size_t n; value && file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text};
-        const char *start;
+        const char *start, *to;
 
         n = strcspn(file.text, "\n");
         error.n = n;
@@ -139,11 +124,11 @@ static json_t *read_xids(struct source_text file)
             json_object_set_new(value, "start", text_of(file.text, time_bytes(file.text, (size_t)(start - file.text))));
         }
         n_lines += error.at != NULL;
-        if (!error.at || !parse_error(error.at + strlen(XID), &error.address, &error.n_address, &error.number) ||
-            error.number > 9999 || xid_find(error.number)->action == XID_OF_PROGRAM)
+        if (!error.at || !parse_error(error.at + strlen(XID), &error) || error.number > 9999 ||
+            xid_find(error.number)->action == XID_OF_PROGRAM)
             continue;
-        error.recovery = error.number == XID_RECOVERY ? recovery_of(error.at, n - (size_t)(error.at - file.text))
-                                                      : KERNEL_RECOVERY_UNKNOWN;
+        to = error.number == XID_RECOVERY ? memmem(error.at, n - (size_t)(error.at - file.text), " to 0x", 6) : NULL;
+        error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
     if (value)
@@ -172,7 +157,7 @@ static json_t *read_inits(struct source_text file)
         } else if (memmem(file.text, n, "GFW", 3) &&
                    (memmem(file.text, n, "fail", 4) || memmem(file.text, n, "timed out", 9))) {
             json_object_set_new(value, "no_firmware", json_true());
-        } else if (failed && gpu && failed > gpu && json_array_size(devices) < KERNEL_INITS_MAX) {
+        } else if (failed && gpu && failed > gpu && json_array_size(devices) < INITS_MAX) {
             gpu += strlen(NVRM_GPU);
             json_array_append_new(devices, text_of(gpu, (size_t)(failed - gpu)));
         }
@@ -192,8 +177,8 @@ static json_t *read_sxids(struct source_text file)
         n = strcspn(file.text, "\n");
         error.n = n;
         error.at = memmem(file.text, n, SXID, strlen(SXID));
-        if (!error.at || !memmem(file.text, n, ", Fatal", 7) ||
-            !parse_error(error.at + strlen("SXid"), &error.address, &error.n_address, &error.number) || !error.number)
+        if (!error.at || !memmem(file.text, n, ", Fatal", 7) || !parse_error(error.at + strlen("SXid"), &error) ||
+            !error.number)
             continue;
         if (json_array_size(errors) == KERNEL_LOG_KINDS)
             json_array_remove(errors, 0);
@@ -202,42 +187,24 @@ static json_t *read_sxids(struct source_text file)
     return value;
 }
 
-/* --- convert to errors --- */
+/* --- the logs --- */
 
-static void add_error(struct source *source, const char *word, const json_t *fact, struct kernel_log *log)
+const char *kernel_error_line(struct source *source, const char *word, const json_t *error)
 {
-    struct kernel_error error = {
-        .number = (int)json_integer_value(json_object_get(fact, "number")),
-        .n = (int)json_integer_value(json_object_get(fact, "n")),
-        .address = json_text(fact, "device"),
-        .time = json_text(fact, "time"),
-        .line = json_text(fact, "line"),
-        .recovery = (enum kernel_recovery)json_integer_value(json_object_get(fact, "recovery")),
-    };
+    const char *line = json_text(error, "line"), *recovery = kernel_recovery_name((int)json_number(error, "recovery"));
 
-    if (error.recovery < 0 || error.recovery >= KERNEL_RECOVERIES)
-        error.recovery = KERNEL_RECOVERY_UNKNOWN;
-    if (!*error.line)
-        error.line = source_printf(source, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, error.address, error.number,
-                                   error.recovery >= 0 ? ", GPU recovery action changed to " : "",
-                                   kernel_recovery_name(error.recovery));
-    if (log->n < KERNEL_LOG_KINDS)
-        log->errors[log->n++] = error;
+    return *line ? line
+                 : source_printf(source, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, json_text(error, "device"),
+                                 (int)json_number(error, "number"),
+                                 *recovery ? ", GPU recovery action changed to " : "", recovery);
 }
 
-static void add_errors(struct source *source, const char *word, const json_t *value, const char *since,
-                       struct kernel_log *log)
+bool kernel_error_is_since(const json_t *error, const char *since)
 {
-    const json_t *fact;
-    size_t i;
+    const char *time = json_text(error, "time");
 
-    json_array_foreach (json_object_get(value, "errors"), i, fact) {
-        const char *time = json_text(fact, "time");
-
-        /* A file covers earlier starts too. RFC 3339 times up to the seconds compare as text; other formats do not. */
-        if (strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0)
-            add_error(source, word, fact, log);
-    }
+    /* RFC 3339 times up to the seconds compare as text; other formats do not. */
+    return strlen(since) < 19 || strlen(time) < 19 || time[10] != 'T' || strncmp(time, since, 19) >= 0;
 }
 
 static struct source_answer xids_of(struct source *source, const char *needle, const char *path)
@@ -245,32 +212,24 @@ static struct source_answer xids_of(struct source *source, const char *needle, c
     return source_log_fact(source, "xids", read_xids, needle, "%s", path);
 }
 
-static void set_source(struct kernel_log *log, struct source_answer fact, const char *where)
+static struct kernel_log log_of(struct source_answer fact, const char *where)
 {
-    log->state = fact.state;
-    log->why = fact.why;
-    log->where = where;
+    return (struct kernel_log){fact.state, fact.why, where, json_object_get(fact.value, "errors"), ""};
 }
 
-void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log)
+struct kernel_log kernel_log_xids(struct source *source)
 {
     struct source_answer fact = xids_of(source, XID, "/dev/kmsg"), other;
-    struct kernel_log log = {.n = 0};
 
-    set_source(&log, fact, "/dev/kmsg");
-    if (fact.state != SOURCE_OK) {
-        other = xids_of(source, "NVRM: ", KERNEL_LOG_FILE);
-        if (other.state == SOURCE_OK)
-            set_source(&log, fact = other, KERNEL_LOG_FILE);
-    }
-    if (fact.state != SOURCE_OK) {
-        /* Debian's copy of the log at the end of the boot: old, but useful if it contains an Xid. */
-        other = xids_of(source, XID, "/var/log/dmesg");
-        if (other.state == SOURCE_OK && json_integer_value(json_object_get(other.value, "n_lines")) > 0)
-            set_source(&log, fact = other, "/var/log/dmesg");
-    }
-    add_errors(source, XID, fact.value, "", &log);
-    *ret_log = log;
+    if (fact.state == SOURCE_OK)
+        return log_of(fact, "/dev/kmsg");
+    other = xids_of(source, "NVRM: ", KERNEL_LOG_FILE);
+    if (other.state == SOURCE_OK)
+        return log_of(other, KERNEL_LOG_FILE);
+    /* Debian's copy of the log at the end of the boot: old, but useful if it contains an Xid. */
+    other = xids_of(source, XID, "/var/log/dmesg");
+    return other.state == SOURCE_OK && json_number(other.value, "n_lines") > 0 ? log_of(other, "/var/log/dmesg")
+                                                                               : log_of(fact, "/dev/kmsg");
 }
 
 struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
@@ -284,41 +243,21 @@ struct source_answer kernel_log_fact(struct source *source, const char *name, so
     return fact;
 }
 
-void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits)
+const json_t *kernel_log_inits(struct source *source, const char **ret_where)
 {
-    struct kernel_inits inits = {.n = 0};
-    struct source_answer fact = kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", &inits.where);
-    const json_t *device;
-    size_t i;
-
-    *ret_inits = inits;
-    ret_inits->no_power = json_is_true(json_object_get(fact.value, "no_power"));
-    ret_inits->no_firmware = json_is_true(json_object_get(fact.value, "no_firmware"));
-    json_array_foreach (json_object_get(fact.value, "devices"), i, device) {
-        const char *address = json_string_value(device);
-        bool is_known = !address || !*address || ret_inits->n == KERNEL_INITS_MAX;
-
-        for (int k = 0; k < ret_inits->n && !is_known; k++)
-            is_known = strcmp(ret_inits->addresses[k], address) == 0;
-        if (!is_known)
-            ret_inits->addresses[ret_inits->n++] = source_printf(source, "%s", address);
-    }
+    return kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", ret_where).value;
 }
 
-void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log)
+struct kernel_log kernel_log_sxids(struct source *source)
 {
-    struct source_answer fact = source_log_fact(source, "sxids", read_sxids, "SXid", "/dev/kmsg");
-    struct kernel_log log = {.n = 0};
-    const char *since = "";
+    struct kernel_log log = log_of(source_log_fact(source, "sxids", read_sxids, "SXid", "/dev/kmsg"), "/dev/kmsg");
 
-    set_source(&log, fact, "/dev/kmsg");
-    if (fact.state != SOURCE_OK) {
-        fact = source_log_fact(source, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE);
-        set_source(&log, fact, KERNEL_LOG_FILE);
-        since = json_text(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
-    }
-    add_errors(source, "SXid", fact.value, since, &log);
-    *ret_log = log;
+    if (log.state == SOURCE_OK)
+        return log;
+    log = log_of(source_log_fact(source, "sxids", read_sxids, "SXid", KERNEL_LOG_FILE), KERNEL_LOG_FILE);
+    /* A file covers earlier starts too. */
+    log.since = json_text(xids_of(source, "NVRM: ", KERNEL_LOG_FILE).value, "start");
+    return log;
 }
 
 /* --- Xids --- */

@@ -14,58 +14,42 @@
 #define KERNEL_LOG_KINDS 32
 
 /* nvmlDeviceGpuRecoveryAction_t as reported by Xid 154: the recovery action that the driver asks for. */
-enum kernel_recovery {
-    KERNEL_RECOVERY_UNKNOWN = -1,
-    KERNEL_RECOVERY_NONE,
-    KERNEL_RECOVERY_RESET,
-    KERNEL_RECOVERY_REBOOT,
-    KERNEL_RECOVERY_DRAIN_P2P,
-    KERNEL_RECOVERY_DRAIN_AND_RESET,
-    KERNEL_RECOVERIES
-};
+enum kernel_recovery { KERNEL_RECOVERY_UNKNOWN = -1, KERNEL_RECOVERY_NONE, KERNEL_RECOVERY_REBOOT = 2 };
 
 /* The driver's name for it; "" if not reported. */
-const char *kernel_recovery_name(enum kernel_recovery recovery);
+const char *kernel_recovery_name(int recovery);
 
-/* Errors with the same number from the same device. Strings belong to the source. */
-struct kernel_error {
-    int number, n;
-    const char *address; /* as in the log: "0000:0f:00" */
-    const char *time;    /* of the first one; "" if the log does not contain it */
-    const char *line;    /* the first one; from a snapshot a summary */
-    enum kernel_recovery recovery;
-};
-
+/*
+ * `errors` are those with one number from one device: [{"number": 79, "n": 2, "device": "0000:0f:00", "time": of the
+ * first, "" if the log does not contain it, "line": the first, "" in a snapshot, "recovery": enum kernel_recovery}].
+ */
 struct kernel_log {
     enum source_state state;
     const char *why, *where;
-    int n;
-    struct kernel_error errors[KERNEL_LOG_KINDS];
+    const json_t *errors; /* NULL: none; belongs to the source */
+    const char *since;    /* what is older is of an earlier start of the driver; "" if nothing is */
 };
+
+/* Did the error, which `word` begins, happen since then? Its line, for which a snapshot has a summary. */
+bool kernel_error_is_since(const json_t *error, const char *since);
+const char *kernel_error_line(struct source *source, const char *word, const json_t *error);
 
 /* source_log_fact() of the first of the kernel's logs that can be read, and which that is. */
 struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,
                                      const char **ret_where);
 
-#define KERNEL_INITS_MAX 16
-
-/* GPUs that the driver could not initialise since it was loaded. */
-struct kernel_inits {
-    const char *where;
-    bool no_power;    /* "GPU does not have the necessary power cables connected" */
-    bool no_firmware; /* it has waited in vain for the GPU's own firmware (GFW_BOOT) */
-    int n;
-    const char *addresses[KERNEL_INITS_MAX]; /* "0000:0f:00.0" */
-};
-
 /* The Xids of this boot, except those that programs cause and those of a GPU that has recovered since. */
-void kernel_log_read_xids(struct source *source, struct kernel_log *ret_log);
+struct kernel_log kernel_log_xids(struct source *source);
 
-/* "RmInitAdapter failed" of this boot, from the first readable log. */
-void kernel_log_read_inits(struct source *source, struct kernel_inits *ret_inits);
+/*
+ * GPUs that the driver could not initialise since it was loaded ("RmInitAdapter failed"), from the first readable log:
+ * {"devices": ["0000:0f:00.0"], "no_power": their power cables are not connected, "no_firmware": it has waited in vain
+ * for the GPU's own firmware (GFW_BOOT)}.
+ */
+const json_t *kernel_log_inits(struct source *source, const char **ret_where);
 
 /* The fatal SXids since the driver was loaded, one entry for each. */
-void kernel_log_read_sxids(struct source *source, struct kernel_log *ret_log);
+struct kernel_log kernel_log_sxids(struct source *source);
 
 /* --- Xids --- */
 

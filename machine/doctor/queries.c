@@ -9,56 +9,52 @@
 
 const char *machine_reason(enum source_state state, const char *why)
 {
-    if (why && *why)
-        return why;
-    switch (state) {
-    case SOURCE_OK:
-        return "";
-    case SOURCE_ABSENT:
-        return "not there";
-    case SOURCE_DENIED:
-        return "Permission denied";
-    case SOURCE_FAILED:
-        return "could not be read";
-    case SOURCE_NOT_RECORDED:
-        break;
-    }
-    return "the snapshot does not say";
+    static const char *const reasons[] = {[SOURCE_OK] = "",
+                                          [SOURCE_ABSENT] = "not there",
+                                          [SOURCE_DENIED] = "Permission denied",
+                                          [SOURCE_FAILED] = "could not be read",
+                                          [SOURCE_NOT_RECORDED] = "the snapshot does not say"};
+
+    return why && *why ? why : reasons[state];
 }
 
-/* The number of PCI devices whose vendor cannot be read. The source has cached these reads. */
-static int n_unreadable_devices(struct source *source)
+long long machine_unit(char letter)
 {
-    struct source_names names = source_list(source, "/sys/bus/pci/devices");
-    int n = 0;
+    static const char letters[] = "kmgt";
+    const char *at = letter ? strchr(letters, tolower((unsigned char)letter)) : NULL;
 
-    for (size_t i = 0; i < names.n; i++) {
-        int64_t vendor;
+    return at ? 1024LL << 10 * (at - letters) : 1;
+}
 
-        n += source_number(source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) != SOURCE_OK;
-    }
-    return n;
+const char *machine_env(const struct doctor_machine *machine, const char *name)
+{
+    const char *value = source_env(machine->source, name);
+
+    return value ? value : "";
 }
 
 bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source_names names;
     int n_unreadable;
+    int64_t vendor;
 
     if (machine->topo->n_gpus > 0)
         return true;
     names = source_list(machine->source, "/sys/bus/pci/devices");
-    n_unreadable = n_unreadable_devices(machine->source);
+    n_unreadable = COUNT_OF(i, names.n,
+                            source_number(machine->source, &vendor, "/sys/bus/pci/devices/%s/vendor", names.names[i]) !=
+                                SOURCE_OK);
     if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT)
         doctor_unknown(result, "whether there is a GPU: /sys/bus/pci/devices: %s",
                        machine_reason(names.state, names.why));
     else if (n_unreadable > 0)
         doctor_unknown(result, "whether there is a GPU: %d of %zu PCI devices cannot be identified", n_unreadable,
                        names.n);
-    else if (machine->topo->n_hidden_gpus > 0)
-        doctor_not_applicable(result, "no GPU of this machine is given to this process");
     else
-        doctor_not_applicable(result, "there is no NVIDIA GPU");
+        doctor_not_applicable(result, machine->topo->n_hidden_gpus > 0
+                                          ? "no GPU of this machine is given to this process"
+                                          : "there is no NVIDIA GPU");
     return false;
 }
 
@@ -81,13 +77,11 @@ bool machine_has_driver(const struct doctor_machine *machine, struct doctor_resu
 
 bool machine_has_open_gpu(const struct doctor_machine *machine)
 {
-    for (int i = 0; i < machine->topo->n_gpus; i++) {
-        struct source_stat device = source_stat(machine->source, "/dev/nvidia%d", machine->topo->gpus[i].minor);
+    const struct topo *topo = machine->topo;
 
-        if (machine->topo->gpus[i].minor >= 0 && device.state == SOURCE_OK && device.may_read && device.may_write)
-            return true;
-    }
-    return false;
+    return ANY_OF(i, topo->n_gpus,
+                  topo->gpus[i].minor >= 0 &&
+                      machine_may_open(source_stat(machine->source, "/dev/nvidia%d", topo->gpus[i].minor)));
 }
 
 enum doctor_missing machine_missing_nvml(const struct doctor_machine *machine)
@@ -105,22 +99,6 @@ bool machine_knows_port_state(const struct topo_port *port)
     return *port->state && (strcmp(port->state, "ACTIVE") != 0 || *port->phys_state);
 }
 
-/* The number of RDMA devices whose purpose cannot be determined. */
-static int n_unreadable_nics(const struct doctor_machine *machine, size_t n_listed)
-{
-    const struct topo *topo = machine->topo;
-    int n = n_listed > (size_t)topo->n_nics ? (int)(n_listed - (size_t)topo->n_nics) : 0;
-
-    for (int i = 0; i < topo->n_nics; i++) {
-        bool is_known = false;
-
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            is_known = is_known || machine_knows_port_state(&topo->nics[i].ports[p]);
-        n += !is_known && topo->nics[i].role == TOPO_ROLE_DOWN;
-    }
-    return n;
-}
-
 bool machine_is_data_nic(const struct topo *topo, int nic)
 {
     return topo->nics[nic].role == TOPO_ROLE_DATA && topo->nics[nic].pci >= 0;
@@ -128,11 +106,7 @@ bool machine_is_data_nic(const struct topo *topo, int nic)
 
 int machine_n_data_nics(const struct topo *topo)
 {
-    int n = 0;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        n += machine_is_data_nic(topo, i);
-    return n;
+    return COUNT_OF(i, topo->n_nics, machine_is_data_nic(topo, i));
 }
 
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
@@ -153,6 +127,21 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
     return topo->n_gpus == 0;
 }
 
+int machine_ports(const struct doctor_machine *machine, bool serving, enum topo_link_layer layer,
+                  struct machine_port ret_ports[MACHINE_PORTS_MAX])
+{
+    const struct topo *topo = machine->topo;
+    int n = 0;
+
+    for (int i = 0; i < topo->n_nics; i++)
+        for (int p = 0; p < topo->nics[i].n_ports; p++)
+            if (topo->nics[i].ports[p].active &&
+                (layer == TOPO_LINK_UNKNOWN || topo->nics[i].ports[p].link_layer == layer) &&
+                (serving ? machine_nic_serves_gpus(machine, i) : machine_is_data_nic(topo, i)))
+                ret_ports[n++] = (struct machine_port){.nic = i, .port = p};
+    return n;
+}
+
 /* NCCL_IB_DISABLE and NCCL's transport for sockets mean the opposite. */
 static bool needs_rdma(const char *name, const char *value)
 {
@@ -169,12 +158,8 @@ bool machine_uses_rdma(const struct doctor_machine *machine)
 {
     struct source_environment environment = source_environment(machine->source);
 
-    if (machine->software->deepep.imported >= 0 || machine_sets_nvshmem(machine))
-        return true;
-    for (size_t i = 0; i < environment.n; i++)
-        if (needs_rdma(environment.variables[i].name, environment.variables[i].value))
-            return true;
-    return false;
+    return machine_deepep(machine) || machine_sets_nvshmem(machine) ||
+           ANY_OF(i, environment.n, needs_rdma(environment.variables[i].name, environment.variables[i].value));
 }
 
 bool machine_has_ranks(const struct doctor_machine *machine)
@@ -187,17 +172,23 @@ bool machine_has_ranks(const struct doctor_machine *machine)
 
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result)
 {
+    const struct topo *topo = machine->topo;
     struct source_names names;
     int n_unreadable;
 
-    if (machine_n_data_nics(machine->topo) > 0)
+    if (machine_n_data_nics(topo) > 0)
         return true;
     names = source_list(machine->source, "/sys/class/infiniband");
-    n_unreadable = n_unreadable_nics(machine, names.n);
-    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && machine->topo->n_nics == 0)
+    /* Those whose purpose cannot be determined. */
+    n_unreadable = COUNT_OF(i, topo->n_nics,
+                            topo->nics[i].role == TOPO_ROLE_DOWN &&
+                                !ANY_OF(p, topo->nics[i].n_ports, machine_knows_port_state(&topo->nics[i].ports[p])));
+    if (names.n > (size_t)topo->n_nics)
+        n_unreadable += (int)names.n - topo->n_nics;
+    if (names.state != SOURCE_OK && names.state != SOURCE_ABSENT && topo->n_nics == 0)
         doctor_unknown(result, "whether there is an RDMA NIC: /sys/class/infiniband: %s",
                        machine_reason(names.state, names.why));
-    else if (names.state == SOURCE_ABSENT && machine->topo->n_nics == 0 &&
+    else if (names.state == SOURCE_ABSENT && topo->n_nics == 0 &&
              source_stat(machine->source, "/sys/class").state == SOURCE_ABSENT)
         doctor_unknown(result, "whether there is an RDMA NIC: /sys is not mounted here");
     else if (n_unreadable > 0)
@@ -233,15 +224,6 @@ enum topo_path machine_gpu_distance(const struct topo *topo, int nic)
 
 #define CLASS_NETWORK 0x02
 
-/* The PCI device ID of NVIDIA data NICs; 0 if there is none. */
-static unsigned data_device(const struct topo *topo)
-{
-    for (int i = 0; i < topo->n_nics; i++)
-        if (machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_MELLANOX)
-            return topo->pci[topo->nics[i].pci].device;
-    return 0;
-}
-
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower)
 {
     struct source_answer routes = topo_default_routes(machine->source, TOPO_ROUTES);
@@ -256,17 +238,6 @@ bool machine_carries_route(const struct doctor_machine *machine, const char *int
                                        SOURCE_OK)))
             return true;
     }
-    return false;
-}
-
-/* Does an interface of the function, or one on top of it, carry the default route? It has no RDMA device. */
-static bool carries_route(const struct doctor_machine *machine, const char *address)
-{
-    struct source_names names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", address);
-
-    for (size_t i = 0; i < names.n; i++)
-        if (machine_carries_route(machine, names.names[i], true))
-            return true;
     return false;
 }
 
@@ -288,35 +259,32 @@ static const char *master_of(struct source *source, const char *address)
 static bool is_bonded_with_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
-    const char *master = "";
+    const char *master = master_of(machine->source, topo->pci[pci].address);
 
-    for (int i = 0; i < topo->n_nics; i++) {
-        if (topo->nics[i].pci < 0 || !topo_is_same_card(topo, topo->nics[i].pci, pci))
-            continue;
-        master = *master ? master : master_of(machine->source, topo->pci[pci].address);
-        if (*master && strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0)
-            return true;
-    }
-    return false;
+    return *master && ANY_OF(i, topo->n_nics,
+                             topo->nics[i].pci >= 0 && topo_is_same_card(topo, topo->nics[i].pci, pci) &&
+                                 strcmp(master, master_of(machine->source, topo->pci[topo->nics[i].pci].address)) == 0);
 }
 
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci)
 {
     const struct topo *topo = machine->topo;
     const struct topo_pci *self = &topo->pci[pci];
-    unsigned device = data_device(topo);
+    int data = FIRST_OF(i, topo->n_nics, advice_is_mlx5(topo, i));
+    struct source_names names;
 
     if (self->vendor != PCI_VENDOR_MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
-        (device && self->device != device) || strncmp(self->driver, "vfio", 4) == 0)
+        (data >= 0 && self->device != topo->pci[topo->nics[data].pci].device) ||
+        strncmp(self->driver, "vfio", 4) == 0 || ANY_OF(i, topo->n_nics, topo->nics[i].pci == pci))
         return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].pci == pci)
-            return false;
     /* Unbound virtual functions are reserved for virtual machines or pods. */
-    if (!*self->driver &&
-        source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK)
+    if ((!*self->driver &&
+         source_resolve(machine->source, "/sys/bus/pci/devices/%s/physfn", self->address).state == SOURCE_OK) ||
+        is_bonded_with_rdma(machine, pci))
         return false;
-    return !is_bonded_with_rdma(machine, pci) && !carries_route(machine, self->address);
+    /* One that carries the default route needs no RDMA device. */
+    names = source_list(machine->source, "/sys/bus/pci/devices/%s/net", self->address);
+    return !ANY_OF(i, names.n, machine_carries_route(machine, names.names[i], true));
 }
 
 int machine_functions_without_rdma(const struct doctor_machine *machine)
@@ -325,17 +293,14 @@ int machine_functions_without_rdma(const struct doctor_machine *machine)
     int n = 0, n_data = machine_n_data_nics(topo), n_near = 0;
 
     /* A pod with some of the NICs has not lost the others. */
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
-            return 0;
-    if (topo->n_gpus == 0 || n_data >= topo->n_gpus || (topo->n_gpus < 2 && !machine_uses_rdma(machine)))
+    if (ANY_OF(i, topo->n_nics, topo->nics[i].role == TOPO_ROLE_NO_ACCESS) || topo->n_gpus == 0 ||
+        n_data >= topo->n_gpus || (topo->n_gpus < 2 && !machine_uses_rdma(machine)))
         return 0;
     for (int p = 0; p < topo->n_pci; p++) {
         if (!machine_is_function_without_rdma(machine, p))
             continue;
         n++;
-        for (int g = 0; g < topo->n_gpus; g++)
-            n_near += topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB;
+        n_near += COUNT_OF(g, topo->n_gpus, topo_path(topo, topo->gpus[g].pci, p) <= TOPO_PXB);
     }
     /* A card that is only a network interface needs no RDMA: near a GPU, or something must need it. */
     return n_data > 0 || n_near > 0 || n >= topo->n_gpus || machine_uses_rdma(machine) ? n : 0;
@@ -375,14 +340,13 @@ const char *machine_by_place(const struct doctor_machine *machine, struct by_pla
 static bool has_gpu_like(const struct topo *topo, const char *const *names, const unsigned *devices)
 {
     for (int i = 0; i < topo->n_gpus; i++) {
-        const struct topo_gpu *gpu = &topo->gpus[i];
+        const struct topo_pci *pci = topo->gpus[i].pci >= 0 ? &topo->pci[topo->gpus[i].pci] : NULL;
 
         for (int k = 0; names[k]; k++)
-            if (strstr(gpu->name, names[k]))
+            if (strstr(topo->gpus[i].name, names[k]))
                 return true;
-        for (int k = 0; devices[k]; k++)
-            if (gpu->pci >= 0 && topo->pci[gpu->pci].vendor == PCI_VENDOR_NVIDIA &&
-                topo->pci[gpu->pci].device == devices[k])
+        for (int k = 0; pci && pci->vendor == PCI_VENDOR_NVIDIA && devices[k]; k++)
+            if (pci->device == devices[k])
                 return true;
     }
     return false;
@@ -405,15 +369,14 @@ bool machine_has_multinode_nvlink(const struct topo *topo)
 
 enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *machine)
 {
-    const struct topo *topo = machine->topo;
     int n[3] = {0};
 
     for (int g = 0; g < machine->map->n; g++) {
         const struct map_choice *choice = &machine->map->choices[g];
+        const struct topo_port *port = topo_find_port(machine->topo, choice->nic, choice->port);
 
-        for (int p = 0; choice->nic >= 0 && p < topo->nics[choice->nic].n_ports; p++)
-            if (topo->nics[choice->nic].ports[p].number == choice->port)
-                n[topo->nics[choice->nic].ports[p].link_layer]++;
+        if (port)
+            n[port->link_layer]++;
     }
     if (n[TOPO_LINK_ETHERNET] == 0 || n[TOPO_LINK_INFINIBAND] == 0)
         return TOPO_LINK_UNKNOWN;
@@ -421,22 +384,18 @@ enum topo_link_layer machine_minority_link_layer(const struct doctor_machine *ma
 }
 
 /* On x86, hypervisors set CPUID leaf 1, ECX bit 31: is there a line with the flag? */
-static json_t *read_any(struct source_text file)
-{
-    return json_boolean(*file.text);
-}
+READER_BOOL(read_any, *file.text)
 
 enum machine_virtual machine_virtual(struct source *source)
 {
     /* Product names that hypervisors use (SMBIOS, type 1). */
     static const char *const products[] = {"Google Compute Engine", "KVM",   "Virtual Machine", "VMware", "HVM domU",
-                                           "Standard PC",           "BHYVE", "OpenStack",       NULL};
+                                           "Standard PC",           "BHYVE", "OpenStack"};
     struct source_text text = source_line(source, "/sys/class/dmi/id/product_name");
     struct source_answer flag;
 
-    for (int i = 0; text.state == SOURCE_OK && products[i]; i++)
-        if (strstr(text.text, products[i]))
-            return MACHINE_VIRTUAL;
+    if (text.state == SOURCE_OK && ANY_OF(i, COUNT(products), strstr(text.text, products[i])))
+        return MACHINE_VIRTUAL;
     flag = source_log_fact(source, "hypervisor", read_any, " hypervisor", "/proc/cpuinfo");
     if (flag.state != SOURCE_OK)
         return MACHINE_VIRTUAL_UNKNOWN;
@@ -444,10 +403,7 @@ enum machine_virtual machine_virtual(struct source *source)
 }
 
 /* "none [integrity] confidentiality" */
-static json_t *read_lockdown(struct source_text file)
-{
-    return json_boolean(strstr(file.text, "[integrity]") || strstr(file.text, "[confidentiality]"));
-}
+READER_BOOL(read_lockdown, strstr(file.text, "[integrity]") || strstr(file.text, "[confidentiality]"))
 
 bool machine_is_locked_down(struct source *source)
 {
@@ -483,20 +439,18 @@ int machine_visible(const struct doctor_machine *machine, struct machine_visible
     if (!value)
         return -1;
     while (*value && n < MACHINE_VISIBLE_MAX) {
-        size_t length, end;
+        struct piece entry;
         const char *word;
 
         value += strspn(value, " \t");
-        length = strcspn(value, ",");
-        for (end = length; end > 0 && isspace((unsigned char)value[end - 1]); end--)
-            continue;
-        word = source_printf(machine->source, "%.*s", (int)(end < 256 ? end : 256), value);
+        entry = text_take(&value, ",");
+        while (entry.n > 0 && isspace((unsigned char)entry.text[entry.n - 1]))
+            entry.n--;
+        word = source_printf(machine->source, "%.*s", (int)(entry.n < 256 ? entry.n : 256), entry.text);
         /* CUDA C++ programming guide: entries after -1 are not visible. Slurm uses NoDevFiles to hide all GPUs. */
         if (strcmp(word, "-1") == 0 || strcmp(word, "NoDevFiles") == 0 || (*word == '\0' && n == 0))
             break;
         ret_entries[n++] = parse_visible(machine, word);
-        value += length;
-        value += *value == ',';
     }
     return n;
 }
@@ -514,32 +468,22 @@ int machine_own_gpu(const struct doctor_machine *machine)
     return n < 0 && machine->topo->n_gpus == 1 ? 0 : -1;
 }
 
-const char *machine_next_word(const struct doctor_machine *machine, const char **at)
+const char *machine_next_word(const struct doctor_machine *machine, const char **at, const char *separators)
 {
     struct piece word;
 
-    *at += strspn(*at, " ");
-    word = text_take(at, " ");
-    return word.n ? source_printf(machine->source, "%.*s", (int)(word.n < 63 ? word.n : 63), word.text) : NULL;
+    if (!*at)
+        return NULL;
+    *at += strspn(*at, separators);
+    word = text_take(at, separators);
+    return word.n ? source_printf(machine->source, "%.*s", (int)word.n, word.text) : NULL;
 }
 
-const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result)
+const struct software_copy *machine_deepep(const struct doctor_machine *machine)
 {
     const struct software_deepep *deepep = &machine->software->deepep;
-    const char *path = deepep->imported >= 0 ? deepep->copies[deepep->imported].extension : "";
-    struct elf_facts facts;
 
-    if (deepep->imported < 0)
-        doctor_not_applicable(result, "no deep_ep is on Python's path");
-    else if (!*path)
-        doctor_not_applicable(result, "there is no deep_ep_cpp next to %s", deepep->copies[deepep->imported].folder);
-    if (!*path)
-        return "";
-    facts = source_elf(machine->source, "%s", path);
-    if (facts.state == SOURCE_OK)
-        return path;
-    doctor_unknown(result, "%s: %s", path, machine_reason(facts.state, facts.why));
-    return "";
+    return deepep->imported < 0 ? NULL : &deepep->copies[deepep->imported];
 }
 
 long machine_job_number(const struct doctor_machine *machine, const char *name, long without)

@@ -8,10 +8,22 @@
 /* The text for a state other than SOURCE_OK; `why` is the reason that the source returned. */
 const char *machine_reason(enum source_state state, const char *why);
 
+/* The unit of a size that this letter stands for: 1024 for 'k' and 'K', its powers for m, g and t, otherwise 1. */
+long long machine_unit(char letter);
+
+/* The value of a variable, "" if it is not set. */
+const char *machine_env(const struct doctor_machine *machine, const char *name);
+
 /* If false, they have set the outcome: "not applicable", or "unknown" if it cannot be determined. */
 bool machine_has_gpus(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_driver(const struct doctor_machine *machine, struct doctor_result *result);
 bool machine_has_data_nics(const struct doctor_machine *machine, struct doctor_result *result);
+
+/* May this process read and write the device? */
+static inline bool machine_may_open(struct source_stat device)
+{
+    return device.state == SOURCE_OK && device.may_read && device.may_write;
+}
 
 /* Does a device file have another number than `number`, that of its driver, which may have none? */
 static inline bool machine_is_of_another(struct source_stat device, int number)
@@ -28,6 +40,18 @@ bool machine_has_environment(const struct doctor_machine *machine, struct doctor
 /* Is `nic` a data NIC on a PCI bus? Software devices (rxe, siw) are not checked. */
 bool machine_is_data_nic(const struct topo *topo, int nic);
 int machine_n_data_nics(const struct topo *topo);
+
+/* A port of a NIC, by their indices, with what a check compares. */
+struct machine_port {
+    int nic, port;
+    int64_t value;
+};
+
+#define MACHINE_PORTS_MAX (TOPO_MAX_NICS * TOPO_MAX_PORTS)
+
+/* The active ports of data NICs, with `serving` of those that serve GPUs alone, of this link layer, unknown: of any. */
+int machine_ports(const struct doctor_machine *machine, bool serving, enum topo_link_layer layer,
+                  struct machine_port ret_ports[MACHINE_PORTS_MAX]);
 
 /* Is the NIC assigned to a GPU in the best assignment, or of the same model and as near to one? */
 bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic);
@@ -62,14 +86,14 @@ bool machine_is_unsupported_gpu(const struct doctor_machine *machine, int pci);
 int machine_functions_without_rdma(const struct doctor_machine *machine);
 bool machine_is_function_without_rdma(const struct doctor_machine *machine, int pci);
 
-/* The next word of a list such as that of a bond's members; NULL at its end. Advances *at. */
-const char *machine_next_word(const struct doctor_machine *machine, const char **at);
+/* The next word of a list such as that of a bond's members; NULL at its end, and of NULL. Advances *at. */
+const char *machine_next_word(const struct doctor_machine *machine, const char **at, const char *separators);
 
 /* Is it the interface of the default route or, with `or_lower`, one below it? */
 bool machine_carries_route(const struct doctor_machine *machine, const char *interface, bool or_lower);
 
-/* DeepEP's extension that Python imports, if it is readable; "" ends the check, with the reason set. */
-const char *machine_extension(const struct doctor_machine *machine, struct doctor_result *result);
+/* The copy of DeepEP that Python imports; NULL if there is none. */
+const struct software_copy *machine_deepep(const struct doctor_machine *machine);
 
 /* "mlx5_0:1"; `port` is the index of the port in its NIC. */
 const char *machine_port_name(const struct doctor_machine *machine, int nic, int port);
@@ -169,8 +193,7 @@ struct machine_preload {
 
 struct machine_preload machine_preload(const struct doctor_machine *machine, const char *part);
 
-/* The next entry of LD_PRELOAD; NULL at the end. *at is the position, initially the value itself. */
-const char *machine_next_preload(const struct doctor_machine *machine, const char **at);
+#define MACHINE_PRELOAD_SEPARATORS ": " /* ld.so(8) */
 
 /* Is the entry of LD_PRELOAD a path that does not exist? False for names without a folder: ld.so searches for them. */
 bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry);
@@ -202,9 +225,6 @@ const char *machine_lacks_gdrcopy(const struct doctor_machine *machine);
  */
 bool machine_is_overwritten(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
                             const char *path);
-
-/* "libibverbs.so.1" or "libmlx5.so.1", which provider-missing reports, if needed and not found; otherwise "". */
-const char *machine_missing_verbs_library(const struct doctor_machine *machine);
 
 /*
  * What a program finds for the variable: its value in the environment or, of NCCL's, in one of NCCL's configuration

@@ -22,19 +22,18 @@ const char *machine_nic_name(const struct doctor_machine *machine, int nic)
     return source_printf(machine->source, "%s", name);
 }
 
+static bool is_nvshmem(const char *name)
+{
+    const struct variable *known = text_begins_any(name, TEXTS("NVSHMEM_", "DEEP_EP_")) ? variable_find(name) : NULL;
+
+    return known && known->effect == VARIABLE_WORKS;
+}
+
 bool machine_sets_nvshmem(const struct doctor_machine *machine)
 {
     struct source_environment environment = source_environment(machine->source);
 
-    for (size_t i = 0; i < environment.n; i++) {
-        const char *name = environment.variables[i].name;
-        const struct variable *known =
-            text_begins_any(name, TEXTS("NVSHMEM_", "DEEP_EP_")) ? variable_find(name) : NULL;
-
-        if (known && known->effect == VARIABLE_WORKS)
-            return true;
-    }
-    return false;
+    return ANY_OF(i, environment.n, is_nvshmem(environment.variables[i].name));
 }
 
 bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result *result)
@@ -49,18 +48,13 @@ bool machine_has_mlx5(const struct doctor_machine *machine, struct doctor_result
 
 bool machine_has_deepep(const struct doctor_machine *machine)
 {
-    const struct software_deepep *deepep = &machine->software->deepep;
+    const struct software_copy *copy = machine_deepep(machine);
     struct elf_facts facts;
 
-    if (deepep->imported < 0)
+    if (!copy)
         return false;
-    facts = source_elf(machine->source, "%s", deepep->copies[deepep->imported].extension);
-    if (facts.state != SOURCE_OK)
-        return true;
-    for (size_t i = 0; i < facts.n_needed; i++)
-        if (strncmp(facts.needed[i], "libnvshmem_host.so", strlen("libnvshmem_host.so")) == 0)
-            return true;
-    return false;
+    facts = source_elf(machine->source, "%s", copy->extension);
+    return facts.state != SOURCE_OK || ANY_OF(i, facts.n_needed, text_begins(facts.needed[i], "libnvshmem_host.so"));
 }
 
 bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result)
@@ -69,12 +63,11 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     const char *transport = source_env(machine->source, "NVSHMEM_REMOTE_TRANSPORT");
     bool is_on = variable_is_true(source_env(machine->source, "NVSHMEM_IB_ENABLE_IBGDA"));
 
-    if (doctor_not_applicable_if(result, topo_is_confidential(machine->topo),
-                                 "confidential computing blocks NICs from GPU memory, as the check confidential says"))
-        return false;
-    if (!machine_has_mlx5(machine, result))
-        return false;
-    if (doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK && !*nvshmem->home, "no NVSHMEM was found"))
+    if (doctor_not_applicable_if(
+            result, topo_is_confidential(machine->topo),
+            "confidential computing blocks NICs from GPU memory, as the check confidential says") ||
+        !machine_has_mlx5(machine, result) ||
+        doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK && !*nvshmem->home, "no NVSHMEM was found"))
         return false;
     /* An explicit choice: this environment is not for DeepEP. */
     if (!is_on && transport && (strcasecmp(transport, "libfabric") == 0 || strcasecmp(transport, "ucx") == 0)) {
@@ -103,20 +96,6 @@ ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map *
     return EP_OK;
 }
 
-const char *machine_next_preload(const struct doctor_machine *machine, const char **at)
-{
-    static const char separators[] = ": "; /* ld.so(8) */
-    const char *start;
-    size_t n;
-
-    if (!*at)
-        return NULL;
-    start = *at + strspn(*at, separators);
-    n = strcspn(start, separators);
-    *at = start + n;
-    return n ? source_printf(machine->source, "%.*s", (int)n, start) : NULL;
-}
-
 bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry)
 {
     /* ld.so(8) treats quotes as part of the name. */
@@ -130,7 +109,7 @@ struct machine_preload machine_preload(const struct doctor_machine *machine, con
 {
     const char *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    while ((entry = machine_next_preload(machine, &at)))
+    while ((entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
         if (strstr(text_base(entry), part))
             return (struct machine_preload){entry, !machine_is_missing_preload(machine, entry)};
     return (struct machine_preload){"", false};
@@ -140,7 +119,7 @@ const char *machine_preload_command(const struct doctor_machine *machine)
 {
     const char *at = source_env(machine->source, "LD_PRELOAD"), *entry, *kept = "";
 
-    while ((entry = machine_next_preload(machine, &at)))
+    while ((entry = machine_next_word(machine, &at, MACHINE_PRELOAD_SEPARATORS)))
         if (!machine_is_missing_preload(machine, entry))
             kept = source_printf(machine->source, "%s%s%s", kept, *kept ? ":" : "", entry);
     return *kept ? source_printf(machine->source, "export LD_PRELOAD=%s", shell_word(machine->source, kept))
@@ -156,56 +135,37 @@ static json_t *load_library(void *path)
     return error ? json_pack("{s:b, s:s}", "ok", 0, "error", error) : json_pack("{s:b}", "ok", 1);
 }
 
-/* SOURCE_OK with *ret_error "" if it loads, otherwise the linker's message. Another state: *ret_error says why. */
-static enum source_state try_load(const struct doctor_machine *machine, const char *path, const char **ret_error)
-{
-    const char *text;
-    struct source_answer answer;
-    char shown[512];
-
-    /* Constructors would run with the rights of this user, and the linker's environment is that of this process. */
-    if (source_is_live(machine->source) && !source_is_self(machine->source)) {
-        *ret_error = "libraries of another process are not loaded";
-        return SOURCE_NOT_RECORDED;
-    }
-    answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load_library,
-                          (void *)(uintptr_t)path, LOAD_MS);
-    if (answer.state != SOURCE_OK) {
-        *ret_error = machine_reason(answer.state, answer.why);
-        return answer.state;
-    }
-    text = json_string_value(json_object_get(answer.value, "error"));
-    text_clean(text ? text : "no reason given", shown, sizeof(shown));
-    *ret_error = json_is_true(json_object_get(answer.value, "ok")) ? "" : source_printf(machine->source, "%s", shown);
-    return SOURCE_OK;
-}
-
 /* Are libibverbs or libmlx5 not found, or from different installations? */
 static bool has_verbs_fault(const struct doctor_machine *machine, const char *path)
 {
     struct libs_env env = libs_env_of(machine->source);
     struct libs_closure *closure = libs_load(machine->source, &env, path);
-    bool has_fault = false;
 
-    for (int i = 0; i < closure->n; i++)
-        has_fault = has_fault || (closure->libs[i].location.state == SOURCE_ABSENT &&
-                                  (strcmp(closure->libs[i].name, "libibverbs.so.1") == 0 ||
-                                   strcmp(closure->libs[i].name, "libmlx5.so.1") == 0));
-    for (int i = 0; i < closure->n_gaps; i++)
-        has_fault = has_fault || strncmp(closure->gaps[i].version, "IBVERBS_PRIVATE_", 16) == 0;
-    return has_fault;
+    return ANY_OF(i, closure->n,
+                  closure->libs[i].location.state == SOURCE_ABSENT &&
+                      text_is_any(closure->libs[i].name, TEXTS("libibverbs.so.1", "libmlx5.so.1"))) ||
+           ANY_OF(i, closure->n_gaps, text_begins(closure->gaps[i].version, "IBVERBS_PRIVATE_"));
 }
 
 void machine_check_load(const struct doctor_machine *machine, struct doctor_result *result, const char *what,
                         const char *path, const char *advice)
 {
+    struct source_answer answer;
     const char *error;
-    enum source_state state = try_load(machine, path, &error);
 
-    /* It exists, which is all that a snapshot may know. */
-    if (state == SOURCE_NOT_RECORDED || doctor_unknown_if(result, state != SOURCE_OK, "loading %s: %s", path, error) ||
-        !*error || has_verbs_fault(machine, path))
+    /* Constructors would run with the rights of this user, and the linker's environment is that of this process. */
+    if (source_is_live(machine->source) && !source_is_self(machine->source))
         return;
+    answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load_library,
+                          (void *)(uintptr_t)path, LOAD_MS);
+    /* It exists, which is all that a snapshot may know. */
+    if (answer.state == SOURCE_NOT_RECORDED ||
+        doctor_unknown_if(result, answer.state != SOURCE_OK, "loading %s: %s", path,
+                          machine_reason(answer.state, answer.why)) ||
+        json_is_true(json_object_get(answer.value, "ok")) || has_verbs_fault(machine, path))
+        return;
+    error = json_string_value(json_object_get(answer.value, "error"));
+    error = error ? error : "no reason given";
     doctor_found(result, DOCTOR_ERROR, "%s does not load: %s", what, error);
     doctor_evidence(result, path, "%s", error);
     doctor_fix(result, false, "ldd %s", shell_word(machine->source, path));
@@ -223,26 +183,6 @@ bool machine_has_two(const struct doctor_machine *machine, struct doctor_result 
     for (size_t i = 0; i < mapped.n; i++)
         doctor_evidence(result, "/proc/self/maps", "%s", mapped.names[i]);
     return true;
-}
-
-const char *machine_missing_verbs_library(const struct doctor_machine *machine)
-{
-    const struct software_verbs *verbs = &machine->software->verbs;
-    const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
-    const char *off = source_env(machine->source, "NCCL_IB_DISABLE");
-    bool by_sockets = (net && strcasecmp(net, "Socket") == 0) || (off && atoi(off) != 0);
-    bool needs_plugin = (net && strcasecmp(net, "Socket") != 0) || plugin;
-    struct doctor_result unused = {.machine = machine};
-    bool uses_ibgda;
-
-    if (!machine_has_mlx5(machine, &unused))
-        return "";
-    uses_ibgda = machine_uses_ibgda(machine, &unused);
-    /* NCCL has a network of its own over libibverbs, and takes sockets without it. */
-    needs_plugin = needs_plugin || (*machine->software->nccl.bundled && !by_sockets && machine_uses_rdma(machine));
-    if (verbs->ibverbs.state == SOURCE_ABSENT && (uses_ibgda || needs_plugin))
-        return "libibverbs.so.1";
-    return verbs->mlx5.state == SOURCE_ABSENT && uses_ibgda ? "libmlx5.so.1" : "";
 }
 
 /* --- values of variables --- */
@@ -300,25 +240,16 @@ struct list_names list_names_of(const char *value)
     return names;
 }
 
-/* Does an entry of the list, "name" or "name:port", match this device? */
-static bool stands_for(const char *entry, size_t n, bool is_exact, const char *name, int port)
-{
-    const char *colon = memchr(entry, ':', n);
-    size_t n_name = colon ? (size_t)(colon - entry) : n;
-
-    if (n_name == 0 || strncmp(name, entry, n_name) != 0 || (is_exact && name[n_name]))
-        return false;
-    return !colon || port < 0 || strtol(colon + 1, NULL, 10) == port;
-}
-
 bool list_names_it(const struct list_names *names, const char *name, int port)
 {
     for (const char *at = names->list; *at;) {
-        size_t n = strcspn(at, ",");
+        struct piece entry = text_take(&at, ",");
+        const char *colon = memchr(entry.text, ':', entry.n);
+        size_t n = colon ? (size_t)(colon - entry.text) : entry.n;
 
-        if (stands_for(at, n, names->is_exact, name, port))
+        if (n > 0 && strncmp(name, entry.text, n) == 0 && !(names->is_exact && name[n]) &&
+            (!colon || port < 0 || strtol(colon + 1, NULL, 10) == port))
             return !names->is_exclusion;
-        at += n + (at[n] != '\0');
     }
     return names->is_exclusion;
 }
