@@ -40,7 +40,7 @@ const struct stack stacks[] = {
      .source = "deepseek-ai/DeepEP#605, #629, #710"},
     {.name = "deepep-v1", .title = "DeepEP", .package = "deep_ep",
      .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"), .module = "deep_ep_cpp.", .dist = "deep_ep",
-     .since = "",
+     .since = "1" /* UCCL's is 0.1.0 */,
      .install = "NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation "
                 "git+https://github.com/deepseek-ai/DeepEP@29d31c0",
      .torch = "", .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #309"},
