@@ -9,7 +9,7 @@ import software
 import stacks
 import variants
 from reports import env, put, two_nodes
-from rules import log
+from rules import limits, log
 from software import PYTHON, X86_64
 from stacks import CUDA_13, dist, extension, files, versions
 from variants import nic_port, set_up, unload, update_gpus
@@ -416,6 +416,16 @@ def libraries_updated(tree):
     tree.replace("/var/lib/dpkg/status", f"{software.DRIVER}-1ubuntu1", "580.140.02-1ubuntu1")
 
 
+def fell_off(tree):
+    """The bus has eight, and the driver could start seven."""
+    address = tree.answers["nvml"]["gpus"].pop()["pci"]
+    tree.remove(f"{variants.pci_folder(tree, address)}/driver")
+    tree.remove(f"/proc/driver/nvidia/gpus/{address}")
+    del tree.entries["/dev/nvidia7"], tree.stats["/dev/nvidia7"]
+    log(tree, f"NVRM: The NVIDIA GPU {address}", "NVRM: (PCI ID: 10de:26b9) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.")
+
+
 def losses(tree):
     for i in range(8):
         tree.put_all(f"{nic_port(tree, f'mlx5_{i}')}/hw_counters", {
@@ -493,17 +503,40 @@ set_up(change, (
     ("hgx-h100-roce-venv/renamed", "hca-prefix", "deepseek-ai/DeepEP#386: not enumerated as an mlx5 device.", renamed),
     ("dgx-b200/torch-pins-nccl", "stack-needs", "nebius/ml-cookbook#43: PyTorch 2.13 asks for NCCL 2.29.",
      versions("2.13.0+cu130", "2.29.7", "13.1"), stacks.V2, stacks.V2_DIST, extension("deep_ep/_C.", 13)),
+    ("dgx-b200/nixl-ucx-of-image", "", "LMCache/LMCache#605: a UCX of the image; of NIXL the "
+     "other users are served.", CUDA_13,
+     files("nixl_ep_cu13/__init__.py"), dist("nixl-cu13", "1.5.1", "nixl_ep_cu13"), env(LD_LIBRARY_PATH="/opt/ucx/lib"),
+     lambda tree: tree.library(f"{PYTHON}/nixl_ep_cu13/nixl_ep_cpp.{stacks.TAG}", machine=X86_64.machine, archs=[90, 100],
+                               needed=["libucp.so.0", *stacks.NEEDED, "libcudart.so.13"]),
+     lambda tree: tree.library("/opt/ucx/lib/libucp.so.0", soname="libucp.so.0", needed=["libc.so.6"], machine=X86_64.machine)),
+    ("workstation-4090/unlinked", "gpu-arch import-symbols", "deepseek-ai/DeepEP#429: built without NVSHMEM, for other GPUs.",
+     versions(nccl="2.27.5"), stacks.V1, stacks.V1_DIST,
+     extension("deep_ep_cpp.", undefined=["__cudaRegisterLinkedBinary_ba346c27_12_intranode_cu_6b1dae6a"])),
+    ("hgx-h100-broadcom/deepep-v2", "stack-needs", "deepseek-ai/DeepEP#759, #646: NICs of another maker.", reports.provider,
+     CUDA_13, stacks.V2, stacks.V2_DIST, extension("deep_ep/_C.", 13)),
+    ("hgx-h100-broadcom/deepep-v2-one-node", "", "What is right: GIN is off.", reports.provider, CUDA_13, stacks.V2,
+     stacks.V2_DIST, extension("deep_ep/_C.", 13), env(EP_DISABLE_GIN="1", **ONE_NODE)),
+    ("rtx-6000-server/deepep-v1", "stack-needs", "deepseek-ai/DeepEP#216: no NVLink.", versions(nccl="2.27.5"), stacks.V1,
+     stacks.V1_DIST, lambda tree: tree.library(f"{PYTHON}/deep_ep_cpp.{stacks.TAG}", machine=X86_64.machine, archs=[90, 120],
+                                               needed=[name for name in stacks.NEEDED if "nccl" not in name])),
+    ("aws-p5/uccl", "", "uccl-project/uccl#1042: UCCL's deep_ep, which says itself what it lacks.", versions(nccl="2.27.5"),
+     files("uccl/__init__.py", "deep_ep/buffer.py", "deep_ep/utils.py"), dist("uccl", "0.1.2", "uccl"),
+     put(f"{PYTHON}/deep_ep/__init__.py", "from uccl.ep import Config\n"), dist("deep_ep", "0.1.0", "deep_ep"), two_nodes),
+    ("hgx-h100-roce-venv/ib-timeout", "void-variables", "areal-project/AReaL#640: 16 us.", env(NCCL_IB_TIMEOUT="2")),
     ("dgx-b200/nvshmem-interface", "socket-interface", "ByteDance-Seed/Triton-distributed#97: the interface of another image.",
      env(NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME="eth0", NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY="AF_INET")),
     ("dgx-a100/p2p-level", "nccl-disabled", "NVIDIA/nccl-tests#228: LOC, on GPUs with NVSwitches.", env(NCCL_P2P_LEVEL="LOC")),
     ("hgx-a100-mesh/ucx-of-eight", "hca-lists", "coreweave/nccl-tests#20: the list for machines with eight.",
      env(UCX_NET_DEVICES=",".join(f"mlx5_{i}:1" for i in range(8)))),
     ("t4-sixteen/shm-of-pod", "shm", "pytorch/ci-infra#490: 64 MiB.", t4_pod),
+    ("slurm-eight-tasks/nofile", "nofile", "goodfire-ai/spd#957: 32 ranks, and what a shell has.",
+     lambda tree: limits(tree, 1024, 1048576), env(SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="32", SLURM_STEP_NUM_TASKS="32")),
     ("docker-host-network/no-uvm", "uvm", "NVIDIA/nvidia-container-toolkit#50: the list of devices was made before the module "
      "was loaded.", lambda tree: (tree.remove("/dev/nvidia-uvm"), tree.stats.pop("/dev/nvidia-uvm"))),
     ("oci-bm-h100/no-addresses", "gid", "oracle-quickstart/oci-hpc#36: a plugin of the agent is off.", rails_without_addresses),
     ("aws-p4d/fabric-updated", "nvlink", "aws/aws-parallelcluster#3034: an update by night.", fabric_updated),
     ("dgx-b200/libraries-updated", "driver-skew", "pando85/homelab#4110: the same of the driver.", libraries_updated),
+    ("l40s-nps4/fell-off", "driver-skew", "NVIDIA/NVSentinel#155, leptonai/gpud#1209: without an Xid.", fell_off),
     ("hgx-h100-deepep-roce/losses", "roce-loss", "NVIDIA/nccl#394: a hang, and counters as the report has them.", losses),
     ("h100/switch-redirects", "acs iommu", "NVIDIA/nccl#667: a hang of GPUs below one switch.",
      variants.by_name["h100/acs"].change, variants.by_name["h100/iommu"].change),
