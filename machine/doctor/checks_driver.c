@@ -261,6 +261,12 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
               "newer than the loaded one.");
 }
 
+/* Of the driver, in the third line about a GPU that it could not start. There is no Xid. */
+static json_t *read_fallen(struct source_text file)
+{
+    return json_boolean(strstr(file.text, "fallen off the bus and is not responding"));
+}
+
 /*
  * Reports GPUs that are bound to nouveau or to no driver while NVIDIA's driver has others of the same model. A card of
  * another model may be for a display; functions of a partitioned GPU wait for a virtual machine; a GPU bound to vfio is
@@ -269,7 +275,7 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 static void find_some_undriven(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    const char *nouveau = NULL;
+    const char *nouveau = NULL, *where;
     int n = 0, n_nouveau = 0, first = -1;
 
     if (machine_unsupported_gpus(machine) > 0)
@@ -299,6 +305,12 @@ static void find_some_undriven(const struct doctor_machine *machine, struct doct
         if (machine_lacks_window(machine, first))
             doctor_advise(result, "It got no addresses for its memory, so the driver cannot start it. %s",
                           machine_window_advice(machine));
+        else if (source_fact_bool(
+                     kernel_log_fact(machine->source, "gpu-fell", read_fallen, "fallen off the bus", &where)))
+            doctor_advise(result,
+                          "The driver found that it has fallen off the bus (%s): cycle the power of the node, and have "
+                          "the board, its slot and its power looked at if it comes back.",
+                          where);
         else
             doctor_advise(
                 result,

@@ -242,15 +242,18 @@ void stack_needs_python(const struct doctor_machine *machine, const struct stack
 
 /* --- import-symbols --- */
 
-/* What the names of symbols tell about who has them, and what of it was built for another version. */
+/* What the names of symbols tell about who has them, and so about the build. */
 static const struct {
     const char *const *beginnings;
-    const char *owner, *advice;
+    const char *how, *advice;
 } families[] = {
-    {TEXTS("nccl"), "NCCL", "Install the NCCL that it was built with, or a later one, and no other afterwards."},
-    {TEXTS("nvshmem"), "NVSHMEM", "Build it again with the NVSHMEM that is loaded."},
-    {TEXTS("cu"), "CUDA", "Build it again with the CUDA of PyTorch, or update the driver."},
-    {TEXTS("_Z", "THP", "torch", "aoti_torch"), "PyTorch",
+    {TEXTS("nccl"), "for another version of NCCL",
+     "Install the NCCL that it was built with, or a later one, and no other afterwards."},
+    {TEXTS("nvshmem"), "for another version of NVSHMEM", "Build it again with the NVSHMEM that is loaded."},
+    {TEXTS("__cudaRegisterLinkedBinary"), "without the link of its GPU code",
+     "Build it again with NVSHMEM_DIR set: DeepEP's setup.py links GPU code (nvcc -dlink) only with NVSHMEM."},
+    {TEXTS("cu"), "for another version of CUDA", "Build it again with the CUDA of PyTorch, or update the driver."},
+    {TEXTS("_Z", "THP", "torch", "aoti_torch"), "for another version of PyTorch",
      "Build it again with this PyTorch, or install the one that it was built with. The option --no-build-isolation "
      "keeps pip from building it with another PyTorch."},
 };
@@ -289,9 +292,9 @@ void stack_needs_symbols(const struct doctor_machine *machine, const struct stac
     if (missing.n == 0)
         return;
     family = FIRST_OF(i, COUNT(families), text_begins_any(missing.names[0], families[i].beginnings));
-    doctor_found(result, DOCTOR_ERROR,
-                 "%s cannot be imported: it was built for another version of %s: no library has %s",
-                 installed->stack->package, family < 0 ? "another library" : families[family].owner, missing.names[0]);
+    doctor_found(result, DOCTOR_ERROR, "%s cannot be imported: it was built %s: no library has %s",
+                 installed->stack->package,
+                 family < 0 ? "for another version of another library" : families[family].how, missing.names[0]);
     for (size_t i = 0; i < missing.n; i++)
         doctor_evidence(result, path, "undefined symbol: %s", missing.names[i]);
     doctor_advise(result, "%s",

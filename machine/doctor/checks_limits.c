@@ -265,7 +265,7 @@ void run_shm(const struct doctor_machine *machine, struct doctor_result *result)
 #define NOFILE "Max open files"
 #define FILES_TOO_FEW 1024
 #define FILES_HARD_FEW 4096
-#define RANKS_MANY 256
+#define RANKS_MANY 32 /* goodfire-ai/spd#957: 1024 were too few for 32 ranks, whatever the hard limit is */
 
 void run_nofile(const struct doctor_machine *machine, struct doctor_result *result)
 {

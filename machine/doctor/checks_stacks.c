@@ -355,17 +355,20 @@ static void needs_gin(const struct doctor_machine *machine, const struct stack_i
                       struct doctor_result *result)
 {
     const char *off = source_env(machine->source, "EP_DISABLE_GIN");
-    bool is_off = off && strcmp(off, "0") != 0;
+    bool is_off = off && strcmp(off, "0") != 0, has_none = machine_n_data_nics(machine->topo) == 0;
 
     if (!(installed->stack->needs & STACK_GIN) || machine->topo->n_gpus < 2)
         return;
-    if (machine_n_data_nics(machine->topo) == 0 && !is_off) {
-        doctor_found(result, DOCTOR_WARNING, "%s starts transfers on RDMA NICs from the GPUs (GIN), and there is none",
-                     installed->stack->title);
+    if (!is_off && (has_none || !(advice_has_mlx5(machine->topo) || machine_has_only_efa(machine)))) {
+        /* deepseek-ai/DeepEP#646, #759: for others NCCL has the CPU start them, with queues that DeepEP does not take
+         */
+        doctor_found(result, DOCTOR_WARNING, "%s starts transfers on RDMA NICs from the GPUs (GIN), and %s",
+                     installed->stack->title, has_none ? "there is none" : "these NICs are not NVIDIA's");
         doctor_evidence_env(result, "EP_DISABLE_GIN");
-        doctor_fix(result, false, "export EP_DISABLE_GIN=1");
-        doctor_advise(result, "With it, one node works over NVLink. Without it, the first buffer stops with "
-                              "\"... != NCCL_GIN_TYPE_NONE\".");
+        if (!machine_has_other_nodes(machine))
+            doctor_fix(result, false, "export EP_DISABLE_GIN=1");
+        doctor_advise(result, "With EP_DISABLE_GIN=1 one node works over NVLink. Without it, the first buffer stops "
+                              "with \"... != NCCL_GIN_TYPE_NONE\" or \"GIN_IB_PROXY does not support ...\".");
     } else if (!is_off && machine_has_only_efa(machine) && *machine_lacks_gdrcopy(machine)) {
         /* doc/gin-getting-started.md of aws-ofi-nccl; awslabs/awsome-distributed-ai#1241 */
         doctor_found(result, DOCTOR_ERROR, "%s on EFA needs GDRCopy (GIN), and %s", installed->stack->title,
@@ -456,11 +459,12 @@ static void needs_nvlink(const struct doctor_machine *machine, const struct stac
     const struct topo *topo = machine->topo;
 
     if (!(installed->stack->needs & STACK_NVLINK) || topo->n_gpus < 2 ||
-        ANY_OF(i, topo->n_gpus, !topo->gpus[i].answered || topo->gpus[i].nvlinks_up > 0))
+        ANY_OF(i, topo->n_gpus, !topo->gpus[i].answered || topo->gpus[i].nvlinks > 0))
         return;
-    doctor_found(result, DOCTOR_WARNING, "%s needs NVLinks between the GPUs, and none is up", installed->stack->title);
+    doctor_found(result, DOCTOR_WARNING, "%s needs NVLinks between the GPUs, and these have none",
+                 installed->stack->title);
     doctor_evidence(result, "NVML", "%d GPUs without NVLink", topo->n_gpus);
-    doctor_advise(result, "Use another library on this machine, or see why the links are down: nvidia-smi nvlink -s.");
+    doctor_advise(result, "Use another library on this machine; DeepEP's low-latency mode does without.");
 }
 
 /*

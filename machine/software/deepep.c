@@ -89,25 +89,34 @@ bool software_maps_devices(const struct software_copy *copy)
     return copy->defines_mapping && copy->calls_mapping && !copy->decorator_stolen;
 }
 
+/* UCCL has a package of this name as well, and needs nothing of what DeepEP needs. */
+static json_t *read_is_uccl(struct source_text file)
+{
+    return json_boolean(strstr(file.text, "from uccl"));
+}
+
 void software_read_deepep(struct source *source, const struct python *python, struct software_deepep *deepep)
 {
     struct software_copy *imported;
-    bool is_module = false; /* deep_ep.py comes first: epkit's */
+    bool is_other = false; /* deep_ep.py comes first, which is epkit's, or that of UCCL */
 
     deepep->imported = -1;
     for (size_t i = 0; i < python->n && deepep->n < SOFTWARE_MAX_COPIES; i++) {
         const char *path = python->folders[i].path;
+        bool is_package = source_stat(source, "%s/deep_ep/__init__.py", path).state == SOURCE_OK,
+             is_uccl = is_package &&
+                       source_fact_bool(source_fact(source, "is-uccl", read_is_uccl, "%s/deep_ep/__init__.py", path));
         struct source_text real;
 
-        if (source_stat(source, "%s/deep_ep/__init__.py", path).state != SOURCE_OK) {
-            is_module = is_module ||
-                        (python->folders[i].on_path && source_stat(source, "%s/deep_ep.py", path).state == SOURCE_OK);
+        if (!is_package || is_uccl) {
+            is_other = is_other || (python->folders[i].on_path &&
+                                    (is_uccl || source_stat(source, "%s/deep_ep.py", path).state == SOURCE_OK));
             continue;
         }
         real = source_resolve(source, "%s/deep_ep", path);
         if (real.state == SOURCE_OK && is_known(source, deepep, real.text))
             continue;
-        if (deepep->imported < 0 && !is_module && python->folders[i].on_path)
+        if (deepep->imported < 0 && !is_other && python->folders[i].on_path)
             deepep->imported = deepep->n;
         add_copy(source, deepep, &python->folders[i]);
     }

@@ -40,10 +40,10 @@ const struct stack stacks[] = {
      .source = "deepseek-ai/DeepEP#605, #629, #710"},
     {.name = "deepep-v1", .title = "DeepEP", .package = "deep_ep",
      .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"), .module = "deep_ep_cpp.", .dist = "deep_ep",
-     .since = "",
+     .since = "1" /* UCCL's is 0.1.0 */,
      .install = "NVSHMEM_DIR=/usr/local/nvshmem pip install --no-build-isolation "
                 "git+https://github.com/deepseek-ai/DeepEP@29d31c0",
-     .torch = "", .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #309"},
+     .torch = "", .needs = STACK_NVLINK, .source = "deepseek-ai/DeepEP 1.2.1, README.md; #211, #216, #309"},
     {.name = "sgl-deep-ep-v25", .title = "sgl-deep-ep-v25", .package = "deep_ep_v25", .markers = TEXTS("deep_ep_v25"),
      .module = "deep_ep_v25/_C.", .dist = "sgl-deep-ep-v25", .since = "",
      .install = "pip install --pre sgl-deep-ep-v25",

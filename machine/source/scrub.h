@@ -87,7 +87,8 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
     "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "      \
     "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana "   \
     "hwloc nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx " \
-    "ibgda libfabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc jemalloc custom cpu cuda cudart nvidia ml gdrapi torch python c#"
+    "ibgda libfabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc "                               \
+    "jemalloc custom cpu cuda cudart nvidia ml gdrapi torch python c# ucp uct ib gda"
 
 /* Words in names of NICs and of their interfaces. */
 #define SCRUB_DEVICE_WORDS "bnxt_re gpu#rdma# mana ionic"

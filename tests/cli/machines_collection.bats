@@ -59,7 +59,7 @@ unless_sanitized() {
         dgx-b200/nixl-over-nixl dgx-b200/flashinfer-cubin dgx-b200/ucx-tcp gb200/ucx-no-ipc aws-p5/plugin-path \
         aws-p5/no-fabric-manager workstation-4090/nova docker-two-gpus/uvm-number slurm-one-gpu-a-task/eight-tasks \
         cloud-vm-one-gpu/fabric gb200/unprivileged docker-two-gpus/numbers-of-node gcp-a3-mega/one-too-high \
-        dgx-b200/nccl-of-both; do
+        dgx-b200/nccl-of-both l40s-nps4/fell-off hgx-h100-broadcom/deepep-v2; do
         python3 -S "$MACHINES/machines.py" "$name" "${name/\//.}"
         epkit doctor --from "${name/\//.}" --json >>said || [ $? -eq 3 ]
     done
@@ -88,6 +88,8 @@ imex:  | Give the process the channel: the device belongs to the user
 visible-devices: unset CUDA_VISIBLE_DEVICES | This container has GPUs 0 to 1: name each at most once. With
 fastrak-interfaces: export NCCL_FASTRAK_IFNAME=eth1,eth2,eth3,eth4,eth5,eth6,eth7,eth8; export NCCL_FASTRAK_CTRL_DEV=eth0; export NCCL_SOCKET_IFNAME=eth0 | One network more than the machine type has moves the names o
 two-nccl: pip uninstall -y nvidia-nccl-cu12; pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.32.3 | PyTorch is for CUDA 13. What asks for the other one belongs 
+driver-skew:  | The driver found that it has fallen off the bus (/var/log/ke
+stack-needs: export EP_DISABLE_GIN=1 | With EP_DISABLE_GIN=1 one node works over NVLink. Without it
 END
 }
 
@@ -122,6 +124,10 @@ stacks() {
         done
         stacks a4/shm
         stacks docker-host-network/lost-gpus-deepep
+        stacks workstation-4090/unlinked
+        stacks dgx-b200/nixl-ucx-of-image
+        stacks rtx-6000-server/deepep-v1
+        stacks aws-p5/uccl
     } >told
     cat told
     diff - told <<'END'
@@ -156,6 +162,9 @@ epkit runs: runs here |
 epkit missing: epkit is installed in part: there is no epkit/_C.*.so | pip install ./epkit
 deepep-v1 missing: /dev/shm has only 64 MiB, and ranks share memory through it | sudo mount -o remount,size=1900544M /dev/shm
 deepep-v1 missing: none of the 8 GPUs of this machine may be used by this process | 
+deepep-v1 missing: deep_ep cannot be imported: it was built without the link of its GPU code: no library has __cudaRegisterLinkedBinary_ba346c27_12_intranode_cu_6b1dae6a | 
+nixl-ep missing: NIXL EP needs a UCX with operations from GPUs, and /opt/ucx/lib/ucx has no libuct_ib_mlx5_gda | pip install nixl-cu13
+deepep-v1 missing: DeepEP needs NVLinks between the GPUs, and these have none | 
 END
 }
 

@@ -9,7 +9,7 @@ import software
 import stacks
 import variants
 from reports import env, put, two_nodes
-from rules import log
+from rules import limits, log
 from software import PYTHON, X86_64
 from stacks import CUDA_13, dist, extension, files, versions
 from variants import nic_port, set_up, unload, update_gpus
@@ -229,7 +229,7 @@ set_up(change, (
      compat("590.48.01")),
     ("slurm-eight-tasks/memlock", "memlock", "ai4d-iasc/trixie#81, NVIDIA/nccl-tests#206: slurmd's limit, not limits.conf.",
      memlock),
-    ("aws-p5/no-devices", "nic-access", "aws/aws-ofi-nccl#803: docker without the adapters: provider tcp.", no_uverbs),
+    ("aws-p5/no-devices", "nic-access", "aws/aws-ofi-nccl#803, #1020: docker without the adapters: provider tcp.", no_uverbs),
     ("hgx-h100-deepep-roce/no-addresses", "gid", "radixark/miles#2729: the devices without their network.", docker_without_addresses),
     ("aws-p5/plugin-path", "net-plugin", "NVIDIA-NeMo/RL#1973: an image whose LD_LIBRARY_PATH leaves out the plugin.",
      TORCH, env(LD_LIBRARY_PATH="/usr/local/nvidia/lib:/usr/local/nvidia/lib64")),
@@ -338,4 +338,228 @@ set_up(change, (
                                    needs={"libibverbs.so.1": ["IBVERBS_1.1", "IBVERBS_PRIVATE_57"]})),
     ("slurm-one-gpu-a-task/eight-tasks", "gpu-access", "NVIDIA/nccl#1066, #1647, open-mpi/ompi#11949, NVIDIA/pyxis#73: "
      "--gpus-per-task keeps the other ranks' GPUs out of reach.", lambda tree: field.slurm_task(tree, 3)),
+))
+
+
+# --- a trial: what was right was written down before the doctor was asked ---
+
+
+def nvshmem_of_image(tree):
+    """NVSHMEM built in the image, DeepEP with it, and a PyTorch that loads the one of its wheel."""
+    versions(nccl="2.27.5")(tree)
+    field.peer_mapping(tree)
+    software.nvshmem(tree, X86_64, home="/opt/nvshmem", version="3.3.9")
+    software.wheel(tree, "nvidia-nvshmem-cu12", "3.4.5")
+    tree.library(f"{PYTHON}/nvidia/nvshmem/lib/libnvshmem_host.so.3", soname="libnvshmem_host.so.3", needed=["libc.so.6"],
+                 machine=X86_64.machine)
+    tree.library(f"{PYTHON}/torch/lib/libtorch_cuda.so", soname="libtorch_cuda.so", machine=X86_64.machine, archs=[90, 100],
+                 needed=["libc10_cuda.so", "libnvshmem_host.so.3", "libnccl.so.2", "libcudart.so.12", "libc.so.6"],
+                 runpath=":".join(f"$ORIGIN/../../nvidia/{name}/lib" for name in ("nccl", "nvshmem", "cuda_runtime")))
+    stacks.V1(tree)
+    stacks.V1_DIST(tree)
+    software.deepep_extension(tree, X86_64, f"{PYTHON}/deep_ep_cpp.{stacks.TAG}", archs=[90, 100],
+                              nvshmem_lib="/opt/nvshmem/lib")
+
+
+def renamed(tree):
+    """Names of RDMA devices by a rule of the site, and nothing tells NVSHMEM."""
+    names = sorted({path.split("/")[4] for path in tree.entries if path.startswith("/sys/class/infiniband/")})
+    for i, old in enumerate(names):
+        for path, entry in list(tree.entries.items()):
+            new = f"roce_rail{i + 1}"
+            if hasattr(entry, "target"):
+                entry.target = entry.target.replace(f"/infiniband/{old}", f"/infiniband/{new}")
+            elif path.endswith(("/ibdev", "/node_desc")) and entry == f"{old}\n".encode():
+                tree.put(path, f"{new}\n")
+            if f"/infiniband/{old}" in path:
+                tree.entries[path.replace(f"/infiniband/{old}", f"/infiniband/{new}")] = tree.entries.pop(path)
+    for name in ("NVSHMEM_HCA_PREFIX", "DEEP_EP_DEVICE_TO_HCA_MAPPING"):
+        tree.environment.pop(name)
+
+
+def t4_pod(tree):
+    """Four of the cards, and what a runtime mounts for a pod that does not say."""
+    field.container(tree, kubernetes=True)
+    del tree.answers["nvml"]["gpus"][4:]
+    for i in range(4, 16):
+        tree.stats[f"/dev/nvidia{i}"]["access"] = "---"
+    shm_of("65536k")(tree)
+
+
+def shm_of(size):
+    return lambda tree: tree.put("/proc/self/mounts", "".join(
+        line if " /dev/shm " not in line else f"shm /dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,size={size} 0 0\n"
+        for line in tree.text("/proc/self/mounts").splitlines(keepends=True)))
+
+
+def rails_without_addresses(tree):
+    """The agent of the cloud has not configured them; the two for the rest have theirs."""
+    for device in (f"mlx5_{i}" for i in range(18) if i not in (2, 11)):
+        for index in (2, 3):
+            tree.put(f"{nic_port(tree, device)}/gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000\n")
+            for folder in ("types", "ndevs"):
+                tree.remove(f"{nic_port(tree, device)}/gid_attrs/{folder}/{index}")
+
+
+def fabric_updated(tree):
+    field.nvswitches(tree, 6)
+    update_gpus(tree, nvlinks=["down"] * 12)
+    tree.append("/var/lib/dpkg/status", software.package("nvidia-fabricmanager-580", "580.140.02-1ubuntu1"))
+
+
+def libraries_updated(tree):
+    for name in ("libcuda", "libnvidia-ml"):
+        tree.remove(f"{X86_64.lib}/{name}.so.{software.DRIVER}")
+        tree.remove(f"{X86_64.lib}/{name}.so.1")
+        tree.library(f"{X86_64.lib}/{name}.so.580.140.02", link=f"{name}.so.1", soname=f"{name}.so.1", needed=["libc.so.6"],
+                     machine=X86_64.machine)
+    tree.replace("/var/lib/dpkg/status", f"{software.DRIVER}-1ubuntu1", "580.140.02-1ubuntu1")
+
+
+def fell_off(tree):
+    """The bus has eight, and the driver could start seven."""
+    address = tree.answers["nvml"]["gpus"].pop()["pci"]
+    tree.remove(f"{variants.pci_folder(tree, address)}/driver")
+    tree.remove(f"/proc/driver/nvidia/gpus/{address}")
+    del tree.entries["/dev/nvidia7"], tree.stats["/dev/nvidia7"]
+    log(tree, f"NVRM: The NVIDIA GPU {address}", "NVRM: (PCI ID: 10de:26b9) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.")
+
+
+def losses(tree):
+    for i in range(8):
+        tree.put_all(f"{nic_port(tree, f'mlx5_{i}')}/hw_counters", {
+            "packet_seq_err": "929974\n", "local_ack_timeout_err": "91316\n", "out_of_sequence": "6140236\n"})
+        tree.put(f"{nic_port(tree, f'mlx5_{i}')}/counters/port_xmit_packets", "900000000\n")
+
+
+def without_rdma(tree):
+    for path in [path for path in tree.entries if "/infiniband" in path]:
+        del tree.entries[path]
+    for path in [path for path in tree.stats if "/infiniband" in path]:
+        del tree.stats[path]
+    unload(tree, "mlx5_ib")
+
+
+def driver_not_compiled(tree):
+    """DKMS has the driver, and no module of it for the kernel that runs."""
+    variants.driver_not_loaded(tree)
+    of_kernel("7.0.0-1011-gcp")(tree)
+    for path in [path for path in tree.entries if "/lib/modules/" in path]:
+        del tree.entries[path]
+    tree.put("/usr/lib/modules/7.0.0-1011-gcp/modules.dep", "kernel/drivers/net/ethernet/google/gve.ko.zst:\n")
+    tree.folder(f"/var/lib/dkms/nvidia/{software.DRIVER}/source")
+
+
+def of_kernel(new):
+    """The same with another kernel."""
+    def step(tree):
+        old = tree.text("/proc/sys/kernel/osrelease").strip()
+        for path, entry in list(tree.entries.items()):
+            if isinstance(entry, bytes) and not path.endswith((".so", ".bin")):
+                tree.put(path, entry.replace(old.encode(), new.encode()))
+            if old in path:
+                tree.entries[path.replace(old, new)] = tree.entries.pop(path)
+    return step
+
+
+def foreign_interfaces(tree):
+    field.container(tree, kubernetes=True)
+    for path in [path for path in tree.entries for i in range(4, 8) if f"/net/ens{i}np0" in path]:
+        tree.entries.pop(path, None)
+
+
+def other_port(tree):
+    """The cable of a Spark is in the second socket, and a recipe preloads an NCCL of its own."""
+    for prefix in ("p1", "P2p1"):
+        for function, (state, link) in enumerate((("1: DOWN", "down"), ("4: ACTIVE", "up"))):
+            variants.set_state(tree, f"roce{prefix}s0f{function}", state, "5: LinkUp" if function else "3: Disabled")
+            tree.put(f"{tree.real(f'/sys/class/net/en{prefix}s0f{function}np{function}')}/operstate", f"{link}\n")
+    software.torch(tree, software.AARCH64)
+    tree.library("/opt/nccl/libnccl.so.2", soname="libnccl.so.2", needed=["libc.so.6"], machine=software.AARCH64.machine)
+    tree.environment.update(LD_PRELOAD="/opt/nccl/libnccl.so.2", NCCL_IB_HCA="rocep1s0f1,roceP2p1s0f1",
+                            NCCL_SOCKET_IFNAME="enp1s0f1np1", GLOO_SOCKET_IFNAME="enp1s0f1np1")
+
+
+def slinky(tree):
+    """slurmd in a pod: a step with eight tasks on each of two nodes."""
+    tree.remove("/.dockerenv")
+    field.slurm_task(tree, 3, visible="0,1,2,3,4,5,6,7")
+    tree.environment.update(KUBERNETES_SERVICE_HOST="192.0.2.1", LOCAL_RANK="3", LOCAL_WORLD_SIZE="8")
+
+
+def resolute(tree):
+    tree.put("/etc/os-release", 'PRETTY_NAME="Ubuntu 26.04 LTS"\nNAME="Ubuntu"\nVERSION_ID="26.04"\nID=ubuntu\n')
+
+
+def memory_nodes(first, n):
+    """NUMA nodes for the memory of GPUs, the most of them empty."""
+    return lambda tree: [tree.numa_node(i, "", 96 * (i == first)) for i in range(first, first + n)]
+
+
+set_up(change, (
+    ("dgx-b200/nvshmem-of-image", "two-nvshmem", "sgl-project/sglang#12949: device library and host library do not match.",
+     nvshmem_of_image),
+    ("hgx-h100-roce-venv/renamed", "hca-prefix", "deepseek-ai/DeepEP#386: not enumerated as an mlx5 device.", renamed),
+    ("dgx-b200/torch-pins-nccl", "stack-needs", "nebius/ml-cookbook#43: PyTorch 2.13 asks for NCCL 2.29.",
+     versions("2.13.0+cu130", "2.29.7", "13.1"), stacks.V2, stacks.V2_DIST, extension("deep_ep/_C.", 13)),
+    ("dgx-b200/nixl-ucx-of-image", "", "LMCache/LMCache#605: a UCX of the image; of NIXL the "
+     "other users are served.", CUDA_13,
+     files("nixl_ep_cu13/__init__.py"), dist("nixl-cu13", "1.5.1", "nixl_ep_cu13"), env(LD_LIBRARY_PATH="/opt/ucx/lib"),
+     lambda tree: tree.library(f"{PYTHON}/nixl_ep_cu13/nixl_ep_cpp.{stacks.TAG}", machine=X86_64.machine, archs=[90, 100],
+                               needed=["libucp.so.0", *stacks.NEEDED, "libcudart.so.13"]),
+     lambda tree: tree.library("/opt/ucx/lib/libucp.so.0", soname="libucp.so.0", needed=["libc.so.6"], machine=X86_64.machine)),
+    ("workstation-4090/unlinked", "gpu-arch import-symbols", "deepseek-ai/DeepEP#429: built without NVSHMEM, for other GPUs.",
+     versions(nccl="2.27.5"), stacks.V1, stacks.V1_DIST,
+     extension("deep_ep_cpp.", undefined=["__cudaRegisterLinkedBinary_ba346c27_12_intranode_cu_6b1dae6a"])),
+    ("hgx-h100-broadcom/deepep-v2", "stack-needs", "deepseek-ai/DeepEP#759, #646: NICs of another maker.", reports.provider,
+     CUDA_13, stacks.V2, stacks.V2_DIST, extension("deep_ep/_C.", 13)),
+    ("hgx-h100-broadcom/deepep-v2-one-node", "", "What is right: GIN is off.", reports.provider, CUDA_13, stacks.V2,
+     stacks.V2_DIST, extension("deep_ep/_C.", 13), env(EP_DISABLE_GIN="1", **ONE_NODE)),
+    ("rtx-6000-server/deepep-v1", "stack-needs", "deepseek-ai/DeepEP#216: no NVLink.", versions(nccl="2.27.5"), stacks.V1,
+     stacks.V1_DIST, lambda tree: tree.library(f"{PYTHON}/deep_ep_cpp.{stacks.TAG}", machine=X86_64.machine, archs=[90, 120],
+                                               needed=[name for name in stacks.NEEDED if "nccl" not in name])),
+    ("aws-p5/uccl", "", "uccl-project/uccl#1042: UCCL's deep_ep, which says itself what it lacks.", versions(nccl="2.27.5"),
+     files("uccl/__init__.py", "deep_ep/buffer.py", "deep_ep/utils.py"), dist("uccl", "0.1.2", "uccl"),
+     put(f"{PYTHON}/deep_ep/__init__.py", "from uccl.ep import Config\n"), dist("deep_ep", "0.1.0", "deep_ep"), two_nodes),
+    ("hgx-h100-roce-venv/ib-timeout", "void-variables", "areal-project/AReaL#640: 16 us.", env(NCCL_IB_TIMEOUT="2")),
+    ("dgx-b200/nvshmem-interface", "socket-interface", "ByteDance-Seed/Triton-distributed#97: the interface of another image.",
+     env(NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME="eth0", NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY="AF_INET")),
+    ("dgx-a100/p2p-level", "nccl-disabled", "NVIDIA/nccl-tests#228: LOC, on GPUs with NVSwitches.", env(NCCL_P2P_LEVEL="LOC")),
+    ("hgx-a100-mesh/ucx-of-eight", "hca-lists", "coreweave/nccl-tests#20: the list for machines with eight.",
+     env(UCX_NET_DEVICES=",".join(f"mlx5_{i}:1" for i in range(8)))),
+    ("t4-sixteen/shm-of-pod", "shm", "pytorch/ci-infra#490: 64 MiB.", t4_pod),
+    ("slurm-eight-tasks/nofile", "nofile", "goodfire-ai/spd#957: 32 ranks, and what a shell has.",
+     lambda tree: limits(tree, 1024, 1048576), env(SLURM_JOB_NUM_NODES="4", SLURM_NTASKS="32", SLURM_STEP_NUM_TASKS="32")),
+    ("docker-host-network/no-uvm", "uvm", "NVIDIA/nvidia-container-toolkit#50: the list of devices was made before the module "
+     "was loaded.", lambda tree: (tree.remove("/dev/nvidia-uvm"), tree.stats.pop("/dev/nvidia-uvm"))),
+    ("oci-bm-h100/no-addresses", "gid", "oracle-quickstart/oci-hpc#36: a plugin of the agent is off.", rails_without_addresses),
+    ("aws-p4d/fabric-updated", "nvlink", "aws/aws-parallelcluster#3034: an update by night.", fabric_updated),
+    ("dgx-b200/libraries-updated", "driver-skew", "pando85/homelab#4110: the same of the driver.", libraries_updated),
+    ("l40s-nps4/fell-off", "driver-skew", "NVIDIA/NVSentinel#155, leptonai/gpud#1209: without an Xid.", fell_off),
+    ("hgx-h100-deepep-roce/losses", "roce-loss", "NVIDIA/nccl#394: a hang, and counters as the report has them.", losses),
+    ("h100/switch-redirects", "acs iommu", "NVIDIA/nccl#667: a hang of GPUs below one switch.",
+     variants.by_name["h100/acs"].change, variants.by_name["h100/iommu"].change),
+    ("azure-nd-a100-v4/no-rdma", "rdma-device", "oracle/oracle-linux#85: the modules of OFED came without it.", without_rdma),
+    ("hgx-h100-roce-venv/linux-7", "driver-skew", "GoogleCloudPlatform/ops-agent#2426: the driver does not compile for the kernel "
+     "of a new image.", driver_not_compiled),
+    ("hgx-h100-deepep-roce/foreign-interfaces", "nic-access", "NVIDIA-NeMo/nemo-platform#922: RDMA devices in a pod without "
+     "their interfaces.", foreign_interfaces),
+    ("gh200/memory-nodes", "", "What is right: bytedance/xpu-perf#129, nine nodes, one with processors.", memory_nodes(1, 8)),
+    ("quad-gh200-ndr200/memory-nodes", "", "What is right: NVIDIA/mlperf-common#16, 36 nodes.", memory_nodes(4, 32)),
+    ("gb200/oke-pod", "", "What is right: NVIDIA/aicr#2345, dma-buf, as nvidia-peermem does not compile there.",
+     lambda tree: field.container(tree, kubernetes=True), of_kernel("6.8.0-1040-nvidia-64k")),
+    ("dgx-b200/resolute", "", "What is right: NVIDIA/gpu-driver-container#853, Ubuntu 26.04.", resolute,
+     of_kernel("7.0.0-1013-nvidia")),
+    ("gb300-nvl72/resolute", "", "What is right: the same of Grace.", resolute, of_kernel("7.0.0-1009-nvidia-64k")),
+    ("kvm-passthrough/vmware", "", "What is right: NVIDIA/nccl-tests#256, the same of another hypervisor.",
+     lambda tree: field.product(tree, "VMware20,1", "VMware, Inc.")),
+    ("dgx-h200-deepep/other-provider", "", "What is right: NVIDIA/nccl#1044, libibverbs warns of hardware that is not here.",
+     put("/etc/libibverbs.d/ipath.driver", "driver ipathverbs\n")),
+    ("dgx-spark/other-port", "", "What is right: MiaAI-Lab/Qwen3.8-Flash-Next-Dual-DGX-Sparks#3.", other_port),
+    ("hgx-h200-rocky-e810/rocky-10", "", "What is right: Rocky Linux 10, and AMD's processors.",
+     put("/etc/os-release", 'NAME="Rocky Linux"\nVERSION_ID="10.0"\nID="rocky"\nID_LIKE="rhel centos fedora"\n'),
+     of_kernel("6.12.0-55.40.1.el10_0.x86_64"),
+     lambda tree: tree.replace("/proc/cpuinfo", "GenuineIntel", "AuthenticAMD")),
+    ("docker-host-network/slinky", "", "What is right: Slurm in pods, with the variables of both.", slinky),
 ))

@@ -132,8 +132,8 @@ def subnet(names, **settings):
 RAILS = [f"ens{i}np0" for i in range(8)]
 
 set_up(change, (
-    ("hgx-h100-deepep-roce/one-subnet", "rails-subnet", "Eight rails in a flat network.", subnet(RAILS)),
-    ("hgx-h100-deepep-roce/two-in-a-subnet", "rails-subnet", "Two of them, after a repair.", subnet(RAILS[2:4])),
+    ("hgx-h100-deepep-roce/one-subnet", "rails-subnet", "NVIDIA/nccl#1131: eight rails in a flat network.", subnet(RAILS)),
+    ("hgx-h100-deepep-roce/two-in-a-subnet", "rails-subnet", "openucx/ucx#5598: two of them, the halves of a card.", subnet(RAILS[2:4])),
     ("hgx-h100-deepep-roce/arp-ignore", "", "What is right: each interface answers for itself.",
      subnet(RAILS, arp_ignore=1, arp_announce=2)),
     ("hgx-h100-deepep-roce/arp-filter", "", "What is right: the routing rules decide who answers.",
@@ -167,7 +167,7 @@ def shm(size, files, each):
 set_up(change, (
     ("gke-a3-ultra-cos-pod/lost-gpus", "gpu-access", "systemctl daemon-reload on the node (gpu-operator).", lose_gpus),
     ("docker-host-network/lost-gpus", "gpu-access", "The same in docker.", lose_gpus),
-    ("gke-a3-ultra-cos-pod/shm-full", "shm", "Large enough, and full of what engines left.", shm(32, 8, 4)),
+    ("gke-a3-ultra-cos-pod/shm-full", "shm", "llm-d/llm-d#352: large enough, and full of what engines left.", shm(32, 8, 4)),
     ("dgx-b200/shm-nearly-full", "shm", "On a host, with less than 256 MiB left.", shm(15, 3, 5)),
     ("dgx-b200/shm-half-full", "", "What is right: half of it is free.", shm(32, 4, 4)),
     ("dgx-b200/shm-of-one-gib", "", "Small, as docker run --shm-size=1g makes it, and nearly empty.", shm(1, 1, 1 / 64)),
@@ -527,7 +527,8 @@ set_up(change, (
     ("torchrun-two-nodes/nft", "firewall", "mulgadc/spinifex#769: policy drop, and single ports.", nft()),
     ("torchrun-two-nodes/nft-open", "", "What is right: the peers are accepted.", nft("ip saddr 192.0.2.0/24 accept")),
     ("torchrun-two-nodes/nft-accepts", "", "What is right: its policy is to accept.", nft(policy="accept")),
-    ("torchrun-two-nodes/firewalld", "firewall", "dell/omnia#4071, firewalld/firewalld#1452: the zone of the installation.",
+    ("torchrun-two-nodes/firewalld", "firewall", "dell/omnia#4071, firewalld/firewalld#1452, projectcalico/calico#10655: the zone "
+     "of the installation.",
      firewalld("public")),
     ("torchrun-two-nodes/firewalld-trusted", "", "What is right: the nodes are in the zone that accepts all.",
      firewalld("public", trusted=True)),
@@ -555,7 +556,7 @@ set_up(change, (
     ("gb200/two-cliques", "imex", "The same cluster, in two partitions.", domain((1, 1), (1, 1), (1, 2), (1, 2))),
     ("gke-a4x/mnnvl-off", "nccl-disabled", "GoogleCloudPlatform/cluster-toolkit#6116: left over from a measurement.",
      two_nodes, env(NCCL_MNNVL_ENABLE="0")),
-    ("gke-a4x/cumem-off", "nccl-disabled", "awslabs/awsome-distributed-ai#876: it needs cuMem.",
+    ("gke-a4x/cumem-off", "nccl-disabled", "awslabs/awsome-distributed-ai#876, vllm-project/vime#103: it needs cuMem.",
      two_nodes, env(NCCL_CUMEM_ENABLE="0")),
     ("gke-a4x/mnnvl-on", "", "What is right: it may use them.", two_nodes, env(NCCL_MNNVL_ENABLE="1")),
     ("dgx-b200/mnnvl-off", "", "What is right: a board has none between nodes.", two_nodes, env(NCCL_MNNVL_ENABLE="0")),
