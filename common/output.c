@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "output.h"
 #include "cmd.h"
-#include "launcher_env.h"
+#include "launched_by.h"
 #include "memory.h"
 #include "redact.h"
 

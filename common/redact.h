@@ -4,8 +4,8 @@
  * and secrets: tokens by their form or because they look drawn at random, passwords and keys by the word or the option
  * in front of them.
  *
- * One table of recognisers (redact.c; those of secrets in secrets.c and tokens.c). Names that people choose have no
- * such form.
+ * One table of recognisers (redact.c; those of secrets in secrets.c and secret_tokens.c). Names that people choose have
+ * no such form.
  */
 #ifndef EP_COMMON_REDACT_H
 #define EP_COMMON_REDACT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * secrets.h - the recognisers of secrets (tokens.c: those that have a form; secrets.c: by the name in front of them;
- * secret_programs.c: by the program), and what those of identifiers share with them; for redact.c.
+ * secrets.h - the recognisers of secrets (secret_tokens.c: those that have a form; secrets.c: by the name in front of
+ * them; secret_programs.c: by the program), and what those of identifiers share with them; for redact.c.
  */
 #ifndef EP_COMMON_SECRETS_H
 #define EP_COMMON_SECRETS_H

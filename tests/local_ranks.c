@@ -2,7 +2,7 @@
 #include "local_ranks.h"
 
 #include "base/clock.h"
-#include "boot/launcher.h"
+#include "boot/rank_ends.h"
 
 #include <errno.h>
 #include <pthread.h>

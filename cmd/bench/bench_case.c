@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/module.h"
-#include "common/launcher_env.h"
+#include "common/launched_by.h"
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
 

@@ -6,7 +6,7 @@
  *   bench_ops.c   dispatch, combine, plans, and their baselines      lowlat.c  the low-latency layout
  *   bench_verify.c  contents, comparison with the reference          naive.c   MPI's all-to-all
  *   rounds.c      rounds, statistics, rates, and measurements as JSON
- *   engine.c      operations as engines call them
+ *   engine_calls.c      operations as engines call them
  */
 #ifndef EP_BENCH_BENCH_CASE_H
 #define EP_BENCH_BENCH_CASE_H

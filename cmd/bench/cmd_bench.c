@@ -2,9 +2,9 @@
 /* cmd_bench.c - epkit bench: measures dispatch and combine, with the baselines memcpy and MPI_Alltoallv. */
 #include "bench.h"
 
+#include "bench_host.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"
-#include "host.h"
 
 #include <stdio.h>
 #include <stdlib.h>

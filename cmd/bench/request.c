@@ -2,10 +2,10 @@
 /* request.c - the launcher: requests as JSON, their results, and what a record says about its origin. */
 #include "bench_case.h"
 
+#include "bench_host.h"
 #include "common/cmd.h"
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
-#include "host.h"
 
 #include <stdio.h>
 #include <string.h>

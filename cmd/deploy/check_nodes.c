@@ -4,8 +4,8 @@
  * before any job: a pool with GPUs and a driver, NICs for RDMA on its nodes and in its pods. docs/quickstart.md makes
  * all of it; deploy/gke has the objects.
  */
-#include "check.h"
 #include "common/text.h"
+#include "job_check.h"
 
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_pods.c - what the pods of a job refer to, each shown to be missing by one look-up; policies against ssh. */
-#include "check.h"
+#include "job_check.h"
 
 #include "common/output.h"
 #include "common/shell.h"

@@ -3,7 +3,7 @@
  * check_queue.c - a job against its queue of Kueue: whether it exists and takes work, its quota of GPUs, and its
  * topology. Messages are those of Kueue 0.15. What depends on other ClusterQueues of a Cohort is not computed.
  */
-#include "check.h"
+#include "job_check.h"
 
 #include "common/output.h"
 #include "common/shell.h"

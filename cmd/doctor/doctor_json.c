@@ -3,8 +3,8 @@
 #include "diagnosis.h"
 
 #include "cmd/topo/topo_view.h"
+#include "common/env_variables.h"
 #include "common/output.h"
-#include "common/variables.h"
 #include "machine/doctor/queries.h"
 
 #include "common/text.h"

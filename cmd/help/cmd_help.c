@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_help.c - epkit help [COMMAND]: help texts and man pages (source for scdoc), from the command table. */
 #include "common/cmd.h"
+#include "common/env_variables.h"
 #include "common/text.h"
-#include "common/variables.h"
 
 #include <epkit/types.h>
 #include <inttypes.h>

@@ -151,7 +151,7 @@ preflight_check_target(const struct recipe *recipe); /* checks the syntax of `ta
 enum install_result preflight_run(struct install *install);
 bool preflight_refuses(const struct install *install);
 
-/* --- engine.c --- */
+/* --- apply_steps.c --- */
 /* May apply begin, by the results of the checks: do all variables have a value, and is the recipe for this machine? */
 enum install_result install_check(struct install *install);
 enum install_result install_apply(struct install *install);

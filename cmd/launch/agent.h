@@ -2,10 +2,10 @@
 /*
  * agent.h - epkit on a node, started by the launcher over ssh.
  *
- * It reads requests from standard input, one JSON object per line, and sends lines (lines.h) to standard output. It
- * runs the ranks of its node, or under mpirun forwards their output. It ends everything that belongs to the launch on
- * request, when its input ends (the launcher died, or the connection did), when it has received nothing for the time of
- * its lease, or on SIGTERM, SIGINT or SIGHUP.
+ * It reads requests from standard input, one JSON object per line, and sends lines (agent_lines.h) to standard output.
+ * It runs the ranks of its node, or under mpirun forwards their output. It ends everything that belongs to the launch
+ * on request, when its input ends (the launcher died, or the connection did), when it has received nothing for the time
+ * of its lease, or on SIGTERM, SIGINT or SIGHUP.
  *
  * Requests, by the member "do":
  *   - "hello": "launch" JOB_MARK's value, "files": {name: text}, "followed": whether a process

@@ -4,8 +4,8 @@
 #define EP_LAUNCH_AGENT_INTERNAL_H
 
 #include "agent.h"
+#include "agent_lines.h"
 #include "launch_job.h"
-#include "lines.h"
 
 #include "common/temporary.h"
 

@@ -3,9 +3,9 @@
 #ifndef EP_LAUNCH_LAUNCH_INTERNAL_H
 #define EP_LAUNCH_LAUNCH_INTERNAL_H
 
+#include "agent_lines.h"
 #include "launch.h"
 #include "launch_job.h"
-#include "lines.h"
 #include "location.h"
 #include "remote.h"
 

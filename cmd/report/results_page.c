@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* results_page.c - the sections of the results of `epkit run` beside those of its runs: measurements, machine. */
 #include "cmd/bench/bench.h"
-#include "cmd/bench/host.h"
+#include "cmd/bench/bench_host.h"
 #include "page.h"
 #include "report.h"
 #include "svg.h"

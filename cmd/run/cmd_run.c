@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_run.c - epkit run: checks and measures everything on this machine, and writes a report. */
 #include "cmd/bench/bench.h"
-#include "cmd/bench/host.h"
+#include "cmd/bench/bench_host.h"
 #include "cmd/report/report.h"
 #include "cmd/test/suite.h"
-#include "common/launcher_env.h"
+#include "common/launched_by.h"
 #include "common/ranks/gpu.h"
 #include "common/ranks/group_options.h"
 #include "common/ranks/ranks_internal.h"

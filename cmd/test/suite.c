@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "suite.h"
 
-#include "cmd/bench/host.h"
+#include "cmd/bench/bench_host.h"
 #include "cmd/test/check/check_run.h"
 #include "cmd/test/check/routings.h"
 #include "common/output.h"

@@ -13,7 +13,7 @@
 #include "ranks_internal.h"
 
 #include "base/clock.h"
-#include "boot/launcher.h"
+#include "boot/rank_ends.h"
 
 #include <errno.h>
 #include <poll.h>

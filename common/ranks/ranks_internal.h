@@ -11,7 +11,7 @@
 #define EP_COMMON_RANKS_RANKS_INTERNAL_H
 
 #include "common/cmd.h"
-#include "common/launcher_env.h"
+#include "common/launched_by.h"
 #include "ranks.h"
 
 #include <stdbool.h>

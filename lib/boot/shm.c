@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "boot/launcher.h"
+#include "boot/rank_ends.h"
 
 #include "base/clock.h"
 #include "base/futex.h"

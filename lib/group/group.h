@@ -33,7 +33,7 @@
 #include "base/shm.h"
 #include "core/core.h"
 #include "group/control.h"
-#include "net/stream.h"
+#include "net/messages.h"
 
 #include <pthread.h>
 #include <string.h>

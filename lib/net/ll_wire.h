@@ -11,7 +11,7 @@
 #define EP_NET_LL_WIRE_H
 
 #include "net/ll_words.h"
-#include "net/stream.h"
+#include "net/messages.h"
 
 struct ll_wire {
     struct ep_streams *streams;

@@ -6,7 +6,7 @@
  * GDRCopy is gdrcopy, with it nic-handler.
  */
 #include "checks.h"
-#include "common/variables.h"
+#include "common/env_variables.h"
 
 #define PARAMS "/proc/driver/nvidia/params"
 #define GDRDRV "/dev/gdrdrv"

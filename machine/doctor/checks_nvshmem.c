@@ -6,7 +6,7 @@
  * mapping that DeepEP does not read is mapping-inactive; shared-nic reports the rest.
  */
 #include "checks.h"
-#include "common/variables.h"
+#include "common/env_variables.h"
 
 /*
  * A shell that is not a rank has no NIC of its own: only the mapping helps, which DeepEP converts to a NIC. All other

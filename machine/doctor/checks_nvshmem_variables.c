@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_nvshmem_variables.c - whether the variables of NVSHMEM have the intended effect: NICs, heap, registration. */
 #include "checks.h"
-#include "common/variables.h"
+#include "common/env_variables.h"
 
 #include <ctype.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checks_platform.c - what fits together: GPU and driver, NIC and IBGDA, libcuda, confidential computing. */
 #include "checks.h"
-#include "common/variables.h"
+#include "common/env_variables.h"
 
 /* --- open-driver --- */
 

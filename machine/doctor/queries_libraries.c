@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "queries.h"
 
+#include "common/env_variables.h"
 #include "common/text.h"
-#include "common/variables.h"
 #include "fixes.h"
 
 #include "machine/software/software.h"

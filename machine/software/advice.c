@@ -7,7 +7,7 @@
  */
 #include "read_software.h"
 
-#include "common/variables.h"
+#include "common/env_variables.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * A variable has at most one row, for its most severe problem. The checks below run in order, and the first one that
  * reports something is the last one for that variable.
  */
-#include "common/variables.h"
+#include "common/env_variables.h"
 #include "read_software.h"
 
 #include "base/error.h"

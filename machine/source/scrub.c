@@ -106,7 +106,7 @@ static const struct scrub_row file_rows[] = {
      "driver "},
 };
 
-/* Words in values of variables; others have the values that common/variables_table.c lists. */
+/* Words in values of variables; others have the values that common/env_variables_table.c lists. */
 #define VALUES                                                                                                           \
     "on off yes no true false none void all any auto default inf max min gpu mig try ib socket x# "                      \
     "utf en us nodevfiles expandable segments rc ud dc sm sysv posix copy ipc gdr cma knem xpmem flashinfer nvlink one " \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_formats.c - formats of values: what does not have the format of its path is left out or replaced. */
+#include "common/env_variables.h"
 #include "common/redact.h"
 #include "common/text.h"
-#include "common/variables.h"
 #include "scrub.h"
 
 #include <ctype.h>

@@ -6,7 +6,7 @@
  * The input: how far the ring had been read already (2 bytes, in steps of 16), how much is announced (4 bytes), then
  * the bytes of the ring from that place on.
  */
-#include "net/stream.c"
+#include "net/messages.c"
 
 enum { RING = 4096, PREFIX = 6 };
 

@@ -6,7 +6,7 @@
 #ifndef EP_TESTS_STREAM_TRAFFIC_H
 #define EP_TESTS_STREAM_TRAFFIC_H
 
-#include "net/stream.h"
+#include "net/messages.h"
 
 #include <stdatomic.h>
 

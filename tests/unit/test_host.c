@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What readers of results are told about a machine, of machines made of files. */
-#include "cmd/bench/host.h"
+#include "cmd/bench/bench_host.h"
 
 #include "machine_tree.h"
 

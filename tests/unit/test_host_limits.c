@@ -2,7 +2,7 @@
 /* Limits of control groups, read from made-up trees of /proc and /sys. */
 #include "unit.h"
 
-#include "cmd/bench/host.h"
+#include "cmd/bench/bench_host.h"
 
 #include <sys/stat.h>
 

@@ -2,7 +2,7 @@
 /* Lines of a stream: whole, in pieces, longer than allowed, without an end. */
 #include "unit.h"
 
-#include "cmd/launch/lines.h"
+#include "cmd/launch/agent_lines.h"
 
 static char seen[4096];
 

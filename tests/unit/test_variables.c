@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of environment variables, and how values are judged by it. */
+#include "common/env_variables.h"
 #include "common/text.h"
-#include "common/variables.h"
 #include "temp.h"
 
 TEST(test_table)

@@ -9,7 +9,7 @@
 #define EP_CUDA_ARENAS_H
 
 #include "backend/cuda/cuda.h"
-#include "net/stream.h"
+#include "net/messages.h"
 
 /* Zeroed, except for `memory`: empty, no limit. */
 struct cuda_arenas {

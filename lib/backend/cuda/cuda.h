@@ -7,7 +7,7 @@
  *   comm.c         opening and closing: signals, report, mapping of the peers
  *   nvml.c         the speed of the links
  *   memory.c       symmetric memory of this rank, and what it allocates or registers alone; staging
- *   map.c          mappings of the peers' memory
+ *   peer_map.c          mappings of the peers' memory
  *   reclaim.c      the deferred free list
  *   pool.c         device memory of freed plans, pinned host memory
  *   plan.c         counting on the device, routes in device memory
@@ -398,8 +398,8 @@ ep_status cuda_register(ep_comm *comm, void *memory, size_t bytes);
 ep_status cuda_unregister(ep_comm *comm, void *memory);
 
 /*
- * map.c. Maps a remote address that holds `bytes`, as ep_group_map(). The size of a peer's allocation is the one that
- * the peer has published: a CUDA IPC handle carries no size.
+ * peer_map.c. Maps a remote address that holds `bytes`, as ep_group_map(). The size of a peer's allocation is the one
+ * that the peer has published: a CUDA IPC handle carries no size.
  */
 ep_status cuda_map(struct cuda_comm *cuda, int rank, const struct ep_group_address *address, size_t bytes,
                    void **ret_address);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Symmetric memory of the CUDA backend: this rank's own. As on the host, an allocation is published in the owner's slot
- * table, where the peers find it (map.c). Only the functions that free memory wait for kernels.
+ * table, where the peers find it (peer_map.c). Only the functions that free memory wait for kernels.
  */
 #include "backend/cuda/cuda.h"
 #include "group/collective.h"
@@ -282,9 +282,9 @@ void cuda_memory_close(struct cuda_comm *cuda)
 
 /*
  * Symmetric memory that this rank allocates or registers alone, on any thread. Peers map it as they map all memory
- * (map.c), but they cannot be made to unmap it here: closing an IPC handle waits for kernels on their devices, possibly
- * for one that waits for this rank. So freed memory is cached for the next allocation, and the slot of unregistered
- * memory is reserved for the same memory, until the collective ep_free() or the end of the communicator.
+ * (peer_map.c), but they cannot be made to unmap it here: closing an IPC handle waits for kernels on their devices,
+ * possibly for one that waits for this rank. So freed memory is cached for the next allocation, and the slot of
+ * unregistered memory is reserved for the same memory, until the collective ep_free() or the end of the communicator.
  */
 
 /* Reuses the smallest cached block of at least `bytes` and at most `max` bytes. */

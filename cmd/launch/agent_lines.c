@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "lines.h"
+#include "agent_lines.h"
 
 #include <stdlib.h>
 #include <string.h>

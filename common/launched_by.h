@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher_env.h - what the environment variables of launchers say of this process. */
-#ifndef EP_COMMON_LAUNCHER_ENV_H
-#define EP_COMMON_LAUNCHER_ENV_H
+/* launched_by.h - what the environment variables of launchers say of this process. */
+#ifndef EP_COMMON_LAUNCHED_BY_H
+#define EP_COMMON_LAUNCHED_BY_H
 
 #include <stdbool.h>
 #include <stddef.h>

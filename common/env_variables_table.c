@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * variables_table.c - the table of environment variables: first those whose text is shown, then the others by values.
+ * env_variables_table.c - the table of environment variables: first those whose text is shown, then the others by
+ * values.
  *
  * Sources: "Environment Variables" of the NVSHMEM 3.5 documentation and src/modules/transport/common/env_defs.h of
  * NVSHMEM 3.4 and 3.5 (types, undocumented variables); "Environment Variables" of the NCCL user guide for
@@ -10,7 +11,7 @@
  *
  * Ranges are as wide as the code allows. If it sets no limit, they are generous and only catch mistakes.
  */
-#include "variables.h"
+#include "env_variables.h"
 
 /* Rows without an effect have the first one, VARIABLE_WORKS. */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"

@@ -7,7 +7,7 @@
  * Signals of an endpoint, per (rail peer, channel): bytes that the peer has put into our ring, and bytes of our
  * messages that the peer has read (credit). Both are running totals.
  */
-#include "net/stream.h"
+#include "net/messages.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokens.c - secrets that have a form of their own. */
+/* secret_tokens.c - secrets that have a form of their own. */
 #include "secrets.h"
 
 #include "text.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.h - declarations shared by the checks: findings, and the nodes that fit a pod. */
-#ifndef EP_DEPLOY_CHECK_H
-#define EP_DEPLOY_CHECK_H
+/* job_check.h - declarations shared by the checks: findings, and the nodes that fit a pod. */
+#ifndef EP_DEPLOY_JOB_CHECK_H
+#define EP_DEPLOY_JOB_CHECK_H
 
 #include "get.h"
 

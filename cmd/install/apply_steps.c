@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine.c - applies the steps that are not done, in order.
+ * apply_steps.c - applies the steps that are not done, in order.
  *
  * After each step its check runs again: a step that ran and is not done has failed, whatever it returned. Steps that
  * need a reboot wait until all steps that do not depend on them are done, so that there is one reboot for all of them.

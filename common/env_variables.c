@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* variables.c - looks up environment variables and validates their values. */
-#include "variables.h"
+/* env_variables.c - looks up environment variables and validates their values. */
+#include "env_variables.h"
 
 #include "common/text.h"
 

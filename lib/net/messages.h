@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream.h - bounded, ordered message streams over struct ep_net: one per (peer, channel) and direction.
+ * messages.h - bounded, ordered message streams over struct ep_net: one per (peer, channel) and direction.
  *
  * A stream is a ring buffer in the receiver's region. The sender puts a message into it and signals the new tail; the
  * receiver reads in place and signals the head back (credit). A sender without credit waits, so a slow receiver
  * throttles its senders and memory use is bounded. Ring positions are 64-bit byte counts that never wrap.
  */
-#ifndef EP_NET_STREAM_H
-#define EP_NET_STREAM_H
+#ifndef EP_NET_MESSAGES_H
+#define EP_NET_MESSAGES_H
 
 #include "net/net.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.h - description of this machine, for reports. */
-#ifndef EP_BENCH_HOST_H
-#define EP_BENCH_HOST_H
+/* bench_host.h - description of this machine, for reports. */
+#ifndef EP_BENCH_BENCH_HOST_H
+#define EP_BENCH_BENCH_HOST_H
 
 #include "machine/source/source.h"
 

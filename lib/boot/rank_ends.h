@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.h - reports of a launcher to the rendezvous of its ranks, so that no rank waits for one that has exited. */
-#ifndef EP_BOOT_LAUNCHER_H
-#define EP_BOOT_LAUNCHER_H
+/* rank_ends.h - reports of a launcher to the rendezvous of its ranks, so that no rank waits for one that has exited. */
+#ifndef EP_BOOT_RANK_ENDS_H
+#define EP_BOOT_RANK_ENDS_H
 
 #include "base/error.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * launcher_env.c - environment variables of launchers.
+ * launched_by.c - environment variables of launchers.
  *
  * All descendants of a rank inherit them, and users may set them. So variables of several launchers must agree, and
  * errors name the variables, which the user may have to unset.
  */
-#include "launcher_env.h"
+#include "launched_by.h"
 
 #include "text.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check.c - runs the checks of a job; refusals of the API server: from server-side dry runs of the objects of a job,
- * which cover its validation, admission plug-ins and webhooks and store nothing, and those that no dry run finds.
+ * job_check.c - runs the checks of a job; refusals of the API server: from server-side dry runs of the objects of a
+ * job, which cover its validation, admission plug-ins and webhooks and store nothing, and those that no dry run finds.
  */
-#include "check.h"
+#include "job_check.h"
 #include "base/error.h"
 #include "common/output.h"
 #include "common/shell.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * variables.h - the environment variables of NVSHMEM, NCCL, DeepEP, their libraries and epkit: names, effects and valid
- * values.
+ * env_variables.h - the environment variables of NVSHMEM, NCCL, DeepEP, their libraries and epkit: names, effects and
+ * valid values.
  *
- * One table (variables_table.c, which names its sources).
+ * One table (env_variables_table.c, which names its sources).
  */
-#ifndef EP_COMMON_VARIABLES_H
-#define EP_COMMON_VARIABLES_H
+#ifndef EP_COMMON_ENV_VARIABLES_H
+#define EP_COMMON_ENV_VARIABLES_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "host.h"
+#include "bench_host.h"
 
 #include "common/text.h"
 #include "machine/hardware/topo.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine.c - operations as engines call them: ordinary and symmetric memory; the routing of an earlier call, a new one
- * whose counts stay on the device, and a new one whose counts the host waits for; layers queued one behind another.
+ * engine_calls.c - operations as engines call them: ordinary and symmetric memory; the routing of an earlier call, a
+ * new one whose counts stay on the device, and a new one whose counts the host waits for; layers queued one behind
+ * another.
  *
  * Rows are small integers, so that sums are exact in any order: each token comes back once from each rank, in the
  * expanded layout from each expert, and is compared before and after the rounds. Calls with fp8 rows are preceded by
