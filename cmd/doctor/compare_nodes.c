@@ -47,8 +47,7 @@ static void set(json_t *flat, const char *fact, const char *value)
         json_object_set_new(flat, fact, json_string(text));
 }
 
-/* The fact is called by a prefix and a name of the document, of which less than `bytes` are kept, at most NAME_BYTES.
- */
+/* The fact is called by a prefix and a name, of which less than `bytes` are kept, at most NAME_BYTES. */
 static void set_named(json_t *flat, const char *prefix, const char *name, size_t bytes, const char *value)
 {
     char kept[NAME_BYTES], fact[NAME_BYTES + 16];

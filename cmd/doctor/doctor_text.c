@@ -88,8 +88,7 @@ static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t 
 
 /* --- the diagnosis --- */
 
-/* Of several the first: the most severe finding, or the check that leaves the verdict open, else one that is unknown.
- */
+/* The most severe finding, or a check that leaves the verdict open, else one that is unknown; of several the first. */
 static const struct doctor_result *first_of(const struct diagnosis *diagnosis, enum doctor_outcome outcome)
 {
     const struct doctor_result *first = NULL;

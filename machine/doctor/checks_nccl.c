@@ -381,6 +381,7 @@ void run_traffic_class(const struct doctor_machine *machine, struct doctor_resul
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
     struct machine_port ports[MACHINE_PORTS_MAX];
+    /* Ports in front of the first known one are taken for what it is. */
     int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports),
         known = FIRST_OF(i, n, layer_of(machine, &ports[i]) != TOPO_LINK_UNKNOWN);
 
