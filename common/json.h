@@ -11,7 +11,8 @@ const char *json_text(const json_t *object, const char *key);
 /* Sets these members to those of another object, also NULL; to null where that has none. `keys` ends with NULL. */
 void json_copy_members(json_t *into, const json_t *from, const char *const *keys);
 
-/* A number; 0 if there is none. */
+/* A number; 0 if there is none. The other: a whole number; 0 also for one that is beyond an int. */
 double json_number(const json_t *object, const char *key);
+int json_int(const json_t *object, const char *key);
 
 #endif

@@ -78,13 +78,12 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
     bool wanted[DOCTOR_CHECKS_MAX] = {false};
     size_t n = 0;
 
-    for (bool more = only; more;) {
-        struct piece part = text_take(&only, ",");
+    for (const char *at = only; at;) {
+        size_t length = strcspn(at, ",");
         bool found = false;
         char word[64];
 
-        more = part.text[part.n] == ',';
-        snprintf(word, sizeof(word), "%.*s", (int)(part.n < sizeof(word) ? part.n : sizeof(word) - 1), part.text);
+        snprintf(word, sizeof(word), "%.*s", (int)(length < sizeof(word) ? length : sizeof(word) - 1), at);
         for (size_t i = 0; doctor_checks[i]; i++)
             if (strcmp(doctor_checks[i]->id, word) == 0 || strcmp(doctor_checks[i]->group, word) == 0)
                 found = wanted[i] = true;
@@ -92,6 +91,7 @@ static int choose(const struct cmd *cmd, const char *only, const struct doctor_c
             suggest(cmd, "only", word);
             return CMD_USAGE;
         }
+        at = at[length] ? at + length + 1 : NULL;
     }
     for (size_t i = 0; doctor_checks[i] && i < DOCTOR_CHECKS_MAX; i++)
         if (!only || wanted[i])
@@ -186,33 +186,39 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
     return code;
 }
 
+/* Reports the first given one of the options that do not go together with this one. */
+static bool are_apart(const struct cmd *cmd, const struct cmd_call *call, const char *option, const char *const *others)
+{
+    while (*others && !cmd_given(cmd, call, *others))
+        others++;
+    if (*others)
+        cmd_usage(cmd, "--%s and --%s do not go together", option, *others);
+    return *others;
+}
+
 /* Reports incompatible options. */
 static int check_options(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)
 {
-    static const struct {
-        const char *option, *others[8];
-    } apart[] = {
-        {"stacks", {"only", "list", "explain", "fix", "verbose", "hosts"}},
-        {"hosts", {"from", "pid", "fix", "yes", "list", "explain", "verbose"}},
-        {"fix", {"json"}},
-        {"list", {"explain"}},
-    };
+    const char *const *not_with_stacks = TEXTS("only", "list", "explain", "fix", "verbose", "hosts");
+    const char *const *not_with_hosts = TEXTS("from", "pid", "fix", "yes", "list", "explain", "verbose");
 
-    for (size_t i = 0; i < COUNT(apart); i++)
-        for (const char *const *other = apart[i].others; cmd_given(cmd, call, apart[i].option) && *other; other++)
-            if (cmd_given(cmd, call, *other))
-                return cmd_usage(cmd, "--%s and --%s do not go together", apart[i].option, *other);
+    if (options->stacks && are_apart(cmd, call, "stacks", not_with_stacks))
+        return CMD_USAGE;
     if (call->n_args && !options->stacks)
         return cmd_usage(cmd, "unexpected argument '%s'; names of libraries need --stacks", call->args[0]);
+    if (options->hosts && are_apart(cmd, call, "hosts", not_with_hosts))
+        return CMD_USAGE;
     if (!options->hosts && (options->ssh || cmd_given(cmd, call, "port") || cmd_given(cmd, call, "remote-command")))
         return cmd_usage(cmd, "--ssh, --port and --remote-command need --hosts");
     if (options->hosts && options->only && cmd_given(cmd, call, "remote-command"))
         return cmd_usage(cmd, "--only is passed on in the default of --remote-command: write it into yours");
     if (options->fix && options->inspect.from)
         return cmd_usage(cmd, "--fix runs commands on this machine, and --from is another one");
+    if (options->fix && are_apart(cmd, call, "fix", TEXTS("json")))
+        return CMD_USAGE;
     if (options->yes && !options->fix)
         return cmd_usage(cmd, "--yes needs --fix");
-    return CMD_FINE;
+    return options->list && are_apart(cmd, call, "list", TEXTS("explain")) ? CMD_USAGE : CMD_FINE;
 }
 
 static int compare_hosts(const struct cmd *cmd, const struct cmd_call *call, const struct doctor_options *options)

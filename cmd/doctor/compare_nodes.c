@@ -11,6 +11,7 @@
 
 #define FACTS_MAX 4096 /* of all nodes together */
 #define TEXT_BYTES 1024
+#define NAME_BYTES 256
 
 /* Facts for a node that has none of these at all: that is one difference, not one for each of them. */
 #define ALL_NICS "NICs"
@@ -28,25 +29,32 @@ static const char *const versions[][2] = {
     {"nvlink_domain", "NVLink domain"},
 };
 
-/* A string of a document, safe to print; "" if it is not a string. */
-static json_t *clean(const json_t *object, const char *key)
+/* A string of a document, safe to print, of less than `bytes`, at most TEXT_BYTES; "" if it is not a string. */
+static json_t *clean(const json_t *object, const char *key, size_t bytes)
 {
     char text[TEXT_BYTES];
 
-    text_clean(json_text(object, key), text, sizeof(text));
+    text_clean(json_text(object, key), text, bytes);
     return json_string(text);
 }
 
-/* The fact is called by a prefix, which may be "", and a name. */
-static void set(json_t *flat, const char *prefix, const char *name, const char *value)
+static void set(json_t *flat, const char *fact, const char *value)
 {
-    char fact[320], text[TEXT_BYTES];
+    char text[TEXT_BYTES];
 
-    snprintf(fact, sizeof(fact), "%s%s", prefix, name);
-    text_clean(fact, fact, sizeof(fact));
     text_clean(value, text, sizeof(text));
     if (json_object_size(flat) < FACTS_MAX)
         json_object_set_new(flat, fact, json_string(text));
+}
+
+/* The fact is called by a prefix and a name, of which less than `bytes` are kept, at most NAME_BYTES. */
+static void set_named(json_t *flat, const char *prefix, const char *name, size_t bytes, const char *value)
+{
+    char kept[NAME_BYTES], fact[NAME_BYTES + 16];
+
+    text_clean(name, kept, bytes);
+    snprintf(fact, sizeof(fact), "%s%s", prefix, kept);
+    set(flat, fact, value);
 }
 
 /* --- one document as {fact: text} --- */
@@ -60,24 +68,24 @@ static void flatten_gpus(json_t *flat, const json_t *gpus)
     char text[TEXT_BYTES];
 
     if (is_mixed)
-        snprintf(text, sizeof(text), "%zu, of several kinds (%s and others)", n, name);
+        snprintf(text, sizeof(text), "%zu, of several kinds (%.255s and others)", n, name);
     else
-        snprintf(text, sizeof(text), "%zu x %s", n, name);
-    set(flat, "", "GPUs", n ? text : "none");
+        snprintf(text, sizeof(text), "%zu x %.255s", n, name);
+    set(flat, "GPUs", n ? text : "none");
 }
 
 static void flatten_nics(json_t *flat, const json_t *nics)
 {
-    set(flat, "", ALL_NICS, json_array_size(nics) ? "some" : NO_NIC);
+    set(flat, ALL_NICS, json_array_size(nics) ? "some" : NO_NIC);
     for (size_t i = 0; i < json_array_size(nics); i++) {
         const json_t *nic = json_array_get(nics, i);
         const char *firmware = json_text(nic, "firmware");
         char text[TEXT_BYTES];
 
-        snprintf(text, sizeof(text), "%s, %g Gb/s, %s, %s, firmware %s", json_text(nic, "state"),
+        snprintf(text, sizeof(text), "%.63s, %g Gb/s, %.63s, %.63s, firmware %.63s", json_text(nic, "state"),
                  json_number_value(json_object_get(nic, "rate_gbps")), json_text(nic, "link_layer"),
                  json_text(nic, "role"), *firmware ? firmware : "unknown");
-        set(flat, "NIC ", json_text(nic, "name"), text);
+        set_named(flat, "NIC ", json_text(nic, "name"), 128, text);
     }
 }
 
@@ -93,20 +101,20 @@ static json_t *flatten(const json_t *document)
     const json_t *checks = json_object_get(document, "checks");
     const char *name;
 
-    set(flat, "", "epkit", json_text(document, "epkit"));
+    set(flat, "epkit", json_text(document, "epkit"));
     for (size_t i = 0; i < COUNT(versions); i++) {
         const char *version = json_text(facts, versions[i][0]);
 
-        set(flat, "", versions[i][1], *version ? version : "none");
+        set(flat, versions[i][1], *version ? version : "none");
     }
     flatten_gpus(flat, json_object_get(facts, "gpus"));
     flatten_nics(flat, json_object_get(facts, "nics"));
-    set(flat, "", ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
+    set(flat, ALL_VARIABLES, json_object_size(environment) ? "set" : NO_VARIABLE);
     json_object_foreach (environment, name, value)
-        set(flat, "$", name, json_is_string(value) ? json_string_value(value) : "");
+        set_named(flat, "$", name, NAME_BYTES, json_is_string(value) ? json_string_value(value) : "");
     for (size_t i = 0; i < json_array_size(checks); i++)
         if (is_finding(json_array_get(checks, i)))
-            set(flat, "finding ", json_text(json_array_get(checks, i), "id"), "yes");
+            set_named(flat, "finding ", json_text(json_array_get(checks, i), "id"), 64, "yes");
     return flat;
 }
 
@@ -132,22 +140,25 @@ static void add_node(json_t *rows, json_t *values, const char *const *keys, cons
     json_decref(values);
 }
 
+/* Is the fact implied by the node having none of its kind, which is a fact of its own? */
+static bool is_implied(const json_t *flat, const char *fact)
+{
+    if (*fact == '$')
+        return strcmp(json_text(flat, ALL_VARIABLES), NO_VARIABLE) == 0;
+    return text_begins(fact, "NIC ") && strcmp(json_text(flat, ALL_NICS), NO_NIC) == 0;
+}
+
 /* The values of one fact: an array of {"value", "nodes": [names]}, in order of appearance. */
 static json_t *tally(const char *fact, const struct node *nodes, json_t *const *flats, int n)
 {
     /* Of a node without this fact. */
     const char *missing = *fact == '$' ? "not set" : text_begins(fact, "finding ") ? "no" : "not there";
-    /* If a node has none of its kind, which is a fact of its own, this one is implied. */
-    const char *all = text_begins(fact, "NIC ") ? ALL_NICS
-                      : *fact == '$'            ? ALL_VARIABLES
-                                                : "",
-               *none = *all == 'N' ? NO_NIC : NO_VARIABLE;
     json_t *values = json_array();
 
     for (int i = 0; i < n; i++) {
         const char *value = flats[i] ? json_string_value(json_object_get(flats[i], fact)) : NULL;
 
-        if (flats[i] && strcmp(json_text(flats[i], all), none) != 0)
+        if (flats[i] && !is_implied(flats[i], fact))
             add_node(values, json_pack("{s:s}", "value", value ? value : missing), TEXTS("value"), nodes[i].name);
     }
     return values;
@@ -226,7 +237,9 @@ json_t *compare_nodes(const struct node *nodes, int n)
         flats[i] = nodes[i].document ? flatten(nodes[i].document) : NULL;
     split_by_kind(nodes, flats, n, differences);
     for (int i = 0; i < n; i++)
-        json_object_update(facts, flats[i]);
+        json_object_foreach (flats[i], fact, value)
+            if (json_object_size(facts) < FACTS_MAX)
+                json_object_set(facts, fact, value);
     json_object_foreach (facts, fact, value) {
         json_t *values = tally(fact, nodes, flats, n);
 
@@ -253,8 +266,8 @@ json_t *compare_findings(const struct node *nodes, int n)
 
             if (is_finding(check))
                 add_node(findings,
-                         json_pack("{s:o, s:o, s:o}", "severity", clean(check, "severity"), "id", clean(check, "id"),
-                                   "text", clean(check, "text")),
+                         json_pack("{s:o, s:o, s:o}", "severity", clean(check, "severity", 32), "id",
+                                   clean(check, "id", 64), "text", clean(check, "text", TEXT_BYTES)),
                          TEXTS("id", "text"), nodes[i].name);
         }
     }

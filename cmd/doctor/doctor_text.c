@@ -11,8 +11,12 @@
 
 /* --- what the machine has, in a sentence --- */
 
+#define KINDS_MAX 8 /* so that the sentence fits its line */
+
 static void count_kind(json_t *kinds, const char *name)
 {
+    if (json_object_size(kinds) == KINDS_MAX && !json_object_get(kinds, name))
+        return;
     json_object_set_new(kinds, name, json_integer(json_integer_value(json_object_get(kinds, name)) + 1));
 }
 
@@ -84,8 +88,7 @@ static void diagnosis_inventory(const struct topo *topo, char *ret_text, size_t 
 
 /* --- the diagnosis --- */
 
-/* The most severe finding, or the first check that leaves the verdict open, else that is unknown; of several the first.
- */
+/* The most severe finding, or a check that leaves the verdict open, else one that is unknown; of several the first. */
 static const struct doctor_result *first_of(const struct diagnosis *diagnosis, enum doctor_outcome outcome)
 {
     const struct doctor_result *first = NULL;

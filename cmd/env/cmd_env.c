@@ -57,21 +57,25 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
     return true;
 }
 
+static bool prepend(const struct doctor_machine *machine, const struct advice_row *row)
+{
+    const char *current = getenv(row->name);
+    const char *path = advice_prepend(machine->source, row->value, current ? current : "");
+
+    if (!*path)
+        errno = ENOMEM;
+    return *path && setenv(row->name, path, 1) == 0;
+}
+
 static bool apply(const struct doctor_machine *machine, const struct advice_row *row, int gpu, char **command)
 {
-    const char *current = getenv(row->name), *value = row->value;
-
     if (row->unset)
         return unsetenv(row->name) == 0;
     if (row->scope == ADVICE_RANK)
         return gpu < 0 || gpu >= row->n_values || setenv(row->name, row->values[gpu], 1) == 0;
     if (row->scope == ADVICE_PROGRAM && !preload_is_wanted(row, command))
         return true;
-    if (row->prepend)
-        value = advice_prepend(machine->source, value, current ? current : "");
-    if (!*value && row->prepend)
-        errno = ENOMEM;
-    return (*value || !row->prepend) && setenv(row->name, value, 1) == 0;
+    return row->prepend ? prepend(machine, row) : setenv(row->name, row->value, 1) == 0;
 }
 
 /*

@@ -181,15 +181,17 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
         doctor_not_applicable_if(result, nvshmem->host.state != SOURCE_OK, "no NVSHMEM is found that DeepEP would use"))
         return;
     result->missing = DOCTOR_MISSING_RUN;
-    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path) ||
-        strverscmp(nvshmem->version, NVSHMEM_NEW) < 0 ||
+    if (doctor_unknown_if(result, !*nvshmem->version, "%s does not tell its version", nvshmem->host.path))
+        return;
+    if (strverscmp(nvshmem->version, NVSHMEM_NEW) < 0 ||
         doctor_unknown_if(result, !*copy->version, "%s does not tell its version", copy->folder))
         return;
     commit = strchr(copy->version, '+');
     base = source_printf(machine->source, "%.*s", (int)strcspn(copy->version, "+"), copy->version);
     commit = commit ? commit + 1 : "";
-    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough) ||
-        doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
+    if (strverscmp(base, DEEPEP_ENOUGH) > 0 || is_commit(commit, enough))
+        return;
+    if (doctor_unknown_if(result, strverscmp(base, DEEPEP_ENOUGH) == 0 && !is_commit(commit, too_old),
                           "whether DeepEP %s comes after commit 29d31c0, which NVSHMEM %s needs", copy->version,
                           nvshmem->version))
         return;
@@ -439,13 +441,15 @@ void run_gpu_arch(const struct doctor_machine *machine, struct doctor_result *re
     result->missing = DOCTOR_MISSING_RUN;
     for (size_t i = 0; i < 2 && *files[i]; i++) {
         struct elf_facts facts = source_elf(machine->source, "%s", files[i]);
-        int at = facts.n_archs ? left_out(topo, &facts) : -1;
-        const struct topo_gpu *gpu = &topo->gpus[at < 0 ? 0 : at];
-        const char *name = machine_gpu_name(machine, gpu->index), *home = nvshmem->home;
+        int at = facts.archs_known && facts.n_archs ? left_out(topo, &facts) : -1;
+        const struct topo_gpu *gpu;
+        const char *name, *home = nvshmem->home;
 
         not_understood = facts.archs_known ? not_understood : files[i];
-        if (!facts.archs_known || at < 0)
+        if (at < 0)
             continue;
+        gpu = &topo->gpus[at];
+        name = machine_gpu_name(machine, at);
         doctor_found(result, DOCTOR_ERROR, "%s has no code for %s (compute capability %d.%d)", files[i], name,
                      gpu->cc_major, gpu->cc_minor);
         doctor_evidence(result, files[i], "%s", arch_names(machine, &facts));

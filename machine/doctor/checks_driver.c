@@ -120,8 +120,9 @@ void run_driver_option(const struct doctor_machine *machine, struct doctor_resul
                                  "PeerMappingOverride is not configured"))
         return;
     params = source_read(machine->source, PARAMS);
-    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why) ||
-        (*option->live && same_number(*option->configured ? option->configured : option->overruled, option->live)))
+    if (doctor_unreadable_if(result, !*option->live && params.state != SOURCE_OK, PARAMS, params.state, params.why))
+        return;
+    if (*option->live && same_number(*option->configured ? option->configured : option->overruled, option->live))
         return;
     if (!*option->configured ||
         (*option->overruled && same_number(*option->live ? option->live : "0", option->configured))) {

@@ -142,6 +142,7 @@ void run_nvlink(const struct doctor_machine *machine, struct doctor_result *resu
     /* Cloud instances with a single GPU of a board have the links to the others disabled, and no fabric to wait for. */
     bool is_partial = n == 1 && gpus[0].nvlinks_up == 0 && gpus[0].fabric != TOPO_FABRIC_FAILED &&
                       gpus[0].fabric != TOPO_FABRIC_STARTING;
+    bool without_bridge = !ANY_OF(i, n, is_down(topo, i) && (gpus[i].nvlinks_up > 0 || is_soldered(topo, &gpus[i])));
 
     if (doctor_not_applicable_if(result, machine_isolates_gpus(topo),
                                  "confidential computing isolates the GPUs, as the check confidential says") ||
@@ -159,7 +160,7 @@ void run_nvlink(const struct doctor_machine *machine, struct doctor_result *resu
                      : n_starting ? "it is not ready"
                                   : "no link is up");
         fix_fabric(machine, result);
-    } else if (!ANY_OF(i, n, is_down(topo, i) && (gpus[i].nvlinks_up > 0 || is_soldered(topo, &gpus[i])))) {
+    } else if (without_bridge) {
         doctor_found(result, DOCTOR_WARNING, "no NVLink of %s is up%s, and other GPUs of its kind have them",
                      machine_gpu_name(machine, first), n_down > 1 ? ", nor of more GPUs" : "");
         doctor_advise(result,
@@ -221,7 +222,7 @@ void run_sxid(const struct doctor_machine *machine, struct doctor_result *result
     json_array_foreach ((json_t *)log.errors, i, error) {
         if (!kernel_error_is_since(error, log.since))
             continue;
-        first = n++ == 0 ? (int)json_number(error, "number") : first;
+        first = n++ == 0 ? json_int(error, "number") : first;
         doctor_evidence(result, log.where, "%s", kernel_error_line(machine->source, "SXid", error));
     }
     if (n == 0)

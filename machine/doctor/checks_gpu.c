@@ -204,7 +204,7 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
     size_t k;
 
     json_array_foreach ((json_t *)log->errors, k, error) {
-        int number = (int)json_number(error, "number"), recovery = (int)json_number(error, "recovery");
+        int number = json_int(error, "number"), recovery = json_int(error, "recovery");
         const char *action = kernel_recovery_name(recovery), *time = json_text(error, "time"),
                    *device = json_text(error, "device");
         const struct xid *xid = xid_find(number);
@@ -215,7 +215,7 @@ static void check_log(const struct doctor_machine *machine, struct doctor_result
         errors->is_link = errors->is_link || xid->action == XID_LINK;
         record_error(errors, xid->action != XID_RECOVERED, gpu_at(machine->topo, device), device,
                      source_printf(machine->source, "Xid %d (%s)", number, *action ? action : xid->text));
-        doctor_evidence(result, log->where, "%d x %s%s%s", (int)json_number(error, "n"), time, *time ? " " : "",
+        doctor_evidence(result, log->where, "%d x %s%s%s", json_int(error, "n"), time, *time ? " " : "",
                         kernel_error_line(machine->source, "NVRM: Xid", error));
     }
 }

@@ -37,18 +37,20 @@ static json_t *read_loopback_names(struct source_text file)
     while (*file.text && names && others) {
         struct piece line = text_take(&file.text, "\n");
         bool is_loopback = text_begins(line.text, "127.") || text_begins(line.text, "::1");
-        char copy[4096], *rest = copy, *word;
+        const char *at = line.text, *end = line.text + line.n, *comment = memchr(line.text, '#', line.n);
         int n = 0; /* the first word is the address */
 
-        snprintf(copy, sizeof(copy), "%.*s", (int)line.n, line.text);
-        copy[strcspn(copy, "#")] = '\0';
-        while ((word = strsep(&rest, " \t\r"))) {
-            if (!*word || n++ == 0 || json_object_get(others, word))
+        while (at < (comment ? comment : end)) {
+            struct piece word = text_take(&at, " \t\r\n#");
+            char name[256];
+
+            snprintf(name, sizeof(name), "%.*s", (int)word.n, word.text);
+            if (!*name || n++ == 0 || json_object_get(others, name))
                 continue;
             if (!is_loopback)
-                json_object_set_new(others, word, json_true());
+                json_object_set_new(others, name, json_true());
             else if (json_array_size(names) < 32)
-                json_array_append_new(names, json_string(word));
+                json_array_append_new(names, json_string(name));
         }
     }
     json_decref(others);

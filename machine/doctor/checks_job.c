@@ -186,7 +186,7 @@ void run_install_stuck(const struct doctor_machine *machine, struct doctor_resul
                    *path = source_printf(machine->source, INSTALL "/%s/journal.jsonl", recipe);
         const json_t *journal = source_fact(machine->source, "journal", read_journal, "%s", path).value;
         const char *event = json_text(journal, "event"), *step = json_text(journal, "step");
-        int n = (int)json_number(journal, "reboots");
+        int n = json_int(journal, "reboots");
 
         if (strcmp(event, "stopped") == 0)
             doctor_found(result, DOCTOR_ERROR, "the installation of %s was given up after %d restart%s of the node",

@@ -32,7 +32,7 @@ static int64_t limit_number(const char *text)
     char *end;
     int64_t value = strtoll(text, &end, 10);
 
-    return strcmp(text, "unlimited") == 0 ? UNLIMITED : end == text || *end || value < 0 ? -1 : value;
+    return strcmp(text, "unlimited") == 0 ? UNLIMITED : end == text || value < 0 ? -1 : value;
 }
 
 static struct limit limit_of(struct source *source, const char *name)

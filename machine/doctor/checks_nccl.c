@@ -132,6 +132,7 @@ void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *re
     int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports), far = -1, halved = -1,
         n_named = COUNT_OF(i, n, names_port(machine, &names, &ports[i])), n_far = count_without(machine, &names, &far),
         n_halved = count_halved(machine, &names, &halved);
+    const char *left_out = "";
 
     if (doctor_not_applicable_if(result, !*value || !uses_ib(machine),
                                  *value ? "NCCL is told to use sockets" : HCA " is not set"))
@@ -142,10 +143,11 @@ void run_nccl_hca(const struct doctor_machine *machine, struct doctor_result *re
                 "Entries are prefixes of names, separated by ','; '=' in front of the list makes them exact names, and "
                 ":1 after one is its port. 'epkit topo' shows the NICs.");
     } else if (n_named < n && n_named < machine_job_gpus(machine)) {
-        doctor_found(
-            result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them", n - n_named, n,
-            machine->topo->nics[ports[n - 1 - FIRST_OF(i, n, !names_port(machine, &names, &ports[n - 1 - i]))].nic]
-                .name);
+        for (int i = 0; i < n; i++)
+            if (!names_port(machine, &names, &ports[i]))
+                left_out = machine->topo->nics[ports[i].nic].name;
+        doctor_found(result, DOCTOR_WARNING, HCA " leaves out %d of %d NICs for data, %s among them", n - n_named, n,
+                     left_out);
         fix_hca(machine, result,
                 "By default, NCCL uses the nearest NIC of each GPU; without the list all of them are used.");
     } else if (n_halved > 0) {
@@ -368,16 +370,24 @@ void run_nccl_gdr(const struct doctor_machine *machine, struct doctor_result *re
 
 /* --- traffic-class --- */
 
+static enum topo_link_layer layer_of(const struct doctor_machine *machine, const struct machine_port *port)
+{
+    return machine->topo->nics[port->nic].ports[port->port].link_layer;
+}
+
 /* A traffic class is a field of the IP header of RoCE packets; InfiniBand uses none except between subnets. */
 void run_traffic_class(const struct doctor_machine *machine, struct doctor_result *result)
 {
     static const char *const names[][2] = {{"NCCL_IB_TC", "NCCL_IB_SL"}, {"NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"}};
 
     struct machine_port ports[MACHINE_PORTS_MAX];
-    int n = machine_ports(machine, false, TOPO_LINK_INFINIBAND, ports);
+    /* Ports in front of the first known one are taken for what it is. */
+    int n = machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports),
+        known = FIRST_OF(i, n, layer_of(machine, &ports[i]) != TOPO_LINK_UNKNOWN);
 
-    if (doctor_not_applicable_if(result, n == 0 || n < machine_ports(machine, false, TOPO_LINK_UNKNOWN, ports),
-                                 "the NICs for data are not all InfiniBand"))
+    if (doctor_not_applicable_if(
+            result, known < 0 || ANY_OF(i, n, i >= known && layer_of(machine, &ports[i]) != TOPO_LINK_INFINIBAND),
+            "the NICs for data are not all InfiniBand"))
         return;
     for (size_t i = COUNT(names); i-- > 0;) {
         const char *value = machine_nccl_value(machine, names[i][0], NULL);

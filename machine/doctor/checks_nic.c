@@ -296,10 +296,15 @@ struct access_count {
 static void check_uverbs(const struct doctor_machine *machine, struct doctor_result *result, const struct topo_nic *nic,
                          struct access_count *count)
 {
-    struct source_stat stat = {.state = SOURCE_ABSENT};
+    struct source_stat stat;
 
-    if (*nic->uverbs)
-        stat = source_stat(machine->source, "%s", nic->uverbs);
+    if (!*nic->uverbs) {
+        count->n_nameless++;
+        count->first = *count->first ? count->first : nic->name;
+        doctor_evidence(result, nic->name, "no uverbs device");
+        return;
+    }
+    stat = source_stat(machine->source, "%s", nic->uverbs);
     if (stat.state == SOURCE_FAILED || stat.state == SOURCE_NOT_RECORDED) {
         count->n_unknown++;
         count->why = machine_reason(stat.state, stat.why);
@@ -307,16 +312,11 @@ static void check_uverbs(const struct doctor_machine *machine, struct doctor_res
     }
     if (machine_may_open(stat))
         return;
-    count->n_nameless += !*nic->uverbs;
-    count->n_absent += *nic->uverbs && stat.state == SOURCE_ABSENT;
+    count->n_absent += stat.state == SOURCE_ABSENT;
     count->n_denied += stat.state != SOURCE_ABSENT;
-    count->first = *count->first ? count->first : *nic->uverbs ? nic->uverbs : nic->name;
-    if (!*nic->uverbs)
-        doctor_evidence(result, nic->name, "no uverbs device");
-    else
-        doctor_evidence(result, nic->uverbs, "%s (%s)",
-                        stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user",
-                        nic->name);
+    count->first = *count->first ? count->first : nic->uverbs;
+    doctor_evidence(result, nic->uverbs, "%s (%s)",
+                    stat.state == SOURCE_ABSENT ? "not there" : "not readable and writable for this user", nic->name);
 }
 
 /* Is a NIC that this process may use near a GPU that it may not use? */

@@ -24,6 +24,11 @@ static bool finds_a_nic(const struct doctor_machine *machine)
     return any;
 }
 
+static bool is_left_out(const struct topo *topo, int nic, const char *prefix)
+{
+    return advice_is_mlx5(topo, nic) && !advice_prefix_matches(prefix, topo->nics[nic].name);
+}
+
 void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct advice_row *advised = advice_find(machine->advice, "NVSHMEM_HCA_PREFIX");
@@ -31,8 +36,8 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
     const char *prefix = set ? set : MACHINE_HCA_PREFIX;
     const struct topo *topo = machine->topo;
     int n = COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i)),
-        n_left_out =
-            COUNT_OF(i, topo->n_nics, advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name));
+        n_left_out = COUNT_OF(i, topo->n_nics, is_left_out(topo, i, prefix)),
+        first = FIRST_OF(i, topo->n_nics, is_left_out(topo, i, prefix));
 
     if (!machine_has_mlx5(machine, result) ||
         (!set && !source_env(machine->source, HCA_LIST) && !machine_uses_ibgda(machine, result)))
@@ -50,10 +55,7 @@ void run_hca_prefix(const struct doctor_machine *machine, struct doctor_result *
                  "IBGDA leaves out %d of %d NICs: their names do not have '%s' in them", n_left_out, n, prefix);
     doctor_evidence(result, "NVSHMEM_HCA_PREFIX", "%s%s", set ? set : "not set, which is ",
                     set ? "" : MACHINE_HCA_PREFIX);
-    doctor_evidence(result, "/sys/class/infiniband", "%s",
-                    topo->nics[FIRST_OF(i, topo->n_nics,
-                                        advice_is_mlx5(topo, i) && !advice_prefix_matches(prefix, topo->nics[i].name))]
-                        .name);
+    doctor_evidence(result, "/sys/class/infiniband", "%s", machine_nic_name(machine, first));
     if (advised && !advised->unset)
         doctor_fix(result, false, "export NVSHMEM_HCA_PREFIX=%s", shell_word(machine->source, advised->value));
     else if (set && strcmp(set, MACHINE_HCA_PREFIX) != 0)

@@ -437,8 +437,9 @@ void run_affinity(const struct doctor_machine *machine, struct doctor_result *re
                           status.state == SOURCE_OK ? "no Cpus_allowed_list"
                                                     : machine_reason(status.state, status.why)) ||
         doctor_unknown_if(result, !pci || !*pci->local_cpus || !topo_parse_cpus(pci->local_cpus, local, TOPO_MAX_CPUS),
-                          "which processors are near %s", machine_gpu_name(machine, gpu)) ||
-        ANY_OF(i, COUNT(allowed), allowed[i] & local[i]))
+                          "which processors are near %s", machine_gpu_name(machine, gpu)))
+        return;
+    if (ANY_OF(i, COUNT(allowed), allowed[i] & local[i]))
         return;
     doctor_found(result, DOCTOR_WARNING,
                  "the process may run on processors %s, and none of them is near %s, which it uses", list,

@@ -8,6 +8,8 @@
  */
 #include "checks.h"
 
+#include <ctype.h>
+
 /* Providers by the PCI vendor of the NIC (rdma-core, providers/). */
 static const struct {
     unsigned vendor;
@@ -315,6 +317,15 @@ static void fix_order(const struct doctor_machine *machine, struct doctor_result
                shell_prepend(machine->source, "LD_LIBRARY_PATH", is_in_it ? advised->value : folder));
 }
 
+static int private_number(const char *digits)
+{
+    int number = 0;
+
+    for (; isdigit((unsigned char)*digits) && number < 100000; digits++)
+        number = number * 10 + (*digits - '0');
+    return number;
+}
+
 void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_verbs *verbs = &machine->software->verbs;
@@ -336,7 +347,7 @@ void run_verbs_mixed(const struct doctor_machine *machine, struct doctor_result 
         needed = *path && facts.state == SOURCE_OK
                      ? FIRST_OF(i, facts.n_needs, text_begins(facts.needs[i].name, "IBVERBS_PRIVATE_"))
                      : -1;
-        number = needed < 0 ? 0 : atoi(facts.needs[needed].name + strlen("IBVERBS_PRIVATE_"));
+        number = needed < 0 ? 0 : private_number(facts.needs[needed].name + strlen("IBVERBS_PRIVATE_"));
         if (!number || number == verbs->private_version)
             return;
     }

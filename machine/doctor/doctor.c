@@ -86,16 +86,16 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
 
 #define TEXT_BYTES 2048
 
-/* Formats a text and makes each line safe to print: evidence comes from the machine. */
-static const char *__attribute__((format(printf, 2, 0)))
-format_text(const struct doctor_result *result, const char *format, va_list args)
+/* Formats a text and makes it safe to print, by lines if `ends` is "\n", not "": evidence comes from the machine. */
+static const char *__attribute__((format(printf, 3, 0)))
+format_text(const struct doctor_result *result, const char *ends, const char *format, va_list args)
 {
     char raw[TEXT_BYTES], clean[TEXT_BYTES];
     size_t used = 0;
     char *rest = raw, *line;
 
     vsnprintf(raw, sizeof(raw), format, args);
-    while ((line = strsep(&rest, "\n"))) {
+    while ((line = strsep(&rest, ends))) {
         text_clean(line, clean + used, sizeof(clean) - used);
         used += strlen(clean + used);
         if (rest && used + 1 < sizeof(clean))
@@ -106,19 +106,19 @@ format_text(const struct doctor_result *result, const char *format, va_list args
 }
 
 /* The text that the last arguments of a function make. */
-#define FORMATTED(result, format)                                                                                      \
+#define FORMATTED(result, ends, format)                                                                                \
     ({                                                                                                                 \
         va_list list;                                                                                                  \
         const char *formatted;                                                                                         \
         va_start(list, format);                                                                                        \
-        formatted = format_text(result, format, list);                                                                 \
+        formatted = format_text(result, ends, format, list);                                                           \
         va_end(list);                                                                                                  \
         formatted;                                                                                                     \
     })
 
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
 {
-    result->text = FORMATTED(result, format);
+    result->text = FORMATTED(result, "", format);
     result->outcome = DOCTOR_FOUND;
     result->severity = severity;
 }
@@ -127,7 +127,7 @@ bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, 
 {
     if (!condition)
         return false;
-    result->text = FORMATTED(result, format);
+    result->text = FORMATTED(result, "", format);
     result->outcome = outcome;
     return true;
 }
@@ -142,7 +142,7 @@ void doctor_evidence(struct doctor_result *result, const char *where, const char
         return;
     }
     evidence = &result->evidence[result->n_evidence++];
-    evidence->what = FORMATTED(result, format);
+    evidence->what = FORMATTED(result, "", format);
     text_clean(where, place, sizeof(place));
     evidence->where = source_printf(result->machine->source, "%s", place);
 }
@@ -168,7 +168,7 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
         result->advice = "The command is too long to be shown.";
         return;
     }
-    result->fix = FORMATTED(result, format);
+    result->fix = FORMATTED(result, "\n", format);
     result->fix_is_safe = is_safe;
     result->fix_class = *result->fix ? DOCTOR_FIX_SAFE : DOCTOR_FIX_NONE;
     if (strstr(result->fix, "sudo reboot"))
@@ -179,7 +179,7 @@ void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, cons
 {
     if (!*result->fix)
         return;
-    result->fix_cost = FORMATTED(result, format);
+    result->fix_cost = FORMATTED(result, "", format);
     result->fix_class = class;
     result->fix_is_safe = false;
 }
@@ -219,5 +219,5 @@ bool doctor_is_inconclusive(const struct doctor_result *result)
 
 void doctor_advise(struct doctor_result *result, const char *format, ...)
 {
-    result->advice = FORMATTED(result, format);
+    result->advice = FORMATTED(result, "", format);
 }

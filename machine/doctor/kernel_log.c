@@ -20,8 +20,11 @@
 
 const char *kernel_recovery_name(int recovery)
 {
-    static const char *const names[] = {"None", "GPU Reset Required", "Node Reboot Required", "Drain P2P",
-                                        "Drain and Reset"};
+    static const char *const names[] = {[KERNEL_RECOVERY_NONE] = "None",
+                                        [KERNEL_RECOVERY_RESET] = "GPU Reset Required",
+                                        [KERNEL_RECOVERY_REBOOT] = "Node Reboot Required",
+                                        [KERNEL_RECOVERY_DRAIN_P2P] = "Drain P2P",
+                                        [KERNEL_RECOVERY_DRAIN_AND_RESET] = "Drain and Reset"};
 
     return recovery < 0 || recovery >= (int)COUNT(names) ? "" : names[recovery];
 }
@@ -191,12 +194,12 @@ static json_t *read_sxids(struct source_text file)
 
 const char *kernel_error_line(struct source *source, const char *word, const json_t *error)
 {
-    const char *line = json_text(error, "line"), *recovery = kernel_recovery_name((int)json_number(error, "recovery"));
+    const char *line = json_text(error, "line"), *recovery = kernel_recovery_name(json_int(error, "recovery"));
 
     return *line ? line
                  : source_printf(source, "%s (PCI:%.*s): %d%s%s", word, ADDRESS_BYTES, json_text(error, "device"),
-                                 (int)json_number(error, "number"),
-                                 *recovery ? ", GPU recovery action changed to " : "", recovery);
+                                 json_int(error, "number"), *recovery ? ", GPU recovery action changed to " : "",
+                                 recovery);
 }
 
 bool kernel_error_is_since(const json_t *error, const char *since)
@@ -228,8 +231,8 @@ struct kernel_log kernel_log_xids(struct source *source)
         return log_of(other, KERNEL_LOG_FILE);
     /* Debian's copy of the log at the end of the boot: old, but useful if it contains an Xid. */
     other = xids_of(source, XID, "/var/log/dmesg");
-    return other.state == SOURCE_OK && json_number(other.value, "n_lines") > 0 ? log_of(other, "/var/log/dmesg")
-                                                                               : log_of(fact, "/dev/kmsg");
+    return other.state == SOURCE_OK && json_int(other.value, "n_lines") > 0 ? log_of(other, "/var/log/dmesg")
+                                                                            : log_of(fact, "/dev/kmsg");
 }
 
 struct source_answer kernel_log_fact(struct source *source, const char *name, source_reader *read, const char *needle,

@@ -14,7 +14,14 @@
 #define KERNEL_LOG_KINDS 32
 
 /* nvmlDeviceGpuRecoveryAction_t as reported by Xid 154: the recovery action that the driver asks for. */
-enum kernel_recovery { KERNEL_RECOVERY_UNKNOWN = -1, KERNEL_RECOVERY_NONE, KERNEL_RECOVERY_REBOOT = 2 };
+enum kernel_recovery {
+    KERNEL_RECOVERY_UNKNOWN = -1,
+    KERNEL_RECOVERY_NONE,
+    KERNEL_RECOVERY_RESET,
+    KERNEL_RECOVERY_REBOOT,
+    KERNEL_RECOVERY_DRAIN_P2P,
+    KERNEL_RECOVERY_DRAIN_AND_RESET
+};
 
 /* The driver's name for it; "" if not reported. */
 const char *kernel_recovery_name(int recovery);

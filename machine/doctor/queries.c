@@ -271,11 +271,12 @@ bool machine_is_function_without_rdma(const struct doctor_machine *machine, int 
     const struct topo *topo = machine->topo;
     const struct topo_pci *self = &topo->pci[pci];
     int data = FIRST_OF(i, topo->n_nics, advice_is_mlx5(topo, i));
+    unsigned model = data < 0 ? 0 : topo->pci[topo->nics[data].pci].device; /* 0: not known */
     struct source_names names;
 
     if (self->vendor != PCI_VENDOR_MELLANOX || (self->class_code && self->class_code >> 16 != CLASS_NETWORK) ||
-        (data >= 0 && self->device != topo->pci[topo->nics[data].pci].device) ||
-        strncmp(self->driver, "vfio", 4) == 0 || ANY_OF(i, topo->n_nics, topo->nics[i].pci == pci))
+        (model && self->device != model) || strncmp(self->driver, "vfio", 4) == 0 ||
+        ANY_OF(i, topo->n_nics, topo->nics[i].pci == pci))
         return false;
     /* Unbound virtual functions are reserved for virtual machines or pods. */
     if ((!*self->driver &&

@@ -152,6 +152,7 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
 {
     struct source_answer answer;
     const char *error;
+    char shown[512];
 
     /* Constructors would run with the rights of this user, and the linker's environment is that of this process. */
     if (source_is_live(machine->source) && !source_is_self(machine->source))
@@ -162,12 +163,14 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
     if (answer.state == SOURCE_NOT_RECORDED ||
         doctor_unknown_if(result, answer.state != SOURCE_OK, "loading %s: %s", path,
                           machine_reason(answer.state, answer.why)) ||
-        json_is_true(json_object_get(answer.value, "ok")) || has_verbs_fault(machine, path))
+        json_is_true(json_object_get(answer.value, "ok")))
         return;
     error = json_string_value(json_object_get(answer.value, "error"));
-    error = error ? error : "no reason given";
-    doctor_found(result, DOCTOR_ERROR, "%s does not load: %s", what, error);
-    doctor_evidence(result, path, "%s", error);
+    text_clean(error ? error : "no reason given", shown, sizeof(shown));
+    if (!*shown || has_verbs_fault(machine, path))
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s does not load: %s", what, shown);
+    doctor_evidence(result, path, "%s", shown);
     doctor_fix(result, false, "ldd %s", shell_word(machine->source, path));
     doctor_advise(result, "%s", advice);
 }

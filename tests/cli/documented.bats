@@ -40,6 +40,16 @@ documented() {
     run ! page_agrees 'no backquotes' anything
 }
 
+@test "the version in a remedy is the one that its check compares with" {
+    cd "$EPKIT_SOURCE"
+    local check macro version
+    while read -r check macro; do
+        version=$(sed -n "s/^#define $macro \"\(.*\)\"$/\1/p" machine/doctor/*.c)
+        [ -n "$version" ]
+        grep "\`$check\` |\$" docs/failure-modes.md | grep --fixed-strings " $version or later"
+    done <<<$'doca-kernel DOCA_FOR_614\nefa-version EFA_FOR_NCCL_219'
+}
+
 @test "links of the documents lead to files and headings, and both languages have the same commands and checks" {
     cd "$EPKIT_SOURCE"
     python3 - <<'END'

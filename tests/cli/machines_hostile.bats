@@ -10,7 +10,8 @@ setup_file() {
     make_trees $(sed -n 's/^    \(hostile\|refused\) \([^ ]*\)$/\2/p' "$BATS_TEST_FILENAME")
 }
 
-# hostile NAME/VARIANT: exit code 0, 3, 4 or 5 within 5 s of processor time, JSON that is valid, text without control characters
+# hostile NAME/VARIANT: exit code 0, 3, 4 or 5 within 5 s of processor time, JSON that is valid, text without control
+# characters: not even the end of a line in what is seen, with which a name would begin lines of its own
 hostile() {
     local tree="${1/\//.}" command status
     cd "$BATS_FILE_TMPDIR" || return 1
@@ -20,6 +21,8 @@ hostile() {
         echo "$command --json: exit code $status: $(head -c 500 err.txt)"
         [[ "$status" =~ ^[0345]$ ]]
         jq empty out.json
+        jq --exit-status \
+            '[.checks[]? | .text, (.evidence[]? | .where, .what) | select(test("[[:cntrl:]]"))] | debug == []' out.json
         [ "$command" != nics ] || continue # it would look at the counters for a second again
         status=0
         thrifty 5 "$EPKIT" "$command" --from "$tree" >out.txt 2>err.txt || status=$?

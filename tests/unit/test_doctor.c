@@ -140,7 +140,7 @@ TEST(test_what_checks_say_is_clean_and_bounded)
     made_init(&made);
     made_open(&made);
     doctor_run(&made.doctor, &check, &result);
-    assert_string_equal(result.text, "it says ?[31mred\nand more");
+    assert_string_equal(result.text, "it says ?[31mred?and more");
     assert_int_equal(result.n_evidence, 8);
     assert_int_equal(result.n_evidence_left_out, 12);
     assert_string_equal(result.evidence[7].what, "line 7");
