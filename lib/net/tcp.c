@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/uio.h>
+#include <sys/socket.h>
 
 /* Queued bytes that are sent without waiting for progress(): enough for full packets. */
 #define EAGER_BYTES (256u << 10)
@@ -268,16 +268,17 @@ static ep_status read_once(struct tcp_net *t, struct tcp_conn *conn, size_t *ret
     struct iovec pieces[2];
     size_t room = 0, direct;
     unsigned char *into = tcp_wire_get_buffer(&conn->in, &room);
+    struct msghdr message = {.msg_iov = pieces};
     const char *wrong;
-    int n_pieces = 0;
     ssize_t n;
 
     *ret_bytes = 0;
     if (into)
-        pieces[n_pieces++] = (struct iovec){into, room};
-    pieces[n_pieces++] = (struct iovec){stash, sizeof(stash)};
+        pieces[message.msg_iovlen++] = (struct iovec){into, room};
+    pieces[message.msg_iovlen++] = (struct iovec){stash, sizeof(stash)};
+    /* Not readv(): if the program has just closed the socket, the number may be that of its pipe, which can block. */
     do
-        n = readv(conn->fd, pieces, n_pieces);
+        n = recvmsg(conn->fd, &message, MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         conn->readable = false;

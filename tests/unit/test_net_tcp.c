@@ -376,6 +376,68 @@ TEST(test_free_waits_for_a_late_reader)
     assert_true(pair.arrived);
 }
 
+/* --- a socket that the program has closed --- */
+
+struct opened {
+    ep_boot boot;
+    pthread_t thread;
+    struct ep_net *net;
+};
+
+static void *open_one(void *argument)
+{
+    struct opened *opened = argument;
+
+    opened->net = open_late(&opened->boot);
+    return NULL;
+}
+
+static void *free_one(void *argument)
+{
+    struct ep_net *net = ((struct opened *)argument)->net;
+
+    net->ops->free(net);
+    return NULL;
+}
+
+/* Between the look at a descriptor and the read its number may become that of a pipe, which would block. */
+TEST(test_a_pipe_at_the_number_of_a_socket)
+{
+    struct opened ranks[2] = {0};
+    struct tcp_conn *conn;
+    bool moved = true;
+    int pipes[2], kept;
+    ep_boot_shm *shm;
+
+    assert_int_equal(ep_boot_shm_new(2, &shm), EP_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ep_boot_shm_join(shm, i, &ranks[i].boot), EP_OK);
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, open_one, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(ranks[i].thread, NULL);
+        assert_non_null(ranks[i].net);
+    }
+    conn = &((struct tcp_net *)ranks[0].net)->conns[0];
+    assert_int_equal(pipe(pipes), 0);
+    kept = dup(conn->fd);
+    assert_int_equal(dup2(pipes[0], conn->fd), conn->fd);
+    conn->readable = true;
+    alarm(PATIENT_MS / 1000); /* ends a test that waits for ever */
+    assert_int_equal(ranks[0].net->ops->progress(ranks[0].net, &moved), EP_OK);
+    alarm(0);
+    assert_true(conn->ended);
+    assert_int_equal(dup2(kept, conn->fd), conn->fd);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&ranks[i].thread, NULL, free_one, &ranks[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(ranks[i].thread, NULL);
+    close(kept);
+    close(pipes[0]);
+    close(pipes[1]);
+    ep_boot_shm_free(shm);
+}
+
 /* --- the reason among several failures --- */
 
 struct hellos {
