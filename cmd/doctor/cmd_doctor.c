@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_doctor.c - epkit doctor: what is wrong with a machine, and what to do about it. */
+#include "common/memory.h"
 #include "common/output.h"
 #include "diagnosis.h"
 
@@ -111,19 +112,12 @@ int diagnosis_exit(const struct diagnosis *diagnosis)
 
 int diagnosis_read(const struct cmd *cmd, const struct inspect_options *inspect, struct doctor_machine **ret_machine)
 {
-    struct doctor_machine *machine = NULL;
     struct source *source;
     int code = inspect_open(cmd, inspect, &source);
 
-    if (code != CMD_FINE)
-        return code;
-    if (doctor_machine_read(source, &machine) != EP_OK) {
-        inspect_reading_done();
-        out_error("reading the machine: %s", ep_last_error());
-        return CMD_FAILED;
-    }
-    *ret_machine = machine;
-    return CMD_FINE;
+    if (code == CMD_FINE)
+        *ret_machine = doctor_machine_read(source);
+    return code;
 }
 
 /* --- the command --- */
@@ -164,8 +158,8 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
     diagnosis.machine = machine;
     while (checks[diagnosis.n])
         diagnosis.n++;
-    diagnosis.results = calloc((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
-    for (int i = 0; diagnosis.results && i < diagnosis.n; i++) {
+    diagnosis.results = memory_new((size_t)diagnosis.n + 1, sizeof(*diagnosis.results));
+    for (int i = 0; i < diagnosis.n; i++) {
         struct doctor_result *result = &diagnosis.results[i];
 
         doctor_run(machine, checks[i], result);
@@ -178,9 +172,7 @@ static int diagnose(const struct cmd *cmd, const struct doctor_options *options,
         diagnosis.n_denied += result->outcome == DOCTOR_UNKNOWN && result->missing == DOCTOR_MISSING_ROOT;
     }
     inspect_reading_done();
-    code = diagnosis.results ? report(cmd, options, &diagnosis) : CMD_FAILED;
-    if (!diagnosis.results)
-        out_error("no memory for the results");
+    code = report(cmd, options, &diagnosis);
     free(diagnosis.results);
     doctor_machine_free(machine);
     return code;

@@ -7,6 +7,7 @@
 #include "cmd/launch/remote.h"
 #include "common/capture.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/output.h"
 
 #include "common/text.h"
@@ -30,15 +31,14 @@ struct answers {
     struct remote *remotes;
 };
 
-static bool allocate(struct answers *answers)
+static void allocate(struct answers *answers)
 {
     size_t n = (size_t)answers->hosts.n;
 
-    answers->nodes = calloc(n, sizeof(*answers->nodes));
-    answers->remotes = calloc(n, sizeof(*answers->remotes));
-    for (size_t i = 0; answers->nodes && i < n; i++)
+    answers->nodes = memory_new(n, sizeof(*answers->nodes));
+    answers->remotes = memory_new(n, sizeof(*answers->remotes));
+    for (size_t i = 0; i < n; i++)
         answers->nodes[i].name = answers->hosts.list[i].word;
-    return answers->nodes && answers->remotes;
 }
 
 static void free_answers(struct answers *answers)
@@ -57,22 +57,16 @@ static void free_answers(struct answers *answers)
 static void store_output(struct remote *remote, const char *data, size_t bytes)
 {
     struct node *answer = remote->context;
-    char *grown;
 
     remote_set_up(remote);
     if (answer->bytes + bytes > CAPTURE_BYTES_MAX) {
         answer->is_cut = true;
         return;
     }
-    grown = realloc(answer->text, answer->bytes + bytes + 1);
-    if (!grown) {
-        remote_fail(remote, "answer", "no memory for the answer");
-        return;
-    }
-    memcpy(grown + answer->bytes, data, bytes);
-    answer->text = grown;
+    answer->text = memory_grow(answer->text, answer->bytes + bytes + 1);
+    memcpy(answer->text + answer->bytes, data, bytes);
     answer->bytes += bytes;
-    grown[answer->bytes] = '\0';
+    answer->text[answer->bytes] = '\0';
 }
 
 static void count_ended(struct remote *remote)
@@ -80,7 +74,7 @@ static void count_ended(struct remote *remote)
     progress_update(remote->pool->n_ended, remote->pool->n, "nodes");
 }
 
-static int run_all(struct answers *answers, const struct hosts_options *options)
+static void run_all(struct answers *answers, const struct hosts_options *options)
 {
     static const char *const ssh_options[] = {"-o", "BatchMode=yes", "-o", "LogLevel=DEBUG1", NULL};
     char port[8];
@@ -101,14 +95,12 @@ static int run_all(struct answers *answers, const struct hosts_options *options)
     for (int i = 0; i < answers->hosts.n; i++)
         answers->remotes[i] = (struct remote){
             .host = &answers->hosts.list[i], .command = options->remote_command, .context = &answers->nodes[i]};
-    if (remote_pool_init(&remote_how, answers->remotes, answers->hosts.n, &pool) != 0)
-        return -1;
+    remote_pool_init(&remote_how, answers->remotes, answers->hosts.n, &pool);
     progress_start("asking nodes");
     while (pool.n_ended < pool.n)
         remote_pool_step(&pool, 1000, NULL, 0);
     progress_stop();
     remote_pool_done(&pool);
-    return 0;
 }
 
 /* --- parse answers --- */
@@ -358,10 +350,9 @@ int hosts_run(const struct cmd *cmd, const struct hosts_options *options)
     struct outcome outcome = {.n = 0};
     int code = read_hosts(cmd, options, &answers);
 
-    if (code == CMD_FINE && (!allocate(&answers) || run_all(&answers, options) != 0)) {
-        out_error("no memory for the answers of the nodes");
-        code = CMD_FAILED;
-    } else if (code == CMD_FINE) {
+    if (code == CMD_FINE) {
+        allocate(&answers);
+        run_all(&answers, options);
         outcome.n = answers.hosts.n;
         for (int i = 0; i < outcome.n; i++) {
             const json_t *document;

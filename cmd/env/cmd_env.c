@@ -60,11 +60,8 @@ static bool preload_is_wanted(const struct advice_row *row, char **command)
 static bool prepend(const struct doctor_machine *machine, const struct advice_row *row)
 {
     const char *current = getenv(row->name);
-    const char *path = advice_prepend(machine->source, row->value, current ? current : "");
 
-    if (!*path)
-        errno = ENOMEM;
-    return *path && setenv(row->name, path, 1) == 0;
+    return setenv(row->name, advice_prepend(machine->source, row->value, current ? current : ""), 1) == 0;
 }
 
 static bool apply(const struct doctor_machine *machine, const struct advice_row *row, int gpu, char **command)
@@ -237,12 +234,10 @@ static const struct opt env_table[] = {
 static bool lacks_nics(const struct doctor_machine *machine)
 {
     const struct map *best = machine->ibgda;
-    struct map *map;
-    bool lacks;
+    struct map *map = machine_nvshmem_map(machine);
+    bool lacks =
+        map->n_shared > best->n_shared || ANY_OF(i, map->n, map->choices[i].nic < 0 && best->choices[i].nic >= 0);
 
-    if (machine_nvshmem_map(machine, &map) != EP_OK)
-        return false;
-    lacks = map->n_shared > best->n_shared || ANY_OF(i, map->n, map->choices[i].nic < 0 && best->choices[i].nic >= 0);
     map_free(map);
     return lacks;
 }
@@ -441,11 +436,7 @@ static int cmd_env(const struct cmd *cmd, const struct cmd_call *call)
         result = inspect_open(cmd, &options->inspect, &source);
     if (result != CMD_FINE)
         return result;
-    if (doctor_machine_read(source, &machine) != EP_OK) {
-        inspect_reading_done();
-        out_error("the machine could not be read: %s", ep_last_error());
-        return CMD_FAILED;
-    }
+    machine = doctor_machine_read(source);
     findings = options->check ? env_findings(machine) : NULL;
     inspect_reading_done();
     if (options->check)

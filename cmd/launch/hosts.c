@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/temporary.h"
 #include "common/text.h"
 
@@ -122,13 +123,8 @@ static ep_status append(const struct host *host, struct hosts *hosts)
     if (hosts->n == HOSTS_MAX)
         return ep_fail(EP_E_ARG, "more than %d hosts", HOSTS_MAX);
     if (hosts->n == hosts->capacity) {
-        int capacity = hosts->capacity ? 2 * hosts->capacity : 64;
-        struct host *grown = realloc(hosts->list, (size_t)capacity * sizeof(*grown));
-
-        if (!grown)
-            return ep_fail(EP_E_MEMORY, "no memory for %d hosts", capacity);
-        hosts->list = grown;
-        hosts->capacity = capacity;
+        hosts->capacity = hosts->capacity ? 2 * hosts->capacity : 64;
+        hosts->list = memory_grow(hosts->list, (size_t)hosts->capacity * sizeof(*hosts->list));
     }
     hosts->list[hosts->n++] = *host;
     return EP_OK;

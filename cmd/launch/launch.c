@@ -5,6 +5,7 @@
 #include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
 
@@ -159,18 +160,15 @@ bool launch_wait(struct launch *launch, launch_condition is_done, uint64_t until
 /* Chooses the executable on the node: this file where the nodes share a file system, else the one in PATH. */
 static char *make_remote_command(const char *given, const char *command)
 {
-    char exe[4096], *text = NULL;
+    char exe[4096];
     ssize_t length = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    int n;
 
     exe[length > 0 ? length : 0] = '\0';
     if (given)
-        n = asprintf(&text, "exec %s %s", given, command);
-    else if (*exe && !strpbrk(exe, " \t'\"\\$`"))
-        n = asprintf(&text, "if test -x %s; then exec %s %s; else exec epkit %s; fi", exe, exe, command, command);
-    else
-        n = asprintf(&text, "exec epkit %s", command);
-    return n >= 0 ? text : NULL;
+        return memory_printf("exec %s %s", given, command);
+    if (*exe && !strpbrk(exe, " \t'\"\\$`"))
+        return memory_printf("if test -x %s; then exec %s %s; else exec epkit %s; fi", exe, exe, command, command);
+    return memory_printf("exec epkit %s", command);
 }
 
 static ep_status raise_limits(int n)
@@ -234,12 +232,10 @@ static ep_status prepare(struct launch *launch)
 
     EP_TRY(raise_limits(launch->n));
     EP_TRY(folder_open(launch));
-    launch->nodes = calloc((size_t)launch->n, sizeof(*launch->nodes));
-    launch->order = calloc((size_t)launch->n, sizeof(*launch->order));
+    launch->nodes = memory_new((size_t)launch->n, sizeof(*launch->nodes));
+    launch->order = memory_new((size_t)launch->n, sizeof(*launch->order));
     launch->rank_command = make_remote_command(options->remote_epkit, AGENT_RANK);
     launch->findings = json_array();
-    if (!launch->nodes || !launch->order || !launch->rank_command)
-        return ep_fail(EP_E_MEMORY, "no memory for %d nodes", launch->n);
     make_id(launch->id);
     format_time(launch->began, sizeof(launch->began));
     launch->began_ns = launch->beat_ns = ep_now_ns();
@@ -382,16 +378,14 @@ static void name_nodes(struct launch *launch)
 }
 
 /* The connections: all agents are started by one command. */
-static ep_status open_pool(struct launch *launch)
+static void open_pool(struct launch *launch)
 {
     char *agent = make_remote_command(launch->options->remote_epkit, AGENT_COMMAND);
-    /* Login shells differ in their syntax of a condition. */
-    int n = agent ? asprintf(&launch->agent_command, launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent) : -1;
 
+    /* Login shells differ in their syntax of a condition. */
+    launch->agent_command = memory_printf(launch->options->by_srun ? "%s" : "exec sh -c '%s'", agent);
     free(agent);
-    launch->remotes = calloc((size_t)launch->n, sizeof(*launch->remotes));
-    if (n < 0 || !launch->remotes)
-        return ep_fail(EP_E_MEMORY, "no memory for %d connections", launch->n);
+    launch->remotes = memory_new((size_t)launch->n, sizeof(*launch->remotes));
     prepare_how(launch);
     for (int i = 0; i < launch->n; i++) {
         struct node *node = &launch->nodes[i];
@@ -403,9 +397,7 @@ static ep_status open_pool(struct launch *launch)
         *node->remote = (struct remote){.host = node->host, .command = launch->agent_command, .context = node};
     }
     name_nodes(launch);
-    if (remote_pool_init(&launch->how, launch->remotes, launch->n, &launch->pool) != 0)
-        return ep_fail(EP_E_MEMORY, "no memory for %d connections", launch->n);
-    return EP_OK;
+    remote_pool_init(&launch->how, launch->remotes, launch->n, &launch->pool);
 }
 
 /* A run whose logs are not whole does not count as complete. */
@@ -419,18 +411,12 @@ static void judge_logs(struct launch *launch)
 
 ep_status launch_run(const struct launch_options *options, struct launch_result *ret_result)
 {
-    struct launch *launch = calloc(1, sizeof(*launch));
-    ep_status status;
+    struct launch *launch = memory_new(1, sizeof(*launch));
 
     *ret_result = (struct launch_result){.launch = launch};
-    if (!launch)
-        return ep_fail(EP_E_MEMORY, "no memory for the launch");
     *launch = (struct launch){.options = options, .n = options->hosts.n, .per_node = 1, .signals = -1, .folder_fd = -1};
-    status = prepare(launch);
-    if (status == EP_OK)
-        status = open_pool(launch);
-    if (status != EP_OK)
-        return status;
+    EP_TRY(prepare(launch));
+    open_pool(launch);
     run(launch, ret_result);
     judge_logs(launch);
     launch_end(launch);
@@ -446,7 +432,7 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
     ret_result->document = folder_document(launch);
     ret_result->code = launch->code;
     ret_result->interrupted = launch->interrupted;
-    return status;
+    return EP_OK;
 }
 
 void launch_result_done(struct launch_result *result)

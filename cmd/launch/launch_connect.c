@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
 
@@ -181,12 +182,12 @@ static ep_status write_hostfiles(struct launch *launch)
                  {*launch->folder ? path_1 : NULL, 1},
                  {options->hostfile_8, launch->gpus},
                  {options->hostfile_1, 1}};
-    struct hosts sorted = {.n = launch->n, .list = calloc((size_t)launch->n, sizeof(*sorted.list))};
-    ep_status status = sorted.list ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for the hostfiles");
+    struct hosts sorted = {.n = launch->n, .list = memory_new((size_t)launch->n, sizeof(*sorted.list))};
+    ep_status status = EP_OK;
 
     snprintf(path, sizeof(path), "%s/hostfile", launch->folder);
     snprintf(path_1, sizeof(path_1), "%s/hostfile-1pernode.txt", launch->folder);
-    for (int i = 0; sorted.list && i < launch->n; i++)
+    for (int i = 0; i < launch->n; i++)
         sorted.list[i] = *launch->order[i]->host;
     for (size_t i = 0; i < COUNT(files) && status == EP_OK; i++)
         if (files[i].path)

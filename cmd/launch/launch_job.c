@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "common/capture.h"
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <errno.h>
@@ -113,17 +114,16 @@ static void execute_source(const void *context)
 static ep_status source_scripts(struct job_rank *rank)
 {
     json_t *scripts = json_object_get(rank->spec, "source"), *script;
-    const char **argv = calloc(5 + json_array_size(scripts) + 1, sizeof(*argv));
+    const char **argv = memory_new(5 + json_array_size(scripts) + 1, sizeof(*argv));
     char self[4096] = "epkit";
     struct source_run run = {rank->spec, argv};
     struct capture capture = {.execute = execute_source, .context = &run};
     ep_status status;
     size_t i;
 
-    if (!argv || json_array_size(scripts) == 0) {
-        status = argv ? EP_OK : ep_fail(EP_E_MEMORY, "no memory for a list of scripts");
+    if (json_array_size(scripts) == 0) {
         free(argv);
-        return status;
+        return EP_OK;
     }
     if (readlink("/proc/self/exe", self, sizeof(self) - 1) < 0)
         snprintf(self, sizeof(self), "epkit");

@@ -2,6 +2,7 @@
 #include "remote.h"
 
 #include "base/clock.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
 
@@ -461,20 +462,14 @@ void remote_pool_step(struct remote_pool *pool, int timeout_ms, struct pollfd *e
     }
 }
 
-int remote_pool_init(const struct remote_how *how, struct remote *remotes, int n, struct remote_pool *ret_pool)
+void remote_pool_init(const struct remote_how *how, struct remote *remotes, int n, struct remote_pool *ret_pool)
 {
-    struct remote_pool pool = {.how = how, .n = n, .remotes = remotes};
-
-    pool.polls = calloc((size_t)n * 3 + MAX_EXTRA, sizeof(*pool.polls));
-    *ret_pool = pool;
+    *ret_pool = (struct remote_pool){.how = how, .n = n, .remotes = remotes};
+    ret_pool->polls = memory_new((size_t)n * 3 + MAX_EXTRA, sizeof(*ret_pool->polls));
     for (int i = 0; i < n; i++) {
         remotes[i].pool = ret_pool;
         remotes[i].process = (struct process){.in = -1, .out = -1, .err = -1};
     }
-    if (pool.polls)
-        return 0;
-    remote_pool_done(ret_pool);
-    return -1;
 }
 
 void remote_reset(struct remote *remote)

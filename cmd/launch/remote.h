@@ -86,8 +86,8 @@ struct remote_pool {
     uint64_t looked_ns;
 };
 
-/* Initialises the pool; starts nothing. 0, or -1 for lack of memory. `how` and `remotes` must outlive the pool. */
-int remote_pool_init(const struct remote_how *how, struct remote *remotes, int n, struct remote_pool *ret_pool);
+/* Initialises the pool; starts nothing. `how` and `remotes` must outlive the pool. */
+void remote_pool_init(const struct remote_how *how, struct remote *remotes, int n, struct remote_pool *ret_pool);
 
 /*
  * Starts the connections that may start, waits for at most `timeout_ms` for an event on a connection or on one of the

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* devices.c - selects the devices to show. */
+#include "common/memory.h"
 #include "common/output.h"
 #include "nics.h"
 
@@ -12,28 +13,16 @@
 
 static struct nics_device *add(struct nics *nics)
 {
-    struct nics_device *devices = realloc(nics->devices, (nics->n + 1) * sizeof(*devices));
-
-    if (!devices)
-        return NULL;
-    nics->devices = devices;
-    devices[nics->n] = (struct nics_device){.rate_gbps = 0};
-    return &devices[nics->n++];
+    nics->devices = memory_grow(nics->devices, (nics->n + 1) * sizeof(*nics->devices));
+    nics->devices[nics->n] = (struct nics_device){.rate_gbps = 0};
+    return &nics->devices[nics->n++];
 }
 
-static int no_memory(void)
-{
-    out_error("nics: out of memory");
-    return CMD_FAILED;
-}
-
-static int add_port(const struct topo_nic *nic, const struct topo_port *port, struct nics *nics)
+static void add_port(const struct topo_nic *nic, const struct topo_port *port, struct nics *nics)
 {
     struct nics_device *device = add(nics);
     bool is_only = nic->n_ports == 1;
 
-    if (!device)
-        return no_memory();
     snprintf(device->nic, sizeof(device->nic), "%s", nic->name);
     snprintf(device->name, sizeof(device->name), "%s:%d", device->nic, port->number);
     text_clean(is_only ? device->nic : device->name, device->label, sizeof(device->label));
@@ -41,37 +30,30 @@ static int add_port(const struct topo_nic *nic, const struct topo_port *port, st
     device->rate_gbps = port->rate_gbps;
     device->counter.rdma = true;
     device->counter.port = port->number;
-    return CMD_FINE;
 }
 
-static int add_interface(const struct topo *topo, const char *name, struct nics *nics)
+static void add_interface(const struct topo *topo, const char *name, struct nics *nics)
 {
     struct nics_device *device = add(nics);
     int64_t mbps;
 
-    if (!device)
-        return no_memory();
     snprintf(device->nic, sizeof(device->nic), "%.63s", name);
     snprintf(device->name, sizeof(device->name), "%.79s", name);
     text_clean(name, device->label, sizeof(device->label));
     /* -1, or not a number, for interfaces without a speed. */
     if (source_number(topo->source, &mbps, "/sys/class/net/%s/speed", name) == SOURCE_OK && mbps > 0)
         device->rate_gbps = (double)mbps / 1000;
-    return CMD_FINE;
 }
 
-static int add_data_ports(const struct topo *topo, struct nics *nics)
+static void add_data_ports(const struct topo *topo, struct nics *nics)
 {
-    int result = CMD_FINE;
-
     for (int i = 0; i < topo->n_nics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
 
-        for (int p = 0; p < nic->n_ports && nic->role == TOPO_ROLE_DATA && result == CMD_FINE; p++)
+        for (int p = 0; p < nic->n_ports && nic->role == TOPO_ROLE_DATA; p++)
             if (nic->ports[p].active)
-                result = add_port(nic, &nic->ports[p], nics);
+                add_port(nic, &nic->ports[p], nics);
     }
-    return result;
 }
 
 /* --- names --- */
@@ -112,16 +94,16 @@ static int port_number(const char *text)
 
 static int add_rdma(const struct cmd *cmd, const struct topo_nic *nic, const char *port_text, struct nics *nics)
 {
-    int wanted = port_text ? port_number(port_text) : 0, result = CMD_FINE;
+    int wanted = port_text ? port_number(port_text) : 0;
     size_t before = nics->n;
 
-    for (int p = 0; p < nic->n_ports && result == CMD_FINE; p++)
+    for (int p = 0; p < nic->n_ports; p++)
         if (!port_text || nic->ports[p].number == wanted)
-            result = add_port(nic, &nic->ports[p], nics);
-    if (result == CMD_FINE && nics->n == before)
+            add_port(nic, &nic->ports[p], nics);
+    if (nics->n == before)
         return cmd_refuse(cmd, "--devices", "%s has no port '%s'; it has %d", nic->name, port_text ? port_text : "",
                           nic->n_ports);
-    return result;
+    return CMD_FINE;
 }
 
 static int add_named(const struct cmd *cmd, const struct topo *topo, const char *name, struct nics *nics)
@@ -141,7 +123,8 @@ static int add_named(const struct cmd *cmd, const struct topo *topo, const char 
     if (strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(name) >= sizeof(nic_name) ||
         !source_is_folder(source_stat(topo->source, "/sys/class/net/%s/statistics", name)))
         return unknown(cmd, topo, name);
-    return add_interface(topo, name, nics);
+    add_interface(topo, name, nics);
+    return CMD_FINE;
 }
 
 static int add_list(const struct cmd *cmd, const struct topo *topo, const char *list, struct nics *nics)
@@ -170,7 +153,7 @@ static int add_list(const struct cmd *cmd, const struct topo *topo, const char *
 /* --- GPUs --- */
 
 /* A NIC that no GPU uses may be idle with every right, so it does not count when all devices are shown. */
-static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
+static void add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
 {
     struct map *map = map_best(topo);
 
@@ -190,26 +173,23 @@ static int add_gpus(const struct topo *topo, bool is_list, struct nics *nics)
         device->is_evaluated = is_list || topo->n_gpus == 0 || device->n_gpus > 0;
     }
     map_free(map);
-    return CMD_FINE;
 }
 
 int nics_choose(const struct cmd *cmd, const struct topo *topo, const char *list, struct nics *ret_nics)
 {
-    struct nics nics = {.source = topo->source};
-    int result = list ? add_list(cmd, topo, list, &nics) : add_data_ports(topo, &nics);
+    int result = CMD_FINE;
 
-    if (result == CMD_FINE)
-        result = add_gpus(topo, list != NULL, &nics);
-    if (result == CMD_FINE) {
-        nics.tallies = calloc(nics.n + 1, sizeof(*nics.tallies));
-        if (!nics.tallies)
-            result = no_memory();
-    }
+    *ret_nics = (struct nics){.source = topo->source};
+    if (list)
+        result = add_list(cmd, topo, list, ret_nics);
+    else
+        add_data_ports(topo, ret_nics);
     if (result != CMD_FINE) {
-        nics_done(&nics);
+        nics_done(ret_nics);
         return result;
     }
-    *ret_nics = nics;
+    add_gpus(topo, list != NULL, ret_nics);
+    ret_nics->tallies = memory_new(ret_nics->n + 1, sizeof(*ret_nics->tallies));
     return CMD_FINE;
 }
 

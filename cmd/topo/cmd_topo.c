@@ -154,36 +154,22 @@ static void reading_done(struct reading *reading)
     source_free(reading->source);
 }
 
-static ep_status read_all(struct reading *reading)
-{
-    ep_status status = doctor_machine_read(reading->source, &reading->machine);
-
-    if (status != EP_OK) {
-        reading->source = NULL;
-        return status;
-    }
-    reading->topo = reading->machine->topo;
-    reading->best = reading->machine->map;
-    reading->ibgda = reading->machine->ibgda;
-    topo_save_read(reading->machine);
-    return EP_OK;
-}
-
-static ep_status read_topology(struct reading *reading)
-{
-    reading->topo = topo_read(reading->source);
-    reading->best = map_best(reading->topo);
-    reading->ibgda = map_ibgda(reading->topo);
-    return EP_OK;
-}
-
-static ep_status read_machine(const struct topo_options *options, struct reading *reading)
+static void read_machine(const struct topo_options *options, struct reading *reading)
 {
     const struct map_nvshmem how = {.hca_list = "", .hca_prefix = "mlx5"};
-    ep_status status = options->save ? read_all(reading) : read_topology(reading);
 
-    reading->nvshmem = status == EP_OK ? map_nvshmem(reading->topo, &how) : NULL;
-    return status;
+    if (options->save) {
+        reading->machine = doctor_machine_read(reading->source);
+        reading->topo = reading->machine->topo;
+        reading->best = reading->machine->map;
+        reading->ibgda = reading->machine->ibgda;
+        topo_save_read(reading->machine);
+    } else {
+        reading->topo = topo_read(reading->source);
+        reading->best = map_best(reading->topo);
+        reading->ibgda = map_ibgda(reading->topo);
+    }
+    reading->nvshmem = map_nvshmem(reading->topo, &how);
 }
 
 static bool wants(const struct topo_options *options, int section)
@@ -228,12 +214,7 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
         result = inspect_open(cmd, &options->inspect, &reading.source);
     if (result != CMD_FINE)
         return result;
-    if (read_machine(options, &reading) != EP_OK) {
-        inspect_reading_done();
-        out_problem("the machine could not be read", NULL, ep_last_error(), NULL);
-        reading_done(&reading);
-        return CMD_FAILED;
-    }
+    read_machine(options, &reading);
     inspect_reading_done();
     /* Save first: the reader of the output may close it early, as head does. */
     if (options->save)

@@ -34,14 +34,15 @@ void run_one_nic(const struct doctor_machine *machine, struct doctor_result *res
     const char *switched = source_env(machine->source, "NVSHMEM_ENABLE_NIC_PE_MAPPING");
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     const char *mapping = source_env(machine->source, "DEEP_EP_DEVICE_TO_HCA_MAPPING");
-    struct map *map = NULL, *deepep = NULL;
+    struct map *map, *deepep = NULL;
     bool spares_deepep;
 
     if (!variable_is_true(switched) || advice_is_single_nic(list) ||
         doctor_not_applicable_if(result, machine->topo->n_gpus < 2 || topo_data_ports(machine->topo, NULL) < 2,
                                  "there are not two GPUs with two NICs"))
         return;
-    if (machine_nvshmem_map(machine, &map) != EP_OK || map->choices[0].nic < 0) {
+    map = machine_nvshmem_map(machine);
+    if (map->choices[0].nic < 0) {
         map_free(map);
         return; /* no NIC at all is reported by hca-prefix */
     }
@@ -176,9 +177,9 @@ static bool find_neighbour(const struct doctor_machine *machine, const struct ma
 static void run_default_choice(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct software_copy *copy = machine_deepep(machine);
-    struct map *map = NULL;
+    struct map *map = machine_nvshmem_map(machine);
 
-    if (machine_nvshmem_map(machine, &map) == EP_OK && map->n > 0 && map->choices[0].nic >= 0 &&
+    if (map->n > 0 && map->choices[0].nic >= 0 &&
         (find_worse(machine, map, "NVSHMEM's own choice", result) || find_neighbour(machine, map, result))) {
         doctor_evidence_env(result, "NVSHMEM_HCA_LIST");
         if (copy && machine->software->deepep.mapping_active)

@@ -14,12 +14,9 @@
 /* Does NVSHMEM find a NIC for any GPU? */
 static bool finds_a_nic(const struct doctor_machine *machine)
 {
-    struct map *map;
-    bool any;
+    struct map *map = machine_nvshmem_map(machine);
+    bool any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
 
-    if (machine_nvshmem_map(machine, &map) != EP_OK)
-        return true;
-    any = ANY_OF(i, map->n, map->choices[i].nic >= 0);
     map_free(map);
     return any;
 }

@@ -11,25 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void read_parts(struct doctor_machine *machine)
+struct doctor_machine *doctor_machine_read(struct source *source)
 {
+    struct doctor_machine *machine = memory_new(1, sizeof(*machine));
+
+    machine->source = source;
+    machine->stacks = memory_new(STACKS_MAX, sizeof(*machine->stacks));
     machine->topo = topo_read(machine->source);
     machine->map = map_best(machine->topo);
     machine->ibgda = map_ibgda(machine->topo);
     machine->software = software_read(machine->source, machine->topo);
     machine->advice = advice_make(machine->topo, machine->software, machine->map, machine->ibgda);
     machine->audit = audit_make(machine->topo, machine->software, machine->advice);
-}
-
-ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine)
-{
-    struct doctor_machine *machine = memory_new(1, sizeof(*machine));
-
-    machine->source = source;
-    machine->stacks = memory_new(STACKS_MAX, sizeof(*machine->stacks));
-    read_parts(machine);
-    *ret_machine = machine;
-    return EP_OK;
+    return machine;
 }
 
 void doctor_machine_free(struct doctor_machine *machine)

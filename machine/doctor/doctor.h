@@ -27,8 +27,8 @@ struct doctor_machine {
     struct stack_result *stacks; /* by row of the table of stacks; filled when first asked */
 };
 
-/* Reads a machine. Takes ownership of `source`, also on failure. */
-ep_status doctor_machine_read(struct source *source, struct doctor_machine **ret_machine);
+/* Reads a machine. Takes ownership of `source`. */
+struct doctor_machine *doctor_machine_read(struct source *source);
 void doctor_machine_free(struct doctor_machine *machine);
 
 enum doctor_severity {

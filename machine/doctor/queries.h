@@ -183,7 +183,7 @@ bool machine_has_deepep(const struct doctor_machine *machine);
 bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_result *result);
 
 /* The NICs that NVSHMEM chooses with the current variables and one NVSHMEM job for each GPU. */
-ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map);
+struct map *machine_nvshmem_map(const struct doctor_machine *machine);
 
 /* The first entry of LD_PRELOAD with `part` in its file name, and whether the file exists; path "" if there is none. */
 struct machine_preload {

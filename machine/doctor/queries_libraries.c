@@ -82,7 +82,7 @@ bool machine_uses_ibgda(const struct doctor_machine *machine, struct doctor_resu
     return false;
 }
 
-ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map **ret_map)
+struct map *machine_nvshmem_map(const struct doctor_machine *machine)
 {
     const char *list = source_env(machine->source, "NVSHMEM_HCA_LIST");
     const char *prefix = source_env(machine->source, "NVSHMEM_HCA_PREFIX");
@@ -92,8 +92,7 @@ ep_status machine_nvshmem_map(const struct doctor_machine *machine, struct map *
         .hca_prefix = prefix ? prefix : MACHINE_HCA_PREFIX,
     };
 
-    *ret_map = map_nvshmem(machine->topo, &how);
-    return EP_OK;
+    return map_nvshmem(machine->topo, &how);
 }
 
 bool machine_is_missing_preload(const struct doctor_machine *machine, const char *entry)
