@@ -2,8 +2,7 @@
 /*
  * agent_lines.h - output in lines. The agent of a node sends lines to the launcher, on a byte stream that may begin
  * with the greeting of a login shell: "\036J0 JSON" is an event, "\036O3 TEXT" a line that rank 3 of the node has
- * written,
- * "\036P3 TEXT" the beginning of a line whose end it has not written yet.
+ * written, "\036P3 TEXT" the beginning of a line whose end it has not written yet.
  */
 #ifndef EP_LAUNCH_AGENT_LINES_H
 #define EP_LAUNCH_AGENT_LINES_H

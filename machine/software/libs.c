@@ -357,7 +357,6 @@ struct load {
     struct source *source;
     const struct libs_env *env;
     struct libs_closure *closure;
-    const char *sonames[LIBS_MAX];
     int machine;             /* of the file that is loaded; libraries for other machines are skipped */
     struct libs_list front;  /* LD_LIBRARY_PATH */
     struct libs_list back;   /* /etc/ld.so.conf and default folders */
@@ -373,8 +372,9 @@ static int add_lib(struct load *load, struct lib_location location, const char *
         closure->cut = true;
         return -1;
     }
-    closure->libs[closure->n] = (struct lib){.location = location, .name = name, .needed_by = needed_by};
-    load->sonames[closure->n] = location.state == SOURCE_OK ? source_elf(load->source, "%s", location.path).soname : "";
+    closure->libs[closure->n] = (struct lib){.location = location, .name = name, .needed_by = needed_by, .soname = ""};
+    if (location.state == SOURCE_OK)
+        closure->libs[closure->n].soname = source_elf(load->source, "%s", location.path).soname;
     return closure->n++;
 }
 
@@ -384,7 +384,7 @@ static int find_by_name(struct load *load, const char *name)
     const struct libs_closure *closure = load->closure;
 
     for (int i = 0; i < closure->n; i++)
-        if (strcmp(closure->libs[i].name, name) == 0 || strcmp(load->sonames[i], name) == 0)
+        if (strcmp(closure->libs[i].name, name) == 0 || strcmp(closure->libs[i].soname, name) == 0)
             return i;
     return -1;
 }

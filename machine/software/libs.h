@@ -34,8 +34,9 @@ struct lib_location libs_find(struct source *source, const struct libs_env *env,
 
 struct lib {
     struct lib_location location;
-    const char *name; /* as in NEEDED */
-    int needed_by;    /* index of the first library that needs it; -1: the file that is loaded */
+    const char *name;   /* as in NEEDED */
+    const char *soname; /* "" without one */
+    int needed_by;      /* index of the first library that needs it; -1: the file that is loaded */
 };
 
 /* A symbol version that is needed and that the library found does not define. */
