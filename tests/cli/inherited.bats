@@ -16,10 +16,14 @@ setup() {
 }
 
 teardown() {
+    local process
     living | xargs --no-run-if-empty kill -KILL
-    if [ -s pids ]; then
-        xargs kill -KILL <pids 2>/dev/null || true
-    fi
+    [ -s pids ] || return 0
+    # Where numbers of processes are used again within a minute, one of these may be another's by now.
+    while read -r process; do
+        grep -qsF "EPKIT_TEST_MARK=$BATS_TEST_TMPDIR" "/proc/$process/environ" || continue
+        kill -KILL "$process" 2>/dev/null || true
+    done <pids
 }
 
 # with STATE... -- ARGUMENT...: epkit with this state

@@ -97,6 +97,7 @@ phase_is_one_of() { [[ " $* " == *" $(cat "$SHARED/phase" 2>/dev/null) "* ]]; }
     run ! grep -q 'phase: installing' "$BATS_TEST_TMPDIR/log"
     cp "$SHARED/boot" "$SHARED/grant"
     wait "$POD"
+    POD=
     cat "$BATS_TEST_TMPDIR/log"
     phase_is "done"
     grep -q 'epkit-installer: installation complete' "$BATS_TEST_TMPDIR/log"
