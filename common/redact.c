@@ -395,25 +395,25 @@ static void redact_array(json_t *array, const json_t *kept)
 static void redact_in(json_t *value, const char *name, const json_t *kept)
 {
     const char *key, *given = json_string_value(json_object_get(value, "name"));
-    char *text;
+    char *shown, *entry;
     json_t *member;
 
     if (json_is_array(value))
         redact_array(value, kept);
-    text = json_is_string(value) ? redact_value(name, json_string_value(value), kept) : NULL;
-    if (text)
-        json_string_set_nocheck(value, text);
-    else if (given)
-        text = memory_printf("%s", given); /* the member itself may be replaced */
+    shown = json_is_string(value) ? redact_value(name, json_string_value(value), kept) : NULL;
+    if (shown)
+        json_string_set_nocheck(value, shown);
+    free(shown);
+    entry = given ? memory_printf("%s", given) : NULL; /* the member itself may be replaced */
     json_object_foreach (value, key, member) {
-        const char *of = text && strcmp(key, "value") == 0                      ? text
+        const char *of = entry && strcmp(key, "value") == 0                     ? entry
                          : strcmp(name, "environment") == 0 || is_variable(key) ? key
                                                                                 : "";
 
         if (member != kept)
             redact_in(member, of, kept);
     }
-    free(text);
+    free(entry);
 }
 
 json_t *redact_document(const json_t *document)
