@@ -71,7 +71,7 @@ EP_API ep_status ep_dispatch_sync(ep_plan *plan, const ep_dispatch_args *args);
 
 enum {
     /* Add in the order of a token's choices instead of the order of ranks: see ep_combine(). Between nodes only with
-     * EP_COMBINE_ROUND_PARTIAL, and not on the CUDA backend (EP_E_UNSUPPORTED). */
+     * EP_COMBINE_ROUND_PARTIAL (EP_E_UNSUPPORTED). */
     EP_COMBINE_BY_CHOICE = 1u << 3,
 
     /*

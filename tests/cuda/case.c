@@ -378,14 +378,18 @@ static int answer(struct state *s)
 enum { RANK_ORDER, CHOICE_ORDER, MIXED_ORDERS, N_ORDERS };
 static const char *const order_names[] = {"combine", "combine by choice", "combine in an order of each rank"};
 
-/* Ranks may use different orders of the sum, each for its own tokens; but all of them round partial sums, or none. */
+/*
+ * On one node ranks may use different orders of the sum, each for its own tokens; but all of them round partial sums,
+ * or none. Between nodes they are rounded where the order is that of the choices.
+ */
 static uint32_t flags_of_order(const struct state *s, int order)
 {
     static const uint32_t of_rank[] = {EP_COMBINE_BY_CHOICE, 0, EP_COMBINE_BY_CHOICE};
+    bool rounds = s->shape->topk % 2 || group_division.nodes > 1;
 
     if (order == MIXED_ORDERS)
         return of_rank[s->group->rank % 3];
-    return order == RANK_ORDER ? 0 : EP_COMBINE_BY_CHOICE | (s->shape->topk % 2 ? EP_COMBINE_ROUND_PARTIAL : 0);
+    return order == RANK_ORDER ? 0 : EP_COMBINE_BY_CHOICE | (rounds ? EP_COMBINE_ROUND_PARTIAL : 0);
 }
 
 static int run_all(struct state *s)
@@ -405,7 +409,7 @@ static int run_all(struct state *s)
     if (code & FAILED)
         return code;
     TRY(answer(s));
-    for (int order = 0; order < (group_division.nodes > 1 ? 1 : N_ORDERS) && !(code & FAILED); order++) {
+    for (int order = 0; order < (group_division.nodes > 1 ? MIXED_ORDERS : N_ORDERS) && !(code & FAILED); order++) {
         s->combine_flags = flags_of_order(s, order);
         TRY(mirror_poison(s->group, &s->b[OUT]));
         TRY(mirror_poison(s->group, &s->b[OUT_WEIGHTS]));

@@ -100,10 +100,11 @@ static ep_status dispatch(const struct state *s, int which, int hidden)
     return ep_dispatch(s->plan, &args, s->group->stream);
 }
 
-static ep_status combine(const struct state *s, int which)
+static ep_status combine(const struct state *s, int which, uint32_t flags)
 {
     ep_combine_args args = args_combine(HIDDEN, s->recv, s->out[which]);
 
+    args.flags = flags;
     return ep_combine(s->plan, &args, s->group->stream);
 }
 
@@ -184,7 +185,7 @@ static int run_ahead(struct state *s)
     TRY(make_buffers(s));
     for (int i = 0; i < 2; i++) {
         CALL(dispatch(s, i, HIDDEN));
-        CALL(combine(s, i));
+        CALL(combine(s, i, 0));
         CALL(ep_stream_sync(s->group->cuda, s->group->stream));
         CUDA(cudaMemcpy(first + (size_t)i * bytes, s->out[i], bytes, cudaMemcpyDefault));
     }
@@ -192,7 +193,7 @@ static int run_ahead(struct state *s)
     for (int i = 0; i < AHEAD; i++) {
         CUDA(cudaMemsetAsync(s->out[i % 2], POISON, bytes, s->group->stream));
         CALL(dispatch(s, i % 2, HIDDEN));
-        CALL(combine(s, i % 2));
+        CALL(combine(s, i % 2, 0));
     }
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     for (int i = 0; i < 2; i++) {
@@ -206,9 +207,12 @@ static int run_ahead(struct state *s)
     return code;
 }
 
-/* The last rank, alone on its node or not, passes a different row size, or makes a different call. */
-static int run_disagree(struct state *s, bool calls)
+enum disagreement { ARGUMENTS, CALLS, ROUNDINGS };
+
+/* The last rank, alone on its node or not, passes a different row size or sum, or makes a different call. */
+static int run_disagree(struct state *s, enum disagreement which)
 {
+    static const char roundings[] = "EP_COMBINE_ROUND_PARTIAL is set on rank";
     bool other = s->group->rank == s->group->nranks - 1;
     ep_status status;
 
@@ -217,10 +221,13 @@ static int run_disagree(struct state *s, bool calls)
     CALL(dispatch(s, 0, HIDDEN));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     TRY(group_barrier(s->group));
-    status = calls && other ? combine(s, 0) : dispatch(s, 0, other ? HIDDEN / 2 : HIDDEN);
+    if (which == ROUNDINGS)
+        status = combine(s, 0, other ? EP_COMBINE_BY_CHOICE | EP_COMBINE_ROUND_PARTIAL : 0);
+    else
+        status = which == CALLS && other ? combine(s, 0, 0) : dispatch(s, 0, other ? HIDDEN / 2 : HIDDEN);
     if (status == EP_OK)
         status = ep_stream_sync(s->group->cuda, s->group->stream);
-    TRY(expect_status("ep_dispatch", status, EP_E_MISMATCH, NULL));
+    TRY(expect_status("the call", status, EP_E_MISMATCH, which == ROUNDINGS ? roundings : NULL));
     EXPECT(names_rank(ep_last_error(), s->group->nranks - 1) ||
                names_rank(ep_last_error(), s->group->nranks - 1 - s->group->nranks / group_division.nodes),
            "neither the rank nor its rail peer is named: %s", ep_last_error());
@@ -231,12 +238,17 @@ static int run_disagree(struct state *s, bool calls)
 
 static int run_different_arguments(struct state *s)
 {
-    return run_disagree(s, false);
+    return run_disagree(s, ARGUMENTS);
 }
 
 static int run_different_calls(struct state *s)
 {
-    return run_disagree(s, true);
+    return run_disagree(s, CALLS);
+}
+
+static int run_different_roundings(struct state *s)
+{
+    return run_disagree(s, ROUNDINGS);
 }
 
 /* A limit refuses a call that needs more, by name; with a higher limit it succeeds, and again without new memory. */
@@ -258,7 +270,7 @@ static int run_memory(struct state *s)
     EXPECT(before >= 4 * needed, "%zu bytes were reserved, not %zu", before, 4 * needed);
     TRY(group_barrier(s->group));
     CALL(dispatch(s, 0, HIDDEN));
-    CALL(combine(s, 0));
+    CALL(combine(s, 0, 0));
     CALL(ep_stream_sync(comm, s->group->stream));
     CALL(ep_cuda_get_net_memory(comm, &held, &needed));
     EXPECT(held == before && needed <= held, "%zu bytes are held of %zu, %zu needed", held, before, needed);
@@ -306,7 +318,7 @@ static int run_mappings(struct state *s)
     TRY(make_plan(s));
     TRY(make_buffers(s));
     CALL(dispatch(s, 0, HIDDEN));
-    CALL(combine(s, 0));
+    CALL(combine(s, 0, 0));
     CALL(ep_stream_sync(s->group->cuda, s->group->stream));
     config = args_ll(TOKENS, HIDDEN, EXPERTS * s->group->nranks, TOPK);
     CALL(ep_ll_new(s->group->cuda, &config, &ll));
@@ -326,7 +338,8 @@ static const struct scenario {
                  {"ahead", run_ahead},
                  {"memory", run_memory},
                  {"disagree-arguments", run_different_arguments},
-                 {"disagree-calls", run_different_calls}};
+                 {"disagree-calls", run_different_calls},
+                 {"disagree-roundings", run_different_roundings}};
 
 static int run_rank(const struct scenario_run *run, const struct group *group)
 {

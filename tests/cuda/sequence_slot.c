@@ -198,7 +198,7 @@ static void choose_shape(const struct group *group, struct dice *dice, struct sl
                           .expanded = kind < 2,
                           .mask = kind == 4,
                           .choice = kind != 4 && draw(dice, 2),
-                          .by_choice = draw(dice, 3) == 0 && group_division.nodes < 2,
+                          .by_choice = draw(dice, 3) == 0,
                           .dtype = format->dtype,
                           .scale_type = format->scale_type,
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
@@ -297,7 +297,7 @@ static ep_status combine(const struct slot *slot, ep_plan *plan, bool device, ep
     ep_combine_args args = args_combine(slot->hidden, at(slot, echo ? RECV_X : ANSWER, device), at(slot, OUT, device));
 
     if (slot->by_choice)
-        args.flags = EP_COMBINE_BY_CHOICE | (slot->expanded ? EP_COMBINE_ROUND_PARTIAL : 0);
+        args.flags = EP_COMBINE_BY_CHOICE | (slot->expanded || group_division.nodes > 1 ? EP_COMBINE_ROUND_PARTIAL : 0);
     if (slot->choice) {
         args.topk_weights = (const float *)(const void *)at(slot, ANSWER_WEIGHTS, device);
         args.out_topk_weights = (float *)(void *)at(slot, OUT_WEIGHTS, device);

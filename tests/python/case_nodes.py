@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks, raises, run
 
-NOT_ON_CUDA = {"test_combine_has_the_bits_of_hybrid_deepep": "the CUDA backend sends a float32 sum for each node"}
 EXPERTS, TOPK, HIDDEN = 12, 4, 256
 
 

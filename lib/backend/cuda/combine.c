@@ -30,6 +30,7 @@ struct combine {
     size_t row_bytes, weight_bytes; /* of one row */
     bool copies;                    /* the kernel writes into staging */
     bool reduces;                   /* each rank adds up its own rows into staging first; the kernel does so */
+    bool rounds;                    /* a rank rounds sums that others read: all of them do, or none */
     struct cuda_copy copy[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
 };
@@ -87,7 +88,7 @@ static ep_status fill_desc(struct combine *c, struct cuda_op_desc *desc)
     desc->words[CUDA_DESC_DTYPE] = (uint32_t)args->dtype;
     desc->words[CUDA_DESC_HIDDEN] = (uint32_t)args->hidden;
     desc->words[CUDA_DESC_OUTPUTS] =
-        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->reduces ? EP_GROUP_ROUND_PARTIAL : 0);
+        (args->out_topk_weights ? EP_GROUP_OUT_WEIGHTS : 0) | (c->rounds ? EP_GROUP_ROUND_PARTIAL : 0);
     EP_TRY(place_input(c, EP_GROUP_AT_X, args->x, c->row_bytes, desc));
     if (args->out_topk_weights)
         EP_TRY(place_input(c, EP_GROUP_AT_WEIGHTS, args->topk_weights, c->weight_bytes, desc));
@@ -164,6 +165,9 @@ static ep_status order_by_choice(struct combine *c, struct cuda_combine *sum)
     if (!(c->args->flags & EP_COMBINE_BY_CHOICE))
         return EP_OK;
     sum->by_choice = 1;
+    /* That kernel orders the terms itself: also those of other ranks' tokens, which only devices may know. */
+    if (cuda_crosses_nodes(c->call.cuda))
+        return EP_OK;
     order.by_rank = c->args->flags & EP_COMBINE_ROUND_PARTIAL && sum->route.expanded;
     sum->rounds_partial = order.by_rank && !c->reduces;
     bytes = (tokens * (size_t)sum->route.width + 1) * sizeof(struct cuda_entry);
@@ -229,6 +233,7 @@ static ep_status launch(struct combine *c, const struct cuda_route *route)
                                  .row_bytes = (int64_t)c->row_bytes};
     c->reduces = reduces(c);
     sum->reduces = c->reduces;
+    c->rounds = c->reduces || (args->flags && cuda_crosses_nodes(cuda));
     if (c->reduces)
         EP_TRY(cuda_plan_slots(&c->call, c->plan, &sum->reduce));
     cuda_fill_waits(cuda, EP_GROUP_COMBINE_READY, EP_GROUP_COMBINE_DONE, &sum->waits);
@@ -270,9 +275,6 @@ static ep_status combine_body(struct combine *c)
 {
     struct cuda_route route;
 
-    if (c->args->flags && cuda_crosses_nodes(c->call.cuda))
-        return ep_fail(EP_E_UNSUPPORTED, "ep_combine: EP_COMBINE_BY_CHOICE on %d nodes with the CUDA backend",
-                       c->plan->comm->nnodes);
     EP_TRY(cuda_plan_ready(&c->call, c->plan, &route));
     EP_TRY(check_pointers(c, route.n_tokens));
     c->weight_bytes = (route.expanded ? 1 : (size_t)c->plan->args.topk) * sizeof(float);

@@ -398,8 +398,8 @@ struct cuda_rows {
 cudaError_t cuda_kernels_load(int shared_bytes);
 /* The part of each file. */
 typedef cudaError_t cuda_load_fn(int shared_bytes);
-cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_slices_load, cuda_lists_load,
-    cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
+cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_nodes_combine_load, cuda_slices_load,
+    cuda_lists_load, cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,

@@ -237,21 +237,22 @@ ep_status cuda_nodes_combine(struct cuda_call *call, ep_plan *plan, const struct
     struct cuda_comm *cuda = call->cuda;
     const struct cuda_lists *lists = lists_of(plan);
     int weight_words = own->out_weights ? plan->args.topk : 0;
-    size_t units = cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
-    size_t row_bytes = (size_t)own->row_bytes, weight_bytes = (size_t)weight_words * 4;
+    bool by_choice = own->by_choice; /* each token sends one row of bf16 */
+    size_t units = by_choice ? 0 : cuda->group.comm->config.partial_type == EP_BF16 ? 1 : 2;
+    size_t row_bytes = (size_t)own->row_bytes, token_bytes = (size_t)weight_words * 4 + (by_choice ? row_bytes : 0);
     const struct cuda_net_op_params params = {.name = "ep_combine",
                                               .phase = EP_GROUP_COMBINE_MOVE,
                                               .desc = own->desc.words,
                                               .out = &lists->rails,
                                               .in = &lists->net,
-                                              .tokens = cuda_net_chunk_tokens(cuda, units * row_bytes + weight_bytes),
-                                              .token_bytes = weight_bytes,
-                                              .unit_bytes = row_bytes,
+                                              .tokens = cuda_net_chunk_tokens(cuda, units * row_bytes + token_bytes),
+                                              .token_bytes = token_bytes,
+                                              .unit_bytes = by_choice ? 0 : row_bytes,
                                               .max_units = units};
     struct cuda_nodes_combine sum = {.own = *own,
                                      .rail = lists->route,
-                                     .rail_units = lists->device.rail_units,
-                                     .net_units = lists->device.net_units,
+                                     .rail_units = by_choice ? NULL : lists->device.rail_units,
+                                     .net_units = by_choice ? NULL : lists->device.net_units,
                                      .remote_count = lists->device.remote_count,
                                      .remote = lists->device.remote,
                                      .remote_width = cuda_remote_width(plan),

@@ -6,6 +6,9 @@
 #include "backend/cuda/nodes.h"
 #include "backend/cuda/sync.cuh"
 
+#define NODES_THREADS (CUDA_NODES_WARPS * WARP) /* of a block */
+/* A rank that waits for another node reports the rank there before the ranks of its own node report this one. */
+#define SYNC_DEADLINES 2
 #define MIN_BACKOFF_NS 200u
 #define MAX_BACKOFF_NS 1000u
 #define MOVED_BATCH 16 /* words of host memory read in one poll */
@@ -242,6 +245,22 @@ __device__ inline bool await_arena(const cuda_waits &waits, const cuda_net_op_ar
     if (threadIdx.x == 0 && blockIdx.x == 0 && ok)
         post_operation(op, run);
     return __syncthreads_and(ok);
+}
+
+/*
+ * Claims the next tile for the whole block. Running blocks claim tiles in ascending order. So the block with the lowest
+ * open tile waits for the network only, and the chunks of all lower tiles, which must be released before the network
+ * can make progress, have been read.
+ */
+__device__ inline uint32_t claim_block_tile(const cuda_waits &waits)
+{
+    __shared__ uint32_t tile;
+
+    __syncthreads();
+    if (threadIdx.x == 0)
+        tile = claim_tile(waits);
+    __syncthreads();
+    return tile;
 }
 
 #endif

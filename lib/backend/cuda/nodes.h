@@ -148,7 +148,7 @@ struct cuda_nodes_combine {
     /*
      * Units, one row of bf16 each, that the sums of a node's list take before token `at` of all lists, at [at + node];
      * a sum in fp32 takes two. There is an entry after the last token of each list, so there are as many entries as
-     * tokens and nodes.
+     * tokens and nodes. NULL: all sums are rounded (EP_COMBINE_BY_CHOICE).
      */
     const int32_t *rail_units, *net_units;
     const int32_t *remote_count;           /* [N] */

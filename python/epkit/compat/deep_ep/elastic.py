@@ -514,8 +514,8 @@ class ElasticBuffer(OfThisProcess):
         Ignored: num_qps. Returns (bfloat16 [N, H], float32 [N, K] or None, event).
 
         The sum is made in float32 on top of the biases, by the order of each token's choices: a rank's term stands at the
-        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout, and on the CPU for
-        several hosts: a term for each of them, its own sum, rounded. Otherwise on several hosts it is that of Buffer.combine().
+        last choice that went there; rounded once. See allow_multiple_reduction for the expanded layout, and for several hosts: a
+        term for each of them, its own sum, rounded. Without it on several hosts the sum is that of Buffer.combine().
         """
         check_torch_deterministic()
         self._plan_of(handle, "combine")
@@ -527,7 +527,7 @@ class ElasticBuffer(OfThisProcess):
         flags = 0
         if self._comm.nodes == 1:
             flags = COMBINE_BY_CHOICE | (COMBINE_ROUND_PARTIAL if plan.expanded and self.allow_multiple_reduction else 0)
-        elif self.allow_multiple_reduction and self.allow_hybrid_mode and not self._comm.is_cuda:
+        elif self.allow_multiple_reduction and self.allow_hybrid_mode:
             flags = COMBINE_BY_CHOICE | COMBINE_ROUND_PARTIAL  # otherwise each host sends one float32 sum of its rows of a token
         with order.allocating():
             out, weights = plan._combine(x, topk_weights, biases, flags, None, order.stream)
