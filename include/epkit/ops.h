@@ -24,6 +24,16 @@
 extern "C" {
 #endif
 
+enum {
+    /*
+     * x is bf16, and the rows that are sent are made of it: of `dtype` with scales of `scale_type`, by the scale rule
+     * of ep_ll_dispatch() without EP_LL_ROUND_SCALE. The rows of a token are quantised once. May differ between ranks.
+     * On CUDA by a kernel before that of the dispatch, on all SMs (with EP_COMM_STRICT_SMS on those of
+     * ep_cuda_set_sms()), into memory of the communicator.
+     */
+    EP_DISPATCH_QUANTIZE = 1u << 14
+};
+
 typedef struct ep_dispatch_args {
     size_t size;        /* EP_DISPATCH_ARGS_INIT sets it */
     const void *x;      /* [N,H] */
@@ -34,7 +44,7 @@ typedef struct ep_dispatch_args {
                            EP_UE8M0, W = H/512, and EP_UE8M0_32 (mxfp8), W = H/128; fp4: EP_F8E4M3 (nvfp4), W = H/64.
                            Rows of any type: EP_I32, W = scale_words, opaque. NULL: rows without scales */
     int32_t scale_type; /* one of these; 0 without scales */
-    uint32_t flags;     /* 0 */
+    uint32_t flags;     /* EP_DISPATCH_QUANTIZE: then `scales` is NULL, and scale_type not EP_I32 */
     int64_t scale_stride_token; /* strides of `scales` in elements of 4 bytes; both 0: contiguous rows */
     int64_t scale_stride_block;
     const float *topk_weights; /* [N,K] or NULL */
@@ -53,9 +63,10 @@ typedef struct ep_dispatch_args {
                                         ranks */
     int64_t recv_scale_stride_block;
     int32_t scale_words; /* with EP_I32: words of each row, 1..EP_MAX_SCALE_WORDS, the same on all ranks; otherwise 0 */
-    int32_t source_stride; /* of recv_source: as in ep_plan_metadata; 0 without it */
-    int32_t *recv_source;  /* rank layout: [out_rows] as recv_source of ep_plan_metadata, with the rows. NULL: not
-                              wanted. Expanded layout: must be NULL */
+    int32_t source_stride;     /* of recv_source: as in ep_plan_metadata; 0 without it */
+    int32_t *recv_source;      /* rank layout: [out_rows] as recv_source of ep_plan_metadata, with the rows. NULL: not
+                                  wanted. Expanded layout: must be NULL */
+    const float *global_scale; /* EP_DISPATCH_QUANTIZE with EP_F4E2M1: [1], as in ep_ll_dispatch_args; NULL: 1 */
 } ep_dispatch_args;
 
 #define EP_DISPATCH_ARGS_INIT EP_INIT(ep_dispatch_args)

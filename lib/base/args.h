@@ -33,7 +33,7 @@ ep_status ep_args_store(void *ret_args, const void *ours, size_t our_bytes, size
 #define EP_ARGS_LAST_ep_plan_args stream
 #define EP_ARGS_LAST_ep_plan_info n_dropped
 #define EP_ARGS_LAST_ep_layout token_in_rank
-#define EP_ARGS_LAST_ep_dispatch_args recv_source
+#define EP_ARGS_LAST_ep_dispatch_args global_scale
 #define EP_ARGS_LAST_ep_combine_args reserved
 #define EP_ARGS_LAST_ep_ll_config reserved
 #define EP_ARGS_LAST_ep_ll_sizes combine_bytes

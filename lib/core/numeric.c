@@ -268,3 +268,19 @@ void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed)
         ret_packed[i] = (int32_t)packed;
     }
 }
+
+void ep_quantize(const uint16_t *x, int hidden, const ep_ll_dispatch_args *format, void *ret_x, void *ret_scales)
+{
+    float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
+
+    if (format->out_dtype == EP_F4E2M1) {
+        ep_quantize_nvfp4(x, hidden, format->global_scale ? *format->global_scale : 1, ret_x, ret_scales);
+    } else if (format->scale_type == EP_UE8M0_32) {
+        ep_quantize_mxfp8(x, hidden, ret_x, ret_scales);
+    } else if (format->scale_type == EP_F32) {
+        ep_quantize_row(x, hidden, (format->flags & EP_LL_ROUND_SCALE) != 0, ret_x, ret_scales);
+    } else {
+        ep_quantize_row(x, hidden, 1, ret_x, factors);
+        ep_pack_ue8m0(factors, hidden / EP_SCALE_BLOCK, ret_scales);
+    }
+}

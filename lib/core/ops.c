@@ -82,6 +82,7 @@ enum {
     X = DISPATCH_OUTPUTS,
     SCALES,
     WEIGHTS,
+    GLOBAL_SCALE,
     BUFFERS
 };
 
@@ -103,11 +104,32 @@ static bool takes_scales(int dtype, int type)
            (dtype == EP_F4E2M1 ? type == EP_F8E4M3 : type == EP_F32 || type == EP_UE8M0 || type == EP_UE8M0_32);
 }
 
+/* What is quantised has no scales yet. */
+static ep_status check_quantize(const ep_dispatch_args *args)
+{
+    bool quantizes = args->flags & EP_DISPATCH_QUANTIZE;
+
+    if (args->global_scale && (!quantizes || args->dtype != EP_F4E2M1))
+        return ep_fail(EP_E_ARG, DISPATCH ": global_scale %s",
+                       quantizes ? "is for EP_F4E2M1" : "without EP_DISPATCH_QUANTIZE");
+    if (quantizes && (args->dtype == EP_BF16 || !args->scale_type || args->scale_type == EP_I32))
+        return ep_fail(EP_E_ARG,
+                       DISPATCH ": EP_DISPATCH_QUANTIZE with dtype %d (%s) and scale_type %d: rows of fp8 or "
+                                "fp4 are made, with scales of a known type",
+                       args->dtype, ep_dtype_name((ep_dtype)args->dtype), args->scale_type);
+    if (quantizes && (args->scales || args->scale_stride_token || args->scale_stride_block))
+        return ep_fail(EP_E_ARG, DISPATCH ": scales with EP_DISPATCH_QUANTIZE, which makes them");
+    return EP_OK;
+}
+
 /* `scale_type` decides whether there are scales: a rank without tokens may have no pointer. */
 static ep_status check_scales(const ep_dispatch_args *args, int n_tokens, struct ep_buffer *buffers)
 {
     int64_t bytes = 0;
 
+    EP_TRY(check_quantize(args));
+    if (args->flags & EP_DISPATCH_QUANTIZE)
+        n_tokens = 0; /* no scales are read */
     if (args->scale_type != EP_I32 && args->scale_words)
         return ep_fail(EP_E_ARG, DISPATCH ": scale_words is %d with scale_type %d, not EP_I32", args->scale_words,
                        args->scale_type);
@@ -217,7 +239,7 @@ static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, ep_
     int n_tokens = ep_plan_tokens_in(plan, stream);
     struct ep_buffer buffers[BUFFERS] = {{.name = NULL}};
 
-    EP_TRY(ep_check_flags(DISPATCH, args->flags, 0));
+    EP_TRY(ep_check_flags(DISPATCH, args->flags, EP_DISPATCH_QUANTIZE));
     if (args->dtype != EP_BF16 && args->dtype != EP_F8E4M3 && args->dtype != EP_F4E2M1)
         return ep_fail(EP_E_ARG, DISPATCH ": dtype is %d (%s), none of EP_BF16, EP_F8E4M3 and EP_F4E2M1", args->dtype,
                        ep_dtype_name((ep_dtype)args->dtype));
@@ -232,7 +254,10 @@ static ep_status check_dispatch(const ep_plan *plan, ep_dispatch_args *args, ep_
                        (long long)args->out_rows, (long long)rows);
     EP_TRY(ep_check_product(DISPATCH, "recv_x", args->out_rows, row_bytes, 1, &out_bytes));
     buffers[RECV_X] = (struct ep_buffer){"recv_x", args->recv_x, out_bytes, EP_ROW_ALIGN, args->out_rows > 0};
+    if (args->flags & EP_DISPATCH_QUANTIZE)
+        row_bytes = ep_row_bytes(EP_BF16, args->hidden);
     buffers[X] = (struct ep_buffer){"x", args->x, n_tokens * row_bytes, EP_ROW_ALIGN, n_tokens > 0};
+    buffers[GLOBAL_SCALE] = (struct ep_buffer){"global_scale", args->global_scale, sizeof(float), sizeof(float), false};
     EP_TRY(check_scales(args, n_tokens, buffers));
     EP_TRY(check_topk(plan, args, n_tokens, buffers));
     EP_TRY(check_source(plan, args, n_tokens, &buffers[RECV_SOURCE]));

@@ -14,6 +14,7 @@ enum {
     SCALES,
     WEIGHTS,
     IDX,
+    GLOBAL_SCALE,
     BIAS0,
     BIAS1,
     RECV_X,
@@ -27,8 +28,8 @@ enum {
 };
 
 static const char *const names[N_BUFFERS] = {
-    "x",           "scales",        "topk_weights",      "topk_idx",    "bias0", "bias1",           "recv_x",
-    "recv_scales", "recv_topk_idx", "recv_topk_weights", "recv_source", "out",   "out_topk_weights"};
+    "x",      "scales",      "topk_weights",  "topk_idx",          "global_scale", "bias0", "bias1",
+    "recv_x", "recv_scales", "recv_topk_idx", "recv_topk_weights", "recv_source",  "out",   "out_topk_weights"};
 
 enum { SOURCE_STRIDE = 70000 }; /* more than the tokens of any rank */
 
@@ -58,11 +59,20 @@ static int compare(struct state *s, int which, const char *phase)
     return mirror_compare(s->group, &s->b[which], phase);
 }
 
+static size_t row_bytes(const struct shape *shape)
+{
+    return (size_t)ep_row_bytes(shape->dtype, shape->hidden);
+}
+
 static size_t scale_bytes(const struct shape *shape)
 {
-    size_t blocks = (size_t)shape->hidden / EP_SCALE_BLOCK;
+    return 4 * (size_t)ep_words_of_scales(shape->dtype, shape->scale_type, shape->hidden);
+}
 
-    return shape->scale_type == EP_F32 ? blocks * 4 : shape->scale_type == EP_UE8M0 ? blocks : 0;
+/* Is x of that type, or of bytes? */
+static bool is_bf16(const struct shape *shape)
+{
+    return shape->dtype == EP_BF16 || shape->quantized;
 }
 
 /* Four values from one random number: signs, exponents near that of 1, all mantissas. One number of 256 is special. */
@@ -132,9 +142,9 @@ static void fill_inputs(struct state *s)
                               .repeated = shape->repeated,
                               .holes = shape->holes};
 
-    if (shape->dtype == EP_BF16)
+    if (is_bf16(shape))
         fill_bf16((uint16_t *)(void *)s->b[X].host, n * hidden, &random);
-    for (size_t i = 0; shape->dtype != EP_BF16 && i < s->b[X].bytes / 8; i++)
+    for (size_t i = 0; !is_bf16(shape) && i < s->b[X].bytes / 8; i++)
         words[i] = next_random(&random);
     for (size_t i = 0; i < s->b[SCALES].bytes; i++)
         s->b[SCALES].host[i] = (unsigned char)next_random(&random);
@@ -150,13 +160,15 @@ static int make_inputs(struct state *s)
     const struct shape *shape = s->shape;
     size_t n = (size_t)shape->n_tokens, hidden = (size_t)shape->hidden, topk = (size_t)shape->topk;
 
-    TRY(new_buffer(s, X, n, hidden * ep_dtype_bytes((ep_dtype)shape->dtype), ORDINARY));
-    TRY(new_buffer(s, SCALES, n, scale_bytes(shape), ORDINARY));
+    TRY(new_buffer(s, X, n, is_bf16(shape) ? hidden * 2 : row_bytes(shape), ORDINARY));
+    TRY(new_buffer(s, SCALES, shape->quantized ? 0 : n, scale_bytes(shape), ORDINARY));
     TRY(new_buffer(s, WEIGHTS, n, topk * 4, ORDINARY));
     TRY(new_buffer(s, IDX, n, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), ORDINARY));
+    TRY(new_buffer(s, GLOBAL_SCALE, 1, 4, ORDINARY));
     for (int i = 0; i < shape->n_bias; i++)
         TRY(new_buffer(s, BIAS0 + i, n, hidden * 2, ORDINARY));
     fill_inputs(s);
+    *(float *)(void *)s->b[GLOBAL_SCALE].host = 448 * 6 / 5.0f;
     for (int i = X; i < BIAS0 + shape->n_bias; i++)
         TRY(push(s, i));
     return 0;
@@ -279,12 +291,15 @@ static int dispatch(struct state *s, bool device)
         at[i] = device ? s->b[i].device : s->b[i].host;
     args = args_dispatch(shape->dtype, shape->hidden, at[X], at[RECV_X], s->info.out_rows);
     if (shape->scale_type) {
-        args.scales = at[SCALES];
+        args.scales = shape->quantized ? NULL : at[SCALES];
+        args.flags = shape->quantized ? EP_DISPATCH_QUANTIZE : 0;
+        if (shape->quantized && shape->dtype == EP_F4E2M1 && !shape->strided)
+            args.global_scale = (const float *)(const void *)at[GLOBAL_SCALE];
         args.scale_type = shape->scale_type;
         args.recv_scales = at[RECV_SCALES];
         if (shape->strided) {
-            args.scale_stride_token = 1;
-            args.scale_stride_block = shape->n_tokens;
+            args.scale_stride_token = shape->quantized ? 0 : 1;
+            args.scale_stride_block = shape->quantized ? 0 : shape->n_tokens;
             args.recv_scale_stride_token = s->info.out_rows ? 1 : 0;
             args.recv_scale_stride_block = s->info.out_rows;
         }
@@ -351,7 +366,7 @@ static int make_outputs(struct state *s)
 
     TRY(new_buffer(s, RECV_X, rows, hidden * 2, memory_of(s, AT_X)));
     /* A row of an fp8 dispatch takes half of the bytes that the combine needs for it. */
-    s->b[RECV_X].row_bytes = hidden * ep_dtype_bytes((ep_dtype)shape->dtype);
+    s->b[RECV_X].row_bytes = row_bytes(shape);
     TRY(new_buffer(s, RECV_SCALES, rows, scale_bytes(shape), memory_of(s, AT_SCALES)));
     TRY(new_buffer(s, RECV_IDX, rows, topk * ep_dtype_bytes((ep_dtype)shape->idx_type), memory_of(s, AT_INDEX)));
     TRY(new_buffer(s, RECV_WEIGHTS, rows, (shape->expanded ? 1 : topk) * 4, memory_of(s, AT_WEIGHTS)));

@@ -18,6 +18,7 @@ struct shape {
     int n_tokens, hidden, topk, n_experts, alignment, spare_rows;
     int dtype, scale_type, idx_type, n_bias;
     bool expanded, zero_padding, fixed_capacity, choice, async, after, strided, skewed, holes, repeated;
+    bool quantized;     /* by the dispatch: EP_DISPATCH_QUANTIZE */
     bool own_stream;    /* the communicator's stream, not the caller's */
     unsigned symmetric; /* received buffers in memory of ep_alloc(): AT_... */
     enum ordinary_on ordinary_on;

@@ -9,6 +9,10 @@
 #define FP8(tokens, elements, choices, experts, index, scale)                                                          \
     .n_tokens = (tokens), .hidden = (elements), .topk = (choices), .n_experts = (experts), .dtype = EP_F8E4M3,         \
     .idx_type = EP_##index, .scale_type = EP_##scale
+/* Quantised by the dispatch. */
+#define FP4(tokens, elements, choices, experts, index)                                                                 \
+    .n_tokens = (tokens), .hidden = (elements), .topk = (choices), .n_experts = (experts), .dtype = EP_F4E2M1,         \
+    .idx_type = EP_##index, .scale_type = EP_F8E4M3, .quantized = true
 
 static const struct shape edges[] = {
     {BF16(128, 2048, 8, 96, I64), .symmetric = AT_ALL, .choice = true},
@@ -27,6 +31,10 @@ static const struct shape edges[] = {
     {BF16(64, 65536, 4, 48, I64), .symmetric = AT_ALL},
     {BF16(700, 7168, 8, 2016, I64), .symmetric = AT_ALL, .choice = true},
     {BF16(50, 256, 32, 2048, I32), .choice = true, .expanded = true, .alignment = 128},
+    {FP4(100, 64, 4, 96, I64), .choice = true, .n_bias = 1},
+    {FP4(130, 2112, 8, 96, I32), .expanded = true, .alignment = 8, .zero_padding = true, .symmetric = AT_ALL},
+    {FP8(100, 1152, 8, 96, I64, UE8M0_32), .quantized = true, .choice = true, .fixed_capacity = true, .spare_rows = 5},
+    {FP8(60, 640, 6, 96, I32, F32), .quantized = true, .strided = true, .holes = true},
     /* All on one rank: see shape_edge(). */
     {BF16(EDGE_LONE, 1024, 8, 256, I64), .symmetric = AT_ALL, .choice = true, .n_bias = 1},
     /* Ordinary memory, enough that the kernels copy; not reduced by --small. */
@@ -59,6 +67,7 @@ static const struct shape large_edges[] = {
     /* All on one rank: see shape_edge(). */
     {BF16(EDGE_LONE, 1024, 8, 256, I64), .choice = true},
     {BF16(700, 16384, 8, 96, I64), .choice = true, .n_bias = 1},
+    {FP4(2000, 7168, 8, 96, I64), .choice = true, .async = true, .after = true},
     {BF16(1500, 1024, 6, 96, I64), .choice = true, .fixed_capacity = true, .spare_rows = 300, .async = true},
     {BF16(1500, 1024, 6, 96, I32), .choice = true, .alignment = 16, .expanded = true, .zero_padding = true,
      .fixed_capacity = true, .spare_rows = 200},

@@ -67,13 +67,17 @@ static const struct format {
                {EP_F8E4M3, EP_UE8M0_32, 128},
                {EP_F4E2M1, EP_F8E4M3, 64}};
 
+static size_t row_bytes(const struct slot *slot)
+{
+    return (size_t)slot->hidden * ep_dtype_bytes((ep_dtype)slot->dtype) / (slot->dtype == EP_F4E2M1 ? 2 : 1);
+}
+
 static int make_inputs(const struct group *group, struct dice *dice, struct slot *slot)
 {
     size_t n = (size_t)slot->max_tokens, hidden = (size_t)slot->hidden, topk = (size_t)slot->topk;
     size_t ranks = (size_t)group->nranks;
 
-    TRY(new_buffer(group, dice, slot, X, n,
-                   hidden * ep_dtype_bytes((ep_dtype)slot->dtype) / (slot->dtype == EP_F4E2M1 ? 2 : 1)));
+    TRY(new_buffer(group, dice, slot, X, n, slot->quantized ? hidden * 2 : row_bytes(slot)));
     TRY(new_buffer(group, dice, slot, SCALES, n, (size_t)slot->scale_words * 4));
     TRY(new_buffer(group, dice, slot, WEIGHTS, n, topk * 4));
     for (int i = 0; i < ROUTINGS; i++) {
@@ -90,7 +94,7 @@ static int make_outputs(const struct group *group, struct dice *dice, struct slo
     const struct {
         size_t n, bytes;
     } sizes[BUFFERS] = {
-        [RECV_X] = {rows, slot->b[X].row_bytes},
+        [RECV_X] = {rows, row_bytes(slot)},
         [RECV_SCALES] = {rows, slot->b[SCALES].row_bytes},
         [RECV_IDX] = {rows, topk * index_bytes(slot)},
         [RECV_WEIGHTS] = {rows, slot->expanded ? 4 : topk * 4},
@@ -162,7 +166,7 @@ static void fill(struct dice *dice, struct slot *slot, enum buffer which)
     if (which == WEIGHTS || which == ANSWER_WEIGHTS)
         for (size_t i = 0; i < mirror->bytes / 4; i++)
             ((float *)(void *)mirror->host)[i] = (float)draw_own(dice, 1000) / 999.0f;
-    else if (which == SCALES || (which == X && slot->dtype != EP_BF16))
+    else if (which == SCALES || (which == X && slot->dtype != EP_BF16 && !slot->quantized))
         for (size_t i = 0; i < mirror->bytes; i++)
             mirror->host[i] = (unsigned char)next_random(&dice->own);
     else
@@ -201,6 +205,7 @@ static void choose_shape(const struct group *group, struct dice *dice, struct sl
                           .by_choice = draw(dice, 3) == 0,
                           .dtype = format->dtype,
                           .scale_type = format->scale_type,
+                          .quantized = format->elements && draw(dice, 2),
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
                           .hidden = hidden[draw(dice, 4)],
                           .topk = kind == 4 ? 0 : 1 + draw(dice, 8),
@@ -279,7 +284,8 @@ static ep_status dispatch(const struct slot *slot, ep_plan *plan, bool device, e
         args_dispatch(slot->dtype, slot->hidden, at(slot, X, device), at(slot, RECV_X, device), slot->out_rows);
 
     if (slot->scale_type) {
-        args.scales = at(slot, SCALES, device);
+        args.scales = slot->quantized ? NULL : at(slot, SCALES, device);
+        args.flags = slot->quantized ? EP_DISPATCH_QUANTIZE : 0;
         args.scale_type = slot->scale_type;
         args.recv_scales = at(slot, RECV_SCALES, device);
     }

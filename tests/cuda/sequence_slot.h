@@ -32,7 +32,7 @@ enum buffer {
 };
 
 struct slot {
-    bool used, fixed, expanded, mask, choice, by_choice, updated;
+    bool used, fixed, expanded, mask, choice, by_choice, updated, quantized;
     int dtype, scale_type, scale_words, idx_type, hidden, topk, n_experts, max_tokens, alignment;
     uint32_t flags;
     int n_tokens[ROUTINGS]; /* of this rank */

@@ -85,6 +85,12 @@ void shape_random(const struct shape_of *of, int index, uint64_t *random, struct
         shape.hidden = min_of((shape.hidden + 511) / 512 * 512, 16384);
         shape.scale_type = one_of(random, 3) ? EP_UE8M0 : one_of(random, 4) ? 0 : EP_F32;
         shape.strided = one_of(random, 2);
+        shape.quantized = one_of(random, 2);
+        shape.scale_type = shape.quantized && !shape.scale_type ? EP_UE8M0_32 : shape.scale_type;
+        if (shape.quantized && one_of(random, 3)) {
+            shape.dtype = EP_F4E2M1;
+            shape.scale_type = EP_F8E4M3;
+        }
     }
     shape.alignment = 1 << draw(random, 6);
     shape.spare_rows = (int)draw(random, 20);
@@ -123,15 +129,16 @@ void shape_print(const struct shape *s, char *ret_text, size_t bytes)
                  at & AT_INDEX ? " indices" : "", at & AT_WEIGHTS ? " weights" : "", ordinary_on[s->ordinary_on]);
     snprintf(
         ret_text, bytes,
-        "%d tokens here, hidden %d, top-%d of %d experts, %s, scales %s%s, indices %s, alignment %d, %d biases%s%s%s"
+        "%d tokens here, hidden %d, top-%d of %d experts, %s%s, scales %s%s, indices %s, alignment %d, %d biases%s%s%s"
         "%s%s%s%s%s%s%s, memory %s, seed of the data %llu",
         s->n_tokens, s->hidden, s->topk, s->n_experts, ep_dtype_name((ep_dtype)s->dtype),
-        s->scale_type ? ep_dtype_name((ep_dtype)s->scale_type) : "none", s->strided ? " strided" : "",
-        ep_dtype_name((ep_dtype)s->idx_type), s->alignment, s->n_bias, s->expanded ? ", expanded" : "",
-        s->zero_padding ? ", padding zeroed" : "", s->fixed_capacity ? ", fixed capacity" : "",
-        s->choice ? ", with weights" : "", s->async ? ", asynchronous" : "", s->after ? " after an event" : "",
-        s->skewed ? ", skewed" : "", s->repeated ? ", repeated" : "", s->holes ? ", holes" : "",
-        s->own_stream ? ", own stream" : "", memory, (unsigned long long)s->seed);
+        s->quantized ? " quantised by the call" : "", s->scale_type ? ep_dtype_name((ep_dtype)s->scale_type) : "none",
+        s->strided ? " strided" : "", ep_dtype_name((ep_dtype)s->idx_type), s->alignment, s->n_bias,
+        s->expanded ? ", expanded" : "", s->zero_padding ? ", padding zeroed" : "",
+        s->fixed_capacity ? ", fixed capacity" : "", s->choice ? ", with weights" : "",
+        s->async ? ", asynchronous" : "", s->after ? " after an event" : "", s->skewed ? ", skewed" : "",
+        s->repeated ? ", repeated" : "", s->holes ? ", holes" : "", s->own_stream ? ", own stream" : "", memory,
+        (unsigned long long)s->seed);
 }
 
 /* --- low latency ------------------------------------------------------------------------------------------------ */

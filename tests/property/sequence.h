@@ -166,7 +166,8 @@ enum buffer {
 };
 
 struct slot {
-    bool used, fixed, expanded, mask, weights, updated, dispatched;
+    bool used, fixed, expanded, mask, weights, updated, dispatched, quantized;
+    const float *global_scale;
     int way, recv_way; /* strides of scales */
     int dtype, scale_type, scale_words, idx_type, hidden, topk, n_experts, max_tokens, alignment, n_bias;
     uint32_t flags, combine_flags;

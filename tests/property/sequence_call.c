@@ -26,7 +26,9 @@ ep_dispatch_args slot_dispatch_args(const struct slot *slot, int which)
         .size = sizeof(args), .x = at(slot, X, which), .dtype = slot->dtype, .hidden = slot->hidden};
 
     if (slot->scale_type) {
-        args.scales = at(slot, SCALES, which);
+        args.scales = slot->quantized ? NULL : at(slot, SCALES, which);
+        args.flags = slot->quantized ? EP_DISPATCH_QUANTIZE : 0;
+        args.global_scale = slot->global_scale;
         args.scale_type = slot->scale_type;
         args.recv_scales = at(slot, RECV_SCALES, which);
         if (slot->scale_type == EP_I32)

@@ -294,7 +294,7 @@ static bool are_scales(const struct slot *slot, const uint32_t *expected, int64_
 static bool check_received(struct check *check, const struct slot *slot)
 {
     const struct reference_layout *layout = &check->layouts[check->state->rank];
-    size_t bytes = slot->b[X].row_bytes;
+    size_t bytes = slot->b[RECV_X].row_bytes;
 
     for (int64_t i = 0; i < layout->n_rows; i++) {
         const struct reference_row *row = &layout->rows[i];
@@ -432,6 +432,43 @@ static bool check_metadata(struct check *check, const struct slot *slot)
     return check_tokens(check, slot);
 }
 
+/* A row that the dispatch quantises, and its scales. */
+static void quantize_row(const struct slot *slot, const uint16_t *row, uint8_t *ret_row, uint32_t *ret_scales)
+{
+    float factors[MAX_HIDDEN / EP_SCALE_BLOCK], global = slot->global_scale ? *slot->global_scale : 1;
+    bool ue8m0 = slot->scale_type == EP_UE8M0;
+
+    if (slot->dtype == EP_F4E2M1 || slot->scale_type == EP_UE8M0_32) {
+        reference_quantize_blocks(row, slot->hidden, slot->dtype == EP_F4E2M1 ? 16 : 32, global, ret_row,
+                                  (uint8_t *)ret_scales);
+        return;
+    }
+    reference_quantize(row, slot->hidden, ue8m0, ret_row, factors);
+    if (ue8m0)
+        reference_pack_ue8m0(factors, slot->hidden / EP_SCALE_BLOCK, (int32_t *)ret_scales);
+    else
+        memcpy(ret_scales, factors, (size_t)slot->scale_words * 4);
+}
+
+/* The rows that this rank sends, and their scales. */
+static void publish_rows(struct page *page, const struct slot *slot, int n)
+{
+    const struct mirror *x = &slot->b[X];
+    size_t bytes = slot->b[RECV_X].row_bytes;
+    uint8_t *rows = add(page, ROWS, slot->quantized ? NULL : x->block[BASE].at, (size_t)slot->max_tokens * bytes);
+    uint32_t *scales = add(page, ROW_SCALES, NULL, (size_t)(n * slot->scale_words) * 4);
+
+    for (int t = 0; rows && scales && t < n; t++) {
+        uint32_t *own = scales + t * slot->scale_words;
+
+        if (slot->quantized)
+            quantize_row(slot, (const uint16_t *)(const void *)(x->block[BASE].at + (size_t)t * x->row_bytes),
+                         rows + (size_t)t * bytes, own);
+        for (int word = 0; word < slot->scale_words && !slot->quantized; word++)
+            own[word] = *scale_of(slot, false, t, word);
+    }
+}
+
 bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
 {
     struct check check = {.state = state, .answer_bytes = (size_t)slot->hidden * 2};
@@ -441,16 +478,12 @@ bool check_slot(struct rank_state *state, int nnodes, const struct slot *slot)
                                         .expanded = slot->expanded,
                                         .bf16_partials = state->sequence->config.partial_type == EP_BF16};
     const uint16_t *bias[2] = {NULL, NULL};
-    uint32_t *scales;
     bool ok;
 
     page_start(page, n);
     add(page, CHOICES, slot->choices[slot->routing], (size_t)(n * topk) * 4);
     add(page, CHOICE_WEIGHTS, slot->mask ? NULL : slot->b[WEIGHTS].block[BASE].at, (size_t)(n * topk) * 4);
-    add(page, ROWS, slot->b[X].block[BASE].at, slot->b[X].bytes);
-    scales = add(page, ROW_SCALES, NULL, (size_t)(n * slot->scale_words) * 4);
-    for (int i = 0; scales && i < n * slot->scale_words; i++)
-        scales[i] = *scale_of(slot, false, i / slot->scale_words, i % slot->scale_words);
+    publish_rows(page, slot, n);
     add(page, ANSWERS, slot->b[ANSWER].block[BASE].at, slot->b[ANSWER].bytes);
     TRY(publication_barrier(state));
     if (!all_fit(state))

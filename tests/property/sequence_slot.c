@@ -45,6 +45,7 @@ static const struct format {
                {EP_F8E4M3, EP_I32, 0},
                {EP_F4E2M1, EP_I32, 0},
                {EP_F4E2M1, EP_F8E4M3, 64}};
+static const float global_scales[] = {1, 448 * 6 / 4.0f, 0.37f};
 
 static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot)
 {
@@ -61,6 +62,7 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
                           .recv_way = draw_own(dice, 3),
                           .dtype = format->dtype,
                           .scale_type = format->scale_type,
+                          .quantized = format->elements && draw(dice, 2),
                           .idx_type = draw(dice, 2) ? EP_I32 : EP_I64,
                           .max_tokens = tokens[draw(dice, 4)],
                           .n_bias = draw(dice, 3),
@@ -69,6 +71,10 @@ static void choose_shape(struct rank_state *state, int nnodes, struct slot *slot
     slot->hidden = hidden[draw(dice, 10) ? draw(dice, 4) : 4];
     if (slot->hidden < 512 && format->dtype != EP_BF16)
         slot->hidden = 512;
+    if (slot->quantized)
+        slot->way = 0;
+    if (slot->quantized && slot->dtype == EP_F4E2M1 && draw(dice, 4))
+        slot->global_scale = &global_scales[draw(dice, 3)];
     slot->scale_words = format->elements ? slot->hidden / format->elements : format->scale_type ? 1 + draw(dice, 9) : 0;
     slot->n_experts = state->nranks * (1 + draw(dice, 8));
     slot->topk = kind == 4 ? 0 : 1 + draw(dice, slot->n_experts < 8 ? slot->n_experts : 8);
@@ -184,7 +190,7 @@ void slot_load(struct rank_state *state, struct slot *slot)
         if (i == WEIGHTS || i == ANSWER_WEIGHTS)
             for (size_t k = 0; k < slot->b[i].bytes / 4; k++)
                 ((float *)(void *)memory)[k] = (float)draw_own(&state->dice, 1000) / 999.0f;
-        else if (i == SCALES || (i == X && slot->dtype != EP_BF16))
+        else if (i == SCALES || (i == X && slot->dtype != EP_BF16 && !slot->quantized))
             for (size_t k = 0; k < slot->b[i].bytes; k++)
                 memory[k] = (unsigned char)random_next(&state->dice.own) & 0x7e; /* no NaN */
         else if (i < IDX || i == ANSWER)
@@ -253,7 +259,7 @@ static bool make_buffers(struct rank_state *state, ep_comm *const comms[BOTH], s
     const struct {
         size_t n, bytes;
     } sizes[BUFFERS] = {
-        [X] = {n, row},
+        [X] = {n, slot->quantized ? hidden * 2 : row},
         [SCALES] = {n + one, (words + gap) * 4},
         [WEIGHTS] = {n, topk * 4},
         [BIAS] = {2 * n, hidden * 2},

@@ -66,7 +66,8 @@ def layer(rank, size, network):
 
 def table_of(token, columns):
     """What a token's rows are before the combine: bfloat16 [columns, H]; the same on all ranks."""
-    return torch.randn(columns, HIDDEN, generator=torch.Generator().manual_seed(token)).to(torch.bfloat16)
+    dice = torch.Generator(torch.get_default_device()).manual_seed(token)
+    return torch.randn(columns, HIDDEN, generator=dice).to(torch.bfloat16)
 
 
 def rounded_sum(terms):

@@ -153,10 +153,11 @@ TEST(versions_agree)
 /* No bit has two meanings, so a flag passed to the wrong call is rejected. */
 TEST(flags_share_one_space)
 {
-    static const uint32_t flags[] = {EP_COMM_CHECK_VALUES, EP_COMM_CHECK_DISTINCT, EP_PLAN_EXPANDED,
-                                     EP_PLAN_ZERO_PADDING, EP_COMBINE_BY_CHOICE,   EP_COMBINE_ROUND_PARTIAL,
-                                     EP_LL_MASK_DEAD,      EP_LL_RECV_HOOK,        EP_LL_ROUND_SCALE,
-                                     EP_LL_ZERO_COPY,      EP_LL_NO_PARTIAL_REDUCE};
+    static const uint32_t flags[] = {EP_COMM_CHECK_VALUES, EP_COMM_CHECK_DISTINCT,  EP_PLAN_EXPANDED,
+                                     EP_PLAN_ZERO_PADDING, EP_COMBINE_BY_CHOICE,    EP_COMBINE_ROUND_PARTIAL,
+                                     EP_LL_MASK_DEAD,      EP_LL_RECV_HOOK,         EP_LL_ROUND_SCALE,
+                                     EP_LL_ZERO_COPY,      EP_LL_NO_PARTIAL_REDUCE, EP_LL_SWIZZLED_SCALES,
+                                     EP_DISPATCH_QUANTIZE};
     uint32_t all = 0;
 
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {

@@ -336,11 +336,22 @@ cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t st
 cudaError_t cuda_kernels_load(int shared_bytes)
 {
     static cuda_load_fn *const loads[] = {
-        cuda_barrier_load,           cuda_update_load,           cuda_nodes_load,
-        cuda_nodes_combine_load,     cuda_slices_load,           cuda_lists_load,
-        cuda_metadata_load,          cuda_dispatch_load,         cuda_combine_load,
-        cuda_ll_dispatch_load,       cuda_ll_combine_load,       cuda_ll_mask_load,
-        cuda_ll_dispatch_load_nodes, cuda_ll_combine_load_nodes, cuda_ll_mask_load_nodes,
+        cuda_barrier_load,
+        cuda_update_load,
+        cuda_nodes_load,
+        cuda_nodes_combine_load,
+        cuda_slices_load,
+        cuda_lists_load,
+        cuda_metadata_load,
+        cuda_dispatch_load,
+        cuda_combine_load,
+        cuda_quantize_load,
+        cuda_ll_dispatch_load,
+        cuda_ll_combine_load,
+        cuda_ll_mask_load,
+        cuda_ll_dispatch_load_nodes,
+        cuda_ll_combine_load_nodes,
+        cuda_ll_mask_load_nodes,
     };
     cudaError_t error = load_kernels(count_kernel, add_blocks_kernel, order_kernel, layout_kernel);
 

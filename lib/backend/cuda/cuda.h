@@ -188,6 +188,10 @@ struct cuda_comm {
     struct cuda_map_entry *host_map_entries, *host_map_entries_device; /* the same in host memory; its device address */
     struct cuda_report *report, *report_device;
     int32_t *scratch; /* device memory of counting kernels: CUDA_SCRATCH_... */
+    struct {
+        void *memory;
+        size_t bytes;
+    } quantized[2]; /* device memory for the rows of EP_DISPATCH_QUANTIZE, of calls and of graphs; grows */
 
     /* Operations run in the order of their calls. */
     cudaEvent_t order, captured_order; /* recorded after the last one, outside captures and in one */

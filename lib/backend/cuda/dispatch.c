@@ -24,6 +24,7 @@ struct dispatch {
     struct cuda_call call;
     ep_plan *plan;
     const ep_dispatch_args *args;
+    ep_dispatch_args quantized; /* EP_DISPATCH_QUANTIZE: `args` with the rows and scales that are sent */
     struct output output[EP_GROUP_AT_COUNT];
     size_t staged[EP_GROUP_AT_COUNT]; /* bytes of a row; 0: not in staging */
     bool copies;                      /* the kernel copies out of staging */
@@ -237,6 +238,45 @@ static ep_status finish_outputs(const struct dispatch *d)
                        "rows kernel");
 }
 
+/*
+ * EP_DISPATCH_QUANTIZE: makes the rows that are sent. A kernel of its own on all SMs, because the few that move rows
+ * would take longer to quantise than to send them.
+ */
+static ep_status quantize(struct dispatch *d, int n_tokens)
+{
+    struct cuda_comm *cuda = d->call.cuda;
+    const ep_dispatch_args *args = d->args;
+    size_t row_bytes = d->output[EP_GROUP_AT_X].bytes, scale_bytes = d->output[EP_GROUP_AT_SCALES].bytes;
+    size_t n = (size_t)n_tokens, bytes = n * (row_bytes + scale_bytes);
+    bool capture = d->call.capture != 0;
+    size_t least =
+        cuda->quantized[capture].bytes * 3 / 2; /* those before it stay: queued kernels and graphs use them */
+    struct cuda_quantize q = {.x = args->x,
+                              .row_bytes = (int64_t)row_bytes,
+                              .scale_bytes = (int64_t)scale_bytes,
+                              .global_scale = args->global_scale,
+                              .n_tokens = n_tokens,
+                              .hidden = args->hidden,
+                              .block = ep_scale_block(args->dtype, args->scale_type),
+                              .packed = args->scale_type != EP_F32};
+
+    if (!(args->flags & EP_DISPATCH_QUANTIZE) || !n_tokens)
+        return EP_OK;
+    if (bytes > cuda->quantized[capture].bytes) {
+        bytes = bytes > least ? bytes : least;
+        EP_TRY(cuda_keep_device(&cuda->memory, bytes, &cuda->quantized[capture].memory));
+        cuda->quantized[capture].bytes = bytes;
+    }
+    q.rows = cuda->quantized[capture].memory;
+    q.scales = q.rows + n * row_bytes;
+    d->quantized = *args;
+    d->quantized.x = q.rows;
+    d->quantized.scales = q.scales;
+    d->args = &d->quantized;
+    cuda->copied |= !capture;
+    return cuda_status(cuda_launch_quantize(&q, cuda_side_sms(cuda), d->call.stream), "quantisation kernel");
+}
+
 static ep_status check_pointers(const struct dispatch *d, int n_tokens)
 {
     static const char call[] = "ep_dispatch";
@@ -245,6 +285,7 @@ static ep_status check_pointers(const struct dispatch *d, int n_tokens)
 
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "x", sends ? args->x : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "scales", sends ? args->scales : NULL));
+    EP_TRY(cuda_check_pointer(d->call.cuda, call, "global_scale", sends ? args->global_scale : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "topk_weights", sends ? args->topk_weights : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_x", receives ? args->recv_x : NULL));
     EP_TRY(cuda_check_pointer(d->call.cuda, call, "recv_scales", receives ? args->recv_scales : NULL));
@@ -260,6 +301,7 @@ static ep_status dispatch_body(struct dispatch *d)
     EP_TRY(cuda_plan_ready(&d->call, d->plan, &route));
     EP_TRY(check_pointers(d, route.n_tokens));
     describe_outputs(d);
+    EP_TRY(quantize(d, route.n_tokens));
     EP_TRY(launch(d, &route));
     EP_TRY(finish_outputs(d));
     cuda_plan_count(d->plan, d->output[EP_GROUP_AT_X].bytes + d->output[EP_GROUP_AT_SCALES].bytes, false);

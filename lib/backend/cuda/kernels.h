@@ -394,12 +394,21 @@ struct cuda_rows {
     struct cuda_fill fill;
 };
 
+/* Quantises the rows of a dispatch by the rule of ep_ll_dispatch(). */
+struct cuda_quantize {
+    const unsigned char *x; /* [N,H] bf16 */
+    unsigned char *rows, *scales;
+    int64_t row_bytes, scale_bytes;
+    const float *global_scale; /* NULL: 1 */
+    int32_t n_tokens, hidden, block, packed;
+};
+
 /* Loads all kernels now, since a first launch could load them while a peer's kernel waits, and raises their limits. */
 cudaError_t cuda_kernels_load(int shared_bytes);
 /* The part of each file. */
 typedef cudaError_t cuda_load_fn(int shared_bytes);
 cuda_load_fn cuda_barrier_load, cuda_update_load, cuda_nodes_load, cuda_nodes_combine_load, cuda_slices_load,
-    cuda_lists_load, cuda_metadata_load, cuda_dispatch_load, cuda_combine_load;
+    cuda_lists_load, cuda_metadata_load, cuda_dispatch_load, cuda_combine_load, cuda_quantize_load;
 cudaError_t cuda_launch_dispatch(const struct cuda_dispatch *dispatch, const struct cuda_shape *shape,
                                  cudaStream_t stream);
 cudaError_t cuda_launch_combine(const struct cuda_combine *combine, const struct cuda_shape *shape,
@@ -461,6 +470,7 @@ cudaError_t cuda_launch_order(const struct cuda_order *order, cudaStream_t strea
 /* The kernels of an update, one after the other. */
 cudaError_t cuda_launch_update(const struct cuda_update *update, cudaStream_t stream);
 cudaError_t cuda_launch_rows(const struct cuda_rows *rows, int sms, cudaStream_t stream);
+cudaError_t cuda_launch_quantize(const struct cuda_quantize *quantize, int sms, cudaStream_t stream);
 /* Counts and assigns rows; then adds the rows of the blocks before each block. */
 cudaError_t cuda_launch_count(const struct cuda_count *count, cudaStream_t stream);
 

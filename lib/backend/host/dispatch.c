@@ -5,6 +5,7 @@
  */
 #include "backend/host/host.h"
 
+#include "core/quantize.h"
 #include "group/failure.h"
 #include "group/plan.h"
 #include "group/queue.h"
@@ -112,10 +113,10 @@ struct output {
 struct dispatch {
     struct ep_group *group;
     ep_plan *plan;
-    const ep_dispatch_args *args;
+    ep_dispatch_args *args;
     struct output output[EP_GROUP_AT_COUNT];
     struct host_move move;
-    unsigned char *gathered_scales;
+    unsigned char *made; /* gathered scales, or quantised rows with their scales */
     ep_stats stats;
 };
 
@@ -178,6 +179,28 @@ static ep_status check_values(const struct dispatch *d)
     return EP_OK;
 }
 
+/* EP_DISPATCH_QUANTIZE: makes the rows and scales that are sent. */
+static ep_status quantize_rows(struct dispatch *d)
+{
+    ep_dispatch_args *args = d->args;
+    const ep_ll_dispatch_args format = {
+        .out_dtype = args->dtype, .scale_type = args->scale_type, .global_scale = args->global_scale};
+    size_t n = (size_t)ep_group_plan_of(d->plan)->n_tokens, hidden = (size_t)args->hidden;
+    size_t rows = n * d->move.row_bytes;
+
+    if (!(args->flags & EP_DISPATCH_QUANTIZE))
+        return EP_OK;
+    d->made = malloc(rows + n * d->move.scale_bytes + 1);
+    if (!d->made)
+        return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory to quantise %zu tokens", n);
+    for (size_t t = 0; t < n; t++)
+        ep_quantize((const uint16_t *)args->x + t * hidden, args->hidden, &format, d->made + t * d->move.row_bytes,
+                    d->made + rows + t * d->move.scale_bytes);
+    args->x = d->made;
+    args->scales = d->made + rows;
+    return EP_OK;
+}
+
 /* Scales may have any strides; rows of them are sent contiguous. They are a few percent of the data. */
 static ep_status gather_scales(struct dispatch *d)
 {
@@ -196,8 +219,8 @@ static ep_status gather_scales(struct dispatch *d)
     for (size_t t = 0; t < n; t++)
         for (size_t b = 0; b < words; b++)
             to[t * words + b] = from[(int64_t)t * by_token + (int64_t)b * by_block];
-    d->gathered_scales = (unsigned char *)to;
-    d->move.scales = d->gathered_scales;
+    d->made = (unsigned char *)to;
+    d->move.scales = d->made;
     return EP_OK;
 }
 
@@ -284,6 +307,7 @@ static ep_status dispatch_body(struct dispatch *d)
     describe_outputs(d);
     for (int i = 0; i < EP_GROUP_AT_COUNT; i++)
         row_bytes[i] = d->output[i].wanted ? d->output[i].bytes : 0;
+    EP_TRY(quantize_rows(d));
     EP_TRY(gather_scales(d));
     EP_TRY(check_values(d));
     descriptor.rows = d->plan->full.n_recv;
@@ -311,7 +335,7 @@ static ep_status run_dispatch(void *arguments)
 {
     struct dispatch_job *job = arguments;
     struct ep_group *group = ep_group_of(job->plan->comm);
-    const ep_dispatch_args *args = &job->args;
+    ep_dispatch_args *args = &job->args;
     struct dispatch d = {.group = group, .plan = job->plan, .args = args, .stats = {.size = sizeof(ep_stats)}};
     ep_status status;
 
@@ -325,7 +349,7 @@ static ep_status run_dispatch(void *arguments)
     if (!d.move.out)
         return ep_fail(EP_E_MEMORY, "ep_dispatch: no memory for %d ranks", group->nlocal);
     status = dispatch_body(&d);
-    free(d.gathered_scales);
+    free(d.made);
     free(d.move.out);
     return ep_group_plan_is_refused(job->plan) ? status
                                                : ep_group_fail_queued(group, status, EP_GROUP_DISPATCH_READY, false);

@@ -68,21 +68,8 @@ static const void *encode_row(ep_ll *ll, const ep_ll_dispatch_args *args, const 
     *ret_scales = NULL;
     if (args->out_dtype == EP_BF16)
         return x;
+    ep_quantize(x, ll->config.hidden, args, inner->row, inner->scales);
     *ret_scales = inner->scales;
-    if (args->out_dtype == EP_F4E2M1) {
-        ep_quantize_nvfp4(x, ll->config.hidden, args->global_scale ? *args->global_scale : 1, inner->row,
-                          (uint8_t *)inner->scales);
-        return inner->row;
-    }
-    if (args->scale_type == EP_UE8M0_32) {
-        ep_quantize_mxfp8(x, ll->config.hidden, inner->row, (uint8_t *)inner->scales);
-        return inner->row;
-    }
-    ep_quantize_row(x, ll->config.hidden, ep_ll_rounds_scales(args), inner->row, inner->scales);
-    if (args->scale_type == EP_UE8M0) {
-        ep_pack_ue8m0(inner->scales, ll->config.hidden / EP_SCALE_BLOCK, inner->packed_scales);
-        *ret_scales = inner->packed_scales;
-    }
     return inner->row;
 }
 

@@ -113,7 +113,6 @@ struct host_ll {
     uint8_t *row;                 /* one quantised row */
     uint16_t *sums;               /* [K,H] sums of the rows of a token on each rank of this node */
     float *scales;
-    int32_t *packed_scales;
     struct ll_dispatch dispatch[2]; /* number n at n % 2 */
     struct ll_combine combine[2];
 };

@@ -107,7 +107,6 @@ static void add_arrays(const ep_ll *ll, struct host_ll *inner)
     inner->row = add_array(inner, hidden, sizeof(*inner->row));
     inner->sums = add_array(inner, topk * hidden, sizeof(*inner->sums));
     inner->scales = add_array(inner, 2 * blocks, sizeof(*inner->scales)); /* nvfp4 has a byte for 16 elements */
-    inner->packed_scales = add_array(inner, blocks, sizeof(*inner->packed_scales));
 }
 
 static void free_inner(struct host_ll *inner, int nranks)
