@@ -271,7 +271,7 @@ void ep_pack_ue8m0(const float *scales, int n, int32_t *ret_packed)
 
 void ep_quantize(const uint16_t *x, int hidden, const ep_ll_dispatch_args *format, void *ret_x, void *ret_scales)
 {
-    float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK];
+    float factors[EP_MAX_HIDDEN / EP_SCALE_BLOCK] = {0};
 
     if (format->out_dtype == EP_F4E2M1) {
         ep_quantize_nvfp4(x, hidden, format->global_scale ? *format->global_scale : 1, ret_x, ret_scales);

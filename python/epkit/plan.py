@@ -35,6 +35,10 @@ class Metadata(NamedTuple):
 _MADE_WHEN_READ = ("recv_per_expert", "recv_from_rank", "expert_start", "n_send", "n_wire")
 
 
+# What a dispatch can make of bfloat16 rows, as the extension module numbers it from 1 on -> the type of scales of a byte, or None.
+FORMATS: Dict[str, Optional[torch.dtype]] = {"fp8": None, "ue8m0": None, "mxfp8": torch.uint8, "nvfp4": torch.float8_e4m3fn}
+
+
 class Plan(OfThisProcess):
     """Made by Communicator.plan(). Depends on the routing alone: dispatch and combine may use it any number of times.
 
@@ -121,7 +125,7 @@ class Plan(OfThisProcess):
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
                  column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,
-                 stream: Stream = None) -> Rows:
+                 stream: Stream = None, quantize: Optional[str] = None, global_scale: Optional[torch.Tensor] = None) -> Rows:
         """Sends each token's row to the ranks of the plan. Collective. Without gradients: epkit.dispatch() has them.
 
         Arguments:
@@ -133,12 +137,38 @@ class Plan(OfThisProcess):
             column_major_scales: scales with strides (1, multiple of 4), as TMA requires.
             out: where the rows go: [out_rows or more, H], for instance of Communicator.empty(). Or where everything goes:
                 what an earlier dispatch of the same sizes returned; nothing is allocated then.
+            quantize: x is bfloat16, and is made "fp8" (scales float32), "ue8m0" (fp8, packed ue8m0), "mxfp8" or "nvfp4", as
+                LowLatency.dispatch() does. global_scale: of "nvfp4", float32 of one element.
         """
         if isinstance(x, tuple) and len(x) != 2:
             raise TypeError(f"dispatch: x is a tuple of {len(x)}, must be a tensor, or a tuple of a tensor and its scales")
         rows, scales = x if isinstance(x, tuple) else (x, None)
         want_no_grad("dispatch", "use epkit.dispatch(plan, ...)", x=rows, topk_weights=topk_weights)
+        if quantize is not None:
+            if scales is not None:
+                raise _native.ArgumentError("dispatch: scales with quantize, which makes them")
+            return self._quantize(aligned(rows), aligned(topk_weights), want_topk_idx, column_major_scales, out, stream, quantize,
+                                  global_scale)
+        if global_scale is not None:
+            raise _native.ArgumentError('dispatch: global_scale without quantize="nvfp4"')
         return self._dispatch(aligned(rows), aligned(scales), aligned(topk_weights), want_topk_idx, column_major_scales, out, stream)
+
+    def _quantize(self, rows: torch.Tensor, topk_weights: Optional[torch.Tensor], want_topk_idx: bool, column_major_scales: bool,
+                  out: Union[None, torch.Tensor, Rows], stream: Stream, name: str, global_scale: Optional[torch.Tensor]) -> Rows:
+        """dispatch() of rows that it quantises."""
+        if name not in FORMATS:
+            raise _native.ArgumentError(f"dispatch: quantize is {name!r}, must be one of {', '.join(map(repr, FORMATS))}")
+        if global_scale is not None and name != "nvfp4":
+            raise _native.ArgumentError(f"dispatch: global_scale with quantize={name!r}")
+        bytes_ = FORMATS[name]
+        if bytes_ is not None and column_major_scales and not isinstance(out, Rows):
+            raise _native.ArgumentError(f"dispatch: scales of {name!r} are contiguous in each row, not with column_major_scales")
+        given = Rows(as_bytes(out.x), as_words(out.scales), *out[2:]) if isinstance(out, Rows) else None if out is None else as_bytes(out)
+        got = self._native.dispatch(rows, None, topk_weights, given, want_topk_idx, column_major_scales, stream, False, None, 0,
+                                    1 + list(FORMATS).index(name), None if global_scale is None else global_scale.reshape(-1))
+        if isinstance(out, Rows):
+            return out
+        return Rows(got.x if out is None else out, got.scales if bytes_ is None else got.scales.view(bytes_), *got[2:])
 
     def _dispatch(self, rows: torch.Tensor, scales: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
                   want_topk_idx: bool, column_major_scales: bool, out: Union[None, torch.Tensor, Rows], stream: Stream,
@@ -151,14 +181,14 @@ class Plan(OfThisProcess):
         words, plain = as_words(scales), as_bytes(rows)
         if words is scales and plain is rows:
             received: Rows = self._native.dispatch(rows, scales, topk_weights, out, want_topk_idx, column_major_scales, stream, False, source,
-                                                   source_stride)
+                                                   source_stride, 0, None)
             return received
         if scales is not None and words is not scales and column_major_scales and not isinstance(out, Rows):
             raise _native.ArgumentError(f"dispatch: scales: dtype is {scales.dtype}: of one byte they are contiguous in each row, not with "
                                         "column_major_scales; otherwise give words of four (int32)")
         given = Rows(as_bytes(out.x), as_words(out.scales), *out[2:]) if isinstance(out, Rows) else None if out is None else as_bytes(out)
         got = self._native.dispatch(plain, words, topk_weights, given, want_topk_idx, column_major_scales, stream, words is not scales, source,
-                                    source_stride)
+                                    source_stride, 0, None)
         if isinstance(out, Rows):
             return out
         return Rows(got.x.view(rows.dtype) if out is None else out, None if scales is None else got.scales.view(scales.dtype), *got[2:])

@@ -343,7 +343,7 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 
 MEMBER_METHOD(run_update, "update", 4)
 MEMBER_METHOD(run_tokens, "tokens", 1)
-MEMBER_METHOD(plan_dispatch, "dispatch", 10)
+MEMBER_METHOD(plan_dispatch, "dispatch", 12)
 MEMBER_METHOD(run_wait, "wait", 0)
 MEMBER_METHOD(plan_combine, "combine", 6)
 MEMBER_METHOD(run_metadata, "metadata", 10)

@@ -13,18 +13,44 @@ PyObject *know_rows(PyObject *module, PyObject *type)
     Py_RETURN_NONE;
 }
 
+/* Known formats: those of epkit.plan.FORMATS, in its order. */
+struct format {
+    enum tensor_type x, scales;
+    int block, scale_type; /* block: elements for each float or word */
+    bool only_bytes;
+};
+static const struct format formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32, false},
+                                        {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0, false},
+                                        {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32, true},
+                                        {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3, true}};
+#define FORMATS ((int64_t)(sizeof(formats) / sizeof(formats[0])))
+
 /* Inputs of a dispatch. */
 struct sent {
     struct tensor x, scales, weights;
+    const struct format
+        *made;             /* of the rows that the call makes of x, whose scales have no data here; NULL: x itself */
+    enum tensor_type type; /* of the rows, and their columns */
+    int64_t columns;
+    bool has_scales;
 };
 
 /* args: x, scales or None, topk_weights or None */
 static PyObject *get_sent(struct comm_object *comm, PyObject *const *args, int64_t n_tokens, int64_t topk,
-                          struct sent *ret_sent)
+                          const struct format *made, struct sent *ret_sent)
 {
-    GET(args[0], WANT("dispatch", "x", IS(BF16) | IS(F8) | IS(U8), 2, {n_tokens, -1}, false, false), &ret_sent->x);
+    const unsigned types = made ? IS(BF16) : IS(BF16) | IS(F8) | IS(U8);
+
+    GET(args[0], WANT("dispatch", "x", types, 2, {n_tokens, -1}, false, false), &ret_sent->x);
     GET(args[1], WANT("dispatch", "scales", IS(F32) | IS(I32), 2, {n_tokens, -1}, true, true), &ret_sent->scales);
     GET(args[2], WANT("dispatch", "topk_weights", IS(F32), 2, {n_tokens, topk}, false, true), &ret_sent->weights);
+    ret_sent->made = made;
+    ret_sent->type = made ? made->x : ret_sent->x.type;
+    ret_sent->columns = ret_sent->x.shape[1] / (made && made->x == TYPE_U8 ? 2 : 1);
+    ret_sent->has_scales = made || args[1] != Py_None;
+    if (made)
+        ret_sent->scales =
+            (struct tensor){.type = made->scales, .shape = {ret_sent->x.shape[0], ret_sent->x.shape[1] / made->block}};
     return Py_None;
 }
 
@@ -37,7 +63,7 @@ PyObject *plan_check_dispatch(PyObject *self, PyObject *const *args, Py_ssize_t 
     int64_t values[2];
 
     if (!want_args("check_dispatch", nargs, 5) || !want_ints("check_dispatch", args + 3, names, 2, values) ||
-        !get_sent(comm, args, values[0], values[1], &sent))
+        !get_sent(comm, args, values[0], values[1], NULL, &sent))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -52,16 +78,7 @@ static int64_t hidden_of(const struct tensor *x)
  * as those that the program gave as words where DeepEP has no such format. */
 static int scale_type_of(const struct tensor *x, const struct tensor *scales, bool were_bytes)
 {
-    static const struct {
-        enum tensor_type x, scales;
-        int block, scale_type; /* elements for each float or word */
-        bool only_bytes;
-    } formats[] = {{TYPE_F8, TYPE_F32, EP_SCALE_BLOCK, EP_F32, false},
-                   {TYPE_F8, TYPE_I32, 4 * EP_SCALE_BLOCK, EP_UE8M0, false},
-                   {TYPE_F8, TYPE_I32, 4 * 32, EP_UE8M0_32, true},
-                   {TYPE_U8, TYPE_I32, 4 * 16, EP_F8E4M3, true}};
-
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
+    for (int i = 0; i < FORMATS; i++)
         if (x->type == formats[i].x && scales->type == formats[i].scales &&
             scales->shape[1] * formats[i].block == hidden_of(x) && (were_bytes || !formats[i].only_bytes))
             return formats[i].scale_type;
@@ -126,12 +143,12 @@ static PyObject *get_outputs(struct plan_object *plan, PyObject *const *args, co
         return NULL;
     n = capacity ? plan->out_rows : plan->n_recv;
     if (args[3] == Py_None) {
-        parts[RECV_X] = new_of(plan, fast, sent->x.type, (struct form)FORM(2, {n, sent->x.shape[1]}));
+        parts[RECV_X] = new_of(plan, fast, sent->type, (struct form)FORM(2, {n, sent->columns}));
     } else {
         struct tensor given;
 
         GET(args[3],
-            WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false, false),
+            WANT("dispatch", "out", 1u << sent->type, 2, {AT_LEAST(rows_of(plan)), sent->columns}, false, false),
             &given);
         n = given.shape[0];
         Py_INCREF(args[3]);
@@ -139,7 +156,7 @@ static PyObject *get_outputs(struct plan_object *plan, PyObject *const *args, co
     }
     choices = (struct form)FORM(2, {n, plan->topk});
     ok = parts[RECV_X];
-    if (ok && args[1] != Py_None)
+    if (ok && sent->has_scales)
         ok = (parts[RECV_SCALES] =
                   new_of(plan, fast, sent->scales.type, form_of_scales(n, sent->scales.shape[1], column_major)));
     if (ok && wants_idx && !plan->expanded && plan->topk)
@@ -160,7 +177,7 @@ static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, P
 
     GET(output, WANT("dispatch", "recv_scales", 1u << scales->type, 2, {AT_LEAST(rows_of(plan)), words}, true, false),
         &recv);
-    if (plan->n_tokens > 1 && words > 1 && !scales->stride[0] && !scales->stride[1])
+    if (!sent->made && plan->n_tokens > 1 && words > 1 && !scales->stride[0] && !scales->stride[1])
         return raise_arg("dispatch: scales: both strides are 0: give a copy that is not expanded");
     args->scales = scales->data;
     args->scale_stride_token = scales->stride[0];
@@ -168,7 +185,7 @@ static PyObject *get_scales(struct plan_object *plan, const struct sent *sent, P
     args->recv_scales = recv.data;
     args->recv_scale_stride_token = recv.stride[0];
     args->recv_scale_stride_block = recv.stride[1];
-    args->scale_type = scale_type_of(&sent->x, scales, were_bytes);
+    args->scale_type = sent->made ? sent->made->scale_type : scale_type_of(&sent->x, scales, were_bytes);
     if (args->scale_type == EP_I32)
         args->scale_words = narrow(words);
     return Py_None;
@@ -212,19 +229,21 @@ static PyObject *get_pointers(struct plan_object *plan, PyObject *const *args, c
 {
     struct comm_object *comm = plan->member.comm;
     PyObject *recv_scales = PyTuple_GetItem(outputs, RECV_SCALES);
-    struct tensor recv_x;
+    struct tensor recv_x, global;
 
     GET(PyTuple_GetItem(outputs, RECV_X),
-        WANT("dispatch", "out", 1u << sent->x.type, 2, {AT_LEAST(rows_of(plan)), sent->x.shape[1]}, false, false),
-        &recv_x);
-    if (args[1] == Py_None && recv_scales != Py_None)
+        WANT("dispatch", "out", 1u << sent->type, 2, {AT_LEAST(rows_of(plan)), sent->columns}, false, false), &recv_x);
+    GET(args[11], WANT("dispatch", "global_scale", IS(F32), 1, {AT_LEAST(1)}, false, true), &global);
+    if (!sent->has_scales && recv_scales != Py_None)
         return raise_arg("dispatch: recv_scales without scales");
-    if (args[1] != Py_None && !get_scales(plan, sent, recv_scales, args[7] == Py_True, ret_args))
+    if (sent->has_scales && !get_scales(plan, sent, recv_scales, args[7] == Py_True, ret_args))
         return NULL;
     if (!get_topk(plan, outputs, ret_args) || !get_source(plan, args + 8, ret_args))
         return NULL;
     ret_args->x = sent->x.data;
-    ret_args->dtype = sent->x.type == TYPE_BF16 ? EP_BF16 : sent->x.type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
+    ret_args->dtype = sent->type == TYPE_BF16 ? EP_BF16 : sent->type == TYPE_U8 ? EP_F4E2M1 : EP_F8E4M3;
+    ret_args->flags = sent->made ? EP_DISPATCH_QUANTIZE : 0;
+    ret_args->global_scale = global.data;
     ret_args->hidden = narrow(hidden_of(&sent->x));
     ret_args->topk_weights = sent->weights.data;
     ret_args->recv_x = recv_x.data;
@@ -248,8 +267,9 @@ static PyObject *as_rows(PyObject *outputs)
 }
 
 /*
- * dispatch(x, scales, topk_weights, out, want_topk_idx, column_major, stream, were_bytes, recv_source, source_stride)
- * -> Rows. out: Rows of before, or received rows alone, or None; were_bytes: has as_words() made words of bytes?
+ * dispatch(x, scales, topk_weights, out, want_topk_idx, column_major, stream, were_bytes, recv_source, source_stride,
+ * format, global_scale) -> Rows. out: Rows of before, or received rows alone, or None; were_bytes: has as_words() made
+ * words of bytes? format: 0, or 1 + that of the rows that the call makes of x
  */
 PyObject *plan_dispatch(PyObject *self, PyObject *const *args)
 {
@@ -257,16 +277,22 @@ PyObject *plan_dispatch(PyObject *self, PyObject *const *args)
     ep_dispatch_args dispatch = EP_DISPATCH_ARGS_INIT;
     struct comm_object *comm = plan->member.comm;
     PyObject *outputs = NULL;
+    const struct format *made;
     struct sent sent;
     ep_status status;
     void *stream;
+    bool ok = true;
+    int64_t format = want_int(args[10], "dispatch", "format", &ok);
 
-    if (!get_sent(comm, args, plan->updated ? -1 : plan->n_tokens, plan->topk, &sent))
+    if (ok && (format < 0 || format > FORMATS))
+        return raise_arg("dispatch: there is no format %lld", (long long)format);
+    made = ok && format ? &formats[format - 1] : NULL;
+    if (!ok || !get_sent(comm, args, plan->updated ? -1 : plan->n_tokens, plan->topk, made, &sent))
         return NULL;
     outputs = get_outputs(plan, args, &sent);
     /* After the allocations: whatever torch does to new memory in its own stream comes before the call. */
     if (!outputs || !stream_get(comm, args[6], &stream) || !find_tokens(plan, stream) ||
-        (plan->updated && !get_sent(comm, args, plan->n_tokens, plan->topk, &sent)) ||
+        (plan->updated && !get_sent(comm, args, plan->n_tokens, plan->topk, made, &sent)) ||
         !get_pointers(plan, args, &sent, outputs, &dispatch)) {
         Py_XDECREF(outputs);
         return NULL;

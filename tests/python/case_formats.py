@@ -116,3 +116,44 @@ def test_as_engines_call(rank, size):
     y = torch.randn(2, size * most, hidden).to(torch.bfloat16)
     assert torch.isfinite(buffer.low_latency_combine(y, idx, weights, handle)[0]).all()
     buffer.destroy()
+
+
+def quantized(rank, size, expanded):
+    """Plan.dispatch(quantize=...): the rows of low latency, or those of a program that quantises by itself."""
+    comm, hidden, experts = epkit.Communicator(), 1024, 4 * size
+    x = rows_of(TOKENS - rank, hidden, rank)
+    idx = torch.randint(-1, experts, (len(x), TOPK))
+    scale = torch.tensor(448 * 6 / 4.0)
+    for fixed in (0, size * TOKENS * TOPK):
+        plan = comm.plan(idx, experts, expanded=expanded, max_recv_tokens=fixed)
+        for kind, (codes, scales), given in (("nvfp4", nvfp4(x, scale.cpu()), scale), ("nvfp4", nvfp4(x, 1.0), None), ("mxfp8", mxfp8(x), None)):
+            codes = codes.to(x.device) if kind == "nvfp4" else codes.to(x.device).view(torch.float8_e4m3fn)
+            scales = scales.to(x.device).view(torch.float8_e4m3fn) if kind == "nvfp4" else scales.to(x.device)
+            wanted, got = plan.dispatch((codes, scales)), plan.dispatch(x, quantize=kind, global_scale=given)
+            n = plan.wait() if fixed else plan.n_recv
+            for a, b in ((wanted.x, got.x), (wanted.scales, got.scales)):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                assert torch.equal(a[:n].view(torch.uint8), b[:n].view(torch.uint8)), (kind, expanded)
+            again = plan.dispatch(x, quantize=kind, global_scale=given, out=got)
+            assert again is got and torch.equal(got.scales[:n].view(torch.uint8), wanted.scales[:n].view(torch.uint8))
+    calls = comm.low_latency(TOKENS, hidden, experts, TOPK)
+    plan = comm.plan(idx, experts, expanded=True)
+    for kind in ("fp8", "ue8m0"):
+        got, packed = plan.dispatch(x, quantize=kind, column_major_scales=True), calls.dispatch(x, idx, fp8=True, ue8m0=kind == "ue8m0")
+        for local in range(4):
+            first, n = plan.expert_start[local], packed.count[local].item()
+            assert torch.equal(got.x[first:first + n].view(torch.uint8), packed.x[local, :n].view(torch.uint8))
+            assert torch.equal(got.scales[first:first + n].view(torch.int32), packed.scales[local, :n].view(torch.int32))
+    raises(epkit.ArgumentError, "'fp4' 'nvfp4'", plan.dispatch, x, quantize="fp4")
+    raises(epkit.ArgumentError, "global_scale 'mxfp8'", plan.dispatch, x, quantize="mxfp8", global_scale=scale)
+    raises(epkit.ArgumentError, "global_scale without", plan.dispatch, x, global_scale=scale)
+    raises(epkit.ArgumentError, "scales with quantize", plan.dispatch, (x, x), quantize="nvfp4")
+    raises(epkit.ArgumentError, "x float32", plan.dispatch, x.float(), quantize="nvfp4")
+    raises(epkit.ArgumentError, "column_major_scales", plan.dispatch, x, quantize="nvfp4", column_major_scales=True)
+    raises(epkit.ArgumentError, "hidden 96", plan.dispatch, x[:, :96].contiguous(), quantize="nvfp4")
+
+
+def test_dispatch_quantizes():
+    for expanded in (False, True):
+        run(2, quantized, expanded)
+    run(3, quantized, True)

@@ -631,14 +631,15 @@ def test_calls_from_within_a_call(rank, size):
     late = [comm.plan(topk_idx, 2 * size)]
     late[0].me = late[0]
     nosy = Nosy(x, (plan.free, comm.free, lambda: plan.dispatch(x), calls.free, late.clear))
-    plan._native.dispatch(nosy, None, None, out, False, False, None, False, None, 0)
+    plan._native.dispatch(nosy, None, None, out, False, False, None, False, None, 0, 0, None)
     assert all("another thread" in text for text in nosy.said[:4]) and not plan.closed and not comm.closed
     assert torch.equal(out, plan.dispatch(x).x)
     raises(TypeError, "x", plan._native.dispatch, Nosy(x, (lambda: 1 // 0,)), None, None, out, False, False, None, False,
-           None, 0)
+           None, 0, 0, None)
     assert torch.equal(plan.dispatch(x).x, out)  # the failed call has given the communicator back
     plan.free()
-    raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, False, False, None, False, None, 0)
+    raises(epkit.ArgumentError, "dispatch plan freed", plan._native.dispatch, nosy, None, None, out, False, False, None, False, None, 0, 0,
+           None)
     comm.barrier()
 
 

@@ -457,13 +457,14 @@ def test_tensors_without_dlpack(rank, size):
     assert plan.n_tokens == 3 and plan.topk == 1
     out, more = torch.empty(plan.out_rows, 64, dtype=torch.bfloat16), torch.empty(plan.out_rows, 1)
     given = epkit.plan.Rows(Duck(out), None, None, Duck(more))
-    assert plan._native.dispatch(Duck(x), None, Duck(weights), given, False, False, None, False, None, 0) is given
+    assert plan._native.dispatch(Duck(x), None, Duck(weights), given, False, False, None, False, None, 0, 0, None) is given
     want = plan.dispatch(x, weights)
     assert torch.equal(out, want.x) and torch.equal(more, want.topk_weights)
-    raises(epkit.ArgumentError, "x float32", plan._native.dispatch, Duck(x.float()), None, None, out, False, False, None, False, None, 0)
+    raises(epkit.ArgumentError, "x float32", plan._native.dispatch, Duck(x.float()), None, None, out, False, False, None, False, None, 0,
+           0, None)
     raises(epkit.ArgumentError, "x contiguous", plan._native.dispatch, Duck(x.t().contiguous().t()), None, None, out, False, False,
-           None, False, None, 0)
-    raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, False, False, None, False, None, 0)
+           None, False, None, 0, 0, None)
+    raises(TypeError, "x", plan._native.dispatch, "x", None, None, out, False, False, None, False, None, 0, 0, None)
 
 
 @on_ranks(2)

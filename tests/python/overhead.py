@@ -50,7 +50,7 @@ if not opened:
     sys.exit(1)
 calls = {"C": lambda: in_c.overhead_batch(ctypes.c_void_p(opened), BATCH),
          "empty": lambda: batch_of(lambda: None),
-         "extension": lambda: batch_of(lambda: native(x, scales, weights, rows, True, False, None, False, None, 0)),
+         "extension": lambda: batch_of(lambda: native(x, scales, weights, rows, True, False, None, False, None, 0, 0, None)),
          "again": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, out=rows)),
          "whole": lambda: batch_of(lambda: plan.dispatch((x, scales), weights, want_topk_idx=True))}
 best = {name: min(times) for name, times in zip(calls, zip(*([call() for call in calls.values()] for _ in range(50))))}
