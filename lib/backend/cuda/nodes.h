@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nodes.h - dispatch, combine and barrier between nodes, and updates of plans: the arguments of the kernels of
- * nodes.cu, nodes_update.cu and nodes_lists.cu.
+ * nodes.cu, nodes_combine.cu, nodes_update.cu and nodes_lists.cu.
  *
  * A token crosses the network once per remote node, to the rail peer there, as on the host backend. The rail peer
  * places its rows on that node, and in a combine reduces them on the way back. Rows are sent in chunks. A kernel packs
