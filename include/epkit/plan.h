@@ -74,7 +74,7 @@ typedef struct ep_plan_args {
  * max_recv_tokens > 0 (fixed capacity). It may differ between ranks, but must be > 0 on all ranks or on none.
  *   - The call waits for no peer, as long as at most four such plans await their first use, except for what `stream`
  *     waits for.
- *   - The counts of ep_plan_get_info() are -1 until the first dispatch is complete, or until ep_plan_wait().
+ *   - The counts of ep_plan_get_info() are -1 until the first dispatch is complete, or until ep_plan_settle().
  *   - Dispatch sets recv_topk_idx to -1 and weights to 0 in the rows after the received ones, and does not write the
  *     data of these rows.
  *   - If a rank would receive more rows than its max_recv_tokens (expanded layout: including padding), the first
@@ -114,26 +114,29 @@ typedef struct ep_plan_info {
     const int64_t *expert_start;   /* [L+1] expanded layout: first row of each local expert; NULL otherwise */
     int64_t n_dropped; /* choices of this rank's tokens that count as -1, because their ranks are absent; -1 after an
                           update */
+    int64_t most_recv; /* n_recv of the rank that receives most: the same on all ranks; -1: not yet known */
 } ep_plan_info;
 
 #define EP_PLAN_INFO_INIT EP_INIT(ep_plan_info)
 
 /*
  * Never blocks. The plan owns the arrays. After an update of the plan, n_tokens is that of the update (in a capture: as
- * before); n_recv, n_send, n_wire and n_net are -1, and the arrays are NULL: use ep_plan_get_metadata() for the counts.
+ * before); n_recv, most_recv, n_send, n_wire and n_net are -1, and the arrays are NULL: use ep_plan_get_metadata() for
+ * the counts.
  */
 EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
 /*
- * Waits until ep_plan_get_info() has the counts. For a plan of fixed capacity whose dispatch has been called: with the
- * CUDA backend within a node they are there as soon as the ranks have exchanged them, while the rows still move.
- * Otherwise it waits for the work that is queued. At once for other plans. Not collective.
+ * Makes a plan of fixed capacity one of exact counts, for which it waits: out_rows is n_recv, graphs use these counts,
+ * and ep_plan_update() is refused. Its dispatch has been called before: with the CUDA backend within a node the counts
+ * are there as soon as the ranks have exchanged them, while the rows still move. Otherwise this waits for the work that
+ * is queued. At once for other plans. Not collective, but all ranks must do it, before the same operation.
  *
  * Errors: EP_E_CAPACITY, as for the operation; EP_E_STATE for a plan that was updated or made in a capture, and between
  * nodes and on the host backend before the first operation; those of a failed communicator. A capacity that is too
  * small is reported by the operation, too.
  */
-EP_API ep_status ep_plan_wait(ep_plan *plan);
+EP_API ep_status ep_plan_settle(ep_plan *plan);
 
 /* New routing for a plan. Fields as in ep_plan_args; the kind (choices or mask) must be that of ep_plan_new(). */
 typedef struct ep_plan_update_args {

@@ -157,25 +157,38 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     info = *ep_plan_info_now(plan);
     if (plan->updated) {
         info.n_tokens = plan->args.n_tokens;
-        info.n_send = info.n_wire = info.n_net = info.n_dropped = -1;
+        info.n_send = info.n_wire = info.n_net = info.n_dropped = info.most_recv = -1;
     }
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
 }
 
-ep_status ep_plan_wait(ep_plan *plan)
+static bool is_counted(const ep_plan *plan)
 {
-    EP_CHECK_CURRENT(plan);
-    if (!plan->updated && atomic_load_explicit(&plan->counted, memory_order_acquire))
+    return ep_plan_info_now(plan) == &plan->full;
+}
+
+static ep_status wait_for_counts(ep_plan *plan)
+{
+    if (is_counted(plan))
         return EP_OK;
     if (plan->comm->ops->plan_wait && plan->comm->nnodes == 1)
         return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_wait, plan));
     EP_TRY(ep_stream_sync(plan->comm, NULL));
-    if (!plan->updated && atomic_load_explicit(&plan->counted, memory_order_acquire))
+    if (is_counted(plan))
         return EP_OK;
     return ep_comm_record(plan->comm,
-                          ep_fail(EP_E_STATE, "%s: the counts of this plan are not known %s", __func__,
+                          ep_fail(EP_E_STATE, "ep_plan_settle: the counts of this plan are not known %s",
                                   plan->updated ? "here since it was updated: ep_plan_get_metadata() writes them"
                                                 : "before its first operation"));
+}
+
+ep_status ep_plan_settle(ep_plan *plan)
+{
+    EP_CHECK_CURRENT(plan);
+    EP_TRY(wait_for_counts(plan));
+    plan->args.max_recv_tokens = 0;
+    plan->full.out_rows = plan->full.n_recv;
+    return EP_OK;
 }
 
 static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *args)
@@ -183,7 +196,8 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
     static const char call[] = "ep_plan_update";
 
     if (plan->args.max_recv_tokens <= 0)
-        return ep_fail(EP_E_STATE, "%s: the plan was created without max_recv_tokens: its capacity is not fixed", call);
+        return ep_fail(EP_E_STATE,
+                       "%s: the plan was created without max_recv_tokens, or settled: its capacity is not fixed", call);
     EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));
     EP_TRY(ep_check_range(call, "n_tokens", args->n_tokens, 0, ep_plan_most_tokens(plan)));
     if (plan->from_mask && !args->tokens_per_expert)

@@ -221,6 +221,7 @@ void ep_group_plan_fill_info(ep_plan *plan)
                                 .n_local_experts = n_local,
                                 .flags = plan->args.flags,
                                 .n_recv = -1,
+                                .most_recv = -1,
                                 .out_rows = plan->args.max_recv_tokens,
                                 .n_send = inner->n_send,
                                 .n_wire = inner->n_send - to_self,

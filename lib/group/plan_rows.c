@@ -132,6 +132,7 @@ static ep_status place_all(struct ep_group_completion *c)
 {
     ep_plan *plan = c->plan;
 
+    plan->full.most_recv = 0;
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         int64_t total = place_on_rank(c, rank);
         int64_t capacity = c->rows[rank]->max_recv_tokens;
@@ -142,6 +143,7 @@ static ep_status place_all(struct ep_group_completion *c)
             return ep_fail(EP_E_CAPACITY, "plan: rank %d receives %lld rows but its max_recv_tokens is %lld", rank,
                            (long long)total, (long long)capacity);
         c->inner->rows_on[rank] = total;
+        plan->full.most_recv = total > plan->full.most_recv ? total : plan->full.most_recv;
         if (rank == plan->comm->rank)
             plan->full.n_recv = total;
     }

@@ -46,10 +46,10 @@ class Plan(OfThisProcess):
     (source rank, token index), in the expanded layout within each local expert: the same bits in every run.
 
     Attributes:
-        n_recv: rows that this rank receives (expanded: with padding); None where the capacity is fixed, until wait().
+        n_recv: rows that this rank receives (expanded: with padding); None where the capacity is fixed, until settle().
         out_rows: rows that outputs have.
         recv_per_expert: list [L], received tokens of each local expert, rounded up to the alignment; [] where the
-            capacity is fixed, until wait().
+            capacity is fixed, until settle().
         expert_start: expanded: list [L + 1], first row of each local expert.
         recv_from_rank: rank layout: list [R + 1], first row of each source rank.
         n_send, n_wire: rows of this rank's tokens: all, and those for other ranks; -1: not known.
@@ -76,7 +76,7 @@ class Plan(OfThisProcess):
         self._updated = False
         self._n_tokens = _tokens(topk_idx, token_in_rank)
         self.topk = 0 if topk_idx is None else topk_idx.shape[1]
-        n_recv, self.out_rows = self._native.sizes()
+        n_recv, self.out_rows, self._most_recv = self._native.sizes()
         self.n_recv = n_recv if n_recv >= 0 else None
 
     def __getattr__(self, name: str) -> Any:
@@ -89,10 +89,13 @@ class Plan(OfThisProcess):
         self.__dict__.update(recv_per_expert=per_expert, recv_from_rank=from_rank, expert_start=start, n_send=n_send, n_wire=n_wire)
         return self.__dict__[name]
 
-    def wait(self) -> int:
-        """Waits on the host for the counts of a plan of fixed capacity whose dispatch has been called, and returns n_recv. On CUDA
-        within a node they are there while the rows still move. Not collective; not of a plan that was updated or captured."""
-        self.n_recv = self._native.wait()
+    def settle(self) -> int:
+        """Makes a plan of fixed capacity whose dispatch has been called one of exact counts, for which the host waits; returns n_recv.
+        On CUDA within a node they are there while the rows still move. Not collective, but all ranks must do it, before the same
+        operation. Not of a plan that was updated or captured."""
+        self._native.settle()
+        self.n_recv, self.out_rows, self._most_recv = self._native.sizes()
+        self.fixed = False
         return self.n_recv
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ static ep_status plan_fill(struct plan_object *plan)
         plan->n_local = info.n_local_experts;
         plan->out_rows = info.out_rows;
         plan->n_recv = info.n_recv;
+        plan->most_recv = info.most_recv;
         plan->expanded = info.flags & EP_PLAN_EXPANDED;
     }
     return status;
@@ -288,28 +289,31 @@ static PyObject *run_metadata(PyObject *self, PyObject *const *args)
             PyList_SetItem(ret_list, i_, PyLong_FromLongLong((array)[i_]));                                            \
     } while (0)
 
-/* sizes() -> (n_recv, out_rows) */
+/* sizes() -> (n_recv, out_rows, most_recv) */
 static PyObject *plan_sizes(PyObject *self, PyObject *unused)
 {
     const struct plan_object *plan = (struct plan_object *)self;
 
     (void)unused;
-    return Py_BuildValue("(LL)", (long long)plan->n_recv, (long long)plan->out_rows);
+    return Py_BuildValue("(LLL)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv);
 }
 
-/* wait() -> n_recv */
-static PyObject *run_wait(PyObject *self, PyObject *const *args)
+/* settle() -> n_recv */
+static PyObject *run_settle(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
     ep_status status;
 
     (void)args;
     Py_BEGIN_ALLOW_THREADS;
-    status = ep_plan_wait(plan->plan);
+    status = ep_plan_settle(plan->plan);
     Py_END_ALLOW_THREADS;
     if (status == EP_OK)
         status = plan_fill(plan);
-    return status == EP_OK ? PyLong_FromLongLong(plan->n_recv) : raise_status(status);
+    if (status != EP_OK)
+        return raise_status(status);
+    plan->fixed = false;
+    return PyLong_FromLongLong(plan->n_recv);
 }
 
 /* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */
@@ -344,7 +348,7 @@ static PyObject *plan_info(PyObject *self, PyObject *unused)
 MEMBER_METHOD(run_update, "update", 4)
 MEMBER_METHOD(run_tokens, "tokens", 1)
 MEMBER_METHOD(plan_dispatch, "dispatch", 12)
-MEMBER_METHOD(run_wait, "wait", 0)
+MEMBER_METHOD(run_settle, "settle", 0)
 MEMBER_METHOD(plan_combine, "combine", 6)
 MEMBER_METHOD(run_metadata, "metadata", 10)
 
@@ -354,7 +358,7 @@ static PyMethodDef methods[] = {
     FAST("update", fast_run_update),
     FAST("tokens", fast_run_tokens),
     FAST("metadata", fast_run_metadata),
-    FAST("wait", fast_run_wait),
+    FAST("settle", fast_run_settle),
     {"sizes", plan_sizes, METH_NOARGS, NULL},
     {"info", plan_info, METH_NOARGS, NULL},
     {"free", member_free_method, METH_NOARGS, "Free the plan. Again: nothing."},

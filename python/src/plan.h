@@ -12,7 +12,8 @@ struct plan_object {
     int topk, n_experts, n_local;
     enum tensor_type idx_type;
     int64_t out_rows;
-    int64_t n_recv; /* -1: not known */
+    int64_t n_recv;    /* -1: not known */
+    int64_t most_recv; /* of the rank that receives most; -1: not known */
     bool expanded;
     bool fixed;   /* capacity: rows of inputs may be more than those received */
     bool updated; /* the number of tokens depends on the stream */

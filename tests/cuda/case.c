@@ -317,8 +317,9 @@ static int dispatch(struct state *s, bool device)
     status = ep_dispatch(device ? s->cuda_plan : s->ep_group_plan, &args, stream_of(s, device));
     /* The counts of a fixed capacity are there while rows still move, unless the dispatch waits for an event. */
     if (device && status == EP_OK && !after) {
-        CALL(ep_plan_wait(s->cuda_plan));
-        TRY(compare_info(s, "ep_plan_wait"));
+        CALL(ep_plan_settle(s->cuda_plan));
+        CALL(ep_plan_settle(s->ep_group_plan));
+        TRY(compare_info(s, "ep_plan_settle"));
     }
     return finish(s, device, device ? "ep_dispatch" : "ep_dispatch of the host backend", status, after);
 }

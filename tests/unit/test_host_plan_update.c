@@ -196,8 +196,8 @@ static void run(struct scenario scenario)
     unit_run_threads(RANKS, run_rank, &scenario);
 }
 
-/* The host waits for the counts of a fixed capacity; outputs need no more rows then. */
-static int wait_for_counts(struct member *m)
+/* A plan of fixed capacity becomes one of exact counts: outputs need no more rows, and there are no updates. */
+static int settle(struct member *m)
 {
     ep_plan_info exact = EP_PLAN_INFO_INIT, info = EP_PLAN_INFO_INIT;
     struct result *result = &m->fresh;
@@ -208,30 +208,34 @@ static int wait_for_counts(struct member *m)
     fill(m, 2);
     args = plan_args(m, &m->routing, 0);
     SURE(ep_plan_new(m->comm, &args, &other) == EP_OK);
-    SURE(ep_plan_wait(other) == EP_OK && ep_plan_get_info(other, &exact) == EP_OK);
+    SURE(ep_plan_settle(other) == EP_OK && ep_plan_get_info(other, &exact) == EP_OK);
+    SURE(exact.most_recv >= exact.n_recv && exact.out_rows == exact.n_recv);
     args.max_recv_tokens = CAPACITY;
     SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK);
-    SURE(ep_plan_wait(plan) == EP_E_STATE && strstr(ep_last_error(), "before its first operation"));
+    SURE(ep_plan_settle(plan) == EP_E_STATE && strstr(ep_last_error(), "before its first operation"));
+    SURE(ep_plan_get_info(plan, &info) == EP_OK && info.most_recv == -1);
     SURE(queue_all(m, plan, CAPACITY - 1, result, NULL) == EP_E_CAPACITY);
     SURE(queue_all(m, plan, CAPACITY, result, NULL) == EP_OK);
-    SURE(ep_plan_wait(plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK);
-    SURE(info.n_recv == exact.n_recv && info.out_rows == CAPACITY);
+    SURE(ep_plan_settle(plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK);
+    SURE(info.n_recv == exact.n_recv && info.out_rows == exact.n_recv && info.most_recv == exact.most_recv);
     SURE(!memcmp(info.recv_per_expert, exact.recv_per_expert, LOCAL * sizeof(*info.recv_per_expert)));
     SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
     SURE(!memcmp(result->with_rows, result->source, sizeof(result->source)));
     SURE(queue_all(m, plan, info.n_recv - 1, result, NULL) == EP_E_CAPACITY);
     SURE(queue_all(m, plan, info.n_recv, result, NULL) == EP_OK);
     SURE(ep_stream_sync(m->comm, NULL) == EP_OK && !check_tokens(m, 2, result));
-    SURE(result->x[info.n_recv * HIDDEN] == 0x1111 && !result->source[CAPACITY - 1]);
+    SURE(result->x[info.n_recv * HIDDEN] == 0x1111);
     update = update_args(&m->routing);
-    SURE(ep_plan_update(plan, &update, NULL) == EP_OK);
-    SURE(ep_plan_wait(plan) == EP_E_STATE && strstr(ep_last_error(), "since it was updated"));
+    SURE(ep_plan_update(plan, &update, NULL) == EP_E_STATE && strstr(ep_last_error(), "settled"));
+    ep_plan_free(plan);
+    SURE(ep_plan_new(m->comm, &args, &plan) == EP_OK && ep_plan_update(plan, &update, NULL) == EP_OK);
+    SURE(ep_plan_settle(plan) == EP_E_STATE && strstr(ep_last_error(), "since it was updated"));
     ep_plan_free(plan);
     ep_plan_free(other);
     return 0;
 }
 
-TEST_CALL(counts_are_waited_for, run((struct scenario){.run_rank = wait_for_counts}))
+TEST_CALL(plans_are_settled, run((struct scenario){.run_rank = settle}))
 
 /*
  * One row too many for one rank: every rank learns it in the next operation, and the plan is usable again after an

@@ -139,6 +139,7 @@ static void complete_plan(struct cuda_plan *device)
     ep_group_plan_place_experts(plan);
     for (int rank = 0; rank < plan->comm->nranks; rank++) {
         inner->rows_on[rank] = info->rows_on[rank];
+        plan->full.most_recv = info->rows_on[rank] > plan->full.most_recv ? info->rows_on[rank] : plan->full.most_recv;
         inner->recv_from_rank[rank + 1] = info->first[rank + 1];
         inner->tokens_per_rank[rank] = info->sent[rank];
     }
@@ -213,7 +214,7 @@ ep_status cuda_plan_wait(ep_plan *plan)
     ep_status status;
 
     if (!device->info || plan->updated)
-        return ep_fail(EP_E_STATE, "ep_plan_wait: the host gets no counts of this plan: %s",
+        return ep_fail(EP_E_STATE, "ep_plan_settle: the host gets no counts of this plan: %s",
                        plan->updated ? "it was updated" : "it was made in a capture");
     info = device->info->pinned.memory;
     EP_TRY(cuda_scope_begin_uncaptured(cuda, &scope));

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in the form of DeepEP's interface, and the origin of the tensors of a handle."""
+import os
 from typing import Any, Dict, Sequence, Tuple, Union
 
 import torch
@@ -91,3 +92,12 @@ def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[to
         if one is not None:
             want_tensor(one, "combine", "bias")
     return biases
+
+
+def early_outputs(comm: epkit.Communicator) -> int:
+    """How many results with memory for more rows than they have may exist, so that rows are sent before the host knows their
+    number: $EPKIT_EARLY_OUTPUTS. -1 where the devices do not exchange the counts: on the CPU, and on several hosts."""
+    given = os.environ.get("EPKIT_EARLY_OUTPUTS", "2")
+    if not given.isdecimal():
+        raise ValueError(f"$EPKIT_EARLY_OUTPUTS is {given!r}, must be a number of results, 0 or more")
+    return int(given) if comm.is_cuda and comm.nodes == 1 else -1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
+import contextlib
 import os
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -10,15 +11,18 @@ import epkit
 from epkit._native import _C
 from epkit._tensors import OfThisProcess, run_untraced, want_integer, want_tensor
 from epkit.plan import check_inputs
+from epkit.plan import Rows as PlanRows
 
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
 from ._order import CommStream, Event, Mark, Order
-from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales
+from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, early_outputs
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
+
+_LEAST_EXPECTED = 256  # rows: fewer are not worth a second attempt
 
 _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
 
@@ -84,10 +88,10 @@ class Handle(OfThisProcess, Tuple[torch.Tensor, ...]):
         torch's current stream, and written in that of the call."""
         ranks, nodes, tokens = plan.comm.size, plan.comm.nodes, len(in_rank)
         if source is not None:
-            n, more = len(source) - _more(ranks, tokens), (ranks, 1)
-            at = n + ranks * ranks
-            prefix, sent, received, recv_source, head = _C.parts(source, (ranks, ranks), n, more, at, more, at + ranks, (n,), 0,
-                                                                 (tokens, ranks), at + 2 * ranks)
+            behind, more = len(source) - _more(ranks, tokens), (ranks, 1)
+            at = behind + ranks * ranks
+            prefix, sent, received, recv_source, head = _C.parts(source, (ranks, ranks), behind, more, at, more, at + ranks,
+                                                                 (plan.out_rows,), 0, (tokens, ranks), at + 2 * ranks)
             handle = cls((prefix, sent, received, recv_source, in_rank, head))
             handle.written = (prefix, recv_source)
         else:
@@ -204,6 +208,9 @@ class Buffer(LowLatencyCalls):
 
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
+    On GPUs of one host dispatch() sends before the counts are known, into memory for a quarter more rows than in the dispatches
+    before, of which it returns the beginning; where a rank receives more, all begin again. $EPKIT_EARLY_OUTPUTS=0: it waits.
+
     Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
     allow_nvlink_for_low_latency_mode; allow_mnnvl and use_fabric, with a warning on GPUs of several hosts.
     """
@@ -234,6 +241,7 @@ class Buffer(LowLatencyCalls):
         self._scratch = {}
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
+        self._may_start_early, self._expected = early_outputs(self._comm) > 0, 0
         if enable_shrink:
             self._low_latency += hinted(self._comm, num_rdma_bytes, self.group_size)
 
@@ -370,13 +378,37 @@ class Buffer(LowLatencyCalls):
         if is_token_in_rank is not None:
             self._check_mask(is_token_in_rank, topk_idx)
         mask, counts = (is_token_in_rank, num_tokens_per_expert) if topk_idx is None else (None, None)
-        if worst:
-            raise_refused(self._comm, order.stream)
         try:
             return self._comm.plan(topk_idx, num_tokens_per_expert.numel(), token_in_rank=mask, tokens_per_expert=counts,
                                    alignment=alignment, max_recv_tokens=worst, stream=order.stream)
         except epkit.ArgumentError as error:
             raise self._with_advice(error)
+
+    def _send(self, order: Order, x: Rows, topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
+              is_token_in_rank: Optional[torch.Tensor], num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int
+              ) -> Tuple[epkit.Plan, PlanRows, Optional[torch.Tensor]]:
+        """A plan, and its dispatch: (plan, rows, memory for a handle). Its host need not know the counts before the rows are sent
+        where they fit the number of rows that all ranks expect, of which each has seen the same; else they begin again."""
+        expected = 0 if worst or (self._comm.is_cuda and torch.cuda.is_current_stream_capturing()) else self._expected
+        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst or expected)
+        try:
+            with order.allocating():
+                source = self._sources(plan)
+                rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
+                                      0 if source is None else _STRIDE)
+            if expected:
+                rows = PlanRows(*_C.heads(plan.settle(), *rows))
+        except epkit.ArgumentError as error:
+            if not expected or getattr(error, "name", "") != "EP_E_CAPACITY":
+                raise
+            self._expected = 0
+            with contextlib.suppress(epkit.ArgumentError):
+                self._comm.synchronize(order.stream)  # which reports it, too
+            return self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, alignment, 0)
+        if self._may_start_early and not worst:
+            # Programs alternate between sizes: the largest one fades slowly.
+            self._expected = max(_LEAST_EXPECTED, plan._most_recv + plan._most_recv // 4, self._expected * 15 // 16)
+        return plan, rows, source
 
     def _sources(self, plan: epkit.Plan) -> Optional[torch.Tensor]:
         """Memory for a handle, which begins with recv_source of the dispatch; None between nodes."""
@@ -437,17 +469,14 @@ class Buffer(LowLatencyCalls):
         given, x, topk_weights = x, order.rows(_with_columns(x)), order.input(topk_weights)
         self._apply_sms(config)
         check_inputs(self._comm, is_token_in_rank if topk_idx is None else topk_idx, x, topk_weights)
-        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens)
+        if num_worst_tokens:
+            raise_refused(self._comm, order.stream)
+        plan, rows, source = self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                                        num_worst_tokens)
         made: Tuple[torch.Tensor, ...] = ()
-        with order.allocating():
-            source = self._sources(plan)
-            rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
-                                  0 if source is None else _STRIDE)
-            if not plan.fixed:
-                new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
+        with order.on_stream() if plan.fixed else order.allocating():  # on the stream where a capture fills the handle
+            new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
         if plan.fixed:
-            with order.on_stream():  # where a capture fills the handle
-                new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
             made = (*tuple.__iter__(new), *new.written)
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
                                           (*tuple.__iter__(new), *new.written)), made)

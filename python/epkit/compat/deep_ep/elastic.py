@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
-import os
 import weakref
 from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
 
@@ -16,7 +15,7 @@ from epkit.plan import Rows as PlanRows
 
 from ._errors import naming, raise_refused
 from ._order import CommStream, Mark, Order
-from ._rows import Rows, _as_given, _biases, _check_group, _with_scales
+from ._rows import Rows, _as_given, _biases, _check_group, _with_scales, early_outputs
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -206,13 +205,6 @@ def not_here(name: str, instead: str) -> Any:
     return method
 
 
-def _early_outputs() -> int:
-    given = os.environ.get("EPKIT_EARLY_OUTPUTS", "2")
-    if not given.isdecimal():
-        raise ValueError(f"ElasticBuffer: $EPKIT_EARLY_OUTPUTS is {given!r}, must be a number of results, 0 or more")
-    return int(given)
-
-
 _naming_most = naming("this follows from do_cpu_sync, and from num_max_tokens_per_rank of dispatch() or of the buffer: both must be the "
                       "same on all ranks, and the latter at least the number of tokens of each", "source_stride", "max_recv_tokens")
 
@@ -270,7 +262,7 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
-        self._most_early = _early_outputs() if self._comm.is_cuda and self._comm.nodes == 1 else -1
+        self._most_early = early_outputs(self._comm)
         self._early: List["weakref.ref[Any]"] = []
         self._theoretical_sms = 4
         if self._comm.is_cuda:
@@ -391,13 +383,13 @@ class ElasticBuffer(OfThisProcess):
                 except torch.cuda.OutOfMemoryError:
                     early = False
             if counted and not early:
-                plan.wait()
-            n = plan.out_rows if plan.n_recv is None else plan.n_recv
-            source = None if plan.expanded else self._comm._native.new((n,), torch.int32)
-            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns, None if out is None else _C.heads(n, out)[0],
-                                  order.stream, source, 0 if source is None else stride)
+                plan.settle()
+            source = None if plan.expanded else self._comm._native.new((plan.out_rows,), torch.int32)
+            rows = plan._dispatch(given, scales, topk_weights, not plan.expanded, columns,
+                                  None if out is None else _C.heads(plan.out_rows, out)[0], order.stream, source,
+                                  0 if source is None else stride)
         if early:
-            *heads, source = _C.heads(plan.wait(), *rows, source)
+            *heads, source = _C.heads(plan.settle(), *rows, source)
             rows = PlanRows(*heads)
         return rows, source
 
