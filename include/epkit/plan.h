@@ -101,7 +101,7 @@ EP_API ep_status ep_plan_get_max_rows(const ep_comm *comm, const ep_plan_args *a
 typedef struct ep_plan_info {
     size_t size;      /* EP_PLAN_INFO_INIT sets it */
     int64_t n_recv;   /* rows this rank receives (expanded: including padding rows); -1: not yet known */
-    int64_t out_rows; /* rows of outputs that suffice: max_recv_tokens if given, else n_recv */
+    int64_t out_rows; /* rows of outputs that suffice: max_recv_tokens if given, else, and once settled, n_recv */
     int64_t n_send;   /* rows of this rank's tokens on all ranks, including this one */
     int64_t n_wire;   /* of n_send: rows for other ranks */
     int64_t n_net;    /* (token, other node) pairs: network transfers of one dispatch */
@@ -128,9 +128,10 @@ EP_API ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info);
 
 /*
  * Makes a plan of fixed capacity one of exact counts, for which it waits: out_rows is n_recv, graphs use these counts,
- * and ep_plan_update() is refused. Its dispatch has been called before: with the CUDA backend within a node the counts
- * are there as soon as the ranks have exchanged them, while the rows still move. Otherwise this waits for the work that
- * is queued. At once for other plans. Not collective, but all ranks must do it, before the same operation.
+ * and ep_plan_update() is refused. With the CUDA backend within a node the counts are there as soon as the ranks have
+ * exchanged them, while the rows of a dispatch that has been called still move. Elsewhere it follows the first
+ * operation, and waits for all work that is queued. At once for other plans. Not collective; all ranks settle the plan,
+ * or none.
  *
  * Errors: EP_E_CAPACITY, as for the operation; EP_E_STATE for a plan that was updated or made in a capture, and between
  * nodes and on the host backend before the first operation; those of a failed communicator. A capacity that is too

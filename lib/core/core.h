@@ -77,6 +77,7 @@ struct ep_plan {
     _Atomic bool counted;
     bool from_mask;          /* created from token_in_rank: args.topk is then the number of ranks */
     bool updated;            /* the counts in info are no longer valid */
+    bool settled;            /* no longer of fixed capacity */
     bool captured;           /* the last update was called in a capture, */
     int32_t captured_tokens; /* with this n_tokens */
 };

@@ -162,19 +162,13 @@ ep_status ep_plan_get_info(const ep_plan *plan, ep_plan_info *ret_info)
     return EP_CHECK_STORE("ep_plan_get_info", ret_info, &info, ep_plan_info);
 }
 
-static bool is_counted(const ep_plan *plan)
-{
-    return ep_plan_info_now(plan) == &plan->full;
-}
-
 static ep_status wait_for_counts(ep_plan *plan)
 {
-    if (is_counted(plan))
-        return EP_OK;
     if (plan->comm->ops->plan_wait && plan->comm->nnodes == 1)
         return ep_comm_record(plan->comm, EP_BACKEND_CALL(plan->comm, plan_wait, plan));
+    /* Also where the counts are known: what is queued still fills outputs of the capacity. */
     EP_TRY(ep_stream_sync(plan->comm, NULL));
-    if (is_counted(plan))
+    if (ep_plan_info_now(plan) == &plan->full)
         return EP_OK;
     return ep_comm_record(plan->comm,
                           ep_fail(EP_E_STATE, "ep_plan_settle: the counts of this plan are not known %s",
@@ -185,8 +179,10 @@ static ep_status wait_for_counts(ep_plan *plan)
 ep_status ep_plan_settle(ep_plan *plan)
 {
     EP_CHECK_CURRENT(plan);
+    if (plan->args.max_recv_tokens <= 0 || plan->settled)
+        return EP_OK;
     EP_TRY(wait_for_counts(plan));
-    plan->args.max_recv_tokens = 0;
+    plan->settled = true; /* staging keeps the capacity, which the peers expect */
     plan->full.out_rows = plan->full.n_recv;
     return EP_OK;
 }
@@ -195,7 +191,7 @@ static ep_status check_update(const ep_plan *plan, const ep_plan_update_args *ar
 {
     static const char call[] = "ep_plan_update";
 
-    if (plan->args.max_recv_tokens <= 0)
+    if (plan->args.max_recv_tokens <= 0 || plan->settled)
         return ep_fail(EP_E_STATE,
                        "%s: the plan was created without max_recv_tokens, or settled: its capacity is not fixed", call);
     EP_TRY(ep_check_reserved(call, (uint32_t)args->reserved));

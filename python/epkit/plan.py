@@ -90,9 +90,9 @@ class Plan(OfThisProcess):
         return self.__dict__[name]
 
     def settle(self) -> int:
-        """Makes a plan of fixed capacity whose dispatch has been called one of exact counts, for which the host waits; returns n_recv.
-        On CUDA within a node they are there while the rows still move. Not collective, but all ranks must do it, before the same
-        operation. Not of a plan that was updated or captured."""
+        """Makes a plan of fixed capacity one of exact counts, for which the host waits; returns n_recv. On CUDA within a node they are
+        there while the rows of a dispatch still move; elsewhere call this after the first operation. Not collective; all ranks
+        settle the plan, or none. Not of a plan that was updated or captured."""
         self._native.settle()
         self.n_recv, self.out_rows, self._most_recv = self._native.sizes()
         self.fixed = False
@@ -123,8 +123,8 @@ class Plan(OfThisProcess):
         self._native.free()
 
     def _capturing(self) -> bool:
-        """Whether a call now is captured: it uses the counts of later updates."""
-        return self.fixed and self.comm.is_cuda and torch.cuda.is_current_stream_capturing()
+        """Whether a call now is captured."""
+        return self.comm.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def dispatch(self, x: Floats, topk_weights: Optional[torch.Tensor] = None, *, want_topk_idx: bool = False,
                  column_major_scales: bool = False, out: Union[None, torch.Tensor, Rows] = None,

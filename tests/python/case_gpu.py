@@ -11,7 +11,7 @@ import epkit
 import torch
 import torch.distributed as dist
 from deep_ep.utils.math import per_token_cast_to_fp8
-from ranks import on_ranks, run
+from ranks import on_ranks, raises, run
 
 ONLY_ON_CUDA = True
 TOPK, EXPERTS = 4, 16
@@ -568,6 +568,59 @@ def test_waits_elsewhere(rank, size):
         side.synchronize()
         assert torch.equal(got, want), "what was dispatched was overwritten before"
         del over
+
+
+@on_ranks(2)
+def test_invalid_routing_that_has_begun(rank, size):
+    """Rows are sent before a host knows that the routing of a rank is not valid: all ranks learn which rank it is, at once."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    topk_idx, weights, x = make(64, 1024, rank)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+    given = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_weights": weights}
+    buffer.dispatch(x, topk_idx=topk_idx, **given)
+    raises(epkit.Error, "EP_E_ROUTING rank 1", buffer.dispatch, x, topk_idx=topk_idx + 100 * rank, **given)
+
+
+@on_ranks(2)
+def test_refused_operations_are_reported(rank, size):
+    """A dispatch that is refused for want of rows and made again does not hide what is to be said of an earlier operation."""
+    buffer = deep_ep.Buffer(dist.group.WORLD)
+    for worst, tokens in ((0, 300), (7, 100), (0, 4000), (0, 4000)):
+        topk_idx, weights, x = make(tokens, 1024, tokens + rank)
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, EXPERTS)
+        given = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_weights": weights}
+        if worst:
+            buffer.dispatch(x, topk_idx=topk_idx, num_worst_tokens=worst, **given)
+            refused = True
+        elif tokens == 4000 and refused:
+            raises(epkit.ArgumentError, "EP_E_CAPACITY 7", buffer.dispatch, x, topk_idx=topk_idx, **given)
+            refused = False
+        else:
+            rows, *_, handle, _ = buffer.dispatch(x, topk_idx=topk_idx, **given)
+            assert torch.equal(buffer.combine(rows, handle)[0].float(), (x.float() * in_rank.sum(1, keepdim=True)).to(torch.bfloat16).float())
+    buffer._comm.check()
+
+
+@on_ranks(2)
+def test_counted_handles_in_graphs(rank, size):
+    """A graph of calls with the handle of a dispatch whose counts the host knows: rows as many as were received."""
+    topk_idx, weights, x = make(200 + 30 * rank, 1024, rank)
+    v1, v2 = deep_ep.Buffer(dist.group.WORLD), deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=4096, hidden=1024)
+    per_rank, _, per_expert, in_rank, _ = v1.get_dispatch_layout(topk_idx, EXPERTS)
+    rows1, *_, handle1, _ = v1.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                                        topk_idx=topk_idx, topk_weights=weights)
+    rows2, _, _, handle2, _ = v2.dispatch(x, topk_idx, weights, num_experts=EXPERTS)
+    assert rows1.shape == rows2.shape and len(rows1) < size * 4096
+    sums = v1.combine(rows1, handle1)[0], v2.combine(rows2, handle2)[0]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = v1.dispatch(x, handle=handle1)[0], v2.dispatch(x, handle=handle2)[0]
+        outs = v1.combine(again[0], handle1)[0], v2.combine(again[1], handle2)[0]
+    for _ in range(3):
+        for one in (*again, *outs):
+            one.fill_(float("nan"))
+        graph.replay()
+        check("a graph", *((str(i), a, b) for i, (a, b) in enumerate(zip((*again, *outs), (rows1, rows2, *sums)))))
 
 
 @on_ranks(2)

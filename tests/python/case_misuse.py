@@ -506,6 +506,7 @@ def test_inputs_are_refused_on_one_rank(rank, size):
 def refused_alone(rank, size, how):
     """Routing that is refused on one rank has sent nothing: it may be mended. A rank that goes instead is named at once."""
     os.environ.pop("EPKIT_TIMEOUT_MS", None)  # 100 s, and what is raised is no timeout
+    os.environ["EPKIT_EARLY_OUTPUTS"] = "0"  # GPUs that send early have begun: case_gpu
     buffer = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     topk_idx, x, weights = setting(size)
     layout = buffer.get_dispatch_layout(topk_idx, 2 * size)

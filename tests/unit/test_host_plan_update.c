@@ -218,6 +218,7 @@ static int settle(struct member *m)
     SURE(queue_all(m, plan, CAPACITY, result, NULL) == EP_OK);
     SURE(ep_plan_settle(plan) == EP_OK && ep_plan_get_info(plan, &info) == EP_OK);
     SURE(info.n_recv == exact.n_recv && info.out_rows == exact.n_recv && info.most_recv == exact.most_recv);
+    SURE(!result->source[CAPACITY - 1]); /* what was queued before has filled its outputs */
     SURE(!memcmp(info.recv_per_expert, exact.recv_per_expert, LOCAL * sizeof(*info.recv_per_expert)));
     SURE(ep_stream_sync(m->comm, NULL) == EP_OK);
     SURE(!memcmp(result->with_rows, result->source, sizeof(result->source)));

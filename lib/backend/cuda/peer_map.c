@@ -163,8 +163,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
             /* It may be waiting for this rank. */
             ep_group_ring_rank(&cuda->group, rank);
             EP_TRY(wait_for_call(cuda, rank, number, phase));
-            /* Less than `needed` where it has settled the plan, or has another capacity. */
-            there = atomic_load_explicit(&peer->ctrl->stage_bytes[which], memory_order_acquire);
+            there = needed;
         }
         peer->stage_bytes[which] = there;
         stale = true;

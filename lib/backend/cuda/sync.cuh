@@ -317,7 +317,8 @@ __device__ inline bool is_refused(const cuda_waits &waits, const cuda_counts *co
 {
     if (!counts->refused[0])
         return false;
-    if (!waits.no_sync && threadIdx.x == 0) {
+    /* Of several the first is reported. */
+    if (!waits.no_sync && threadIdx.x == 0 && !((volatile int64_t *)waits.report->refused)[0]) {
         volatile int64_t *refused = waits.report->refused;
 
         refused[1] = counts->refused[1];

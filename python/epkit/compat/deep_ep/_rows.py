@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows in the form of DeepEP's interface, and the origin of the tensors of a handle."""
 import os
-from typing import Any, Dict, Sequence, Tuple, Union
+import weakref
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import torch
 
@@ -94,10 +95,26 @@ def _biases(bias: Union[None, torch.Tensor, Sequence[torch.Tensor]]) -> Tuple[to
     return biases
 
 
-def early_outputs(comm: epkit.Communicator) -> int:
-    """How many results with memory for more rows than they have may exist, so that rows are sent before the host knows their
-    number: $EPKIT_EARLY_OUTPUTS. -1 where the devices do not exchange the counts: on the CPU, and on several hosts."""
-    given = os.environ.get("EPKIT_EARLY_OUTPUTS", "2")
-    if not given.isdecimal():
-        raise ValueError(f"$EPKIT_EARLY_OUTPUTS is {given!r}, must be a number of results, 0 or more")
-    return int(given) if comm.is_cuda and comm.nodes == 1 else -1
+class EarlyOutputs:
+    """Results with memory for more rows than they have, because rows were sent before the host knew their number. At most
+    $EPKIT_EARLY_OUTPUTS exist at a time.
+
+    Attributes: able: devices exchange the counts: not on the CPU, nor on several hosts; and the variable, which is the same on all
+    ranks, is not 0.
+    """
+
+    def __init__(self, comm: epkit.Communicator) -> None:
+        given = os.environ.get("EPKIT_EARLY_OUTPUTS", "2")
+        if not given.isdecimal():
+            raise ValueError(f"$EPKIT_EARLY_OUTPUTS is {given!r}, must be a number of results, 0 or more")
+        self._most = int(given)
+        self._storages: List["weakref.ref[Any]"] = []
+        self.able = comm.is_cuda and comm.nodes == 1 and self._most > 0
+
+    def has_room(self) -> bool:
+        """Whether one more may exist. Each rank for itself: the number of rows to send does not depend on it."""
+        self._storages = [storage for storage in self._storages if storage() is not None]
+        return len(self._storages) < self._most
+
+    def add(self, out: torch.Tensor) -> None:
+        self._storages.append(weakref.ref(out.untyped_storage()))

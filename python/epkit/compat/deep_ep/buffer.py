@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V1: Buffer."""
-import contextlib
 import os
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -16,15 +15,20 @@ from epkit.plan import Rows as PlanRows
 from ._errors import advise, naming, raise_refused
 from ._low_latency import LowLatencyCalls, hinted, size_hint
 from ._order import CommStream, Event, Mark, Order
-from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, early_outputs
+from ._rows import Rows, _as_given, _biases, _check_group, _origin_of, _origins, _with_columns, _with_scales, EarlyOutputs
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 
 _STRIDE = 1 << 21  # of source ids: more tokens than a rank has, and 1024 ranks of them fit an int32
 
-_LEAST_EXPECTED = 256  # rows: fewer are not worth a second attempt
+_LEAST_EXPECTED = 256  # rows of a first dispatch
 
 _HANDLE_HAS = ("recv_source", "rank_prefix")  # of epkit.Metadata
+
+
+def _refusal_of(error: epkit.ArgumentError) -> str:
+    """What a rank would have received."""
+    return str(error).partition("plan: ")[2].partition(" but ")[0]
 
 
 def deadline() -> Optional[float]:
@@ -33,7 +37,8 @@ def deadline() -> Optional[float]:
     return None if os.environ.get("EPKIT_TIMEOUT_MS") else 100.0
 
 
-_naming_worst = naming("max_recv_tokens is num_worst_tokens of Buffer.dispatch() on that rank", "max_recv_tokens")
+_naming_worst = naming("max_recv_tokens is num_worst_tokens of Buffer.dispatch() on that rank; without it $EPKIT_EARLY_OUTPUTS is 0 on all "
+                       "ranks or on none", "max_recv_tokens")
 
 
 class Config(NamedTuple):
@@ -209,7 +214,8 @@ class Buffer(LowLatencyCalls):
     Every wait has a deadline: $EPKIT_TIMEOUT_MS, or 100 s, after which an exception names the rank that did not come.
 
     On GPUs of one host dispatch() sends before the counts are known, into memory for a quarter more rows than in the dispatches
-    before, of which it returns the beginning; where a rank receives more, all begin again. $EPKIT_EARLY_OUTPUTS=0: it waits.
+    before, of which it returns the beginning; where a rank receives more, all begin again. Up to $EPKIT_EARLY_OUTPUTS (2) results
+    with less than half of their memory in use may exist at a time; further ones wait for the counts. 0: all do.
 
     Ignored: num_nvl_bytes and num_rdma_bytes (kept as attributes; buffers are made as calls need them), num_qps_per_rank,
     allow_nvlink_for_low_latency_mode; allow_mnnvl and use_fabric, with a warning on GPUs of several hosts.
@@ -241,7 +247,7 @@ class Buffer(LowLatencyCalls):
         self._scratch = {}
         self._used: Optional[epkit.LowLatency] = None
         self._graphs = False
-        self._may_start_early, self._expected = early_outputs(self._comm) > 0, 0
+        self._early, self._expected = EarlyOutputs(self._comm), _LEAST_EXPECTED
         if enable_shrink:
             self._low_latency += hinted(self._comm, num_rdma_bytes, self.group_size)
 
@@ -387,28 +393,56 @@ class Buffer(LowLatencyCalls):
     def _send(self, order: Order, x: Rows, topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
               is_token_in_rank: Optional[torch.Tensor], num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int
               ) -> Tuple[epkit.Plan, PlanRows, Optional[torch.Tensor]]:
-        """A plan, and its dispatch: (plan, rows, memory for a handle). Its host need not know the counts before the rows are sent
-        where they fit the number of rows that all ranks expect, of which each has seen the same; else they begin again."""
-        expected = 0 if worst or (self._comm.is_cuda and torch.cuda.is_current_stream_capturing()) else self._expected
-        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, worst or expected)
+        """A plan, and its dispatch: (plan, rows, memory for a handle). On GPUs of one host rows are sent before their host knows
+        the counts, where they fit the number that is expected of each rank. Else no rank sends any, and all begin again."""
+        early = not worst and self._early.able and not (self._comm.is_cuda and torch.cuda.is_current_stream_capturing())
+        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, self._expected if early else worst)
         try:
             with order.allocating():
-                source = self._sources(plan)
-                rows = plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
-                                      0 if source is None else _STRIDE)
-            if expected:
-                rows = PlanRows(*_C.heads(plan.settle(), *rows))
+                source, rows = self._send_rows(plan, order, x, topk_idx, topk_weights, early)
+            if early:
+                rows = self._beginning_of(rows, plan.settle())
         except epkit.ArgumentError as error:
-            if not expected or getattr(error, "name", "") != "EP_E_CAPACITY":
+            if not early or getattr(error, "name", "") != "EP_E_CAPACITY":
                 raise
-            self._expected = 0
-            with contextlib.suppress(epkit.ArgumentError):
-                self._comm.synchronize(order.stream)  # which reports it, too
-            return self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, alignment, 0)
-        if self._may_start_early and not worst:
-            # Programs alternate between sizes: the largest one fades slowly.
+            self._end_refused(error, order)
+            source = rows = None
+        if rows is None:
+            plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, 0)
+            with order.allocating():
+                source, rows = self._send_rows(plan, order, x, topk_idx, topk_weights, False)
+        if early:  # programs alternate between sizes: the largest one fades slowly
             self._expected = max(_LEAST_EXPECTED, plan._most_recv + plan._most_recv // 4, self._expected * 15 // 16)
         return plan, rows, source
+
+    def _send_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
+                   topk_weights: Optional[torch.Tensor], early: bool) -> Tuple[Optional[torch.Tensor], PlanRows]:
+        """The dispatch: (memory for a handle, rows). Without memory for the rows that are expected it waits for the counts."""
+        for fits in (not early or self._early.has_room(), False):
+            if not fits:
+                plan.settle()
+            try:
+                source = self._sources(plan)
+                return source, plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
+                                              0 if source is None else _STRIDE)
+            except torch.cuda.OutOfMemoryError:
+                if not (early and fits):
+                    raise
+        raise AssertionError("the second attempt returns or raises")
+
+    def _beginning_of(self, rows: PlanRows, n: int) -> PlanRows:
+        if len(rows.x) > 2 * n:
+            self._early.add(rows.x)
+        return PlanRows(*_C.heads(n, *rows))
+
+    def _end_refused(self, error: epkit.ArgumentError, order: Order) -> None:
+        """After a dispatch that was refused on all ranks: what the library reports of it, too. What it reports of an earlier
+        operation is the program's to know."""
+        try:
+            self._comm.synchronize(order.stream)
+        except epkit.ArgumentError as reported:
+            if _refusal_of(reported) != _refusal_of(error):
+                raise reported from None
 
     def _sources(self, plan: epkit.Plan) -> Optional[torch.Tensor]:
         """Memory for a handle, which begins with recv_source of the dispatch; None between nodes."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepEP V2: ElasticBuffer."""
 import contextlib
-import weakref
 from typing import Any, Iterator, List, NoReturn, Optional, Tuple, Union
 
 import torch
@@ -15,7 +14,7 @@ from epkit.plan import Rows as PlanRows
 
 from ._errors import naming, raise_refused
 from ._order import CommStream, Mark, Order
-from ._rows import Rows, _as_given, _biases, _check_group, _with_scales, early_outputs
+from ._rows import Rows, _as_given, _biases, _check_group, _with_scales, EarlyOutputs
 from .utils.envs import check_torch_deterministic
 from .utils.event import EventHandle, EventOverlap
 from .utils.math import align
@@ -262,8 +261,7 @@ class ElasticBuffer(OfThisProcess):
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(self.rank_idx, self.num_scaleup_ranks)
         self.runtime: Optional[epkit.Communicator] = self._comm
         self._out: Optional[torch.Tensor] = None  # memory for the rows of the next dispatch
-        self._most_early = early_outputs(self._comm)
-        self._early: List["weakref.ref[Any]"] = []
+        self._early = EarlyOutputs(self._comm)
         self._theoretical_sms = 4
         if self._comm.is_cuda:
             most = int(torch.cuda.get_device_properties(self._comm.device).multi_processor_count)
@@ -354,7 +352,7 @@ class ElasticBuffer(OfThisProcess):
         if tokens > most:
             raise epkit.ArgumentError(f"dispatch: topk_idx has {tokens} tokens, num_max_tokens_per_rank is {most}")
         # Where the devices exchange the counts they need no host for the worst case of rows; that of expanded ones has exceptions.
-        if cpu_sync and (expand or self._most_early < 0 or torch.cuda.is_current_stream_capturing()):
+        if cpu_sync and (expand or not self._early.able or torch.cuda.is_current_stream_capturing()):
             worst = 0
         else:
             worst = _worst_expanded(self.num_ranks, most, topk, num_experts, alignment) if expand else self.num_ranks * most
@@ -363,23 +361,18 @@ class ElasticBuffer(OfThisProcess):
         plan = epkit.Plan(self._comm, topk_idx, num_experts, None, None, expand, alignment, True, worst, 0, order.stream)
         return EPHandle(plan, expand, num_experts, alignment, most, num_sms or self._theoretical_sms, topk_idx, self.num_scaleup_ranks)
 
-    def _may_be_early(self) -> bool:
-        """Whether one more result may have memory for the worst case."""
-        self._early = [storage for storage in self._early if storage() is not None]
-        return len(self._early) < self._most_early
-
     def _send(self, plan: epkit.Plan, order: Order, x: Rows, topk_weights: Optional[torch.Tensor], columns: bool, cpu_sync: bool,
               stride: int) -> Tuple[PlanRows, Optional[torch.Tensor]]:
         """The dispatch of a new plan: (rows, their sources in the rank layout). With cpu_sync the counts are known afterwards."""
         counted, (out, self._out) = cpu_sync and plan.fixed, (self._out, None)
         given, scales = _with_scales(x)
         # Scales in columns have the stride of their number of rows.
-        early = counted and not (columns and scales is not None) and (out is not None or self._may_be_early())
+        early = counted and not (columns and scales is not None) and (out is not None or self._early.has_room())
         with order.allocating():
             if early and out is None:
                 try:
                     out = self._comm._native.new((plan.out_rows, given.shape[-1]), given.dtype)
-                    self._early.append(weakref.ref(out.untyped_storage()))
+                    self._early.add(out)
                 except torch.cuda.OutOfMemoryError:
                     early = False
             if counted and not early:
