@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* Ranks of one node. More would not fit the kernels' arguments, and no NVLink domain of one host is larger. */
+/* Ranks of one node. Sets of them are words, and no NVLink domain of one host is larger. */
 #define CUDA_MAX_RANKS 32
 
 /* Tokens of one block of the counting kernel; also its threads. */
