@@ -167,6 +167,7 @@ faults() {
         step 400 "$programs/ll_fault_cuda" --ranks "$ranks"
         step 200 "$programs/ll_edge_cuda" --ranks "$ranks" --seed "$ranks"
         step 200 "$programs/ll_free_cuda" --ranks "$ranks"
+        step 400 "$programs/regroup_cuda" --ranks "$ranks"
         # Two nodes of two ranks: not every rank has a connection to every rank of the other node. Four ranks may share
         # GPUs, and are too slow for the deadlines then.
         [ "$ranks" -ne 4 ] || step 300 "$programs/fault_cuda" --ranks 4 --nodes 2 --network tcp --slow 3

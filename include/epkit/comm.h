@@ -210,23 +210,28 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * that is made for these members, with an address or key of its own for each change, lets no others in.
  *
  * What stays: the number of each rank, its experts, memory of ep_alloc() with its contents, queues.
- * What was published of the failure of before is gone. Plans and low-latency objects of before are EP_E_STATE: free
- * them; all members make new ones.
+ * What was published of the failure of before is gone. Plans of before are EP_E_STATE: free them; all members make new
+ * ones. So are low-latency objects until all members have renewed them (ep_ll_renew()); then captured graphs with their
+ * calls, and with ep_barrier_on(), are valid again. Graphs with operations on plans of before must not be launched.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
  * ended, nothing that it sends is read any more, or, if it lives on this host, the memory of ep_alloc() of the members
  * has moved to new pages at the same addresses, during which no thread may use it. Where that is impossible (threads of
- * one process) and the rank lives and has not freed its communicator, all members get EP_E_STATE.
+ * one process; GPU memory) and the rank lives and has not freed its communicator, all members get EP_E_STATE; on the
+ * CUDA backend after half of the deadline, because a process that is killed needs a while to end.
  *
  * The members agree before anything changes. Where that fails (a late member: EP_E_TIMEOUT of the bootstrap; other
  * slots: EP_E_MISMATCH) the communicator is as before; a failure after that leaves a failed one. On both the call can
  * be made again, with another bootstrap. An abort during the call takes effect after it.
  *
  * Between nodes, each node that has members must have them at the same places (EP_E_UNSUPPORTED names one that has
- * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. Queued work
- * is waited for. No other call may be in progress, except those of "Threads" that do not wait. The CUDA backend does
- * not provide it (EP_E_UNSUPPORTED): free the communicator there, and create one of the ranks that go on.
+ * not), because rows travel between ranks of the same place; with ranks_per_node 1 any rank may be absent. On the CUDA
+ * backend there no rank may be absent, and this call is EP_E_UNSUPPORTED: free the communicator, and create one of the
+ * ranks that go on.
+ *
+ * Queued work is waited for; launches of graphs must have ended. No other call may be in progress, except those of
+ * "Threads" that do not wait.
  */
 EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
 

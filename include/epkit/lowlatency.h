@@ -95,6 +95,18 @@ EP_API ep_status ep_ll_get_sizes(const ep_comm *comm, const ep_ll_config *config
 EP_API ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll);
 
 /*
+ * After a change of the members (ep_comm_regroup()) `ll` is of no use until this call, with which it is that of the
+ * members of now. Collective: at this place in the order of calls a new member calls ep_ll_new() with the same
+ * configuration. Numbers of dispatches begin again, no call is open, only absent ranks are masked. An ep_ll of the
+ * present members stays as it is. On a failure `ll` can only be freed, or renewed again.
+ *
+ * CUDA backend: all that captured graphs refer to stays, so a graph with calls on `ll`, captured before the change or
+ * after it, is valid from here on. A graph whose ep_ll was not renewed reaches no rank, and fails the communicator with
+ * EP_E_STATE. A combine in a graph needs its dispatch in the same graph, or after this call.
+ */
+EP_API ep_status ep_ll_renew(ep_ll *ll);
+
+/*
  * Not collective. Waits for queued work, and until the peers of this host have read the rows of its last combine, until
  * one deadline at most. Graph launches that contain its calls must have ended before; this call cannot detect them. In
  * a forked child it does nothing. NULL is allowed.

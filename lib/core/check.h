@@ -66,7 +66,9 @@
         if ((object)->generation != (object)->comm->generation)                                                        \
             return ep_comm_record(                                                                                     \
                 (object)->comm,                                                                                        \
-                ep_fail(EP_E_STATE, "%s: the members have changed since it was made: free it, and make a new one",     \
+                ep_fail(EP_E_STATE,                                                                                    \
+                        "%s: the members have changed since it was made: free it, and make a new one (or, of low "     \
+                        "latency, call ep_ll_renew())",                                                                \
                         __func__));                                                                                    \
     } while (0)
 

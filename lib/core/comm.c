@@ -379,13 +379,8 @@ ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot)
     next = next_comm(comm);
     if (!next)
         status = ep_fail(EP_E_MEMORY, "%s: no memory", __func__);
-    else if (!comm->ops->regroup_join)
-        status = ep_fail(EP_E_UNSUPPORTED,
-                         "%s: backend %s does not provide it: free the communicator, and create one of the ranks that "
-                         "go on",
-                         __func__, comm->ops->name);
     else
-        comm->ops->regroup_drain(comm); /* before the others wait for this rank */
+        status = EP_BACKEND_CALL(comm, regroup_drain, comm); /* before the others wait for this rank */
     status = ep_config_agree(&mine, next, status, __func__);
     if (status == EP_OK)
         status = change_members(comm, &mine, next);

@@ -244,11 +244,12 @@ struct ep_backend_ops {
     ep_status (*poll)(ep_comm *comm);
     void (*get_failed)(const ep_comm *comm, int32_t *ret_failed); /* as ep_comm_get_failed() */
     /*
-     * The members of `comm` are about to change to those of `next`. drain waits for queued work. leave: ends all
+     * The members of `comm` are about to change to those of `next`. drain waits for queued work, and refuses what the
+     * backend cannot do. leave: ends all
      * communication with those of now, and fences off the processes that are no members any more. join: as comm_open,
      * into what has remained: memory, queues, events. `mine`: of leave; all members fail if it is a failure.
      */
-    void (*regroup_drain)(ep_comm *comm);
+    ep_status (*regroup_drain)(ep_comm *comm);
     ep_status (*regroup_leave)(ep_comm *comm, const ep_comm *next);
     ep_status (*regroup_join)(ep_comm *comm, const ep_boot *boot, ep_status mine);
 
@@ -298,6 +299,7 @@ struct ep_backend_ops {
 
     ep_status (*ll_open)(ep_ll *ll);
     void (*ll_close)(ep_ll *ll);
+    ep_status (*ll_renew)(ep_ll *ll); /* as ll_open, of one that is open: what graphs refer to stays where it is */
     /*
      * Queue in the stream and return. `number` is that of this dispatch; the core sets ll->dispatches to it when the
      * call has succeeded. args->max_tokens, args->call and `call` are resolved, never 0; ll->call[call % 2] describes
@@ -314,7 +316,7 @@ struct ep_backend_ops {
     int64_t (*ll_bytes)(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 };
 
-#define EP_BACKEND_ABI 8u
+#define EP_BACKEND_ABI 9u
 
 static inline bool ep_is_capturing(ep_comm *comm, ep_stream stream)
 {

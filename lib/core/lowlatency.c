@@ -71,6 +71,17 @@ ep_status ep_ll_new(ep_comm *comm, const ep_ll_config *config, ep_ll **ret_ll)
     return EP_OK;
 }
 
+ep_status ep_ll_renew(ep_ll *ll)
+{
+    EP_CHECK_USABLE(ll, ll->comm);
+    if (ll->generation == ll->comm->generation)
+        return EP_OK;
+    *ll = (ep_ll){.comm = ll->comm, .impl = ll->impl, .config = ll->config, .n_local = ll->n_local};
+    EP_TRY_ON(ll->comm, EP_BACKEND_CALL(ll->comm, ll_renew, ll));
+    ll->generation = ll->comm->generation;
+    return EP_OK;
+}
+
 void ep_ll_free(ep_ll *ll)
 {
     if (!ll || !ep_comm_may_free(ll->comm))

@@ -109,6 +109,7 @@ struct ep_group;
 /* What a backend supplies to its groups. */
 struct ep_group_backend {
     size_t comm_bytes; /* size of a communicator; it begins with struct ep_group */
+    bool fixed_memory; /* peers map memory that cannot move to other pages at its addresses */
     /* NULL, or the PCI address of the GPU that this rank will use, as far as it is known before it is chosen. */
     const char *(*find_gpu)(struct ep_group *group);
     /* NULL, or ends the threads of objects that were not freed, before the communicator is freed. */
@@ -214,7 +215,7 @@ void ep_group_forget_peers(struct ep_group *group);
 void ep_group_forget_former(struct ep_group_former **at);
 
 /* regroup.c: as in ep_backend_ops. */
-void ep_group_regroup_drain(ep_comm *comm);
+ep_status ep_group_regroup_drain(ep_comm *comm);
 ep_status ep_group_regroup_leave(ep_comm *comm, const ep_comm *next);
 ep_status ep_group_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
 

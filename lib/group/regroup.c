@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The backend's part of ep_comm_regroup(): leaving the group of before, the fence, and joining that of now. */
+#include "base/backoff.h"
 #include "group/group.h"
 #include "group/memory.h"
 #include "group/peers.h"
@@ -8,9 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void ep_group_regroup_drain(ep_comm *comm)
+ep_status ep_group_regroup_drain(ep_comm *comm)
 {
     (void)ep_group_drain(ep_group_of(comm));
+    return EP_OK;
 }
 
 static bool find_former(const struct ep_group *group, int rank, uint64_t id)
@@ -61,33 +63,56 @@ static bool is_gone(const struct ep_group_former *former)
            (!former->same_process && ep_process_probe(&former->process) == EP_PROCESS_DEAD);
 }
 
+/* Waits until then for a process that is about to end. */
+static bool is_gone_by(const struct ep_group_former *former, uint64_t deadline_ns)
+{
+    bool gone = is_gone(former);
+
+    while (!gone && ep_now_ns() < deadline_ns) {
+        ep_backoff_sleep();
+        gone = is_gone(former);
+    }
+    return gone;
+}
+
 /*
  * A rank that is absent from now on must not write any more. A process that has ended cannot, nor can a rank that has
  * freed its communicator, or one of another host, whose connections are closed. One of this host that still lives has
- * mapped memory of this rank: then all of it moves to new pages, at the same addresses.
+ * mapped memory of this rank: then all of it moves to new pages, at the same addresses. Where memory cannot move, the
+ * call is refused; but a process that is killed needs a while to end, and the members wait for this rank that long.
  */
 static ep_status fence(struct ep_group *group, const ep_comm *next)
 {
-    bool may_write = group->unknown_former > 0;
+    bool may_write = group->unknown_former > 0, fixed = group->backend->fixed_memory;
+    uint64_t deadline_ns = ep_deadline_ns(fixed ? group->comm->config.timeout_ms / 2 : 0);
 
     for (struct ep_group_former **at = &group->former; *at;) {
         const struct ep_group_former *former = *at;
+        bool absent = !ep_comm_has(next, former->rank) || next->id_of[former->rank] != former->id;
 
-        if (is_gone(former)) {
+        if (is_gone_by(former, absent && !former->same_process ? deadline_ns : 0)) {
             ep_group_forget_former(at);
             continue;
         }
-        if (!ep_comm_has(next, former->rank) || next->id_of[former->rank] != former->id) {
+        if (absent) {
             if (former->same_process)
                 return ep_fail(
                     EP_E_STATE,
                     "ep_comm_regroup: rank %d is a thread of this process, which nothing keeps from writing: "
                     "free its communicator first",
                     former->rank);
+            if (fixed)
+                return ep_fail(EP_E_STATE,
+                               "ep_comm_regroup: rank %d lives, and has mapped memory of rank %d, which cannot move: "
+                               "end its process, or free its communicator first",
+                               former->rank, group->comm->rank);
             may_write = true;
         }
         at = &(*at)->next;
     }
+    if (may_write && fixed)
+        return ep_fail(EP_E_STATE, "ep_comm_regroup: it is not known whether rank %d, which was not noted, still lives",
+                       group->unknown_former - 1);
     return may_write ? ep_group_move_memory(group) : EP_OK;
 }
 

@@ -329,8 +329,10 @@ class Communicator(OfThisProcess):
         """Changes the members: those of `group` are present from now on, the other ranks absent. After a failure or without one.
 
         Every member calls it that has the communicator; a new one, or one that was absent, makes a Communicator of this group
-        at the same time, with the same slots and its own. Ranks keep their numbers, experts and memory of empty(). Plans and
-        low-latency objects of before raise: all members make new ones, in the same order. On the CPU only.
+        at the same time, with the same slots and its own. Ranks keep their numbers, experts and memory of empty(). Plans of
+        before raise, and low-latency objects until LowLatency.renew(): all members make new ones, or renew them, in the same
+        order. On CUDA: within a node; graphs go on with renewed objects; and a rank that is left out must have ended, or have
+        freed its communicator.
 
         Arguments:
             group: Members, or as of Communicator.

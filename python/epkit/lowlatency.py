@@ -62,6 +62,7 @@ class LowLatency(OfThisProcess):
         self._native = comm._native.low_latency(max_tokens, hidden, num_experts, topk,
                                                 _native.LL_MASK_DEAD if mask_dead else 0)
         self.num_local = num_experts // comm.size
+        self._has_exported = False
 
     def __repr__(self) -> str:
         return (f"<epkit.LowLatency: rank {self.comm.rank} of {self.comm.size}, up to {self.max_tokens} tokens of {self.hidden} "
@@ -75,6 +76,17 @@ class LowLatency(OfThisProcess):
     def free(self) -> None:
         """Frees the buffers now instead of with the last reference. Again: nothing."""
         self._native.free()
+
+    def renew(self) -> None:
+        """After Communicator.regroup(): makes the object that of the members of now. Collective: in its place a new member calls
+        Communicator.low_latency() with the same arguments. Calls are numbered anew, masks are clear.
+
+        On CUDA graphs with calls on the object, captured before or after the change, are valid from here on. On the CPU tensors of
+        combine_buffer() go with the object, so one that has made any raises.
+        """
+        if self._has_exported and not self.comm.is_cuda:
+            raise _native.ArgumentError("renew: combine_buffer() has returned memory of this object: free it, and make a new one")
+        self._native.renew()
 
     def _finisher(self, half: int) -> _Finish:
         """The second half of a call, once; in the stream of the first one."""
@@ -194,6 +206,7 @@ class LowLatency(OfThisProcess):
         Valid until that combine: call this before each.
         """
         max_tokens = self.max_tokens if max_tokens is None else max_tokens
+        self._has_exported = True
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._native.combine_buffer(max_tokens))
         return memory.view(torch.bfloat16).view(self.num_local, self.comm.size * max_tokens, self.hidden)
 

@@ -80,6 +80,7 @@ static const struct {
     {"ep_dispatch", "Plan.dispatch"},
     {"ep_combine", "Plan.combine"},
     {"ep_ll_new", "Communicator.low_latency"},
+    {"ep_ll_renew", "LowLatency.renew"},
     {"ep_ll_dispatch", "LowLatency.dispatch"},
     {"ep_ll_combine", "LowLatency.combine"},
     {"ep_ll_finish", "finish"},

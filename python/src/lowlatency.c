@@ -184,6 +184,21 @@ static PyObject *run_barrier(PyObject *self, PyObject *const *args)
     return result_of(status);
 }
 
+static PyObject *run_renew(PyObject *self, PyObject *const *args)
+{
+    struct ll_object *ll = (struct ll_object *)self;
+    ep_status status;
+
+    (void)args;
+    Py_BEGIN_ALLOW_THREADS;
+    status = ep_ll_renew(ll->ll);
+    Py_END_ALLOW_THREADS;
+    ll->last_call = 0;
+    for (int i = 0; i < 2; i++)
+        Py_CLEAR(ll->open[i].tensors);
+    return result_of(status);
+}
+
 /* --- methods: the number of their arguments --- */
 
 MEMBER_METHOD(ll_dispatch, "low_latency_dispatch", 9)
@@ -194,6 +209,7 @@ MEMBER_METHOD(run_set_mask, "set_mask", 3)
 MEMBER_METHOD(run_query_mask, "query_mask", 2)
 MEMBER_METHOD(run_merge_mask, "merge_mask", 2)
 MEMBER_METHOD(run_barrier, "barrier", 1)
+MEMBER_METHOD(run_renew, "renew", 0)
 
 static PyMethodDef methods[] = {
     FAST("dispatch", fast_ll_dispatch),
@@ -204,6 +220,7 @@ static PyMethodDef methods[] = {
     FAST("merge_mask", fast_run_merge_mask),
     FAST("combine_buffer", fast_run_combine_buffer),
     FAST("barrier", fast_run_barrier),
+    FAST("renew", fast_run_renew),
     {"free", member_free_method, METH_NOARGS, "Free the object. Again: nothing."},
     {NULL, NULL, 0, NULL},
 };

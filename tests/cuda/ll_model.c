@@ -146,6 +146,7 @@ ep_status model_dispatch(struct model *m, uint32_t flags)
     args.recv_count = m->count;
     args.recv_source = m->source;
     args.recv_range = m->range;
+    args.wait_cost_add = m->waited;
     args.flags = flags & ~TEST_ASYNC;
     m->flags = flags;
     if (test_waits(m->group->stream, flags))
@@ -158,6 +159,7 @@ ep_status model_combine(struct model *m, uint32_t flags)
     ep_ll_combine_args args = args_ll_combine(m->recv, m->index, EP_I64, m->n_tokens, m->weights, m->out);
 
     args.flags = (flags & ~TEST_ASYNC) | m->sum;
+    args.wait_cost_add = m->waited;
     m->flags = flags;
     if (test_waits(m->group->stream, flags))
         return ep_ll_combine_sync(m->ll, &args);

@@ -24,6 +24,7 @@ struct model {
     uint32_t sum;                     /* EP_LL_NO_PARTIAL_REDUCE or 0: flag of every combine */
     uint32_t flags;                   /* of the last call */
     void *x, *index, *weights, *recv, *count, *source, *range, *out;
+    int64_t *waited; /* [R] of the device: wait_cost_add of all calls; NULL: none */
     /* On the host. */
     unsigned char *copy; /* of rows */
     int64_t *host_index;

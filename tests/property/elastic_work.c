@@ -242,11 +242,9 @@ ep_status work_open(struct work *work, bool fresh)
     args.max_tokens = TOKENS;
     if (fresh)
         EP_TRY(alloc_all(work));
-    ep_ll_free(work->ll);
     ep_plan_free(work->plan);
-    work->ll = NULL;
     work->plan = NULL;
-    EP_TRY(ep_ll_new(work->comm, &config, &work->ll));
+    EP_TRY(work->ll ? ep_ll_renew(work->ll) : ep_ll_new(work->comm, &config, &work->ll));
     return ep_plan_new(work->comm, &args, &work->plan);
 }
 

@@ -414,6 +414,73 @@ static int use_absent(const ep_boot *boot, void *argument)
 TEST_CALL(experts_of_absent_ranks_and_plans_of_before_are_refused,
           try_groups((struct trial){.slots = 3, .ranks_per_node = 3, .program = use_absent, .members = {3}}))
 
+/* --- low latency is renewed --------------------------------------------------------------------------------------- */
+
+/* One round: each rank has a token for each expert, one on each rank; it gets back what the members make of it. */
+static int decode(const struct scenario *scenario, ep_ll *ll, unsigned members)
+{
+    static const int32_t index[4] = {0, 1, 2, 3};
+    static const float weights[4] = {1, 1, 1, 1};
+    static alignas(16) uint16_t x[4 * 128], recv[4 * 4 * 128], out[4 * 128];
+    int32_t count = -1;
+    ep_ll_dispatch_args dispatch = args_ll_dispatch(x, index, EP_I32, scenario->slots);
+    ep_ll_combine_args combine = args_ll_combine(recv, index, EP_I32, scenario->slots, weights, out);
+    uint64_t call;
+
+    for (int i = 0; i < 4 * 128; i++)
+        x[i] = 0x3f80;
+    dispatch.out_dtype = EP_BF16;
+    dispatch.recv_x = recv;
+    dispatch.recv_count = &count;
+    dispatch.ret_call = &call;
+    SURE(ep_ll_dispatch_sync(ll, &dispatch) == EP_OK && call == 1);
+    SURE(count == __builtin_popcount(members));
+    memset(out, 0x55, sizeof(out));
+    SURE(ep_ll_combine_sync(ll, &combine) == EP_OK);
+    for (int t = 0; t < scenario->slots; t++)
+        SURE(out[t * 128] == (members >> t & 1 ? 0x3f80 : 0));
+    return 0;
+}
+
+static int renew_low_latency(const ep_boot *boot, void *argument)
+{
+    static const unsigned members[] = {7, 3, 7, 6};
+    struct scenario *scenario = argument;
+    ep_ll_config config = args_ll(4, 128, 3, 1);
+    ep_comm *comm = NULL;
+    ep_ll *ll = NULL;
+
+    config.flags = EP_LL_MASK_DEAD; /* choices of absent ranks count as -1 */
+    for (int number = 0; number < 4; number++) {
+        if (!(members[number] >> boot->rank & 1)) {
+            ep_ll_free(ll);
+            ep_comm_free(comm);
+            comm = NULL;
+            ll = NULL;
+            continue;
+        }
+        SURE(make(scenario, number, boot->rank, &comm) == EP_OK);
+        if (ll) {
+            SURE(ep_ll_barrier(ll, NULL) == EP_E_STATE && strstr(ep_last_error(), "ep_ll_renew()"));
+            SURE(ep_ll_renew(ll) == EP_OK);
+        } else {
+            SURE(ep_ll_new(comm, &config, &ll) == EP_OK);
+        }
+        SURE(ep_ll_renew(ll) == EP_OK); /* of the members of now: nothing to do, and no other rank is needed */
+        SURE(decode(scenario, ll, members[number]) == 0);
+    }
+    ep_ll_free(ll);
+    ep_comm_free(comm);
+    return 0;
+}
+
+TEST(low_latency_is_renewed_where_a_new_rank_makes_it)
+{
+    for (int ranks_per_node = 3; ranks_per_node > 0; ranks_per_node -= 2)
+        try_groups((struct trial){
+            .slots = 3, .ranks_per_node = ranks_per_node, .program = renew_low_latency, .members = {7, 3, 7, 6}});
+}
+
 /* --- many changes ------------------------------------------------------------------------------------------------- */
 
 static int count_entries(const char *path)

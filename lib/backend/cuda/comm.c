@@ -51,8 +51,11 @@ static ep_status find_device_order(struct cuda_comm *cuda, const ep_boot *boot)
         cuda->device_order = cuda->group.local;
         return EP_OK;
     }
+    cuda->device_order = 0;
+    /* Absent ranks of this node count as if they were here: they may come, or have been here before. */
     for (int rank = 0; rank < me; rank++)
-        cuda->device_order += see_same_gpus(&all[rank].process, &all[me].process);
+        cuda->device_order += ep_comm_has(cuda->group.comm, rank) ? see_same_gpus(&all[rank].process, &all[me].process)
+                                                                  : rank >= cuda->group.first;
     return EP_OK;
 }
 
@@ -82,7 +85,7 @@ static ep_status choose_device(struct cuda_comm *cuda)
     return EP_OK;
 }
 
-/* Memory that kernels read or write as long as the communicator exists, zeroed. */
+/* Memory that kernels read or write as long as the communicator exists. */
 static ep_status open_memory(struct cuda_comm *cuda)
 {
     size_t map_bytes = MAP_BYTES(cuda), at[2] = {0};
@@ -95,9 +98,20 @@ static ep_status open_memory(struct cuda_comm *cuda)
     cuda->host_map_entries = cuda_carve(host.memory, &at[0], 1, map_bytes);
     cuda->host_map_entries_device = cuda_carve(host.device, &at[1], 1, map_bytes);
     EP_TRY(cuda_keep_device(&cuda->memory, map_bytes + SCRATCH_BYTES, &device));
-    CUDA_TRY(cudaMemset(device, 0, map_bytes + SCRATCH_BYTES));
     cuda->map_entries = device;
     cuda->scratch = (int32_t *)(void *)((char *)device + map_bytes);
+    return cuda_alloc_kind(cuda, sizeof(*cuda->signals), CUDA_MEMORY_INTERNAL, (void **)&cuda->signals);
+}
+
+ep_status cuda_comm_clear(struct cuda_comm *cuda)
+{
+    cudaStream_t stream = cuda->internal_stream;
+
+    memset(cuda->report, 0, REPORT_BYTES);
+    memset(cuda->host_map_entries, 0, MAP_BYTES(cuda));
+    CUDA_TRY(cudaMemsetAsync(cuda->map_entries, 0, MAP_BYTES(cuda) + SCRATCH_BYTES, stream));
+    CUDA_TRY(cudaMemsetAsync(cuda->signals, 0, sizeof(*cuda->signals), stream));
+    CUDA_TRY(cudaStreamSynchronize(stream));
     return EP_OK;
 }
 
@@ -111,10 +125,7 @@ static ep_status open_device(struct cuda_comm *cuda)
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->captured_order, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&cuda->end, cudaEventDisableTiming));
     EP_TRY(open_memory(cuda));
-    EP_TRY(cuda_alloc_kind(cuda, sizeof(*cuda->signals), CUDA_MEMORY_INTERNAL, (void **)&cuda->signals));
-    CUDA_TRY(cudaMemset(cuda->signals, 0, sizeof(*cuda->signals)));
-    CUDA_TRY(cudaDeviceSynchronize());
-    return EP_OK;
+    return cuda_comm_clear(cuda);
 }
 
 /* Kernels load from and store to the peer's memory, so P2P is required. */
@@ -149,15 +160,15 @@ static ep_status check_p2p(struct cuda_comm *cuda, int rank, bool *ret_hidden)
     return cuda_status(error, "cudaDeviceEnablePeerAccess");
 }
 
-static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
+static ep_status map_peer_signals(struct cuda_comm *cuda, int rank, struct cuda_signals **ret_signals)
 {
     const struct ep_group_address signals = {.slot = CUDA_SIGNALS_SLOT, .generation = 1};
-    struct cuda_peer *peer = &cuda->peers[rank];
+    const struct cuda_peer *peer = &cuda->peers[rank];
     bool hidden = false;
     ep_status status;
 
     EP_TRY(check_p2p(cuda, rank, &hidden));
-    status = cuda_map(cuda, rank, &signals, sizeof(*peer->signals), (void **)&peer->signals);
+    status = cuda_map(cuda, rank, &signals, sizeof(**ret_signals), (void **)ret_signals);
     if (status != EP_OK && !hidden && strcmp(peer->bus_id, cuda->ctrl->bus_id) == 0)
         return ep_fail_prefix(status,
                               "ep_comm_new: rank %d cannot map memory of rank %d, which is on the same GPU %s "
@@ -175,22 +186,28 @@ static ep_status map_peer_signals(struct cuda_comm *cuda, int rank)
 static ep_status map_peers(struct cuda_comm *cuda)
 {
     const struct ep_group_address ctrl = {.slot = CUDA_CTRL_SLOT, .generation = 1};
+    struct cuda_signals *signals[CUDA_MAX_RANKS] = {NULL};
     ep_comm *comm = cuda->group.comm;
+    const uint32_t none = 0;
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
         void *address;
 
+        if (!ep_comm_has(comm, rank))
+            continue;
         EP_TRY(ep_group_map(&cuda->group, rank, &ctrl, sizeof(struct cuda_ctrl), &address));
         peer->ctrl = address;
         ep_group_read_shared(peer->bus_id, peer->ctrl->bus_id, sizeof(peer->bus_id) - 1);
         peer->same_process = rank == comm->rank || cuda->group.peers[rank].same_process;
+        signals[rank - cuda->group.first] = cuda->signals;
         if (rank == comm->rank)
             continue;
         cuda_set_mapped_by(cuda, rank, true);
-        EP_TRY(map_peer_signals(cuda, rank));
+        EP_TRY(map_peer_signals(cuda, rank, &signals[rank - cuda->group.first]));
     }
-    return EP_OK;
+    EP_TRY(cuda_transfer(cuda, cuda->signals->peer, signals, sizeof(signals)));
+    return cuda_transfer(cuda, &cuda->signals->failure, &none, sizeof(none));
 }
 
 /* Collective. Counts ranks of other nodes, too: tests and small machines have several nodes on a GPU. */
@@ -200,10 +217,11 @@ static ep_status choose_default_stream(struct cuda_comm *cuda, const ep_boot *bo
     struct location all[EP_MAX_RANKS], *mine = &all[comm->rank];
 
     EP_TRY(gather_locations(cuda, boot, all));
+    cuda->sharing = 0;
     for (int rank = 0; rank < comm->nranks; rank++)
         cuda->sharing += rank == comm->rank || (all[rank].process.key == mine->process.key &&
                                                 memcmp(all[rank].bus_id, mine->bus_id, sizeof(mine->bus_id)) == 0);
-    if (cuda->sharing > 1)
+    if (cuda->sharing > 1 && !cuda->default_stream)
         CUDA_TRY(cudaStreamCreateWithFlags(&cuda->default_stream, cudaStreamNonBlocking));
     return EP_OK;
 }
@@ -229,6 +247,8 @@ static ep_status open_control(struct cuda_comm *cuda)
 
 static ep_status open_and_publish(struct cuda_comm *cuda)
 {
+    if (cuda->signals)
+        return EP_OK; /* in a regroup */
     EP_TRY(choose_device(cuda));
     cuda_reclaim(cuda->device);
     EP_TRY(open_device(cuda));
@@ -253,28 +273,11 @@ static const char *find_gpu(struct ep_group *group)
     return NULL;
 }
 
-ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
+ep_status cuda_comm_join(struct cuda_comm *cuda, const ep_boot *boot, ep_status mine)
 {
-    static const struct ep_group_backend backend = {.comm_bytes = sizeof(struct cuda_comm), .find_gpu = find_gpu};
-    int timeout_ms = comm->config.timeout_ms, previous = -1;
-    struct cuda_comm *cuda;
-    ep_status status;
+    int timeout_ms = cuda->group.comm->config.timeout_ms;
+    ep_status status = ep_group_agree(boot, timeout_ms, mine);
 
-    /*
-     * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
-     * failure would hide the cause.
-     */
-    if (comm->n_members < comm->nranks)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend needs a member in each of the %d slots, not %d",
-                       comm->nranks, comm->n_members);
-    if (comm->ranks_per_node > CUDA_MAX_RANKS)
-        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
-                       CUDA_MAX_RANKS, comm->ranks_per_node);
-    EP_TRY(ep_group_open(comm, boot, &backend));
-    cuda = cuda_of(comm);
-    if (cudaGetDevice(&previous) != cudaSuccess)
-        previous = -1;
-    status = ep_group_agree(boot, timeout_ms, open_control(cuda));
     if (status == EP_OK)
         status = ep_group_agree(boot, timeout_ms, find_device_order(cuda, boot));
     if (status == EP_OK)
@@ -283,10 +286,37 @@ ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
         status = ep_group_agree(boot, timeout_ms, map_peers(cuda));
     if (status == EP_OK)
         status = ep_group_agree(boot, timeout_ms, choose_default_stream(cuda, boot));
-    if (status == EP_OK && comm->nnodes > 1)
+    if (status == EP_OK && cuda_crosses_nodes(cuda))
         status = ep_group_agree(boot, timeout_ms, cuda_proxy_open(cuda, boot));
     if (status == EP_OK)
         status = ep_group_agree(boot, timeout_ms, cuda_monitor_start(cuda));
+    return status;
+}
+
+ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot)
+{
+    static const struct ep_group_backend backend = {
+        .comm_bytes = sizeof(struct cuda_comm), .fixed_memory = true, .find_gpu = find_gpu};
+    int previous = -1;
+    struct cuda_comm *cuda;
+    ep_status status;
+
+    /*
+     * The ranks have agreed on the number, so each refuses on its own. It does so before it opens a network, whose
+     * failure would hide the cause.
+     */
+    if (comm->n_members < comm->nranks && comm->nnodes > 1)
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_new: between nodes the CUDA backend needs a member in each of the %d slots, not %d",
+                       comm->nranks, comm->n_members);
+    if (comm->ranks_per_node > CUDA_MAX_RANKS)
+        return ep_fail(EP_E_UNSUPPORTED, "ep_comm_new: the CUDA backend supports nodes of up to %d ranks, not %d",
+                       CUDA_MAX_RANKS, comm->ranks_per_node);
+    EP_TRY(ep_group_open(comm, boot, &backend));
+    cuda = cuda_of(comm);
+    if (cudaGetDevice(&previous) != cudaSuccess)
+        previous = -1;
+    status = cuda_comm_join(cuda, boot, open_control(cuda));
     if (status != EP_OK)
         cuda_comm_close(comm);
     else

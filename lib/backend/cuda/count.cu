@@ -19,21 +19,22 @@ __device__ uint32_t count_token(const cuda_count &c, int token, int32_t *per_exp
 {
     size_t start = (size_t)token * c.topk;
     int n_local = c.n_experts / c.nranks;
-    uint32_t ranks = 0, bad = 0;
+    uint32_t ranks = 0, bad = 0, dropped = 0;
 
     for_choices(c, start, [&](int k, int64_t expert) {
-        c.index[start + k] = (int32_t)expert;
-        if (expert < -1 || expert >= c.n_experts)
-            bad = 1;
-        if (expert < 0 || expert >= c.n_experts)
+        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(c.absent, (int)expert / n_local);
+
+        c.index[start + k] = absent ? -1 : (int32_t)expert;
+        bad |= (!valid && expert != -1) || (absent && !c.drops);
+        dropped += absent;
+        if (!valid || absent)
             return;
         for (int j = 0; j < k && c.distinct; j++)
             bad |= expert_at(c, start + j) == expert;
         ranks |= 1u << ((int)expert / n_local);
         atomicAdd(&per_expert[expert], 1);
     });
-    if (bad)
-        atomicOr(c.bad, 1u);
+    note_found(c, bad, dropped);
     return ranks;
 }
 
@@ -43,7 +44,8 @@ __device__ uint32_t ranks_of_mask(const cuda_count &c, int token)
 
     for (int rank = 0; rank < c.nranks; rank++)
         ranks |= (uint32_t)(c.mask[(size_t)token * c.nranks + rank] != 0) << rank;
-    return ranks;
+    note_found(c, ranks & c.absent && !c.drops, (uint32_t)__popc(ranks & c.absent));
+    return ranks & ~c.absent;
 }
 
 /* Writes the entries of this thread's token in rank order, numbered within the block, and the block's rows per rank. */
@@ -97,18 +99,23 @@ __device__ void write_totals(const cuda_count &c)
             total += n;
         }
         c.totals[i] = total;
-        if (c.mask_experts && !counts_are_possible(c.mask_experts + i * n_local, n_local, total, c.distinct))
-            atomicOr(c.bad, 1u);
+        if (c.mask_experts && !is_absent(c.absent, i) &&
+            !counts_are_possible(c.mask_experts + i * n_local, n_local, total, c.distinct))
+            note_found(c, true, 0);
     }
     for (int expert = i; expert < c.n_experts; expert += CUDA_COUNT_TOKENS) {
-        c.totals[c.nranks + expert] = c.mask_experts ? c.mask_experts[expert] : __ldcg(&c.per_expert[expert]);
+        const int32_t *counts = c.mask_experts ? c.mask_experts : c.per_expert;
+
+        c.totals[c.nranks + expert] = is_absent(c.absent, expert / n_local) ? 0 : __ldcg(&counts[expert]);
         c.per_expert[expert] = 0;
     }
     __syncthreads();
     if (i)
         return;
-    *c.ret_bad = __ldcg(c.bad);
-    *c.bad = 0;
+    for (int word = 0; word < CUDA_FOUND_WORDS; word++) {
+        c.ret_found[word] = __ldcg(c.found + word);
+        c.found[word] = 0;
+    }
     *c.blocks_done = 0;
 }
 
@@ -231,6 +238,10 @@ __device__ void count_token(const cuda_layout &l, int token, sums &sum)
         bool bad = expert < -1 || expert >= l.n_experts, new_rank = true, new_node = true;
         int rank = bad || expert < 0 ? 0 : (int)expert / n_local, node = rank / l.ranks_per_node;
 
+        if (!bad && expert >= 0 && is_absent(l.absent, rank)) {
+            bad = !l.drops;
+            expert = -1;
+        }
         for (int j = 0; j < k && expert >= 0; j++) {
             int64_t other = expert_at(l, start + j);
 

@@ -5,6 +5,7 @@
  *   backend.c      the module's table, the calls of epkit/cuda.h
  *   device.c       the wrapper of the CUDA runtime, the current device
  *   comm.c         opening and closing: signals, report, mapping of the peers
+ *   regroup.c      other members
  *   nvml.c         the speed of the links
  *   memory.c       symmetric memory of this rank, and what it allocates or registers alone; staging
  *   peer_map.c          mappings of the peers' memory
@@ -127,7 +128,6 @@ struct cuda_peer {
     bool same_process;
     uint32_t frees_seen, allocations_seen;
     uint64_t stage_bytes[EP_GROUP_AT_COUNT]; /* bytes of its staging known to be mapped here or not needed */
-    struct cuda_signals *signals;            /* as mapped here */
     struct cuda_mapping mappings[CUDA_SLOTS];
 };
 
@@ -252,9 +252,26 @@ static inline bool cuda_checks_distinct(const ep_comm *comm)
     return comm->config.flags & EP_COMM_CHECK_DISTINCT;
 }
 
+/* Absent ranks, a bit for each. There are none between nodes. */
+static inline uint32_t cuda_absent(const ep_comm *comm)
+{
+    return comm->nnodes > 1 ? 0 : (uint32_t)(~comm->members[0] & ((UINT64_C(1) << comm->nranks) - 1));
+}
+
+static inline bool cuda_drops_absent(const ep_comm *comm)
+{
+    return comm->config.flags & EP_COMM_DROP_ABSENT;
+}
+
 static inline struct cuda_comm *cuda_of(const ep_comm *comm)
 {
     return comm->impl;
+}
+
+/* Another member of this node? */
+static inline bool cuda_is_peer(const struct cuda_comm *cuda, int rank)
+{
+    return rank != cuda->group.comm->rank && cuda->peers[rank].ctrl;
 }
 
 /* One past the last rank of this node. */
@@ -285,6 +302,16 @@ static inline bool cuda_crosses_nodes(const struct cuda_comm *cuda)
 /* comm.c */
 ep_status cuda_comm_open(ep_comm *comm, const ep_boot *boot);
 void cuda_comm_close(ep_comm *comm);
+/* The steps with the peers, in the group, of a creation or regroup. `mine`: of the steps before. */
+ep_status cuda_comm_join(struct cuda_comm *cuda, const ep_boot *boot, ep_status mine);
+/* Zeroes what kernels read or write as long as the communicator exists, except the control page. */
+ep_status cuda_comm_clear(struct cuda_comm *cuda);
+
+/* regroup.c: as in ep_backend_ops. */
+ep_status cuda_regroup_drain(ep_comm *comm);
+ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next);
+ep_status cuda_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine);
+
 size_t cuda_comm_bytes(const ep_comm *comm);
 void cuda_abort(ep_comm *comm);
 
@@ -535,7 +562,10 @@ ep_status cuda_check(struct cuda_comm *cuda);
 ep_status cuda_dispatch(ep_plan *plan, const ep_dispatch_args *args, ep_stream stream);
 ep_status cuda_combine(ep_plan *plan, const ep_combine_args *args, ep_stream stream);
 
+/* Or renews one that is open. */
 ep_status cuda_ll_open(ep_ll *ll);
+/* Until they are renewed, calls on the open ep_ll, which graphs may contain, reach no rank and fail. */
+ep_status cuda_ll_void_all(struct cuda_comm *cuda);
 void cuda_ll_close(ep_ll *ll);
 int64_t cuda_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 /* Multiprocessors of a low-latency call: all, divided among the ranks that are threads on the same device. */

@@ -368,6 +368,22 @@ __device__ inline bool wait_or_fail(const cuda_waits &waits, Met met, int rank, 
     return end_wait(waits, wait_for(waits, met, &waits.mine->lost, rank, deadlines, progress), rank, phase);
 }
 
+/* The signals of a rank of this node; NULL: it is absent. */
+__device__ __forceinline__ cuda_signals *signals_of(const cuda_waits &waits, int rank)
+{
+    return reinterpret_cast<cuda_signals *>(
+        __ldg(reinterpret_cast<const unsigned long long *>(waits.mine->peer + rank)));
+}
+
+/* Tells the `local`th rank of this node that this one has failed. */
+__device__ __forceinline__ void fail_peer(const cuda_waits &waits, int local, uint32_t kind, int phase)
+{
+    cuda_signals *peer = signals_of(waits, local);
+
+    if (peer)
+        *(volatile uint32_t *)&peer->failure = CUDA_FAILURE(kind, waits.first + waits.rank, phase);
+}
+
 /* Waits for a word of `rank`; false as above. */
 __device__ inline bool wait_until(const cuda_waits &waits, const uint64_t *word, uint64_t value, int rank, int phase,
                                   int deadlines = 1)
@@ -403,6 +419,7 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
 {
     __shared__ bool last, failed;
     int i = (int)threadIdx.x;
+    cuda_signals *peer = i < waits.nranks ? signals_of(waits, i) : nullptr;
 
     __syncthreads();
     if (waits.no_sync) {
@@ -437,12 +454,12 @@ __device__ inline bool operation_sync(const cuda_waits &waits, uint64_t number, 
     if (failed && i == 0)
         set_failure(waits, 0, waits.rank, waits.done_phase);
     ok = ok && !failed;
-    if (ok && i < waits.nranks) {
-        store_release(&waits.peer[i]->done[waits.rank], number);
+    if (ok && peer) {
+        store_release(&peer->done[waits.rank], number);
         if (buffers.changed >> i & 1)
             waits.mine->found[buffers.kind][i] = waits.mine->next[i];
         ok = wait_or_fail(waits, has_reached{&waits.mine->done[i], number}, i, waits.done_phase, deadlines,
-                          counter_progress<uint32_t>{&waits.peer[i]->next_tile, 0});
+                          counter_progress<uint32_t>{&peer->next_tile, 0});
     }
     ok = __syncthreads_and(ok);
     return ok && i == 0;

@@ -200,7 +200,7 @@ __device__ void end_parts(const cuda_dispatch &d, uint32_t copying, uint64_t num
             continue;
         if (ended + 1 < s.parts)
             rows = (uint32_t)__ldg(d.route.block_rows + (int64_t)(ended + 1) * blocks * w.nranks + lane);
-        store_release(&w.peer[lane]->progress[w.rank], CUDA_PROGRESS(number, rows));
+        store_release(&signals_of(w, lane)->progress[w.rank], CUDA_PROGRESS(number, rows));
     }
 }
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* Ranks of one node. More would not fit the kernels' arguments, and no NVLink domain of one host is larger. */
+/* Ranks of one node. Sets of them are words, and no NVLink domain of one host is larger. */
 #define CUDA_MAX_RANKS 32
 
 /* Tokens of one block of the counting kernel; also its threads. */
@@ -134,6 +134,11 @@ struct cuda_signals {
     uint32_t watched_until;                 /* end of that lease */
     uint32_t moves_until;                   /* end of the lease for the words that follow */
     uint64_t net_moved[CUDA_MAX_GROUP + 1]; /* chunks that came from each node, and those that have left: nodes.h */
+    /*
+     * [rank] its signals, as mapped here; NULL: the rank is absent. Written by the host while no kernel runs. Here and
+     * not in the arguments of kernels, which a captured graph keeps when the members change.
+     */
+    struct cuda_signals *peer[CUDA_MAX_RANKS];
 };
 
 /* Why a kernel ended without a result. */
@@ -149,7 +154,8 @@ enum {
     CUDA_FAILED_UNMAPPED,    /* memory of the rank was not mapped here within the deadline */
     CUDA_FAILED_STRIDE,      /* metadata: the rank has more tokens than source_stride */
     CUDA_FAILED_TOKENS,      /* an operation for another number of tokens than its plan has: cuda_report.detail */
-    CUDA_FAILED_SIGNAL       /* rows of a combine were not signalled within the deadline: cuda_report.detail */
+    CUDA_FAILED_SIGNAL,      /* rows of a combine were not signalled within the deadline: cuda_report.detail */
+    CUDA_FAILED_FORMER       /* in a graph: a call on an ep_ll or a plan of former members */
 };
 #define CUDA_STOPPED 1u /* contains no CUDA_FAILED_... */
 #define CUDA_FAILURE(kind, rank, phase) ((uint32_t)(kind) << 24 | (uint32_t)(rank) << 8 | (uint32_t)(phase))
@@ -175,7 +181,6 @@ struct cuda_report {
 /* What every kernel needs to synchronise. Ranks are counted within the node, here and unless stated otherwise. */
 struct cuda_waits {
     struct cuda_signals *mine;
-    struct cuda_signals *peer[CUDA_MAX_RANKS];     /* [rank], as mapped here */
     struct cuda_report *report;                    /* its address on the device */
     const struct cuda_map_entry *map_entries;      /* [R, CUDA_SLOTS] memory of the peers */
     const struct cuda_map_entry *host_map_entries; /* the same in host memory, which is written first */
@@ -320,16 +325,22 @@ static inline size_t cuda_shared_bytes(const struct cuda_shape *shape, size_t sl
 }
 
 /*
+ * What a count has found: 1 if an entry is out of range, of an absent rank that is not dropped or, with `distinct`,
+ * twice in a token; and the number of choices that were dropped.
+ */
+enum { CUDA_FOUND_BAD, CUDA_FOUND_DROPPED, CUDA_FOUND_WORDS };
+
+/*
  * Words of a communicator's scratch memory, zeros between operations: counts per expert, rank and node, and blocks_done
- * and bad of struct cuda_count.
+ * and found of struct cuda_count.
  */
 enum {
     CUDA_SCRATCH_EXPERTS = 0,
     CUDA_SCRATCH_RANKS = CUDA_MAX_EXPERTS,
     CUDA_SCRATCH_NODES = CUDA_SCRATCH_RANKS + CUDA_MAX_GROUP,
     CUDA_SCRATCH_BLOCKS_DONE = CUDA_SCRATCH_NODES + CUDA_MAX_GROUP,
-    CUDA_SCRATCH_BAD,
-    CUDA_SCRATCH_WORDS
+    CUDA_SCRATCH_FOUND,
+    CUDA_SCRATCH_WORDS = CUDA_SCRATCH_FOUND + CUDA_FOUND_WORDS
 };
 
 struct cuda_count {
@@ -342,11 +353,13 @@ struct cuda_count {
     int32_t *block_rows; /* [blocks, R] rows of each block, then where its rows begin */
     uint32_t *blocks_done;
     int32_t *per_expert; /* [E], expanded: [R] per rank; zeroed, and zeros again afterwards, as the next two */
-    uint32_t *bad;       /* set to 1 if an entry is out of range or, with `distinct`, twice in a token */
+    uint32_t *found;     /* [CUDA_FOUND_WORDS] */
     int32_t *totals;     /* [R] per rank, [E] per expert */
-    uint32_t *ret_bad;
+    uint32_t *ret_found; /* [CUDA_FOUND_WORDS] */
     int32_t idx64, n_tokens, topk, n_experts, nranks, width;
     int32_t distinct;
+    uint32_t absent; /* ranks, a bit for each; on one node */
+    int32_t drops;   /* choices of theirs count as -1 */
 };
 
 /* Counts of an update for the host, in host memory: those of this rank. */
@@ -354,7 +367,7 @@ struct cuda_plan_info {
     uint64_t number;    /* of the update; written last */
     uint32_t bad;       /* the routing is not valid: there are no counts; of exact counts */
     int64_t refused[3]; /* as in struct cuda_report; if set, there are no counts */
-    int64_t n_send, n_wire;
+    int64_t n_send, n_wire, n_dropped;
     int64_t rows_on[CUDA_MAX_RANKS], first[CUDA_MAX_RANKS + 1];
     int32_t sent[CUDA_MAX_RANKS]; /* tokens for each rank */
     int32_t exact[];              /* [L] */
@@ -458,6 +471,8 @@ struct cuda_layout {
     int32_t idx64, n_tokens, topk, n_experts;
     int32_t nranks, ranks_per_node; /* of the group; CUDA_MAX_RANKS at most */
     int32_t distinct;
+    uint32_t absent; /* as in struct cuda_count, and the next one */
+    int32_t drops;
 };
 
 cudaError_t cuda_launch_layout(const struct cuda_layout *layout, cudaStream_t stream);

@@ -319,7 +319,7 @@ __device__ inline bool time_slots(const cuda_ll_dispatch &d, const ll_call &call
     for (int t = by.thread / n; t < ll.max_tokens && by.thread < by.threads / n * n && ok; t += by.threads / n) {
         const uint64_t *flag = slot_flag_of(ll, ll.waits.rank, source, t);
 
-        if (load_acquire(flag) >> 1 >= call.number)
+        if (is_masked(call, source) || load_acquire(flag) >> 1 >= call.number)
             continue;
         ok = ll_wait_until(ll, flag, call.number << 1, source, ll.waits.done_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));

@@ -467,7 +467,8 @@ __device__ bool time_weights(const cuda_ll_combine &c, const ll_call &call)
         int source = at / of_rank, choice = at % of_rank;
         const uint64_t *word = weight_words(ll, me, source, 0) + choice;
 
-        if (__ldg(origins_of(ll, call, source, 0) + choice) < 0 || has_call_number{word, (uint32_t)call.number}())
+        if (is_masked(call, source) || __ldg(origins_of(ll, call, source, 0) + choice) < 0 ||
+            has_call_number{word, (uint32_t)call.number}())
             continue;
         ok = ll_wait_or_fail(ll, has_call_number{word, (uint32_t)call.number}, source, ll.waits.ready_phase);
         atomicMax(&longest[source], (unsigned long long)(global_ns() - begin));
@@ -511,6 +512,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
     const cuda_ll_segment *mine = ll_mine(ll);
     ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, {}};
 
+    ll_load_table(ll);
     ll_load_mask(mine, call.mask);
     if (c.phases & CUDA_LL_SEND) {
         int lane = (int)threadIdx.x % WARP;
@@ -524,7 +526,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
         /* Loads in flight together with those of the routing. */
         row = origin_of(ll, call, own, lane);
         weight = global_thread() < c.n_tokens * ll.topk ? __ldg(c.weights + global_thread()) : 0;
-        if (!__syncthreads_and(matches_dispatch(c, call))) {
+        if (!__syncthreads_and(matches_dispatch(c, call) && !is_masked(call, ll.waits.rank))) {
             ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }

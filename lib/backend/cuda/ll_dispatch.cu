@@ -26,15 +26,15 @@ struct choices {
 /* --- the routing ------------------------------------------------------------------------------------------------- */
 
 /*
- * Is every entry of this thread's part -1 or an expert? `twice` is set if a token names an expert twice. The threads of
- * each block together check everything, so that all blocks come to the same result. Each lane has one entry, each warp
- * a few whole tokens.
+ * Is every entry of this thread's part -1 or an expert, of a rank that is not absent? `twice` is set if a token names
+ * an expert twice. The threads of each block together check everything, so that all blocks come to the same result.
+ * Each lane has one entry, each warp a few whole tokens.
  */
-__device__ bool entries_are_valid(const cuda_ll_dispatch &d, bool &twice)
+__device__ bool entries_are_valid(const cuda_ll_dispatch &d, const ll_call &call, bool &twice)
 {
     int topk = d.ll.topk, n_experts = d.ll.n_local * d.ll.waits.nranks, lane = (int)threadIdx.x % WARP;
     int tokens = WARP / topk, own = lane / topk, step = (int)(blockDim.x / WARP) * tokens;
-    bool valid = true;
+    bool valid = !is_masked(call, d.ll.waits.rank), refuses = !d.ll.drops && !ll_is_empty(call.mask);
 
     for (int first = (int)(threadIdx.x / WARP) * tokens; first < d.n_tokens; first += step) {
         bool active = own < tokens && first + own < d.n_tokens;
@@ -42,6 +42,8 @@ __device__ bool entries_are_valid(const cuda_ll_dispatch &d, bool &twice)
         int narrow = (int)expert;
 
         valid &= expert >= -1 && expert < n_experts;
+        if (refuses && expert >= 0 && expert < n_experts)
+            valid &= !is_masked(call, narrow / d.ll.n_local);
         /* Compare with every other choice of the token. match.any takes much longer where all are different. */
         for (int i = 1; i < topk; i++) {
             int other = lane % topk + i;
@@ -352,7 +354,7 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     __syncthreads();
     if (counts)
         count_rows(d, bins);
-    valid = entries_are_valid(d, twice);
+    valid = entries_are_valid(d, call, twice);
     if (counts && routing_is_valid(d, valid, twice, counts, bins))
         send_counts(d, call, bins);
     if (t < d.n_tokens)
@@ -389,6 +391,7 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     int half = sends && receives && !ll.masking && !LL_NODES ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
+    ll_load_table(ll);
     ll_load_mask(mine, call.mask);
     if (sends && !prepare(d, call, c, bins, image))
         return;

@@ -8,12 +8,14 @@ namespace
 /* Clears the mask of a rank on both sides. */
 __device__ void unmask_rank(const cuda_ll &ll, int rank)
 {
-    cuda_ll_segment *mine = ll_mine(ll);
+    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_peer(ll, rank);
 
+    if (!peer)
+        return; /* absent: it stays masked */
     atomicOr(ll_word(mine->unmasked, rank), 1u << ll_shift(rank));
     if (!ll_has(mine->mask, rank))
         return;
-    *(volatile uint32_t *)&ll_peer(ll, rank)->words.masked_by[ll.waits.rank] = 0;
+    *(volatile uint32_t *)&peer->words.masked_by[ll.waits.rank] = 0;
     atomicAnd(ll_word(mine->mask, rank), ~(1u << ll_shift(rank)));
     /* Before the wait: the proxy does not stay awake to send to a masked rank. */
     atomicAnd_system(ll_word(ll.report->mask, rank), ~(1u << ll_shift(rank)));
@@ -41,6 +43,7 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
     int rank = (int)threadIdx.x;
     bool active = rank < ll.waits.nranks && rank != ll.waits.rank && (m.rank < 0 || m.rank == rank);
 
+    ll_load_table(ll);
     if (active && m.change == CUDA_LL_MASK_SET)
         mask_rank(ll, rank);
     if (active && m.change == CUDA_LL_MASK_CLEAR)
@@ -63,11 +66,18 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
     cuda_ll_segment *mine = ll_mine(ll);
     int i = (int)threadIdx.x, n = ll.waits.nranks, phase = ll.waits.done_phase;
     uint64_t number = mine->barrier + 1, poll = ll_request_poll_for_block(ll, i);
+    cuda_ll_segment *peer;
     bool ok = true;
 
-    if (i < n)
-        store_release(&ll_peer(ll, i)->words.barriers[ll.waits.rank], number);
-    if (i < n)
+    ll_load_table(ll);
+    peer = i < n ? ll_peer(ll, i) : nullptr;
+    if (ll_has(mine->mask, ll.waits.rank)) {
+        ll_refuse(ll, true, phase);
+        return;
+    }
+    if (peer)
+        store_release(&peer->words.barriers[ll.waits.rank], number);
+    if (peer)
         ok = ll.masking ? wait_or_mask(ll, ll_from(ll, i)->words.barriers + i, number, i, phase, poll)
                         : ll_wait_until(ll, ll_from(ll, i)->words.barriers + i, number, i, phase);
     else if (i == n)

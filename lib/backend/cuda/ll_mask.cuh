@@ -24,11 +24,13 @@ __device__ inline void ll_await_mask_sent(const cuda_ll &ll, int rank, bool mask
 
 __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 {
-    cuda_ll_segment *mine = ll_mine(ll);
+    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_peer(ll, rank);
 
+    if (!peer)
+        return; /* absent: it is masked */
     atomicOr(ll_word(mine->mask, rank), 1u << ll_shift(rank));
     /* If the rank was merely delayed, it learns from this word that it is masked. */
-    *(volatile uint32_t *)&ll_peer(ll, rank)->words.masked_by[ll.waits.rank] = 1;
+    *(volatile uint32_t *)&peer->words.masked_by[ll.waits.rank] = 1;
     atomicOr_system(ll_word(ll.report->mask, rank), 1u << ll_shift(rank));
     __threadfence_system();
     ll_await_mask_sent(ll, rank, true);
@@ -170,7 +172,7 @@ __device__ inline bool ll_sync(const cuda_ll &ll, ll_call &call, ll_word_array w
     bool ok = true;
 
     if (!LL_NODES && !ll.masking)
-        return __syncthreads_and(i < n    ? ll_wait_until(ll, word, value, i, phase)
+        return __syncthreads_and(i < n    ? is_masked(call, i) || ll_wait_until(ll, word, value, i, phase)
                                  : i == n ? may_begin(ll.waits, phase)
                                           : true);
     if (blockIdx.x == 0) {

@@ -32,17 +32,17 @@ struct cuda_ll_segment {
     uint64_t barrier;                      /* the last complete one */
     uint64_t polls_requested;              /* as in struct cuda_ll_report */
     uint64_t decision[CUDA_LL_SYNCS];      /* call << 32 | mask[0] at each sync point; with masking, or between nodes */
-    uint32_t mask[CUDA_LL_MASK_WORDS];     /* ranks that are masked */
+    uint32_t mask[CUDA_LL_MASK_WORDS];     /* ranks that are masked or absent; with the own one: of former members */
     uint32_t unmasked[CUDA_LL_MASK_WORDS]; /* ranks that this one has unmasked, and that may still mask it */
     uint32_t remote_lost[CUDA_LL_MASK_WORDS]; /* as in struct cuda_ll_report, as last seen by a kernel */
     uint32_t events_lease; /* end of the lease of the thread that polls `events` of the landing segment */
     uint32_t blocks[3];    /* of the running kernel: those that have sent rows, ended, sent weights */
 
-    /* Written by the owner, between nodes only. */
-    uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* full masks; written before `decision` */
+    uint32_t decision_mask[CUDA_LL_SYNCS][CUDA_LL_MASK_WORDS]; /* between nodes: full masks; before `decision` */
     /*
      * [rank] where this rank writes for that one: the segment of a rank of this node, the outgoing segment of a remote
-     * rank. Written before the first kernel.
+     * rank; NULL: it is absent. Written while no kernel runs. Here and not in the arguments of kernels, which a
+     * captured graph keeps when the members change.
      */
     struct cuda_ll_segment *peer_table[CUDA_LL_MAX_RANKS];
 };

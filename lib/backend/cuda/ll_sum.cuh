@@ -156,7 +156,7 @@ __device__ inline bool time_rows(const cuda_ll_combine &c, const ll_call &call)
         const uint64_t *flag =
             ll_at<uint64_t>(ll, me, rank < 0 ? me : rank, ll.row_flag_at) + entry * ll.parts + at % ll.parts;
 
-        if (rank < 0 || load_acquire(flag) >= call.number)
+        if (rank < 0 || is_masked(call, rank) || load_acquire(flag) >= call.number)
             continue;
         ok = ll_wait_until(ll, flag, call.number, rank, ll.waits.done_phase, ll.no_partial_reduce ? 1 : 2);
         atomicMax(&longest[rank], (unsigned long long)(global_ns() - begin));

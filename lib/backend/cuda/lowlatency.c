@@ -26,6 +26,7 @@ size_t cuda_ll_lay_out(const ep_ll *ll, struct cuda_ll *device, struct ll_wire *
     device->segment_topk = device->topk = ll->config.topk;
     device->n_local = ll->n_local;
     device->masking = ll->config.flags & EP_LL_MASK_DEAD ? 1 : 0;
+    device->drops = device->masking || cuda_drops_absent(ll->comm);
     /* The maximum: calls with fewer rows use more parts, up to this. */
     device->parts = LL_WIRE_MAX_PARTS;
     device->scales_at = (k * 8 + 15) / 16 * 16;
@@ -132,7 +133,7 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
     CUDA_TRY(cudaEventCreateWithFlags(&impl->done, cudaEventDisableTiming));
     EP_TRY(cuda_host_block_acquire(cuda, "ep_ll_new", CUDA_HOST_LL, sizeof(*impl->report), false, false,
                                    &impl->host_block));
-    impl->report = memset(impl->host_block->pinned.memory, 0, sizeof(*impl->report));
+    impl->report = impl->host_block->pinned.memory;
     impl->device.report = impl->host_block->pinned.device;
     impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
@@ -142,8 +143,8 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
 }
 
 /*
- * Maps the segments of this node and passes their addresses to the kernels: in their arguments or, between nodes, in
- * the own segment. After the first barrier no rank writes into the segment any more; after the second one peers may.
+ * Maps the segments of this node, and writes their addresses to the own segment for the kernels. After the first
+ * barrier no rank writes into the segment any more; after the second one peers may.
  */
 static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_address *all)
 {
@@ -153,6 +154,8 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     struct cuda_waits *waits = &device->waits;
     size_t bytes = (size_t)cuda->group.comm->nranks * sizeof(segments[0]);
 
+    memset(impl->report, 0, sizeof(*impl->report));
+    impl->report->mask[0] = cuda_absent(cuda->group.comm);
     CUDA_TRY(cudaMemsetAsync(impl->segment->memory, 0, impl->bytes, cuda->internal_stream));
     CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
     cuda_fill_waits(cuda, EP_GROUP_LL_SEND, EP_GROUP_LL_RECV, waits);
@@ -163,18 +166,30 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     device->node_first = cuda->group.first;
     device->n_node_ranks = cuda->group.nlocal;
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
-        void *segment;
+        void *segment = NULL;
 
-        EP_TRY(cuda_map(cuda, rank, &all[rank], impl->bytes, &segment));
+        if (ep_comm_has(cuda->group.comm, rank))
+            EP_TRY(cuda_map(cuda, rank, &all[rank], impl->bytes, &segment));
         segments[rank] = segment;
     }
     cuda_ll_net_get_segments(impl->net, segments);
     device->own = segments[waits->rank];
-    if (!device->landing) {
-        memcpy(device->peer, segments, bytes);
-        return EP_OK;
-    }
+    EP_TRY(cuda_transfer(cuda, device->own->mask, impl->report->mask, sizeof(impl->report->mask)));
     return cuda_transfer(cuda, device->own->peer_table, segments, bytes);
+}
+
+ep_status cuda_ll_void_all(struct cuda_comm *cuda)
+{
+    for (int i = 0; i < CUDA_LL_SEGMENTS; i++) {
+        struct cuda_ll_segment *segment = cuda->ll_segments[i].memory;
+
+        if (!cuda->ll_segments[i].used)
+            continue;
+        CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));
+        CUDA_TRY(cudaMemsetAsync(segment->mask, 0xff, sizeof(segment->mask), cuda->internal_stream));
+    }
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    return EP_OK;
 }
 
 static void free_impl(struct cuda_ll_impl *impl)
@@ -197,34 +212,37 @@ ep_status cuda_ll_open(ep_ll *ll)
 {
     struct ep_group_address where = {.slot = EP_GROUP_UNMAPPED}, all[EP_MAX_RANKS] = {{.slot = EP_GROUP_UNMAPPED}};
     struct cuda_comm *cuda = cuda_of(ll->comm);
-    struct cuda_ll_impl *impl = calloc(1, sizeof(*impl));
+    struct cuda_ll_impl *impl = ll->impl ? ll->impl : calloc(1, sizeof(*impl));
     struct cuda_scope scope = {.previous = -1};
     /* A rank that fails takes part all the same: its peers learn why, instead of waiting for it. */
     ep_status status = impl ? cuda_check(cuda) : ep_fail(EP_E_MEMORY, "ep_ll_new: no memory");
+    bool renews = ll->impl;
 
     if (impl)
         impl->cuda = cuda;
     if (status == EP_OK)
         status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK)
-        status = open_local(ll, impl);
+        status = renews ? cuda_drain(cuda) : open_local(ll, impl);
     if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
     status = ep_group_ll_exchange(ll, status, &where, all);
-    if (status == EP_OK && impl->segment) /* every rank has a segment if the exchange has succeeded */
+    /* Every rank has one, with a segment, if the exchange has succeeded; clang-tidy does not see that. */
+    if (status == EP_OK && impl && impl->segment)
         status = clear_and_map(impl, all);
     if (cuda_crosses_nodes(cuda)) {
         status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
-        if (status == EP_OK)
+        if (status == EP_OK && impl)
             status = cuda_ll_net_open(impl->net);
     }
     status = ep_group_agree_within(ll->comm, "ep_ll_new", status);
-    if (status == EP_OK)
+    if (status == EP_OK && impl) {
         ll->impl = impl;
-    else
+        impl->open = false;
+        atomic_fetch_add(&cuda->masking, !renews && impl->device.masking);
+    } else if (!renews) {
         free_impl(impl);
-    if (status == EP_OK && impl->device.masking)
-        atomic_fetch_add(&cuda->masking, 1);
+    }
     cuda_scope_end(&scope);
     return status;
 }
@@ -306,7 +324,7 @@ static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_i
         return EP_OK;
     *bad = 0;
     impl->open = false;
-    return cuda_explain_routing(&shape, topk_idx, idx_type, impl->stream,
+    return cuda_explain_routing(ll->comm, &shape, topk_idx, idx_type, impl->stream,
                                 impl->in_dispatch
                                     ? "ep_ll_dispatch: topk_idx changed while it was checked"
                                     : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");

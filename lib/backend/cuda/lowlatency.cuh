@@ -4,10 +4,10 @@
  * its end: ll_mask.cuh.
  *
  * The kernels are compiled twice, by ll_*.cu for groups on one node and by ll_*_nodes.cu, which defines LL_NODES as
- * true, for groups of several nodes. The former have up to CUDA_MAX_RANKS ranks, read the segment addresses from their
- * arguments and keep the mask of a call in a register. Without the code for remote ranks they are a quarter shorter,
- * and a dispatch takes 1 us less (bench/README.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the addresses
- * from a table in device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the
+ * true, for groups of several nodes. The former have up to CUDA_MAX_RANKS ranks, copy the table of segment addresses to
+ * shared memory and keep the mask of a call in a register. Without the code for remote ranks they are a quarter
+ * shorter, and a dispatch takes 1 us less (bench/README.md). The latter have up to CUDA_LL_MAX_RANKS ranks, read the
+ * addresses from device memory and keep the mask in shared memory. Only their block 0 waits for the ranks, because the
  * words of most of them are in host memory.
  */
 #ifndef EP_CUDA_LOWLATENCY_CUH
@@ -40,16 +40,37 @@ struct ll_call {
 /* The segment of this rank. */
 __device__ __forceinline__ cuda_ll_segment *ll_mine(const cuda_ll &ll)
 {
-    return LL_NODES ? ll.own : ll.peer[ll.waits.rank];
+    return ll.own;
 }
 
-/* The segment into which this rank writes for `rank`. */
+/* The copy of the table of segments in shared memory; not between nodes. */
+__device__ __forceinline__ cuda_ll_segment **ll_table()
+{
+    __shared__ cuda_ll_segment *table[CUDA_MAX_RANKS];
+
+    return table;
+}
+
+__device__ __forceinline__ cuda_ll_segment *ll_load_peer(const cuda_ll &ll, int rank)
+{
+    return reinterpret_cast<cuda_ll_segment *>(
+        __ldg(reinterpret_cast<const unsigned long long *>(ll.own->peer_table + rank)));
+}
+
+/*
+ * Copies the table, at the beginning of a kernel. By all threads of a block; no barrier here, since others follow
+ * before a thread needs an entry that is not its own: thread i has copied that of rank i.
+ */
+__device__ __forceinline__ void ll_load_table(const cuda_ll &ll)
+{
+    if (!LL_NODES && (int)threadIdx.x < ll.waits.nranks)
+        ll_table()[threadIdx.x] = ll_load_peer(ll, (int)threadIdx.x);
+}
+
+/* The segment into which this rank writes for `rank`; NULL: it is absent. */
 __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
 {
-    if (LL_NODES)
-        return reinterpret_cast<cuda_ll_segment *>(
-            __ldg(reinterpret_cast<const unsigned long long *>(ll.own->peer_table + rank)));
-    return ll.peer[rank];
+    return LL_NODES ? ll_load_peer(ll, rank) : ll_table()[rank];
 }
 
 /* The word of a mask that holds the rank's bit, and the position of the bit in it. */
@@ -81,7 +102,9 @@ __device__ __forceinline__ bool ll_is_remote(const cuda_ll &ll, int rank)
 /* The segment into which `source` writes for `rank`. One of the two is this rank. */
 __device__ __forceinline__ const cuda_ll_segment *ll_segment(const cuda_ll &ll, int rank, int source)
 {
-    return ll_is_remote(ll, source) ? ll.landing : ll_peer(ll, rank);
+    if (ll_is_remote(ll, source))
+        return ll.landing;
+    return rank == ll.waits.rank ? ll.own : ll_peer(ll, rank);
 }
 
 /* The segment into which `source` writes for this rank. */
@@ -262,6 +285,17 @@ __device__ __forceinline__ uint32_t ll_unmasked(uint32_t ranks, const uint32_t *
     return ranks;
 }
 
+/* Of the mask with which a call begins: no rank; on one node only, where ranks may be absent. */
+__device__ __forceinline__ bool ll_is_empty(uint32_t mask)
+{
+    return !mask;
+}
+
+__device__ __forceinline__ bool ll_is_empty(const uint32_t *)
+{
+    return true;
+}
+
 /* Loads the mask with which a call begins. Called by all threads of a block at the beginning of the kernel. */
 __device__ __forceinline__ void ll_load_mask(const cuda_ll_segment *mine, uint32_t &mask)
 {
@@ -325,31 +359,37 @@ __device__ __forceinline__ uint4 load_peer(const void *from)
 __device__ inline void ll_begin(const cuda_ll &ll)
 {
     const cuda_ll_segment *mine = ll_mine(ll);
+    cuda_ll_segment *peer =
+        blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks ? ll_peer(ll, (int)threadIdx.x) : nullptr;
 
-    if (blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks)
-        store_release(&ll_peer(ll, (int)threadIdx.x)->words.completed[ll.waits.rank], mine->call);
+    if (peer)
+        store_release(&peer->words.completed[ll.waits.rank], mine->call);
 }
 
 /*
  * Rejects the call: the routing is not valid, and nothing was sent. Called by all threads of every block before the
  * ranks synchronise. If the host waits for the call, it reports the error, and the caller may correct the routing and
  * call again. If not (`queued`), the ranks could no longer agree on a call: the communicator fails, on the peers too.
- * With masking the peers continue and mask this rank.
+ * With masking the peers continue and mask this rank. The same for a call of a graph on an ep_ll of former members.
  */
 __device__ inline void ll_refuse(const cuda_ll &ll, bool queued, int phase)
 {
     int i = (int)threadIdx.x, me = ll.waits.rank;
+    bool former = ll_has(ll_mine(ll)->mask, me);
 
     if (blockIdx.x || !__syncthreads_and(i || may_begin(ll.waits, phase)) || i >= ll.waits.nranks)
         return;
     /* The hosts notify remote ranks. */
     if (i == me && queued)
-        set_failure(ll.waits, ll.masking ? CUDA_FAILED_OWN_ROUTING : CUDA_FAILED_ROUTING, me, phase);
+        set_failure(ll.waits,
+                    former       ? CUDA_FAILED_FORMER
+                    : ll.masking ? CUDA_FAILED_OWN_ROUTING
+                                 : CUDA_FAILED_ROUTING,
+                    me, phase);
     else if (i == me)
         *(volatile uint32_t *)&ll.report->bad = 1;
     else if (queued && !ll.masking && !ll_is_remote(ll, i))
-        *(volatile uint32_t *)&ll.waits.peer[i - ll.node_first]->failure =
-            CUDA_FAILURE(CUDA_FAILED_ROUTING, ll.waits.first + me, phase);
+        fail_peer(ll.waits, i - ll.node_first, former ? CUDA_FAILED_FORMER : CUDA_FAILED_ROUTING, phase);
 }
 
 #endif

@@ -46,9 +46,7 @@ struct cuda_ll_report {
 
 /* The part of the arguments that all calls of an ep_ll share. */
 struct cuda_ll {
-    struct cuda_waits waits; /* the operation counters in its signals are not used */
-    /* On one node: [rank] the segment of that rank. Between nodes the kernels read own->peer_table. */
-    struct cuda_ll_segment *peer[CUDA_MAX_RANKS];
+    struct cuda_waits waits;               /* the operation counters in its signals are not used */
     const struct cuda_ll_segment *landing; /* what remote ranks have sent to this one; NULL on one node */
     struct cuda_ll_report *report;
     int32_t node_first, n_node_ranks; /* ranks of this node. Ranks here, those of `waits` too, are ranks of the group */
@@ -58,6 +56,7 @@ struct cuda_ll {
     int32_t topk;                     /* topk of the call: of this rank's tokens only */
     int32_t hidden, n_local;
     int32_t masking, no_partial_reduce;
+    int32_t drops; /* choices of absent ranks count as -1, otherwise the call is refused */
     int32_t parts; /* parts of a row that a combine returns, each with a warp and a flag of its own */
     /*
      * Offsets in every segment, and sizes. M: segment_tokens or max_tokens, K: segment_topk, L: n_local, H: hidden.

@@ -196,7 +196,7 @@ __device__ void push_slices(const cuda_nodes_update &u, uint64_t number)
                              ? (uint32_t)u.capacity
                              : (uint32_t)u.slice[(size_t)(at / each) * (each + 1) + 1 + at % each];
 
-        *(volatile uint64_t *)&u.waits.peer[i / words]->counts[u.waits.rank][word] = number << 32 | value;
+        *(volatile uint64_t *)&signals_of(u.waits, i / words)->counts[u.waits.rank][word] = number << 32 | value;
     }
 }
 

@@ -108,9 +108,12 @@ ep_status cuda_map_new(struct cuda_comm *cuda)
 
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda) && status == EP_OK; rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
-        uint32_t allocations = atomic_load_explicit(&peer->ctrl->allocations, memory_order_acquire);
+        uint32_t allocations;
 
-        if (rank == cuda->group.comm->rank || __atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
+        if (!cuda_is_peer(cuda, rank))
+            continue;
+        allocations = atomic_load_explicit(&peer->ctrl->allocations, memory_order_acquire);
+        if (__atomic_load_n(&peer->allocations_seen, __ATOMIC_RELAXED) == allocations)
             continue;
         pthread_mutex_lock(&cuda->map_lock);
         status = map_new_of(cuda, rank, allocations);
@@ -156,7 +159,7 @@ ep_status cuda_sync_stages(struct cuda_comm *cuda, const ep_plan *plan, const si
         uint64_t needed = rows_of(plan, rank) * row_bytes[which], there;
         struct cuda_peer *peer = &cuda->peers[rank];
 
-        if (rank == cuda->group.comm->rank || needed <= peer->stage_bytes[which])
+        if (!cuda_is_peer(cuda, rank) || needed <= peer->stage_bytes[which])
             continue;
         there = atomic_load_explicit(&peer->ctrl->stage_bytes[which], memory_order_acquire);
         if (there < needed) {
@@ -176,7 +179,7 @@ static bool is_mapped_by_all(const struct cuda_comm *cuda, uint32_t published)
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         const struct cuda_ctrl *ctrl = cuda->peers[rank].ctrl;
 
-        if (rank != cuda->group.comm->rank &&
+        if (cuda_is_peer(cuda, rank) &&
             (int32_t)(atomic_load_explicit(&ctrl->mapped[cuda->group.local], memory_order_acquire) - published) < 0)
             return false;
     }
@@ -268,7 +271,7 @@ ep_status cuda_unmap_freed(struct cuda_comm *cuda)
     pthread_mutex_lock(&cuda->map_lock);
     for (int rank = cuda->group.first; rank < cuda_end_of_node(cuda); rank++) {
         struct cuda_peer *peer = &cuda->peers[rank];
-        uint32_t frees = atomic_load_explicit(&peer->ctrl->frees, memory_order_acquire);
+        uint32_t frees = peer->ctrl ? atomic_load_explicit(&peer->ctrl->frees, memory_order_acquire) : 0;
 
         if (frees == peer->frees_seen)
             continue;

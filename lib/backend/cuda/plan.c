@@ -52,7 +52,9 @@ struct cuda_count cuda_count_of(const ep_plan *plan, const struct cuda_plan *dev
                                .n_experts = plan->args.n_experts,
                                .nranks = plan->comm->nranks,
                                .width = route->width,
-                               .distinct = cuda_checks_distinct(plan->comm)};
+                               .distinct = cuda_checks_distinct(plan->comm),
+                               .absent = cuda_absent(plan->comm),
+                               .drops = cuda_drops_absent(plan->comm)};
 }
 
 /* Makes the device part of a plan of exact counts. If it fails, cuda_plan_free_device() frees the rest. */
@@ -93,12 +95,13 @@ ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t st
     return status;
 }
 
-ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void *topk_idx, int idx_type,
-                               cudaStream_t stream, const char *otherwise)
+ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shape *shape, const void *topk_idx,
+                               int idx_type, cudaStream_t stream, const char *otherwise)
 {
     size_t entries = (size_t)shape->n_tokens * (size_t)shape->topk;
     int32_t *index = malloc((entries + 1) * sizeof(*index));
     void *copy = NULL;
+    int64_t n_dropped;
     ep_status status;
 
     if (!index)
@@ -106,6 +109,8 @@ ep_status cuda_explain_routing(const struct ep_routing_shape *shape, const void 
     status = cuda_fetch_routing(topk_idx, entries * ep_dtype_bytes((ep_dtype)idx_type), stream, &copy);
     if (status == EP_OK)
         status = ep_routing_check(shape, copy, idx_type, index);
+    if (status == EP_OK)
+        status = ep_routing_drop_absent(comm, shape, false, index, &n_dropped);
     if (status == EP_OK)
         status = ep_fail(EP_E_ROUTING, "%s", otherwise);
     free(copy);

@@ -120,6 +120,15 @@ static ep_status fail_tokens(struct cuda_comm *cuda, int rank, enum ep_group_pha
     return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
 }
 
+static ep_status fail_former(struct cuda_comm *cuda, int rank, enum ep_group_phase phase)
+{
+    if (rank != cuda->group.comm->rank)
+        return fail_stopped(cuda, EP_E_STATE, rank, phase);
+    ep_fail(EP_E_STATE, "a graph was launched with calls on an ep_ll or a plan of former members: call ep_ll_renew() "
+                        "before, and capture operations on plans again");
+    return ep_group_set_own_failure(&cuda->group, EP_E_STATE, rank, phase);
+}
+
 static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
 {
     int rank = (int)(failure >> 8 & 0xffff), me = cuda->group.comm->rank;
@@ -161,6 +170,8 @@ static ep_status fail_reported(struct cuda_comm *cuda, uint32_t failure)
         break;
     case CUDA_FAILED_EXCLUDED:
         return ep_fail(EP_E_EXCLUDED, "rank %d has masked this rank in \"%s\"", rank, ep_group_phase_name(phase));
+    case CUDA_FAILED_FORMER:
+        return fail_former(cuda, rank, phase);
     case CUDA_FAILED_LOST:
         return fail_lost(cuda, rank, phase);
     case CUDA_FAILED_OWN_ROUTING:
@@ -197,9 +208,6 @@ void cuda_fill_waits(struct cuda_comm *cuda, enum ep_group_phase ready, enum ep_
                                      .first = cuda->group.first,
                                      .ready_phase = (int32_t)ready,
                                      .done_phase = (int32_t)done};
-    for (int local = 0; local < cuda->group.nlocal; local++)
-        ret_waits->peer[local] =
-            local == cuda->group.local ? cuda->signals : cuda->peers[cuda->group.first + local].signals;
 }
 
 ep_status cuda_check(struct cuda_comm *cuda)
@@ -238,7 +246,7 @@ static void find_lost(struct cuda_comm *cuda)
     for (int local = 0; local < group->nlocal; local++) {
         int rank = group->first + local;
 
-        if (rank == group->comm->rank || is_lost(cuda, local))
+        if (!cuda_is_peer(cuda, rank) || is_lost(cuda, local))
             continue;
         if (ep_group_dead_or_left(group, rank))
             __atomic_fetch_or(&cuda->report->lost, 1u << local, __ATOMIC_RELEASE);

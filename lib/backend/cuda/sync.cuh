@@ -42,16 +42,20 @@ __device__ inline uint64_t operation_publish(const cuda_waits &waits, const cuda
 {
     const int pairs = CUDA_DESC_WORDS / 2;
     uint64_t number = waits.no_sync ? 0 : *(const volatile uint64_t *)&waits.mine->operation + 1;
+    cuda_signals *first; /* loaded before the fence, together with the number */
 
     if (waits.no_sync || blockIdx.x || (int)threadIdx.x >= waits.nranks * pairs)
         return number;
+    first = signals_of(waits, (int)threadIdx.x / pairs);
     /* Orders the words after the writes of earlier kernels. This thread has no stores of its own in flight yet. */
     __threadfence_system();
     for (int i = (int)threadIdx.x; i < waits.nranks * pairs; i += (int)blockDim.x) {
+        cuda_signals *peer = i == (int)threadIdx.x ? first : signals_of(waits, i / pairs);
         int word = i % pairs * 2;
 
-        store_pair(&waits.peer[i / pairs]->desc[waits.rank][word], number << 32 | desc.words[word],
-                   number << 32 | desc.words[word + 1]);
+        if (peer)
+            store_pair(&peer->desc[waits.rank][word], number << 32 | desc.words[word],
+                       number << 32 | desc.words[word + 1]);
     }
     return number;
 }
@@ -256,7 +260,6 @@ __device__ __forceinline__ bool receive_desc(const cuda_waits &waits, const cuda
 __device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cuda_counts *counts, int n_tokens)
 {
     volatile uint32_t *detail = waits.report->detail;
-    uint32_t failure = CUDA_FAILURE(CUDA_FAILED_TOKENS, waits.first + waits.rank, waits.ready_phase);
 
     if (counts->n_tokens == n_tokens)
         return true;
@@ -266,7 +269,14 @@ __device__ __noinline__ static bool has_tokens(const cuda_waits &waits, const cu
     set_failure(waits, CUDA_FAILED_TOKENS, waits.rank, waits.ready_phase);
     for (int i = 0; i < waits.nranks; i++)
         if (i != waits.rank)
-            *(volatile uint32_t *)&waits.peer[i]->failure = failure;
+            fail_peer(waits, i, CUDA_FAILED_TOKENS, waits.ready_phase);
+    return false;
+}
+
+/* The plan has rows for an absent rank: an operation of former members, in a graph. False: end the kernel. */
+__device__ __noinline__ static bool has_former(const cuda_waits &waits)
+{
+    set_failure(waits, CUDA_FAILED_FORMER, waits.rank, waits.ready_phase);
     return false;
 }
 
@@ -289,8 +299,10 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
     if (i < n) {
         if (waits.no_sync)
             ok = assume_buffers(waits, desc, rows, i, ret_targets.of[i]);
-        else
+        else if (signals_of(waits, i))
             ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
+        else
+            ok = !rows.total || has_former(waits);
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));

@@ -36,10 +36,10 @@ static size_t lay_out(const ep_plan *plan, char *memory, struct cuda_plan *devic
     if (update->expanded)
         update->block_experts = cuda_carve(memory, &at, blocks * experts, word);
     count->totals = cuda_carve(memory, &at, nranks + experts, word);
-    count->ret_bad = cuda_carve(memory, &at, 1, word);
+    count->ret_found = cuda_carve(memory, &at, CUDA_FOUND_WORDS, word);
     count->per_expert = cuda->scratch;
     count->blocks_done = (uint32_t *)cuda->scratch + CUDA_SCRATCH_BLOCKS_DONE;
-    count->bad = (uint32_t *)cuda->scratch + CUDA_SCRATCH_BAD;
+    count->found = (uint32_t *)cuda->scratch + CUDA_SCRATCH_FOUND;
     return at;
 }
 
@@ -148,6 +148,7 @@ static void complete_plan(struct cuda_plan *device)
         plan->full.out_rows = plan->full.n_recv;
     plan->full.n_send = info->n_send;
     plan->full.n_wire = info->n_wire;
+    plan->full.n_dropped = info->n_dropped;
     atomic_store_explicit(&plan->counted, true, memory_order_release);
 }
 
@@ -166,9 +167,13 @@ static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_
     call->queued = false;
     call->cuda->copied = true; /* later calls are ordered after its kernels all the same */
     if (plan->from_mask)
-        return ep_fail(EP_E_ROUTING, "routing: tokens_per_expert does not match token_in_rank: a count below 0 or "
-                                     "above the choices that the tokens for its rank can have, or too few for a rank");
-    return cuda_explain_routing(&shape, routing->topk_idx, plan->args.idx_type, call->stream,
+        return ep_fail(EP_E_ROUTING,
+                       "routing: tokens_per_expert does not match token_in_rank: a count below 0 or "
+                       "above the choices that the tokens for its rank can have, or too few for a rank%s",
+                       cuda_absent(plan->comm) && !cuda_drops_absent(plan->comm)
+                           ? "; or a token goes to a rank that is absent"
+                           : "");
+    return cuda_explain_routing(plan->comm, &shape, routing->topk_idx, plan->args.idx_type, call->stream,
                                 "routing: topk_idx changed while it was checked");
 }
 
@@ -250,6 +255,8 @@ ep_status cuda_plan_open_on_device(struct cuda_call *call, ep_plan *plan, const 
     inner->complete = true;
     ep_group_plan_fill_info(plan);
     plan->info.n_send = plan->info.n_wire = -1;
+    if (cuda_absent(plan->comm))
+        plan->info.n_dropped = -1;
     status = open_device_part(call, plan, &routing);
     device = inner->device;
     if (status == EP_OK)

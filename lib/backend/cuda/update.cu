@@ -24,22 +24,23 @@ namespace
 __device__ uint32_t mark_token(const cuda_count &c, int token, uint32_t *masks, uint32_t *repeats)
 {
     size_t start = (size_t)token * c.topk;
-    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0;
+    uint32_t bit = 1u << threadIdx.x % WARP, ranks = 0, bad = 0, twice = 0, dropped = 0;
     int n_local = c.n_experts / c.nranks;
 
     for_choices(c, start, [&](int k, int64_t expert) {
-        bad |= expert < -1 || expert >= c.n_experts;
-        expert = expert < -1 || expert >= c.n_experts ? -1 : expert;
-        c.index[start + k] = (int32_t)expert;
-        if (expert < 0)
+        bool valid = expert >= 0 && expert < c.n_experts, absent = valid && is_absent(c.absent, (int)expert / n_local);
+
+        bad |= (!valid && expert != -1) || (absent && !c.drops);
+        dropped += absent;
+        c.index[start + k] = valid && !absent ? (int32_t)expert : -1;
+        if (!valid || absent)
             return;
         twice |= atomicOr(&masks[expert * MASK_WORDS + threadIdx.x / WARP], bit) & bit;
         ranks |= 1u << ((int)expert / n_local);
     });
     if (twice)
         atomicOr(&repeats[threadIdx.x / WARP], bit);
-    if (bad || (twice && c.distinct))
-        atomicOr(c.bad, 1u);
+    note_found(c, bad || (twice && c.distinct), dropped);
     return ranks;
 }
 
@@ -138,9 +139,9 @@ __device__ void sum_blocks(const cuda_update &u)
         c.totals[threadIdx.x] = c.per_expert[threadIdx.x];
         c.per_expert[threadIdx.x] = 0;
     }
-    if (threadIdx.x == 0) {
-        *c.ret_bad = *c.bad;
-        *c.bad = 0;
+    if (threadIdx.x < CUDA_FOUND_WORDS) {
+        c.ret_found[threadIdx.x] = c.found[threadIdx.x];
+        c.found[threadIdx.x] = 0;
     }
     __syncthreads();
 }
@@ -158,7 +159,8 @@ __device__ void publish_counts(const cuda_update &u, uint64_t number)
                                      : (uint32_t)c.totals[word - 1];
         int at = word < n ? CUDA_COUNT_RANKS + word : CUDA_COUNT_CAPACITY + word - n;
 
-        *(volatile uint64_t *)&u.waits.peer[i / words]->counts[u.waits.rank][at] = number << 32 | value;
+        if (signals_of(u.waits, i / words))
+            *(volatile uint64_t *)&signals_of(u.waits, i / words)->counts[u.waits.rank][at] = number << 32 | value;
     }
 }
 
@@ -321,6 +323,7 @@ __device__ void write_info(const cuda_update &u, const exchange &x)
     __syncthreads();
     if (i == 0) {
         info->bad = 0;
+        info->n_dropped = u.count.ret_found[CUDA_FOUND_DROPPED];
         info->n_send = (int64_t)sent;
         info->n_wire = (int64_t)wire;
     }
@@ -364,7 +367,7 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS, 1) exchange_kernel(const __g
 
     if (u.expanded)
         sum_blocks(u);
-    if (*u.count.ret_bad) {
+    if (u.count.ret_found[CUDA_FOUND_BAD]) {
         clear_counts(u);
         refuse_update(u);
         return;

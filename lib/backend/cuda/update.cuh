@@ -15,6 +15,12 @@ __device__ __forceinline__ int experts_of_node(const cuda_nodes_update &u)
     return u.n_local_experts * u.waits.nranks;
 }
 
+/* Is the rank in the set? It is empty where ranks do not fit into it. */
+__device__ __forceinline__ bool is_absent(uint32_t absent, int rank)
+{
+    return absent && absent >> rank & 1;
+}
+
 #define CUDA_CHOICES 8 /* whose loads are in flight together */
 
 /* Calls `use(k, expert)` for each of a token's choices, in their order; the first of them is at `start`. */
@@ -80,6 +86,15 @@ __device__ inline int repeats_before(const int32_t *index, int topk, const uint3
     return n;
 }
 
+/* By the thread of a token. */
+__device__ __forceinline__ void note_found(const cuda_count &c, bool bad, uint32_t dropped)
+{
+    if (bad)
+        atomicOr(c.found + CUDA_FOUND_BAD, 1u);
+    if (dropped)
+        atomicAdd(c.found + CUDA_FOUND_DROPPED, dropped);
+}
+
 /* Invalid routing fails the group: the ranks could not synchronise again. By all threads. */
 __device__ inline void refuse_routing(const cuda_waits &waits)
 {
@@ -88,14 +103,20 @@ __device__ inline void refuse_routing(const cuda_waits &waits)
     if (i == me)
         set_failure(waits, CUDA_FAILED_ROUTING, me, phase);
     else if (i < waits.nranks)
-        *(volatile uint32_t *)&waits.peer[i]->failure = CUDA_FAILURE(CUDA_FAILED_ROUTING, waits.first + me, phase);
+        fail_peer(waits, i, CUDA_FAILED_ROUTING, phase);
 }
 
-/* Waits for a word of cuda_signals.counts that the rank publishes in that operation. False: end the kernel. */
+/*
+ * Waits for a word of cuda_signals.counts that the rank publishes in that operation; an absent one has no tokens.
+ * False: end the kernel.
+ */
 __device__ inline bool receive_count(const cuda_waits &waits, uint64_t number, int source, int at, int32_t &ret_count)
 {
     const volatile uint64_t *word = &waits.mine->counts[source][at];
 
+    ret_count = 0;
+    if (!signals_of(waits, source))
+        return true;
     if (!wait_or_fail(
             waits, [=] { return (uint32_t)(*word >> 32) == (uint32_t)number; }, source, waits.ready_phase))
         return false;

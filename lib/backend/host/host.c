@@ -69,6 +69,7 @@ const struct ep_backend_ops ep_backend_host = {
     .event_free = ep_group_event_free,
     .ll_open = host_ll_open,
     .ll_close = host_ll_close,
+    .ll_renew = host_ll_renew,
     .ll_dispatch = host_ll_dispatch,
     .ll_combine = host_ll_combine,
     .ll_finish = host_ll_finish,

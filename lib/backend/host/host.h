@@ -121,6 +121,7 @@ void host_ll_stop_threads(struct ep_group *group);
 ep_status host_ll_open(ep_ll *ll);
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes);
 void host_ll_close(ep_ll *ll);
+ep_status host_ll_renew(ep_ll *ll);
 ep_status host_ll_dispatch(ep_ll *ll, const ep_ll_dispatch_args *args, uint64_t number, ep_stream stream);
 ep_status host_ll_combine(ep_ll *ll, const ep_ll_combine_args *args, ep_stream stream);
 ep_status host_ll_finish(ep_ll *ll, uint64_t call, ep_stream stream);

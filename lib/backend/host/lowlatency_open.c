@@ -150,6 +150,13 @@ ep_status host_ll_open(ep_ll *ll)
     return EP_OK;
 }
 
+/* No graph refers to it: a new one takes its place. */
+ep_status host_ll_renew(ep_ll *ll)
+{
+    host_ll_close(ll);
+    return host_ll_open(ll);
+}
+
 int64_t host_ll_bytes(const ep_comm *comm, const ep_ll_config *config, int64_t *ret_combine_bytes)
 {
     ep_ll ll = {.comm = (ep_comm *)comm, .config = *config, .n_local = config->n_experts / comm->nranks};

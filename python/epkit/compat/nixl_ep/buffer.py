@@ -24,19 +24,18 @@ class Buffer(LowLatencyCalls):
 
     A Buffer begins with this rank alone, or with the ranks of a group. Experts belong to ranks: rank r has r * L to r * L + L - 1,
     connected or not, with L = num_experts_per_rank. Rows are [L, R*M, H] for calls of up to M tokens per rank, with R = num_ranks of
-    update_memory_buffers(); on GPUs B, the highest connected rank + 1. A choice of an expert of a rank that is not connected counts
-    as -1.
+    update_memory_buffers(); on GPUs of several nodes B, the highest connected rank + 1. A choice of an expert of a rank that is not
+    connected counts as -1.
 
     connect_ranks() and disconnect_ranks() are collective over the ranks that are connected afterwards: those that are connected
     call them for the same ranks, a new one calls connect_ranks() for all others. They rendezvous in the store, for which they have ten
     times the deadline, and make a communicator. Handles, hooks and captured graphs of before are invalid then, and masks clear.
-    A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them; on GPUs
-    only rank 0 can.
+    A new rank that masks all others before its first call makes calls by itself, to warm up, until it unmasks one of them.
     A rank that is left out, and lives, has no access to the others. If a rank does not come, epkit.PeerError names it, and the
     call can be made again; where it has died meanwhile, and some count it as connected, all call disconnect_ranks() for it.
 
-    On GPUs the connected ranks must be 0 to B - 1, because the CUDA backend has no absent ranks: else epkit.UnsupportedError, on
-    all of them. On the CPU any may be missing.
+    Any may be missing. Only on GPUs of several nodes the connected ranks must be 0 to B - 1, because the CUDA backend has no absent
+    ranks there: else epkit.UnsupportedError, on all of them.
 
     Attributes: rank, group_size (num_ranks), group, comm, tcp_store_group, num_rdma_bytes, low_latency_mode, explicitly_destroy,
     runtime (None after destroy()).
@@ -135,9 +134,16 @@ class Buffer(LowLatencyCalls):
                                       "set_tcp_store_group() (etcd is not provided)")
         return first
 
-    def _slots(self, members: List[int]) -> int:
-        """R of a communicator of these ranks."""
-        return members[-1] + 1 if epkit.communicator._choose_backend(None, None) == "cuda" else self.group_size
+    def _communicator(self, members: List[int]) -> epkit.Communicator:
+        """Of these ranks. All of them fail alike where ranks that are not connected cannot be absent: then R is B."""
+        try:
+            return epkit.Communicator(self._rendezvous_of(members), slots=self.group_size, slot=self.rank, timeout=self._seconds,
+                                      drop_absent=True)
+        except epkit.UnsupportedError:
+            if members[-1] + 1 == self.group_size:
+                raise
+        return epkit.Communicator(self._rendezvous_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
+                                  drop_absent=True)
 
     def _change(self, call: str, connected: Set[int], staged: Set[int]) -> None:
         """Makes a communicator of the ranks that are connected from now on. Calls use it at once if none of them is staged; otherwise
@@ -158,14 +164,13 @@ class Buffer(LowLatencyCalls):
     def _made(self, members: List[int]) -> Tuple[epkit.Communicator, List[epkit.LowLatency]]:
         comm = None
         try:
-            comm = epkit.Communicator(self._rendezvous_of(members), slots=self._slots(members), slot=self.rank,
-                                      timeout=self._seconds, drop_absent=True)
+            comm = self._communicator(members)
             return comm, hinted(comm, self.num_rdma_bytes, self.group_size, comm.size * self.num_experts_per_rank)
         except epkit.Error as error:
             if comm is not None:
                 comm.free()
             if isinstance(error, epkit.UnsupportedError):
-                advise(error, f"nixl_ep: the connected ranks shall be {members}, and on GPUs they must be 0 to {members[-1]}")
+                advise(error, f"nixl_ep: the connected ranks shall be {members}, and on GPUs of several nodes they must be 0 to {members[-1]}")
             raise
 
     def _use(self, made: Tuple[epkit.Communicator, List[epkit.LowLatency]]) -> None:

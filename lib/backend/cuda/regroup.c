@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend's part of ep_comm_regroup(), within a node. Memory, streams and all that kernels are given in their
+ * arguments stay where they are. What peers have written, counters, tables and mappings begin anew, as in a creation.
+ * Kernels find their peers by tables in device memory, so a captured graph meets the members of now.
+ */
+#include "backend/cuda/cuda.h"
+
+#include <string.h>
+
+ep_status cuda_regroup_drain(ep_comm *comm)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    cudaError_t error = cudaSuccess;
+    struct cuda_scope scope;
+
+    if (cuda_crosses_nodes(cuda))
+        return ep_fail(EP_E_UNSUPPORTED,
+                       "ep_comm_regroup: the CUDA backend changes the members of a single node only: free the "
+                       "communicator, and create one of the ranks that go on");
+    EP_TRY(cuda_scope_begin(cuda, &scope));
+    (void)ep_group_regroup_drain(comm);
+    if (atomic_load(&comm->failed))
+        cuda_stop_kernels(cuda);
+    if (cuda->operations) {
+        cuda_drain(cuda);
+        error = cudaEventQuery(cuda->order);
+    }
+    cuda_scope_end(&scope);
+    if (error != cudaErrorNotReady)
+        return cuda_status(error, "cudaEventQuery");
+    cudaGetLastError();
+    return ep_fail(EP_E_STATE,
+                   "ep_comm_regroup: queued operations of rank %d have not begun, because what is queued "
+                   "before them in their stream does not end",
+                   comm->rank);
+}
+
+/* Peers map all memory again, and count their calls from 0. */
+static void reset_control(struct cuda_comm *cuda)
+{
+    struct cuda_ctrl *ctrl = cuda->ctrl;
+
+    cuda->called = 0;
+    cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* repeat_bare() of the module */
+    atomic_store(&ctrl->called, 0);
+    atomic_store(&ctrl->mapped_by, 0);
+    for (int local = 0; local < CUDA_MAX_RANKS; local++)
+        atomic_store(&ctrl->mapped[local], 0);
+    for (int slot = 0; slot < CUDA_SLOTS; slot++)
+        atomic_store(&cuda->allocations[slot].mapped, false);
+}
+
+/* Kernels of a graph that is launched before the members are there find the communicator failed, and no peer. */
+static ep_status clear(struct cuda_comm *cuda)
+{
+    const uint32_t stopped = CUDA_STOPPED;
+
+    EP_TRY(cuda_comm_clear(cuda));
+    EP_TRY(cuda_transfer(cuda, &cuda->signals->failure, &stopped, sizeof(stopped)));
+    return cuda_ll_void_all(cuda);
+}
+
+ep_status cuda_regroup_leave(ep_comm *comm, const ep_comm *next)
+{
+    struct cuda_comm *cuda = cuda_of(comm);
+    struct cuda_scope scope = {.previous = -1};
+    ep_status left, cleared;
+
+    cuda_monitor_stop(cuda);
+    if (cuda_scope_begin(cuda, &scope) == EP_OK)
+        cuda_unmap_all(cuda); /* before the group unmaps the control pages */
+    left = ep_group_regroup_leave(comm, next);
+    memset(cuda->peers, 0, (size_t)comm->nranks * sizeof(*cuda->peers));
+    reset_control(cuda);
+    cleared = clear(cuda); /* after the fence: a process that was about to end may have written until then */
+    cuda_scope_end(&scope);
+    return cleared == EP_OK ? left : cleared;
+}
+
+ep_status cuda_regroup_join(ep_comm *comm, const ep_boot *boot, ep_status mine)
+{
+    struct cuda_scope scope = {.previous = -1};
+    ep_status status = ep_group_regroup_join(comm, boot, mine);
+
+    if (status == EP_OK)
+        status = cuda_comm_join(cuda_of(comm), boot, cuda_scope_begin(cuda_of(comm), &scope));
+    cuda_scope_end(&scope);
+    return status;
+}

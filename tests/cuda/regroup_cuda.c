@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * regroup_cuda [--ranks N] [--slow N] [--only SCENARIO]: other members of a communicator, and the same captured graph.
+ *
+ * A graph of a decode step (low-latency dispatch, a copy for the experts, combine, barrier) is captured once by each
+ * process, and launched again and again with new inputs and checked outputs. Ranks are killed, before a launch, between
+ * it and its kernels, or while the others wait. The others get a status that names the rank, or mask it; go on without
+ * it, in the same communicator; and with a new process in its place. In between there are plans, compared with the host
+ * backend. Also: what a graph of former members does, routing to absent ranks, and a rank that is left out and lives.
+ *
+ * Each rank is a supervisor, which uses no CUDA and starts the processes of its slot. Group 2 * n has all ranks, group
+ * 2 * n + 1 lacks the n-th victim. Exit 77 if there is no GPU.
+ */
+#include "case.h"
+#include "ll_model.h"
+#include "tests/regroup.h"
+
+#include <dirent.h>
+#include <epkit/cuda.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    TIMEOUT_MS = 4000,
+    SLACK_MS = 1500, /* allowed after a deadline, on a busy machine */
+    STEP_MS = 60000, /* limit of waits for other ranks of the test: a process starts CUDA */
+    TOKENS = 24,
+    HIDDEN = 512,
+    WAIT_MS = 5,      /* the others wait in their kernels by then */
+    SPARE = 16 << 20, /* bytes of GPU memory that the driver may need meanwhile */
+    FLAT_FROM = 4     /* group from which on nothing may grow */
+};
+
+struct page;
+struct state;
+
+struct scenario {
+    const char *name;
+    uint32_t comm_flags, ll_flags;
+    int losses, rounds;
+    bool lowest; /* the victim is rank 0, not one of the others in turn */
+    bool plans;
+    int (*run)(struct state *s); /* NULL: losses and new processes */
+};
+
+/* Shared by all processes. */
+struct page {
+    struct regroup cuda, host;
+    _Atomic int ready;           /* the group for which the new process is ready */
+    _Atomic int died[MAX_RANKS]; /* 1 + the group in which a rank has ended on purpose */
+    _Atomic int step;
+};
+
+struct start {
+    const struct scenario *scenario;
+    struct page *page;
+    int ranks;
+};
+
+struct state {
+    const struct scenario *scenario;
+    struct page *page;
+    struct group group;
+    struct model model;
+    cudaGraphExec_t graph;
+    void *rows; /* the experts' copy */
+    int round;
+    double down_ms, up_ms; /* the longest times until a failure was reported, and until a group was made */
+};
+
+static int victim_of(const struct state *s, int group)
+{
+    return s->scenario->lowest ? 0 : 1 + group / 2 % (s->group.nranks - 1);
+}
+
+static unsigned members_of(const struct state *s, int group)
+{
+    unsigned all = (1u << s->group.nranks) - 1;
+
+    return group % 2 ? all & ~(1u << victim_of(s, group)) : all;
+}
+
+/* --- groups ------------------------------------------------------------------------------------------------------- */
+
+/* The numbers of rendezvous are used again: nobody is in those of eight groups ago. */
+static void reset(struct regroup *shared, int number)
+{
+    struct regroup_group *old = &shared->groups[(number + REGROUP_GROUPS / 2) % REGROUP_GROUPS];
+
+    atomic_store(&old->members, 0);
+    atomic_store(&old->failure, 0);
+    for (int rank = 0; rank < REGROUP_RANKS; rank++)
+        atomic_store(&old->rounds[rank], 0);
+}
+
+/* Makes or changes the communicator of a backend. */
+static ep_status make(const struct state *s, bool cuda, int number, unsigned members, ep_comm **comm)
+{
+    struct regroup *shared = cuda ? &s->page->cuda : &s->page->host;
+    ep_comm_config config = EP_COMM_CONFIG_INIT;
+    struct regroup_boot boot;
+    ep_status status;
+
+    regroup_agree(shared, number % REGROUP_GROUPS, members);
+    regroup_boot(shared, number % REGROUP_GROUPS, s->group.rank, s->group.nranks, &boot);
+    config.backend = cuda ? "cuda" : "host";
+    config.flags = s->scenario->comm_flags;
+    config.timeout_ms = group_slow * (cuda ? TIMEOUT_MS : 2 * TIMEOUT_MS + 20000);
+    config.ranks_per_node = config.slots = s->group.nranks;
+    config.slot = s->group.rank;
+    status = *comm ? ep_comm_regroup(*comm, &boot.boot) : ep_comm_new(&boot.boot, &config, comm);
+    if (status == EP_OK && !(members & ((1u << s->group.rank) - 1)))
+        reset(shared, number);
+    return status;
+}
+
+static int warm_up(const struct state *s)
+{
+    int n = 0;
+
+    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0)
+        return 0;
+    CUDA(cudaSetDevice(s->group.rank % n));
+    CUDA(cudaFree(NULL));
+    return 0;
+}
+
+/* Of a new process: all that the others do not wait for comes before the group. */
+static int join(struct state *s, int number, unsigned members)
+{
+    ep_status status;
+
+    TRY(warm_up(s));
+    CALL(make(s, false, number, members, &s->group.host));
+    atomic_store(&s->page->ready, number);
+    status = make(s, true, number, members, &s->group.cuda);
+    if (status == EP_E_UNSUPPORTED && number == 0) {
+        test_report("%s", ep_last_error());
+        return SKIPPED;
+    }
+    CALL(status);
+    CALL(ep_cuda_get_device(s->group.cuda, &s->group.device, NULL));
+    CUDA(cudaSetDevice(s->group.device));
+    CUDA(cudaStreamCreateWithFlags(&s->group.stream, cudaStreamNonBlocking));
+    return model_open(&s->group, TOKENS, HIDDEN, s->scenario->ll_flags, NULL, &s->model);
+}
+
+static int change(struct state *s, int number, unsigned members)
+{
+    double begin, took;
+
+    CALL(make(s, false, number, members, &s->group.host));
+    if (number % 2 == 0)
+        TRY(await(&s->page->ready, number, STEP_MS, "a new process"));
+    begin = now_ms();
+    CALL(make(s, true, number, members, &s->group.cuda));
+    CALL(ep_ll_renew(s->model.ll));
+    took = now_ms() - begin;
+    s->up_ms = took > s->up_ms ? took : s->up_ms;
+    return 0;
+}
+
+/* --- the graph ---------------------------------------------------------------------------------------------------- */
+
+static int capture(struct state *s)
+{
+    size_t bytes = (size_t)(MODEL_LOCAL * s->group.nranks * TOKENS * HIDDEN * 2);
+    struct model *m = &s->model;
+
+    CUDA(cudaMalloc(&s->rows, bytes));
+    /* With these a kernel waits for each rank by itself. */
+    if (s->scenario->plans) {
+        CUDA(cudaMalloc((void **)&m->waited, sizeof(*m->waited) * (size_t)s->group.nranks));
+        CUDA(cudaMemset(m->waited, 0, sizeof(*m->waited) * (size_t)s->group.nranks));
+    }
+    TRY(capture_begin(&s->group));
+    CALL(model_dispatch(m, TEST_ASYNC));
+    CUDA(cudaMemcpyAsync(s->rows, m->recv, bytes, cudaMemcpyDeviceToDevice, s->group.stream));
+    CUDA(cudaMemcpyAsync(m->recv, s->rows, bytes, cudaMemcpyDeviceToDevice, s->group.stream));
+    CALL(model_combine(m, TEST_ASYNC));
+    /* With masks the communicator's own operations would not go on without a rank. */
+    if (!s->scenario->ll_flags)
+        CALL(ep_barrier_on(s->group.cuda, s->group.stream));
+    else
+        CALL(ep_ll_barrier(m->ll, s->group.stream));
+    return capture_end(&s->group, &s->graph);
+}
+
+static int launch(struct state *s, ep_status *ret_status)
+{
+    CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+    *ret_status = ep_stream_sync(s->group.cuda, s->group.stream);
+    return 0;
+}
+
+/* Rounds with exactly these ranks. */
+static int replay(struct state *s, int rounds, unsigned members)
+{
+    ep_status status;
+
+    for (int i = 0; i < rounds; i++) {
+        TRY(model_load(&s->model, s->round++));
+        TRY(launch(s, &status));
+        CALL(status);
+        TRY(model_check(&s->model, members, members));
+    }
+    return 0;
+}
+
+/* A layout that the device makes: one token for each rank, of which those of absent ranks are dropped. */
+static int check_layout(const struct state *s, unsigned members)
+{
+    int32_t index[MAX_RANKS], counts[MAX_RANKS], *device;
+    ep_layout layout = EP_LAYOUT_INIT;
+    ep_plan_args args;
+
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        index[rank] = rank;
+    CUDA(cudaMalloc((void **)&device, 2 * sizeof(index)));
+    CUDA(cudaMemcpy(device, index, sizeof(index), cudaMemcpyDefault));
+    args = args_plan(device, EP_I32, s->group.nranks, 1, s->group.nranks);
+    layout.tokens_per_rank = device + MAX_RANKS;
+    args.stream = s->group.stream;
+    CALL(ep_plan_layout(s->group.cuda, &args, &layout));
+    CALL(ep_stream_sync(s->group.cuda, s->group.stream));
+    CUDA(cudaMemcpy(counts, layout.tokens_per_rank, sizeof(counts), cudaMemcpyDefault));
+    for (int rank = 0; rank < s->group.nranks; rank++)
+        EXPECT(counts[rank] == (int)(members >> rank & 1), "%d tokens for rank %d", counts[rank], rank);
+    CUDA(cudaFree(device));
+    return 0;
+}
+
+/* The same with a plan, each time in another way. */
+static int run_plans(const struct state *s, int number)
+{
+    struct shape shape = {.n_tokens = 64 + 300 * (number % 3),
+                          .hidden = 1024,
+                          .topk = 4,
+                          .n_experts = 16 * s->group.nranks,
+                          .dtype = EP_BF16,
+                          .idx_type = number % 2 ? EP_I32 : EP_I64,
+                          .expanded = number % 4 >= 2,
+                          .alignment = number % 4 >= 2 ? 8 : 1,
+                          .fixed_capacity = number % 5 == 1,
+                          .symmetric = number % 3 ? AT_ALL : 0,
+                          .choice = true,
+                          .seed = (uint64_t)(number * MAX_RANKS + s->group.rank)};
+
+    TRY(check_layout(s, members_of(s, number)));
+    return case_run(&s->group, &shape) ? FAILED : 0;
+}
+
+/* --- losses and new processes ------------------------------------------------------------------------------------- */
+
+static _Noreturn void die(struct state *s, int number)
+{
+    atomic_store(&s->page->died[s->group.rank], number + 1);
+    kill(getpid(), SIGKILL);
+    _exit(FAILED);
+}
+
+/* The victim does not return. */
+static int lose(struct state *s, int number)
+{
+    int victim = victim_of(s, number), way = number / 2 % 3, me = s->group.rank;
+    unsigned left = members_of(s, number + 1);
+    ep_status status = EP_OK;
+    double begin, took;
+
+    TRY(model_load(&s->model, s->round++));
+    TRY(group_barrier(&s->group));
+    if (me == victim && way == 1)
+        CUDA(cudaGraphLaunch(s->graph, s->group.stream));
+    if (me == victim && way == 2)
+        sleep_ms(WAIT_MS);
+    if (me == victim)
+        die(s, number);
+    begin = now_ms();
+    /* All that it had to send may have arrived: then the next launch misses it. */
+    for (int i = 0; i < 3 && status == EP_OK; i++)
+        TRY(launch(s, &status));
+    took = now_ms() - begin;
+    s->down_ms = took > s->down_ms ? took : s->down_ms;
+    EXPECT(took < group_slow * (TIMEOUT_MS + SLACK_MS), "after %.0f ms", took);
+    if (!s->scenario->ll_flags)
+        return expect_failed_rank("the graph", status, EP_E_PEER_DEAD, victim);
+    CALL(status);
+    s->round++;
+    return replay(s, 2, left);
+}
+
+static int count_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    int n = 0;
+
+    while (folder && readdir(folder))
+        n++;
+    if (folder)
+        closedir(folder);
+    return n;
+}
+
+/* What this process holds, and all of them on the GPU. Of rank 0, which is in all groups; staging of plans grows. */
+static int check_flat(const struct state *s, int number, int last)
+{
+    static ep_comm_info before = EP_COMM_INFO_INIT;
+    static int descriptors;
+    static size_t free_before;
+    ep_comm_info now = EP_COMM_INFO_INIT;
+    size_t free_now, all;
+
+    if (s->group.rank || s->scenario->lowest || s->scenario->plans || (number != FLAT_FROM && number != last))
+        return 0;
+    CALL(ep_comm_get_info(s->group.cuda, &now));
+    CUDA(cudaMemGetInfo(&free_now, &all));
+    if (number == FLAT_FROM) {
+        before = now;
+        free_before = free_now;
+        descriptors = count_descriptors();
+        return 0;
+    }
+    EXPECT(count_descriptors() == descriptors, "%d descriptors, before %d", count_descriptors(), descriptors);
+    EXPECT(now.library_bytes == before.library_bytes, "%zu bytes of the library, before %zu", now.library_bytes,
+           before.library_bytes);
+    EXPECT(free_now + SPARE > free_before, "%zu bytes of the GPU are free, before %zu", free_now, free_before);
+    printf("%s: %d groups, %d launches of one graph: longest times: %.0f ms until a dead rank was reported, %.1f ms to "
+           "make a group and renew the ep_ll; %d descriptors, %zu bytes of the library; %zd bytes of the GPU more\n",
+           s->scenario->name, last + 1, s->round, s->down_ms, s->up_ms, descriptors, now.library_bytes,
+           (ssize_t)(free_before - free_now));
+    fflush(stdout);
+    return 0;
+}
+
+/* From group `number` on. */
+static int take_part(struct state *s, int number)
+{
+    int last = 2 * s->scenario->losses;
+
+    s->round = number * 1000;
+    TRY(join(s, number, members_of(s, number)));
+    TRY(capture(s));
+    for (;; number++) {
+        unsigned members = members_of(s, number);
+
+        test_set_context("rank %d of %d, %s, group %d", s->group.rank, s->group.nranks, s->scenario->name, number);
+        s->round = number * 1000;
+        TRY(replay(s, s->scenario->rounds, members));
+        if (s->scenario->plans && (s->scenario->comm_flags & EP_COMM_DROP_ABSENT))
+            TRY(run_plans(s, number));
+        if (last > FLAT_FROM)
+            TRY(check_flat(s, number, last));
+        if (number == last)
+            return 0;
+        if (number % 2 == 0)
+            TRY(lose(s, number));
+        TRY(change(s, number + 1, members_of(s, number + 1)));
+    }
+}
+
+/* --- other scenarios ---------------------------------------------------------------------------------------------- */
+
+/* What is refused: a graph of former members, and routing to ranks that are absent. */
+static int refuse(struct state *s)
+{
+    int last = s->group.nranks - 1;
+    unsigned all = (1u << s->group.nranks) - 1, left = all & ~(1u << last);
+    static const int32_t index[2] = {0, 0};
+    int32_t absent[2] = {0, last};
+    ep_plan_args args = args_plan(index, EP_I32, 2, 1, s->group.nranks);
+    ep_plan *before, *plan;
+    ep_status status;
+
+    TRY(join(s, 0, all));
+    TRY(capture(s));
+    TRY(replay(s, 2, all));
+    CALL(ep_plan_new(s->group.cuda, &args, &before));
+    TRY(group_barrier(&s->group));
+    if (s->group.rank == last)
+        die(s, 0);
+    CALL(make(s, true, 1, left, &s->group.cuda));
+    CALL(make(s, false, 1, left, &s->group.host));
+    TRY(model_load(&s->model, 100));
+    TRY(launch(s, &status));
+    TRY(expect_status("a graph of former members", status, EP_E_STATE, "ep_ll_renew"));
+    CALL(make(s, true, 2, left, &s->group.cuda));
+    CALL(ep_ll_renew(s->model.ll));
+    TRY(launch(s, &status));
+    TRY(expect_status("a graph with choices of an absent rank", status, EP_E_ROUTING, NULL));
+    CALL(make(s, true, 3, left, &s->group.cuda));
+    args.topk_idx = absent;
+    TRY(expect_status("ep_plan_new", ep_plan_new(s->group.cuda, &args, &plan), EP_E_ROUTING, "which is absent"));
+    args.topk_idx = index;
+    CALL(ep_plan_new(s->group.cuda, &args, &plan));
+    TRY(expect_status("ep_plan_wait", ep_plan_wait(before), EP_E_STATE, "the members have changed"));
+    ep_plan_free(before);
+    ep_plan_free(plan);
+    CALL(ep_comm_barrier(s->group.cuda));
+    return 0;
+}
+
+/* A rank that is left out, and lives, could write: the others go on when it has freed its communicator. */
+static int leave_out(struct state *s)
+{
+    int last = s->group.nranks - 1;
+    unsigned all = (1u << s->group.nranks) - 1, left = all & ~(1u << last);
+    char says[64];
+
+    TRY(join(s, 0, all));
+    TRY(capture(s));
+    TRY(replay(s, 2, all));
+    if (s->group.rank == last) {
+        TRY(await(&s->page->step, last, STEP_MS, "the others"));
+        model_close(&s->model);
+        CUDA(cudaGraphExecDestroy(s->graph));
+        CUDA(cudaFree(s->rows));
+        group_close(&s->group, 0);
+        atomic_store(&s->page->step, last + 1);
+        s->round = 500;
+        TRY(join(s, 4, all));
+        TRY(capture(s));
+        return replay(s, 5, all);
+    }
+    snprintf(says, sizeof(says), "rank %d lives", last);
+    TRY(expect_status("ep_comm_regroup", make(s, true, 1, left, &s->group.cuda), EP_E_STATE, says));
+    atomic_fetch_add(&s->page->step, 1);
+    TRY(await(&s->page->step, last + 1, STEP_MS, "the rank that is left out"));
+    TRY(change(s, 3, left));
+    TRY(replay(s, 5, left));
+    s->round = 500;
+    TRY(change(s, 4, all));
+    return replay(s, 5, all);
+}
+
+static const struct scenario scenarios[] = {
+    {.name = "plain", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 20, .rounds = 25},
+    {.name = "plans", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 4, .rounds = 2, .plans = true},
+    {.name = "masked", .ll_flags = EP_LL_MASK_DEAD, .losses = 4, .rounds = 10},
+    {.name = "lowest", .comm_flags = EP_COMM_DROP_ABSENT, .losses = 3, .rounds = 5, .lowest = true, .plans = true},
+    {.name = "refused", .run = refuse},
+    {.name = "left-out", .comm_flags = EP_COMM_DROP_ABSENT, .run = leave_out},
+};
+
+/* --- processes ---------------------------------------------------------------------------------------------------- */
+
+static int run_process(const struct start *start, int rank, int number)
+{
+    struct state state = {.scenario = start->scenario, .page = start->page}, *s = &state;
+    int code;
+
+    s->group.rank = rank;
+    s->group.nranks = start->ranks;
+    s->model.group = &s->group;
+    test_set_context("rank %d of %d, %s", rank, start->ranks, s->scenario->name);
+    code = s->scenario->run ? s->scenario->run(s) : take_part(s, number);
+    if (!code)
+        code = group_barrier(&s->group);
+    model_close(&s->model);
+    group_close(&s->group, code);
+    return code;
+}
+
+/* Starts the processes of a slot, one after the other. */
+static int supervise(const ep_boot *boot, void *argument)
+{
+    const struct start *start = argument;
+    const _Atomic int *died = &start->page->died[boot->rank];
+    int number = 0, status;
+
+    for (;;) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            _exit(run_process(start, boot->rank, number));
+        }
+        EXPECT(pid > 0 && waitpid(pid, &status, 0) == pid, "no process");
+        if (WIFEXITED(status))
+            return WEXITSTATUS(status);
+        EXPECT(WTERMSIG(status) == SIGKILL && *died > number, "rank %d was killed by signal %d", boot->rank,
+               WTERMSIG(status));
+        if (start->scenario->run)
+            return 0;
+        number = *died + 1;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.ranks = 4};
+    int code = SKIPPED;
+
+    if (!options_read(argc, argv, 2, &options))
+        return 2;
+    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+        struct start start = {.scenario = &scenarios[i], .page = share(sizeof(*start.page)), .ranks = options.ranks};
+        struct launch launch = {.name = scenarios[i].name,
+                                .ranks = options.ranks,
+                                .seconds = 200,
+                                .victim = -1,
+                                .run = supervise,
+                                .argument = &start};
+        int result;
+
+        if (!options_select(&options, launch.name) || !start.page)
+            continue;
+        result = launch_ranks(&launch);
+        printf("regroup_cuda: %d ranks, %s: %s\n", options.ranks, launch.name, result_name(result));
+        fflush(stdout);
+        code = merge_codes(code, result);
+    }
+    return options_code(&options, code);
+}
