@@ -397,7 +397,7 @@ static int refuse(struct state *s)
     TRY(expect_status("ep_plan_new", ep_plan_new(s->group.cuda, &args, &plan), EP_E_ROUTING, "which is absent"));
     args.topk_idx = index;
     CALL(ep_plan_new(s->group.cuda, &args, &plan));
-    TRY(expect_status("ep_plan_wait", ep_plan_wait(before), EP_E_STATE, "the members have changed"));
+    TRY(expect_status("ep_plan_settle", ep_plan_settle(before), EP_E_STATE, "the members have changed"));
     ep_plan_free(before);
     ep_plan_free(plan);
     CALL(ep_comm_barrier(s->group.cuda));
