@@ -478,15 +478,10 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
                struct launch_options *options)
 {
     const struct launch_args *args = call->options;
-    bool is_measured = canned && canned->is_measured;
-    struct parser *parser = is_measured ? parser_new() : NULL;
+    struct parser *parser = canned && canned->is_measured ? parser_new() : NULL;
     struct launch_result result;
     int code = CMD_FAILED;
 
-    if (is_measured && !parser) {
-        out_error("%s: no memory for a parser", cmd->name);
-        return CMD_FAILED;
-    }
     if (parser && !options->folder) {
         parser_begin(parser, "output of the nodes");
         options->on_line = launch_feed;

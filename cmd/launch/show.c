@@ -60,7 +60,7 @@ static json_t *parse_output(const struct cmd *cmd, const char *folder, struct pa
     if (*ret_code == CMD_FINE) {
         parser_end(parser);
         document = verdict_make(parser, reference, &options, &verdict);
-        *ret_code = document ? input_exit_code(verdict) : CMD_FAILED;
+        *ret_code = input_exit_code(verdict);
     }
     reference_free(reference);
     if (!document)

@@ -98,10 +98,6 @@ static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const s
     json_t *document = NULL;
     int result = CMD_FINE;
 
-    if (!parser) {
-        out_error("parse: out of memory");
-        return CMD_FAILED;
-    }
     progress_start(cmd->name);
     for (int i = 0; i < call->n_args && result == CMD_FINE; i++)
         result = read_argument(cmd, parser, call->args[i], reference, wanted);
@@ -111,7 +107,7 @@ static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const s
     if (result == CMD_FINE) {
         parser_end(parser);
         document = verdict_make(parser, reference, wanted, &verdict);
-        result = document ? show(document, verdict, options->json) : CMD_FAILED;
+        result = show(document, verdict, options->json);
     }
     json_decref(document);
     parser_free(parser);

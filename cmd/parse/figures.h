@@ -36,7 +36,7 @@ struct reference {
     size_t n_figures;
 };
 
-/* The built-in figures. NULL: out of memory. reference_free() accepts NULL. */
+/* The built-in figures. reference_free() accepts NULL. */
 struct reference *reference_new(void);
 void reference_free(struct reference *reference);
 

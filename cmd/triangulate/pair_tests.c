@@ -49,24 +49,22 @@ static char *fill_in(const char *pattern, const struct hosts *fleet, const struc
     return text;
 }
 
-/* The verdict on the output of a group's command. NULL: out of memory. */
+/* The verdict on the output of a group's command. */
 static json_t *judge(const struct triangulate_call *call, const struct capture *capture, int n_nodes)
 {
     struct verdict_options options = call->wanted;
     struct parser *parser = parser_new();
     enum verdict_result verdict;
-    json_t *document = NULL;
+    json_t *document;
 
     if (options.nodes == 0)
         options.nodes = n_nodes;
-    if (parser) {
-        parser_begin(parser, "output");
-        parser_feed(parser, capture->output.text, capture->output.bytes);
-        parser_feed(parser, "\n", 1);
-        parser_feed(parser, capture->error.text, capture->error.bytes);
-        parser_end(parser);
-        document = verdict_make(parser, call->reference, &options, &verdict);
-    }
+    parser_begin(parser, "output");
+    parser_feed(parser, capture->output.text, capture->output.bytes);
+    parser_feed(parser, "\n", 1);
+    parser_feed(parser, capture->error.text, capture->error.bytes);
+    parser_end(parser);
+    document = verdict_make(parser, call->reference, &options, &verdict);
     parser_free(parser);
     return document;
 }
