@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/temporary.h"
 #include "common/text.h"
 #include "install.h"
@@ -58,9 +59,7 @@ static ep_status unit_install(struct install *install)
     self[n] = '\0';
     if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
         return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
-    file = open_memstream(&text, &bytes);
-    if (!file)
-        return ep_fail(EP_E_MEMORY, "no memory");
+    file = memory_stream(&text, &bytes);
     fprintf(file,
             "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
             "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
@@ -69,7 +68,8 @@ static ep_status unit_install(struct install *install)
             "[Install]\nWantedBy=multi-user.target\n",
             install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
             reboots[install->options.reboot]);
-    error = fclose(file) == 0 ? temporary_save(unit, text, bytes, 0644) : ENOMEM;
+    memory_close(file);
+    error = temporary_save(unit, text, bytes, 0644);
     free(text);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
@@ -124,12 +124,10 @@ static void first_line_of(const char *output, char ret_text[256])
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
                                    size_t *ret_n)
 {
-    char *output = malloc(OUTPUT_BYTES);
+    char *output = memory_new(OUTPUT_BYTES, 1);
     size_t n = 0;
     bool passed = true, is_interrupted = false;
 
-    if (!output)
-        return INSTALL_FAILED;
     for (size_t i = 0; i < install->recipe->n_steps && !is_interrupted; i++) {
         const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "install_output.h"
 
@@ -95,7 +96,7 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
 
     if (!text)
         return CMD_FINE;
-    chosen->settings_text = strdup(text);
+    chosen->settings_text = memory_printf("%s", text);
     for (at = chosen->settings_text; at && *at;) {
         struct recipe_setting *setting = &chosen->settings[chosen->n_settings];
         char *equals = strchr(at, '='), *comma;

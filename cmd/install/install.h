@@ -123,8 +123,7 @@ enum install_result install_begin(struct install *install);
 void install_close(struct install *install);
 
 /*
- * Runs the checks and fills `states`, which are "unknown" before. Fails only for lack of memory or when the root cannot
- * be opened: `failure`.
+ * Runs the checks and fills `states`, which are "unknown" before. Fails only when the root cannot be opened: `failure`.
  */
 enum install_result install_probe(struct install *install);
 

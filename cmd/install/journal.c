@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/redact.h"
 
 #include <errno.h>
@@ -51,9 +52,8 @@ char *journal_read_file(FILE *file, size_t max, size_t *ret_bytes)
 
     if (!file)
         return NULL;
-    text = malloc(max + 1);
-    if (text)
-        *ret_bytes = fread(text, 1, max + 1, file);
+    text = memory_grow(NULL, max + 1);
+    *ret_bytes = fread(text, 1, max + 1, file);
     fclose(file);
     return text;
 }
@@ -108,13 +108,10 @@ ep_status journal_open(int dir, const char *folder, const char *boot, bool writa
         free(text);
         return ep_fail(EP_E_ARG, "%s/" NAME " is not a journal: larger than 16 MiB", folder);
     }
-    if (asprintf(&journal.path, "%s/" NAME, folder) < 0)
-        journal.path = NULL;
+    journal.path = memory_printf("%s/" NAME, folder);
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
     is_readable = journal_parse(text, bytes, &journal.events, &whole);
     free(text);
-    if (!journal.path || !journal.events)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", folder);
     journal.is_rebuilt = !is_readable;
     if (writable)
         status = open_to_write(&journal, dir, is_readable, whole, bytes);
@@ -152,16 +149,12 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
     strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", &parts);
     line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", time_text, "boot", journal->boot, "event",
                      event, "step", step);
-    if (line && more)
+    if (more)
         json_object_update(line, more);
     json_decref(more);
     shown = redact_document(line);
-    text = shown ? json_dumps(shown, JSON_COMPACT) : NULL;
+    text = json_dumps(shown, JSON_COMPACT);
     json_decref(shown);
-    if (!text) {
-        json_decref(line);
-        return ep_fail(EP_E_MEMORY, "%s: no memory", journal->path);
-    }
     bytes = strlen(text);
     text[bytes] = '\n'; /* replaces the NUL */
     do

@@ -196,7 +196,7 @@ ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map,
 const struct yaml_node *recipe_entry(const struct recipe *recipe, const char *map, const char *key);
 
 /* A copy that lives as long as the recipe. */
-ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text);
+const char *recipe_keep(const struct recipe *recipe, const char *text);
 
 /* --- steps.c --- */
 

@@ -217,7 +217,7 @@ static enum install_result set_root(struct install *install, const char *root)
 /* Writes a file of the state atomically. */
 static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes, mode_t mode)
 {
-    int error = text ? temporary_save_in(install->state_fd, name, text, bytes, mode) : ENOMEM;
+    int error = temporary_save_in(install->state_fd, name, text, bytes, mode);
     char path[1024];
 
     install_path(install, name, NULL, path);
@@ -240,7 +240,7 @@ static ep_status save_recipe(const struct install *install)
     text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
     json_decref(values);
     /* Values may be secrets. */
-    status = save(install, "settings.json", text, text ? strlen(text) : 0, 0600);
+    status = save(install, "settings.json", text, strlen(text), 0600);
     free(text);
     if (status != EP_OK)
         return status;

@@ -62,7 +62,7 @@ struct step_type {
     ep_status (*validate)(const struct recipe *recipe, const struct recipe_step *step);
     /* The key that names the path that the step writes, or in which. With a prefix: of a name in PREFIXNAME.conf. */
     const char *path_key, *path_prefix;
-    /* The step writes one file with this content, which ends with a newline (new; NULL: no memory). Or NULL. */
+    /* The step writes one file with this content, which ends with a newline (new). Or NULL. */
     char *(*content)(const struct recipe_step *step);
     void (*check)(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state);
     bool has_fetch;  /* epkit_fetch_NAME downloads, and nothing else: run again after a pause */
