@@ -132,8 +132,8 @@ struct bench_route {
     struct bench_counts counts;
 };
 
-/* `expanded`: the received rows by expert, as in the low-latency layout. False if out of memory. */
-bool bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded);
+/* `expanded`: the received rows by expert, as in the low-latency layout. */
+void bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded);
 
 /* Accepts a zeroed route. */
 void bench_route_done(struct bench_route *route);

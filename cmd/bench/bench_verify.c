@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "cmd/test/check/reference.h"
+#include "common/memory.h"
 
 #include <epkit/numeric.h>
 #include <stdio.h>
@@ -162,11 +163,9 @@ static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, ch
 
 int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what)
 {
-    struct sums *sums = malloc(sizeof(*sums));
+    struct sums *sums = memory_new(1, sizeof(*sums));
     char wrong[160] = "";
 
-    if (!sums)
-        return ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"), what);
     sums->bench = bench;
     sums->low_latency = low_latency;
     sums->combine = (struct reference_combine){.hidden = bench->request->hidden,

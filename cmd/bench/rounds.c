@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/memory.h"
 
 #include <epkit/types.h>
 #include <math.h>
@@ -125,11 +126,8 @@ static int run_rounds(struct rounds *rounds)
     size_t all = n * (size_t)rounds->n_series;
     int code = 0;
 
-    rounds->spans = malloc(all * sizeof(*rounds->spans));
-    rounds->seconds = malloc(all * sizeof(*rounds->seconds));
-    if (!rounds->spans || !rounds->seconds)
-        return ranks_emit_error(rounds->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %zu timings", all),
-                                "measuring");
+    rounds->spans = memory_new(all, sizeof(*rounds->spans));
+    rounds->seconds = memory_new(all, sizeof(*rounds->seconds));
     for (int round = 0; round < rounds->n_rounds && code == 0; round++)
         code = run_round(rounds, round, rounds->spans + round, n);
     for (int i = 0; i < rounds->n_series && code == 0; i++)
@@ -144,9 +142,7 @@ int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_serie
     struct rounds rounds = {.ctx = ctx, .series = series, .n_series = n_series, .one_clock = one_clock && !ctx->gpu};
     int code;
 
-    rounds.gathered = malloc((size_t)ctx->nranks * GATHER_SPANS * sizeof(*rounds.gathered));
-    if (!rounds.gathered)
-        return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for timings"), "measuring");
+    rounds.gathered = memory_new((size_t)ctx->nranks * GATHER_SPANS, sizeof(*rounds.gathered));
     code = warm_up(&rounds, iters);
     if (code == 0)
         code = run_rounds(&rounds);
@@ -159,7 +155,7 @@ int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_serie
 ep_status bench_one_clock(struct ranks_ctx *ctx, bool *ret_one)
 {
     unsigned char mine[64] = {0};
-    unsigned char *all;
+    unsigned char *all = memory_new((size_t)ctx->nranks, sizeof(mine));
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     bool one = true;
     ep_status status;
@@ -169,9 +165,6 @@ ep_status bench_one_clock(struct ranks_ctx *ctx, bool *ret_one)
         memcpy(mine, &ctx->rank, sizeof(ctx->rank));
     if (file)
         fclose(file);
-    all = malloc((size_t)ctx->nranks * sizeof(mine));
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the hosts of %d ranks", ctx->nranks);
     status = ep_comm_allgather(ctx->comm, mine, sizeof(mine), all);
     for (int r = 0; status == EP_OK && r < ctx->nranks; r++)
         one = one && memcmp(all + (size_t)r * sizeof(mine), mine, sizeof(mine)) == 0;
