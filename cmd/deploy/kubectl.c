@@ -4,6 +4,7 @@
 
 #include "common/capture.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/temporary.h"
 #include "common/text.h"
@@ -31,20 +32,21 @@ struct calls {
     int n, n_done;
 };
 
-static bool calls_begin(struct calls *calls, const struct kubectl *kubectl)
+static struct calls *calls_new(const struct kubectl *kubectl)
 {
+    struct calls *calls = memory_new(1, sizeof(*calls));
     char *state = NULL;
 
     calls->kubectl = kubectl;
-    calls->program = strdup(kubectl->program);
-    for (char *word = calls->program ? strtok_r(calls->program, " ", &state) : NULL; word && calls->n_words < 8;
+    calls->program = memory_printf("%s", kubectl->program);
+    for (char *word = strtok_r(calls->program, " ", &state); word && calls->n_words < 8;
          word = strtok_r(NULL, " ", &state))
         calls->words[calls->n_words++] = word;
-    if (calls->program && calls->n_words > 0 && kubectl->context) {
+    if (kubectl->context) {
         calls->words[calls->n_words++] = (char *)"--context";
         calls->words[calls->n_words++] = (char *)kubectl->context;
     }
-    return calls->n_words > 0;
+    return calls;
 }
 
 static void calls_clear(struct calls *calls)
@@ -52,6 +54,13 @@ static void calls_clear(struct calls *calls)
     for (int i = 0; i < calls->n; i++)
         capture_done(&calls->captures[i]);
     calls->n = calls->n_done = 0;
+}
+
+static void calls_free(struct calls *calls)
+{
+    calls_clear(calls);
+    free(calls->program);
+    free(calls);
 }
 
 /* Adds a call, if there is room; the words after NULL are left out. */
@@ -292,7 +301,7 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
             break;
         snprintf(path, sizeof(calls->paths[i]), "%s/%zu.json", folder->path, i);
         text = json_dumps(document, JSON_COMPACT);
-        number = text ? dir_write(folder->fd, text_base(path), text, strlen(text), 0600) : ENOMEM;
+        number = dir_write(folder->fd, text_base(path), text, strlen(text), 0600);
         free(text);
         if (number)
             return number;
@@ -337,22 +346,21 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
 /* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. NULL with the reason: what `kubectl` uses is none. */
 static char *read_context(struct calls *calls, json_t **ret_why)
 {
-    char *context = calls->kubectl->context ? strdup(calls->kubectl->context) : NULL;
+    const char *given = calls->kubectl->context;
+    char *context;
 
     *ret_why = NULL;
-    if (!context) {
+    if (!given) {
         add_call(calls, TEXTS("config", "current-context"));
         run_calls(calls);
-        if (succeeded(&calls->captures[0]))
-            context = strdup(output_of(&calls->captures[0]));
-        calls_clear(calls);
+        given = succeeded(&calls->captures[0]) ? output_of(&calls->captures[0]) : "";
     }
-    if (context)
-        context[strcspn(context, "\n")] = '\0';
-    if (context && text_begins(context, "gke_"))
+    context = memory_printf("%.*s", (int)strcspn(given, "\n"), given);
+    calls_clear(calls);
+    if (text_begins(context, "gke_"))
         return context;
-    *ret_why = json_sprintf("the context of kubectl, '%.100s', is not of the form gke_PROJECT_LOCATION_CLUSTER",
-                            context ? context : "");
+    *ret_why =
+        json_sprintf("the context of kubectl, '%.100s', is not of the form gke_PROJECT_LOCATION_CLUSTER", context);
     free(context);
     return NULL;
 }
@@ -361,7 +369,7 @@ static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t *
 {
     static const char *const keys[] = {"cluster", "networks"};
     const struct kubectl program = {.program = "gcloud", .timeout_ms = kubectl->timeout_ms};
-    struct calls *calls = calloc(1, sizeof(*calls));
+    struct calls *calls = calls_new(&program);
     char *state = NULL, *project, *location, *name;
     json_t *answers = json_object();
 
@@ -371,13 +379,13 @@ static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t *
     name = strtok_r(NULL, "_", &state);
     if (!name)
         *ret_why = json_string("the context of kubectl is not of the form gke_PROJECT_LOCATION_CLUSTER");
-    if (calls && name && calls_begin(calls, &program)) {
+    if (name) {
         add_call(calls, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
                               "--format=json", "--quiet"));
         add_call(calls, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
         run_calls(calls);
     }
-    for (int i = 0; calls && i < calls->n; i++) {
+    for (int i = 0; i < calls->n; i++) {
         const struct capture *capture = &calls->captures[i];
         json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
 
@@ -388,10 +396,7 @@ static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t *
             *ret_why = failure(capture);
         }
     }
-    if (calls)
-        calls_clear(calls);
-    free(calls ? calls->program : NULL);
-    free(calls);
+    calls_free(calls);
     return answers;
 }
 
@@ -409,15 +414,11 @@ static void read_gke(struct calls *calls, json_t *snapshot)
 
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot)
 {
-    struct calls *calls = calloc(1, sizeof(*calls));
+    struct calls *calls = calls_new(kubectl);
     json_t *snapshot = json_pack("{s:i, s:o, s:{}, s:{}}", "epkit_cluster", DEPLOY_SNAPSHOT_VERSION, "time",
                                  out_time(time(NULL)), "items", "unread");
-    int code = CMD_FAILED;
+    int code;
 
-    if (!calls || !snapshot || !calls_begin(calls, kubectl)) {
-        out_error("no memory to read the cluster");
-        goto done;
-    }
     progress_start("reading the cluster");
     code = read_version(calls, snapshot);
     if (code == CMD_FINE)
@@ -429,9 +430,7 @@ int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job
     progress_stop();
     if (code == CMD_FINE)
         *ret_snapshot = json_incref(snapshot);
-done:
     json_decref(snapshot);
-    free(calls ? calls->program : NULL);
-    free(calls);
+    calls_free(calls);
     return code;
 }
