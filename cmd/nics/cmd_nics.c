@@ -3,6 +3,7 @@
 #include "cmd/inspect.h"
 #include "common/cmd.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "nics.h"
 
@@ -59,10 +60,10 @@ struct output {
  */
 static bool is_replaceable(const char *file)
 {
-    char *copy = strdup(file);
+    char *copy = memory_printf("%s", file);
     struct stat info;
     bool is_new = lstat(file, &info) != 0 && errno == ENOENT && *text_base(file);
-    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && copy &&
+    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) &&
                   access(dirname(copy), W_OK | X_OK) == 0;
 
     free(copy);
@@ -83,7 +84,7 @@ static int open_output(const struct nics_options *options, struct output *ret_ou
     is_whole = is_replaceable(output->file);
     reason = errno;
     if (is_whole || (output->fd = dir_overwrite(output->file)) >= 0)
-        output->stream = open_memstream(&output->text, &output->bytes);
+        output->stream = memory_stream(&output->text, &output->bytes);
     if (output->stream)
         return CMD_FINE;
     /* Of a new file the folder says why. */
@@ -99,9 +100,8 @@ static int close_output(struct output *output, bool is_whole)
 
     if (output->stream == stdout)
         return out_finish();
-    if (fclose(output->stream) != 0)
-        reason = errno;
-    else if (output->fd >= 0)
+    memory_close(output->stream);
+    if (output->fd >= 0)
         reason = write_all(output->fd, output->text, output->bytes);
     else if (is_whole && output->bytes > 0)
         reason = temporary_save(output->file, output->text, output->bytes,

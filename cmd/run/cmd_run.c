@@ -334,11 +334,9 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
 static json_t *as_written(json_t *document)
 {
     char *text = json_dumps(document, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    json_t *written = text ? json_loads(text, 0, NULL) : NULL;
+    json_t *written = json_loads(text, 0, NULL);
 
     free(text);
-    if (!written)
-        return document;
     json_decref(document);
     return written;
 }
