@@ -58,12 +58,12 @@ struct output {
  * Can the file be replaced as a whole? Then whoever reads it meanwhile, such as Prometheus' collector, sees the report
  * before or this one, and a run that fails or is killed leaves the one before.
  */
-static bool is_replaceable(const char *file)
+static bool may_replace(const char *file)
 {
     char *copy = memory_printf("%s", file);
     struct stat info;
-    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && *text_base(file);
-    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) &&
+    bool is_there = lstat(file, &info) == 0, is_new = !is_there && errno == ENOENT && *text_base(file);
+    bool result = (is_new || (is_there && S_ISREG(info.st_mode) && access(file, W_OK) == 0)) &&
                   access(dirname(copy), W_OK | X_OK) == 0;
 
     free(copy);
@@ -81,7 +81,7 @@ static int open_output(const struct nics_options *options, struct output *ret_ou
     if (!output->file)
         return CMD_FINE;
     output->stream = NULL;
-    is_whole = is_replaceable(output->file);
+    is_whole = may_replace(output->file);
     reason = errno;
     if (is_whole || (output->fd = dir_overwrite(output->file)) >= 0)
         output->stream = memory_stream(&output->text, &output->bytes);
