@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "common/capture.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "follow.h"
 #include "location.h"
@@ -71,18 +72,15 @@ void agent_send_line(char kind, int rank, const char *text, size_t bytes)
 
 void agent_event(const char *name, json_t *object)
 {
-    char *text, *line = NULL;
-    int n;
+    static const char begin[] = {LINE_MARK, LINE_EVENT, '0', ' '};
+    char *text;
 
     json_object_set_new(object, "event", json_string(name));
     text = json_dumps(object, JSON_COMPACT);
     json_decref(object);
-    n = text ? asprintf(&line, "%c%c0 %s\n", LINE_MARK, LINE_EVENT, text) : -1;
-    if (n >= 0)
-        agent_write(line, (size_t)n);
-    else
-        agent_no_memory();
-    free(n >= 0 ? line : NULL);
+    agent_write(begin, sizeof(begin));
+    agent_write(text, strlen(text));
+    agent_write("\n", 1);
     free(text);
 }
 

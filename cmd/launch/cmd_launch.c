@@ -4,6 +4,7 @@
 #include "cmd_launch.h"
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/text.h"
@@ -123,9 +124,10 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
     int code = CMD_FINE, number = errno;
     size_t n = 0;
 
-    if (stream && fstat(fileno(stream), &info) == 0 && info.st_size <= WORKLOAD_MAX &&
-        (text = malloc(WORKLOAD_MAX + 1)))
+    if (stream && fstat(fileno(stream), &info) == 0 && info.st_size <= WORKLOAD_MAX) {
+        text = memory_new(WORKLOAD_MAX, 1);
         n = fread(text, 1, WORKLOAD_MAX, stream);
+    }
     if (n > 0) {
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
         line_end = memchr(text, '\n', n);
@@ -360,8 +362,7 @@ static char *make_folder(const struct cmd *cmd, const char *job)
 
     gmtime_r(&now, &utc);
     strftime(stamp, sizeof(stamp), "%Y%m%dT%H%M%SZ", &utc);
-    if (asprintf(&folder, "epkit-run-%s-%.60s-XXXXXX", stamp, job) < 0)
-        return NULL;
+    folder = memory_printf("epkit-run-%s-%.60s-XXXXXX", stamp, job);
     dir_random(folder);
     number = dir_make(folder, 0700);
     if (!number)
@@ -372,7 +373,7 @@ static char *make_folder(const struct cmd *cmd, const char *job)
     return NULL;
 }
 
-/* The words of the command line without secrets: "args", "env", "location", each an array; NULL without memory. */
+/* The words of the command line without secrets: "args", "env", "location", each an array. */
 static json_t *show_words(const struct launch_args *args, const struct cmd_call *call)
 {
     json_t *words = json_array(), *env = json_array(), *keep = json_array(), *document, *shown;
@@ -386,7 +387,7 @@ static json_t *show_words(const struct launch_args *args, const struct cmd_call 
         json_array_append_new(keep, json_string_nocheck(args->keep.values[i]));
     document = json_pack("{s:o,s:o,s:o,s:[o]}", "args", words, "env", env, "kept_values", keep, "location",
                          json_string_nocheck(args->location_cmd ? args->location_cmd : ""));
-    shown = document ? redact_document(document) : NULL;
+    shown = redact_document(document);
     json_decref(document);
     return shown;
 }
@@ -402,15 +403,14 @@ static const char *word_of(const json_t *array, size_t i)
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
 {
     struct launch_args args = *(const struct launch_args *)call->options;
-    char **words = calloc((size_t)call->n_args + 1, sizeof(*words));
+    char **words = memory_new((size_t)call->n_args, sizeof(*words));
     struct cmd_call masked = *call;
     json_t *shown = show_words(&args, call);
     char raw[4096], names[OPT_STRINGS_MAX][128];
 
     masked.options = &args;
     masked.args = words;
-    masked.n_args = words ? call->n_args : 0;
-    for (int i = 0; i < masked.n_args; i++)
+    for (int i = 0; i < call->n_args; i++)
         words[i] = (char *)word_of(json_object_get(shown, "args"), (size_t)i);
     for (size_t i = 0; i < args.env.n; i++) {
         const char *word = args.env.values[i];

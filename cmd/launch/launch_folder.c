@@ -165,7 +165,7 @@ void folder_write(struct launch *launch)
     document = folder_document(launch);
     json_object_set_new(document, "schema_version", json_integer(1));
     text = stream_json_text(document, JSON_INDENT(2));
-    failed = text ? temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode()) : ENOMEM;
+    failed = temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode());
     free(text);
     json_decref(document);
     if (!failed)

@@ -360,11 +360,10 @@ int remote_send(struct remote *remote, const char *data, size_t bytes)
         return -1;
     if (remote->queue_bytes + bytes > remote->queue_capacity) {
         size_t capacity = remote->queue_bytes + bytes + 4096;
-        char *grown = capacity <= QUEUE_MAX ? realloc(remote->queue, capacity) : NULL;
 
-        if (!grown)
+        if (capacity > QUEUE_MAX)
             return -1;
-        remote->queue = grown;
+        remote->queue = memory_grow(remote->queue, capacity);
         remote->queue_capacity = capacity;
     }
     memcpy(remote->queue + remote->queue_bytes, data, bytes);
