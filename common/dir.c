@@ -209,6 +209,29 @@ int dir_make(const char *path, mode_t mode)
     return number;
 }
 
+DIR *dir_list(int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *list = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!list)
+        close_quietly(fd);
+    return list;
+}
+
+struct dirent *dir_next(DIR **list)
+{
+    struct dirent *entry = NULL;
+
+    while (*list && (entry = readdir(*list)) && text_is_any(entry->d_name, TEXTS(".", "..")))
+        ;
+    if (*list && !entry) {
+        closedir(*list);
+        *list = NULL;
+    }
+    return entry;
+}
+
 /* --- below a root --- */
 
 static int resolve(int dir, const char *path, int flags, unsigned how_to_resolve)

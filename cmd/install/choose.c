@@ -5,7 +5,6 @@
 #include "common/output.h"
 #include "install_output.h"
 
-#include <dirent.h>
 #include <epkit/types.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -57,13 +56,11 @@ static int compare_names(const void *a, const void *b)
 /* How many recipes have a state, and their names, at most `max`. */
 static int list_saved(const struct saved *saved, int max, char ret_names[][64])
 {
-    int fd = dir_open_within(saved->fd, ".", O_RDONLY | O_DIRECTORY), n = 0;
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    DIR *dir = dir_list(saved->fd, ".");
     struct dirent *entry;
+    int n = 0;
 
-    if (!dir && fd >= 0)
-        close(fd);
-    while (dir && (entry = readdir(dir))) {
+    while ((entry = dir_next(&dir))) {
         char file[PATH_MAX];
 
         snprintf(file, sizeof(file), "%s/recipe.yaml", entry->d_name);
@@ -73,8 +70,6 @@ static int list_saved(const struct saved *saved, int max, char ret_names[][64])
             snprintf(ret_names[n], 64, "%.40s", entry->d_name);
         n++;
     }
-    if (dir)
-        closedir(dir);
     qsort(ret_names, (size_t)(n < max ? n : max), sizeof(ret_names[0]), compare_names);
     return n;
 }

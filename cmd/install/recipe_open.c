@@ -6,7 +6,6 @@
 #include "common/temporary.h"
 #include "install.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -364,8 +363,7 @@ static enum install_result check_file(struct install *install, int dir, const ch
     enum install_result result = INSTALL_FINE;
     struct dirent *entry;
     struct stat info;
-    DIR *stream;
-    int fd;
+    DIR *list;
 
     if (fstatat(dir, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
@@ -377,21 +375,17 @@ static enum install_result check_file(struct install *install, int dir, const ch
         result = check_trust(install, &info, path);
     if (result != INSTALL_FINE || levels == 0 || !S_ISDIR(info.st_mode))
         return result;
-    fd = dir_open_within(dir, name, O_RDONLY | O_DIRECTORY);
-    stream = fd < 0 ? NULL : fdopendir(fd);
-    if (!stream)
+    list = dir_list(dir, name);
+    if (!list)
         result = errno == ENOENT ? INSTALL_FINE : install_fail(install, "%.450s: %s", path, install_state_error(errno));
-    while (stream && result == INSTALL_FINE && (entry = readdir(stream))) {
+    while (result == INSTALL_FINE && (entry = dir_next(&list))) {
         char inside[1400];
 
         snprintf(inside, sizeof(inside), "%.1100s/%s", path, entry->d_name);
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            result = check_file(install, fd, entry->d_name, inside, levels - 1, is_before);
+        result = check_file(install, dirfd(list), entry->d_name, inside, levels - 1, is_before);
     }
-    if (stream)
-        closedir(stream);
-    else if (fd >= 0)
-        close(fd);
+    if (list)
+        closedir(list);
     return result;
 }
 

@@ -2,8 +2,8 @@
 #include "follow.h"
 
 #include "base/clock.h"
+#include "common/dir.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,11 +46,9 @@ bool follow_send(int code)
 
     if (readlink("/proc/self/ns/mnt", pod, sizeof(pod) - 1) < 0)
         pod[0] = '\0';
-    while (folder && (item = readdir(folder)))
+    while ((item = dir_next(&folder)))
         if (atoi(item->d_name) > 0 && is_follower(item->d_name, pod))
             is_told |= sigqueue((pid_t)atoi(item->d_name), SIGRTMIN, (union sigval){.sival_int = code}) == 0;
-    if (folder)
-        closedir(folder);
     return is_told;
 }
 

@@ -8,7 +8,6 @@
 #include "common/shell.h"
 #include "common/text.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -39,19 +38,18 @@ static void add_file(struct folder *folder, int dir, const char *in, const char 
 /* A missing folder counts as empty. */
 static void scan(struct folder *folder, int dir, const char *in)
 {
-    int fd = dir < 0 ? -1 : openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    DIR *list = dir_list(dir, ".");
     struct dirent *entry;
     struct stat info;
 
-    while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
+    while (folder->n_files < MAX_FILES && (entry = dir_next(&list))) {
         for (size_t i = 0; i < COUNT(endings) && *entry->d_name != '.'; i++)
             if (text_ends(entry->d_name, endings[i]) && fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
                 S_ISREG(info.st_mode))
                 add_file(folder, dir, in, entry->d_name, endings[i]);
     }
-    if (stream)
-        closedir(stream);
+    if (list)
+        closedir(list);
 }
 
 static int compare_files(const void *a, const void *b)
