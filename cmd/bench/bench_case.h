@@ -147,15 +147,11 @@ void bench_route_done(struct bench_route *route);
 
 /* out = rows[0] + rows[1] + ...: bf16 rows of `count` elements, a multiple of 8, fp32 in that order, rounded to nearest
  * even once. */
-typedef void (*bench_reduce_fn)(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
-
-/* The variant for the widest vectors of this CPU. */
-bench_reduce_fn bench_reduce_get(void);
+void naive_sum(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
 
 struct naive {
     const struct bench_mpi_module *mpi;
     const struct bench_route *route;
-    bench_reduce_fn reduce;
     int hidden, timeout_ms;
     bool busy;          /* an exchange has failed: MPI may access the buffers until the process ends */
     size_t scale_bytes; /* of a row; 0 in bf16 */
