@@ -148,8 +148,9 @@ void options_done(struct cmd_call *call);
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes);
 
-/* The name in `names` (ends with NULL) that is most similar to `word`, or NULL if none is similar. */
-const char *options_nearest(const char *word, const char *const *names);
+/* The name that is most similar to `word`, or NULL if none is: the first member of rows, the last of which has NULL. */
+#define options_nearest(word, rows) options_nearest_of(word, rows, sizeof(*(rows)))
+const char *options_nearest_of(const char *word, const void *rows, size_t row_bytes);
 
 /* --- commands.c --- */
 

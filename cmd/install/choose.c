@@ -181,13 +181,8 @@ static int parse(const struct install_cmd_options *options, const char *file, co
 
 static int unknown(const struct cmd *cmd, const char *name)
 {
-    const char *names[64], *near;
-    size_t n = 0;
+    const char *near = options_nearest(name, builtin_recipes);
 
-    for (size_t i = 0; builtin_recipes[i].name && n < 63; i++)
-        names[n++] = builtin_recipes[i].name;
-    names[n] = NULL;
-    near = options_nearest(name, names);
     if (near)
         return cmd_usage(cmd, "there is no recipe '%.64s'; did you mean '%s'?", name, near);
     return cmd_usage(cmd, "there is no recipe '%.64s'; 'epkit install list' names them, and a file needs a / or .yaml",

@@ -169,12 +169,10 @@ static json_t *make_program(int n_args, char **args)
 static int check_matrix(const struct cmd *cmd, const char *name)
 {
     static const char *const names[] = {"intranode", "internode", "lowlatency", NULL};
-    const char *nearest;
+    const char *nearest = options_nearest(name, names);
 
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(names[i], name) == 0)
-            return CMD_FINE;
-    nearest = options_nearest(name, names);
+    if (text_is_any(name, names))
+        return CMD_FINE;
     return cmd_usage(cmd, "epkit-test: '%.40s' is not one of intranode, internode, lowlatency%s%s%s", name,
                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
@@ -505,14 +503,8 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
 /* No program has that name: perhaps a job was meant. */
 static void hint_job(const char *program)
 {
-    const char *names[32];
-    const char *nearest;
-    size_t n = 0;
+    const char *nearest = options_nearest(program, canned_jobs);
 
-    for (const struct canned_job *job = canned_jobs; job->name && n < 31; job++)
-        names[n++] = job->name;
-    names[n] = NULL;
-    nearest = options_nearest(program, names);
     if (nearest)
         out_hint("did you mean the job '%s'?", nearest);
 }

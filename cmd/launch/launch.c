@@ -42,13 +42,10 @@ void launch_note(struct launch *launch, const char *format, ...)
 void node_send(struct node *node, json_t *request)
 {
     char *text = json_dumps(request, JSON_COMPACT);
+    size_t length = strlen(text);
 
-    if (text) {
-        size_t length = strlen(text);
-
-        text[length] = '\n';
-        remote_send(node->remote, text, length + 1);
-    }
+    text[length] = '\n'; /* replaces the NUL */
+    remote_send(node->remote, text, length + 1);
     free(text);
     json_decref(request);
 }
