@@ -159,40 +159,11 @@ static void *put(void *list, size_t *n, const void *entry, size_t bytes, bool (*
     return list;
 }
 
-/* The first pass validates, the second one adds the entries: an invalid file changes nothing. */
-static bool read_document(struct reference *reference, const json_t *document, bool is_dry, struct report *report)
-{
-    json_t *item;
-    size_t i;
-
-    report->list = "hardware";
-    json_array_foreach (json_object_get(document, "hardware"), i, item) {
-        struct reference_hardware hardware;
-
-        report->index = i;
-        if (!read_hardware(report, item, &hardware))
-            return false;
-        if (!is_dry)
-            reference->hardware =
-                put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
-    }
-    report->list = "figures";
-    json_array_foreach (json_object_get(document, "figures"), i, item) {
-        struct reference_figure figure;
-
-        report->index = i;
-        if (!read_figure(report, item, &figure))
-            return false;
-        if (!is_dry)
-            reference->figures =
-                put(reference->figures, &reference->n_figures, &figure, sizeof(figure), is_same_figure);
-    }
-    return true;
-}
-
 static bool add_document(struct reference *reference, const json_t *document, char *ret_error, size_t bytes)
 {
-    struct report report = {.text = ret_error, .bytes = bytes};
+    struct report at = {.text = ret_error, .bytes = bytes, .list = "hardware"}, *report = &at;
+    json_t *item;
+    size_t i;
 
     if (!json_is_object(document) || json_integer_value(json_object_get(document, "schema_version")) != 1) {
         snprintf(ret_error, bytes, "it is not reference data: schema_version 1 is missing");
@@ -202,7 +173,25 @@ static bool add_document(struct reference *reference, const json_t *document, ch
         snprintf(ret_error, bytes, "it holds neither a list 'hardware' nor a list 'figures'");
         return false;
     }
-    return read_document(reference, document, true, &report) && read_document(reference, document, false, &report);
+    json_array_foreach (json_object_get(document, "hardware"), i, item) {
+        struct reference_hardware hardware;
+
+        report->index = i;
+        if (!read_hardware(report, item, &hardware))
+            return false;
+        reference->hardware =
+            put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
+    }
+    report->list = "figures";
+    json_array_foreach (json_object_get(document, "figures"), i, item) {
+        struct reference_figure figure;
+
+        report->index = i;
+        if (!read_figure(report, item, &figure))
+            return false;
+        reference->figures = put(reference->figures, &reference->n_figures, &figure, sizeof(figure), is_same_figure);
+    }
+    return true;
 }
 
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes)
