@@ -5,8 +5,6 @@
 #include "backend/cuda/module.h"
 #include "base/error.h"
 
-#include <string.h>
-
 /*
  * --- upper bounds by the copy engines of the GPUs ---
  *

@@ -13,8 +13,6 @@
 #include "base/error.h"
 #include "cmd/test/check/number_formats.h"
 
-#include <string.h>
-
 enum { LAYERS = 16 };
 /* On GPUs a round takes a millisecond, whatever its call takes: 40 kinds of calls, four seconds. */
 enum { ROUNDS = 100 };

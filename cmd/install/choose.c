@@ -5,9 +5,7 @@
 #include "common/output.h"
 #include "install_output.h"
 
-#include <epkit/types.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>

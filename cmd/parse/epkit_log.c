@@ -6,7 +6,6 @@
 #include "common/text.h"
 #include "parse_internal.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

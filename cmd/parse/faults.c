@@ -9,7 +9,6 @@
 #include <ctype.h>
 #include <regex.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TRACEBACK "Traceback (most recent call last)"

@@ -4,9 +4,6 @@
 #include "common/output.h"
 #include "report.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* clang-format off */
 static const struct opt report_table[] = {
     {"output", 'o', "DIR", OPT_DIR, offsetof(struct report_options, output),

@@ -5,7 +5,6 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <string.h>
 
 /* Small: a page as wide as a phone shows it at its size. */
 #define WIDTH 420.0

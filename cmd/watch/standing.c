@@ -4,8 +4,6 @@
 #include "common/text.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* The first case of DeepEP 2 looks like a run of one case. */
 static bool is_over(const struct parse_run *run)
