@@ -2,7 +2,6 @@
 /* bench_ops.c - dispatch and combine with a plan, and plans, with their baselines. */
 #include "bench_case.h"
 
-#include "backend/cuda/module.h"
 #include "base/error.h"
 
 /*

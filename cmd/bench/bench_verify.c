@@ -2,7 +2,6 @@
 #include "bench_case.h"
 
 #include "base/error.h"
-#include "cmd/test/check/reference.h"
 #include "common/memory.h"
 
 #include <epkit/numeric.h>

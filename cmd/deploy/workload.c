@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* --- documents: the type of a plain scalar follows from its text, as kubectl sees it --- */
 

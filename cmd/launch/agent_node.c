@@ -6,7 +6,6 @@
 #include "common/dir.h"
 #include "common/embedded.h"
 #include "common/text.h"
-#include "launch_job.h"
 #include "location.h"
 #include "machine/source/source.h"
 

@@ -7,7 +7,6 @@
 #include "common/dir.h"
 #include "common/output.h"
 #include "common/redact.h"
-#include "common/temporary.h"
 
 #include <epkit/types.h>
 

@@ -3,7 +3,6 @@
 #include "agent.h"
 #include "base/error.h"
 #include "cmd_launch.h"
-#include "common/cmd.h"
 #include "common/embedded.h"
 #include "common/memory.h"
 #include "common/text.h"

@@ -5,7 +5,6 @@
 #include "follow.h"
 #include "remote.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 

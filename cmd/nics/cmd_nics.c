@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
 #include "cmd/inspect.h"
-#include "common/cmd.h"
 #include "common/dir.h"
 #include "common/memory.h"
 #include "common/output.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history. */
 #include "common/cmd.h"
-#include "common/output.h"
 #include "report.h"
 
 /* clang-format off */

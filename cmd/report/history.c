@@ -2,7 +2,6 @@
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/dir.h"
 #include "common/memory.h"
-#include "common/output.h"
 #include "common/redact.h"
 #include "common/text.h"
 #include "report.h"
@@ -10,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_topo.c - epkit topo: shows the GPUs, NICs and the paths between them, or saves a snapshot. */
 #include "cmd/inspect.h"
-#include "common/cmd.h"
 #include "common/memory.h"
 #include "common/output.h"
 #include "common/shell.h"

@@ -13,7 +13,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum ll_format { LL_BF16 = 0, LL_FP8_F32, LL_FP8_ROUNDED, LL_FP8_UE8M0, LL_NVFP4, LL_MXFP8 };
 

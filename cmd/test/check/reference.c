@@ -5,7 +5,6 @@
 #include "number_formats.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The selections of a token. */
 static const int32_t *experts_of(const struct reference_group *group, int rank, int token)
