@@ -6,8 +6,6 @@
 #include "common/capture.h"
 #include "common/memory.h"
 #include "common/text.h"
-#include "follow.h"
-#include "location.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -6,7 +6,6 @@
 #include "common/dir.h"
 #include "common/embedded.h"
 #include "common/text.h"
-#include "location.h"
 #include "machine/source/source.h"
 
 #include <epkit/types.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "follow.h"
+#include "agent.h"
 
 #include "base/clock.h"
 #include "common/dir.h"

@@ -2,7 +2,6 @@
 /* launch.c - a launch from start to end. */
 #include "launch_internal.h"
 
-#include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/memory.h"

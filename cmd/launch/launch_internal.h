@@ -3,10 +3,10 @@
 #ifndef EP_LAUNCH_LAUNCH_INTERNAL_H
 #define EP_LAUNCH_LAUNCH_INTERNAL_H
 
+#include "agent.h"
 #include "agent_lines.h"
 #include "launch.h"
 #include "launch_job.h"
-#include "location.h"
 #include "remote.h"
 
 #include "common/temporary.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmd_launch.h"
 
+#include "agent.h"
 #include "cmd/parse/log_input.h"
-#include "follow.h"
 #include "remote.h"
 
 #include <stdio.h>

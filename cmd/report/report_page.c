@@ -4,7 +4,6 @@
 #include "common/text.h"
 #include "page.h"
 #include "report.h"
-#include "svg.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "svg.h"
-
 #include "page.h"
 
 #include <math.h>

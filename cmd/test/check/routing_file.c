@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "routing_file.h"
+#include "routings.h"
 
 #include "common/memory.h"
 
