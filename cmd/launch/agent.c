@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "common/capture.h"
+#include "common/inherited.h"
 #include "common/memory.h"
 #include "common/text.h"
 
@@ -336,13 +337,8 @@ static void step(struct agent *agent, int signals)
 
 static int open_signals(void)
 {
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGCHLD, SIGTERM, SIGINT, SIGHUP);
 
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGCHLD);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     signal(SIGPIPE, SIG_IGN);
     return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);

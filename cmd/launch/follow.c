@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "common/dir.h"
+#include "common/inherited.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -81,12 +82,10 @@ static int await_code(const sigset_t *signals, int64_t begin_s, int64_t deadline
 int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
 {
     char name[16] = "";
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGRTMIN);
     int code;
 
     ret_why[0] = '\0';
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGRTMIN);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     prctl(PR_GET_NAME, name);
     prctl(PR_SET_NAME, COMM);

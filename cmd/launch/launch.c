@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/inherited.h"
 #include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
@@ -224,7 +225,7 @@ static void prepare_how(struct launch *launch)
 static ep_status prepare(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGINT, SIGTERM, SIGHUP);
 
     EP_TRY(raise_limits(launch->n));
     EP_TRY(folder_open(launch));
@@ -237,10 +238,6 @@ static ep_status prepare(struct launch *launch)
     launch->began_ns = launch->beat_ns = ep_now_ns();
     if (options->deadline_s)
         launch->deadline_ns = launch->began_ns + (uint64_t)options->deadline_s * 1000000000u;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     launch->signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     return launch->signals < 0 ? ep_fail_errno(EP_E_SYSTEM, errno, "preparing for signals") : EP_OK;

@@ -2,6 +2,7 @@
 /* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
 #include "cmd/inspect.h"
 #include "common/dir.h"
+#include "common/inherited.h"
 #include "common/memory.h"
 #include "common/output.h"
 #include "nics.h"
@@ -153,13 +154,10 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
 
     /* Prometheus computes rates itself. */
     if (!is_snapshot(options) && !options->prometheus) {
-        sigset_t signals;
+        const sigset_t signals = SIGNALS(SIGINT, SIGTERM);
         siginfo_t info;
         int signal;
 
-        sigemptyset(&signals);
-        sigaddset(&signals, SIGINT);
-        sigaddset(&signals, SIGTERM);
         sigprocmask(SIG_BLOCK, &signals, NULL);
         signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
         if (signal)
@@ -293,13 +291,9 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     if (result != CMD_FINE)
         return result;
     result = check_rates(cmd, call, options);
-    if (result != CMD_FINE) {
-        inspect_reading_done();
-        source_free(source);
-        return result;
-    }
     topo = topo_read(source);
-    result = nics_choose(cmd, topo, options->devices, &nics);
+    if (result == CMD_FINE)
+        result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)
         nics_begin(&nics);
     inspect_reading_done();
