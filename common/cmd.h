@@ -34,6 +34,15 @@
 /* Exit codes of every command. Above 128: 128 + the signal that interrupted it; callers must return that at once. */
 enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4, CMD_NOT_KNOWN = 5 };
 
+/* Returns from the function with the exit code of a call, or another result of which 0 is the good one, unless it is 0.
+ */
+#define CMD_TRY(call)                                                                                                  \
+    do {                                                                                                               \
+        __auto_type try_ = (call);                                                                                     \
+        if (try_ != 0)                                                                                                 \
+            return try_;                                                                                               \
+    } while (0)
+
 enum opt_type {
     OPT_FLAG,    /* bool */
     OPT_INT,     /* int64_t within min..max, decimal */

@@ -13,6 +13,7 @@
 #define EP_BENCH_BENCH_H
 
 #include "cmd/test/check/routings.h"
+#include "common/cmd.h"
 #include "common/output.h"
 #include "common/ranks/ranks.h"
 

@@ -114,10 +114,8 @@ static int init_case(struct bench_case *bench, const struct bench_case *common, 
     bench->tokens = tokens;
     for (int v = 0; v <= n_new; v++) {
         struct bench_route *route = v ? &bench->new_routes[v - 1] : &bench->route;
-        int code = bench_case_route(bench, v, false, route);
 
-        if (code != 0)
-            return code;
+        CMD_TRY(bench_case_route(bench, v, false, route));
         if (route->counts.recv > bench->capacity_rows)
             bench->capacity_rows = route->counts.recv;
     }
@@ -377,12 +375,13 @@ static int run_request(struct ranks_ctx *ctx, const struct bench_request *reques
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
     ep_status status = bench_one_clock(ctx, &common.one_clock);
-    int code = status == EP_OK ? 0 : ranks_emit_error(ctx, status, "exchange of hosts");
 
-    for (int i = 0; i < n_throughput && code == 0; i++)
-        code = run_tokens(&common, request->tokens[i], i, n_steps);
-    if (code != 0 || !low_latency)
-        return code;
+    if (status != EP_OK)
+        return ranks_emit_error(ctx, status, "exchange of hosts");
+    for (int i = 0; i < n_throughput; i++)
+        CMD_TRY(run_tokens(&common, request->tokens[i], i, n_steps));
+    if (!low_latency)
+        return 0;
     emit_step(ctx, n_steps - 1, n_steps, "low latency", request->ll_tokens);
     return bench_run_lowlat(&common);
 }

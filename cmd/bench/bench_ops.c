@@ -256,26 +256,21 @@ static int measure(struct op *op)
         .phases = &op->phases,
         .series = op->series,
     };
-    int code = has_roofline(bench) ? roofline_init(&op->roofline, bench) : 0;
 
+    if (has_roofline(bench))
+        CMD_TRY(roofline_init(&op->roofline, bench));
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     bench->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
-    if (code == 0)
-        code = check_op(op);
+    CMD_TRY(check_op(op));
     add_series(op, (struct bench_series){
                        .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
     (gpu ? add_gpu_series : add_host_series)(op);
-    if (code == 0)
-        code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_op(op);
-    if (code == 0)
-        code = check_naive(op);
+    CMD_TRY(bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_op(op));
+    CMD_TRY(check_naive(op));
     measurement.n_series = op->n_series;
     measurement.pair_bytes = (double)op->roofline.pair_bytes;
-    if (code == 0)
-        code = bench_emit_row(bench, &measurement);
-    return code;
+    return bench_emit_row(bench, &measurement);
 }
 
 static int measure_dispatch(struct bench_case *bench, bool is_fp8)
@@ -299,15 +294,12 @@ static int measure_combine(struct bench_case *bench)
 int bench_run_ops(struct bench_case *bench)
 {
     const struct bench_request *request = bench->request;
-    int code = 0;
 
     if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_BF16))
-        code = measure_dispatch(bench, false);
-    if (code == 0 && (request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
-        code = measure_dispatch(bench, true);
-    if (code == 0 && (request->ops & BENCH_COMBINE))
-        code = measure_combine(bench);
-    return code;
+        CMD_TRY(measure_dispatch(bench, false));
+    if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
+        CMD_TRY(measure_dispatch(bench, true));
+    return request->ops & BENCH_COMBINE ? measure_combine(bench) : 0;
 }
 
 /* --- cost of a new routing: its plan, and its first dispatch compared with that of an existing plan --- */
@@ -419,17 +411,13 @@ static int measure_plans(struct plans *plans)
                                      .counts = mean_counts(bench),
                                      .series = &series[2],
                                      .n_series = 1};
-    int code = 0;
 
-    for (int v = 0; v < BENCH_VARIANTS && code == 0; v++)
-        code = check_first(plans, &bench->new_routes[v]);
-    if (code == 0)
-        code = bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_first(plans, &bench->new_routes[0]);
-    if (code == 0)
-        code = bench_emit_row(bench, &plan);
-    return code ? code : bench_emit_row(bench, &first);
+    for (int v = 0; v < BENCH_VARIANTS; v++)
+        CMD_TRY(check_first(plans, &bench->new_routes[v]));
+    CMD_TRY(bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_first(plans, &bench->new_routes[0]));
+    CMD_TRY(bench_emit_row(bench, &plan));
+    return bench_emit_row(bench, &first);
 }
 
 int bench_run_plans(struct bench_case *bench)

@@ -72,10 +72,8 @@ static int run_round(struct rounds *rounds, int round, struct bench_span *spans,
 {
     for (int i = 0; i < rounds->n_series; i++) {
         int index = (i + (round < 0 ? 0 : round)) % rounds->n_series;
-        int code = run_sample(rounds, &rounds->series[index], round, spans + (size_t)index * stride);
 
-        if (code != 0)
-            return code;
+        CMD_TRY(run_sample(rounds, &rounds->series[index], round, spans + (size_t)index * stride));
     }
     return 0;
 }
@@ -105,17 +103,12 @@ static int gather_seconds(struct rounds *rounds, const struct bench_span *mine, 
 static int warm_up(struct rounds *rounds, int iters)
 {
     struct bench_span spans[BENCH_MAX_SERIES];
-    int most = rounds->series[0].most_rounds ? rounds->series[0].most_rounds : MOST_ROUNDS, code;
+    int most = rounds->series[0].most_rounds ? rounds->series[0].most_rounds : MOST_ROUNDS;
     double seconds = 0;
 
-    for (int round = -BENCH_WARM_UP; round < 0; round++) {
-        code = run_round(rounds, round, spans, 1);
-        if (code != 0)
-            return code;
-    }
-    code = gather_seconds(rounds, spans, 1, &seconds);
-    if (code != 0)
-        return code;
+    for (int round = -BENCH_WARM_UP; round < 0; round++)
+        CMD_TRY(run_round(rounds, round, spans, 1));
+    CMD_TRY(gather_seconds(rounds, spans, 1, &seconds));
     rounds->n_rounds = iters > 0 ? iters : bench_rounds_for(seconds, FILL_SECONDS, LEAST_ROUNDS, most);
     return 0;
 }
@@ -124,17 +117,18 @@ static int run_rounds(struct rounds *rounds)
 {
     size_t n = (size_t)rounds->n_rounds;
     size_t all = n * (size_t)rounds->n_series;
-    int code = 0;
 
     rounds->spans = memory_new(all, sizeof(*rounds->spans));
     rounds->seconds = memory_new(all, sizeof(*rounds->seconds));
-    for (int round = 0; round < rounds->n_rounds && code == 0; round++)
-        code = run_round(rounds, round, rounds->spans + round, n);
-    for (int i = 0; i < rounds->n_series && code == 0; i++)
-        code = gather_seconds(rounds, rounds->spans + (size_t)i * n, rounds->n_rounds, rounds->seconds + (size_t)i * n);
-    for (int i = 0; i < rounds->n_series && code == 0; i++)
-        bench_summarise(rounds->seconds + (size_t)i * n, n, &rounds->series[i].summary);
-    return code;
+    for (int round = 0; round < rounds->n_rounds; round++)
+        CMD_TRY(run_round(rounds, round, rounds->spans + round, n));
+    for (int i = 0; i < rounds->n_series; i++) {
+        double *seconds = rounds->seconds + (size_t)i * n;
+
+        CMD_TRY(gather_seconds(rounds, rounds->spans + (size_t)i * n, rounds->n_rounds, seconds));
+        bench_summarise(seconds, n, &rounds->series[i].summary);
+    }
+    return 0;
 }
 
 int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_series, int iters, bool one_clock)

@@ -278,14 +278,10 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct deploy_options given = *(const struct deploy_options *)call->options, *options = &given;
     bool is_why = strcmp(call->args[0], "why") == 0;
-    int code;
 
     set_prerequisites(options);
-    code = is_why ? why_options(cmd, call) : check_options(cmd, call, options);
-    if (code == CMD_FINE)
-        code = common_options(cmd, call, options);
-    if (code != CMD_FINE)
-        return code;
+    CMD_TRY(is_why ? why_options(cmd, call) : check_options(cmd, call, options));
+    CMD_TRY(common_options(cmd, call, options));
     return is_why ? run_why(cmd, options, call->args[1]) : run_check(cmd, options);
 }
 

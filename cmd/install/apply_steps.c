@@ -278,11 +278,8 @@ static enum install_result fetch(struct install *install, const struct recipe_st
 static enum install_result confirm(struct install *install, const struct recipe_step *step, size_t index, int status)
 {
     const struct step_state *state = &install->states[index];
-    enum install_result result;
 
-    result = install_probe(install);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(install_probe(install));
     /* A missing module may come with the reboot that its step allows. */
     if (step->reboot == REBOOT_IF_NEEDED && state->now == STEP_TODO && strcmp(step->type->name, "module") == 0)
         state_set(&install->states[index], STEP_REBOOT, "loaded by a reboot");
@@ -300,41 +297,30 @@ static enum install_result apply_step(struct install *install, const struct reci
 {
     int attempt = journal_count(&install->journal, "start", step->id) + 1, status;
     uint64_t start = ep_now_ns();
-    enum install_result result;
     enum run_result run;
-    ep_status logged;
     bool waited;
 
     if (!run_wait_for_orphans(install, step, &waited))
         return observe_is_interrupted() ? INSTALL_INTERRUPTED
                                         : install_fail(install, "step '%s' of an earlier run does not end", step->id);
     /* The earlier run may have completed the step. */
-    if (waited) {
-        result = install_probe(install);
-        if (result != INSTALL_FINE)
-            return result;
-    }
+    if (waited)
+        CMD_TRY(install_probe(install));
     if (waited && install->states[index].now == STEP_DONE)
         return INSTALL_FINE;
-    logged = journal_add(&install->journal, "start", step->id,
-                         json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
-    if (logged != EP_OK)
-        return install_fail_status(install);
-    /* Before any change: by its undo.sh uninstall recognises that the step is this recipe's. */
-    if (run_write_script(install, step, PHASE_UNDO) != EP_OK)
+    /* The script before any change: by its undo.sh uninstall recognises that the step is this recipe's. */
+    if (journal_add(&install->journal, "start", step->id,
+                    json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel)) != EP_OK ||
+        run_write_script(install, step, PHASE_UNDO) != EP_OK)
         return install_fail_status(install);
     sync();
-    result = fetch(install, step);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(fetch(install, step));
     run = run_script(install, step, PHASE_APPLY, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE)
         return step_failed(install, step, "apply", run, status);
-    result = confirm(install, step, index, status);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(confirm(install, step, index, status));
     if (journal_add(&install->journal, "end", step->id,
                     json_pack("{s:i,s:I,s:s}", "attempt", attempt, "seconds",
                               (json_int_t)((ep_now_ns() - start) / 1000000000u), "kernel", install->kernel)) != EP_OK)
@@ -465,17 +451,13 @@ static enum install_result apply_all(struct install *install)
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
         struct step_state *state = &install->states[index];
-        enum install_result result;
 
         if (observe_is_interrupted())
             return INSTALL_INTERRUPTED;
         if (depends_on_reboot(install, step))
             continue;
-        if (state->now != STEP_DONE && state->now != STEP_SKIPPED && state->now != STEP_REBOOT) {
-            result = apply_step(install, step, index);
-            if (result != INSTALL_FINE)
-                return result;
-        }
+        if (state->now != STEP_DONE && state->now != STEP_SKIPPED && state->now != STEP_REBOOT)
+            CMD_TRY(apply_step(install, step, index));
         if (state->now == STEP_REBOOT && step->reboot == REBOOT_NEVER)
             return install_fail(install, "step '%s' needs a reboot, which the recipe does not allow: %.200s", step->id,
                                 state->text);
@@ -503,10 +485,9 @@ enum install_result install_check(struct install *install)
 
 enum install_result install_apply(struct install *install)
 {
-    enum install_result result = install_check(install);
+    enum install_result result;
 
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(install_check(install));
     if (install->options.again)
         journal_add(&install->journal, "again", NULL, NULL);
     else if (install_changes(install) > 0 && journal_count(&install->journal, "stopped", NULL) > 0)

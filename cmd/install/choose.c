@@ -240,7 +240,7 @@ static int choose(const struct cmd *cmd, const struct install_cmd_options *optio
 {
     bool prefer_saved = saved != NULL;
     char path[PATH_MAX], names[SAVED_MAX][64], list[400] = "";
-    int code, n_saved = !name && prefer_saved ? list_saved(saved, SAVED_MAX, names) : 0;
+    int n_saved = !name && prefer_saved ? list_saved(saved, SAVED_MAX, names) : 0;
     FILE *file;
 
     if (n_saved == 1)
@@ -261,11 +261,9 @@ static int choose(const struct cmd *cmd, const struct install_cmd_options *optio
         if (file || errno != ENOENT)
             return choose_saved(cmd, options, saved, name, file, path, ret_chosen);
     }
-    code = split_settings(cmd, ret_chosen, options->set);
-    if (code == CMD_FINE)
-        code = is_path(name) ? choose_file(options, file_open_regular(name), name, false, ret_chosen)
-                             : choose_builtin(cmd, options, name, ret_chosen);
-    return code;
+    CMD_TRY(split_settings(cmd, ret_chosen, options->set));
+    return is_path(name) ? choose_file(options, file_open_regular(name), name, false, ret_chosen)
+                         : choose_builtin(cmd, options, name, ret_chosen);
 }
 
 int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,

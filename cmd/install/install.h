@@ -19,6 +19,7 @@
 #ifndef EP_INSTALL_INSTALL_H
 #define EP_INSTALL_INSTALL_H
 
+#include "common/cmd.h"
 #include "journal.h"
 #include "recipe.h"
 #include "types.h"

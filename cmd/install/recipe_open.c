@@ -306,7 +306,6 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install)
 {
     struct install *install = ret_install;
-    enum install_result result;
     char path[1024];
     int error, logs;
 
@@ -317,9 +316,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->journal.fd = -1;
     install->left = json_array();
     forget_states(install);
-    result = set_root(install, options->root);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(set_root(install, options->root));
     error = open_state(install, false);
     logs = error ? -1 : install_open_logs(install, false);
     if (!error && logs < 0 && errno != ENOENT)
@@ -424,22 +421,19 @@ static enum install_result check_above(struct install *install)
  */
 static enum install_result check_state(struct install *install)
 {
-    enum install_result result;
     char path[1024];
 
     if (install->is_live && geteuid() != 0)
         return INSTALL_FINE;
     install_path(install, NULL, NULL, path);
-    result = check_file(install, install->state_fd, ".", path, 2, false);
+    CMD_TRY(check_file(install, install->state_fd, ".", path, 2, false));
     install_path(install, "before", NULL, path);
-    if (result == INSTALL_FINE)
-        result = check_file(install, install->state_fd, "before", path, 2, true);
-    return result == INSTALL_FINE && !install->can_chroot ? check_above(install) : result;
+    CMD_TRY(check_file(install, install->state_fd, "before", path, 2, true));
+    return install->can_chroot ? INSTALL_FINE : check_above(install);
 }
 
 enum install_result install_begin(struct install *install)
 {
-    enum install_result result;
     struct journal journal;
     char path[1024];
     int error;
@@ -450,22 +444,16 @@ enum install_result install_begin(struct install *install)
     error = open_state(install, true);
     if (error)
         return install_fail_errno(install, error, path);
-    result = check_state(install);
-    if (result == INSTALL_FINE)
-        result = acquire_lock(install);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(check_state(install));
+    CMD_TRY(acquire_lock(install));
     install_path(install, NULL, NULL, path);
     if (journal_open(install->state_fd, path, install->boot, true, &journal) != EP_OK)
-        goto failed;
+        return install_fail_status(install);
     journal_close(&install->journal);
     install->journal = journal;
     if (!install->options.keep && save_recipe(install) != EP_OK)
-        goto failed;
+        return install_fail_status(install);
     return install_probe(install);
-
-failed:
-    return install_fail_status(install);
 }
 
 void install_close(struct install *install)

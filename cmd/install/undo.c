@@ -178,21 +178,16 @@ static enum install_result check_packages(struct install *install)
 
 enum install_result install_undo(struct install *install)
 {
-    enum install_result result = check_packages(install);
-
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(check_packages(install));
     unit_remove(install);
-    result = undo_dropped(install);
-    for (size_t i = install->recipe->n_steps; result == INSTALL_FINE && i-- > 0;) {
+    CMD_TRY(undo_dropped(install));
+    for (size_t i = install->recipe->n_steps; i-- > 0;) {
         const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 
         /* Includes a step that the current values skip: it was applied with other values. */
         if (was_applied(install, step->id))
-            result = undo_step(install, step);
+            CMD_TRY(undo_step(install, step));
     }
-    if (result != INSTALL_FINE)
-        return result;
     journal_add(&install->journal, "uninstalled", NULL, NULL);
     return remove_state(install);
 }

@@ -181,11 +181,8 @@ static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call,
     const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
-    int code;
 
-    code = check_matrix(cmd, call->args[1]);
-    if (code != CMD_FINE)
-        return code;
+    CMD_TRY(check_matrix(cmd, call->args[1]));
     if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
         return cmd_refuse(cmd, NULL, "epkit-test internode needs two nodes or more");
     if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
@@ -232,12 +229,8 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
     job->by_rank = canned && canned->by_rank;
     if (canned && canned->by_rank)
         job->per_node_without_gpus = 2;
-    if (canned && strcmp(canned->name, "epkit-test") == 0) {
-        int code = adjust_epkit_test(cmd, call, n_nodes, job);
-
-        if (code != CMD_FINE)
-            return code;
-    }
+    if (canned && strcmp(canned->name, "epkit-test") == 0)
+        CMD_TRY(adjust_epkit_test(cmd, call, n_nodes, job));
     if (args->per_node)
         job->per_node = (int)args->per_node;
     if (args->world)

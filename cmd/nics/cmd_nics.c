@@ -284,12 +284,10 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     struct source *source;
     const struct topo *topo;
     bool has_run;
-    int result = check_usage(cmd, call, options);
+    int result;
 
-    if (result == CMD_FINE)
-        result = inspect_open(cmd, &options->inspect, &source);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_usage(cmd, call, options));
+    CMD_TRY(inspect_open(cmd, &options->inspect, &source));
     result = check_rates(cmd, call, options);
     topo = topo_read(source);
     if (result == CMD_FINE)

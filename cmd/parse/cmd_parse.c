@@ -122,9 +122,7 @@ static int cmd_parse(const struct cmd *cmd, const struct cmd_call *call)
 
     if (call->n_args == 0 && !options->list_hardware && isatty(STDIN_FILENO))
         return cmd_usage(cmd, "name a log file or the folder of a run; '-' is standard input");
-    result = input_reference(cmd, &options->input, &reference, &wanted);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(input_reference(cmd, &options->input, &reference, &wanted));
     result =
         options->list_hardware ? list_hardware(reference, options->json) : parse_all(cmd, call, reference, &wanted);
     reference_free(reference);

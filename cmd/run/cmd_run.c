@@ -439,11 +439,8 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     json_t *machine;
     int result;
 
-    result = check_alone(cmd);
-    if (result == CMD_FINE)
-        result = group_check_environment(cmd, true, options->network == 0);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_alone(cmd));
+    CMD_TRY(group_check_environment(cmd, true, options->network == 0));
     if (!report_check(options->output))
         return CMD_USAGE;
     if (!cmd_given(cmd, call, "seed"))

@@ -206,14 +206,11 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct topo_options *options = call->options;
     struct reading reading = {0};
-    int result = CMD_FINE, saved = CMD_FINE;
+    int result, saved = CMD_FINE;
 
     if (options->save)
-        result = topo_save_check(cmd, options->save);
-    if (result == CMD_FINE)
-        result = inspect_open(cmd, &options->inspect, &reading.source);
-    if (result != CMD_FINE)
-        return result;
+        CMD_TRY(topo_save_check(cmd, options->save));
+    CMD_TRY(inspect_open(cmd, &options->inspect, &reading.source));
     read_machine(options, &reading);
     inspect_reading_done();
     /* Save first: the reader of the output may close it early, as head does. */

@@ -178,12 +178,10 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *with)
 {
     struct triangulate_call call = *(const struct triangulate_call *)with->options;
     struct reference *reference = NULL;
-    int result = check_usage(cmd, &call);
+    int result;
 
-    if (result == CMD_FINE)
-        result = input_reference(cmd, &call.input, &reference, &call.wanted);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_usage(cmd, &call));
+    CMD_TRY(input_reference(cmd, &call.input, &reference, &call.wanted));
     call.cmd = cmd;
     call.reference = reference;
     call.runs = json_array();

@@ -137,13 +137,12 @@ static void print_plan(const struct triangulate_call *call, int n)
 
 int triangulate_measure(struct triangulate_call *call)
 {
-    int result = read_fleet(call->hosts, &call->fleet), n = call->fleet.n;
     struct triangulate *t = &call->groups;
     size_t first = 0;
+    int n;
 
-    if (result != CMD_FINE)
-        return result;
-    t->n_nodes = n;
+    CMD_TRY(read_fleet(call->hosts, &call->fleet));
+    n = t->n_nodes = call->fleet.n;
     call->plan = json_pack("{s:i, s:i, s:i, s:s?}", "nodes", n, "worst_case_runs", triangulate_runs(n), "timeout_s",
                            (int)call->timeout, "command", call->run);
     print_plan(call, n);
