@@ -23,6 +23,9 @@
 /* The mode of a new file by umask, but never writable by others, and always readable and writable by the owner. */
 mode_t dir_usual_mode(void);
 
+/* Closes it, unless it is -1. errno stays. */
+void dir_close(int fd);
+
 /* Is it the caller or root? */
 bool dir_trusts(uid_t owner);
 

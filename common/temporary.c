@@ -121,8 +121,7 @@ static int make(int parent, char *pattern, bool is_folder, struct temporary *ret
         return 0;
     }
     free(pattern);
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     return number;
 }
 
@@ -251,7 +250,6 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
 
     if (number == 0)
         number = temporary_save_in(parent, name, text, bytes, mode);
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     return number;
 }

@@ -183,8 +183,7 @@ static void last_message(struct install *install, const struct recipe_step *step
     ret_text[0] = '\0';
     snprintf(name, sizeof(name), "%.40s.log", step->id);
     file = file_open_within(logs, name);
-    if (logs >= 0)
-        close(logs);
+    dir_close(logs);
     if (!file)
         return;
     while (fgets(line, sizeof(line), file)) {

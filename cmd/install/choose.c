@@ -77,8 +77,7 @@ int recipe_saved(const struct install_cmd_options *options, int max, char ret_na
     struct saved saved = open_saved(options);
     int n = list_saved(&saved, max, ret_names);
 
-    if (saved.fd >= 0)
-        close(saved.fd);
+    dir_close(saved.fd);
     return n < max ? n : max;
 }
 

@@ -125,8 +125,7 @@ ep_status journal_open(int dir, const char *folder, const char *boot, bool writa
 
 void journal_close(struct journal *journal)
 {
-    if (journal->fd >= 0)
-        close(journal->fd);
+    dir_close(journal->fd);
     json_decref(journal->events);
     free(journal->path);
     *journal = (struct journal){.fd = -1};

@@ -200,8 +200,7 @@ static enum install_result set_root(struct install *install, const char *root)
     }
     fd = dir_open(root, false);
     number = fd < 0 ? errno : dir_path(fd, path);
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     if (number)
         return install_fail(install, "%.300s: %s", root, write_reason(number));
     if (strlen(path) > INSTALL_ROOT_MAX)
@@ -259,8 +258,7 @@ static int open_folder(const struct install *install, const char *folder, bool m
         return -1;
     if (snprintf(ret_folder, bytes, "%s", path + strlen(install->root)) < (int)bytes)
         return fd;
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     errno = ENAMETOOLONG;
     return -1;
 }
@@ -271,8 +269,7 @@ static int open_state(struct install *install, bool make)
     char folder[512];
 
     snprintf(folder, sizeof(folder), "%.250s/%s", install->options.state, install->recipe->name);
-    if (install->state_fd >= 0)
-        close(install->state_fd);
+    dir_close(install->state_fd);
     /* An uninstall may be removing the folders. */
     for (int i = 0; i < 4; i++) {
         install->state_fd = open_folder(install, folder, make, install->state, sizeof(install->state));
@@ -321,8 +318,7 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     logs = error ? -1 : install_open_logs(install, false);
     if (!error && logs < 0 && errno != ENOENT)
         error = errno;
-    if (logs >= 0)
-        close(logs);
+    dir_close(logs);
     if (error)
         return install_fail(install, "%.250s of %s: %s", options->state, *install->root ? install->root : "/",
                             error == ENOTDIR ? "not a folder, or a link that leads nowhere" : write_reason(error));
@@ -400,8 +396,7 @@ static enum install_result check_above(struct install *install)
 
         if (above < 0 || fstat(above, &info) != 0)
             result = install_fail_errno(install, errno, path);
-        if (at >= 0)
-            close(at);
+        dir_close(at);
         at = above;
         *strrchr(path, '/') = '\0';
         /* In a sticky folder others cannot rename what is there. */
@@ -410,8 +405,7 @@ static enum install_result check_above(struct install *install)
         if (result == INSTALL_FINE)
             result = check_trust(install, &info, *path ? path : "/");
     }
-    if (at >= 0)
-        close(at);
+    dir_close(at);
     return result;
 }
 
@@ -461,10 +455,8 @@ void install_close(struct install *install)
     if (install->journal.events)
         journal_close(&install->journal);
     json_decref(install->left);
-    if (install->lock_fd >= 0)
-        close(install->lock_fd);
-    if (install->state_fd >= 0)
-        close(install->state_fd);
+    dir_close(install->lock_fd);
+    dir_close(install->state_fd);
     install->lock_fd = install->state_fd = -1;
 }
 

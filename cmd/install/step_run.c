@@ -223,15 +223,14 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
     script_name(step, phase, name);
     folder = open_script_folder(install, step, phase);
     error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0600);
-    if (folder >= 0)
-        close(folder);
+    dir_close(folder);
     free(text);
     return error ? ep_fail(EP_E_SYSTEM, "%s: %s", path, write_reason(error)) : EP_OK;
 }
 
 static int open_log(struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
-    int fd, error, logs = install_open_logs(install, true);
+    int fd, logs = install_open_logs(install, true);
     char name[64], when[32];
     time_t now = time(NULL);
     struct tm parts;
@@ -240,9 +239,7 @@ static int open_log(struct install *install, const struct recipe_step *step, enu
         return -1;
     snprintf(name, sizeof(name), "%.40s.log", step->id);
     fd = dir_append_in(logs, name, 0644);
-    error = errno;
-    close(logs);
-    errno = error;
+    dir_close(logs);
     if (fd < 0)
         return -1;
     gmtime_r(&now, &parts);

@@ -72,8 +72,7 @@ static enum install_result undo_step(struct install *install, const struct recip
     read_left(install, step);
     before = dir_open_within(install->state_fd, "before", O_PATH | O_DIRECTORY);
     result = before < 0 ? INSTALL_FINE : remove_tree(install, before, step->id);
-    if (before >= 0)
-        close(before);
+    dir_close(before);
     if (result != INSTALL_FINE)
         return result;
     journal_add(&install->journal, "undone", step->id, NULL);

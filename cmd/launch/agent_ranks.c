@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "common/child.h"
+#include "common/dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -244,8 +245,7 @@ static int connect_agent(const char *id)
         }
         usleep(CONNECT_WAIT_US);
     }
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     return -1;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/dir.h"
 #include "common/inherited.h"
 #include "common/memory.h"
 #include "common/output.h"
@@ -342,10 +343,8 @@ static void done(struct launch *launch)
     }
     if (launch->log)
         fclose(launch->log);
-    if (launch->folder_fd >= 0)
-        close(launch->folder_fd);
-    if (launch->signals >= 0)
-        close(launch->signals);
+    dir_close(launch->folder_fd);
+    dir_close(launch->signals);
     json_decref(launch->findings);
     free(launch->queue);
     free(launch->rank_command);

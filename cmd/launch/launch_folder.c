@@ -72,8 +72,7 @@ static ep_status open_logs(struct launch *launch)
     if (launch->folder_fd < 0)
         ep_fail(EP_E_SYSTEM, "making the folder %s for the logs: %s", launch->folder,
                 errno == ENOTDIR && parent >= 0 ? "a link or a file has its name" : write_reason(errno));
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     if (launch->folder_fd < 0)
         return EP_E_SYSTEM;
     /* Some file systems give every folder such a mode. */

@@ -81,8 +81,8 @@ json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t b
     }
     if (file)
         fclose(file);
-    else if (fd >= 0)
-        close(fd);
+    else
+        dir_close(fd);
     return value;
 }
 
@@ -175,8 +175,7 @@ void runfolder_free(struct folder *folder)
     for (size_t i = 0; i < folder->n_files; i++)
         free(folder->files[i].path);
     for (size_t i = 0; i < COUNT(folder->dirs); i++)
-        if (folder->dirs[i] >= 0)
-            close(folder->dirs[i]);
+        dir_close(folder->dirs[i]);
     free(folder->files);
     free(folder->path);
     free(folder->base);

@@ -101,8 +101,7 @@ int report_history_add(const char *path, const json_t *entry)
         error = errno;
     }
 end:
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     free(line);
     free(text);
     return error;

@@ -113,8 +113,7 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
         if (number)
             out_error("writing %s/%s: %s", folder, files[i].name, write_reason(number));
     }
-    if (dir >= 0)
-        close(dir);
+    dir_close(dir);
     if (number && is_new)
         rmdir(folder);
     temporary_release_signals(&before);
