@@ -5,12 +5,12 @@
 #include "common/dir.h"
 #include "common/memory.h"
 #include "common/redact.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 static bool is_event(const json_t *line)
@@ -133,9 +133,7 @@ void journal_close(struct journal *journal)
 
 ep_status journal_add(struct journal *journal, const char *event, const char *step, json_t *more)
 {
-    char time_text[32], *text;
-    time_t now = time(NULL);
-    struct tm parts;
+    char when[TEXT_TIME_BYTES], *text;
     json_t *line, *shown;
     size_t bytes;
     ssize_t n;
@@ -144,10 +142,8 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
         json_decref(more);
         return EP_OK;
     }
-    gmtime_r(&now, &parts);
-    strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", time_text, "boot", journal->boot, "event",
-                     event, "step", step);
+    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", text_time(time(NULL), when), "boot",
+                     journal->boot, "event", event, "step", step);
     if (more)
         json_object_update(line, more);
     json_decref(more);

@@ -10,6 +10,7 @@
 #include "common/memory.h"
 #include "common/shell.h"
 #include "common/temporary.h"
+#include "common/text.h"
 #include "install.h"
 
 #include <errno.h>
@@ -20,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* --- the text --- */
@@ -231,9 +231,7 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
 static int open_log(struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
     int fd, logs = install_open_logs(install, true);
-    char name[64], when[32];
-    time_t now = time(NULL);
-    struct tm parts;
+    char name[64], when[TEXT_TIME_BYTES];
 
     if (logs < 0)
         return -1;
@@ -242,9 +240,7 @@ static int open_log(struct install *install, const struct recipe_step *step, enu
     dir_close(logs);
     if (fd < 0)
         return -1;
-    gmtime_r(&now, &parts);
-    strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    dprintf(fd, "=== %s %s %s\n", when, phase_names[phase], step->id);
+    dprintf(fd, "=== %s %s %s\n", text_time(time(NULL), when), phase_names[phase], step->id);
     return fd;
 }
 

@@ -8,7 +8,6 @@
 #include "common/inherited.h"
 #include "common/memory.h"
 #include "common/output.h"
-#include "common/text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -19,7 +18,6 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WIDTH 64 /* connections that are set up concurrently */
@@ -183,15 +181,6 @@ static ep_status raise_limits(int n)
     return EP_OK;
 }
 
-static void format_time(char *ret_text, size_t bytes)
-{
-    time_t now = time(NULL);
-    struct tm utc;
-
-    gmtime_r(&now, &utc);
-    strftime(ret_text, bytes, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
 static void make_id(char ret_id[JOB_ID_BYTES])
 {
     uint64_t number = 0;
@@ -235,7 +224,7 @@ static ep_status prepare(struct launch *launch)
     launch->rank_command = make_remote_command(options->remote_epkit, AGENT_RANK);
     launch->findings = json_array();
     make_id(launch->id);
-    format_time(launch->began, sizeof(launch->began));
+    text_time(time(NULL), launch->began);
     launch->began_ns = launch->beat_ns = ep_now_ns();
     if (options->deadline_s)
         launch->deadline_ns = launch->began_ns + (uint64_t)options->deadline_s * 1000000000u;
@@ -297,13 +286,6 @@ static void conclude(const struct launch *launch, struct launch_result *result)
                  n_ranks == 1 ? "" : "s", seconds);
 }
 
-static void report_unanswered(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].failed_at)
-            launch_note(launch, "%s: %s: %s", launch->nodes[i].name, launch->nodes[i].failed_at, launch->nodes[i].why);
-}
-
 static void run(struct launch *launch, struct launch_result *result)
 {
     ep_status status;
@@ -315,7 +297,10 @@ static void run(struct launch *launch, struct launch_result *result)
     if (!result->is_connected) {
         launch->code = LAUNCH_FAILED;
         launch->reason = "host-failed";
-        report_unanswered(launch);
+        for (int i = 0; i < launch->n; i++)
+            if (launch->nodes[i].failed_at)
+                launch_note(launch, "%s: %s: %s", launch->nodes[i].name, launch->nodes[i].failed_at,
+                            launch->nodes[i].why);
         return;
     }
     status = launch_arrange(launch);
@@ -412,7 +397,7 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
     run(launch, ret_result);
     judge_logs(launch);
     launch_end(launch);
-    format_time(launch->ended, sizeof(launch->ended));
+    text_time(time(NULL), launch->ended);
     if (launch->interrupted) {
         launch->code = 128 + launch->interrupted;
         launch->reason = "interrupted";

@@ -3,7 +3,6 @@
 #include "launch_internal.h"
 
 #include "base/clock.h"
-#include "common/text.h"
 
 #include <epkit/types.h>
 

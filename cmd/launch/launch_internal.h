@@ -10,6 +10,7 @@
 #include "remote.h"
 
 #include "common/temporary.h"
+#include "common/text.h"
 
 #include <stdio.h>
 
@@ -78,7 +79,7 @@ struct launch {
     char *agent_command, *rank_command; /* what ssh and mpirun run on a node */
     int signals;                        /* signalfd */
     uint64_t began_ns, deadline_ns, beat_ns;
-    char began[32], ended[32];
+    char began[TEXT_TIME_BYTES], ended[TEXT_TIME_BYTES];
 
     int interrupted;
     const char *reason; /* why it ended early; NULL: it did not */

@@ -8,7 +8,6 @@
 #include "common/dir.h"
 #include "common/memory.h"
 #include "common/redact.h"
-#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>

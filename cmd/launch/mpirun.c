@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "common/dir.h"
 #include "common/memory.h"
-#include "common/text.h"
 
 #include <errno.h>
 #include <limits.h>
