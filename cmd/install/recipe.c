@@ -6,20 +6,8 @@
 #include "common/memory.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
-{
-    char text[400];
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return ep_fail(EP_E_ARG, "%s:%d: %s", recipe->file, line, text);
-}
 
 const char *recipe_keep(const struct recipe *recipe, const char *text)
 {

@@ -199,10 +199,8 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
 }
 
 /* A value of the user is wrong, and not the recipe. */
-static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
+static ep_status __attribute__((format(printf, 2, 3)))
+refuse_value(const struct recipe_input *input, const char *format, ...)
 {
     char text[400];
     va_list args;

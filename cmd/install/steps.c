@@ -7,7 +7,6 @@
 
 #include <ctype.h>
 #include <regex.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -512,16 +511,6 @@ bool arg_flag(const struct recipe_step *step, const char *key, bool otherwise)
     const char *text = arg_text(step, key);
 
     return *text ? strcmp(text, "true") == 0 : otherwise;
-}
-
-void state_set(struct step_state *state, enum step_now now, const char *format, ...)
-{
-    va_list args;
-
-    state->now = now;
-    va_start(args, format);
-    vsnprintf(state->text, sizeof(state->text), format, args);
-    va_end(args);
 }
 
 uint64_t step_digest(const struct recipe_step *step)

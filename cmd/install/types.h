@@ -79,8 +79,8 @@ const char *arg_text(const struct recipe_step *step, const char *key); /* "" if 
 bool arg_flag(const struct recipe_step *step, const char *key, bool otherwise);
 
 /* Sets the state; printf-like. */
-void state_set(struct step_state *state, enum step_now now, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+#define state_set(state, what, ...)                                                                                    \
+    ((state)->now = (what), (void)snprintf((state)->text, sizeof((state)->text), __VA_ARGS__))
 
 /* A number that changes with everything about the step that matters to what it makes: FNV-1a over its arguments. */
 uint64_t step_digest(const struct recipe_step *step);
