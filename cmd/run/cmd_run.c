@@ -354,21 +354,15 @@ static void print_table(const struct run *run)
     size_t i;
     char text[128];
 
-    json_array_foreach (run->suites, i, item) {
-        const json_t *parameters = json_object_get(item, "parameters");
-        int nodes = (int)json_integer_value(json_object_get(parameters, "nodes"));
+    for (int part = 0; part < N_PARTS; part++) {
         char where[32] = "";
 
-        if (nodes > 1)
-            snprintf(where, sizeof(where), " on %d nodes", nodes);
-        suite_summary(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
-                                             .failed = (int)json_integer_value(json_object_get(item, "failed")),
-                                             .total = (int)json_integer_value(json_object_get(item, "total"))},
-                      text, sizeof(text));
+        if (parts[part].nodes > 1)
+            snprintf(where, sizeof(where), " on %d nodes", parts[part].nodes);
+        suite_summary(&run->results[part], text, sizeof(text));
         json_array_append_new(rows,
-                              json_pack("{s:o, s:O, s:s}", "what",
-                                        json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
-                                        "ranks", json_object_get(parameters, "ranks"), "result", text));
+                              json_pack("{s:o, s:i, s:s}", "what", json_sprintf("%s%s", parts[part].matrix, where),
+                                        "ranks", run->specs[part].nranks, "result", text));
     }
     json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
