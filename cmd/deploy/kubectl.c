@@ -343,73 +343,56 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
 
 /* --- fourth round: what gcloud says of a cluster on GKE --- */
 
-/* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. NULL with the reason: what `kubectl` uses is none. */
-static char *read_context(struct calls *calls, json_t **ret_why)
+/* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. False after noting that the one that is used is not. */
+static bool read_context(struct calls *calls, json_t *snapshot, char project[100], char location[100], char name[100])
 {
-    const char *given = calls->kubectl->context;
-    char *context;
+    const char *context = calls->kubectl->context;
+    bool is_gke;
 
-    *ret_why = NULL;
-    if (!given) {
+    if (!context) {
         add_call(calls, TEXTS("config", "current-context"));
         run_calls(calls);
-        given = succeeded(&calls->captures[0]) ? output_of(&calls->captures[0]) : "";
+        context = succeeded(&calls->captures[0]) ? output_of(&calls->captures[0]) : "";
     }
-    context = memory_printf("%.*s", (int)strcspn(given, "\n"), given);
+    is_gke = sscanf(context, "gke_%99[^_\n]_%99[^_\n]_%99[^_\n]", project, location, name) == 3;
+    if (!is_gke) {
+        char why[300];
+
+        snprintf(why, sizeof(why), "the context of kubectl, '%.*s', is not of the form gke_PROJECT_LOCATION_CLUSTER",
+                 (int)strcspn(context, "\n") < 100 ? (int)strcspn(context, "\n") : 100, context);
+        put(snapshot, "unread", "answers of gcloud", out_text(why));
+    }
     calls_clear(calls);
-    if (text_begins(context, "gke_"))
-        return context;
-    *ret_why =
-        json_sprintf("the context of kubectl, '%.100s', is not of the form gke_PROJECT_LOCATION_CLUSTER", context);
-    free(context);
-    return NULL;
-}
-
-static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t **ret_why)
-{
-    static const char *const keys[] = {"cluster", "networks"};
-    const struct kubectl program = {.program = "gcloud", .timeout_ms = kubectl->timeout_ms};
-    struct calls *calls = calls_new(&program);
-    char *state = NULL, *project, *location, *name;
-    json_t *answers = json_object();
-
-    strtok_r(context, "_", &state);
-    project = strtok_r(NULL, "_", &state);
-    location = strtok_r(NULL, "_", &state);
-    name = strtok_r(NULL, "_", &state);
-    if (!name)
-        *ret_why = json_string("the context of kubectl is not of the form gke_PROJECT_LOCATION_CLUSTER");
-    if (name) {
-        add_call(calls, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
-                              "--format=json", "--quiet"));
-        add_call(calls, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
-        run_calls(calls);
-    }
-    for (int i = 0; i < calls->n; i++) {
-        const struct capture *capture = &calls->captures[i];
-        json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
-
-        if (answer) {
-            strip(answer);
-            json_object_set_new(answers, keys[i], answer);
-        } else if (!*ret_why) {
-            *ret_why = failure(capture);
-        }
-    }
-    calls_free(calls);
-    return answers;
+    return is_gke;
 }
 
 static void read_gke(struct calls *calls, json_t *snapshot)
 {
-    json_t *why;
-    char *context = read_context(calls, &why);
+    static const char *const keys[] = {"cluster", "networks"};
+    const struct kubectl program = {.program = "gcloud", .timeout_ms = calls->kubectl->timeout_ms};
+    char project[100], location[100], name[100];
+    json_t *answers = json_object();
+    struct calls *asked;
 
-    if (context)
-        json_object_set_new(snapshot, "gke", ask_gcloud(calls->kubectl, context, &why));
-    if (why)
-        put(snapshot, "unread", "answers of gcloud", why);
-    free(context);
+    json_object_set_new(snapshot, "gke", answers);
+    if (!read_context(calls, snapshot, project, location, name))
+        return;
+    asked = calls_new(&program);
+    add_call(asked, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
+                          "--format=json", "--quiet"));
+    add_call(asked, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
+    run_calls(asked);
+    for (int i = asked->n; i-- > 0;) { /* of two reasons the first is kept */
+        const struct capture *capture = &asked->captures[i];
+        json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
+
+        strip(answer);
+        if (answer)
+            json_object_set_new(answers, keys[i], answer);
+        else
+            put(snapshot, "unread", "answers of gcloud", failure(capture));
+    }
+    calls_free(asked);
 }
 
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot)
