@@ -108,7 +108,6 @@ static ep_status alloc_buffers(struct bench_case *bench)
 static int init_case(struct bench_case *bench, const struct bench_case *common, int tokens)
 {
     int n_new = common->request->ops & (BENCH_PLAN | BENCH_ENGINE) ? BENCH_VARIANTS : 0;
-    ep_status status;
 
     *bench = *common;
     bench->tokens = tokens;
@@ -119,8 +118,8 @@ static int init_case(struct bench_case *bench, const struct bench_case *common, 
         if (route->counts.recv > bench->capacity_rows)
             bench->capacity_rows = route->counts.recv;
     }
-    status = alloc_buffers(bench);
-    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the benchmark");
+    BENCH_TRY(bench->ctx, alloc_buffers(bench), "preparing the benchmark");
+    return 0;
 }
 
 void bench_case_done(struct bench_case *bench)
@@ -279,13 +278,9 @@ static int run_footprint(struct bench_case *bench)
 {
     struct ranks_ctx *ctx = bench->ctx;
     struct footprint sum;
-    ep_status status = measure_footprint(bench, &sum);
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "first plan, dispatch and combine");
-    status = bench_sum(ctx, &sum, sizeof(sum));
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "adding up the ranks");
+    BENCH_TRY(ctx, measure_footprint(bench, &sum), "first plan, dispatch and combine");
+    BENCH_TRY(ctx, bench_sum(ctx, &sum, sizeof(sum)), "adding up the ranks");
     if (ctx->rank == 0)
         emit_footprint(bench, &sum);
     return 0;
@@ -374,10 +369,8 @@ static int run_request(struct ranks_ctx *ctx, const struct bench_request *reques
     bool low_latency = request->ops & BENCH_LL;
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
-    ep_status status = bench_one_clock(ctx, &common.one_clock);
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "exchange of hosts");
+    BENCH_TRY(ctx, bench_one_clock(ctx, &common.one_clock), "exchange of hosts");
     for (int i = 0; i < n_throughput; i++)
         CMD_TRY(run_tokens(&common, request->tokens[i], i, n_steps));
     if (!low_latency)
@@ -392,22 +385,17 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
     const struct bench_mpi_module *mpi = NULL;
     struct bench_request request;
     char device[128];
-    ep_status status;
 
     if (bench_request_from_json(parameters, &request) != 0)
         return ranks_emit_error(ctx, ep_fail(EP_E_FORMAT, "the parameters of the benchmark are malformed"),
                                 "benchmark");
-    status = ep_comm_get_info(ctx->comm, &info);
-    if (status == EP_OK)
-        snprintf(device, sizeof(device), "%s", info.backend);
-    if (status == EP_OK && ctx->gpu)
-        status = ctx->gpu->device_name(ctx->comm, device, sizeof(device));
-    if (status == EP_OK && ctx->gpu)
-        status = ctx->gpu->set_sms(ctx->comm, request.sms);
-    if (status == EP_OK)
-        status = start_mpi(ctx, &request, &mpi);
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "benchmark");
+    BENCH_TRY(ctx, ep_comm_get_info(ctx->comm, &info), "benchmark");
+    snprintf(device, sizeof(device), "%s", info.backend);
+    if (ctx->gpu) {
+        BENCH_TRY(ctx, ctx->gpu->device_name(ctx->comm, device, sizeof(device)), "benchmark");
+        BENCH_TRY(ctx, ctx->gpu->set_sms(ctx->comm, request.sms), "benchmark");
+    }
+    BENCH_TRY(ctx, start_mpi(ctx, &request, &mpi), "benchmark");
     if (ctx->rank == 0)
         ranks_emit(ctx, json_pack("{s:s, s:s, s:s, s:s?}", "event", "start", "device", device, "network", info.network,
                                   "mpi", mpi ? mpi->library_version() : NULL));

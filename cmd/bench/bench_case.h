@@ -18,6 +18,14 @@
 #include "cmd/test/check/mirrors.h"
 #include "cmd/test/check/reference.h"
 
+/* Emits the error of a call that has failed, and returns its exit code from the function. */
+#define BENCH_TRY(ctx, call, what)                                                                                     \
+    do {                                                                                                               \
+        ep_status failed_ = (call);                                                                                    \
+        if (failed_ != EP_OK)                                                                                          \
+            return ranks_emit_error(ctx, failed_, what);                                                               \
+    } while (0)
+
 /*
  * --- rounds.c: accounting of rows and bytes; pure functions ---
  *

@@ -51,11 +51,9 @@ static ep_status exchange_buffers(struct roofline *roofline)
 /* The ranks are of one node. Collective. 0 or an exit code. */
 static int roofline_init(struct roofline *roofline, struct bench_case *bench)
 {
-    ep_status status;
-
     *roofline = (struct roofline){.bench = bench};
-    status = exchange_buffers(roofline);
-    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
+    BENCH_TRY(bench->ctx, exchange_buffers(roofline), "preparing the roofline");
+    return 0;
 }
 
 static ep_status engine_pair(void *context)
@@ -165,19 +163,15 @@ static int check_op(struct op *op)
 {
     struct bench_case *bench = op->bench;
     size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
-    ep_status status;
+    const char *what = op->is_combine ? "combine" : "dispatch";
 
     if (op->is_combine)
         mirrors_poison(&bench->mirrors, bench->out, out_bytes);
     else
         verify_poison_received(bench, &bench->route);
-    status = bench_mirrors_status(&bench->mirrors);
-    if (status == EP_OK)
-        status = run_op(op);
-    if (status == EP_OK)
-        status = finish_op(op);
-    if (status != EP_OK)
-        return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
+    BENCH_TRY(bench->ctx, bench_mirrors_status(&bench->mirrors), what);
+    BENCH_TRY(bench->ctx, run_op(op), what);
+    BENCH_TRY(bench->ctx, finish_op(op), what);
     if (!op->is_combine)
         return verify_dispatch(bench, &bench->route, op->is_fp8);
     mirrors_pull(&bench->mirrors, bench->out, out_bytes);
@@ -363,13 +357,10 @@ static ep_status run_cached(void *context)
 static int check_first(struct plans *plans, const struct bench_route *route)
 {
     struct bench_case *bench = plans->bench;
-    ep_status status;
 
     choose_route(plans, route);
     verify_poison_received(bench, route);
-    status = run_first(plans);
-    if (status != EP_OK)
-        return ranks_emit_error(bench->ctx, status, "first dispatch");
+    BENCH_TRY(bench->ctx, run_first(plans), "first dispatch");
     after_new(plans, 0);
     return verify_dispatch(bench, route, false);
 }

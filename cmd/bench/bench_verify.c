@@ -12,10 +12,8 @@
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong)
 {
     int64_t n_wrong = *wrong != '\0';
-    ep_status status = bench_sum(ctx, &n_wrong, sizeof(n_wrong));
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "exchange of verification results");
+    BENCH_TRY(ctx, bench_sum(ctx, &n_wrong, sizeof(n_wrong)), "exchange of verification results");
     if (*wrong)
         ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "what", what,
                                   "text", wrong, "hint",

@@ -197,13 +197,10 @@ static int check_combine(struct lowlat *lowlat)
 
 static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), const char *what)
 {
-    ep_status status = bench_mirrors_status(&lowlat->bench.mirrors);
-
-    if (status == EP_OK)
-        status = run(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    return status == EP_OK ? 0 : ranks_emit_error(lowlat->bench.ctx, status, what);
+    BENCH_TRY(lowlat->bench.ctx, bench_mirrors_status(&lowlat->bench.mirrors), what);
+    BENCH_TRY(lowlat->bench.ctx, run(lowlat), what);
+    BENCH_TRY(lowlat->bench.ctx, sync_stream(lowlat), what);
+    return 0;
 }
 
 /* Runs dispatch and combine once with poisoned outputs and verifies everything. */

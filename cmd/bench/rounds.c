@@ -52,19 +52,16 @@ static ep_status time_on_gpu(struct ranks_ctx *ctx, const struct bench_series *s
 static int run_sample(struct rounds *rounds, struct bench_series *series, int round, struct bench_span *ret_span)
 {
     struct ranks_ctx *ctx = rounds->ctx;
-    ep_status status = series->prepare ? series->prepare(series->context, round) : EP_OK;
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, series->what);
-    status = ep_comm_barrier(ctx->comm);
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "barrier of the benchmark");
-    status = ctx->gpu ? time_on_gpu(ctx, series, ret_span) : time_on_host(series, ret_span);
+    if (series->prepare)
+        BENCH_TRY(ctx, series->prepare(series->context, round), series->what);
+    BENCH_TRY(ctx, ep_comm_barrier(ctx->comm), "barrier of the benchmark");
+    BENCH_TRY(ctx, ctx->gpu ? time_on_gpu(ctx, series, ret_span) : time_on_host(series, ret_span), series->what);
     if (series->repeats)
         ret_span->end_ns = ret_span->begin_ns + (ret_span->end_ns - ret_span->begin_ns) / (uint64_t)series->repeats;
-    if (status == EP_OK && series->after)
-        status = series->after(series->context, round);
-    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, series->what);
+    if (series->after)
+        BENCH_TRY(ctx, series->after(series->context, round), series->what);
+    return 0;
 }
 
 /* The order rotates from round to round, because each series finds the caches as the one before has left them. */
@@ -86,10 +83,9 @@ static int gather_seconds(struct rounds *rounds, const struct bench_span *mine, 
 
     for (int first = 0; first < n; first += GATHER_SPANS) {
         int part = n - first < GATHER_SPANS ? n - first : GATHER_SPANS;
-        ep_status status = ep_comm_allgather(ctx->comm, mine + first, (size_t)part * sizeof(*mine), rounds->gathered);
 
-        if (status != EP_OK)
-            return ranks_emit_error(ctx, status, "exchange of timings");
+        BENCH_TRY(ctx, ep_comm_allgather(ctx->comm, mine + first, (size_t)part * sizeof(*mine), rounds->gathered),
+                  "exchange of timings");
         for (int i = 0; i < part; i++) {
             for (int r = 0; r < ctx->nranks; r++)
                 column[r] = rounds->gathered[r * part + i];
@@ -398,10 +394,8 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     struct totals sum;
     double bytes;
     json_t *row;
-    ep_status status = add_up(bench, measurement, &sum);
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "adding up the ranks");
+    BENCH_TRY(ctx, add_up(bench, measurement, &sum), "adding up the ranks");
     if (ctx->rank != 0)
         return 0;
     bytes = (double)sum.counts.recv * (double)measurement->row_bytes / ctx->nranks;
