@@ -194,6 +194,7 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
 
     for (size_t i = 0; i < options->ranks.n; i++)
         json_array_append_new(ranks, json_integer(specs[i].nranks));
+    json_object_del(parameters, "bits");
     json_object_update_new(parameters, json_pack("{s:o, s:i, s:s, s:s, s:s, s:i, s:s}", "ranks", ranks, "nodes",
                                                  specs[0].nnodes, "boot", group_boots[specs[0].boot], "backend",
                                                  specs[0].backend, "backend_why", specs[0].backend_why, "channels",

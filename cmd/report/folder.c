@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define LOGS "testbed-logs"
 #define SCHEMA_VERSION 1 /* of run.json */

@@ -244,7 +244,7 @@ TEST(requests_survive_the_way)
     assert_int_equal(back.iters, 50);
     assert_false(back.baselines);
     assert_true(back.no_partial_reduce);
-    json_object_set_new(json, "routing", json_string("nonsense"));
+    json_object_set_new(json, "bits", json_string("nonsense"));
     assert_int_equal(bench_request_from_json(json, &back), -1);
     json_decref(json);
 }
