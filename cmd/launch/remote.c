@@ -148,8 +148,8 @@ static void keep_closing(struct remote *remote, const char *line)
     memcpy(banner, remote->last_line, sizeof(banner));
     text_clean(line, remote->last_line, sizeof(remote->last_line));
     if (*banner && strlen(remote->last_line) < sizeof(remote->last_line) / 2)
-        snprintf(remote->last_line + strlen(remote->last_line), sizeof(remote->last_line) - strlen(remote->last_line),
-                 "; before that: %.*s", (int)sizeof(remote->last_line) / 2 - 20, banner);
+        text_append(remote->last_line, sizeof(remote->last_line), "; before that: %.*s",
+                    (int)sizeof(remote->last_line) / 2 - 20, banner);
 }
 
 static void handle_error_line(struct remote *remote)
