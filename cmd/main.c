@@ -78,13 +78,11 @@ static int run(int argc, char **argv)
 /* Ends by the signal that interrupted the command, so that a calling shell sees it and stops as well. */
 static void end_by_signal(int number)
 {
-    sigset_t one;
+    const sigset_t one = SIGNALS(number);
 
     fputs("epkit: interrupted\n", stderr);
     signal(number, SIG_DFL);
     /* A command that handles signals with signalfd has blocked them. */
-    sigemptyset(&one);
-    sigaddset(&one, number);
     raise(number);
     sigprocmask(SIG_UNBLOCK, &one, NULL);
     /* Still running if this is PID 1. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "child.h"
 
+#include "dir.h"
 #include "inherited.h"
 
 #include "base/clock.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -79,11 +79,9 @@ static void kill_children(void)
     struct dirent *entry;
     char state;
 
-    while (folder && (entry = readdir(folder)))
+    while ((entry = dir_next(&folder)))
         if (isdigit((unsigned char)entry->d_name[0]) && process_parent(atoi(entry->d_name), &state) == getpid())
             kill((pid_t)atoi(entry->d_name), SIGKILL);
-    if (folder)
-        closedir(folder);
 }
 
 /* The program may end its own children, as mpirun does. What remains afterwards is killed. */

@@ -34,6 +34,15 @@
 /* Exit codes of every command. Above 128: 128 + the signal that interrupted it; callers must return that at once. */
 enum cmd_exit { CMD_FINE = 0, CMD_FAILED = 1, CMD_USAGE = 2, CMD_FINDINGS = 3, CMD_UNSUPPORTED = 4, CMD_NOT_KNOWN = 5 };
 
+/* Returns from the function with the exit code of a call, or another result of which 0 is the good one, unless it is 0.
+ */
+#define CMD_TRY(call)                                                                                                  \
+    do {                                                                                                               \
+        __auto_type try_ = (call);                                                                                     \
+        if (try_ != 0)                                                                                                 \
+            return try_;                                                                                               \
+    } while (0)
+
 enum opt_type {
     OPT_FLAG,    /* bool */
     OPT_INT,     /* int64_t within min..max, decimal */
@@ -148,8 +157,9 @@ void options_done(struct cmd_call *call);
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes);
 
-/* The name in `names` (ends with NULL) that is most similar to `word`, or NULL if none is similar. */
-const char *options_nearest(const char *word, const char *const *names);
+/* The name that is most similar to `word`, or NULL if none is: the first member of rows, the last of which has NULL. */
+#define options_nearest(word, rows) options_nearest_of(word, rows, sizeof(*(rows)))
+const char *options_nearest_of(const char *word, const void *rows, size_t row_bytes);
 
 /* --- commands.c --- */
 

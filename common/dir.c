@@ -40,7 +40,7 @@ void dir_random(char *name)
         name[i] = letters[bytes[i] % (sizeof(letters) - 1)];
 }
 
-static void close_quietly(int fd)
+void dir_close(int fd)
 {
     int number = errno;
 
@@ -119,7 +119,7 @@ static int step(int at, const char *name, bool make, int *n_links)
         return fd;
     errno = ELOOP;
     result = trusts_link(at, info.st_uid) && ++*n_links <= LINKS_MAX ? follow(at, name, fd, make, n_links) : -1;
-    close_quietly(fd);
+    dir_close(fd);
     return result;
 }
 
@@ -127,7 +127,7 @@ static int step(int at, const char *name, bool make, int *n_links)
 static int walk(int at, const char *path, bool make, int *n_links)
 {
     if (*path == '/') {
-        close_quietly(at);
+        dir_close(at);
         at = open("/", O_PATH | O_CLOEXEC);
     }
     for (const char *left = path; at >= 0 && *left;) {
@@ -143,7 +143,7 @@ static int walk(int at, const char *path, bool make, int *n_links)
         } else {
             errno = ENAMETOOLONG;
         }
-        close_quietly(at);
+        dir_close(at);
         at = fd;
     }
     return at;
@@ -163,7 +163,7 @@ static int as_folder(int fd)
 {
     int folder = fd < 0 ? -1 : openat(fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
-    close_quietly(fd);
+    dir_close(fd);
     return folder;
 }
 
@@ -204,9 +204,32 @@ int dir_make(const char *path, mode_t mode)
     dir = dir_open_parent(copy, false, &name);
     if (dir < 0 || mkdirat(dir, name, mode) != 0)
         number = errno;
-    close_quietly(dir);
+    dir_close(dir);
     free(copy);
     return number;
+}
+
+DIR *dir_list(int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *list = fd < 0 ? NULL : fdopendir(fd);
+
+    if (!list)
+        dir_close(fd);
+    return list;
+}
+
+struct dirent *dir_next(DIR **list)
+{
+    struct dirent *entry = NULL;
+
+    while (*list && (entry = readdir(*list)) && text_is_any(entry->d_name, TEXTS(".", "..")))
+        ;
+    if (*list && !entry) {
+        closedir(*list);
+        *list = NULL;
+    }
+    return entry;
 }
 
 /* --- below a root --- */
@@ -239,7 +262,7 @@ bool dir_has(int dir, const char *path)
 {
     int fd = dir_open_within(dir, path, O_PATH | O_NOFOLLOW);
 
-    close_quietly(fd);
+    dir_close(fd);
     return fd >= 0;
 }
 
@@ -257,7 +280,7 @@ static int make_below(int parent, const char *name, bool make)
         return errno;
     fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     (void)!fchmod(fd, 0755); /* umask may have removed bits */
-    close_quietly(fd);
+    dir_close(fd);
     return fd < 0 ? errno : 0;
 }
 
@@ -296,7 +319,7 @@ int dir_open_below(const char *root, const char *path, bool make, char ret_path[
         if (fd < 0)
             break;
         if (at != base)
-            close_quietly(at);
+            dir_close(at);
         at = fd;
         rest = left;
     }
@@ -307,10 +330,10 @@ int dir_open_below(const char *root, const char *path, bool make, char ret_path[
         unnamed = ENAMETOOLONG;
     number = unnamed ? unnamed : number;
     if (at != base)
-        close_quietly(base);
+        dir_close(base);
     if (number == 0)
         return at;
-    close_quietly(at);
+    dir_close(at);
     errno = number;
     return -1;
 }
@@ -392,7 +415,7 @@ int dir_append(const char *path, mode_t mode)
     const char *name;
     int dir = dir_open_parent(path, false, &name), fd = dir < 0 ? -1 : dir_append_in(dir, name, mode);
 
-    close_quietly(dir);
+    dir_close(dir);
     return fd;
 }
 
@@ -406,7 +429,7 @@ int dir_overwrite(const char *path)
     /* The file that was found, whatever its name leads to now. */
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     result = open(link, O_WRONLY | O_TRUNC | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
-    close_quietly(fd);
+    dir_close(fd);
     if (result >= 0)
         (void)!fcntl(result, F_SETFL, 0); /* O_NONBLOCK is for the open() of a pipe that nobody reads */
     return result;
@@ -422,7 +445,7 @@ int dir_link(const char *target, const char *path)
     const char *name;
     int dir = dir_open_parent(path, true, &name), number = dir < 0 || symlinkat(target, dir, name) != 0 ? errno : 0;
 
-    close_quietly(dir);
+    dir_close(dir);
     return number;
 }
 

@@ -13,6 +13,7 @@
 #ifndef EP_COMMON_DIR_H
 #define EP_COMMON_DIR_H
 
+#include <dirent.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,6 +22,9 @@
 
 /* The mode of a new file by umask, but never writable by others, and always readable and writable by the owner. */
 mode_t dir_usual_mode(void);
+
+/* Closes it, unless it is -1. errno stays. */
+void dir_close(int fd);
 
 /* Is it the caller or root? */
 bool dir_trusts(uid_t owner);
@@ -74,6 +78,12 @@ int dir_overwrite(const char *path);
 
 /* Renames a file in the folder, and replaces one that has the new name. */
 int dir_move_in(int dir, const char *from, const char *to);
+
+/* The folder of that name in the folder, which is no link, to list it; NULL with errno. */
+DIR *dir_list(int dir, const char *name);
+
+/* The next entry but "." and ".."; NULL: there is none, and the list is closed. It may be NULL. */
+struct dirent *dir_next(DIR **list);
 
 /* A link. */
 int dir_link(const char *target, const char *path);

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -53,9 +52,19 @@ static void end_at_once(int number)
     _exit(128 + number);
 }
 
+sigset_t signals_of(const int *numbers)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    for (; *numbers; numbers++)
+        sigaddset(&set, *numbers);
+    return set;
+}
+
 static void init_signals(void)
 {
-    sigset_t none;
+    const sigset_t none = SIGNALS(0);
 
     for (int number = 1; number < NSIG; number++)
         if (sigaction(number, NULL, &inherited.before[number]) != 0)
@@ -65,7 +74,6 @@ static void init_signals(void)
     for (size_t i = 0; i < N_ENDING && getpid() == 1; i++)
         if (ending[i] == SIGTERM || !inherited_is_ignored(ending[i]))
             signal(ending[i], end_at_once);
-    sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, &inherited.mask);
 }
 

@@ -6,7 +6,12 @@
 #ifndef EP_COMMON_INHERITED_H
 #define EP_COMMON_INHERITED_H
 
+#include <signal.h>
 #include <stdbool.h>
+
+/* A set of these signals. */
+#define SIGNALS(...) signals_of((const int[]){__VA_ARGS__, 0})
+sigset_t signals_of(const int *numbers);
 
 /*
  * Called first in main(): sets everything that the command relies on.

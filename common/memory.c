@@ -12,7 +12,7 @@ static void *reserve;
 static void (*report)(void);
 
 /* One thread reports. Others wait for its _exit(), so that they do not cut its document. */
-static _Noreturn void end(void)
+_Noreturn void memory_end(void)
 {
     static atomic_int reporter;
     int none = 0, me = gettid();
@@ -30,21 +30,21 @@ void *memory_new(size_t n, size_t bytes)
 {
     void *memory = calloc(n ? n : 1, bytes ? bytes : 1);
 
-    return memory ? memory : (end(), NULL);
+    return memory ? memory : (memory_end(), NULL);
 }
 
 void *memory_grow(void *memory, size_t bytes)
 {
     void *grown = realloc(memory, bytes);
 
-    return grown ? grown : (end(), NULL);
+    return grown ? grown : (memory_end(), NULL);
 }
 
 char *memory_vprintf(const char *format, va_list args)
 {
     char *text;
 
-    return vasprintf(&text, format, args) < 0 ? (end(), NULL) : text;
+    return vasprintf(&text, format, args) < 0 ? (memory_end(), NULL) : text;
 }
 
 char *memory_printf(const char *format, ...)
@@ -62,13 +62,13 @@ FILE *memory_stream(char **ret_text, size_t *ret_bytes)
 {
     FILE *stream = open_memstream(ret_text, ret_bytes);
 
-    return stream ? stream : (end(), NULL);
+    return stream ? stream : (memory_end(), NULL);
 }
 
 void memory_close(FILE *stream)
 {
     if (fclose(stream) != 0)
-        end();
+        memory_end();
 }
 
 static void *allocate(size_t bytes)

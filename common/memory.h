@@ -12,6 +12,9 @@
 #include <stddef.h>
 #include <stdio.h>
 
+/* The end, for what fails only without memory: regcomp() of a pattern of epkit's own. */
+_Noreturn void memory_end(void);
+
 /* From now on jansson's memory is such memory, too. `report` is called before the end. */
 void memory_init(void (*report)(void));
 

@@ -37,27 +37,25 @@ static int __attribute__((format(printf, 2, 3))) reject(struct parser *parser, c
     return CMD_USAGE;
 }
 
-const char *options_nearest(const char *word, const char *const *names)
+const char *options_nearest_of(const char *word, const void *rows, size_t row_bytes)
 {
     size_t length = strlen(word);
-    const char *best = NULL;
+    const char *best = NULL, *name;
     int best_distance = INT_MAX;
 
-    if (length == 0)
-        return NULL;
-    for (size_t i = 0; names[i]; i++) {
-        size_t n = strlen(names[i]);
+    for (const char *row = rows; length && (name = *(const char *const *)(const void *)row); row += row_bytes) {
+        size_t n = strlen(name);
         /* At most one letter in three may differ, so that bash is not suggested for tcsh. */
         int allowed = (int)(n > length ? n : length) / 3;
-        int d = text_distance(word, names[i]);
+        int d = text_distance(word, name);
 
         if (allowed == 0)
             allowed = 1;
         /* A prefix of a longer name is a good match although many letters are missing. */
-        if (length >= 2 && strncmp(word, names[i], length) == 0)
+        if (length >= 2 && strncmp(word, name, length) == 0)
             d = 1;
         if (d <= allowed && d < best_distance) {
-            best = names[i];
+            best = name;
             best_distance = d;
         }
     }

@@ -175,12 +175,9 @@ json_t *out_text(const char *text)
 
 json_t *out_time(time_t when)
 {
-    char text[32] = "";
-    struct tm utc;
+    char text[TEXT_TIME_BYTES];
 
-    if (gmtime_r(&when, &utc))
-        strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return json_string(text);
+    return json_string(text_time(when, text));
 }
 
 json_t *out_text_or_null(const char *text)

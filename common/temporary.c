@@ -4,7 +4,6 @@
 #include "dir.h"
 #include "memory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -27,17 +26,11 @@ static bool is_same(const struct stat *a, const struct stat *b)
 
 static void remove_files(int folder)
 {
-    int fd = dup(folder);
-    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    DIR *list = dir_list(folder, ".");
     struct dirent *item;
 
-    if (!stream && fd >= 0)
-        close(fd);
-    while (stream && (item = readdir(stream)))
-        if (strcmp(item->d_name, ".") != 0 && strcmp(item->d_name, "..") != 0)
-            unlinkat(folder, item->d_name, 0); /* not a folder: there are none in ours */
-    if (stream)
-        closedir(stream);
+    while ((item = dir_next(&list)))
+        unlinkat(folder, item->d_name, 0); /* not a folder: there are none in ours */
 }
 
 /* If the lock can be taken and the name still exists, its process is dead: it holds the lock until after renaming. */
@@ -62,17 +55,12 @@ static void remove_left(int parent, const char *name)
 static void sweep(int parent, const char *pattern)
 {
     size_t length = strlen(pattern), fixed = length - strlen(RANDOM);
-    int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    DIR *list = dir_list(parent, ".");
     struct dirent *item;
 
-    if (!stream && fd >= 0)
-        close(fd);
-    while (stream && (item = readdir(stream)))
+    while ((item = dir_next(&list)))
         if (strlen(item->d_name) == length && strncmp(item->d_name, pattern, fixed) == 0)
             remove_left(parent, item->d_name);
-    if (stream)
-        closedir(stream);
 }
 
 /* --- making one --- */
@@ -133,8 +121,7 @@ static int make(int parent, char *pattern, bool is_folder, struct temporary *ret
         return 0;
     }
     free(pattern);
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     return number;
 }
 
@@ -263,7 +250,6 @@ int temporary_save(const char *dest, const char *text, size_t bytes, mode_t mode
 
     if (number == 0)
         number = temporary_save_in(parent, name, text, bytes, mode);
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     return number;
 }

@@ -39,8 +39,6 @@ static struct filter *filter_of(FILE *stream)
     return NULL;
 }
 
-static const int ending_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
-
 /*
  * A stalled reader must not keep a signal from ending the command. A pipe that polls as writable accepts PIPE_BUF bytes
  * without blocking. This also handles a stream that another process has set to O_NONBLOCK.
@@ -200,17 +198,10 @@ char *stream_json_text(const json_t *document, size_t flags)
 int stream_json(FILE *stream, const json_t *document, size_t flags)
 {
     char *text = stream_json_text(document, flags);
-    sigset_t ending, before;
+    sigset_t ending = SIGNALS(SIGTERM, SIGINT, SIGHUP, SIGQUIT), before;
     int result;
 
-    if (!text) {
-        errno = ENOMEM;
-        return -1;
-    }
     /* A signal that ends the command does so before or after the document. */
-    sigemptyset(&ending);
-    for (size_t i = 0; i < COUNT(ending_signals); i++)
-        sigaddset(&ending, ending_signals[i]);
     pthread_sigmask(SIG_BLOCK, &ending, &before);
     result = fputs(text, stream) >= 0 && fputc('\n', stream) != EOF && fflush(stream) == 0 ? 0 : -1;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

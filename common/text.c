@@ -127,6 +127,22 @@ int text_number(const char *text, size_t n, int most)
     return value <= most ? (int)value : -1;
 }
 
+const char *text_time(time_t when, char ret_text[TEXT_TIME_BYTES])
+{
+    struct tm utc;
+
+    if (!gmtime_r(&when, &utc) || !strftime(ret_text, TEXT_TIME_BYTES, "%Y-%m-%dT%H:%M:%SZ", &utc))
+        *ret_text = '\0';
+    return ret_text;
+}
+
+time_t text_time_of(const char *text)
+{
+    struct tm utc = {0};
+
+    return strptime(text, "%Y-%m-%dT%H:%M:%S", &utc) ? timegm(&utc) : -1;
+}
+
 uint64_t text_hash(const char *text, size_t bytes)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -28,6 +29,11 @@ int text_distance(const char *a, const char *b);
 
 /* The number that `n` digits are, from 0 to `most`; -1 if it is none. */
 int text_number(const char *text, size_t n, int most);
+
+/* A time in UTC: "2026-01-31T12:00:00Z". And that with which a text begins; -1: none. */
+#define TEXT_TIME_BYTES 32
+const char *text_time(time_t when, char ret_text[TEXT_TIME_BYTES]);
+time_t text_time_of(const char *text);
 
 /* 64-bit FNV-1a hash. */
 uint64_t text_hash(const char *text, size_t bytes);

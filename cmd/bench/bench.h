@@ -13,6 +13,7 @@
 #define EP_BENCH_BENCH_H
 
 #include "cmd/test/check/routings.h"
+#include "common/cmd.h"
 #include "common/output.h"
 #include "common/ranks/ranks.h"
 
@@ -104,7 +105,7 @@ const json_t *bench_largest(const json_t *rows, const char *op);
 /* Provenance of a record: {"commit", "compiler", "build_type", "date" in UTC}. A new reference. */
 json_t *bench_provenance(void);
 
-/* The parameters of a request, for a result and for the ranks. A new reference. */
+/* The parameters of a request, for a result, and with "bits" for the ranks. A new reference. */
 json_t *bench_request_to_json(const struct bench_request *request);
 
 /* Parses the output of bench_request_to_json(). 0, or -1 if it is malformed. */

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/module.h"
 #include "common/launched_by.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/ranks/ranks_internal.h"
 
@@ -25,16 +26,12 @@ int bench_case_route(const struct bench_case *bench, int variant, bool expanded,
     };
     struct check_error error;
     struct routing *routing;
-    bool ok;
 
     if (!routing_new(&spec, &routing, &error))
         return ranks_emit_error(ctx, ep_fail(EP_E_ARG, "%s", error.text), "generating a routing");
-    ok = bench_route_init(ret_route, routing, ctx->rank, ctx->nnodes > 1 ? ctx->nnodes : 1, expanded);
+    bench_route_init(ret_route, routing, ctx->rank, ctx->nnodes > 1 ? ctx->nnodes : 1, expanded);
     routing_free(routing);
-    if (ok)
-        return 0;
-    return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the rows of %d tokens", bench->tokens),
-                            "preparing the benchmark");
+    return 0;
 }
 
 static void *alloc_rows(struct bench_case *bench, int64_t rows, size_t row_bytes)
@@ -111,21 +108,18 @@ static ep_status alloc_buffers(struct bench_case *bench)
 static int init_case(struct bench_case *bench, const struct bench_case *common, int tokens)
 {
     int n_new = common->request->ops & (BENCH_PLAN | BENCH_ENGINE) ? BENCH_VARIANTS : 0;
-    ep_status status;
 
     *bench = *common;
     bench->tokens = tokens;
     for (int v = 0; v <= n_new; v++) {
         struct bench_route *route = v ? &bench->new_routes[v - 1] : &bench->route;
-        int code = bench_case_route(bench, v, false, route);
 
-        if (code != 0)
-            return code;
+        CMD_TRY(bench_case_route(bench, v, false, route));
         if (route->counts.recv > bench->capacity_rows)
             bench->capacity_rows = route->counts.recv;
     }
-    status = alloc_buffers(bench);
-    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the benchmark");
+    BENCH_TRY(bench->ctx, alloc_buffers(bench), "preparing the benchmark");
+    return 0;
 }
 
 void bench_case_done(struct bench_case *bench)
@@ -160,12 +154,9 @@ ep_status bench_plan_new(struct bench_case *bench, const struct bench_route *rou
 ep_status bench_sum(struct ranks_ctx *ctx, void *values, size_t bytes)
 {
     size_t n = bytes / sizeof(int64_t);
-    int64_t *sums = values, *all = malloc((size_t)ctx->nranks * bytes);
-    ep_status status;
+    int64_t *sums = values, *all = memory_new((size_t)ctx->nranks, bytes);
+    ep_status status = ep_comm_allgather(ctx->comm, values, bytes, all);
 
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the values of %d ranks", ctx->nranks);
-    status = ep_comm_allgather(ctx->comm, values, bytes, all);
     for (size_t i = 0; status == EP_OK && i < n; i++) {
         sums[i] = 0;
         for (size_t r = 0; r < (size_t)ctx->nranks; r++)
@@ -206,17 +197,14 @@ void bench_combine_args(const struct bench_case *bench, ep_combine_args *ret_arg
 
 /* --- routes --- */
 
-bool bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded)
+void bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded)
 {
     const struct reference_group *group = &route->group;
 
     memset(route, 0, sizeof(*route));
-    if (!reference_group_init(routing, n_nodes, &route->group, NULL) ||
-        !reference_counts_init(group, rank, &route->sent, NULL) ||
-        !reference_layout_init(group, rank, expanded, 1, &route->received, NULL)) {
-        bench_route_done(route);
-        return false;
-    }
+    (void)reference_group_init(routing, n_nodes, &route->group, NULL);
+    reference_counts_init(group, rank, &route->sent);
+    reference_layout_init(group, rank, expanded, 1, &route->received);
     route->rank = rank;
     route->n_tokens = group->n_tokens[rank];
     route->experts = group->experts[rank];
@@ -226,7 +214,6 @@ bool bench_route_init(struct bench_route *route, const struct routing *routing, 
                                           .own_node = route->sent.tokens_per_node[rank / group->ranks_per_node]};
     for (int to = 0; to < group->n_ranks; to++)
         route->counts.wire += to == rank ? 0 : route->sent.tokens_per_rank[to];
-    return true;
 }
 
 void bench_route_done(struct bench_route *route)
@@ -291,13 +278,9 @@ static int run_footprint(struct bench_case *bench)
 {
     struct ranks_ctx *ctx = bench->ctx;
     struct footprint sum;
-    ep_status status = measure_footprint(bench, &sum);
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "first plan, dispatch and combine");
-    status = bench_sum(ctx, &sum, sizeof(sum));
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "adding up the ranks");
+    BENCH_TRY(ctx, measure_footprint(bench, &sum), "first plan, dispatch and combine");
+    BENCH_TRY(ctx, bench_sum(ctx, &sum, sizeof(sum)), "adding up the ranks");
     if (ctx->rank == 0)
         emit_footprint(bench, &sum);
     return 0;
@@ -386,13 +369,12 @@ static int run_request(struct ranks_ctx *ctx, const struct bench_request *reques
     bool low_latency = request->ops & BENCH_LL;
     int n_throughput = request->ops & ~(unsigned)BENCH_LL ? request->n_token_counts : 0;
     int n_steps = n_throughput + (low_latency ? 1 : 0);
-    ep_status status = bench_one_clock(ctx, &common.one_clock);
-    int code = status == EP_OK ? 0 : ranks_emit_error(ctx, status, "exchange of hosts");
 
-    for (int i = 0; i < n_throughput && code == 0; i++)
-        code = run_tokens(&common, request->tokens[i], i, n_steps);
-    if (code != 0 || !low_latency)
-        return code;
+    BENCH_TRY(ctx, bench_one_clock(ctx, &common.one_clock), "exchange of hosts");
+    for (int i = 0; i < n_throughput; i++)
+        CMD_TRY(run_tokens(&common, request->tokens[i], i, n_steps));
+    if (!low_latency)
+        return 0;
     emit_step(ctx, n_steps - 1, n_steps, "low latency", request->ll_tokens);
     return bench_run_lowlat(&common);
 }
@@ -403,22 +385,17 @@ int bench_job(struct ranks_ctx *ctx, const json_t *parameters)
     const struct bench_mpi_module *mpi = NULL;
     struct bench_request request;
     char device[128];
-    ep_status status;
 
     if (bench_request_from_json(parameters, &request) != 0)
         return ranks_emit_error(ctx, ep_fail(EP_E_FORMAT, "the parameters of the benchmark are malformed"),
                                 "benchmark");
-    status = ep_comm_get_info(ctx->comm, &info);
-    if (status == EP_OK)
-        snprintf(device, sizeof(device), "%s", info.backend);
-    if (status == EP_OK && ctx->gpu)
-        status = ctx->gpu->device_name(ctx->comm, device, sizeof(device));
-    if (status == EP_OK && ctx->gpu)
-        status = ctx->gpu->set_sms(ctx->comm, request.sms);
-    if (status == EP_OK)
-        status = start_mpi(ctx, &request, &mpi);
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "benchmark");
+    BENCH_TRY(ctx, ep_comm_get_info(ctx->comm, &info), "benchmark");
+    snprintf(device, sizeof(device), "%s", info.backend);
+    if (ctx->gpu) {
+        BENCH_TRY(ctx, ctx->gpu->device_name(ctx->comm, device, sizeof(device)), "benchmark");
+        BENCH_TRY(ctx, ctx->gpu->set_sms(ctx->comm, request.sms), "benchmark");
+    }
+    BENCH_TRY(ctx, start_mpi(ctx, &request, &mpi), "benchmark");
     if (ctx->rank == 0)
         ranks_emit(ctx, json_pack("{s:s, s:s, s:s, s:s?}", "event", "start", "device", device, "network", info.network,
                                   "mpi", mpi ? mpi->library_version() : NULL));

@@ -18,6 +18,14 @@
 #include "cmd/test/check/mirrors.h"
 #include "cmd/test/check/reference.h"
 
+/* Emits the error of a call that has failed, and returns its exit code from the function. */
+#define BENCH_TRY(ctx, call, what)                                                                                     \
+    do {                                                                                                               \
+        ep_status failed_ = (call);                                                                                    \
+        if (failed_ != EP_OK)                                                                                          \
+            return ranks_emit_error(ctx, failed_, what);                                                               \
+    } while (0)
+
 /*
  * --- rounds.c: accounting of rows and bytes; pure functions ---
  *
@@ -132,8 +140,8 @@ struct bench_route {
     struct bench_counts counts;
 };
 
-/* `expanded`: the received rows by expert, as in the low-latency layout. False if out of memory. */
-bool bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded);
+/* `expanded`: the received rows by expert, as in the low-latency layout. */
+void bench_route_init(struct bench_route *route, const struct routing *routing, int rank, int n_nodes, bool expanded);
 
 /* Accepts a zeroed route. */
 void bench_route_done(struct bench_route *route);
@@ -147,15 +155,11 @@ void bench_route_done(struct bench_route *route);
 
 /* out = rows[0] + rows[1] + ...: bf16 rows of `count` elements, a multiple of 8, fp32 in that order, rounded to nearest
  * even once. */
-typedef void (*bench_reduce_fn)(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
-
-/* The variant for the widest vectors of this CPU. */
-bench_reduce_fn bench_reduce_get(void);
+void naive_sum(uint16_t *out, const uint16_t *const *rows, int n_rows, int count);
 
 struct naive {
     const struct bench_mpi_module *mpi;
     const struct bench_route *route;
-    bench_reduce_fn reduce;
     int hidden, timeout_ms;
     bool busy;          /* an exchange has failed: MPI may access the buffers until the process ends */
     size_t scale_bytes; /* of a row; 0 in bf16 */

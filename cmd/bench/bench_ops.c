@@ -2,10 +2,7 @@
 /* bench_ops.c - dispatch and combine with a plan, and plans, with their baselines. */
 #include "bench_case.h"
 
-#include "backend/cuda/module.h"
 #include "base/error.h"
-
-#include <string.h>
 
 /*
  * --- upper bounds by the copy engines of the GPUs ---
@@ -54,11 +51,9 @@ static ep_status exchange_buffers(struct roofline *roofline)
 /* The ranks are of one node. Collective. 0 or an exit code. */
 static int roofline_init(struct roofline *roofline, struct bench_case *bench)
 {
-    ep_status status;
-
     *roofline = (struct roofline){.bench = bench};
-    status = exchange_buffers(roofline);
-    return status == EP_OK ? 0 : ranks_emit_error(bench->ctx, status, "preparing the roofline");
+    BENCH_TRY(bench->ctx, exchange_buffers(roofline), "preparing the roofline");
+    return 0;
 }
 
 static ep_status engine_pair(void *context)
@@ -168,19 +163,15 @@ static int check_op(struct op *op)
 {
     struct bench_case *bench = op->bench;
     size_t out_bytes = (size_t)bench->route.n_tokens * 2 * (size_t)bench->request->hidden;
-    ep_status status;
+    const char *what = op->is_combine ? "combine" : "dispatch";
 
     if (op->is_combine)
         mirrors_poison(&bench->mirrors, bench->out, out_bytes);
     else
         verify_poison_received(bench, &bench->route);
-    status = bench_mirrors_status(&bench->mirrors);
-    if (status == EP_OK)
-        status = run_op(op);
-    if (status == EP_OK)
-        status = finish_op(op);
-    if (status != EP_OK)
-        return ranks_emit_error(bench->ctx, status, op->is_combine ? "combine" : "dispatch");
+    BENCH_TRY(bench->ctx, bench_mirrors_status(&bench->mirrors), what);
+    BENCH_TRY(bench->ctx, run_op(op), what);
+    BENCH_TRY(bench->ctx, finish_op(op), what);
     if (!op->is_combine)
         return verify_dispatch(bench, &bench->route, op->is_fp8);
     mirrors_pull(&bench->mirrors, bench->out, out_bytes);
@@ -259,26 +250,21 @@ static int measure(struct op *op)
         .phases = &op->phases,
         .series = op->series,
     };
-    int code = has_roofline(bench) ? roofline_init(&op->roofline, bench) : 0;
 
+    if (has_roofline(bench))
+        CMD_TRY(roofline_init(&op->roofline, bench));
     op->roofline.row_bytes = (size_t)measurement.row_bytes;
     bench->copy_bytes = (size_t)(bench->route.counts.recv * measurement.row_bytes);
-    if (code == 0)
-        code = check_op(op);
+    CMD_TRY(check_op(op));
     add_series(op, (struct bench_series){
                        .what = measurement.op, .run = run_op, .finish = finish_op, .after = after_op, .context = op});
     (gpu ? add_gpu_series : add_host_series)(op);
-    if (code == 0)
-        code = bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_op(op);
-    if (code == 0)
-        code = check_naive(op);
+    CMD_TRY(bench_rounds(bench->ctx, op->series, op->n_series, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_op(op));
+    CMD_TRY(check_naive(op));
     measurement.n_series = op->n_series;
     measurement.pair_bytes = (double)op->roofline.pair_bytes;
-    if (code == 0)
-        code = bench_emit_row(bench, &measurement);
-    return code;
+    return bench_emit_row(bench, &measurement);
 }
 
 static int measure_dispatch(struct bench_case *bench, bool is_fp8)
@@ -302,15 +288,12 @@ static int measure_combine(struct bench_case *bench)
 int bench_run_ops(struct bench_case *bench)
 {
     const struct bench_request *request = bench->request;
-    int code = 0;
 
     if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_BF16))
-        code = measure_dispatch(bench, false);
-    if (code == 0 && (request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
-        code = measure_dispatch(bench, true);
-    if (code == 0 && (request->ops & BENCH_COMBINE))
-        code = measure_combine(bench);
-    return code;
+        CMD_TRY(measure_dispatch(bench, false));
+    if ((request->ops & BENCH_DISPATCH) && (request->types & BENCH_FP8))
+        CMD_TRY(measure_dispatch(bench, true));
+    return request->ops & BENCH_COMBINE ? measure_combine(bench) : 0;
 }
 
 /* --- cost of a new routing: its plan, and its first dispatch compared with that of an existing plan --- */
@@ -374,13 +357,10 @@ static ep_status run_cached(void *context)
 static int check_first(struct plans *plans, const struct bench_route *route)
 {
     struct bench_case *bench = plans->bench;
-    ep_status status;
 
     choose_route(plans, route);
     verify_poison_received(bench, route);
-    status = run_first(plans);
-    if (status != EP_OK)
-        return ranks_emit_error(bench->ctx, status, "first dispatch");
+    BENCH_TRY(bench->ctx, run_first(plans), "first dispatch");
     after_new(plans, 0);
     return verify_dispatch(bench, route, false);
 }
@@ -422,17 +402,13 @@ static int measure_plans(struct plans *plans)
                                      .counts = mean_counts(bench),
                                      .series = &series[2],
                                      .n_series = 1};
-    int code = 0;
 
-    for (int v = 0; v < BENCH_VARIANTS && code == 0; v++)
-        code = check_first(plans, &bench->new_routes[v]);
-    if (code == 0)
-        code = bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_first(plans, &bench->new_routes[0]);
-    if (code == 0)
-        code = bench_emit_row(bench, &plan);
-    return code ? code : bench_emit_row(bench, &first);
+    for (int v = 0; v < BENCH_VARIANTS; v++)
+        CMD_TRY(check_first(plans, &bench->new_routes[v]));
+    CMD_TRY(bench_rounds(bench->ctx, series, 3, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_first(plans, &bench->new_routes[0]));
+    CMD_TRY(bench_emit_row(bench, &plan));
+    return bench_emit_row(bench, &first);
 }
 
 int bench_run_plans(struct bench_case *bench)

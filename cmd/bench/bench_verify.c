@@ -2,7 +2,7 @@
 #include "bench_case.h"
 
 #include "base/error.h"
-#include "cmd/test/check/reference.h"
+#include "common/memory.h"
 
 #include <epkit/numeric.h>
 #include <stdio.h>
@@ -12,10 +12,8 @@
 int verify_agree(struct ranks_ctx *ctx, const char *what, const char *wrong)
 {
     int64_t n_wrong = *wrong != '\0';
-    ep_status status = bench_sum(ctx, &n_wrong, sizeof(n_wrong));
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "exchange of verification results");
+    BENCH_TRY(ctx, bench_sum(ctx, &n_wrong, sizeof(n_wrong)), "exchange of verification results");
     if (*wrong)
         ranks_emit(ctx, json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", ctx->rank, "what", what,
                                   "text", wrong, "hint",
@@ -162,11 +160,9 @@ static void check_sums(struct sums *sums, const uint16_t *out, bool one_node, ch
 
 int verify_combine(struct bench_case *bench, const uint16_t *out, bool one_node, bool low_latency, const char *what)
 {
-    struct sums *sums = malloc(sizeof(*sums));
+    struct sums *sums = memory_new(1, sizeof(*sums));
     char wrong[160] = "";
 
-    if (!sums)
-        return ranks_emit_error(bench->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for the oracle"), what);
     sums->bench = bench;
     sums->low_latency = low_latency;
     sums->combine = (struct reference_combine){.hidden = bench->request->hidden,

@@ -143,14 +143,11 @@ static int make_specs(const struct cmd *cmd, const struct cmd_call *call, const 
         struct group_options group = options->group;
         char buffer[256];
         const char *wrong;
-        int result;
 
         group.ranks = options->ranks.values[i];
         if (!group.nodes)
             group.nodes = ranks_world_nodes();
-        result = group_spec(cmd, call, &group, request->seed, &ret_specs[i]);
-        if (result != CMD_FINE)
-            return result;
+        CMD_TRY(group_spec(cmd, call, &group, request->seed, &ret_specs[i]));
         wrong = bench_check(request, ret_specs[i].nranks, buffer, sizeof(buffer));
         if (wrong)
             return cmd_usage(cmd, "%s", wrong);
@@ -197,6 +194,7 @@ static int print_json(const struct cmd *cmd, const struct bench_options *options
 
     for (size_t i = 0; i < options->ranks.n; i++)
         json_array_append_new(ranks, json_integer(specs[i].nranks));
+    json_object_del(parameters, "bits");
     json_object_update_new(parameters, json_pack("{s:o, s:i, s:s, s:s, s:s, s:i, s:s}", "ranks", ranks, "nodes",
                                                  specs[0].nnodes, "boot", group_boots[specs[0].boot], "backend",
                                                  specs[0].backend, "backend_why", specs[0].backend_why, "channels",
@@ -252,13 +250,11 @@ static int cmd_bench(const struct cmd *cmd, const struct cmd_call *call)
     struct bench_options options = *(const struct bench_options *)call->options;
     struct ranks_spec specs[OPT_LIST_MAX] = {{0}};
     struct bench_request request = BENCH_REQUEST_INIT;
-    int result;
 
     fill_defaults(cmd, call, &options);
-    result = make_request(cmd, &options, &request);
-    if (result == CMD_FINE)
-        result = make_specs(cmd, call, &options, &request, specs);
-    return result == CMD_FINE ? measure(cmd, &options, &request, specs) : result;
+    CMD_TRY(make_request(cmd, &options, &request));
+    CMD_TRY(make_specs(cmd, call, &options, &request, specs));
+    return measure(cmd, &options, &request, specs);
 }
 
 const struct cmd command_bench = {

@@ -13,8 +13,6 @@
 #include "base/error.h"
 #include "cmd/test/check/number_formats.h"
 
-#include <string.h>
-
 enum { LAYERS = 16 };
 /* On GPUs a round takes a millisecond, whatever its call takes: 40 kinds of calls, four seconds. */
 enum { ROUNDS = 100 };
@@ -262,10 +260,8 @@ static int count_rows(struct engine *engine)
     engine->rows[1] = 1;
     for (int v = 0; v <= BENCH_VARIANTS; v++) {
         struct bench_route route;
-        int code = bench_case_route(bench, v, true, &route);
 
-        if (code != 0)
-            return code;
+        CMD_TRY(bench_case_route(bench, v, true, &route));
         if (engine->rows[1] < route.counts.recv)
             engine->rows[1] = route.counts.recv;
         bench_route_done(&route);

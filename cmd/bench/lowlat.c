@@ -197,13 +197,10 @@ static int check_combine(struct lowlat *lowlat)
 
 static int run_once(struct lowlat *lowlat, ep_status (*run)(void *context), const char *what)
 {
-    ep_status status = bench_mirrors_status(&lowlat->bench.mirrors);
-
-    if (status == EP_OK)
-        status = run(lowlat);
-    if (status == EP_OK)
-        status = sync_stream(lowlat);
-    return status == EP_OK ? 0 : ranks_emit_error(lowlat->bench.ctx, status, what);
+    BENCH_TRY(lowlat->bench.ctx, bench_mirrors_status(&lowlat->bench.mirrors), what);
+    BENCH_TRY(lowlat->bench.ctx, run(lowlat), what);
+    BENCH_TRY(lowlat->bench.ctx, sync_stream(lowlat), what);
+    return 0;
 }
 
 /* Runs dispatch and combine once with poisoned outputs and verifies everything. */
@@ -211,18 +208,15 @@ static int check_both(struct lowlat *lowlat)
 {
     const struct bench_route *route = &lowlat->bench.route;
     struct mirrors *mirrors = &lowlat->bench.mirrors;
-    int code;
 
     each_expert(lowlat, lowlat->bench.recv_x, row_bytes(lowlat), mirrors_poison);
     each_expert(lowlat, lowlat->bench.recv_scales, scale_bytes(lowlat), mirrors_poison);
     mirrors_poison(mirrors, lowlat->recv_count, (size_t)route->group.n_local * sizeof(int32_t));
     mirrors_poison(mirrors, lowlat->bench.out, (size_t)route->n_tokens * 2 * (size_t)lowlat->bench.request->hidden);
-    code = run_once(lowlat, run_dispatch, "low-latency dispatch");
-    if (code == 0)
-        code = check_dispatch(lowlat);
-    if (code == 0)
-        code = run_once(lowlat, run_combine, "low-latency combine");
-    return code ? code : check_combine(lowlat);
+    CMD_TRY(run_once(lowlat, run_dispatch, "low-latency dispatch"));
+    CMD_TRY(check_dispatch(lowlat));
+    CMD_TRY(run_once(lowlat, run_combine, "low-latency combine"));
+    return check_combine(lowlat);
 }
 
 static int measure(struct lowlat *lowlat, bool is_combine)
@@ -244,7 +238,6 @@ static int measure(struct lowlat *lowlat, bool is_combine)
         .series = series,
         .n_series = gpu || bench->request->baselines ? 2 : 1,
     };
-    int code;
 
     if (is_combine)
         series[0] = combine;
@@ -257,10 +250,9 @@ static int measure(struct lowlat *lowlat, bool is_combine)
     measurement.counts.net_bytes =
         count_outside(lowlat, bench->route.group.ranks_per_node, each) * measurement.row_bytes;
     bench->copy_bytes = (size_t)(measurement.counts.recv * measurement.row_bytes);
-    code = bench_rounds(bench->ctx, series, measurement.n_series, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_both(lowlat);
-    return code ? code : bench_emit_row(bench, &measurement);
+    CMD_TRY(bench_rounds(bench->ctx, series, measurement.n_series, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_both(lowlat));
+    return bench_emit_row(bench, &measurement);
 }
 
 static ep_status run_pairs(void *context)
@@ -287,12 +279,10 @@ static int measure_pairs(struct lowlat *lowlat)
                                             .counts = bench->route.counts,
                                             .series = &pairs,
                                             .n_series = 1};
-    int code;
 
-    code = bench_rounds(bench->ctx, &pairs, 1, bench->request->iters, bench->one_clock);
-    if (code == 0)
-        code = check_both(lowlat);
-    return code ? code : bench_emit_row(bench, &measurement);
+    CMD_TRY(bench_rounds(bench->ctx, &pairs, 1, bench->request->iters, bench->one_clock));
+    CMD_TRY(check_both(lowlat));
+    return bench_emit_row(bench, &measurement);
 }
 
 /* MIRRORS_UNTOUCHED: the layout is larger than the received data by a factor of about L / K. */
@@ -342,20 +332,17 @@ static ep_status open_layout(struct lowlat *lowlat)
 static int measure_types(struct lowlat *lowlat)
 {
     const struct bench_request *request = lowlat->bench.request;
-    int code = 0;
 
-    for (int fp8 = 0; fp8 < 2 && code == 0; fp8++) {
+    for (int fp8 = 0; fp8 < 2; fp8++) {
         if (!(request->types & (fp8 ? BENCH_FP8 : BENCH_BF16)))
             continue;
         lowlat->is_fp8 = fp8;
-        code = check_both(lowlat);
-        if (code == 0)
-            code = measure(lowlat, false);
+        CMD_TRY(check_both(lowlat));
+        CMD_TRY(measure(lowlat, false));
     }
     /* Combined rows are always bf16; the dispatch before it has the type measured last. */
-    if (code == 0)
-        code = measure(lowlat, true);
-    return code || !lowlat->bench.ctx->gpu ? code : measure_pairs(lowlat);
+    CMD_TRY(measure(lowlat, true));
+    return lowlat->bench.ctx->gpu ? measure_pairs(lowlat) : 0;
 }
 
 int bench_run_lowlat(const struct bench_case *common)
@@ -367,9 +354,7 @@ int bench_run_lowlat(const struct bench_case *common)
 
     bench->tokens = bench->request->ll_tokens;
     lowlat.slots = (int64_t)bench->ctx->nranks * bench->tokens;
-    code = bench_case_route(bench, 0, true, &bench->route);
-    if (code != 0)
-        return code;
+    CMD_TRY(bench_case_route(bench, 0, true, &bench->route));
     status = open_layout(&lowlat);
     code = status == EP_OK ? measure_types(&lowlat) : ranks_emit_error(bench->ctx, status, "preparing low latency");
     ep_ll_free(lowlat.ll);

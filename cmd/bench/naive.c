@@ -43,11 +43,7 @@ void naive_init(struct naive *naive, const struct bench_mpi_module *mpi, struct 
     size_t n_recv = (size_t)route->received.n_rows;
     size_t topk = (size_t)route->group.topk;
 
-    *naive = (struct naive){.mpi = mpi,
-                            .route = route,
-                            .reduce = bench_reduce_get(),
-                            .hidden = hidden,
-                            .timeout_ms = ctx->spec->timeout_ms};
+    *naive = (struct naive){.mpi = mpi, .route = route, .hidden = hidden, .timeout_ms = ctx->spec->timeout_ms};
     naive->packed = mirrors_alloc(mirrors, n_send * 2 * (size_t)hidden, 0);
     naive->packed_meta = mirrors_alloc(mirrors, n_send * meta_bytes(hidden, route->group.topk), 0);
     naive->recv_meta = mirrors_alloc(mirrors, n_recv * meta_bytes(hidden, route->group.topk), 0);
@@ -153,7 +149,7 @@ ep_status naive_combine(struct naive *naive, const uint16_t *x, uint16_t *out)
         for (int holder = 0; holder < route->group.n_ranks; holder++)
             if (goes_to(route, token, holder))
                 rows[n_rows++] = (holder == route->rank ? x : back) + (size_t)next[holder]++ * hidden;
-        naive->reduce(out + (size_t)token * hidden, rows, n_rows, naive->hidden);
+        naive_sum(out + (size_t)token * hidden, rows, n_rows, naive->hidden);
     }
     return EP_OK;
 }
@@ -223,11 +219,6 @@ INLINE void reduce_body(uint16_t *out, const uint16_t *const *rows, int n_rows, 
         reduce_vectors(out, rows, n_rows, first, 1);
 }
 
-static void reduce_plain(uint16_t *out, const uint16_t *const *rows, int n_rows, int count)
-{
-    reduce_body(out, rows, n_rows, count);
-}
-
 #if defined(__x86_64__)
 static __attribute__((target("avx2"))) void reduce_avx2(uint16_t *out, const uint16_t *const *rows, int n_rows,
                                                         int count)
@@ -236,11 +227,13 @@ static __attribute__((target("avx2"))) void reduce_avx2(uint16_t *out, const uin
 }
 #endif
 
-bench_reduce_fn bench_reduce_get(void)
+void naive_sum(uint16_t *out, const uint16_t *const *rows, int n_rows, int count)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2"))
-        return reduce_avx2;
+    if (__builtin_cpu_supports("avx2")) {
+        reduce_avx2(out, rows, n_rows, count);
+        return;
+    }
 #endif
-    return reduce_plain;
+    reduce_body(out, rows, n_rows, count);
 }

@@ -101,17 +101,10 @@ static int print(FILE *stream, const struct out_column *columns, size_t n, json_
 
 int bench_print_rows(FILE *stream, const json_t *rows, const char *device, enum out_format format)
 {
-    int result;
-
     if (json_object_get(json_array_get(rows, 0), "memory"))
         return print(stream, engine_columns, COUNT(engine_columns), flat_rows(rows, NULL, device), format);
-    result = print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format);
-
-    if (result != 0)
-        return result;
-    result = print(stream, gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format);
-    if (result != 0)
-        return result;
+    CMD_TRY(print(stream, row_columns, COUNT(row_columns), flat_rows(rows, NULL, device), format));
+    CMD_TRY(print(stream, gpu_columns, COUNT(gpu_columns), flat_rows(rows, "queued", device), format));
     return print(stream, net_columns, COUNT(net_columns), flat_rows(rows, "net_gbps", device), format);
 }
 

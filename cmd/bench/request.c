@@ -26,29 +26,6 @@ static json_t *mask_to_json(unsigned mask, const char *const *names)
     return array;
 }
 
-static int mask_from_json(const json_t *array, const char *const *names, unsigned *ret_mask)
-{
-    unsigned mask = 0;
-    json_t *name;
-    size_t i;
-
-    if (!json_is_array(array))
-        return -1;
-    json_array_foreach (array, i, name) {
-        int bit = 0;
-
-        if (!json_is_string(name))
-            return -1;
-        while (names[bit] && strcmp(names[bit], json_string_value(name)) != 0)
-            bit++;
-        if (!names[bit])
-            return -1;
-        mask |= 1u << bit;
-    }
-    *ret_mask = mask;
-    return 0;
-}
-
 static const char *routing_to_name(enum routing_kind kind)
 {
     for (const struct routing_name *row = routing_names; row->name; row++)
@@ -63,7 +40,8 @@ json_t *bench_request_to_json(const struct bench_request *request)
 
     for (int i = 0; i < request->n_token_counts; i++)
         json_array_append_new(tokens, json_integer(request->tokens[i]));
-    return json_pack("{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops",
+    return json_pack("{s:[i, i, i], s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "bits",
+                     (int)request->ops, (int)request->types, (int)request->routing, "ops",
                      mask_to_json(request->ops, op_names), "types", mask_to_json(request->types, type_names), "routing",
                      routing_to_name(request->routing), "seed", (json_int_t)request->seed, "tokens", tokens,
                      "ll_tokens", request->ll_tokens, "hidden", request->hidden, "topk", request->topk, "experts",
@@ -74,24 +52,18 @@ json_t *bench_request_to_json(const struct bench_request *request)
 int bench_request_from_json(const json_t *json, struct bench_request *ret_request)
 {
     struct bench_request request = {0};
-    const struct routing_name *routing;
-    json_t *ops, *types, *tokens;
-    const char *name;
+    json_t *tokens;
     json_int_t seed;
     int baselines, no_partial_reduce;
 
-    if (json_unpack((json_t *)json, "{s:o, s:o, s:s, s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "ops", &ops,
-                    "types", &types, "routing", &name, "seed", &seed, "tokens", &tokens, "ll_tokens",
+    if (json_unpack((json_t *)json, "{s:[i, i, i], s:I, s:o, s:i, s:i, s:i, s:i, s:i, s:b, s:i, s:b}", "bits",
+                    &request.ops, &request.types, &request.routing, "seed", &seed, "tokens", &tokens, "ll_tokens",
                     &request.ll_tokens, "hidden", &request.hidden, "topk", &request.topk, "experts", &request.experts,
                     "iters", &request.iters, "baselines", &baselines, "sms", &request.sms, "no_partial_reduce",
                     &no_partial_reduce) != 0)
         return -1;
-    routing = routing_find(name);
-    if (!routing || mask_from_json(ops, op_names, &request.ops) != 0 ||
-        mask_from_json(types, type_names, &request.types) != 0 || !json_is_array(tokens) ||
-        json_array_size(tokens) > BENCH_MAX_TOKEN_COUNTS)
+    if (json_array_size(tokens) > BENCH_MAX_TOKEN_COUNTS)
         return -1;
-    request.routing = routing->kind;
     request.seed = (uint64_t)seed;
     request.baselines = baselines != 0;
     request.no_partial_reduce = no_partial_reduce != 0;

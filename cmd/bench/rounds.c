@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/memory.h"
 
 #include <epkit/types.h>
 #include <math.h>
@@ -51,19 +52,16 @@ static ep_status time_on_gpu(struct ranks_ctx *ctx, const struct bench_series *s
 static int run_sample(struct rounds *rounds, struct bench_series *series, int round, struct bench_span *ret_span)
 {
     struct ranks_ctx *ctx = rounds->ctx;
-    ep_status status = series->prepare ? series->prepare(series->context, round) : EP_OK;
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, series->what);
-    status = ep_comm_barrier(ctx->comm);
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "barrier of the benchmark");
-    status = ctx->gpu ? time_on_gpu(ctx, series, ret_span) : time_on_host(series, ret_span);
+    if (series->prepare)
+        BENCH_TRY(ctx, series->prepare(series->context, round), series->what);
+    BENCH_TRY(ctx, ep_comm_barrier(ctx->comm), "barrier of the benchmark");
+    BENCH_TRY(ctx, ctx->gpu ? time_on_gpu(ctx, series, ret_span) : time_on_host(series, ret_span), series->what);
     if (series->repeats)
         ret_span->end_ns = ret_span->begin_ns + (ret_span->end_ns - ret_span->begin_ns) / (uint64_t)series->repeats;
-    if (status == EP_OK && series->after)
-        status = series->after(series->context, round);
-    return status == EP_OK ? 0 : ranks_emit_error(ctx, status, series->what);
+    if (series->after)
+        BENCH_TRY(ctx, series->after(series->context, round), series->what);
+    return 0;
 }
 
 /* The order rotates from round to round, because each series finds the caches as the one before has left them. */
@@ -71,10 +69,8 @@ static int run_round(struct rounds *rounds, int round, struct bench_span *spans,
 {
     for (int i = 0; i < rounds->n_series; i++) {
         int index = (i + (round < 0 ? 0 : round)) % rounds->n_series;
-        int code = run_sample(rounds, &rounds->series[index], round, spans + (size_t)index * stride);
 
-        if (code != 0)
-            return code;
+        CMD_TRY(run_sample(rounds, &rounds->series[index], round, spans + (size_t)index * stride));
     }
     return 0;
 }
@@ -87,10 +83,9 @@ static int gather_seconds(struct rounds *rounds, const struct bench_span *mine, 
 
     for (int first = 0; first < n; first += GATHER_SPANS) {
         int part = n - first < GATHER_SPANS ? n - first : GATHER_SPANS;
-        ep_status status = ep_comm_allgather(ctx->comm, mine + first, (size_t)part * sizeof(*mine), rounds->gathered);
 
-        if (status != EP_OK)
-            return ranks_emit_error(ctx, status, "exchange of timings");
+        BENCH_TRY(ctx, ep_comm_allgather(ctx->comm, mine + first, (size_t)part * sizeof(*mine), rounds->gathered),
+                  "exchange of timings");
         for (int i = 0; i < part; i++) {
             for (int r = 0; r < ctx->nranks; r++)
                 column[r] = rounds->gathered[r * part + i];
@@ -104,17 +99,12 @@ static int gather_seconds(struct rounds *rounds, const struct bench_span *mine, 
 static int warm_up(struct rounds *rounds, int iters)
 {
     struct bench_span spans[BENCH_MAX_SERIES];
-    int most = rounds->series[0].most_rounds ? rounds->series[0].most_rounds : MOST_ROUNDS, code;
+    int most = rounds->series[0].most_rounds ? rounds->series[0].most_rounds : MOST_ROUNDS;
     double seconds = 0;
 
-    for (int round = -BENCH_WARM_UP; round < 0; round++) {
-        code = run_round(rounds, round, spans, 1);
-        if (code != 0)
-            return code;
-    }
-    code = gather_seconds(rounds, spans, 1, &seconds);
-    if (code != 0)
-        return code;
+    for (int round = -BENCH_WARM_UP; round < 0; round++)
+        CMD_TRY(run_round(rounds, round, spans, 1));
+    CMD_TRY(gather_seconds(rounds, spans, 1, &seconds));
     rounds->n_rounds = iters > 0 ? iters : bench_rounds_for(seconds, FILL_SECONDS, LEAST_ROUNDS, most);
     return 0;
 }
@@ -123,20 +113,18 @@ static int run_rounds(struct rounds *rounds)
 {
     size_t n = (size_t)rounds->n_rounds;
     size_t all = n * (size_t)rounds->n_series;
-    int code = 0;
 
-    rounds->spans = malloc(all * sizeof(*rounds->spans));
-    rounds->seconds = malloc(all * sizeof(*rounds->seconds));
-    if (!rounds->spans || !rounds->seconds)
-        return ranks_emit_error(rounds->ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for %zu timings", all),
-                                "measuring");
-    for (int round = 0; round < rounds->n_rounds && code == 0; round++)
-        code = run_round(rounds, round, rounds->spans + round, n);
-    for (int i = 0; i < rounds->n_series && code == 0; i++)
-        code = gather_seconds(rounds, rounds->spans + (size_t)i * n, rounds->n_rounds, rounds->seconds + (size_t)i * n);
-    for (int i = 0; i < rounds->n_series && code == 0; i++)
-        bench_summarise(rounds->seconds + (size_t)i * n, n, &rounds->series[i].summary);
-    return code;
+    rounds->spans = memory_new(all, sizeof(*rounds->spans));
+    rounds->seconds = memory_new(all, sizeof(*rounds->seconds));
+    for (int round = 0; round < rounds->n_rounds; round++)
+        CMD_TRY(run_round(rounds, round, rounds->spans + round, n));
+    for (int i = 0; i < rounds->n_series; i++) {
+        double *seconds = rounds->seconds + (size_t)i * n;
+
+        CMD_TRY(gather_seconds(rounds, rounds->spans + (size_t)i * n, rounds->n_rounds, seconds));
+        bench_summarise(seconds, n, &rounds->series[i].summary);
+    }
+    return 0;
 }
 
 int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_series, int iters, bool one_clock)
@@ -144,9 +132,7 @@ int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_serie
     struct rounds rounds = {.ctx = ctx, .series = series, .n_series = n_series, .one_clock = one_clock && !ctx->gpu};
     int code;
 
-    rounds.gathered = malloc((size_t)ctx->nranks * GATHER_SPANS * sizeof(*rounds.gathered));
-    if (!rounds.gathered)
-        return ranks_emit_error(ctx, ep_fail(EP_E_MEMORY, "benchmark: no memory for timings"), "measuring");
+    rounds.gathered = memory_new((size_t)ctx->nranks * GATHER_SPANS, sizeof(*rounds.gathered));
     code = warm_up(&rounds, iters);
     if (code == 0)
         code = run_rounds(&rounds);
@@ -159,7 +145,7 @@ int bench_rounds(struct ranks_ctx *ctx, struct bench_series *series, int n_serie
 ep_status bench_one_clock(struct ranks_ctx *ctx, bool *ret_one)
 {
     unsigned char mine[64] = {0};
-    unsigned char *all;
+    unsigned char *all = memory_new((size_t)ctx->nranks, sizeof(mine));
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
     bool one = true;
     ep_status status;
@@ -169,9 +155,6 @@ ep_status bench_one_clock(struct ranks_ctx *ctx, bool *ret_one)
         memcpy(mine, &ctx->rank, sizeof(ctx->rank));
     if (file)
         fclose(file);
-    all = malloc((size_t)ctx->nranks * sizeof(mine));
-    if (!all)
-        return ep_fail(EP_E_MEMORY, "benchmark: no memory for the hosts of %d ranks", ctx->nranks);
     status = ep_comm_allgather(ctx->comm, mine, sizeof(mine), all);
     for (int r = 0; status == EP_OK && r < ctx->nranks; r++)
         one = one && memcmp(all + (size_t)r * sizeof(mine), mine, sizeof(mine)) == 0;
@@ -411,10 +394,8 @@ int bench_emit_row(const struct bench_case *bench, const struct bench_measuremen
     struct totals sum;
     double bytes;
     json_t *row;
-    ep_status status = add_up(bench, measurement, &sum);
 
-    if (status != EP_OK)
-        return ranks_emit_error(ctx, status, "adding up the ranks");
+    BENCH_TRY(ctx, add_up(bench, measurement, &sum), "adding up the ranks");
     if (ctx->rank != 0)
         return 0;
     bytes = (double)sum.counts.recv * (double)measurement->row_bytes / ctx->nranks;

@@ -3,6 +3,7 @@
 #include "cmd_deploy.h"
 
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/shell.h"
@@ -120,14 +121,14 @@ static FILE *open_input(const char *path)
 
 static int read_manifest(const char *path, json_t **ret_documents)
 {
-    char *text = malloc(DEPLOY_MANIFEST_MAX + 1), why[512];
+    char *text = memory_new(DEPLOY_MANIFEST_MAX + 1, 1), why[512];
     FILE *stream = open_input(path);
     ep_status status = EP_E_ARG;
-    size_t bytes = text && stream ? fread(text, 1, DEPLOY_MANIFEST_MAX + 1, stream) : 0;
+    size_t bytes = stream ? fread(text, 1, DEPLOY_MANIFEST_MAX + 1, stream) : 0;
 
     if (stream && ferror(stream)) {
         out_error("%s cannot be read: %s", path, strerror(errno));
-    } else if (stream && text) {
+    } else if (stream) {
         status = deploy_manifest_parse(path, text, bytes, ret_documents);
         text_clean(status == EP_OK ? "" : ep_last_error(), why, sizeof(why));
         if (status != EP_OK)
@@ -194,8 +195,8 @@ static int read_snapshot(const char *path, json_t **ret_snapshot)
 static int save_snapshot(const json_t *snapshot, const char *path)
 {
     json_t *shown = redact_document(snapshot);
-    char *text = shown ? json_dumps(shown, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    int number = text ? temporary_save(path, text, strlen(text), 0600) : ENOMEM;
+    char *text = json_dumps(shown, JSON_COMPACT | JSON_SORT_KEYS);
+    int number = temporary_save(path, text, strlen(text), 0600);
 
     json_decref(shown);
     free(text);
@@ -277,14 +278,10 @@ static int cmd_deploy(const struct cmd *cmd, const struct cmd_call *call)
 {
     struct deploy_options given = *(const struct deploy_options *)call->options, *options = &given;
     bool is_why = strcmp(call->args[0], "why") == 0;
-    int code;
 
     set_prerequisites(options);
-    code = is_why ? why_options(cmd, call) : check_options(cmd, call, options);
-    if (code == CMD_FINE)
-        code = common_options(cmd, call, options);
-    if (code != CMD_FINE)
-        return code;
+    CMD_TRY(is_why ? why_options(cmd, call) : check_options(cmd, call, options));
+    CMD_TRY(common_options(cmd, call, options));
     return is_why ? run_why(cmd, options, call->args[1]) : run_check(cmd, options);
 }
 

@@ -70,7 +70,7 @@ json_t *deploy_job_make(const char *space, const char *queue, long long gpus, co
 
 /*
  * An array of findings, errors first: {"id", "severity": "error" or "warning", "by": the component that reports it,
- * "object", "says", "why", "fix"}. Empty: the cluster will accept and run the job. NULL: out of memory.
+ * "object", "says", "why", "fix"}. Empty: the cluster will accept and run the job.
  */
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job);
 
@@ -78,7 +78,7 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job);
  * What the cluster says about a job that was submitted: {"state": "waiting", "running", "complete", "failed" or
  * "unknown", "job": {"kind", "name", "namespace", "queue", "workload": has Kueue made one?, "pods", "running"},
  * "reasons": [{"object", "others": objects with the same reason, "reason", "since": null or when, "message"}], what
- * explains most first}. NULL: there is no such job, or out of memory.
+ * explains most first}. NULL: there is no such job.
  */
 json_t *deploy_why(const json_t *snapshot, const char *space, const char *name);
 

@@ -7,7 +7,6 @@
 #include "get.h"
 
 #include <stdio.h>
-#include <time.h>
 
 /* The key of the rows in the document, and their table. */
 struct report {
@@ -64,13 +63,6 @@ static void print_details(const json_t *findings)
     }
 }
 
-static time_t parse_time(const char *text)
-{
-    struct tm utc = {0};
-
-    return strptime(text, "%Y-%m-%dT%H:%M:%S", &utc) ? timegm(&utc) : 0;
-}
-
 /* "5m": how long before `now` it was; "" if that is not known. */
 static void format_age(const char *since, const char *now, char ret_text[32])
 {
@@ -78,11 +70,12 @@ static void format_age(const char *since, const char *now, char ret_text[32])
         long long seconds;
         char unit;
     } units[] = {{86400, 'd'}, {3600, 'h'}, {60, 'm'}, {1, 's'}};
-    long long age = (long long)parse_time(now) - (long long)parse_time(since);
+    time_t began = text_time_of(since), ended = text_time_of(now);
+    long long age = (long long)ended - (long long)began;
     size_t i = 0;
 
     *ret_text = '\0';
-    if (parse_time(since) == 0 || parse_time(now) == 0)
+    if (began < 0 || ended < 0)
         return;
     while (i + 1 < COUNT(units) && age < 2 * units[i].seconds)
         i++;
@@ -165,10 +158,6 @@ int check_report(const struct cmd *cmd, const struct deploy_job *job, const json
 
     while (get_is(json_array_get(findings, n_errors), "severity", "error"))
         n_errors++;
-    if (!findings) {
-        out_error("no memory for the findings");
-        return CMD_FAILED;
-    }
     text_add(&text, is_open ? "No verdict on %s %.100s" : "%s %.100s", job->kind, job->name);
     if (is_refused && job->prerequisites)
         text_add(&text, " will not run: %zu prerequisite%s missing, the first: %.300s.", n_errors,

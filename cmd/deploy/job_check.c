@@ -229,13 +229,14 @@ void check_add(struct check *check, enum check_severity severity, const char *id
                json_t *says, json_t *why, json_t *fix)
 {
     bool is_error = severity == CHECK_ERROR;
-    json_t *finding =
-        json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "id", id, "severity", is_error ? "error" : "warning", "by", by,
-                  "object", out_text(object), "says", says, "why", why, "fix", fix);
     size_t place = is_error ? check->n_errors++ : json_array_size(check->findings);
 
-    if (!finding || json_array_insert_new(check->findings, place, finding) != 0)
-        check->no_memory = true;
+    /* A text of the cluster that is cut within a character is none. */
+    json_array_insert_new(check->findings, place,
+                          json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:o}", "id", id, "severity",
+                                    is_error ? "error" : "warning", "by", by, "object", out_text(object), "says",
+                                    says ?: json_string("?"), "why", why ?: json_string("?"), "fix",
+                                    fix ?: json_string("?")));
 }
 
 bool check_knows(const struct check *check, const char *resource)
@@ -322,7 +323,7 @@ static void check_api(struct check *check)
 
 /* --- all checks --- */
 
-/* The cluster after the objects of the manifest were created; a new reference. NULL: out of memory. */
+/* The cluster after the objects of the manifest were created; a new reference. */
 static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *job)
 {
     json_t *items = json_copy(json_object_get(snapshot, "items")), *list, *document;
@@ -345,10 +346,8 @@ static json_t *apply_documents(const json_t *snapshot, const struct deploy_job *
         json_array_append(list, document);
         json_object_set_new(items, key, list);
     }
-    if (json_object_set_new(result, "items", items) == 0)
-        return result;
-    json_decref(result);
-    return NULL;
+    json_object_set_new(result, "items", items);
+    return result;
 }
 
 json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
@@ -356,25 +355,17 @@ json_t *deploy_check(const json_t *snapshot, const struct deploy_job *job)
     json_t *applied = apply_documents(snapshot, job);
     struct check check = {.snapshot = applied, .job = job, .findings = json_array(), .gpus_used = json_object()};
 
-    if (applied && check.findings && check.gpus_used) {
-        check_count_gpus(&check);
-        check_api(&check);
-        if (job->prerequisites)
-            check_prerequisites(&check);
-        check_pods(&check);
-        if (job->queue)
-            check_queue(&check);
-        check_nodes(&check);
-        check_site(&check);
-        check_answers(&check);
-    } else {
-        check.no_memory = true;
-    }
+    check_count_gpus(&check);
+    check_api(&check);
+    if (job->prerequisites)
+        check_prerequisites(&check);
+    check_pods(&check);
+    if (job->queue)
+        check_queue(&check);
+    check_nodes(&check);
+    check_site(&check);
+    check_answers(&check);
     json_decref(check.gpus_used);
     json_decref(applied);
-    if (check.no_memory) {
-        json_decref(check.findings);
-        return NULL;
-    }
     return check.findings;
 }

@@ -11,15 +11,11 @@ struct check {
     json_t *findings;
     size_t n_errors;
     json_t *gpus_used; /* {node name: GPUs that its pods have} */
-    bool no_memory;
 };
 
 enum check_severity { CHECK_ERROR, CHECK_WARNING };
 
-/*
- * Adds a finding: `says` is the message of the cluster, `why` the reason, `fix` what to do. The texts are consumed;
- * NULL is taken for a lack of memory.
- */
+/* Adds a finding: `says` is the message of the cluster, `why` the reason, `fix` what to do. The texts are consumed. */
 void check_add(struct check *check, enum check_severity severity, const char *id, const char *by, const char *object,
                json_t *says, json_t *why, json_t *fix);
 

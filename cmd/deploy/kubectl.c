@@ -4,6 +4,7 @@
 
 #include "common/capture.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/temporary.h"
 #include "common/text.h"
@@ -31,20 +32,21 @@ struct calls {
     int n, n_done;
 };
 
-static bool calls_begin(struct calls *calls, const struct kubectl *kubectl)
+static struct calls *calls_new(const struct kubectl *kubectl)
 {
+    struct calls *calls = memory_new(1, sizeof(*calls));
     char *state = NULL;
 
     calls->kubectl = kubectl;
-    calls->program = strdup(kubectl->program);
-    for (char *word = calls->program ? strtok_r(calls->program, " ", &state) : NULL; word && calls->n_words < 8;
+    calls->program = memory_printf("%s", kubectl->program);
+    for (char *word = strtok_r(calls->program, " ", &state); word && calls->n_words < 8;
          word = strtok_r(NULL, " ", &state))
         calls->words[calls->n_words++] = word;
-    if (calls->program && calls->n_words > 0 && kubectl->context) {
+    if (kubectl->context) {
         calls->words[calls->n_words++] = (char *)"--context";
         calls->words[calls->n_words++] = (char *)kubectl->context;
     }
-    return calls->n_words > 0;
+    return calls;
 }
 
 static void calls_clear(struct calls *calls)
@@ -52,6 +54,13 @@ static void calls_clear(struct calls *calls)
     for (int i = 0; i < calls->n; i++)
         capture_done(&calls->captures[i]);
     calls->n = calls->n_done = 0;
+}
+
+static void calls_free(struct calls *calls)
+{
+    calls_clear(calls);
+    free(calls->program);
+    free(calls);
 }
 
 /* Adds a call, if there is room; the words after NULL are left out. */
@@ -292,7 +301,7 @@ static int run_dry_runs(struct calls *calls, json_t *dry_runs, const struct temp
             break;
         snprintf(path, sizeof(calls->paths[i]), "%s/%zu.json", folder->path, i);
         text = json_dumps(document, JSON_COMPACT);
-        number = text ? dir_write(folder->fd, text_base(path), text, strlen(text), 0600) : ENOMEM;
+        number = dir_write(folder->fd, text_base(path), text, strlen(text), 0600);
         free(text);
         if (number)
             return number;
@@ -334,90 +343,65 @@ static void dry_run(struct calls *calls, const struct deploy_job *job, json_t *s
 
 /* --- fourth round: what gcloud says of a cluster on GKE --- */
 
-/* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. NULL with the reason: what `kubectl` uses is none. */
-static char *read_context(struct calls *calls, json_t **ret_why)
+/* Contexts of GKE are called gke_PROJECT_LOCATION_CLUSTER. False after noting that the one that is used is not. */
+static bool read_context(struct calls *calls, json_t *snapshot, char project[100], char location[100], char name[100])
 {
-    char *context = calls->kubectl->context ? strdup(calls->kubectl->context) : NULL;
+    const char *context = calls->kubectl->context;
+    bool is_gke;
 
-    *ret_why = NULL;
     if (!context) {
         add_call(calls, TEXTS("config", "current-context"));
         run_calls(calls);
-        if (succeeded(&calls->captures[0]))
-            context = strdup(output_of(&calls->captures[0]));
-        calls_clear(calls);
+        context = succeeded(&calls->captures[0]) ? output_of(&calls->captures[0]) : "";
     }
-    if (context)
-        context[strcspn(context, "\n")] = '\0';
-    if (context && text_begins(context, "gke_"))
-        return context;
-    *ret_why = json_sprintf("the context of kubectl, '%.100s', is not of the form gke_PROJECT_LOCATION_CLUSTER",
-                            context ? context : "");
-    free(context);
-    return NULL;
-}
+    is_gke = sscanf(context, "gke_%99[^_\n]_%99[^_\n]_%99[^_\n]", project, location, name) == 3;
+    if (!is_gke) {
+        char why[300];
 
-static json_t *ask_gcloud(const struct kubectl *kubectl, char *context, json_t **ret_why)
-{
-    static const char *const keys[] = {"cluster", "networks"};
-    const struct kubectl program = {.program = "gcloud", .timeout_ms = kubectl->timeout_ms};
-    struct calls *calls = calloc(1, sizeof(*calls));
-    char *state = NULL, *project, *location, *name;
-    json_t *answers = json_object();
-
-    strtok_r(context, "_", &state);
-    project = strtok_r(NULL, "_", &state);
-    location = strtok_r(NULL, "_", &state);
-    name = strtok_r(NULL, "_", &state);
-    if (!name)
-        *ret_why = json_string("the context of kubectl is not of the form gke_PROJECT_LOCATION_CLUSTER");
-    if (calls && name && calls_begin(calls, &program)) {
-        add_call(calls, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
-                              "--format=json", "--quiet"));
-        add_call(calls, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
-        run_calls(calls);
+        snprintf(why, sizeof(why), "the context of kubectl, '%.*s', is not of the form gke_PROJECT_LOCATION_CLUSTER",
+                 (int)strcspn(context, "\n") < 100 ? (int)strcspn(context, "\n") : 100, context);
+        put(snapshot, "unread", "answers of gcloud", out_text(why));
     }
-    for (int i = 0; calls && i < calls->n; i++) {
-        const struct capture *capture = &calls->captures[i];
-        json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
-
-        if (answer) {
-            strip(answer);
-            json_object_set_new(answers, keys[i], answer);
-        } else if (!*ret_why) {
-            *ret_why = failure(capture);
-        }
-    }
-    if (calls)
-        calls_clear(calls);
-    free(calls ? calls->program : NULL);
-    free(calls);
-    return answers;
+    calls_clear(calls);
+    return is_gke;
 }
 
 static void read_gke(struct calls *calls, json_t *snapshot)
 {
-    json_t *why;
-    char *context = read_context(calls, &why);
+    static const char *const keys[] = {"cluster", "networks"};
+    const struct kubectl program = {.program = "gcloud", .timeout_ms = calls->kubectl->timeout_ms};
+    char project[100], location[100], name[100];
+    json_t *answers = json_object();
+    struct calls *asked;
 
-    if (context)
-        json_object_set_new(snapshot, "gke", ask_gcloud(calls->kubectl, context, &why));
-    if (why)
-        put(snapshot, "unread", "answers of gcloud", why);
-    free(context);
+    json_object_set_new(snapshot, "gke", answers);
+    if (!read_context(calls, snapshot, project, location, name))
+        return;
+    asked = calls_new(&program);
+    add_call(asked, TEXTS("container", "clusters", "describe", name, "--location", location, "--project", project,
+                          "--format=json", "--quiet"));
+    add_call(asked, TEXTS("compute", "networks", "list", "--project", project, "--format=json", "--quiet"));
+    run_calls(asked);
+    for (int i = asked->n; i-- > 0;) { /* of two reasons the first is kept */
+        const struct capture *capture = &asked->captures[i];
+        json_t *answer = succeeded(capture) ? json_loads(output_of(capture), 0, NULL) : NULL;
+
+        strip(answer);
+        if (answer)
+            json_object_set_new(answers, keys[i], answer);
+        else
+            put(snapshot, "unread", "answers of gcloud", failure(capture));
+    }
+    calls_free(asked);
 }
 
 int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job, json_t **ret_snapshot)
 {
-    struct calls *calls = calloc(1, sizeof(*calls));
+    struct calls *calls = calls_new(kubectl);
     json_t *snapshot = json_pack("{s:i, s:o, s:{}, s:{}}", "epkit_cluster", DEPLOY_SNAPSHOT_VERSION, "time",
                                  out_time(time(NULL)), "items", "unread");
-    int code = CMD_FAILED;
+    int code;
 
-    if (!calls || !snapshot || !calls_begin(calls, kubectl)) {
-        out_error("no memory to read the cluster");
-        goto done;
-    }
     progress_start("reading the cluster");
     code = read_version(calls, snapshot);
     if (code == CMD_FINE)
@@ -429,9 +413,7 @@ int kubectl_snapshot(const struct kubectl *kubectl, const struct deploy_job *job
     progress_stop();
     if (code == CMD_FINE)
         *ret_snapshot = json_incref(snapshot);
-done:
     json_decref(snapshot);
-    free(calls ? calls->program : NULL);
-    free(calls);
+    calls_free(calls);
     return code;
 }

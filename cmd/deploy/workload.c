@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* --- documents: the type of a plain scalar follows from its text, as kubectl sees it --- */
 
@@ -38,39 +37,39 @@ static json_t *scalar_value(const struct yaml_node *node)
     return json_string(text);
 }
 
-/* A new reference; NULL: out of memory. */
+/* A new reference. */
 static json_t *node_value(const struct yaml_node *node)
 {
     json_t *value = node->kind == YAML_MAP    ? json_object()
                     : node->kind == YAML_LIST ? json_array()
                                               : scalar_value(node);
 
-    for (size_t i = 0; value && i < node->n; i++) {
+    for (size_t i = 0; i < node->n; i++) {
         json_t *item = node_value(&node->items[i]);
 
-        if (node->kind == YAML_MAP ? json_object_set_new(value, node->keys[i], item) != 0
-                                   : json_array_append_new(value, item) != 0) {
-            json_decref(value);
-            return NULL;
-        }
+        if (node->kind == YAML_MAP)
+            json_object_set_new(value, node->keys[i], item);
+        else
+            json_array_append_new(value, item);
     }
     return value;
 }
 
 /* A list counts as the documents in it; empty documents are left out. Consumes `value`. */
-static int add_document(json_t *documents, json_t *value)
+static void add_document(json_t *documents, json_t *value)
 {
     json_t *items = json_object_get(value, "items"), *item;
     const char *kind = json_string_value(json_object_get(value, "kind"));
-    int failed = 0;
     size_t i;
 
-    if (json_is_null(value) || !json_is_array(items) || !kind || strcmp(kind, "List") != 0)
-        return json_is_null(value) ? 0 : json_array_append_new(documents, value);
-    json_array_foreach (items, i, item)
-        failed |= json_is_object(item) ? json_array_append(documents, item) : 0;
+    if (json_is_array(items) && kind && strcmp(kind, "List") == 0) {
+        json_array_foreach (items, i, item)
+            if (json_is_object(item))
+                json_array_append(documents, item);
+    } else if (!json_is_null(value)) {
+        json_array_append(documents, value);
+    }
     json_decref(value);
-    return failed;
 }
 
 ep_status deploy_manifest_parse(const char *name, const char *text, size_t bytes, json_t **ret_documents)
@@ -79,17 +78,14 @@ ep_status deploy_manifest_parse(const char *name, const char *text, size_t bytes
         .what = "manifest", .bytes_max = DEPLOY_MANIFEST_MAX, .depth_max = 64, .nodes_max = 50000, .many = true};
     json_t *documents = json_array();
     struct yaml_node *tree = NULL;
-    ep_status status = documents ? tree_parse(name, text, bytes, &limits, &tree) : EP_E_MEMORY;
+    ep_status status = tree_parse(name, text, bytes, &limits, &tree);
 
     for (size_t i = 0; status == EP_OK && i < tree->n; i++) {
         json_t *value = node_value(&tree->items[i]);
 
-        if (value && !json_is_object(value) && !json_is_null(value)) {
+        if (!json_is_object(value) && !json_is_null(value))
             status = ep_fail(EP_E_ARG, "%s:%d: a document is not an object", name, tree->items[i].line);
-            json_decref(value);
-        } else if (!value || add_document(documents, value) != 0) {
-            status = ep_fail(EP_E_MEMORY, "no memory for the manifest");
-        }
+        add_document(documents, value);
     }
     tree_free(tree);
     if (status != EP_OK) {

@@ -6,6 +6,7 @@
 
 #include <epkit/types.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <string.h>
 
 /* --- help, always eighty columns wide, so that texts can be compared --- */
@@ -158,12 +159,20 @@ static void print_escaped(FILE *stream, const char *text)
     }
 }
 
-/* Prints a word in bold or underlined: `mark` is '*' or '_'. */
-static void print_marked(FILE *stream, char mark, const char *text)
+/* As fprintf(), of which it knows %s alone; what it stands for is escaped. */
+static void __attribute__((format(printf, 2, 3))) print_man(FILE *stream, const char *format, ...)
 {
-    fputc(mark, stream);
-    print_escaped(stream, text);
-    fputc(mark, stream);
+    va_list args;
+
+    va_start(args, format);
+    for (; *format; format++) {
+        if (*format == '%')
+            print_escaped(stream, va_arg(args, const char *));
+        else
+            fputc(*format, stream);
+        format += *format == '%';
+    }
+    va_end(args);
 }
 
 static void print_man_options(FILE *stream, const struct cmd *cmd)
@@ -177,16 +186,11 @@ static void print_man_options(FILE *stream, const struct cmd *cmd)
         if (opt->letter)
             fprintf(stream, "*-%c*, ", opt->letter);
         snprintf(name, sizeof(name), "--%s", opt->name);
-        print_marked(stream, '*', name);
-        if (opt->arg) {
-            fputc(' ', stream);
-            print_marked(stream, '_', opt->arg);
-        }
+        print_man(stream, "*%s*", name);
+        if (opt->arg)
+            print_man(stream, " _%s_", opt->arg);
         help_option_facts(opt, facts, sizeof(facts));
-        fputs("\n\t", stream);
-        print_escaped(stream, opt->help);
-        print_escaped(stream, facts);
-        fputs(".\n\n", stream);
+        print_man(stream, "\n\t%s%s.\n\n", opt->help, facts);
     }
     fputs("*-h*, *--help*\n\tShow a summary of this page.\n\n", stream);
 }
@@ -194,14 +198,9 @@ static void print_man_options(FILE *stream, const struct cmd *cmd)
 static void print_environment(FILE *stream)
 {
     fputs("# ENVIRONMENT\n\n", stream);
-    for (const struct variable *env = variables; env->names; env++) {
-        if (!variable_is_epkit(env->names))
-            continue;
-        print_marked(stream, '*', env->names);
-        fputs("\n\t", stream);
-        print_escaped(stream, env->text);
-        fputs(".\n\n", stream);
-    }
+    for (const struct variable *env = variables; env->names; env++)
+        if (variable_is_epkit(env->names))
+            print_man(stream, "*%s*\n\t%s.\n\n", env->names, env->text);
 }
 
 /* scdoc fails at a '.' or '\'' at the start of a line. Descriptions have none there, commands may. */
@@ -219,23 +218,17 @@ static void print_examples(FILE *stream, const struct cmd *cmd)
 /* Sources of the man pages epkit(1) and epkit-COMMAND(1), for scdoc. */
 static void man_command(FILE *stream, const struct cmd *cmd)
 {
-    fprintf(stream, "epkit-%s(1)\n\n# NAME\n\nepkit-%s - ", cmd->name, cmd->name);
-    print_escaped(stream, cmd->summary);
-    fprintf(stream, "\n\n# SYNOPSIS\n\n*epkit %s* [_OPTIONS_]", cmd->name);
-    if (*cmd->args) {
-        fputc(' ', stream);
-        print_escaped(stream, cmd->args);
-    }
-    fputs("\n\n# DESCRIPTION\n\n", stream);
-    print_escaped(stream, cmd->description);
-    fputs("\n\n", stream);
+    print_man(stream, "epkit-%s(1)\n\n# NAME\n\nepkit-%s - %s\n\n# SYNOPSIS\n\n*epkit %s* [_OPTIONS_]", cmd->name,
+              cmd->name, cmd->summary, cmd->name);
+    if (*cmd->args)
+        print_man(stream, " %s", cmd->args);
+    print_man(stream, "\n\n# DESCRIPTION\n\n%s\n\n", cmd->description);
     print_man_options(stream, cmd);
     print_examples(stream, cmd);
     fputs("# EXIT STATUS\n\n", stream);
     for (const struct cmd_exit_text *exit_text = cmd->exits; exit_text->text; exit_text++) {
-        fprintf(stream, "*%d*\n\t", exit_text->code);
-        print_escaped(stream, exit_text->text);
-        fputs(".\n\n", stream);
+        fprintf(stream, "*%d*", exit_text->code);
+        print_man(stream, "\n\t%s.\n\n", exit_text->text);
     }
     print_environment(stream);
     fputs("# SEE ALSO\n\n*epkit*(1)\n", stream);
@@ -250,15 +243,8 @@ static void man_all(FILE *stream)
           "own.\n\n"
           "Data is written to standard output, everything else to standard error.\n\n# COMMANDS\n\n",
           stream);
-    for (size_t i = 0; command_table[i]; i++) {
-        char page[64];
-
-        snprintf(page, sizeof(page), "epkit-%s", command_table[i]->name);
-        print_marked(stream, '*', page);
-        fputs("(1)\n\t", stream);
-        print_escaped(stream, command_table[i]->summary);
-        fputs(".\n\n", stream);
-    }
+    for (size_t i = 0; command_table[i]; i++)
+        print_man(stream, "*epkit-%s*(1)\n\t%s.\n\n", command_table[i]->name, command_table[i]->summary);
     print_environment(stream);
     fputs("# EXIT STATUS\n\n*0*\n\tFine.\n\n*1*\n\tFailed.\n\n*2*\n\tWrong usage; nothing was done.\n\n"
           "*3*\n\tDone, with findings.\n\n"

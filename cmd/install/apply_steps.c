@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/temporary.h"
 #include "common/text.h"
 #include "install.h"
@@ -58,9 +59,7 @@ static ep_status unit_install(struct install *install)
     self[n] = '\0';
     if (strpbrk(self, " \t\"'\\%$") || strpbrk(install->options.state, " \t\"'\\%$"))
         return ep_fail(EP_E_ARG, "%s: a systemd unit cannot contain a path with such characters", self);
-    file = open_memstream(&text, &bytes);
-    if (!file)
-        return ep_fail(EP_E_MEMORY, "no memory");
+    file = memory_stream(&text, &bytes);
     fprintf(file,
             "# Written by epkit install; removed when recipe %s is complete.\n[Unit]\n"
             "Description=epkit install: resume recipe %s\nWants=network-online.target\nAfter=network-online.target\n"
@@ -69,7 +68,8 @@ static ep_status unit_install(struct install *install)
             "[Install]\nWantedBy=multi-user.target\n",
             install->recipe->name, install->recipe->name, self, install->recipe->name, install->options.state,
             reboots[install->options.reboot]);
-    error = fclose(file) == 0 ? temporary_save(unit, text, bytes, 0644) : ENOMEM;
+    memory_close(file);
+    error = temporary_save(unit, text, bytes, 0644);
     free(text);
     if (error)
         return ep_fail_errno(EP_E_SYSTEM, error, "%s", unit);
@@ -124,12 +124,10 @@ static void first_line_of(const char *output, char ret_text[256])
 enum install_result install_verify(struct install *install, struct verify_result *ret_results, size_t max,
                                    size_t *ret_n)
 {
-    char *output = malloc(OUTPUT_BYTES);
+    char *output = memory_new(OUTPUT_BYTES, 1);
     size_t n = 0;
     bool passed = true, is_interrupted = false;
 
-    if (!output)
-        return INSTALL_FAILED;
     for (size_t i = 0; i < install->recipe->n_steps && !is_interrupted; i++) {
         const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 
@@ -185,8 +183,7 @@ static void last_message(struct install *install, const struct recipe_step *step
     ret_text[0] = '\0';
     snprintf(name, sizeof(name), "%.40s.log", step->id);
     file = file_open_within(logs, name);
-    if (logs >= 0)
-        close(logs);
+    dir_close(logs);
     if (!file)
         return;
     while (fgets(line, sizeof(line), file)) {
@@ -280,11 +277,8 @@ static enum install_result fetch(struct install *install, const struct recipe_st
 static enum install_result confirm(struct install *install, const struct recipe_step *step, size_t index, int status)
 {
     const struct step_state *state = &install->states[index];
-    enum install_result result;
 
-    result = install_probe(install);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(install_probe(install));
     /* A missing module may come with the reboot that its step allows. */
     if (step->reboot == REBOOT_IF_NEEDED && state->now == STEP_TODO && strcmp(step->type->name, "module") == 0)
         state_set(&install->states[index], STEP_REBOOT, "loaded by a reboot");
@@ -302,41 +296,30 @@ static enum install_result apply_step(struct install *install, const struct reci
 {
     int attempt = journal_count(&install->journal, "start", step->id) + 1, status;
     uint64_t start = ep_now_ns();
-    enum install_result result;
     enum run_result run;
-    ep_status logged;
     bool waited;
 
     if (!run_wait_for_orphans(install, step, &waited))
         return observe_is_interrupted() ? INSTALL_INTERRUPTED
                                         : install_fail(install, "step '%s' of an earlier run does not end", step->id);
     /* The earlier run may have completed the step. */
-    if (waited) {
-        result = install_probe(install);
-        if (result != INSTALL_FINE)
-            return result;
-    }
+    if (waited)
+        CMD_TRY(install_probe(install));
     if (waited && install->states[index].now == STEP_DONE)
         return INSTALL_FINE;
-    logged = journal_add(&install->journal, "start", step->id,
-                         json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel));
-    if (logged != EP_OK)
-        return install_fail_status(install);
-    /* Before any change: by its undo.sh uninstall recognises that the step is this recipe's. */
-    if (run_write_script(install, step, PHASE_UNDO) != EP_OK)
+    /* The script before any change: by its undo.sh uninstall recognises that the step is this recipe's. */
+    if (journal_add(&install->journal, "start", step->id,
+                    json_pack("{s:i,s:s}", "attempt", attempt, "kernel", install->kernel)) != EP_OK ||
+        run_write_script(install, step, PHASE_UNDO) != EP_OK)
         return install_fail_status(install);
     sync();
-    result = fetch(install, step);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(fetch(install, step));
     run = run_script(install, step, PHASE_APPLY, &status);
     if (run == RUN_INTERRUPTED)
         return INSTALL_INTERRUPTED;
     if (run != RUN_FINE)
         return step_failed(install, step, "apply", run, status);
-    result = confirm(install, step, index, status);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(confirm(install, step, index, status));
     if (journal_add(&install->journal, "end", step->id,
                     json_pack("{s:i,s:I,s:s}", "attempt", attempt, "seconds",
                               (json_int_t)((ep_now_ns() - start) / 1000000000u), "kernel", install->kernel)) != EP_OK)
@@ -467,17 +450,13 @@ static enum install_result apply_all(struct install *install)
         size_t index = install->recipe->order[i];
         const struct recipe_step *step = &install->recipe->steps[index];
         struct step_state *state = &install->states[index];
-        enum install_result result;
 
         if (observe_is_interrupted())
             return INSTALL_INTERRUPTED;
         if (depends_on_reboot(install, step))
             continue;
-        if (state->now != STEP_DONE && state->now != STEP_SKIPPED && state->now != STEP_REBOOT) {
-            result = apply_step(install, step, index);
-            if (result != INSTALL_FINE)
-                return result;
-        }
+        if (state->now != STEP_DONE && state->now != STEP_SKIPPED && state->now != STEP_REBOOT)
+            CMD_TRY(apply_step(install, step, index));
         if (state->now == STEP_REBOOT && step->reboot == REBOOT_NEVER)
             return install_fail(install, "step '%s' needs a reboot, which the recipe does not allow: %.200s", step->id,
                                 state->text);
@@ -505,10 +484,9 @@ enum install_result install_check(struct install *install)
 
 enum install_result install_apply(struct install *install)
 {
-    enum install_result result = install_check(install);
+    enum install_result result;
 
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(install_check(install));
     if (install->options.again)
         journal_add(&install->journal, "again", NULL, NULL);
     else if (install_changes(install) > 0 && journal_count(&install->journal, "stopped", NULL) > 0)

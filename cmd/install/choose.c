@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c - finds the recipe of a command line, and the values of its variables. */
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "install_output.h"
 
-#include <dirent.h>
-#include <epkit/types.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,13 +54,11 @@ static int compare_names(const void *a, const void *b)
 /* How many recipes have a state, and their names, at most `max`. */
 static int list_saved(const struct saved *saved, int max, char ret_names[][64])
 {
-    int fd = dir_open_within(saved->fd, ".", O_RDONLY | O_DIRECTORY), n = 0;
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    DIR *dir = dir_list(saved->fd, ".");
     struct dirent *entry;
+    int n = 0;
 
-    if (!dir && fd >= 0)
-        close(fd);
-    while (dir && (entry = readdir(dir))) {
+    while ((entry = dir_next(&dir))) {
         char file[PATH_MAX];
 
         snprintf(file, sizeof(file), "%s/recipe.yaml", entry->d_name);
@@ -72,8 +68,6 @@ static int list_saved(const struct saved *saved, int max, char ret_names[][64])
             snprintf(ret_names[n], 64, "%.40s", entry->d_name);
         n++;
     }
-    if (dir)
-        closedir(dir);
     qsort(ret_names, (size_t)(n < max ? n : max), sizeof(ret_names[0]), compare_names);
     return n;
 }
@@ -83,8 +77,7 @@ int recipe_saved(const struct install_cmd_options *options, int max, char ret_na
     struct saved saved = open_saved(options);
     int n = list_saved(&saved, max, ret_names);
 
-    if (saved.fd >= 0)
-        close(saved.fd);
+    dir_close(saved.fd);
     return n < max ? n : max;
 }
 
@@ -95,7 +88,7 @@ static int split_settings(const struct cmd *cmd, struct chosen_recipe *chosen, c
 
     if (!text)
         return CMD_FINE;
-    chosen->settings_text = strdup(text);
+    chosen->settings_text = memory_printf("%s", text);
     for (at = chosen->settings_text; at && *at;) {
         struct recipe_setting *setting = &chosen->settings[chosen->n_settings];
         char *equals = strchr(at, '='), *comma;
@@ -185,13 +178,8 @@ static int parse(const struct install_cmd_options *options, const char *file, co
 
 static int unknown(const struct cmd *cmd, const char *name)
 {
-    const char *names[64], *near;
-    size_t n = 0;
+    const char *near = options_nearest(name, builtin_recipes);
 
-    for (size_t i = 0; builtin_recipes[i].name && n < 63; i++)
-        names[n++] = builtin_recipes[i].name;
-    names[n] = NULL;
-    near = options_nearest(name, names);
     if (near)
         return cmd_usage(cmd, "there is no recipe '%.64s'; did you mean '%s'?", name, near);
     return cmd_usage(cmd, "there is no recipe '%.64s'; 'epkit install list' names them, and a file needs a / or .yaml",
@@ -251,7 +239,7 @@ static int choose(const struct cmd *cmd, const struct install_cmd_options *optio
 {
     bool prefer_saved = saved != NULL;
     char path[PATH_MAX], names[SAVED_MAX][64], list[400] = "";
-    int code, n_saved = !name && prefer_saved ? list_saved(saved, SAVED_MAX, names) : 0;
+    int n_saved = !name && prefer_saved ? list_saved(saved, SAVED_MAX, names) : 0;
     FILE *file;
 
     if (n_saved == 1)
@@ -272,11 +260,9 @@ static int choose(const struct cmd *cmd, const struct install_cmd_options *optio
         if (file || errno != ENOENT)
             return choose_saved(cmd, options, saved, name, file, path, ret_chosen);
     }
-    code = split_settings(cmd, ret_chosen, options->set);
-    if (code == CMD_FINE)
-        code = is_path(name) ? choose_file(options, file_open_regular(name), name, false, ret_chosen)
-                             : choose_builtin(cmd, options, name, ret_chosen);
-    return code;
+    CMD_TRY(split_settings(cmd, ret_chosen, options->set));
+    return is_path(name) ? choose_file(options, file_open_regular(name), name, false, ret_chosen)
+                         : choose_builtin(cmd, options, name, ret_chosen);
 }
 
 int recipe_choose(const struct cmd *cmd, const struct install_cmd_options *options, const char *name, bool prefer_saved,

@@ -289,10 +289,9 @@ static int run(struct act *act, const struct action *action, const char *name)
 {
     struct chosen_recipe chosen;
     enum install_result result;
-    int code = recipe_choose(act->cmd, &act->options, name, action->is_saved, &chosen);
+    int code;
 
-    if (code != CMD_FINE)
-        return code;
+    CMD_TRY(recipe_choose(act->cmd, &act->options, name, action->is_saved, &chosen));
     if (action->changes && geteuid() != 0 && !act->options.install.root) {
         out_error("%s changes the machine and must be run as root; 'plan' needs no root", action->name);
         recipe_release(&chosen);
@@ -337,6 +336,7 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
     const char *action = call->args[0], *first = call->n_args > 1 ? call->args[1] : NULL;
     char self[PATH_MAX];
     struct stat info;
+    size_t i = 0;
 
     /* For tests of a recipe that call epkit. */
     if (realpath("/proc/self/exe", self))
@@ -364,11 +364,10 @@ static int cmd_install(const struct cmd *cmd, const struct cmd_call *call)
         return recipe_show(cmd, first);
     observe(options.json);
     act = (struct act){.cmd = cmd, .options = options, .action = action};
-    for (size_t i = 0; i + 1 < COUNT(machine_actions); i++)
-        if (strcmp(action, machine_actions[i].name) == 0)
-            return strcmp(action, "status") == 0 && !first ? run_status(cmd, &act, &machine_actions[i])
-                                                           : run(&act, &machine_actions[i], first);
-    return run(&act, &machine_actions[COUNT(machine_actions) - 1], first);
+    while (strcmp(action, machine_actions[i].name) != 0)
+        i++;
+    return machine_actions[i].run == do_status && !first ? run_status(cmd, &act, &machine_actions[i])
+                                                         : run(&act, &machine_actions[i], first);
 }
 
 const struct cmd command_install = {

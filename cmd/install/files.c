@@ -4,6 +4,7 @@
  * loaded, in a version).
  */
 #include "base/error.h"
+#include "common/memory.h"
 #include "types.h"
 
 #include <stdlib.h>
@@ -18,9 +19,7 @@ static void check_file(const struct check_context *context, const struct recipe_
     char *content = step->type->content(step);
     struct source_text text = source_read(context->source, "%s", path);
 
-    if (!content)
-        state_set(ret_state, STEP_UNKNOWN, "no memory");
-    else if (text.state == SOURCE_ABSENT)
+    if (text.state == SOURCE_ABSENT)
         state_set(ret_state, STEP_TODO, "%s is not there", path);
     else if (text.state != SOURCE_OK)
         state_set(ret_state, STEP_WRONG, "%s: %s", path, text.why);
@@ -47,11 +46,8 @@ static char *line_content(const struct recipe_step *step)
 {
     const char *content = arg_text(step, step->type == &type_module ? "module" : "content");
     size_t bytes = strlen(content);
-    char *text = malloc(bytes + 2);
 
-    if (text)
-        sprintf(text, "%s%s", content, bytes && content[bytes - 1] == '\n' ? "" : "\n");
-    return text;
+    return memory_printf("%s%s", content, bytes && content[bytes - 1] == '\n' ? "" : "\n");
 }
 
 const struct step_type type_file = {
@@ -84,18 +80,16 @@ static ep_status modprobe_validate(const struct recipe *recipe, const struct rec
 
 static char *modprobe_content(const struct recipe_step *step)
 {
-    char *text = NULL;
+    char *text;
     size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
+    FILE *out = memory_stream(&text, &bytes);
     const char *key;
     json_t *value;
 
-    if (!out)
-        return NULL;
     fputs("# Written by epkit install.\n", out);
     json_object_foreach (json_object_get(step->args, "options"), key, value)
         fprintf(out, "options %s %s=\"%s\"\n", arg_text(step, "module"), key, json_string_value(value));
-    fclose(out);
+    memory_close(out);
     return text;
 }
 

@@ -19,6 +19,7 @@
 #ifndef EP_INSTALL_INSTALL_H
 #define EP_INSTALL_INSTALL_H
 
+#include "common/cmd.h"
 #include "journal.h"
 #include "recipe.h"
 #include "types.h"
@@ -123,8 +124,7 @@ enum install_result install_begin(struct install *install);
 void install_close(struct install *install);
 
 /*
- * Runs the checks and fills `states`, which are "unknown" before. Fails only for lack of memory or when the root cannot
- * be opened: `failure`.
+ * Runs the checks and fills `states`, which are "unknown" before. Fails only when the root cannot be opened: `failure`.
  */
 enum install_result install_probe(struct install *install);
 

@@ -95,13 +95,12 @@ static void list_missing(const struct install *install, char *ret_text, size_t b
             text_add(&text, "%s%s", text.n ? ", " : "; to be given first: ", install->recipe->variables[i].name);
 }
 
-static const struct out_column plan_columns[] = {
-    {"STEP", "id", 0, 0},          {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
-    {"SECONDS", "budget_s", 0, 0}, {"SEEN", "text", 0, OUT_TRUNC},
-};
-
 void report_plan(const struct install *install, const char *action, bool verbose)
 {
+    static const struct out_column columns[] = {
+        {"STEP", "id", 0, 0},          {"TYPE", "type", 0, 0},         {"STATE", "state", 0, 0},
+        {"SECONDS", "budget_s", 0, 0}, {"SEEN", "text", 0, OUT_TRUNC},
+    };
     size_t n = install_changes(install);
     json_t *rows = step_rows(install);
     char missing[256];
@@ -125,8 +124,7 @@ void report_plan(const struct install *install, const char *action, bool verbose
         out_verdict(OUT_WARN, "%zu of %zu steps of recipe %s %s, about %d min%s%s.", n, install->recipe->n_steps,
                     install->recipe->name, strcmp(action, "apply") == 0 ? "will be applied" : "are to be applied",
                     (seconds + 59) / 60, reboots ? " with a reboot" : "", missing);
-    out_table(stdout, plan_columns, 5, rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
     print_preflight(install, verbose);
     print_missing(install);
     fflush(stdout);
@@ -149,8 +147,7 @@ void report_status(const struct install *install)
     else
         out_verdict(OUT_WARN, "Recipe %s is not complete: %zu of %zu steps are left.", install->recipe->name, n,
                     install->recipe->n_steps);
-    out_table(stdout, columns, 5, rows, OUT_TABLE);
-    json_decref(rows);
+    OUT_PRINT(columns, rows);
     out_line("  reboots so far: %d", journal_count(&install->journal, "reboot", NULL));
     if (n > 0 && failed && journal_count(&install->journal, "failed", NULL) > 0)
         out_line("  last failure: step %s, %s", json_string_value(json_object_get(failed, "step")),

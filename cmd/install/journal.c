@@ -3,13 +3,14 @@
 
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/redact.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 static bool is_event(const json_t *line)
@@ -51,9 +52,8 @@ char *journal_read_file(FILE *file, size_t max, size_t *ret_bytes)
 
     if (!file)
         return NULL;
-    text = malloc(max + 1);
-    if (text)
-        *ret_bytes = fread(text, 1, max + 1, file);
+    text = memory_grow(NULL, max + 1);
+    *ret_bytes = fread(text, 1, max + 1, file);
     fclose(file);
     return text;
 }
@@ -108,13 +108,10 @@ ep_status journal_open(int dir, const char *folder, const char *boot, bool writa
         free(text);
         return ep_fail(EP_E_ARG, "%s/" NAME " is not a journal: larger than 16 MiB", folder);
     }
-    if (asprintf(&journal.path, "%s/" NAME, folder) < 0)
-        journal.path = NULL;
+    journal.path = memory_printf("%s/" NAME, folder);
     snprintf(journal.boot, sizeof(journal.boot), "%s", boot);
     is_readable = journal_parse(text, bytes, &journal.events, &whole);
     free(text);
-    if (!journal.path || !journal.events)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", folder);
     journal.is_rebuilt = !is_readable;
     if (writable)
         status = open_to_write(&journal, dir, is_readable, whole, bytes);
@@ -128,8 +125,7 @@ ep_status journal_open(int dir, const char *folder, const char *boot, bool writa
 
 void journal_close(struct journal *journal)
 {
-    if (journal->fd >= 0)
-        close(journal->fd);
+    dir_close(journal->fd);
     json_decref(journal->events);
     free(journal->path);
     *journal = (struct journal){.fd = -1};
@@ -137,9 +133,7 @@ void journal_close(struct journal *journal)
 
 ep_status journal_add(struct journal *journal, const char *event, const char *step, json_t *more)
 {
-    char time_text[32], *text;
-    time_t now = time(NULL);
-    struct tm parts;
+    char when[TEXT_TIME_BYTES], *text;
     json_t *line, *shown;
     size_t bytes;
     ssize_t n;
@@ -148,20 +142,14 @@ ep_status journal_add(struct journal *journal, const char *event, const char *st
         json_decref(more);
         return EP_OK;
     }
-    gmtime_r(&now, &parts);
-    strftime(time_text, sizeof(time_text), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", time_text, "boot", journal->boot, "event",
-                     event, "step", step);
-    if (line && more)
+    line = json_pack("{s:i,s:s,s:s,s:s,s:s*}", "v", JOURNAL_VERSION, "time", text_time(time(NULL), when), "boot",
+                     journal->boot, "event", event, "step", step);
+    if (more)
         json_object_update(line, more);
     json_decref(more);
     shown = redact_document(line);
-    text = shown ? json_dumps(shown, JSON_COMPACT) : NULL;
+    text = json_dumps(shown, JSON_COMPACT);
     json_decref(shown);
-    if (!text) {
-        json_decref(line);
-        return ep_fail(EP_E_MEMORY, "%s: no memory", journal->path);
-    }
     bytes = strlen(text);
     text[bytes] = '\n'; /* replaces the NUL */
     do

@@ -6,7 +6,6 @@
 
 #include <signal.h>
 #include <stdarg.h>
-#include <string.h>
 
 static struct {
     bool is_quiet, has_started;

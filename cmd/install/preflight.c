@@ -13,10 +13,8 @@
 
 static const char *const target_keys[] = {"os", "release", "arch", "disk_gb", "signing", "managed", "node", NULL};
 
-static void row(struct install *install, const char *name, int result, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-
-static void row(struct install *install, const char *name, int result, const char *format, ...)
+static void __attribute__((format(printf, 4, 5)))
+row(struct install *install, const char *name, int result, const char *format, ...)
 {
     struct preflight_row *at = &install->preflight[install->n_preflight];
     va_list args;

@@ -3,28 +3,18 @@
 #include "recipe.h"
 
 #include "base/error.h"
+#include "common/memory.h"
 
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-ep_status(recipe_refuse)(const struct recipe *recipe, int line, const char *format, ...)
+const char *recipe_keep(const struct recipe *recipe, const char *text)
 {
-    char text[400];
-    va_list args;
+    json_t *kept = json_string_nocheck(text);
 
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return ep_fail(EP_E_ARG, "%s:%d: %s", recipe->file, line, text);
-}
-
-ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text)
-{
-    json_array_append_new(recipe->strings, json_string(text));
-    *ret_text = json_string_value(json_array_get(recipe->strings, json_array_size(recipe->strings) - 1));
-    return *ret_text ? EP_OK : ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    json_array_append_new(recipe->strings, kept);
+    return json_string_value(kept);
 }
 
 ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
@@ -154,20 +144,13 @@ static ep_status parse(struct recipe *recipe, const struct recipe_input *input)
 ep_status recipe_parse(const char *file, const char *text, size_t bytes, const struct recipe_input *input,
                        struct recipe **ret_recipe)
 {
-    struct recipe *recipe = calloc(1, sizeof(*recipe));
+    struct recipe *recipe = memory_new(1, sizeof(*recipe));
     ep_status status;
 
-    if (!recipe)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", file);
-    recipe->file = strdup(file);
-    recipe->text = malloc(bytes + 1);
+    recipe->file = memory_printf("%s", file);
+    recipe->text = memory_new(bytes + 1, 1);
     recipe->strings = json_array();
-    if (!recipe->file || !recipe->text || !recipe->strings) {
-        recipe_free(recipe);
-        return ep_fail(EP_E_MEMORY, "%s: no memory", file);
-    }
     memcpy(recipe->text, text, bytes);
-    recipe->text[bytes] = '\0';
     recipe->bytes = bytes;
     status = parse(recipe, input);
     if (status != EP_OK) {

@@ -171,12 +171,8 @@ bool recipe_is_line(const char *value); /* of printable text */
 
 /* --- recipe.c, for the other readers --- */
 
-ep_status recipe_refuse(const struct recipe *recipe, int line, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-#ifdef __clang_analyzer__
-/* Tells the static analyzer, which reads one file at a time, that this never returns EP_OK. */
-#define recipe_refuse(...) ((void)recipe_refuse(__VA_ARGS__), EP_E_ARG)
-#endif
+#define recipe_refuse(recipe, line, format, ...)                                                                       \
+    ep_fail(EP_E_ARG, "%s:%d: " format, (recipe)->file, line, ##__VA_ARGS__)
 ep_status recipe_check_keys(const struct recipe *recipe, const struct yaml_node *map, const char *what,
                             const char *const *allowed);
 ep_status recipe_scalar(const struct recipe *recipe, const struct yaml_node *map, const char *key, bool is_required,
@@ -196,7 +192,7 @@ ep_status recipe_texts(const struct recipe *recipe, const struct yaml_node *map,
 const struct yaml_node *recipe_entry(const struct recipe *recipe, const char *map, const char *key);
 
 /* A copy that lives as long as the recipe. */
-ep_status recipe_keep(const struct recipe *recipe, const char *text, const char **ret_text);
+const char *recipe_keep(const struct recipe *recipe, const char *text);
 
 /* --- steps.c --- */
 

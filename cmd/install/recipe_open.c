@@ -6,7 +6,6 @@
 #include "common/temporary.h"
 #include "install.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -201,8 +200,7 @@ static enum install_result set_root(struct install *install, const char *root)
     }
     fd = dir_open(root, false);
     number = fd < 0 ? errno : dir_path(fd, path);
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     if (number)
         return install_fail(install, "%.300s: %s", root, write_reason(number));
     if (strlen(path) > INSTALL_ROOT_MAX)
@@ -217,7 +215,7 @@ static enum install_result set_root(struct install *install, const char *root)
 /* Writes a file of the state atomically. */
 static ep_status save(const struct install *install, const char *name, const char *text, size_t bytes, mode_t mode)
 {
-    int error = text ? temporary_save_in(install->state_fd, name, text, bytes, mode) : ENOMEM;
+    int error = temporary_save_in(install->state_fd, name, text, bytes, mode);
     char path[1024];
 
     install_path(install, name, NULL, path);
@@ -240,7 +238,7 @@ static ep_status save_recipe(const struct install *install)
     text = json_dumps(values, JSON_INDENT(1) | JSON_SORT_KEYS);
     json_decref(values);
     /* Values may be secrets. */
-    status = save(install, "settings.json", text, text ? strlen(text) : 0, 0600);
+    status = save(install, "settings.json", text, strlen(text), 0600);
     free(text);
     if (status != EP_OK)
         return status;
@@ -260,8 +258,7 @@ static int open_folder(const struct install *install, const char *folder, bool m
         return -1;
     if (snprintf(ret_folder, bytes, "%s", path + strlen(install->root)) < (int)bytes)
         return fd;
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     errno = ENAMETOOLONG;
     return -1;
 }
@@ -272,8 +269,7 @@ static int open_state(struct install *install, bool make)
     char folder[512];
 
     snprintf(folder, sizeof(folder), "%.250s/%s", install->options.state, install->recipe->name);
-    if (install->state_fd >= 0)
-        close(install->state_fd);
+    dir_close(install->state_fd);
     /* An uninstall may be removing the folders. */
     for (int i = 0; i < 4; i++) {
         install->state_fd = open_folder(install, folder, make, install->state, sizeof(install->state));
@@ -307,7 +303,6 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
                                  struct install *ret_install)
 {
     struct install *install = ret_install;
-    enum install_result result;
     char path[1024];
     int error, logs;
 
@@ -318,15 +313,12 @@ enum install_result install_open(const struct recipe *recipe, const struct insta
     install->journal.fd = -1;
     install->left = json_array();
     forget_states(install);
-    result = set_root(install, options->root);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(set_root(install, options->root));
     error = open_state(install, false);
     logs = error ? -1 : install_open_logs(install, false);
     if (!error && logs < 0 && errno != ENOENT)
         error = errno;
-    if (logs >= 0)
-        close(logs);
+    dir_close(logs);
     if (error)
         return install_fail(install, "%.250s of %s: %s", options->state, *install->root ? install->root : "/",
                             error == ENOTDIR ? "not a folder, or a link that leads nowhere" : write_reason(error));
@@ -364,8 +356,7 @@ static enum install_result check_file(struct install *install, int dir, const ch
     enum install_result result = INSTALL_FINE;
     struct dirent *entry;
     struct stat info;
-    DIR *stream;
-    int fd;
+    DIR *list;
 
     if (fstatat(dir, name, &info, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT ? INSTALL_FINE : install_fail_errno(install, errno, path);
@@ -377,21 +368,17 @@ static enum install_result check_file(struct install *install, int dir, const ch
         result = check_trust(install, &info, path);
     if (result != INSTALL_FINE || levels == 0 || !S_ISDIR(info.st_mode))
         return result;
-    fd = dir_open_within(dir, name, O_RDONLY | O_DIRECTORY);
-    stream = fd < 0 ? NULL : fdopendir(fd);
-    if (!stream)
+    list = dir_list(dir, name);
+    if (!list)
         result = errno == ENOENT ? INSTALL_FINE : install_fail(install, "%.450s: %s", path, install_state_error(errno));
-    while (stream && result == INSTALL_FINE && (entry = readdir(stream))) {
+    while (result == INSTALL_FINE && (entry = dir_next(&list))) {
         char inside[1400];
 
         snprintf(inside, sizeof(inside), "%.1100s/%s", path, entry->d_name);
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            result = check_file(install, fd, entry->d_name, inside, levels - 1, is_before);
+        result = check_file(install, dirfd(list), entry->d_name, inside, levels - 1, is_before);
     }
-    if (stream)
-        closedir(stream);
-    else if (fd >= 0)
-        close(fd);
+    if (list)
+        closedir(list);
     return result;
 }
 
@@ -409,8 +396,7 @@ static enum install_result check_above(struct install *install)
 
         if (above < 0 || fstat(above, &info) != 0)
             result = install_fail_errno(install, errno, path);
-        if (at >= 0)
-            close(at);
+        dir_close(at);
         at = above;
         *strrchr(path, '/') = '\0';
         /* In a sticky folder others cannot rename what is there. */
@@ -419,8 +405,7 @@ static enum install_result check_above(struct install *install)
         if (result == INSTALL_FINE)
             result = check_trust(install, &info, *path ? path : "/");
     }
-    if (at >= 0)
-        close(at);
+    dir_close(at);
     return result;
 }
 
@@ -430,22 +415,19 @@ static enum install_result check_above(struct install *install)
  */
 static enum install_result check_state(struct install *install)
 {
-    enum install_result result;
     char path[1024];
 
     if (install->is_live && geteuid() != 0)
         return INSTALL_FINE;
     install_path(install, NULL, NULL, path);
-    result = check_file(install, install->state_fd, ".", path, 2, false);
+    CMD_TRY(check_file(install, install->state_fd, ".", path, 2, false));
     install_path(install, "before", NULL, path);
-    if (result == INSTALL_FINE)
-        result = check_file(install, install->state_fd, "before", path, 2, true);
-    return result == INSTALL_FINE && !install->can_chroot ? check_above(install) : result;
+    CMD_TRY(check_file(install, install->state_fd, "before", path, 2, true));
+    return install->can_chroot ? INSTALL_FINE : check_above(install);
 }
 
 enum install_result install_begin(struct install *install)
 {
-    enum install_result result;
     struct journal journal;
     char path[1024];
     int error;
@@ -456,22 +438,16 @@ enum install_result install_begin(struct install *install)
     error = open_state(install, true);
     if (error)
         return install_fail_errno(install, error, path);
-    result = check_state(install);
-    if (result == INSTALL_FINE)
-        result = acquire_lock(install);
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(check_state(install));
+    CMD_TRY(acquire_lock(install));
     install_path(install, NULL, NULL, path);
     if (journal_open(install->state_fd, path, install->boot, true, &journal) != EP_OK)
-        goto failed;
+        return install_fail_status(install);
     journal_close(&install->journal);
     install->journal = journal;
     if (!install->options.keep && save_recipe(install) != EP_OK)
-        goto failed;
+        return install_fail_status(install);
     return install_probe(install);
-
-failed:
-    return install_fail_status(install);
 }
 
 void install_close(struct install *install)
@@ -479,10 +455,8 @@ void install_close(struct install *install)
     if (install->journal.events)
         journal_close(&install->journal);
     json_decref(install->left);
-    if (install->lock_fd >= 0)
-        close(install->lock_fd);
-    if (install->state_fd >= 0)
-        close(install->state_fd);
+    dir_close(install->lock_fd);
+    dir_close(install->state_fd);
     install->lock_fd = install->state_fd = -1;
 }
 

@@ -4,6 +4,7 @@
  * may contain: none of them can become code in a script.
  */
 #include "base/error.h"
+#include "common/memory.h"
 #include "recipe.h"
 
 #include <ctype.h>
@@ -198,10 +199,8 @@ static ep_status read_kind(struct recipe *recipe, const struct yaml_node *map, e
 }
 
 /* A value of the user is wrong, and not the recipe. */
-static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static ep_status refuse_value(const struct recipe_input *input, const char *format, ...)
+static ep_status __attribute__((format(printf, 2, 3)))
+refuse_value(const struct recipe_input *input, const char *format, ...)
 {
     char text[400];
     va_list args;
@@ -317,9 +316,7 @@ ep_status variables_read(struct recipe *recipe, const struct recipe_input *input
 {
     const struct yaml_node *map = tree_get(recipe->tree, "variables");
 
-    recipe->variables = calloc(RECIPE_VARIABLES_MAX, sizeof(*recipe->variables));
-    if (!recipe->variables)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    recipe->variables = memory_new(RECIPE_VARIABLES_MAX, sizeof(*recipe->variables));
     EP_TRY(read_machine(recipe, input));
     EP_TRY(read_versions(recipe, input));
     if (map && map->kind != YAML_MAP)
@@ -355,9 +352,9 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
                             const char **ret_text)
 {
     size_t bytes = 0;
-    char *result = NULL;
-    FILE *out = open_memstream(&result, &bytes);
-    ep_status status = out ? EP_OK : ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    char *result;
+    FILE *out = memory_stream(&result, &bytes);
+    ep_status status = EP_OK;
 
     while (status == EP_OK && *text) {
         const char *at = strstr(text, "@{"), *end = at ? strchr(at, '}') : NULL;
@@ -380,10 +377,9 @@ ep_status variables_replace(const struct recipe *recipe, const char *text, int l
             fprintf(out, "<%s>", variable->name);
         text = variable ? end + 1 : text;
     }
-    if (out && fclose(out) != 0 && status == EP_OK)
-        status = ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    memory_close(out);
     if (status == EP_OK)
-        status = recipe_keep(recipe, result, ret_text);
+        *ret_text = recipe_keep(recipe, result);
     free(result);
     return status;
 }

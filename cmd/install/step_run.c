@@ -7,8 +7,10 @@
 #include "base/error.h"
 #include "common/capture.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/shell.h"
 #include "common/temporary.h"
+#include "common/text.h"
 #include "install.h"
 
 #include <errno.h>
@@ -19,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 /* --- the text --- */
@@ -90,7 +91,7 @@ static void set_file(FILE *script, const struct recipe_step *step)
 
     set_variable(script, "file_path", step->path);
     set_variable(script, "file_mode", *arg_text(step, "mode") ? arg_text(step, "mode") : "0644");
-    set_variable(script, "file_content", content ? content : "");
+    set_variable(script, "file_content", content);
     free(content);
 }
 
@@ -200,14 +201,11 @@ static int open_script_folder(const struct install *install, const struct recipe
 
 ep_status run_write_script(const struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
-    char path[1024], name[64], *text = NULL;
-    FILE *script;
+    char path[1024], name[64], *text;
     size_t bytes;
+    FILE *script = memory_stream(&text, &bytes);
     int error, folder;
 
-    script = open_memstream(&text, &bytes);
-    if (!script)
-        return ep_fail(EP_E_MEMORY, "no memory");
     fprintf(script, "#!/bin/sh\n# %s of step %s of recipe %s. Written by epkit install.\n", phase_names[phase],
             step->id, install->recipe->name);
     script_prelude(script);
@@ -220,37 +218,29 @@ ep_status run_write_script(const struct install *install, const struct recipe_st
         script_apply(script, step);
         fputs(": >\"$EPKIT_BEFORE/complete\"\n", script);
     }
-    error = fclose(script) == 0 ? 0 : ENOMEM;
+    memory_close(script);
     script_path(install, step, phase, path);
     script_name(step, phase, name);
-    folder = error ? -1 : open_script_folder(install, step, phase);
-    if (!error)
-        error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0600);
-    if (folder >= 0)
-        close(folder);
+    folder = open_script_folder(install, step, phase);
+    error = folder < 0 ? errno : temporary_save_in(folder, name, text, bytes, 0600);
+    dir_close(folder);
     free(text);
     return error ? ep_fail(EP_E_SYSTEM, "%s: %s", path, write_reason(error)) : EP_OK;
 }
 
 static int open_log(struct install *install, const struct recipe_step *step, enum install_phase phase)
 {
-    int fd, error, logs = install_open_logs(install, true);
-    char name[64], when[32];
-    time_t now = time(NULL);
-    struct tm parts;
+    int fd, logs = install_open_logs(install, true);
+    char name[64], when[TEXT_TIME_BYTES];
 
     if (logs < 0)
         return -1;
     snprintf(name, sizeof(name), "%.40s.log", step->id);
     fd = dir_append_in(logs, name, 0644);
-    error = errno;
-    close(logs);
-    errno = error;
+    dir_close(logs);
     if (fd < 0)
         return -1;
-    gmtime_r(&now, &parts);
-    strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    dprintf(fd, "=== %s %s %s\n", when, phase_names[phase], step->id);
+    dprintf(fd, "=== %s %s %s\n", text_time(time(NULL), when), phase_names[phase], step->id);
     return fd;
 }
 
@@ -435,21 +425,19 @@ int run_quietly(const char *const *argv, int seconds)
 int run_probe(struct install *install, const struct recipe_step *step, const char *text, int seconds, char *ret_output,
               size_t bytes)
 {
-    char *script = NULL;
+    char *script;
     size_t size;
-    FILE *out = open_memstream(&script, &size);
-    int status = -1;
+    FILE *out = memory_stream(&script, &size);
+    int status;
 
     ret_output[0] = '\0';
-    if (out) {
-        fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
-        script_begin(out, install->recipe, step, install->state);
-        fputs("exec 2>&1\n", out);
-        script_shell(out, text);
-    }
-    if (out && fclose(out) == 0)
-        status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds, observe_is_interrupted,
-                              ret_output, bytes);
+    fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
+    script_begin(out, install->recipe, step, install->state);
+    fputs("exec 2>&1\n", out);
+    script_shell(out, text);
+    memory_close(out);
+    status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds, observe_is_interrupted,
+                          ret_output, bytes);
     free(script);
     return status;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* steps.c - the steps of a recipe: common keys, and the keys of each type. */
 #include "base/error.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "types.h"
 
 #include <ctype.h>
 #include <regex.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,7 +209,7 @@ static void note_values(const struct recipe *recipe, struct recipe_step *step)
     json_decref(values);
 }
 
-static ep_status read_path(const struct recipe *recipe, struct recipe_step *step)
+static void read_path(const struct recipe *recipe, struct recipe_step *step)
 {
     const struct step_type *type = step->type;
     char path[1100] = "";
@@ -217,7 +217,7 @@ static ep_status read_path(const struct recipe *recipe, struct recipe_step *step
     if (type->path_key)
         snprintf(path, sizeof(path), "%s%s%s", type->path_prefix ? type->path_prefix : "",
                  arg_text(step, type->path_key), type->path_prefix ? ".conf" : "");
-    return recipe_keep(recipe, path, &step->path);
+    step->path = recipe_keep(recipe, path);
 }
 
 static ep_status read_args(const struct recipe *recipe, const struct yaml_node *map, struct recipe_step *step)
@@ -232,7 +232,8 @@ static ep_status read_args(const struct recipe *recipe, const struct yaml_node *
             EP_TRY(read_arg(recipe, arg, node, step->args));
     }
     note_values(recipe, step);
-    return read_path(recipe, step);
+    read_path(recipe, step);
+    return EP_OK;
 }
 
 /* --- common keys --- */
@@ -323,7 +324,7 @@ static ep_status read_flags(const struct recipe *recipe, const struct yaml_node 
         char name[64];
 
         snprintf(name, sizeof(name), "%.*s", (int)piece.n, piece.text);
-        EP_TRY(recipe_keep(recipe, name, &word));
+        word = recipe_keep(recipe, name);
         variable = recipe_variable_find(recipe, word + (*word == '!'));
         if (!variable || variable->kind != VALUE_FLAG || !variable->value)
             return recipe_refuse(recipe, line,
@@ -364,9 +365,7 @@ static ep_status read_verify(const struct recipe *recipe, const struct yaml_node
         return EP_OK;
     if (list->kind != YAML_LIST)
         return recipe_refuse(recipe, list->line, "'verify' must be a list");
-    step->verify = calloc(list->n + 1, sizeof(*step->verify));
-    if (!step->verify)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    step->verify = memory_new(list->n, sizeof(*step->verify));
     for (size_t i = 0; i < list->n; i++)
         EP_TRY(read_verify_item(recipe, &list->items[i], &step->verify[i]));
     step->n_verify = list->n;
@@ -388,8 +387,6 @@ static ep_status read_step(struct recipe *recipe, const struct yaml_node *map)
         return recipe_refuse(recipe, map->line, "a step must be a map");
     step->line = map->line;
     step->args = json_object();
-    if (!step->args)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
     EP_TRY(recipe_texts(recipe, map, texts, step));
     for (size_t i = 0; i < recipe->n_steps; i++)
         if (strcmp(recipe->steps[i].id, step->id) == 0)
@@ -491,9 +488,7 @@ ep_status steps_read(struct recipe *recipe)
         return recipe_refuse(recipe, list->line, "'steps' must be a list of at least one step");
     if (list->n > RECIPE_STEPS_MAX)
         return recipe_refuse(recipe, list->line, "more than %d steps", RECIPE_STEPS_MAX);
-    recipe->steps = calloc(list->n, sizeof(*recipe->steps));
-    if (!recipe->steps)
-        return ep_fail(EP_E_MEMORY, "%s: no memory", recipe->file);
+    recipe->steps = memory_new(list->n, sizeof(*recipe->steps));
     for (size_t i = 0; i < list->n; i++)
         EP_TRY(read_step(recipe, &list->items[i]));
     for (size_t i = 0; i < list->n; i++)
@@ -518,16 +513,6 @@ bool arg_flag(const struct recipe_step *step, const char *key, bool otherwise)
     return *text ? strcmp(text, "true") == 0 : otherwise;
 }
 
-void state_set(struct step_state *state, enum step_now now, const char *format, ...)
-{
-    va_list args;
-
-    state->now = now;
-    va_start(args, format);
-    vsnprintf(state->text, sizeof(state->text), format, args);
-    va_end(args);
-}
-
 uint64_t step_digest(const struct recipe_step *step)
 {
     json_t *args = json_copy(step->args);
@@ -538,8 +523,7 @@ uint64_t step_digest(const struct recipe_step *step)
     json_object_del(args, "owns");
     text = json_dumps(args, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(args);
-
-    hash = text ? text_hash(text, strlen(text)) : 0;
+    hash = text_hash(text, strlen(text));
     free(text);
     return hash;
 }

@@ -62,7 +62,7 @@ struct step_type {
     ep_status (*validate)(const struct recipe *recipe, const struct recipe_step *step);
     /* The key that names the path that the step writes, or in which. With a prefix: of a name in PREFIXNAME.conf. */
     const char *path_key, *path_prefix;
-    /* The step writes one file with this content, which ends with a newline (new; NULL: no memory). Or NULL. */
+    /* The step writes one file with this content, which ends with a newline (new). Or NULL. */
     char *(*content)(const struct recipe_step *step);
     void (*check)(const struct check_context *context, const struct recipe_step *step, struct step_state *ret_state);
     bool has_fetch;  /* epkit_fetch_NAME downloads, and nothing else: run again after a pause */
@@ -79,8 +79,8 @@ const char *arg_text(const struct recipe_step *step, const char *key); /* "" if 
 bool arg_flag(const struct recipe_step *step, const char *key, bool otherwise);
 
 /* Sets the state; printf-like. */
-void state_set(struct step_state *state, enum step_now now, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+#define state_set(state, what, ...)                                                                                    \
+    ((state)->now = (what), (void)snprintf((state)->text, sizeof((state)->text), __VA_ARGS__))
 
 /* A number that changes with everything about the step that matters to what it makes: FNV-1a over its arguments. */
 uint64_t step_digest(const struct recipe_step *step);

@@ -9,7 +9,6 @@
 #include "common/text.h"
 #include "install.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -30,17 +29,6 @@ static enum install_result remove_tree(struct install *install, int dir, const c
     if (run_quietly(argv, REMOVE_SECONDS) == 0)
         return INSTALL_FINE;
     return install_fail(install, "%.400s%.300s: '%.64s' in it cannot be removed", install->root, install->state, name);
-}
-
-/* A folder of the state, to list it. */
-static DIR *open_list(const struct install *install, const char *name)
-{
-    int fd = dir_open_within(install->state_fd, name, O_RDONLY | O_DIRECTORY);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-
-    if (!dir && fd >= 0)
-        close(fd);
-    return dir;
 }
 
 /* Collects what the script of the step has not removed. */
@@ -84,8 +72,7 @@ static enum install_result undo_step(struct install *install, const struct recip
     read_left(install, step);
     before = dir_open_within(install->state_fd, "before", O_PATH | O_DIRECTORY);
     result = before < 0 ? INSTALL_FINE : remove_tree(install, before, step->id);
-    if (before >= 0)
-        close(before);
+    dir_close(before);
     if (result != INSTALL_FINE)
         return result;
     journal_add(&install->journal, "undone", step->id, NULL);
@@ -111,11 +98,11 @@ static bool is_in_recipe(const struct recipe *recipe, const char *id)
 /* Undoes steps that the recipe does not have any more. */
 static enum install_result undo_dropped(struct install *install)
 {
-    DIR *dir = open_list(install, "before");
+    DIR *dir = dir_list(install->state_fd, "before");
     enum install_result result = INSTALL_FINE;
     struct dirent *entry;
 
-    while (dir && result == INSTALL_FINE && (entry = readdir(dir))) {
+    while (result == INSTALL_FINE && (entry = dir_next(&dir))) {
         struct recipe_step dropped = {
             .id = entry->d_name, .title = entry->d_name, .deadline_s = DROPPED_DEADLINE_S, .budget_s = 60};
 
@@ -135,20 +122,17 @@ static enum install_result undo_dropped(struct install *install)
 static enum install_result remove_state(struct install *install)
 {
     static const char *const last[] = {"recipe.yaml", "lock", NULL};
-    DIR *dir = open_list(install, ".");
+    DIR *dir = dir_list(install->state_fd, ".");
     char folder[1024], path[1024];
     struct dirent *entry;
 
-    while (dir && (entry = readdir(dir))) {
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0 &&
-            strcmp(entry->d_name, last[0]) != 0 && strcmp(entry->d_name, last[1]) != 0 &&
+    while ((entry = dir_next(&dir))) {
+        if (!text_is_any(entry->d_name, last) &&
             remove_tree(install, install->state_fd, entry->d_name) != INSTALL_FINE) {
             closedir(dir);
             return INSTALL_FAILED;
         }
     }
-    if (dir)
-        closedir(dir);
     for (size_t i = 0; last[i]; i++) {
         install_path(install, last[i], NULL, path);
         if (unlinkat(install->state_fd, last[i], 0) != 0 && errno != ENOENT)
@@ -193,21 +177,16 @@ static enum install_result check_packages(struct install *install)
 
 enum install_result install_undo(struct install *install)
 {
-    enum install_result result = check_packages(install);
-
-    if (result != INSTALL_FINE)
-        return result;
+    CMD_TRY(check_packages(install));
     unit_remove(install);
-    result = undo_dropped(install);
-    for (size_t i = install->recipe->n_steps; result == INSTALL_FINE && i-- > 0;) {
+    CMD_TRY(undo_dropped(install));
+    for (size_t i = install->recipe->n_steps; i-- > 0;) {
         const struct recipe_step *step = &install->recipe->steps[install->recipe->order[i]];
 
         /* Includes a step that the current values skip: it was applied with other values. */
         if (was_applied(install, step->id))
-            result = undo_step(install, step);
+            CMD_TRY(undo_step(install, step));
     }
-    if (result != INSTALL_FINE)
-        return result;
     journal_add(&install->journal, "uninstalled", NULL, NULL);
     return remove_state(install);
 }

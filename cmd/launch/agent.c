@@ -4,9 +4,9 @@
 
 #include "base/clock.h"
 #include "common/capture.h"
+#include "common/inherited.h"
+#include "common/memory.h"
 #include "common/text.h"
-#include "follow.h"
-#include "location.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -71,18 +71,15 @@ void agent_send_line(char kind, int rank, const char *text, size_t bytes)
 
 void agent_event(const char *name, json_t *object)
 {
-    char *text, *line = NULL;
-    int n;
+    static const char begin[] = {LINE_MARK, LINE_EVENT, '0', ' '};
+    char *text;
 
     json_object_set_new(object, "event", json_string(name));
     text = json_dumps(object, JSON_COMPACT);
     json_decref(object);
-    n = text ? asprintf(&line, "%c%c0 %s\n", LINE_MARK, LINE_EVENT, text) : -1;
-    if (n >= 0)
-        agent_write(line, (size_t)n);
-    else
-        agent_no_memory();
-    free(n >= 0 ? line : NULL);
+    agent_write(begin, sizeof(begin));
+    agent_write(text, strlen(text));
+    agent_write("\n", 1);
     free(text);
 }
 
@@ -340,13 +337,8 @@ static void step(struct agent *agent, int signals)
 
 static int open_signals(void)
 {
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGCHLD, SIGTERM, SIGINT, SIGHUP);
 
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGCHLD);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     signal(SIGPIPE, SIG_IGN);
     return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -40,7 +40,7 @@ struct agent {
     char *input;
     size_t input_used;
     bool is_ending;
-    bool is_followed; /* a process waits here for the end (follow.h) */
+    bool is_followed; /* a process waits here for the end (follow_wait()) */
     json_t *code;     /* of the launch, for that process; NULL: it goes on */
 };
 

@@ -6,10 +6,8 @@
 #include "common/dir.h"
 #include "common/embedded.h"
 #include "common/text.h"
-#include "launch_job.h"
-#include "location.h"
+#include "machine/source/source.h"
 
-#include <dirent.h>
 #include <epkit/types.h>
 #include <errno.h>
 #include <stdio.h>
@@ -89,42 +87,20 @@ bool location_find(const json_t *how, char ret_location[LOCATION_BYTES], char *r
 #define GPUS_DIR "/proc/driver/nvidia/gpus"
 #define RDMA_DIR "/sys/class/infiniband"
 
-/* The first line of a file, or the text after `key` in the line that begins with it. */
-static bool read_line(const char *path, const char *key, char *ret_text, size_t bytes)
+static int count_gpus(struct source *source, const char **ret_name)
 {
-    FILE *stream = fopen(path, "re");
-    char line[256];
-    bool is_found = false;
-
-    while (stream && !is_found && fgets(line, sizeof(line), stream)) {
-        const char *text = line + strlen(key);
-
-        if (strncmp(line, key, strlen(key)) != 0)
-            continue;
-        text += strspn(text, " \t");
-        snprintf(ret_text, bytes, "%.*s", (int)strcspn(text, "\r\n"), text);
-        is_found = true;
-    }
-    if (stream)
-        fclose(stream);
-    return is_found;
-}
-
-static int count_gpus(char *ret_name, size_t bytes)
-{
-    DIR *folder = opendir(GPUS_DIR);
-    struct dirent *item;
-    char path[512];
+    struct source_names gpus = source_list(source, GPUS_DIR);
     int n = 0;
 
-    while (folder && (item = readdir(folder))) {
-        if (item->d_name[0] == '.')
-            continue;
-        snprintf(path, sizeof(path), GPUS_DIR "/%s/information", item->d_name);
-        n += read_line(path, "Model:", ret_name, bytes);
+    for (size_t i = 0; i < gpus.n; i++) {
+        const char *text = source_read(source, GPUS_DIR "/%s/information", gpus.names[i]).text;
+        const char *name = source_field(source, text, "Model");
+
+        if (*name) {
+            *ret_name = name;
+            n++;
+        }
     }
-    if (folder)
-        closedir(folder);
     return n;
 }
 
@@ -132,64 +108,72 @@ static int count_gpus(char *ret_name, size_t bytes)
  * Identifies the network namespace of a running kernel: equal for two names of one host, different for two containers.
  * "": unknown.
  */
-static void read_machine(char *ret_text, size_t bytes)
+static void read_machine(struct source *source, char *ret_text, size_t bytes)
 {
-    char boot[64] = "", net[64];
+    const char *boot = source_line(source, "/proc/sys/kernel/random/boot_id").text;
+    char net[64];
     ssize_t n = readlink("/proc/self/ns/net", net, sizeof(net) - 1);
 
     *ret_text = '\0';
-    if (n > 0 && read_line("/proc/sys/kernel/random/boot_id", "", boot, sizeof(boot)))
+    if (n > 0 && *boot)
         snprintf(ret_text, bytes, "%s %.*s", boot, (int)n, net);
 }
 
 json_t *agent_facts(void)
 {
-    char host[256] = "", gpu[128] = "", driver[64] = "", machine[160];
+    char host[256] = "", machine[160] = "";
+    const char *gpu = "", *driver = "";
     struct utsname system = {.release = ""};
-    int gpus = count_gpus(gpu, sizeof(gpu));
+    struct source *source = NULL;
+    json_t *facts;
+    int gpus = 0;
 
     gethostname(host, sizeof(host) - 1);
     uname(&system);
-    read_line("/sys/module/nvidia/version", "", driver, sizeof(driver));
-    read_machine(machine, sizeof(machine));
-    return json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:s}", "epkit", ep_version(), "host", host, "kernel",
-                     system.release, "driver", *driver ? driver : NULL, "gpu", *gpu ? gpu : NULL, "gpus", gpus,
-                     "machine", machine);
+    if (source_open(NULL, &source) == EP_OK) {
+        gpus = count_gpus(source, &gpu);
+        driver = source_line(source, "/sys/module/nvidia/version").text;
+        read_machine(source, machine, sizeof(machine));
+    }
+    facts = json_pack("{s:s, s:s, s:s, s:s?, s:s?, s:i, s:s}", "epkit", ep_version(), "host", host, "kernel",
+                      system.release, "driver", *driver ? driver : NULL, "gpu", *gpu ? gpu : NULL, "gpus", gpus,
+                      "machine", machine);
+    source_free(source);
+    return facts;
 }
 
 /* A data counter, in bytes: the IB specification counts 4-byte words, EFA in its driver bytes. */
-static bool read_counter(const char *device, int port, const char *name, const char *of_driver, json_int_t *ret_bytes)
+static bool read_counter(struct source *source, const char *device, int port, const char *name, const char *of_driver,
+                         json_int_t *ret_bytes)
 {
-    char path[512], text[32];
-    unsigned scale = 4;
+    uint64_t value;
+    bool is_in_words =
+        source_number_uncached(source, &value, RDMA_DIR "/%s/ports/%d/counters/%s", device, port, name) == SOURCE_OK;
 
-    snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/counters/%s", device, port, name);
-    if (!read_line(path, "", text, sizeof(text))) {
-        snprintf(path, sizeof(path), RDMA_DIR "/%s/ports/%d/hw_counters/%s", device, port, of_driver);
-        if (!read_line(path, "", text, sizeof(text)))
-            return false;
-        scale = 1;
-    }
-    *ret_bytes = (json_int_t)(strtoull(text, NULL, 10) * scale);
+    if (!is_in_words && source_number_uncached(source, &value, RDMA_DIR "/%s/ports/%d/hw_counters/%s", device, port,
+                                               of_driver) != SOURCE_OK)
+        return false;
+    value *= is_in_words ? 4 : 1;
+    *ret_bytes = (json_int_t)value;
     return true;
 }
 
 json_t *agent_nics(json_t *begin)
 {
-    DIR *folder = opendir(RDMA_DIR);
     json_t *list = json_array(), *first;
-    struct dirent *item;
+    struct source_names devices = {0};
+    struct source *source = NULL;
     char key[300];
 
-    while (folder && (item = readdir(folder))) {
+    if (source_open(NULL, &source) == EP_OK)
+        devices = source_list(source, RDMA_DIR);
+    for (size_t i = 0; i < devices.n; i++) {
         json_int_t sent, received;
 
-        if (item->d_name[0] == '.')
-            continue;
-        for (int port = 1; read_counter(item->d_name, port, "port_xmit_data", "tx_bytes", &sent) &&
-                           read_counter(item->d_name, port, "port_rcv_data", "rx_bytes", &received);
+        for (int port = 1; read_counter(source, devices.names[i], port, "port_xmit_data", "tx_bytes", &sent) &&
+                           read_counter(source, devices.names[i], port, "port_rcv_data", "rx_bytes", &received);
              port++) {
-            snprintf(key, sizeof(key), "%s:%d", item->d_name, port);
+            snprintf(key, sizeof(key), "%s:%d", devices.names[i], port);
             first = json_object_get(begin, key);
             if (!first) {
                 json_object_set_new(begin, key, json_pack("[II]", sent, received));
@@ -199,12 +183,11 @@ json_t *agent_nics(json_t *begin)
             received -= json_integer_value(json_array_get(first, 1));
             /* A counter that decreased was reset: its traffic is unknown. */
             if (sent >= 0 && received >= 0)
-                json_array_append_new(list, json_pack("{s:s, s:i, s:I, s:I}", "device", item->d_name, "port", port,
+                json_array_append_new(list, json_pack("{s:s, s:i, s:I, s:I}", "device", devices.names[i], "port", port,
                                                       "tx_bytes", sent, "rx_bytes", received));
         }
     }
-    if (folder)
-        closedir(folder);
+    source_free(source);
     return list;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "common/child.h"
+#include "common/dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -245,8 +245,7 @@ static int connect_agent(const char *id)
         }
         usleep(CONNECT_WAIT_US);
     }
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     return -1;
 }
 

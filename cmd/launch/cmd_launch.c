@@ -4,15 +4,14 @@
 #include "cmd_launch.h"
 #include "base/error.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/redact.h"
 #include "common/text.h"
-#include "help_text.h"
 #include "hosts.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -123,9 +122,10 @@ static json_t *read_workload(const struct cmd *cmd, const char *file)
     int code = CMD_FINE, number = errno;
     size_t n = 0;
 
-    if (stream && fstat(fileno(stream), &info) == 0 && info.st_size <= WORKLOAD_MAX &&
-        (text = malloc(WORKLOAD_MAX + 1)))
+    if (stream && fstat(fileno(stream), &info) == 0 && info.st_size <= WORKLOAD_MAX) {
+        text = memory_new(WORKLOAD_MAX, 1);
         n = fread(text, 1, WORKLOAD_MAX, stream);
+    }
     if (n > 0) {
         files = json_pack("{s:o}", "workload", json_stringn(text, n));
         line_end = memchr(text, '\n', n);
@@ -167,12 +167,10 @@ static json_t *make_program(int n_args, char **args)
 static int check_matrix(const struct cmd *cmd, const char *name)
 {
     static const char *const names[] = {"intranode", "internode", "lowlatency", NULL};
-    const char *nearest;
+    const char *nearest = options_nearest(name, names);
 
-    for (size_t i = 0; names[i]; i++)
-        if (strcmp(names[i], name) == 0)
-            return CMD_FINE;
-    nearest = options_nearest(name, names);
+    if (text_is_any(name, names))
+        return CMD_FINE;
     return cmd_usage(cmd, "epkit-test: '%.40s' is not one of intranode, internode, lowlatency%s%s%s", name,
                      nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
 }
@@ -183,11 +181,8 @@ static int adjust_epkit_test(const struct cmd *cmd, const struct cmd_call *call,
     const struct launch_args *args = call->options;
     json_t *argv = json_object_get(job->spec, "argv");
     char count[16];
-    int code;
 
-    code = check_matrix(cmd, call->args[1]);
-    if (code != CMD_FINE)
-        return code;
+    CMD_TRY(check_matrix(cmd, call->args[1]));
     if (n_nodes < 2 && strcmp(call->args[1], "internode") == 0)
         return cmd_refuse(cmd, NULL, "epkit-test internode needs two nodes or more");
     if (n_nodes > 1 && strcmp(call->args[1], "intranode") != 0) {
@@ -234,12 +229,8 @@ static int make_job(const struct cmd *cmd, const struct cmd_call *call, const st
     job->by_rank = canned && canned->by_rank;
     if (canned && canned->by_rank)
         job->per_node_without_gpus = 2;
-    if (canned && strcmp(canned->name, "epkit-test") == 0) {
-        int code = adjust_epkit_test(cmd, call, n_nodes, job);
-
-        if (code != CMD_FINE)
-            return code;
-    }
+    if (canned && strcmp(canned->name, "epkit-test") == 0)
+        CMD_TRY(adjust_epkit_test(cmd, call, n_nodes, job));
     if (args->per_node)
         job->per_node = (int)args->per_node;
     if (args->world)
@@ -360,8 +351,7 @@ static char *make_folder(const struct cmd *cmd, const char *job)
 
     gmtime_r(&now, &utc);
     strftime(stamp, sizeof(stamp), "%Y%m%dT%H%M%SZ", &utc);
-    if (asprintf(&folder, "epkit-run-%s-%.60s-XXXXXX", stamp, job) < 0)
-        return NULL;
+    folder = memory_printf("epkit-run-%s-%.60s-XXXXXX", stamp, job);
     dir_random(folder);
     number = dir_make(folder, 0700);
     if (!number)
@@ -372,7 +362,7 @@ static char *make_folder(const struct cmd *cmd, const char *job)
     return NULL;
 }
 
-/* The words of the command line without secrets: "args", "env", "location", each an array; NULL without memory. */
+/* The words of the command line without secrets: "args", "env", "location", each an array. */
 static json_t *show_words(const struct launch_args *args, const struct cmd_call *call)
 {
     json_t *words = json_array(), *env = json_array(), *keep = json_array(), *document, *shown;
@@ -386,7 +376,7 @@ static json_t *show_words(const struct launch_args *args, const struct cmd_call 
         json_array_append_new(keep, json_string_nocheck(args->keep.values[i]));
     document = json_pack("{s:o,s:o,s:o,s:[o]}", "args", words, "env", env, "kept_values", keep, "location",
                          json_string_nocheck(args->location_cmd ? args->location_cmd : ""));
-    shown = document ? redact_document(document) : NULL;
+    shown = redact_document(document);
     json_decref(document);
     return shown;
 }
@@ -402,15 +392,14 @@ static const char *word_of(const json_t *array, size_t i)
 static void print_command(const struct cmd *cmd, const struct cmd_call *call, char *ret_text, size_t bytes)
 {
     struct launch_args args = *(const struct launch_args *)call->options;
-    char **words = calloc((size_t)call->n_args + 1, sizeof(*words));
+    char **words = memory_new((size_t)call->n_args, sizeof(*words));
     struct cmd_call masked = *call;
     json_t *shown = show_words(&args, call);
     char raw[4096], names[OPT_STRINGS_MAX][128];
 
     masked.options = &args;
     masked.args = words;
-    masked.n_args = words ? call->n_args : 0;
-    for (int i = 0; i < masked.n_args; i++)
+    for (int i = 0; i < call->n_args; i++)
         words[i] = (char *)word_of(json_object_get(shown, "args"), (size_t)i);
     for (size_t i = 0; i < args.env.n; i++) {
         const char *word = args.env.values[i];
@@ -478,15 +467,10 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
                struct launch_options *options)
 {
     const struct launch_args *args = call->options;
-    bool is_measured = canned && canned->is_measured;
-    struct parser *parser = is_measured ? parser_new() : NULL;
+    struct parser *parser = canned && canned->is_measured ? parser_new() : NULL;
     struct launch_result result;
     int code = CMD_FAILED;
 
-    if (is_measured && !parser) {
-        out_error("%s: no memory for a parser", cmd->name);
-        return CMD_FAILED;
-    }
     if (parser && !options->folder) {
         parser_begin(parser, "output of the nodes");
         options->on_line = launch_feed;
@@ -510,14 +494,8 @@ static int run(const struct cmd *cmd, const struct cmd_call *call, const struct 
 /* No program has that name: perhaps a job was meant. */
 static void hint_job(const char *program)
 {
-    const char *names[32];
-    const char *nearest;
-    size_t n = 0;
+    const char *nearest = options_nearest(program, canned_jobs);
 
-    for (const struct canned_job *job = canned_jobs; job->name && n < 31; job++)
-        names[n++] = job->name;
-    names[n] = NULL;
-    nearest = options_nearest(program, names);
     if (nearest)
         out_hint("did you mean the job '%s'?", nearest);
 }
@@ -590,7 +568,38 @@ const struct cmd command_launch = {
     .args = "JOB|PROGRAM [ARG...]",
     .max_args = 1 << 20,
     .summary = "run a job on many nodes, and report which node failed",
-    .description = LAUNCH_DESCRIPTION,
+    .description =
+        "Runs a program on many nodes at once, with its output here and in a log for each node, and says which node "
+        "failed and why. Nothing waits for ever, and nothing is left running: not when a node is lost, not when epkit "
+        "is interrupted or killed.\n"
+        "\n"
+        "Jobs: hostname; epkit-test MATRIX; deepep-intranode, deepep-internode, deepep-lowlatency, deepep-v2 (DeepEP's own tests "
+        "where they are installed, 2048 tokens, hidden 7168, 256 experts, top-8; 128 tokens for lowlatency); nccl "
+        "TEST (nccl-tests, -b 2M -e 16G -f 2 -n 1 -g 1 -w 10); nccl-init; ib-write-bw [DEVICE...] (-F, on RoCE -x 3, neighbours "
+        "in pairs: the NICs that carry data, by 'epkit topo', or those named). "
+        "Anything else is a program. They begin with 'epkit doctor' on all nodes. To give options "
+        "to the program, put -- in front of it.\n"
+        "\n"
+        "Without --hosts and --hostfile the nodes come from the environment: JobSet (JOBSET_NAME, NNODES, "
+        "JOB_COMPLETION_INDEX; REPLICATED_JOB_NAME and JOB_INDEX if not workload and 0), LeaderWorkerSet, pods of a "
+        "chart (HOSTNAME_PREFIX, DOMAIN_NAME), an Indexed Job with a headless service, Slurm, a hostfile of MPI or "
+        "PBS, or /etc/job-worker-services.txt. In pods and in tasks of srun every instance runs the command; the "
+        "first one does the work, the others wait for its exit code (pods) or end at once (tasks).\n"
+        "\n"
+        "All nodes are contacted at once by ssh with your configuration, without passwords. A node that does not answer "
+        "is reported with the layer that failed: DNS, TCP, banner, authentication, command, epkit, version, disk. Then "
+        "they are sorted by physical location; nodes without one come last. The first one is rank 0 and MASTER_ADDR, and "
+        "the first in the hostfiles.\n"
+        "\n"
+        "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, NNODES, GPUS_PER_NODE, "
+        "MASTER_ADDR, MASTER_PORT, the variables of -x and of the scripts of --source, and otherwise the environment of a "
+        "login by ssh. In pods NCCL_*, NVSHMEM_*, DEEP_EP_*, UCX_*, LD_LIBRARY_PATH, PYTHONPATH, PATH, "
+        "VIRTUAL_ENV, CUDA_HOME and HF_TOKEN are passed on as well. A library that is preloaded here is preloaded into the program alone.\n"
+        "\n"
+        "When a rank fails, all others are ended, and epkit returns its exit status. The folder of the run contains "
+        "testbed-logs/run.json, coordinator.log and a worker-HOST.log for each node. Without --out it is new and only its "
+        "owner's. Links of other users in the path of --out are refused, and so is a testbed-logs that is a link or in which "
+        "every user may write.",
     .options = launch_table,
     .options_bytes = sizeof(struct launch_args),
     .examples =

@@ -6,7 +6,6 @@
 #include "common/text.h"
 
 #include <netdb.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "follow.h"
+#include "agent.h"
 
 #include "base/clock.h"
+#include "common/dir.h"
+#include "common/inherited.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,11 +47,9 @@ bool follow_send(int code)
 
     if (readlink("/proc/self/ns/mnt", pod, sizeof(pod) - 1) < 0)
         pod[0] = '\0';
-    while (folder && (item = readdir(folder)))
+    while ((item = dir_next(&folder)))
         if (atoi(item->d_name) > 0 && is_follower(item->d_name, pod))
             is_told |= sigqueue((pid_t)atoi(item->d_name), SIGRTMIN, (union sigval){.sival_int = code}) == 0;
-    if (folder)
-        closedir(folder);
     return is_told;
 }
 
@@ -83,12 +82,10 @@ static int await_code(const sigset_t *signals, int64_t begin_s, int64_t deadline
 int follow_wait(int64_t begin_s, int64_t deadline_s, char *ret_why, size_t bytes)
 {
     char name[16] = "";
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGRTMIN);
     int code;
 
     ret_why[0] = '\0';
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGRTMIN);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     prctl(PR_GET_NAME, name);
     prctl(PR_SET_NAME, COMM);

@@ -383,29 +383,21 @@ ep_status hosts_add_file(const char *file, enum hosts_format format, struct host
 
 /* --- writing --- */
 
-static char *lines_of(const struct hosts *hosts, int slots)
+ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
 {
-    char *text = NULL;
+    char *text;
     size_t bytes;
-    FILE *stream = open_memstream(&text, &bytes);
+    FILE *stream = memory_stream(&text, &bytes);
+    int number;
 
-    for (int i = 0; stream && i < hosts->n; i++) {
+    for (int i = 0; i < hosts->n; i++) {
         if (slots)
             fprintf(stream, "%s slots=%d\n", host_name(&hosts->list[i]), slots);
         else
             fprintf(stream, "%s\n", host_name(&hosts->list[i]));
     }
-    if (stream && fclose(stream) == 0)
-        return text;
-    free(text);
-    return NULL;
-}
-
-ep_status hosts_write(const char *path, const struct hosts *hosts, int slots)
-{
-    char *text = lines_of(hosts, slots);
-    int number = text ? temporary_save(path, text, strlen(text), 0644) : ENOMEM;
-
+    memory_close(stream);
+    number = temporary_save(path, text, bytes, 0644);
     free(text);
     return number ? ep_fail(EP_E_SYSTEM, "writing the hostfile %s: %s", path, write_reason(number)) : EP_OK;
 }

@@ -2,12 +2,12 @@
 /* launch.c - a launch from start to end. */
 #include "launch_internal.h"
 
-#include "agent.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "common/dir.h"
+#include "common/inherited.h"
 #include "common/memory.h"
 #include "common/output.h"
-#include "common/text.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -18,7 +18,6 @@
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WIDTH 64 /* connections that are set up concurrently */
@@ -42,13 +41,10 @@ void launch_note(struct launch *launch, const char *format, ...)
 void node_send(struct node *node, json_t *request)
 {
     char *text = json_dumps(request, JSON_COMPACT);
+    size_t length = strlen(text);
 
-    if (text) {
-        size_t length = strlen(text);
-
-        text[length] = '\n';
-        remote_send(node->remote, text, length + 1);
-    }
+    text[length] = '\n'; /* replaces the NUL */
+    remote_send(node->remote, text, length + 1);
     free(text);
     json_decref(request);
 }
@@ -185,15 +181,6 @@ static ep_status raise_limits(int n)
     return EP_OK;
 }
 
-static void format_time(char *ret_text, size_t bytes)
-{
-    time_t now = time(NULL);
-    struct tm utc;
-
-    gmtime_r(&now, &utc);
-    strftime(ret_text, bytes, "%Y-%m-%dT%H:%M:%SZ", &utc);
-}
-
 static void make_id(char ret_id[JOB_ID_BYTES])
 {
     uint64_t number = 0;
@@ -228,7 +215,7 @@ static void prepare_how(struct launch *launch)
 static ep_status prepare(struct launch *launch)
 {
     const struct launch_options *options = launch->options;
-    sigset_t signals;
+    const sigset_t signals = SIGNALS(SIGINT, SIGTERM, SIGHUP);
 
     EP_TRY(raise_limits(launch->n));
     EP_TRY(folder_open(launch));
@@ -237,14 +224,10 @@ static ep_status prepare(struct launch *launch)
     launch->rank_command = make_remote_command(options->remote_epkit, AGENT_RANK);
     launch->findings = json_array();
     make_id(launch->id);
-    format_time(launch->began, sizeof(launch->began));
+    text_time(time(NULL), launch->began);
     launch->began_ns = launch->beat_ns = ep_now_ns();
     if (options->deadline_s)
         launch->deadline_ns = launch->began_ns + (uint64_t)options->deadline_s * 1000000000u;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGHUP);
     sigprocmask(SIG_BLOCK, &signals, NULL);
     launch->signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     return launch->signals < 0 ? ep_fail_errno(EP_E_SYSTEM, errno, "preparing for signals") : EP_OK;
@@ -303,13 +286,6 @@ static void conclude(const struct launch *launch, struct launch_result *result)
                  n_ranks == 1 ? "" : "s", seconds);
 }
 
-static void report_unanswered(struct launch *launch)
-{
-    for (int i = 0; i < launch->n; i++)
-        if (launch->nodes[i].failed_at)
-            launch_note(launch, "%s: %s: %s", launch->nodes[i].name, launch->nodes[i].failed_at, launch->nodes[i].why);
-}
-
 static void run(struct launch *launch, struct launch_result *result)
 {
     ep_status status;
@@ -321,7 +297,10 @@ static void run(struct launch *launch, struct launch_result *result)
     if (!result->is_connected) {
         launch->code = LAUNCH_FAILED;
         launch->reason = "host-failed";
-        report_unanswered(launch);
+        for (int i = 0; i < launch->n; i++)
+            if (launch->nodes[i].failed_at)
+                launch_note(launch, "%s: %s: %s", launch->nodes[i].name, launch->nodes[i].failed_at,
+                            launch->nodes[i].why);
         return;
     }
     status = launch_arrange(launch);
@@ -349,10 +328,8 @@ static void done(struct launch *launch)
     }
     if (launch->log)
         fclose(launch->log);
-    if (launch->folder_fd >= 0)
-        close(launch->folder_fd);
-    if (launch->signals >= 0)
-        close(launch->signals);
+    dir_close(launch->folder_fd);
+    dir_close(launch->signals);
     json_decref(launch->findings);
     free(launch->queue);
     free(launch->rank_command);
@@ -420,7 +397,7 @@ ep_status launch_run(const struct launch_options *options, struct launch_result 
     run(launch, ret_result);
     judge_logs(launch);
     launch_end(launch);
-    format_time(launch->ended, sizeof(launch->ended));
+    text_time(time(NULL), launch->ended);
     if (launch->interrupted) {
         launch->code = 128 + launch->interrupted;
         launch->reason = "interrupted";

@@ -38,7 +38,7 @@ struct launch_options {
     const char *ssh, *port;   /* port NULL: that of ssh's configuration */
     const char *remote_epkit; /* NULL: the path of this executable where it exists, else "epkit" in PATH */
     bool by_srun;             /* agents are started by srun instead of ssh */
-    bool has_followers;       /* a process waits for the end on all hosts but the first (follow.h) */
+    bool has_followers;       /* a process waits for the end on all hosts but the first (agent.h) */
     int64_t connect_s;        /* deadline of each layer */
     int64_t wait_s;           /* hosts whose name does not resolve yet, or that refuse, are retried for this long */
     int64_t deadline_s;       /* of the run; 0: none */
@@ -46,7 +46,7 @@ struct launch_options {
     int64_t grace_s;          /* between SIGTERM and SIGKILL */
     int gpus_per_node;        /* 0: as many as a node has, 8 where it has no GPUs */
     int master_port;
-    json_t *location;                    /* how nodes find their location, see location.h */
+    json_t *location;                    /* how nodes find their location, see agent.h */
     bool has_checks;                     /* run the doctor */
     bool require_checks;                 /* do not start when the doctor has a serious finding */
     const char *hostfile_8, *hostfile_1; /* written when the order is known; NULL: not written */

@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "common/memory.h"
 #include "common/output.h"
-#include "common/text.h"
 
 #include <stdlib.h>
 #include <string.h>

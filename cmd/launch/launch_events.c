@@ -3,7 +3,6 @@
 #include "launch_internal.h"
 
 #include "base/clock.h"
-#include "common/text.h"
 
 #include <epkit/types.h>
 
@@ -35,12 +34,10 @@ static void set_up_node(struct node *node)
         remote_set_up(node->remote);
         hello = make_end(launch, node);
         json_object_set_new(hello, "launch", json_string(launch->id));
-        node_send(node, hello);
-        return;
+    } else {
+        hello = json_pack("{s:s, s:s, s:b, s:O*}", "do", "hello", "launch", launch->id, "followed",
+                          node_is_followed(node), "files", launch->options->job.files);
     }
-    hello = json_pack("{s:s, s:s, s:b}", "do", "hello", "launch", launch->id, "followed", node_is_followed(node));
-    if (launch->options->job.files)
-        json_object_set(hello, "files", launch->options->job.files);
     node_send(node, hello);
 }
 
@@ -65,7 +62,6 @@ static void handle_exit(struct node *node, const json_t *event)
 {
     int code = job_number(event, "code", 0), signal = job_number(event, "signal", 0);
     char why[300];
-    bool has_line;
 
     node->n_ended++;
     if ((!code && !signal) || node->code || node->signal)
@@ -76,9 +72,8 @@ static void handle_exit(struct node *node, const json_t *event)
         snprintf(why, sizeof(why), "killed by signal %d (%s)", signal, strsignal(signal));
     else
         snprintf(why, sizeof(why), "exit status %d", code);
-    has_line = !signal && *node->last_line && node->last_rank == job_number(event, "rank", 0);
-    if (has_line)
-        snprintf(why + strlen(why), sizeof(why) - strlen(why), "; its last line: %s", node->last_line);
+    if (!signal && *node->last_line && node->last_rank == job_number(event, "rank", 0))
+        text_append(why, sizeof(why), "; its last line: %s", node->last_line);
     /* A rank that is killed because another one has failed is not a failure of its own. */
     if (node->launch->is_ending || node->launch->reason)
         return;

@@ -7,7 +7,6 @@
 #include "common/dir.h"
 #include "common/output.h"
 #include "common/redact.h"
-#include "common/temporary.h"
 
 #include <epkit/types.h>
 
@@ -73,8 +72,7 @@ static ep_status open_logs(struct launch *launch)
     if (launch->folder_fd < 0)
         ep_fail(EP_E_SYSTEM, "making the folder %s for the logs: %s", launch->folder,
                 errno == ENOTDIR && parent >= 0 ? "a link or a file has its name" : write_reason(errno));
-    if (parent >= 0)
-        close(parent);
+    dir_close(parent);
     if (launch->folder_fd < 0)
         return EP_E_SYSTEM;
     /* Some file systems give every folder such a mode. */
@@ -165,7 +163,7 @@ void folder_write(struct launch *launch)
     document = folder_document(launch);
     json_object_set_new(document, "schema_version", json_integer(1));
     text = stream_json_text(document, JSON_INDENT(2));
-    failed = text ? temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode()) : ENOMEM;
+    failed = temporary_save_in(launch->folder_fd, "run.json", text, strlen(text), dir_usual_mode());
     free(text);
     json_decref(document);
     if (!failed)

@@ -3,13 +3,14 @@
 #ifndef EP_LAUNCH_LAUNCH_INTERNAL_H
 #define EP_LAUNCH_LAUNCH_INTERNAL_H
 
+#include "agent.h"
 #include "agent_lines.h"
 #include "launch.h"
 #include "launch_job.h"
-#include "location.h"
 #include "remote.h"
 
 #include "common/temporary.h"
+#include "common/text.h"
 
 #include <stdio.h>
 
@@ -78,7 +79,7 @@ struct launch {
     char *agent_command, *rank_command; /* what ssh and mpirun run on a node */
     int signals;                        /* signalfd */
     uint64_t began_ns, deadline_ns, beat_ns;
-    char began[32], ended[32];
+    char began[TEXT_TIME_BYTES], ended[TEXT_TIME_BYTES];
 
     int interrupted;
     const char *reason; /* why it ended early; NULL: it did not */

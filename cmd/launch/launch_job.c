@@ -304,17 +304,16 @@ void job_rank_execute(const void *context)
 {
     const struct job_rank *rank = context;
     json_t *words = json_object_get(rank->spec, "argv"), *word;
-    char **argv = calloc(json_array_size(words) + 1, sizeof(*argv));
+    char **argv = memory_new(json_array_size(words) + 1, sizeof(*argv));
     const char *file;
     bool is_epkit;
     int number;
     size_t i;
 
     json_array_foreach (words, i, word) {
-        if (argv)
-            argv[i] = (char *)json_string_value(word);
+        argv[i] = (char *)json_string_value(word);
     }
-    if (!argv || !argv[0])
+    if (!argv[0])
         _exit(126);
     set_environment(rank);
     is_epkit = json_is_true(json_object_get(rank->spec, "is_epkit")) || is_job(rank->spec);

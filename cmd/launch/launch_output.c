@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/redact.h"
-#include "common/text.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -80,12 +80,8 @@ static void launch_queue(struct launch *launch, const char *prefix, const char *
     if (launch->options->output_fd < 0)
         return;
     if (needed > launch->queue_capacity) {
-        char *grown = realloc(launch->queue, 2 * needed + 65536);
-
-        if (!grown)
-            return;
-        launch->queue = grown;
         launch->queue_capacity = 2 * needed + 65536;
+        launch->queue = memory_grow(launch->queue, launch->queue_capacity);
     }
     memcpy(launch->queue + launch->queued, prefix, strlen(prefix));
     end = show_line(text, bytes, launch->queue + launch->queued + strlen(prefix));

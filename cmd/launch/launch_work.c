@@ -4,8 +4,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/text.h"
-#include "follow.h"
 
 #include <string.h>
 #include <sys/wait.h>

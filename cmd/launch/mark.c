@@ -10,8 +10,8 @@
 
 #include "base/clock.h"
 #include "common/child.h"
+#include "common/dir.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -72,7 +72,7 @@ static int signal_marked(const char *id, int signal)
     size_t length = (size_t)snprintf(entry + 1, sizeof(entry) - 1, JOB_MARK "=%.40s", id) + 2;
     int n = 0;
 
-    while (folder && (item = readdir(folder))) {
+    while ((item = dir_next(&folder))) {
         pid_t pid = (pid_t)atoi(item->d_name);
 
         if (pid <= 1 || pid == getpid() || (!is_marked(pid, entry, length) && !is_below(pid)))
@@ -81,8 +81,6 @@ static int signal_marked(const char *id, int signal)
         if (signal)
             kill(pid, signal);
     }
-    if (folder)
-        closedir(folder);
     return n;
 }
 

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "common/dir.h"
-#include "common/text.h"
+#include "common/memory.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -74,9 +74,7 @@ static ep_status write_hostfile(struct launch *launch, char *ret_path, size_t by
     if (number)
         return ep_fail(EP_E_SYSTEM, "making the folder %s/epkit-mpirun-...: %s", base, write_reason(number));
     snprintf(ret_path, bytes, "%s/hostfile", launch->mpirun_folder.path);
-    ranks.list = calloc((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
-    if (!ranks.list)
-        return ep_fail(EP_E_MEMORY, "no memory for a hostfile");
+    ranks.list = memory_new((size_t)launch->n * (size_t)launch->per_node, sizeof(*ranks.list));
     for (int i = 0; i < launch->n; i++)
         for (int k = 0; k < launch->per_node; k++)
             ranks.list[ranks.n++] = name_for_mpirun(launch->order[i], own);
@@ -109,7 +107,7 @@ ep_status mpirun_start(struct launch *launch, const json_t *spec)
              port ? port : "");
     snprintf(daemon, sizeof(daemon), "env " JOB_MARK "=%s orted", launch->id);
     if (status == EP_OK) {
-        number = text ? process_fork(become_mpirun, &start, false, &launch->mpirun) : ENOMEM;
+        number = process_fork(become_mpirun, &start, false, &launch->mpirun);
         if (number)
             status = ep_fail_errno(number == ENOENT ? EP_E_UNSUPPORTED : EP_E_SYSTEM, number,
                                    "starting mpirun (apt install openmpi-bin)");

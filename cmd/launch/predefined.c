@@ -3,8 +3,8 @@
 #include "agent.h"
 #include "base/error.h"
 #include "cmd_launch.h"
-#include "common/cmd.h"
 #include "common/embedded.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "launch_job.h"
 #include "machine/hardware/map.h"
@@ -44,11 +44,11 @@ static int find_ports(char *ret_list, size_t bytes)
 
 int job_main(int argc, char **argv)
 {
-    const char **words = calloc((size_t)argc + 4, sizeof(*words));
+    const char **words = memory_new((size_t)argc + 4, sizeof(*words));
     char list[4096] = "";
     int code = CMD_FINE;
 
-    if (argc < 3 || !words) {
+    if (argc < 3) {
         fputs("epkit: " JOB_COMMAND " is internal: 'epkit launch' uses it on a node\n", stderr);
         free(words);
         return CMD_USAGE;

@@ -148,8 +148,8 @@ static void keep_closing(struct remote *remote, const char *line)
     memcpy(banner, remote->last_line, sizeof(banner));
     text_clean(line, remote->last_line, sizeof(remote->last_line));
     if (*banner && strlen(remote->last_line) < sizeof(remote->last_line) / 2)
-        snprintf(remote->last_line + strlen(remote->last_line), sizeof(remote->last_line) - strlen(remote->last_line),
-                 "; before that: %.*s", (int)sizeof(remote->last_line) / 2 - 20, banner);
+        text_append(remote->last_line, sizeof(remote->last_line), "; before that: %.*s",
+                    (int)sizeof(remote->last_line) / 2 - 20, banner);
 }
 
 static void handle_error_line(struct remote *remote)
@@ -360,11 +360,10 @@ int remote_send(struct remote *remote, const char *data, size_t bytes)
         return -1;
     if (remote->queue_bytes + bytes > remote->queue_capacity) {
         size_t capacity = remote->queue_bytes + bytes + 4096;
-        char *grown = capacity <= QUEUE_MAX ? realloc(remote->queue, capacity) : NULL;
 
-        if (!grown)
+        if (capacity > QUEUE_MAX)
             return -1;
-        remote->queue = grown;
+        remote->queue = memory_grow(remote->queue, capacity);
         remote->queue_capacity = capacity;
     }
     memcpy(remote->queue + remote->queue_bytes, data, bytes);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cmd_launch.h"
 
+#include "agent.h"
 #include "cmd/parse/log_input.h"
-#include "follow.h"
 #include "remote.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -60,7 +59,7 @@ static json_t *parse_output(const struct cmd *cmd, const char *folder, struct pa
     if (*ret_code == CMD_FINE) {
         parser_end(parser);
         document = verdict_make(parser, reference, &options, &verdict);
-        *ret_code = document ? input_exit_code(verdict) : CMD_FAILED;
+        *ret_code = input_exit_code(verdict);
     }
     reference_free(reference);
     if (!document)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_nics.c - epkit nics: the traffic of the NICs, and whether all of them carry it. */
 #include "cmd/inspect.h"
-#include "common/cmd.h"
 #include "common/dir.h"
+#include "common/inherited.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "nics.h"
 
@@ -12,7 +13,6 @@
 #include <libgen.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,12 +57,12 @@ struct output {
  * Can the file be replaced as a whole? Then whoever reads it meanwhile, such as Prometheus' collector, sees the report
  * before or this one, and a run that fails or is killed leaves the one before.
  */
-static bool is_replaceable(const char *file)
+static bool may_replace(const char *file)
 {
-    char *copy = strdup(file);
+    char *copy = memory_printf("%s", file);
     struct stat info;
-    bool is_new = lstat(file, &info) != 0 && errno == ENOENT && *text_base(file);
-    bool result = (is_new || S_ISREG(info.st_mode)) && (is_new || access(file, W_OK) == 0) && copy &&
+    bool is_there = lstat(file, &info) == 0, is_new = !is_there && errno == ENOENT && *text_base(file);
+    bool result = (is_new || (is_there && S_ISREG(info.st_mode) && access(file, W_OK) == 0)) &&
                   access(dirname(copy), W_OK | X_OK) == 0;
 
     free(copy);
@@ -80,10 +80,10 @@ static int open_output(const struct nics_options *options, struct output *ret_ou
     if (!output->file)
         return CMD_FINE;
     output->stream = NULL;
-    is_whole = is_replaceable(output->file);
+    is_whole = may_replace(output->file);
     reason = errno;
     if (is_whole || (output->fd = dir_overwrite(output->file)) >= 0)
-        output->stream = open_memstream(&output->text, &output->bytes);
+        output->stream = memory_stream(&output->text, &output->bytes);
     if (output->stream)
         return CMD_FINE;
     /* Of a new file the folder says why. */
@@ -99,9 +99,8 @@ static int close_output(struct output *output, bool is_whole)
 
     if (output->stream == stdout)
         return out_finish();
-    if (fclose(output->stream) != 0)
-        reason = errno;
-    else if (output->fd >= 0)
+    memory_close(output->stream);
+    if (output->fd >= 0)
         reason = write_all(output->fd, output->text, output->bytes);
     else if (is_whole && output->bytes > 0)
         reason = temporary_save(output->file, output->text, output->bytes,
@@ -155,13 +154,10 @@ static int show_totals(FILE *stream, const struct nics_options *options, struct 
 
     /* Prometheus computes rates itself. */
     if (!is_snapshot(options) && !options->prometheus) {
-        sigset_t signals;
+        const sigset_t signals = SIGNALS(SIGINT, SIGTERM);
         siginfo_t info;
         int signal;
 
-        sigemptyset(&signals);
-        sigaddset(&signals, SIGINT);
-        sigaddset(&signals, SIGTERM);
         sigprocmask(SIG_BLOCK, &signals, NULL);
         signal = nics_wait(nics, nics->begin_ns + options->interval * 1000000000, &signals, &info);
         if (signal)
@@ -288,20 +284,14 @@ static int cmd_nics(const struct cmd *cmd, const struct cmd_call *call)
     struct source *source;
     const struct topo *topo;
     bool has_run;
-    int result = check_usage(cmd, call, options);
+    int result;
 
-    if (result == CMD_FINE)
-        result = inspect_open(cmd, &options->inspect, &source);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_usage(cmd, call, options));
+    CMD_TRY(inspect_open(cmd, &options->inspect, &source));
     result = check_rates(cmd, call, options);
-    if (result != CMD_FINE) {
-        inspect_reading_done();
-        source_free(source);
-        return result;
-    }
     topo = topo_read(source);
-    result = nics_choose(cmd, topo, options->devices, &nics);
+    if (result == CMD_FINE)
+        result = nics_choose(cmd, topo, options->devices, &nics);
     if (result == CMD_FINE && nics.n > 0)
         nics_begin(&nics);
     inspect_reading_done();

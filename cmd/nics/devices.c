@@ -62,15 +62,14 @@ static void add_data_ports(const struct topo *topo, struct nics *nics)
 static void list_known(const struct topo *topo, char *ret_text, size_t bytes)
 {
     struct source_names interfaces = source_list(topo->source, "/sys/class/net");
-    size_t n = 0;
+    struct text text = text_in(ret_text, bytes);
 
-    *ret_text = '\0';
-    for (int i = 0; i < topo->n_nics && n < bytes; i++)
-        n += (size_t)snprintf(ret_text + n, bytes - n, "%s%s", n ? ", " : "", topo->nics[i].name);
-    for (size_t i = 0; i < interfaces.n && n < bytes; i++)
-        n += (size_t)snprintf(ret_text + n, bytes - n, "%s%s", n ? ", " : "", interfaces.names[i]);
-    if (n == 0)
-        snprintf(ret_text, bytes, "none");
+    for (int i = 0; i < topo->n_nics; i++)
+        text_add(&text, "%s%s", text.n ? ", " : "", topo->nics[i].name);
+    for (size_t i = 0; i < interfaces.n; i++)
+        text_add(&text, "%s%s", text.n ? ", " : "", interfaces.names[i]);
+    if (text.n == 0)
+        text_add(&text, "none");
 }
 
 static int unknown(const struct cmd *cmd, const struct topo *topo, const char *name)

@@ -6,6 +6,7 @@
 #include "nics.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 static json_t *number(double value)
@@ -335,35 +336,21 @@ static void metric_name(const struct counter_row *row, char *ret_name, size_t by
                                                    : row->file);
 }
 
-/* A label value: backslash, quote and line feed are escaped; device names are clean otherwise. */
-static void print_label(FILE *stream, const char *name, const char *value)
-{
-    char clean[128];
-
-    text_clean(value, clean, sizeof(clean));
-    fprintf(stream, "%s=\"", name);
-    for (const char *at = clean; *at; at++) {
-        if (*at == '\\' || *at == '"')
-            fputc('\\', stream);
-        fputc(*at, stream);
-    }
-    fputc('"', stream);
-}
-
 static void print_labels(FILE *stream, const struct nics_device *device)
 {
-    char port[16] = "", gpus[GPUS_BYTES];
+    char port[16] = "", gpus[GPUS_BYTES], clean[128], *name;
+    json_t *text;
 
     if (device->counter.rdma)
         snprintf(port, sizeof(port), "%d", device->counter.port);
     write_gpus(device, gpus);
-    fputc('{', stream);
-    print_label(stream, "device", device->nic);
-    fputc(',', stream);
-    print_label(stream, "port", port);
-    fputc(',', stream);
-    print_label(stream, "gpu", gpus);
-    fputc('}', stream);
+    text_clean(device->nic, clean, sizeof(clean));
+    text = json_string(clean);
+    /* Escaped as in JSON. */
+    name = json_dumps(text, JSON_ENCODE_ANY);
+    fprintf(stream, "{device=%s,port=\"%s\",gpu=\"%s\"}", name, port, gpus);
+    free(name);
+    json_decref(text);
 }
 
 /* Integers as long as they fit, so that nothing is lost to rounding. */

@@ -2,6 +2,7 @@
 /* nics_verdict.c - whether all NICs carried the traffic, and faults of links. */
 #include "nics.h"
 
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <stdarg.h>
@@ -205,14 +206,13 @@ static int64_t total_of(const struct nics *nics, size_t device, size_t row)
 /* The median of the other ports; 0 without others. */
 static int64_t median_of_others(const struct nics *nics, size_t self, size_t row)
 {
-    int64_t *values = calloc(nics->n + 1, sizeof(*values)), median = 0;
+    int64_t *values = memory_new(nics->n, sizeof(*values)), median;
     size_t n = 0;
 
-    for (size_t i = 0; values && i < nics->n; i++)
+    for (size_t i = 0; i < nics->n; i++)
         if (i != self && nics->devices[i].counter.rdma && nics->devices[i].is_evaluated)
             values[n++] = total_of(nics, i, row);
-    if (values)
-        median = counter_median(values, n);
+    median = counter_median(values, n);
     free(values);
     return median;
 }
@@ -293,14 +293,11 @@ static bool none_counts(const struct nics *nics)
 
 void nics_evaluate(const struct nics *nics, const struct nics_command *command, struct nics_verdict *ret_verdict)
 {
-    struct balance balance = {.bytes = calloc(nics->n + 1, sizeof(double))};
+    struct balance balance = {.bytes = memory_new(nics->n, sizeof(double))};
     struct nics_verdict verdict = {.is_uneven = false};
     bool has_period = nics->end_ns > nics->begin_ns;
     char when[48];
 
-    *ret_verdict = verdict;
-    if (!balance.bytes)
-        return;
     if (nics->end_ns - nics->begin_ns < 100000000)
         snprintf(when, sizeof(when), "within %.1f ms", (double)(nics->end_ns - nics->begin_ns) / 1e6);
     else

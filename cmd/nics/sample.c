@@ -2,6 +2,7 @@
 /* sample.c - samples the counters periodically and adds up the changes, also while a command runs. */
 #include "base/clock.h"
 #include "common/child.h"
+#include "common/inherited.h"
 #include "common/output.h"
 #include "common/text.h"
 #include "nics.h"
@@ -15,18 +16,13 @@
 /* A counter of 32 bits wraps around in 0.34 s at 400 Gbit/s; see counter_may_wrap(). */
 #define WRAP_SAMPLE_NS 100000000
 
-static bool is_traffic(enum counter_kind kind)
-{
-    return kind <= COUNTER_RECEIVED_PACKETS;
-}
-
 /* A device without readable traffic counters is not present, or no longer. */
 static bool is_there(const struct counter_device *device, const struct counter_sample *sample)
 {
     struct counter_rows rows = counter_rows(device->rdma);
 
     for (size_t i = 0; i < rows.n; i++)
-        if (is_traffic(rows.at[i].kind) && sample->states[i] != SOURCE_ABSENT &&
+        if (rows.at[i].kind <= COUNTER_RECEIVED_PACKETS && sample->states[i] != SOURCE_ABSENT &&
             sample->states[i] != SOURCE_NOT_RECORDED)
             return true;
     return false;
@@ -177,14 +173,7 @@ static void block_signals(struct child *child)
 {
     struct sigaction normal = {.sa_handler = SIG_DFL};
 
-    sigemptyset(&child->signals);
-    sigaddset(&child->signals, SIGINT);
-    sigaddset(&child->signals, SIGTERM);
-    sigaddset(&child->signals, SIGHUP);
-    sigaddset(&child->signals, SIGQUIT);
-    sigaddset(&child->signals, SIGUSR1);
-    sigaddset(&child->signals, SIGUSR2);
-    sigaddset(&child->signals, SIGCHLD);
+    child->signals = SIGNALS(SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child->signals, &child->mask_before);
     /* If SIGCHLD is ignored, the kernel discards the exit status of a child. */
     sigaction(SIGCHLD, &normal, &child->children_before);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* classify.c - whether a run passed and is fast enough, and possible causes, with the check IDs of `epkit doctor`. */
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/text.h"
 #include "verdict_internal.h"
@@ -263,10 +264,10 @@ static int compare_doubles(const void *a, const void *b)
 /* The median rate of all runs that measured the same on a link; of two the higher one. NAN: there is only one run. */
 static double rate_of_links(const struct parser *parser, const struct parse_measure *like)
 {
-    double *rates = calloc(parser_count(parser) + 1, sizeof(*rates)), rate = NAN;
+    double *rates = memory_new(parser_count(parser), sizeof(*rates)), rate = NAN;
     size_t n = 0;
 
-    for (size_t i = 0; rates && i < parser_count(parser); i++) {
+    for (size_t i = 0; i < parser_count(parser); i++) {
         const struct parse_run *run = parser_run(parser, i);
         const struct parse_measure *measure = parse_find(run, like->op, like->type);
 

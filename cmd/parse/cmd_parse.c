@@ -3,7 +3,6 @@
 #include "log_input.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -98,10 +97,6 @@ static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const s
     json_t *document = NULL;
     int result = CMD_FINE;
 
-    if (!parser) {
-        out_error("parse: out of memory");
-        return CMD_FAILED;
-    }
     progress_start(cmd->name);
     for (int i = 0; i < call->n_args && result == CMD_FINE; i++)
         result = read_argument(cmd, parser, call->args[i], reference, wanted);
@@ -111,7 +106,7 @@ static int parse_all(const struct cmd *cmd, const struct cmd_call *call, const s
     if (result == CMD_FINE) {
         parser_end(parser);
         document = verdict_make(parser, reference, wanted, &verdict);
-        result = document ? show(document, verdict, options->json) : CMD_FAILED;
+        result = show(document, verdict, options->json);
     }
     json_decref(document);
     parser_free(parser);
@@ -127,9 +122,7 @@ static int cmd_parse(const struct cmd *cmd, const struct cmd_call *call)
 
     if (call->n_args == 0 && !options->list_hardware && isatty(STDIN_FILENO))
         return cmd_usage(cmd, "name a log file or the folder of a run; '-' is standard input");
-    result = input_reference(cmd, &options->input, &reference, &wanted);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(input_reference(cmd, &options->input, &reference, &wanted));
     result =
         options->list_hardware ? list_hardware(reference, options->json) : parse_all(cmd, call, reference, &wanted);
     reference_free(reference);

@@ -17,6 +17,7 @@
  * The first process of each node prints. Without prefixes the lines of the nodes are interleaved: then counts are sums
  * over all nodes, and the number of nodes follows from the [config] lines or from how often a case occurs.
  */
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -33,11 +34,9 @@ struct deepep_scratch *deepep_scratch_of(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);
 
-    if (stream && !stream->deepep) {
-        stream->deepep = calloc(1, sizeof(*stream->deepep));
-        parser->has_failed_alloc |= !stream->deepep;
-    }
-    return stream ? stream->deepep : NULL;
+    if (!stream->deepep)
+        stream->deepep = memory_new(1, sizeof(*stream->deepep));
+    return stream->deepep;
 }
 
 /* The open run, intranode or internode; a later line may decide which. */
@@ -52,10 +51,9 @@ void deepep_close(struct parser *parser)
 {
     struct deepep_scratch *scratch = deepep_scratch_of(parser);
 
-    for (int dialect = PARSE_DEEPEP_INTRANODE; scratch && dialect <= PARSE_DEEPEP_INTERNODE; dialect++)
+    for (int dialect = PARSE_DEEPEP_INTRANODE; dialect <= PARSE_DEEPEP_INTERNODE; dialect++)
         run_end(parser, dialect);
-    if (scratch)
-        memset(&scratch->v1, 0, sizeof(scratch->v1));
+    memset(&scratch->v1, 0, sizeof(scratch->v1));
 }
 
 static struct parse_run *v1_begin(struct parser *parser, bool is_internode)
@@ -91,8 +89,8 @@ static bool config_line(struct parser *parser, const char *at)
     struct deepep_scratch *scratch = deepep_scratch_of(parser);
     struct parse_run *run = v1_open(parser);
 
-    if (tokens < 0 || !scratch) {
-        parser->totals.unreadable += tokens < 0;
+    if (tokens < 0) {
+        parser->totals.unreadable++;
         return true;
     }
     /* From another node, or of a new run? All nodes print this line before any node starts the cases. */
@@ -118,7 +116,7 @@ static bool testing_line(struct parser *parser, const char *at)
     const char *with = strstr(at, "Running with "), *passed;
     bool is_fp8, has_topk, is_async, has_previous;
 
-    if (!with || !scratch)
+    if (!with)
         return false;
     with += strlen("Running with ");
     is_fp8 = text_begins(with, "FP8");
@@ -146,7 +144,7 @@ static bool testing_line(struct parser *parser, const char *at)
 /* Only the end of a case's line: a line of another node split it. */
 static bool passed_line(struct parser *parser, const char *line)
 {
-    struct deepep_scratch *scratch = stream_now(parser) ? stream_now(parser)->deepep : NULL;
+    struct deepep_scratch *scratch = stream_now(parser)->deepep;
     int n = 0;
 
     if (!scratch || !v1_open(parser) || scratch->v1.passed >= scratch->v1.all_started)
@@ -269,7 +267,7 @@ static bool tuning_line(struct parser *parser, const char *at)
     struct parse_run *run;
     struct tuning tuning;
 
-    if (!read_tuning(at, &tuning) || !scratch) {
+    if (!read_tuning(at, &tuning)) {
         bool is_similar = !strstr(at, "SMs ") && strlen(at) > MAX_BEFORE_SMS; /* a program's that is not DeepEP */
 
         parser->totals.unreadable += !is_similar;

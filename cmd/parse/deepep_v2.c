@@ -168,8 +168,6 @@ bool deepep_v2_line(struct parser *parser, const char *line)
     if (!at && !strstr(line, " EP: ") && !text_begins_any(line, TEXTS("> ", "Config:", "Running all test cases:")))
         return false;
     scratch = deepep_scratch_of(parser);
-    if (!scratch)
-        return false;
     if (at == line)
         return case_line(parser, scratch, at);
     if (!at && setting_line(parser, scratch, line))

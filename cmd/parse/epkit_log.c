@@ -2,10 +2,10 @@
 /* epkit_log.c - documents on one line or many: those of `epkit test|run|bench --json`, and how any is found in a log.
  */
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,7 +156,7 @@ void epkit_document_end(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);
 
-    if (!stream || !stream->document)
+    if (!stream->document)
         return;
     lose_document(parser, stream->document, "its JSON document does not end");
     forget(stream);
@@ -212,13 +212,10 @@ static const char *follow(struct stream *stream, const char *text)
 
 static bool append(struct stream *stream, const char *text, size_t n)
 {
-    char *grown =
-        stream->n_document + n + 2 > MAX_DOCUMENT ? NULL : realloc(stream->document, stream->n_document + n + 2);
-
-    if (!grown)
+    if (stream->n_document + n + 2 > MAX_DOCUMENT)
         return false;
-    stream->document = grown;
-    stream->n_document += (size_t)sprintf(grown + stream->n_document, "%.*s\n", (int)n, text);
+    stream->document = memory_grow(stream->document, stream->n_document + n + 2);
+    stream->n_document += (size_t)sprintf(stream->document + stream->n_document, "%.*s\n", (int)n, text);
     return true;
 }
 
@@ -250,8 +247,6 @@ static const char *document_piece(struct parser *parser, const char *line, bool 
     const char *rest;
 
     *ret_is_ours = false;
-    if (!stream)
-        return NULL;
     if (!stream->document) {
         if (strcmp(line, "{") != 0 && (*line != '{' || !is_first_key(line + 1)))
             return NULL;

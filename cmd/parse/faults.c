@@ -2,13 +2,13 @@
 /* faults.c - lines that name a fault, whatever program printed them: cmd/parse/failures.json. */
 #include "common/embedded.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
 #include <ctype.h>
 #include <regex.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TRACEBACK "Traceback (most recent call last)"
@@ -35,19 +35,18 @@ struct known {
 static struct known *known;
 static size_t n_known;
 
-bool faults_load(void)
+void faults_load(void)
 {
     static json_t *failures;
     const json_t *rows, *row;
     size_t i;
 
-    if (n_known)
-        return true;
+    if (failures)
+        return;
     failures = json_loadb(failures_builtin[0].text, failures_builtin[0].bytes, 0, NULL);
     rows = json_object_get(failures, "failures");
-    known = calloc(json_array_size(rows) + 1, sizeof(*known));
-    if (!failures || !known)
-        return false;
+    n_known = json_array_size(rows);
+    known = memory_new(n_known, sizeof(*known));
     json_array_foreach (rows, i, row) {
         const char *pattern = json_string_value(json_object_get(row, "pattern"));
         enum kind kind = WARNING;
@@ -68,13 +67,11 @@ bool faults_load(void)
             .after = json_string_value(json_object_get(row, "after")),
             .next = json_object_get(row, "next"),
             .is_perftest = strcmp(json_text(row, "run"), "perftest") == 0,
-            .pattern = pattern ? calloc(1, sizeof(*known->pattern)) : NULL,
+            .pattern = pattern ? memory_new(1, sizeof(*known->pattern)) : NULL,
         };
-        if (pattern && (!known[i].pattern || regcomp(known[i].pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0))
-            return false;
+        if (pattern && regcomp(known[i].pattern, pattern, REG_EXTENDED | REG_NOSUB) != 0)
+            memory_end();
     }
-    n_known = json_array_size(rows);
-    return true;
 }
 
 /* Behind the name of a host, if that may stand in front. */
@@ -105,10 +102,8 @@ static bool is_exception(const char *text)
 static bool is_ignored(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
-    bool was_ignoring = stream && stream->ignores_traceback;
+    bool was_ignoring = stream->ignores_traceback;
 
-    if (!stream)
-        return false;
     stream->ignores_traceback = strstr(line, "Exception ignored in") != NULL;
     if (strstr(line, TRACEBACK)) {
         stream->n_ignored = was_ignoring ? stream->n_ignored + 1 : 0;
@@ -137,7 +132,7 @@ static bool may_end_traceback(const struct stream *stream, const char *line)
 {
     const char *behind = skip_host(line);
 
-    return stream && stream->in_traceback && strspn(line, " ") <= stream->traceback_indent &&
+    return stream->in_traceback && strspn(line, " ") <= stream->traceback_indent &&
            (behind == line || !text_begins(behind, "  "));
 }
 
@@ -145,9 +140,9 @@ static bool holds(const struct known *row, const struct stream *stream, const ch
 {
     if (row->public.rank == TRACEBACK_END && !may_end_traceback(stream, line))
         return false;
-    if (row->public.rank == FRAME && !(stream && stream->is_over))
+    if (row->public.rank == FRAME && !stream->is_over)
         return false;
-    if (row->after && !(stream && stream->after && strcmp(stream->after, row->after) == 0))
+    if (row->after && !(stream->after && strcmp(stream->after, row->after) == 0))
         return false;
     return strstr(line, row->text) && (!row->also || strstr(line, row->also)) &&
            !(row->absent && strstr(line, row->absent)) &&
@@ -158,31 +153,30 @@ static const struct known *find(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
     const struct known *found = NULL;
-    bool was_in = stream && stream->in_traceback;
+    bool was_in = stream->in_traceback;
 
     /* A stack that a logger or a debugger prints is of no error. */
-    if (stream)
-        stream->in_stack = strstr(line, "Stack (most recent call last)") || strstr(line, "(most recent call first)") ||
-                           (stream->in_stack && is_indented(line));
+    stream->in_stack = strstr(line, "Stack (most recent call last)") || strstr(line, "(most recent call first)") ||
+                       (stream->in_stack && is_indented(line));
     for (size_t i = 0; i < n_known && !found; i++) {
         const struct known *row = &known[i];
 
-        if (row->after && stream && strstr(line, row->after))
+        if (row->after && strstr(line, row->after))
             stream->after = row->after;
         if (!row->is_perftest && holds(row, stream, line))
             found = row;
     }
-    if (found && stream) {
+    if (found) {
         stream->in_traceback =
             strcmp(found->text, TRACEBACK) == 0 ||
             (stream->in_traceback && found->public.rank != EXCEPTION && found->public.rank != TRACEBACK_END);
         stream->is_explained |= found->public.rank > FRAME;
-    } else if (stream && !stream->in_stack && strstr(line, "File \"") && strstr(line, "\", line ")) {
+    } else if (!stream->in_stack && strstr(line, "File \"") && strstr(line, "\", line ")) {
         stream->in_traceback = true; /* perhaps of one whose beginning is not there */
         snprintf(stream->frame, sizeof(stream->frame), "%s", line);
         stream->frame_line = parser->line_number;
     }
-    if (stream && !was_in && stream->in_traceback)
+    if (!was_in && stream->in_traceback)
         stream->traceback_indent = indent_of(line);
     return found;
 }
@@ -212,7 +206,7 @@ static struct parse_run *latest(struct parser *parser)
     struct stream *stream = stream_now(parser);
     struct parse_run *best = NULL;
 
-    for (int i = 0; stream && i < PARSE_N_DIALECTS; i++)
+    for (int i = 0; i < PARSE_N_DIALECTS; i++)
         if (stream->open[i] && (!best || stream->open[i]->last_line > best->last_line))
             best = stream->open[i];
     if (best || parser->n_runs == 0)
@@ -265,7 +259,7 @@ static void whole_line(struct parser *parser, const char *line, uint64_t line_nu
     };
     snprintf(entry->line, sizeof(entry->line), "%s", text);
     snprintf(entry->source, sizeof(entry->source), "%s", parser->source);
-    snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser) ? stream_now(parser)->key : "");
+    snprintf(entry->stream, sizeof(entry->stream), "%s", stream_now(parser)->key);
 }
 
 /* How a line goes on that a program breaks; NULL: it is whole. */
@@ -302,17 +296,15 @@ void fault_begin(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
 
-    if (stream && stream->next && !continued(stream, line))
+    if (stream->next && !continued(stream, line))
         release(parser, stream);
 }
 
 void fault_line(struct parser *parser, const char *line)
 {
     struct stream *stream = stream_now(parser);
-    const char *text = stream ? continued(stream, line) : NULL;
+    const char *text = continued(stream, line);
 
-    if (!stream)
-        return;
     if (text) {
         text_append(stream->begun, sizeof(stream->begun), " %s", text);
         return;

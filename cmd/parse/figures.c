@@ -2,6 +2,7 @@
 #include "figures.h"
 
 #include "common/embedded.h"
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <ctype.h>
@@ -145,7 +146,7 @@ static bool is_same_hardware(const void *a, const void *b)
                   ((const struct reference_hardware *)b)->public.name) == 0;
 }
 
-/* The list with the entry, which replaces one that is the same; NULL: out of memory. */
+/* The list with the entry, which replaces one that is the same. */
 static void *put(void *list, size_t *n, const void *entry, size_t bytes, bool (*is_same)(const void *, const void *))
 {
     size_t i = 0;
@@ -153,53 +154,16 @@ static void *put(void *list, size_t *n, const void *entry, size_t bytes, bool (*
     while (i < *n && !is_same((char *)list + i * bytes, entry))
         i++;
     if (i == *n)
-        list = realloc(list, (*n + 1) * bytes);
-    if (list)
-        memcpy((char *)list + i * bytes, entry, bytes);
-    *n += list && i == *n;
+        list = memory_grow(list, ++*n * bytes);
+    memcpy((char *)list + i * bytes, entry, bytes);
     return list;
-}
-
-/* The first pass validates, the second one adds the entries: an invalid file changes nothing. */
-static bool read_document(struct reference *reference, const json_t *document, bool is_dry, struct report *report)
-{
-    json_t *item;
-    size_t i;
-
-    report->list = "hardware";
-    json_array_foreach (json_object_get(document, "hardware"), i, item) {
-        struct reference_hardware hardware, *all;
-
-        report->index = i;
-        if (!read_hardware(report, item, &hardware))
-            return false;
-        if (is_dry)
-            continue;
-        all = put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
-        if (!all)
-            return refuse(report, "name", "could not be kept: out of memory");
-        reference->hardware = all;
-    }
-    report->list = "figures";
-    json_array_foreach (json_object_get(document, "figures"), i, item) {
-        struct reference_figure figure, *all;
-
-        report->index = i;
-        if (!read_figure(report, item, &figure))
-            return false;
-        if (is_dry)
-            continue;
-        all = put(reference->figures, &reference->n_figures, &figure, sizeof(figure), is_same_figure);
-        if (!all)
-            return refuse(report, "op", "could not be kept: out of memory");
-        reference->figures = all;
-    }
-    return true;
 }
 
 static bool add_document(struct reference *reference, const json_t *document, char *ret_error, size_t bytes)
 {
-    struct report report = {.text = ret_error, .bytes = bytes};
+    struct report at = {.text = ret_error, .bytes = bytes, .list = "hardware"}, *report = &at;
+    json_t *item;
+    size_t i;
 
     if (!json_is_object(document) || json_integer_value(json_object_get(document, "schema_version")) != 1) {
         snprintf(ret_error, bytes, "it is not reference data: schema_version 1 is missing");
@@ -209,7 +173,25 @@ static bool add_document(struct reference *reference, const json_t *document, ch
         snprintf(ret_error, bytes, "it holds neither a list 'hardware' nor a list 'figures'");
         return false;
     }
-    return read_document(reference, document, true, &report) && read_document(reference, document, false, &report);
+    json_array_foreach (json_object_get(document, "hardware"), i, item) {
+        struct reference_hardware hardware;
+
+        report->index = i;
+        if (!read_hardware(report, item, &hardware))
+            return false;
+        reference->hardware =
+            put(reference->hardware, &reference->n_hardware, &hardware, sizeof(hardware), is_same_hardware);
+    }
+    report->list = "figures";
+    json_array_foreach (json_object_get(document, "figures"), i, item) {
+        struct reference_figure figure;
+
+        report->index = i;
+        if (!read_figure(report, item, &figure))
+            return false;
+        reference->figures = put(reference->figures, &reference->n_figures, &figure, sizeof(figure), is_same_figure);
+    }
+    return true;
 }
 
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes)
@@ -229,14 +211,11 @@ bool reference_add(struct reference *reference, FILE *stream, char *ret_error, s
 
 struct reference *reference_new(void)
 {
-    struct reference *reference = calloc(1, sizeof(*reference));
+    struct reference *reference = memory_new(1, sizeof(*reference));
     json_t *document = json_loadb(reference_builtin[0].text, reference_builtin[0].bytes, 0, NULL);
     char error[200];
 
-    if (!reference || !document || !add_document(reference, document, error, sizeof(error))) {
-        reference_free(reference);
-        reference = NULL;
-    }
+    (void)add_document(reference, document, error, sizeof(error));
     json_decref(document);
     return reference;
 }

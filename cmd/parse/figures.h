@@ -36,14 +36,14 @@ struct reference {
     size_t n_figures;
 };
 
-/* The built-in figures. NULL: out of memory. reference_free() accepts NULL. */
+/* The built-in figures. reference_free() accepts NULL. */
 struct reference *reference_new(void);
 void reference_free(struct reference *reference);
 
 /*
  * Adds a file. A hardware entry with a known name, or a figure with the same hardware, dialect, nodes, ranks, tokens,
- * operation and type, replaces the existing one. false: nothing was added; ret_error has the reason and the location in
- * the file.
+ * operation and type, replaces the existing one. false: ret_error has the reason and the location in the file; what
+ * precedes it may have been added.
  */
 bool reference_add(struct reference *reference, FILE *stream, char *ret_error, size_t bytes);
 

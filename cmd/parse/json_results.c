@@ -4,6 +4,7 @@
  * Each becomes the lines that the program would have printed, for the reader of those.
  */
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -142,10 +143,10 @@ static void read_perftest(struct parser *parser, const json_t *document)
 
 json_t *json_bare(const char *text, size_t bytes)
 {
-    char *quoted = malloc(3 * bytes + 1), *out = quoted;
+    char *quoted = memory_grow(NULL, 3 * bytes + 1), *out = quoted;
     json_t *document;
 
-    for (const char *at = text, *end = text + bytes; quoted && at < end;) {
+    for (const char *at = text, *end = text + bytes; at < end;) {
         size_t n = strcspn(at, " \t\n,:{}[]\"");
         bool is_word = n > 0 && !isdigit((unsigned char)*at) && *at != '-';
 
@@ -156,7 +157,7 @@ json_t *json_bare(const char *text, size_t bytes)
         out += sprintf(out, is_word ? "\"%.*s\"" : "%.*s", (int)n, at);
         at += n ? n : 1;
     }
-    document = quoted ? json_loadb(quoted, (size_t)(out - quoted), JSON_REJECT_DUPLICATES, NULL) : NULL;
+    document = json_loadb(quoted, (size_t)(out - quoted), JSON_REJECT_DUPLICATES, NULL);
     free(quoted);
     return document;
 }

@@ -38,10 +38,6 @@ int input_reference(const struct cmd *cmd, const struct input_options *options, 
     struct reference *reference = reference_new();
     char error[300];
 
-    if (!reference) {
-        out_error("%s: the built-in reference data could not be read: out of memory", cmd->name);
-        return CMD_FAILED;
-    }
     if (options->reference && !add_reference(reference, options->reference, error, sizeof(error))) {
         out_error("%s: --reference %s: %s", cmd->name, options->reference, error);
         out_hint("cmd/parse/reference.json shows the format");
@@ -170,7 +166,7 @@ int input_judge_folder(const struct cmd *cmd, const struct folder *folder, const
     struct verdict_options options = *wanted;
     struct parser *parser = parser_new();
     enum verdict_result verdict;
-    int result = parser ? input_read_folder(cmd, parser, folder, reference, &options) : CMD_FAILED;
+    int result = input_read_folder(cmd, parser, folder, reference, &options);
 
     if (result == CMD_FINE) {
         parser_end(parser);

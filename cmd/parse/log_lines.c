@@ -10,6 +10,7 @@
  *
  * Only the last chunk of a physical line includes the end of its rank's line.
  */
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -34,7 +35,7 @@ static int look_up(const struct parser *parser, const char *key)
 static struct stream *find_stream(struct parser *parser, const char *key)
 {
     int index = look_up(parser, key);
-    struct stream *stream, **grown;
+    struct stream *stream;
 
     if (index >= 0) {
         parser->current_stream = index;
@@ -44,14 +45,8 @@ static struct stream *find_stream(struct parser *parser, const char *key)
         parser->current_stream = MAX_STREAMS - 1;
         return parser->streams[MAX_STREAMS - 1];
     }
-    stream = calloc(1, sizeof(*stream));
-    grown = stream ? realloc(parser->streams, (parser->n_streams + 1) * sizeof(*grown)) : NULL;
-    if (!grown) {
-        parser->has_failed_alloc = true;
-        free(stream);
-        return NULL;
-    }
-    parser->streams = grown;
+    stream = memory_new(1, sizeof(*stream));
+    parser->streams = memory_grow(parser->streams, (parser->n_streams + 1) * sizeof(stream));
     snprintf(stream->key, sizeof(stream->key), "%s", key);
     parser->streams[parser->n_streams] = stream;
     parser->current_stream = (int)parser->n_streams++;
@@ -112,7 +107,7 @@ static void logical_line(struct parser *parser, char *text)
     while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\t'))
         text[--n] = '\0';
 
-    if (*text == '\0' && !(stream && stream->document))
+    if (*text == '\0' && !stream->document)
         return;
     fault_begin(parser, text);
     note_program(parser, text);
@@ -125,7 +120,7 @@ static void logical_line(struct parser *parser, char *text)
     }
     /* The line may have a host of an unknown launcher in front, or the prefix of a logger. */
     at += strspn(at, " ");
-    snprintf(key, sizeof(key), "%s", stream ? stream->key : "");
+    snprintf(key, sizeof(key), "%s", stream->key);
     for (int round = 0; round < MAX_GUESSES; round++) {
         struct prefix prefix;
         int before = parser->current_stream;
@@ -142,8 +137,7 @@ static void logical_line(struct parser *parser, char *text)
         at += prefix.bytes;
         if (has_words && look_up(parser, key) < 0 && !begins_run(at))
             continue;
-        if (!find_stream(parser, key))
-            break;
+        (void)find_stream(parser, key);
         if (recognise(parser, at)) {
             parser->totals.recognised++;
             fault_line(parser, at);
@@ -179,13 +173,8 @@ static void append_chunk(struct parser *parser, struct stream *stream, const cha
 
     if (n == 0)
         return;
-    if (!stream->pending) {
-        stream->pending = malloc(MAX_PENDING);
-        if (!stream->pending) {
-            parser->has_failed_alloc = true;
-            return;
-        }
-    }
+    if (!stream->pending)
+        stream->pending = memory_grow(NULL, MAX_PENDING);
     if (stream->n_pending + n >= MAX_PENDING) {
         parser->totals.long_lines++;
         n = MAX_PENDING - 1 - stream->n_pending;
@@ -255,8 +244,6 @@ void stream_line(struct parser *parser, char *line, size_t n)
         struct stream *stream = find_stream(parser, prefix.key);
         char saved = '\0';
 
-        if (!stream)
-            return;
         if (next) {
             saved = *next;
             *next = '\0';

@@ -2,7 +2,6 @@
 #include "model.h"
 
 #include <math.h>
-#include <string.h>
 
 #define MAX_GUESS 4 /* node-limited routing uses four nodes of any larger number */
 

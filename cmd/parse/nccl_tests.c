@@ -40,23 +40,20 @@ static struct parse_run *begin(struct parser *parser)
 {
     struct stream *stream = stream_now(parser);
 
-    if (stream) {
-        stream->nccl_rows_seen = false;
-        stream->nccl_has_error_column = false;
-        stream->nccl_has_iterations = false;
-        stream->n_nccl_hosts = 0;
-        stream->n_nccl_ranks = 0;
-    }
+    stream->nccl_rows_seen = false;
+    stream->nccl_has_error_column = false;
+    stream->nccl_has_iterations = false;
+    stream->n_nccl_hosts = 0;
+    stream->n_nccl_ranks = 0;
     return run_begin(parser, PARSE_NCCL_TESTS, title_of(parser));
 }
 
 /* The run that a header line belongs to: the open run, unless it has rows. Is it of the beginning, or of the table? */
 static struct parse_run *head(struct parser *parser, bool is_beginning)
 {
-    const struct stream *stream = stream_now(parser);
     struct parse_run *run = run_open(parser, PARSE_NCCL_TESTS);
 
-    if (!run || !stream || stream->nccl_rows_seen || run->is_complete)
+    if (!run || stream_now(parser)->nccl_rows_seen || run->is_complete)
         run = begin(parser);
     if (run && is_beginning)
         run->started = 1;
@@ -153,10 +150,8 @@ static bool head_line(struct parser *parser, const char *line)
     if (strstr(line, "busbw") && strstr(line, "type") &&
         ((strstr(line, "size") && strstr(line, "count")) || strstr(line, "bytes"))) {
         (void)head(parser, false);
-        if (stream)
-            stream->nccl_has_iterations = strstr(line, "i_min") != NULL;
-        if (stream)
-            stream->nccl_has_error_column = (strstr(line, "error") || strstr(line, " res")) && !strstr(line, "#wrong");
+        stream->nccl_has_iterations = strstr(line, "i_min") != NULL;
+        stream->nccl_has_error_column = (strstr(line, "error") || strstr(line, " res")) && !strstr(line, "#wrong");
         return true;
     }
     if (strstr(line, "(elements)") && strstr(line, "(us)")) {
@@ -254,7 +249,7 @@ static bool row_line(struct parser *parser, const char *line)
         bytes != floor(bytes) || count > bytes)
         return false;
     run = run_need(parser, PARSE_NCCL_TESTS, title_of(parser));
-    if (!run || !stream)
+    if (!run)
         return true;
     group = stream->nccl_has_iterations ? GROUP_ITERATIONS : GROUP;
     if (at < n && !lex_is_number(words[at], &number) && strcmp(words[at], "N/A") != 0)

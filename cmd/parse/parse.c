@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* parse.c - splits bytes into lines; creates, feeds and frees a parser. */
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -36,15 +37,12 @@ const char *parse_dialect_name(enum parse_dialect dialect)
 
 struct parser *parser_new(void)
 {
-    struct parser *parser = calloc(1, sizeof(*parser));
+    struct parser *parser = memory_new(1, sizeof(*parser));
 
-    if (parser)
-        parser->line = malloc(MAX_LINE + 1);
-    if (!parser || !parser->line || !faults_load() || !programs_load()) {
-        parser_free(parser);
-        return NULL;
-    }
+    parser->line = memory_grow(NULL, MAX_LINE + 1);
     parser->current_stream = -1;
+    faults_load();
+    programs_load();
     return parser;
 }
 
@@ -178,14 +176,12 @@ int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(u
 {
     bool is_stdin = strcmp(path, "-") == 0, is_first = true;
     int fd = STDIN_FILENO, error = is_stdin ? 0 : parser_open(dir, path, &fd);
-    char *block = error ? NULL : malloc(BLOCK_BYTES);
+    char *block = error ? NULL : memory_grow(NULL, BLOCK_BYTES);
     size_t held = 0;
     ssize_t n = 0;
 
     if (error)
         return error;
-    if (!block)
-        error = ENOMEM;
     while (!error) {
         while (tick && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, WAIT_MS) == 0)
             tick(parser->totals.bytes);
@@ -207,8 +203,6 @@ int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(u
             break;
         if (n > 0 && tick)
             tick(parser->totals.bytes);
-        if (parser->has_failed_alloc)
-            error = ENOMEM;
     }
     free(block);
     if (!is_stdin)

@@ -111,7 +111,7 @@ struct parse_run {
 
 struct parser;
 
-/* NULL: out of memory. parser_free() accepts NULL. */
+/* parser_free() accepts NULL. */
 struct parser *parser_new(void);
 void parser_free(struct parser *parser);
 
@@ -135,9 +135,9 @@ int parser_read(struct parser *parser, int dir, const char *path, void (*tick)(u
 
 /*
  * For a log that grows: the runs may be read as if it ended after the last whole line; is_open: no other run has
- * followed on its stream. false: out of memory.
+ * followed on its stream.
  */
-bool parser_refresh(struct parser *parser);
+void parser_refresh(struct parser *parser);
 
 /* Ends the input and completes open runs. Afterwards the runs may be read. */
 void parser_end(struct parser *parser);

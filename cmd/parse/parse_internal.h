@@ -85,7 +85,6 @@ struct parser {
     size_t n_faults;
     int heading_nodes;     /* "# 4 nodes" in this source, or of a command: of the runs that follow; 0: none */
     int64_t command_ranks; /* that the command starts; 0: not known */
-    bool has_failed_alloc;
 };
 
 /* --- prefix.c --- */
@@ -152,6 +151,7 @@ void run_clear(struct run *run);
 /* Merges the parts of one run that several writers printed. */
 void runs_merge(struct parser *parser);
 
+/* The stream of the line that is read. */
 struct stream *stream_now(struct parser *parser);
 
 /* --- lex.c --- */
@@ -196,7 +196,7 @@ bool deepep_v2_line(struct parser *parser, const char *line);
 bool nccl_line(struct parser *parser, const char *line);
 
 /* --- programs.c --- */
-bool programs_load(void); /* false: no memory */
+void programs_load(void);
 bool program_begins(const char *line);
 bool program_line(struct parser *parser, const char *line);
 
@@ -258,7 +258,7 @@ struct deepep_scratch {
 struct deepep_scratch *deepep_scratch_of(struct parser *parser);
 
 /* --- faults.c --- */
-bool faults_load(void); /* false: no memory */
+void faults_load(void);
 
 void fault_line(struct parser *parser, const char *line);
 

@@ -2,6 +2,7 @@
 /* programs.c - test programs whose lines are rows of cmd/parse/programs.json. */
 #include "common/embedded.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/text.h"
 #include "parse_internal.h"
 
@@ -46,21 +47,16 @@ static size_t n_forms;
 static const json_t *commands; /* that start ranks on nodes; borrowed */
 static bool begins[256];       /* a first character of forms that begin a run */
 
-static bool add_forms(const json_t *program, const json_t *rows, enum role role)
+static void add_forms(const json_t *program, const json_t *rows, enum role role)
 {
     const json_t *row, *name;
     size_t i, j;
 
     json_array_foreach (rows, i, row) {
-        size_t n = n_forms; /* the space is a power of two, and full */
-        struct program_form *grown = forms, *form;
+        struct program_form *form;
 
-        if ((n & (n - 1)) == 0)
-            grown = realloc(forms, (n ? 2 * n : 1) * sizeof(*grown));
-        if (!grown)
-            return false;
-        forms = grown;
-        form = &grown[n_forms++];
+        forms = memory_grow(forms, (n_forms + 1) * sizeof(*forms));
+        form = &forms[n_forms++];
         *form = (struct program_form){.role = role, .program = program, .title = json_text(program, "title")};
         form->form = role == LINE ? json_text(row, "form") : json_string_value(row);
         form->row = role == LINE ? row : NULL;
@@ -79,32 +75,28 @@ static bool add_forms(const json_t *program, const json_t *rows, enum role role)
             form->n_is = j + 1;
         }
     }
-    return true;
 }
 
-bool programs_load(void)
+void programs_load(void)
 {
     static json_t *programs;
-    static bool is_complete;
     const json_t *program, *lines;
     size_t i;
 
-    if (is_complete)
-        return true;
+    if (programs)
+        return;
     programs = json_loadb(programs_builtin[0].text, programs_builtin[0].bytes, 0, NULL);
     json_array_foreach (json_object_get(programs, "programs"), i, program) {
         lines = json_object_get(program, "lines");
         if (json_is_string(lines))
             lines = json_object_get(json_object_get(programs, "tables"), json_string_value(lines));
-        if (!add_forms(program, json_object_get(program, "begin"), BEGIN) ||
-            !add_forms(program, json_object_get(program, "also"), ALSO) || !add_forms(program, lines, LINE))
-            return false;
+        add_forms(program, json_object_get(program, "begin"), BEGIN);
+        add_forms(program, json_object_get(program, "also"), ALSO);
+        add_forms(program, lines, LINE);
         for (size_t k = n_forms; k > 0 && forms[k - 1].program == program; k--)
             forms[k - 1].end = n_forms;
     }
     commands = json_object_get(programs, "commands");
-    is_complete = n_forms > 0;
-    return is_complete;
 }
 
 /* Is the figure the one to keep: of the largest size, of the slowest rank, or the best? */
@@ -318,9 +310,9 @@ static bool piece(struct parser *parser, const char *line)
     char text[512];
 
     /* Nearly all lines of a log are of none of these programs. */
-    if (!stream || (!begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
-                    !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] &&
-                    !stream->open[PARSE_EPKIT_TEST] && !stream->open[PARSE_DEEPEP_LOW_LATENCY]))
+    if (!begins[(unsigned char)line[strspn(line, " \t")]] && !stream->open[PARSE_PROGRAM] &&
+        !stream->open[PARSE_PERFTEST] && !stream->open[PARSE_EPKIT_BENCH] && !stream->open[PARSE_EPKIT_TEST] &&
+        !stream->open[PARSE_DEEPEP_LOW_LATENCY])
         return false;
     if (!lex_squeeze(line, text, sizeof(text)))
         return false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs.c - runs and their measures; merges the parts of one run that several writers printed. */
+#include "common/memory.h"
 #include "parse_internal.h"
 
 #include <math.h>
@@ -30,7 +31,7 @@ static int64_t *setting(const struct parse_run *run, size_t i)
 
 struct stream *stream_now(struct parser *parser)
 {
-    return parser->current_stream >= 0 ? parser->streams[parser->current_stream] : NULL;
+    return parser->streams[parser->current_stream];
 }
 
 struct run *run_whole(struct parse_run *public)
@@ -48,8 +49,7 @@ void run_clear(struct run *run)
 
 struct parse_run *run_open(struct parser *parser, enum parse_dialect dialect)
 {
-    const struct stream *stream = stream_now(parser);
-    struct parse_run *run = stream ? stream->open[dialect] : NULL;
+    struct parse_run *run = stream_now(parser)->open[dialect];
 
     if (run)
         run->last_line = parser->line_number;
@@ -72,23 +72,15 @@ void run_end(struct parser *parser, enum parse_dialect dialect)
 struct parse_run *run_begin(struct parser *parser, enum parse_dialect dialect, const char *title)
 {
     struct stream *stream = stream_now(parser);
-    struct run *run, **grown;
+    struct run *run;
 
-    if (!stream)
-        return NULL;
     run_end(parser, dialect);
     if (parser->n_runs >= MAX_RUNS) {
         parser->totals.runs_dropped++;
         return NULL;
     }
-    run = calloc(1, sizeof(*run));
-    grown = run ? realloc(parser->runs, (parser->n_runs + 1) * sizeof(*grown)) : NULL;
-    if (!grown) {
-        parser->has_failed_alloc = true;
-        free(run);
-        return NULL;
-    }
-    parser->runs = grown;
+    run = memory_new(1, sizeof(*run));
+    parser->runs = memory_grow(parser->runs, (parser->n_runs + 1) * sizeof(run));
     run->public = (struct parse_run){
         .dialect = dialect,
         .first_line = parser->line_number,
@@ -132,11 +124,8 @@ struct parse_measure *run_measure(struct parse_run *run, const char *op, const c
     }
     if (run->n_measures == PARSE_MAX_MEASURES)
         return NULL;
-    measure = realloc(run->measures, (run->n_measures + 1) * sizeof(*measure));
-    if (!measure)
-        return NULL;
-    run->measures = measure;
-    measure += run->n_measures++;
+    run->measures = memory_grow(run->measures, (run->n_measures + 1) * sizeof(*measure));
+    measure = &run->measures[run->n_measures++];
     *measure = (struct parse_measure){
         .sms = -1,
         .nvl_chunk = -1,
@@ -168,17 +157,12 @@ const struct parse_measure *parse_find(const struct parse_run *run, const char *
 
 void measure_point(struct parse_measure *measure, double x, double gbps, double time_us)
 {
-    struct parse_point *grown;
-
     if (measure->n_points == PARSE_MAX_POINTS) {
         measure->dropped_points++;
         return;
     }
-    grown = realloc(measure->points, (measure->n_points + 1) * sizeof(*grown));
-    if (!grown)
-        return;
-    measure->points = grown;
-    grown[measure->n_points++] = (struct parse_point){x, gbps, time_us};
+    measure->points = memory_grow(measure->points, (measure->n_points + 1) * sizeof(*measure->points));
+    measure->points[measure->n_points++] = (struct parse_point){x, gbps, time_us};
 }
 
 void measure_sample(struct parse_measure *measure, double rate)
@@ -412,7 +396,7 @@ static bool is_head_of(const struct run *run, const struct run *next)
            strcmp(head->title, next->public.title) == 0;
 }
 
-bool parser_refresh(struct parser *parser)
+void parser_refresh(struct parser *parser)
 {
     for (size_t i = 0; i < parser->n_runs; i++)
         parser->runs[i]->public.is_open = false;
@@ -428,7 +412,6 @@ bool parser_refresh(struct parser *parser)
                 conclude(run);
         }
     }
-    return !parser->has_failed_alloc;
 }
 
 void runs_merge(struct parser *parser)

@@ -19,7 +19,7 @@ struct verdict_options {
     char failure[400]; /* what the launcher says of all runs: "The run failed, first on node-3"; "" */
 };
 
-/* A new document, without the common keys of epkit's documents. NULL: out of memory. */
+/* A new document, without the common keys of epkit's documents. */
 json_t *verdict_make(const struct parser *parser, const struct reference *reference,
                      const struct verdict_options *options, enum verdict_result *ret_result);
 

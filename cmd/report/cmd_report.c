@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_report.c - epkit report: the folder of a run as a page and a document; comparison, history. */
 #include "common/cmd.h"
-#include "common/output.h"
 #include "report.h"
-
-#include <stdio.h>
-#include <string.h>
 
 /* clang-format off */
 static const struct opt report_table[] = {
@@ -39,12 +35,10 @@ static int cmd_report(const struct cmd *cmd, const struct cmd_call *call)
     const struct report_options *options = call->options;
     struct reference *reference = NULL;
     struct verdict_options wanted;
-    int result = check_usage(cmd, call);
+    int result;
 
-    if (result == CMD_FINE)
-        result = input_reference(cmd, &options->input, &reference, &wanted);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_usage(cmd, call));
+    CMD_TRY(input_reference(cmd, &options->input, &reference, &wanted));
     progress_start(cmd->name);
     if (options->compare)
         result = report_two(cmd, options, reference, &wanted, call->args[0], call->args[1]);

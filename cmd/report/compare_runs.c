@@ -4,7 +4,6 @@
 #include "report.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #define MIN_HISTORY 4

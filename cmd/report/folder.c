@@ -3,18 +3,17 @@
 
 #include "common/dir.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/redact.h"
 #include "common/shell.h"
 #include "common/text.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define LOGS "testbed-logs"
 #define SCHEMA_VERSION 1 /* of run.json */
@@ -24,39 +23,32 @@
 
 static const char *const endings[] = {".log", ".txt", ".out"};
 
-static bool add_file(struct folder *folder, int dir, const char *in, const char *name, const char *ending)
+static void add_file(struct folder *folder, int dir, const char *in, const char *name, const char *ending)
 {
-    struct folder_file *grown = realloc(folder->files, (folder->n_files + 1) * sizeof(*grown)), *file;
+    struct folder_file *file;
     size_t skip = text_begins(name, "worker-") ? 7 : 0;
 
-    if (!grown)
-        return false;
-    folder->files = grown;
-    file = &grown[folder->n_files];
-    *file = (struct folder_file){.dir = dir};
-    if (asprintf(&file->path, "%s/%s", in, name) < 0)
-        return false;
+    folder->files = memory_grow(folder->files, (folder->n_files + 1) * sizeof(*file));
+    file = &folder->files[folder->n_files++];
+    *file = (struct folder_file){.dir = dir, .path = memory_printf("%s/%s", in, name)};
     snprintf(file->host, sizeof(file->host), "%.*s", (int)(strlen(name) - skip - strlen(ending)), name + skip);
-    folder->n_files++;
-    return true;
 }
 
 /* A missing folder counts as empty. */
 static void scan(struct folder *folder, int dir, const char *in)
 {
-    int fd = dir < 0 ? -1 : openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = fd < 0 ? NULL : fdopendir(fd);
+    DIR *list = dir_list(dir, ".");
     struct dirent *entry;
     struct stat info;
 
-    while (stream && (entry = readdir(stream)) != NULL && folder->n_files < MAX_FILES) {
+    while (folder->n_files < MAX_FILES && (entry = dir_next(&list))) {
         for (size_t i = 0; i < COUNT(endings) && *entry->d_name != '.'; i++)
             if (text_ends(entry->d_name, endings[i]) && fstatat(dir, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
                 S_ISREG(info.st_mode))
-                (void)add_file(folder, dir, in, entry->d_name, endings[i]);
+                add_file(folder, dir, in, entry->d_name, endings[i]);
     }
-    if (stream)
-        closedir(stream);
+    if (list)
+        closedir(list);
 }
 
 static int compare_files(const void *a, const void *b)
@@ -88,8 +80,8 @@ json_t *runfolder_load_json(int dir, const char *name, char *ret_error, size_t b
     }
     if (file)
         fclose(file);
-    else if (fd >= 0)
-        close(fd);
+    else
+        dir_close(fd);
     return value;
 }
 
@@ -154,19 +146,16 @@ static bool open_dirs(struct folder *folder, char *ret_error, size_t bytes)
 
 bool runfolder_open(const char *path, struct folder **ret_folder, char *ret_error, size_t bytes)
 {
-    struct folder *folder = calloc(1, sizeof(*folder));
-    char *pods = NULL;
+    struct folder *folder = memory_new(1, sizeof(*folder));
+    char *pods;
 
-    snprintf(ret_error, bytes, "out of memory");
-    if (!folder)
-        return false;
-    *folder = (struct folder){.dirs = {-1, -1, -1}, .path = strdup(path)};
-    if (!folder->path || !open_dirs(folder, ret_error, bytes) ||
-        asprintf(&folder->base, "%s%s", path, folder->dirs[2] >= 0 ? "/" LOGS : "") < 0 ||
-        asprintf(&pods, "%s/pod-logs", folder->base) < 0) {
+    *folder = (struct folder){.dirs = {-1, -1, -1}, .path = memory_printf("%s", path)};
+    if (!open_dirs(folder, ret_error, bytes)) {
         runfolder_free(folder);
         return false;
     }
+    folder->base = memory_printf("%s%s", path, folder->dirs[2] >= 0 ? "/" LOGS : "");
+    pods = memory_printf("%s/pod-logs", folder->base);
     scan(folder, folder->dirs[0], folder->base);
     scan(folder, folder->dirs[1], pods);
     scan(folder, folder->dirs[2], path);
@@ -185,8 +174,7 @@ void runfolder_free(struct folder *folder)
     for (size_t i = 0; i < folder->n_files; i++)
         free(folder->files[i].path);
     for (size_t i = 0; i < COUNT(folder->dirs); i++)
-        if (folder->dirs[i] >= 0)
-            close(folder->dirs[i]);
+        dir_close(folder->dirs[i]);
     free(folder->files);
     free(folder->path);
     free(folder->base);

@@ -5,7 +5,6 @@
 #include "report.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -180,7 +179,7 @@ static json_t *result_of(const json_t *run, const json_t *parsed, int uneven)
     return json_incref(json_object_get(parsed, "result"));
 }
 
-/* The results of `epkit run`, as `epkit parse` reads them. NULL: out of memory. */
+/* The results of `epkit run`, as `epkit parse` reads them. */
 static json_t *parse_results(const json_t *results)
 {
     struct parser *parser = parser_new();
@@ -188,14 +187,12 @@ static json_t *parse_results(const json_t *results)
     char *text = json_dumps(results, JSON_COMPACT);
     struct verdict_options options = {.tolerance = 1};
     enum verdict_result verdict;
-    json_t *parsed = NULL;
+    json_t *parsed;
 
-    if (parser && reference && text) {
-        parser_begin(parser, "run.json");
-        parser_feed(parser, text, strlen(text));
-        parser_end(parser);
-        parsed = verdict_make(parser, reference, &options, &verdict);
-    }
+    parser_begin(parser, "run.json");
+    parser_feed(parser, text, strlen(text));
+    parser_end(parser);
+    parsed = verdict_make(parser, reference, &options, &verdict);
     free(text);
     reference_free(reference);
     parser_free(parser);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* history.c - the history file: one line of JSON per reported run. */
 #include "common/dir.h"
-#include "common/output.h"
+#include "common/memory.h"
 #include "common/redact.h"
 #include "common/text.h"
 #include "report.h"
@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -82,26 +81,18 @@ static bool ends_within_line(int fd, off_t bytes)
 /* The lock excludes other writers; a line truncated by a full disk is removed. */
 int report_history_add(const char *path, const json_t *entry)
 {
-    int fd = dir_append(path, dir_usual_mode()), error = 0;
+    int fd = dir_append(path, dir_usual_mode()), error = fd < 0 ? errno : lock(fd);
     json_t *shown = redact_document(entry);
-    char *text = shown ? stream_json_text(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL, *line = NULL;
+    char *text = stream_json_text(shown, JSON_COMPACT | JSON_REAL_PRECISION(9)), *line = NULL;
     off_t before;
-    int n;
+    ssize_t n;
 
     json_decref(shown);
-    if (fd < 0 || !text) {
-        error = fd < 0 ? errno : ENOMEM;
-        goto end;
-    }
-    error = lock(fd);
     if (error)
         goto end;
     before = lseek(fd, 0, SEEK_END);
-    n = asprintf(&line, "%s%s\n", ends_within_line(fd, before) ? "\n" : "", text);
-    if (n < 0) {
-        error = ENOMEM;
-        goto end;
-    }
+    line = memory_printf("%s%s\n", ends_within_line(fd, before) ? "\n" : "", text);
+    n = (ssize_t)strlen(line);
     if (write(fd, line, (size_t)n) != n) {
         error = errno ? errno : ENOSPC;
         if (ftruncate(fd, before) != 0)
@@ -110,8 +101,7 @@ int report_history_add(const char *path, const json_t *entry)
         error = errno;
     }
 end:
-    if (fd >= 0)
-        close(fd);
+    dir_close(fd);
     free(line);
     free(text);
     return error;

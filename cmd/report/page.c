@@ -2,6 +2,7 @@
 #include "page.h"
 
 #include "common/embedded.h"
+#include "common/memory.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -54,12 +55,11 @@ void page_end(FILE *stream)
 
 void page_item(FILE *stream, const char *tone, const char *check, const char *format, ...)
 {
-    char *text = NULL;
     va_list args;
+    char *text;
 
     va_start(args, format);
-    if (vasprintf(&text, format, args) < 0)
-        text = NULL;
+    text = memory_vprintf(format, args);
     va_end(args);
     page_print(stream, "<li class=\"%s\">%s", tone, text);
     if (*check)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page.h - the frame of HTML reports: one self-contained file, for light and dark mode and all widths. */
+/* page.h - the frame of HTML reports, and plots: one self-contained file, for light and dark mode and all widths. */
 #ifndef EP_REPORT_PAGE_H
 #define EP_REPORT_PAGE_H
 
@@ -34,5 +34,33 @@ struct page_bars {
 void page_pair(struct page_bars *bars, double first, double second, const char *label, ...)
     __attribute__((format(printf, 4, 5)));
 void page_draw(FILE *stream, const struct page_bars *bars);
+
+/* --- svg.c: plots as inline SVG, each a <figure> with its own legend and values as tooltips --- */
+
+#define SVG_MAX_SERIES 6 /* number of colours of the page; further series are left out */
+#define SVG_MAX_POINTS 160
+
+enum svg_scale { SVG_NUMBERS, SVG_LOG2, SVG_BYTES /* log2, too */ };
+
+struct svg_series {
+    char name[80];
+    size_t n;
+    double x[SVG_MAX_POINTS], y[SVG_MAX_POINTS]; /* in ascending order of x; points with NAN are left out */
+};
+
+struct svg_plot {
+    char title[200];
+    const char *x_label, *y_label, *unit;
+    enum svg_scale scale;
+    size_t n;
+    struct svg_series series[SVG_MAX_SERIES];
+};
+
+/* A new series, which needs room; and a point of it, unless there are SVG_MAX_POINTS. */
+struct svg_series *svg_begin(struct svg_plot *plot, const char *name, ...) __attribute__((format(printf, 2, 3)));
+void svg_point(struct svg_series *series, double x, double y);
+
+/* false: there is nothing to draw, and nothing was printed. */
+bool svg_draw(FILE *stream, const struct svg_plot *plot);
 
 #endif

@@ -12,7 +12,7 @@
 
 /*
  * The contents of a run folder, with `parsed`, the verdict on its logs (cmd/parse/verdict.h): cmd/report/schema.json
- * without the common keys of epkit's documents. A new reference; NULL: out of memory.
+ * without the common keys of epkit's documents. A new reference.
  */
 json_t *report_gather(const struct folder *folder, json_t *parsed);
 

@@ -4,13 +4,10 @@
 #include "common/text.h"
 #include "page.h"
 #include "report.h"
-#include "svg.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_PLOTS 8
 
@@ -315,16 +312,9 @@ static void title_of(const json_t *document, char *ret_title, size_t bytes)
         text_add(&title, ", %.16s", json_text(document, "date"));
 }
 
-static time_t time_of(const json_t *document, const char *key)
-{
-    struct tm parts = {0};
-
-    return strptime(json_text(document, key), "%Y-%m-%dT%H:%M:%SZ", &parts) ? timegm(&parts) : -1;
-}
-
 static void print_subtitle(FILE *stream, const json_t *document)
 {
-    time_t began = time_of(document, "date"), ended = time_of(document, "ended");
+    time_t began = text_time_of(json_text(document, "date")), ended = text_time_of(json_text(document, "ended"));
 
     page_print(stream, "<p class=\"soft\">%s", json_text(document, "date"));
     if (began >= 0 && ended >= began)

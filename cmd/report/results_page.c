@@ -4,7 +4,6 @@
 #include "cmd/bench/bench_host.h"
 #include "page.h"
 #include "report.h"
-#include "svg.h"
 
 #include <string.h>
 

@@ -2,11 +2,9 @@
 #include "report.h"
 
 #include "common/dir.h"
-#include "common/output.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 

@@ -3,6 +3,7 @@
 
 #include "cmd/bench/bench.h"
 #include "common/dir.h"
+#include "common/memory.h"
 #include "common/redact.h"
 #include "common/temporary.h"
 
@@ -75,20 +76,14 @@ struct file {
 };
 
 /* Without secrets: foreign folders may have some. */
-static int render(struct file *file)
+static void render(struct file *file)
 {
     json_t *shown = redact_document(file->document);
-    FILE *stream = shown ? open_memstream(&file->text, &file->bytes) : NULL;
-    bool good;
+    FILE *stream = memory_stream(&file->text, &file->bytes);
 
-    if (!stream) {
-        json_decref(shown);
-        return ENOMEM;
-    }
     file->write(stream, shown);
     json_decref(shown);
-    good = !ferror(stream);
-    return fclose(stream) == 0 && good ? 0 : errno;
+    memory_close(stream);
 }
 
 /* All texts are complete first, because plots take time. */
@@ -101,33 +96,27 @@ bool report_write(const char *folder, const json_t *run, const json_t *document,
     const size_t n = run ? 3 : 2;
     sigset_t before;
     bool is_new;
-    int number = 0, dir;
+    int number, dir;
 
+    for (size_t i = 0; i < n; i++)
+        render(&files[i]);
+    temporary_hold_signals(&before);
+    number = dir_make(folder, 0755);
+    is_new = number == 0;
+    dir = is_new || number == EEXIST ? dir_open(folder, false) : -1;
+    if (is_new || number == EEXIST)
+        number = dir < 0 ? errno : 0;
+    if (number)
+        out_error("making %s: %s", folder, write_reason(number));
     for (size_t i = 0; number == 0 && i < n; i++) {
-        number = render(&files[i]);
+        number = temporary_save_in(dir, files[i].name, files[i].text, files[i].bytes, dir_usual_mode());
         if (number)
-            out_error("making %s of %s: %s", files[i].name, folder, strerror(number));
+            out_error("writing %s/%s: %s", folder, files[i].name, write_reason(number));
     }
-    if (number == 0) {
-        temporary_hold_signals(&before);
-        number = dir_make(folder, 0755);
-        is_new = number == 0;
-        dir = is_new || number == EEXIST ? dir_open(folder, false) : -1;
-        if (is_new || number == EEXIST)
-            number = dir < 0 ? errno : 0;
-        if (number)
-            out_error("making %s: %s", folder, write_reason(number));
-        for (size_t i = 0; number == 0 && i < n; i++) {
-            number = temporary_save_in(dir, files[i].name, files[i].text, files[i].bytes, dir_usual_mode());
-            if (number)
-                out_error("writing %s/%s: %s", folder, files[i].name, write_reason(number));
-        }
-        if (dir >= 0)
-            close(dir);
-        if (number && is_new)
-            rmdir(folder);
-        temporary_release_signals(&before);
-    }
+    dir_close(dir);
+    if (number && is_new)
+        rmdir(folder);
+    temporary_release_signals(&before);
     for (size_t i = 0; i < n; i++)
         free(files[i].text);
     return number == 0;

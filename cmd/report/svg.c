@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "svg.h"
-
 #include "page.h"
 
 #include <math.h>
 #include <stdarg.h>
-#include <string.h>
 
 /* Small: a page as wide as a phone shows it at its size. */
 #define WIDTH 420.0

@@ -334,11 +334,9 @@ static json_t *make_document(const struct cmd *cmd, const struct run *run, json_
 static json_t *as_written(json_t *document)
 {
     char *text = json_dumps(document, JSON_COMPACT | JSON_REAL_PRECISION(9));
-    json_t *written = text ? json_loads(text, 0, NULL) : NULL;
+    json_t *written = json_loads(text, 0, NULL);
 
     free(text);
-    if (!written)
-        return document;
     json_decref(document);
     return written;
 }
@@ -356,21 +354,15 @@ static void print_table(const struct run *run)
     size_t i;
     char text[128];
 
-    json_array_foreach (run->suites, i, item) {
-        const json_t *parameters = json_object_get(item, "parameters");
-        int nodes = (int)json_integer_value(json_object_get(parameters, "nodes"));
+    for (int part = 0; part < N_PARTS; part++) {
         char where[32] = "";
 
-        if (nodes > 1)
-            snprintf(where, sizeof(where), " on %d nodes", nodes);
-        suite_summary(&(struct suite_result){.passed = (int)json_integer_value(json_object_get(item, "passed")),
-                                             .failed = (int)json_integer_value(json_object_get(item, "failed")),
-                                             .total = (int)json_integer_value(json_object_get(item, "total"))},
-                      text, sizeof(text));
+        if (parts[part].nodes > 1)
+            snprintf(where, sizeof(where), " on %d nodes", parts[part].nodes);
+        suite_summary(&run->results[part], text, sizeof(text));
         json_array_append_new(rows,
-                              json_pack("{s:o, s:O, s:s}", "what",
-                                        json_sprintf("%s%s", json_string_value(json_object_get(item, "matrix")), where),
-                                        "ranks", json_object_get(parameters, "ranks"), "result", text));
+                              json_pack("{s:o, s:i, s:s}", "what", json_sprintf("%s%s", parts[part].matrix, where),
+                                        "ranks", run->specs[part].nranks, "result", text));
     }
     json_array_foreach (json_object_get(run->bench, "rows"), i, item) {
         if (!json_equal(json_object_get(item, "tokens"), json_object_get(last, "tokens")))
@@ -441,11 +433,8 @@ static int cmd_run(const struct cmd *cmd, const struct cmd_call *call)
     json_t *machine;
     int result;
 
-    result = check_alone(cmd);
-    if (result == CMD_FINE)
-        result = group_check_environment(cmd, true, options->network == 0);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_alone(cmd));
+    CMD_TRY(group_check_environment(cmd, true, options->network == 0));
     if (!report_check(options->output))
         return CMD_USAGE;
     if (!cmd_given(cmd, call, "seed"))

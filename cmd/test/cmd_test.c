@@ -113,10 +113,8 @@ static int make_request(const struct cmd *cmd, const struct cmd_call *call, cons
         .only = options->only,
         .no_partial_reduce = options->no_partial_reduce,
     };
-    int result = suite_check(cmd, &request, spec->nranks);
 
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(suite_check(cmd, &request, spec->nranks));
     if (request.no_partial_reduce && strcmp(request.matrix, "lowlatency") != 0)
         return cmd_usage(cmd, "--no-partial-reduce is for lowlatency, and %s has no low-latency combine",
                          request.matrix);
@@ -251,13 +249,9 @@ static int cmd_test(const struct cmd *cmd, const struct cmd_call *call)
     fill_defaults(call->options, call->args[0], &options);
     if (!cmd_given(cmd, call, "seed"))
         options.seed = (int64_t)group_draw_seed();
-    result = check_matrix_nodes(cmd, call->args[0], (int)options.group.nodes);
-    if (result == CMD_FINE)
-        result = group_spec(cmd, call, &options.group, (uint64_t)options.seed, &spec);
-    if (result == CMD_FINE)
-        result = make_request(cmd, call, &options, &spec, &request);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_matrix_nodes(cmd, call->args[0], (int)options.group.nodes));
+    CMD_TRY(group_spec(cmd, call, &options.group, (uint64_t)options.seed, &spec));
+    CMD_TRY(make_request(cmd, call, &options, &spec, &request));
     if (group_choose_backend(&options.group, &spec, 1))
         group_warn_host(&spec);
     seed = request.seed;

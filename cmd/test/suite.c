@@ -45,13 +45,8 @@ int suite_count(const struct suite_request *request)
 /* Rejects a name that is neither a routing nor a file, with a suggestion. */
 static int reject_routing(const struct cmd *cmd, const char *name)
 {
-    const char *names[16], *near;
-    size_t n = 0;
+    const char *near = options_nearest(name, routing_names);
 
-    for (const struct routing_name *row = routing_names; row->name && n < 15; row++)
-        names[n++] = row->name;
-    names[n] = NULL;
-    near = options_nearest(name, names);
     return cmd_usage(cmd, "--routing: '%s' is neither a routing nor a file%s%s%s", name, near ? "; did you mean '" : "",
                      near ? near : "", near ? "'?" : "");
 }

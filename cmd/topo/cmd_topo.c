@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_topo.c - epkit topo: shows the GPUs, NICs and the paths between them, or saves a snapshot. */
 #include "cmd/inspect.h"
-#include "common/cmd.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "common/shell.h"
 #include "machine/hardware/counters.h"
@@ -30,7 +30,7 @@ static bool is_removed(const char *folder)
 /* Whether it can be written there. CMD_FINE, or another result after reporting why not. Changes nothing. */
 static int topo_save_check(const struct cmd *cmd, const char *file)
 {
-    char *copy = strdup(file), *folder = copy ? dirname(copy) : NULL;
+    char *copy = memory_printf("%s", file), *folder = dirname(copy);
     int result = CMD_FINE;
     struct stat info;
 
@@ -41,7 +41,7 @@ static int topo_save_check(const struct cmd *cmd, const char *file)
     else if (!*text_base(file) || (stat(file, &info) == 0 && S_ISDIR(info.st_mode)))
         result = cmd_refuse(cmd, "--save", "'%s' is a folder; name a file in it", file);
     /* A snapshot replaces an old file by a new one. */
-    else if (folder && (access(folder, W_OK | X_OK) != 0 || is_removed(folder)))
+    else if (access(folder, W_OK | X_OK) != 0 || is_removed(folder))
         result = cmd_refuse(cmd, "--save", "nothing can be written in '%s': %s", folder, strerror(errno));
     else if (access(file, W_OK) != 0 && errno != ENOENT)
         result = cmd_refuse(cmd, "--save", "'%s' cannot be written: %s", file, strerror(errno));
@@ -206,14 +206,11 @@ static int cmd_topo(const struct cmd *cmd, const struct cmd_call *call)
 {
     const struct topo_options *options = call->options;
     struct reading reading = {0};
-    int result = CMD_FINE, saved = CMD_FINE;
+    int result, saved = CMD_FINE;
 
     if (options->save)
-        result = topo_save_check(cmd, options->save);
-    if (result == CMD_FINE)
-        result = inspect_open(cmd, &options->inspect, &reading.source);
-    if (result != CMD_FINE)
-        return result;
+        CMD_TRY(topo_save_check(cmd, options->save));
+    CMD_TRY(inspect_open(cmd, &options->inspect, &reading.source));
     read_machine(options, &reading);
     inspect_reading_done();
     /* Save first: the reader of the output may close it early, as head does. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* topo_text.c - the topology as text. */
+#include "common/memory.h"
 #include "common/output.h"
 #include "topo_view.h"
 
@@ -322,17 +323,15 @@ static int print_tree(const struct topo_view *view)
     struct tree tree = {.topo = topo};
     char bytes[512];
 
-    tree.below = calloc((size_t)topo->n_pci + 1, sizeof(*tree.below));
-    tree.branches = calloc((size_t)topo->n_pci + 1, sizeof(*tree.branches));
-    if (tree.below && tree.branches) {
-        for (int i = 0; i < topo->n_gpus; i++)
-            count(&tree, topo->gpus[i].pci);
-        for (int i = 0; i < topo->n_nics; i++)
-            count(&tree, topo->nics[i].pci);
-        for (int i = 0; i < topo->n_host_bridges; i++)
-            print_host_bridge(&tree, i);
-        print_host_bridge(&tree, -1);
-    }
+    tree.below = memory_new((size_t)topo->n_pci, sizeof(*tree.below));
+    tree.branches = memory_new((size_t)topo->n_pci, sizeof(*tree.branches));
+    for (int i = 0; i < topo->n_gpus; i++)
+        count(&tree, topo->gpus[i].pci);
+    for (int i = 0; i < topo->n_nics; i++)
+        count(&tree, topo->nics[i].pci);
+    for (int i = 0; i < topo->n_host_bridges; i++)
+        print_host_bridge(&tree, i);
+    print_host_bridge(&tree, -1);
     free(tree.below);
     free(tree.branches);
     for (int i = 0; i < topo->n_nics; i++) {
@@ -361,28 +360,26 @@ static int print_matrix(const struct topo_view *view)
 {
     json_t *rows = topo_matrix_rows(view), *flat = json_array(), *row;
     size_t n = json_array_size(rows), i;
-    struct out_column *columns = calloc(n + 3, sizeof(*columns));
-    int result = 0;
+    struct out_column *columns = memory_new(n + 3, sizeof(*columns));
+    int result;
 
-    if (columns) {
-        columns[0] = (struct out_column){.title = "", .key = "name"};
-        json_array_foreach (rows, i, row) {
-            const char *name = json_string_value(json_object_get(row, "name"));
-            json_t *line = json_copy(json_object_get(row, "paths"));
+    columns[0] = (struct out_column){.title = "", .key = "name"};
+    json_array_foreach (rows, i, row) {
+        const char *name = json_string_value(json_object_get(row, "name"));
+        json_t *line = json_copy(json_object_get(row, "paths"));
 
-            /* Device names contain no space, so these keys cannot collide. */
-            json_object_set(line, "name", json_object_get(row, "name"));
-            json_object_set(line, " cpus", json_object_get(row, "cpus"));
-            json_object_set(line, " numa", json_object_get(row, "numa_node"));
-            json_array_append_new(flat, line);
-            columns[i + 1] = (struct out_column){.title = name, .key = name};
-        }
-        columns[n + 1] = (struct out_column){.title = "CPU affinity", .key = " cpus"};
-        columns[n + 2] = (struct out_column){.title = "NUMA", .key = " numa"};
-        result = out_table(stdout, columns, n + 3, flat, OUT_TABLE);
-        out_line("X itself; NV# that many NVLinks; PIX the same PCIe switch; PXB several PCIe switches; PHB the PCIe "
-                 "host bridge;\nNODE host bridges of one NUMA node; SYS between NUMA nodes");
+        /* Device names contain no space, so these keys cannot collide. */
+        json_object_set(line, "name", json_object_get(row, "name"));
+        json_object_set(line, " cpus", json_object_get(row, "cpus"));
+        json_object_set(line, " numa", json_object_get(row, "numa_node"));
+        json_array_append_new(flat, line);
+        columns[i + 1] = (struct out_column){.title = name, .key = name};
     }
+    columns[n + 1] = (struct out_column){.title = "CPU affinity", .key = " cpus"};
+    columns[n + 2] = (struct out_column){.title = "NUMA", .key = " numa"};
+    result = out_table(stdout, columns, n + 3, flat, OUT_TABLE);
+    out_line("X itself; NV# that many NVLinks; PIX the same PCIe switch; PXB several PCIe switches; PHB the PCIe "
+             "host bridge;\nNODE host bridges of one NUMA node; SYS between NUMA nodes");
     free(columns);
     json_decref(rows);
     json_decref(flat);

@@ -2,6 +2,7 @@
 /* cmd_triangulate.c - epkit triangulate: finds the node that makes a run slow, by runs of groups. */
 #include "common/cmd.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/output.h"
 #include "tool_triangulate.h"
 
@@ -132,7 +133,7 @@ static int conclude(const struct triangulate_call *call)
                                         [TRIANGULATE_SPREAD] = "spread"};
     const struct triangulate *t = &call->groups;
     const char *why, *word = "open";
-    bool has_passed, *is_suspect = calloc((size_t)t->n_nodes + 1, sizeof(bool));
+    bool has_passed, *is_suspect = memory_new((size_t)t->n_nodes, sizeof(bool));
     json_t *slow = json_array();
     enum triangulate_end end;
     char verdict[2048];
@@ -140,10 +141,7 @@ static int conclude(const struct triangulate_call *call)
     int result = CMD_FINDINGS;
 
     why = why_none(call->runs, &has_passed);
-    if (!is_suspect) {
-        out_error("triangulate: out of memory");
-        result = CMD_FAILED;
-    } else if (why && !*why) {
+    if (why && !*why) {
         text_add(&text,
                  "Not known: no run %scould be compared with anything. --hardware names the machine, and 'epkit "
                  "parse --list-hardware' those that are known; --reference FILE adds figures.",
@@ -161,8 +159,7 @@ static int conclude(const struct triangulate_call *call)
         word = words[end];
         result = end == TRIANGULATE_NONE ? CMD_FINE : CMD_FINDINGS;
     }
-    if (is_suspect)
-        result = show(call, verdict, word, slow, result);
+    result = show(call, verdict, word, slow, result);
     json_decref(slow);
     free(is_suspect);
     return result;
@@ -181,12 +178,10 @@ static int cmd_triangulate(const struct cmd *cmd, const struct cmd_call *with)
 {
     struct triangulate_call call = *(const struct triangulate_call *)with->options;
     struct reference *reference = NULL;
-    int result = check_usage(cmd, &call);
+    int result;
 
-    if (result == CMD_FINE)
-        result = input_reference(cmd, &call.input, &reference, &call.wanted);
-    if (result != CMD_FINE)
-        return result;
+    CMD_TRY(check_usage(cmd, &call));
+    CMD_TRY(input_reference(cmd, &call.input, &reference, &call.wanted));
     call.cmd = cmd;
     call.reference = reference;
     call.runs = json_array();

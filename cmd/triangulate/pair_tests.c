@@ -4,6 +4,7 @@
 
 #include "common/capture.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/output.h"
 
 #include <stdio.h>
@@ -28,11 +29,11 @@ static int read_fleet(const char *text, struct hosts *fleet)
 /* `pattern` with the nodes for {hosts} and their number for {n}. */
 static char *fill_in(const char *pattern, const struct hosts *fleet, const struct triangulate_group *group)
 {
-    char *text = NULL;
+    char *text;
     size_t bytes;
-    FILE *stream = open_memstream(&text, &bytes);
+    FILE *stream = memory_stream(&text, &bytes);
 
-    for (const char *at = pattern; stream && *at;) {
+    for (const char *at = pattern; *at;) {
         if (strncmp(at, "{hosts}", 7) == 0) {
             for (int i = 0; i < group->n; i++)
                 fprintf(stream, "%s%s", i ? "," : "", fleet->list[group->nodes[i]].word);
@@ -44,34 +45,31 @@ static char *fill_in(const char *pattern, const struct hosts *fleet, const struc
             fputc(*at++, stream);
         }
     }
-    if (!stream || fclose(stream) != 0)
-        return NULL;
+    memory_close(stream);
     return text;
 }
 
-/* The verdict on the output of a group's command. NULL: out of memory. */
+/* The verdict on the output of a group's command. */
 static json_t *judge(const struct triangulate_call *call, const struct capture *capture, int n_nodes)
 {
     struct verdict_options options = call->wanted;
     struct parser *parser = parser_new();
     enum verdict_result verdict;
-    json_t *document = NULL;
+    json_t *document;
 
     if (options.nodes == 0)
         options.nodes = n_nodes;
-    if (parser) {
-        parser_begin(parser, "output");
-        parser_feed(parser, capture->output.text, capture->output.bytes);
-        parser_feed(parser, "\n", 1);
-        parser_feed(parser, capture->error.text, capture->error.bytes);
-        parser_end(parser);
-        document = verdict_make(parser, call->reference, &options, &verdict);
-    }
+    parser_begin(parser, "output");
+    parser_feed(parser, capture->output.text, capture->output.bytes);
+    parser_feed(parser, "\n", 1);
+    parser_feed(parser, capture->error.text, capture->error.bytes);
+    parser_end(parser);
+    document = verdict_make(parser, call->reference, &options, &verdict);
     parser_free(parser);
     return document;
 }
 
-static bool store_run(struct triangulate_call *call, struct triangulate_group *group, const struct capture *capture,
+static void store_run(struct triangulate_call *call, struct triangulate_group *group, const struct capture *capture,
                       const char *why)
 {
     const char *failure = capture->start_error ? strerror(capture->start_error)
@@ -86,7 +84,7 @@ static bool store_run(struct triangulate_call *call, struct triangulate_group *g
     run = triangulate_run(call, hosts, verdict, capture->status, failure, why);
     ratio = json_object_get(run, "ratio");
     group->is_slow = triangulate_is_slow(call, run);
-    if (names && !call->json) {
+    if (!call->json) {
         if (json_is_number(ratio))
             out_line("%s: %.0f%% of what is expected", names, 100 * json_number_value(ratio));
         else if (group->is_slow)
@@ -96,39 +94,33 @@ static bool store_run(struct triangulate_call *call, struct triangulate_group *g
     }
     free(names);
     json_decref(verdict);
-    return names && (verdict || failure);
 }
 
-static bool measure_round(struct triangulate_call *call, size_t first)
+static void measure_round(struct triangulate_call *call, size_t first)
 {
     const struct triangulate *t = &call->groups;
     size_t n = t->n_groups - first;
-    struct capture *captures = calloc(n, sizeof(*captures));
-    char **commands = calloc(4 * n, sizeof(*commands)); /* arguments of each */
+    struct capture *captures = memory_new(n, sizeof(*captures));
+    char **commands = memory_new(4 * n, sizeof(*commands)); /* arguments of each */
     static char shell[] = "/bin/sh", option[] = "-c";
-    bool good = captures && commands;
 
-    for (size_t i = 0; good && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         char **command = commands + 4 * i;
 
         command[0] = shell;
         command[1] = option;
         command[2] = fill_in(call->run, &call->fleet, &t->groups[first + i]);
         captures[i].argv = command;
-        good = command[2] != NULL;
     }
     progress_update(first, t->n_groups, "%s", t->why);
-    if (good)
-        capture_run(captures, (int)n, SIDE_BY_SIDE, call->timeout * 1000, NULL, NULL);
-    for (size_t i = 0; good && i < n; i++) {
-        good = store_run(call, &t->groups[first + i], &captures[i], t->why);
+    capture_run(captures, (int)n, SIDE_BY_SIDE, call->timeout * 1000, NULL, NULL);
+    for (size_t i = 0; i < n; i++) {
+        store_run(call, &t->groups[first + i], &captures[i], t->why);
         capture_done(&captures[i]);
-    }
-    for (size_t i = 0; commands && i < n; i++)
         free(commands[4 * i + 2]);
+    }
     free(captures);
     free(commands);
-    return good;
 }
 
 static void print_plan(const struct triangulate_call *call, int n)
@@ -145,22 +137,18 @@ static void print_plan(const struct triangulate_call *call, int n)
 
 int triangulate_measure(struct triangulate_call *call)
 {
-    int result = read_fleet(call->hosts, &call->fleet), n = call->fleet.n;
     struct triangulate *t = &call->groups;
     size_t first = 0;
+    int n;
 
-    if (result != CMD_FINE)
-        return result;
-    t->n_nodes = n;
+    CMD_TRY(read_fleet(call->hosts, &call->fleet));
+    n = t->n_nodes = call->fleet.n;
     call->plan = json_pack("{s:i, s:i, s:i, s:s?}", "nodes", n, "worst_case_runs", triangulate_runs(n), "timeout_s",
                            (int)call->timeout, "command", call->run);
     print_plan(call, n);
-    while (!call->plan_only && !t->has_failed && triangulate_next(t)) {
-        t->has_failed = !measure_round(call, first);
+    while (!call->plan_only && triangulate_next(t)) {
+        measure_round(call, first);
         first = t->n_groups;
     }
-    if (!t->has_failed)
-        return CMD_FINE;
-    out_error("triangulate: out of memory");
-    return CMD_FAILED;
+    return CMD_FINE;
 }

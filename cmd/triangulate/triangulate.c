@@ -1,23 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "triangulate.h"
 
+#include "common/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-bool triangulate_add(struct triangulate *t, const int *nodes, int n, bool is_slow)
+void triangulate_add(struct triangulate *t, const int *nodes, int n, bool is_slow)
 {
-    struct triangulate_group *grown = realloc(t->groups, (t->n_groups + 1) * sizeof(*grown));
-    int *copy = malloc((size_t)n * sizeof(int));
+    int *copy = memory_new((size_t)n, sizeof(int));
 
-    t->groups = grown ? grown : t->groups;
-    t->has_failed |= !grown || !copy;
-    if (t->has_failed) {
-        free(copy);
-        return false;
-    }
     memcpy(copy, nodes, (size_t)n * sizeof(int));
-    grown[t->n_groups++] = (struct triangulate_group){copy, n, is_slow};
-    return true;
+    t->groups = memory_grow(t->groups, (t->n_groups + 1) * sizeof(*t->groups));
+    t->groups[t->n_groups++] = (struct triangulate_group){copy, n, is_slow};
 }
 
 void triangulate_done(struct triangulate *t)
@@ -89,18 +84,18 @@ static void add_pairs(struct triangulate *t)
 {
     for (int i = 0, size; i + 1 < t->n_nodes; i += size) {
         size = t->n_nodes - i == 3 ? 3 : 2;
-        (void)triangulate_add(t, (int[]){i, i + 1, i + 2}, size, false);
+        triangulate_add(t, (int[]){i, i + 1, i + 2}, size, false);
     }
     t->why = "all pairs";
 }
 
 static void add_all(struct triangulate *t)
 {
-    int *all = calloc((size_t)t->n_nodes, sizeof(int));
+    int *all = memory_new((size_t)t->n_nodes, sizeof(int));
 
-    for (int i = 0; all && i < t->n_nodes; i++)
+    for (int i = 0; i < t->n_nodes; i++)
         all[i] = i;
-    t->has_failed |= !all || !triangulate_add(t, all, t->n_nodes, false);
+    triangulate_add(t, all, t->n_nodes, false);
     t->why = "all nodes together, as no pair is slow";
     free(all);
 }
@@ -108,17 +103,15 @@ static void add_all(struct triangulate *t)
 /* As many suspects as there are fast nodes get one each. */
 static void add_partners(struct triangulate *t, const bool *is_suspect)
 {
-    bool *is_fast = calloc((size_t)t->n_nodes, sizeof(bool));
+    bool *is_fast = memory_new((size_t)t->n_nodes, sizeof(bool));
     int node = 0;
 
-    t->has_failed |= !is_fast;
-    if (is_fast)
-        mark(t, false, is_fast, true);
-    for (int fast = 0; is_fast && fast < t->n_nodes; fast++) {
+    mark(t, false, is_fast, true);
+    for (int fast = 0; fast < t->n_nodes; fast++) {
         while (is_fast[fast] && node < t->n_nodes && (!is_suspect[node] || is_proven(t, node, is_suspect)))
             node++;
         if (is_fast[fast] && node < t->n_nodes)
-            (void)triangulate_add(t, (int[]){node++, fast}, 2, true);
+            triangulate_add(t, (int[]){node++, fast}, 2, true);
     }
     t->why = "nodes of slow pairs, each with a node of a fast one";
     free(is_fast);
@@ -127,12 +120,11 @@ static void add_partners(struct triangulate *t, const bool *is_suspect)
 bool triangulate_next(struct triangulate *t)
 {
     static const int of_three[3][2] = {{0, 1}, {0, 2}, {1, 2}};
-    bool *is_suspect = calloc((size_t)t->n_nodes, sizeof(bool));
+    bool *is_suspect = memory_new((size_t)t->n_nodes, sizeof(bool));
     size_t before = t->n_groups;
-    enum triangulate_end end = is_suspect ? triangulate_judge(t, is_suspect) : TRIANGULATE_SPREAD;
+    enum triangulate_end end = triangulate_judge(t, is_suspect);
 
-    t->has_failed |= !is_suspect;
-    if (is_suspect && before == 0)
+    if (before == 0)
         add_pairs(t);
     else if (end == TRIANGULATE_NONE && t->groups[before - 1].n < t->n_nodes)
         add_all(t);
@@ -140,12 +132,13 @@ bool triangulate_next(struct triangulate *t)
         add_partners(t, is_suspect);
     /* There is no fast node yet. Two slow nodes can be in both of two pairs. */
     if (end == TRIANGULATE_EITHER && t->n_groups == before && t->n_nodes == 3 && before <= 3) {
-        (void)triangulate_add(t, of_three[before - 1], 2, true);
+        triangulate_add(t, of_three[before - 1], 2, true);
         t->why = "a pair of the three";
     } else if (end == TRIANGULATE_EITHER && t->n_groups == before && before == 2) {
-        (void)(triangulate_add(t, (int[]){0, 2}, 2, true) && triangulate_add(t, (int[]){1, 3}, 2, true));
+        triangulate_add(t, (int[]){0, 2}, 2, true);
+        triangulate_add(t, (int[]){1, 3}, 2, true);
         t->why = "other pairs, as all were slow";
     }
     free(is_suspect);
-    return t->n_groups > before && !t->has_failed;
+    return t->n_groups > before;
 }

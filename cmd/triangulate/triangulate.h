@@ -28,7 +28,6 @@ struct triangulate {
     size_t n_groups;
     struct triangulate_group *groups;
     const char *why; /* why the groups of this round are measured */
-    bool has_failed; /* out of memory */
 };
 
 enum triangulate_end {
@@ -38,12 +37,12 @@ enum triangulate_end {
     TRIANGULATE_SPREAD  /* no single node: each node of a slow group is in a fast one as well */
 };
 
-/* Adds a group. false: out of memory. */
-bool triangulate_add(struct triangulate *t, const int *nodes, int n, bool is_slow);
+/* Adds a group. */
+void triangulate_add(struct triangulate *t, const int *nodes, int n, bool is_slow);
 
 /*
  * Adds the groups to measure next: first all pairs; then the nodes of slow pairs, each with one of a fast pair; or all
- * nodes together, if no pair is slow. false: finished, or out of memory.
+ * nodes together, if no pair is slow. false: finished.
  */
 bool triangulate_next(struct triangulate *t);
 

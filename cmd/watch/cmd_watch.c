@@ -3,6 +3,7 @@
 #include "cmd/parse/log_input.h"
 #include "common/inherited.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "watch.h"
 
 #include "base/clock.h"
@@ -162,10 +163,7 @@ static enum ending follow(struct watch *watch)
         /* While a long log is read, not for each block of it. */
         if (now - updated_ns >= POLL_MS * S / 1000) {
             updated_ns = now;
-            if (!standing_update(&watch->standing, watch->parser, now)) {
-                out_error("watch: out of memory");
-                return BROKEN;
-            }
+            standing_update(&watch->standing, watch->parser, now);
             say(watch, now);
         }
         if (ending == GOING_ON)
@@ -207,8 +205,6 @@ static int conclude(struct watch *watch, enum ending ending, const struct refere
 
     parser_end(watch->parser);
     parsed = verdict_make(watch->parser, reference, wanted, &verdict);
-    if (!parsed)
-        return CMD_FAILED;
     result = judge(watch, ending, parsed, now, lead, sizeof(lead));
     code = ending == SIGNAL                    ? 128 + caught
            : strcmp(result, "hung") == 0       ? CMD_FAILED
@@ -243,11 +239,7 @@ static int watch_log(struct watch *watch, const struct reference *reference, con
     enum ending ending;
 
     watch->parser = parser_new();
-    watch->block = malloc(BLOCK_BYTES);
-    if (!watch->parser || !watch->block) {
-        out_error("watch: out of memory");
-        return CMD_FAILED;
-    }
+    watch->block = memory_grow(NULL, BLOCK_BYTES);
     watch->is_terminal = out_is_terminal(stderr);
     watch->begin_ns = watch->written_ns = ep_now_ns();
     tail_open(&watch->tail, watch->path);

@@ -4,8 +4,6 @@
 #include "common/text.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 /* The first case of DeepEP 2 looks like a run of one case. */
 static bool is_over(const struct parse_run *run)
@@ -62,7 +60,7 @@ static void note_failure(struct standing *standing, const struct parser *parser,
         text_add(text, "%sfailed: %.120s", text->n ? "; " : "", fault->line);
 }
 
-bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns)
+void standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns)
 {
     struct text where = text_in(standing->where, sizeof(standing->where)),
                 late = text_in(standing->late, sizeof(standing->late));
@@ -70,8 +68,7 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
     uint64_t newest = 0, oldest = UINT64_MAX;
     size_t n_open = 0, n = parser_count(parser);
 
-    if (!parser_refresh(parser))
-        return false;
+    parser_refresh(parser);
     standing->may_be_over = true;
     for (size_t i = 0; i < n; i++) {
         struct parse_run *run = parser_run(parser, i);
@@ -107,5 +104,4 @@ bool standing_update(struct standing *standing, struct parser *parser, uint64_t 
         newest - oldest > LATE_S * UINT64_C(1000000000))
         text_add(&late, "%s silent for %llu s", *silent->stream ? silent->stream : silent->title,
                  (unsigned long long)((now_ns - oldest) / 1000000000u));
-    return true;
 }

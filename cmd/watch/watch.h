@@ -44,7 +44,7 @@ struct standing {
     char late[200];   /* "node-1 silent for 40 s"; "": none is */
 };
 
-/* Brings it up to date with the parser. false: out of memory. */
-bool standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns);
+/* Brings it up to date with the parser. */
+void standing_update(struct standing *standing, struct parser *parser, uint64_t now_ns);
 
 #endif

@@ -338,12 +338,8 @@ static int collect_results(struct launch *launch)
 
 static int open_signals(struct launch *launch)
 {
-    sigset_t mask;
+    sigset_t mask = SIGNALS(SIGCHLD, SIGINT, SIGTERM);
 
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGCHLD);
-    sigaddset(&mask, SIGINT);
-    sigaddset(&mask, SIGTERM);
     if (!inherited_is_ignored(SIGHUP)) /* nohup */
         sigaddset(&mask, SIGHUP);
     sigprocmask(SIG_BLOCK, &mask, &launch->old_mask);

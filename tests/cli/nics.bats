@@ -321,12 +321,16 @@ EOF
 
 @test "a report that cannot be written: 1 if the command succeeded, and it is not run in vain" {
     machine 1
+    touch "$BATS_TEST_TMPDIR/report"
     run -1 --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- true
     [[ "$stderr" == *"No space left on device"* ]]
     run -9 --separate-stderr epkit nics --from "$ROOT" --output /dev/full -- sh -c 'exit 9'
     run -1 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/no/folder" -- touch "$BATS_TEST_TMPDIR/ran"
     [ ! -e "$BATS_TEST_TMPDIR/ran" ]
     [[ "$stderr" == *"no/folder: No such file or directory"* ]]
+    run -1 --separate-stderr epkit nics --from "$ROOT" --output "$BATS_TEST_TMPDIR/report/below" -- touch "$BATS_TEST_TMPDIR/ran"
+    [ ! -e "$BATS_TEST_TMPDIR/ran" ]
+    [[ "$stderr" == *"report/below: Not a directory"* ]]
     run -1 --separate-stderr epkit nics --from "$ROOT" --output /proc/sys/new -- true
     [[ "$stderr" == *"/proc/sys/new: "@(Permission denied|Read-only file system)* ]]
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a routing: what is accepted must be consistent, what is refused must say why. */
-#include "cmd/test/check/routing_file.h"
+#include "cmd/test/check/routings.h"
 
 #include <stdlib.h>
 

@@ -2,6 +2,7 @@
 #include "cases.h"
 
 #include "check_run.h"
+#include "common/memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,14 +179,12 @@ static ep_status run_case(struct check_run *run, void *state, int index, struct 
 static ep_status run_cases(struct check_run *run, void **ret_state)
 {
     const struct check_matrix *matrix = run->parameters.matrix;
-    struct check_verdict *verdicts = calloc((size_t)run->ctx->nranks, sizeof(*verdicts));
+    struct check_verdict *verdicts = memory_new((size_t)run->ctx->nranks, sizeof(*verdicts));
     int only = run->parameters.only;
-    ep_status status = EP_E_MEMORY;
+    ep_status status;
 
     run->phase = "preparation";
-    run->call = "calloc";
-    if (verdicts)
-        status = matrix->begin(run, ret_state);
+    status = matrix->begin(run, ret_state);
     for (int index = 0; index < matrix->count && status == EP_OK; index++)
         if (matrix->describe(run, index, run->name) && (!only || only == index + 1))
             status = run_case(run, *ret_state, index, verdicts);

@@ -21,7 +21,7 @@
  *   experts    E, default 8 times the ranks
  *   dtype      "all" (default), "bf16" or "fp8": runs these cases only
  *   seed       default 1
- *   routing    a name of routing_names[] (default "uniform") or the path of a file (routing_file.h)
+ *   routing    a name of routing_names[] (default "uniform") or the path of a file (routings.h)
  *   only       number of the one case to run, from 1
  *   symmetric  true: outputs of dispatch and inputs of combine in memory of ep_alloc; false: in ordinary memory;
  *              absent: alternating

@@ -42,26 +42,22 @@ struct check_run {
     struct check_verdict verdict;
 };
 
+#define CHECK_TRY(call)                                                                                                \
+    do {                                                                                                               \
+        ep_status try_ = (call);                                                                                       \
+        if (try_ != EP_OK)                                                                                             \
+            return try_;                                                                                               \
+    } while (0)
+
 /*
  * Calls a function of the library unless a buffer has failed, records its name, and returns the status of either on
  * failure.
  */
 #define CHECK_CALL(run, function, ...)                                                                                 \
     do {                                                                                                               \
-        ep_status call_status_ = check_buffers(run);                                                                   \
-        if (call_status_ != EP_OK)                                                                                     \
-            return call_status_;                                                                                       \
+        CHECK_TRY(check_buffers(run));                                                                                 \
         (run)->call = #function;                                                                                       \
-        call_status_ = function(__VA_ARGS__);                                                                          \
-        if (call_status_ != EP_OK)                                                                                     \
-            return call_status_;                                                                                       \
-    } while (0)
-
-#define CHECK_TRY(call)                                                                                                \
-    do {                                                                                                               \
-        ep_status try_ = (call);                                                                                       \
-        if (try_ != EP_OK)                                                                                             \
-            return try_;                                                                                               \
+        CHECK_TRY(function(__VA_ARGS__));                                                                              \
     } while (0)
 
 /* Records a mismatch in the current phase; only the first one is kept. printf-like. */

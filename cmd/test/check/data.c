@@ -5,8 +5,6 @@
 #include "random.h"
 #include "reference.h"
 
-#include <epkit/types.h>
-
 /* Streams below the data's seed. */
 enum { STREAM_ROW = 1, STREAM_SCALES, STREAM_BIAS, STREAM_REPLY, STREAM_REPLY_WEIGHT };
 

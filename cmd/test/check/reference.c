@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layouts, and the arithmetic. Compiled with -ffp-contract=off: a*b+c is two roundings here, and fmaf() one. */
 #include "reference.h"
+#include "common/memory.h"
 #include "number_formats.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The selections of a token. */
 static const int32_t *experts_of(const struct reference_group *group, int rank, int token)
@@ -47,27 +47,20 @@ bool reference_group_init(const struct routing *routing, int n_nodes, struct ref
         return check_fail(error, "%d ranks do not divide among %d nodes", spec->n_ranks, n_nodes);
     group.ranks_per_node = group.n_ranks / n_nodes;
     group.n_local = group.n_experts / group.n_ranks;
-    group.n_tokens = calloc(n_ranks, sizeof(*group.n_tokens));
-    group.experts = calloc(n_ranks, sizeof(*group.experts));
-    group.weights = calloc(n_ranks, sizeof(*group.weights));
-    if (!group.n_tokens || !group.experts || !group.weights)
-        goto no_memory;
+    group.n_tokens = memory_new(n_ranks, sizeof(*group.n_tokens));
+    group.experts = memory_new(n_ranks, sizeof(*group.experts));
+    group.weights = memory_new(n_ranks, sizeof(*group.weights));
     for (int rank = 0; rank < group.n_ranks; rank++) {
         size_t n_items;
 
         group.n_tokens[rank] = routing_tokens(routing, rank);
         n_items = (size_t)group.n_tokens[rank] * (size_t)group.topk;
-        group.experts[rank] = calloc(n_items ? n_items : 1, sizeof(int32_t));
-        group.weights[rank] = calloc(n_items ? n_items : 1, sizeof(float));
-        if (!group.experts[rank] || !group.weights[rank])
-            goto no_memory;
+        group.experts[rank] = memory_new(n_items, sizeof(int32_t));
+        group.weights[rank] = memory_new(n_items, sizeof(float));
         routing_fill(routing, rank, group.experts[rank], group.weights[rank]);
     }
     *ret_group = group;
     return true;
-no_memory:
-    reference_group_done(&group);
-    return check_fail(error, "no memory for the routing of %d ranks", spec->n_ranks);
 }
 
 void reference_group_done(struct reference_group *group)
@@ -75,10 +68,8 @@ void reference_group_done(struct reference_group *group)
     if (!group)
         return;
     for (int rank = 0; rank < group->n_ranks; rank++) {
-        if (group->experts)
-            free(group->experts[rank]);
-        if (group->weights)
-            free(group->weights[rank]);
+        free(group->experts[rank]);
+        free(group->weights[rank]);
     }
     free(group->n_tokens);
     free(group->experts);
@@ -86,21 +77,16 @@ void reference_group_done(struct reference_group *group)
     *group = (struct reference_group){0};
 }
 
-bool reference_counts_init(const struct reference_group *group, int rank, struct reference_counts *ret_counts,
-                           struct check_error *error)
+void reference_counts_init(const struct reference_group *group, int rank, struct reference_counts *ret_counts)
 {
     int n_tokens = group->n_tokens[rank];
     struct reference_counts counts = {
-        .tokens_per_rank = calloc((size_t)group->n_ranks, sizeof(int32_t)),
-        .tokens_per_node = calloc((size_t)group->n_nodes, sizeof(int32_t)),
-        .tokens_per_expert = calloc((size_t)group->n_experts, sizeof(int32_t)),
-        .token_in_rank = calloc((size_t)n_tokens + 1, (size_t)group->n_ranks),
+        .tokens_per_rank = memory_new((size_t)group->n_ranks, sizeof(int32_t)),
+        .tokens_per_node = memory_new((size_t)group->n_nodes, sizeof(int32_t)),
+        .tokens_per_expert = memory_new((size_t)group->n_experts, sizeof(int32_t)),
+        .token_in_rank = memory_new((size_t)n_tokens, (size_t)group->n_ranks),
     };
 
-    if (!counts.tokens_per_rank || !counts.tokens_per_node || !counts.tokens_per_expert || !counts.token_in_rank) {
-        reference_counts_done(&counts);
-        return check_fail(error, "no memory for the layout of %d tokens", n_tokens);
-    }
     for (int token = 0; token < n_tokens; token++) {
         const int32_t *experts = experts_of(group, rank, token);
 
@@ -117,7 +103,6 @@ bool reference_counts_init(const struct reference_group *group, int rank, struct
                 counts.tokens_per_node[node]++;
     }
     *ret_counts = counts;
-    return true;
 }
 
 void reference_counts_done(struct reference_counts *counts)
@@ -215,29 +200,21 @@ static void list_rows(const struct reference_group *group, int alignment, struct
         list_rank_layout(group, alignment, layout);
 }
 
-bool reference_layout_init(const struct reference_group *group, int rank, bool expanded, int alignment,
-                           struct reference_layout *ret_layout, struct check_error *error)
+void reference_layout_init(const struct reference_group *group, int rank, bool expanded, int alignment,
+                           struct reference_layout *ret_layout)
 {
     struct reference_layout layout = {.rank = rank, .expanded = expanded};
 
-    layout.recv_per_expert = calloc((size_t)group->n_local, sizeof(int32_t));
+    layout.recv_per_expert = memory_new((size_t)group->n_local, sizeof(int32_t));
     if (expanded)
-        layout.expert_start = calloc((size_t)group->n_local + 1, sizeof(int64_t));
+        layout.expert_start = memory_new((size_t)group->n_local + 1, sizeof(int64_t));
     else
-        layout.recv_from_rank = calloc((size_t)group->n_ranks + 1, sizeof(int64_t));
-    if (!layout.recv_per_expert || (!layout.expert_start && !layout.recv_from_rank))
-        goto no_memory;
+        layout.recv_from_rank = memory_new((size_t)group->n_ranks + 1, sizeof(int64_t));
     list_rows(group, alignment, &layout); /* counts only: rows is NULL */
-    layout.rows = calloc((size_t)layout.n_rows + 1, sizeof(*layout.rows));
-    if (!layout.rows)
-        goto no_memory;
+    layout.rows = memory_new((size_t)layout.n_rows, sizeof(*layout.rows));
     list_rows(group, alignment, &layout);
     count_sent(group, &layout);
     *ret_layout = layout;
-    return true;
-no_memory:
-    reference_layout_done(&layout);
-    return check_fail(error, "no memory for the rows of rank %d", rank);
 }
 
 void reference_layout_done(struct reference_layout *layout)

@@ -36,8 +36,7 @@ struct reference_counts {
     uint8_t *token_in_rank;     /* [N,R] */
 };
 
-bool reference_counts_init(const struct reference_group *group, int rank, struct reference_counts *ret_counts,
-                           struct check_error *error);
+void reference_counts_init(const struct reference_group *group, int rank, struct reference_counts *ret_counts);
 void reference_counts_done(struct reference_counts *counts);
 
 /* A received row. */
@@ -59,8 +58,8 @@ struct reference_layout {
 };
 
 /* alignment >= 1. */
-bool reference_layout_init(const struct reference_group *group, int rank, bool expanded, int alignment,
-                           struct reference_layout *ret_layout, struct check_error *error);
+void reference_layout_init(const struct reference_group *group, int rank, bool expanded, int alignment,
+                           struct reference_layout *ret_layout);
 void reference_layout_done(struct reference_layout *layout);
 
 /*

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "routing_file.h"
+#include "routings.h"
+
+#include "common/memory.h"
 
 #include <epkit/types.h>
 #include <errno.h>
@@ -32,19 +34,13 @@ struct reader {
     struct check_error *error;
 };
 
-static bool add_item(struct reader *reader, int32_t item)
+static void add_item(struct reader *reader, int32_t item)
 {
     if (reader->n == reader->n_items) {
-        size_t n_items = reader->n_items ? 2 * reader->n_items : 4096;
-        int32_t *items = reallocarray(reader->file.experts, n_items, sizeof(*items));
-
-        if (!items)
-            return check_fail(reader->error, "line %d: no memory for %zu numbers", reader->line, n_items);
-        reader->file.experts = items;
-        reader->n_items = n_items;
+        reader->n_items = reader->n_items ? 2 * reader->n_items : 4096;
+        reader->file.experts = memory_grow(reader->file.experts, reader->n_items * sizeof(item));
     }
     reader->file.experts[reader->n++] = item;
-    return true;
 }
 
 /* Reads the numbers of a line of n bytes and counts them. */
@@ -63,8 +59,7 @@ static bool read_numbers(struct reader *reader, const char *line, size_t n, int 
                               reader->line, (int)strcspn(at, SPACE) < 24 ? (int)strcspn(at, SPACE) : 24, at);
         if (*ret_count == EP_MAX_TOPK)
             return check_fail(reader->error, "line %d: more than %d selections", reader->line, EP_MAX_TOPK);
-        if (!add_item(reader, (int32_t)value))
-            return false;
+        add_item(reader, (int32_t)value);
         at = end + strspn(end, SPACE);
     }
     return at == line + n || check_fail(reader->error, "line %d: contains a zero byte; not a text", reader->line);

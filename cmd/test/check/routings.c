@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "routings.h"
 
+#include "common/memory.h"
 #include "random.h"
 
 #include <epkit/types.h>
@@ -379,9 +380,7 @@ bool routing_new(const struct routing_spec *spec, struct routing **ret_routing, 
 
     if (!check_spec(spec, error))
         return false;
-    routing = calloc(1, sizeof(*routing));
-    if (!routing)
-        return check_fail(error, "no memory for a routing");
+    routing = memory_new(1, sizeof(*routing));
     routing->spec = *spec;
     if (spec->kind == ROUTING_ZIPF)
         make_zipf(routing);

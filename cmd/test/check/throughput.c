@@ -2,6 +2,7 @@
 /* throughput.c - the intranode and internode matrices. */
 #include "throughput.h"
 
+#include "common/memory.h"
 #include "random.h"
 
 #include <inttypes.h>
@@ -91,7 +92,7 @@ static void new_inputs(struct throughput *state)
 }
 
 /* Most rows of any layout of any case. */
-static bool most_rows(const struct throughput *state, int64_t *ret_rows)
+static int64_t most_rows(const struct throughput *state)
 {
     const struct check_run *run = state->run;
     struct reference_layout layout;
@@ -100,29 +101,24 @@ static bool most_rows(const struct throughput *state, int64_t *ret_rows)
     for (int expanded = 0; expanded < 2; expanded++) {
         int alignment = expanded ? alignments[sizeof(alignments) / sizeof(alignments[0]) - 1] : 1;
 
-        if (!reference_layout_init(&run->group, run->ctx->rank, expanded, alignment, &layout, NULL))
-            return false;
+        reference_layout_init(&run->group, run->ctx->rank, expanded, alignment, &layout);
         most = layout.n_rows > most ? layout.n_rows : most;
         reference_layout_done(&layout);
     }
-    *ret_rows = most + SPARE_ROWS;
-    return true;
+    return most + SPARE_ROWS;
 }
 
 static ep_status begin(struct check_run *run, void **ret_state)
 {
-    struct throughput *state = calloc(1, sizeof(*state));
+    struct throughput *state = memory_new(1, sizeof(*state));
     int rank = run->ctx->rank;
-    int64_t n_rows = 0;
+    int64_t n_rows;
 
-    run->call = "calloc";
-    if (!state)
-        return EP_E_MEMORY;
     *ret_state = state;
     state->run = run;
     state->n_tokens = run->group.n_tokens[rank];
-    if (!reference_counts_init(&run->group, rank, &state->counts, NULL) || !most_rows(state, &n_rows))
-        return EP_E_MEMORY;
+    reference_counts_init(&run->group, rank, &state->counts);
+    n_rows = most_rows(state);
     for (int where = CHECK_ORDINARY; where <= CHECK_SYMMETRIC; where++)
         if (run->parameters.memory == CHECK_ALTERNATE || (int)run->parameters.memory == where)
             new_outputs(state, where, n_rows);
@@ -205,13 +201,9 @@ static ep_status verify_info(struct throughput *state, const ep_plan *plan, cons
 static ep_status verify_sources(struct throughput *state, ep_plan *plan, const struct reference_layout *layout)
 {
     struct check_run *run = state->run;
-    int32_t *rank = malloc(((size_t)layout->n_rows + 1) * 2 * sizeof(*rank)), *token;
-    ep_status status = EP_E_MEMORY;
+    int32_t *rank = memory_new(2 * (size_t)layout->n_rows, sizeof(*rank)), *token = rank + layout->n_rows;
+    ep_status status;
 
-    run->call = "malloc";
-    if (!rank)
-        return status;
-    token = rank + layout->n_rows + 1;
     run->call = "ep_plan_get_sources";
     status = ep_plan_get_sources(plan, rank, token);
     for (int64_t i = 0; i < layout->n_rows && status == EP_OK; i++)
@@ -230,15 +222,12 @@ static ep_status verify_counts(struct throughput *state)
     const struct reference_group *group = &run->group;
     size_t n_ranks = (size_t)group->n_ranks, n_nodes = (size_t)group->n_nodes, n_experts = (size_t)group->n_experts;
     size_t n_pairs = (size_t)state->n_tokens * n_ranks;
-    int32_t *counts = calloc(n_ranks + n_nodes + n_experts, sizeof(*counts));
-    uint8_t *token_in_rank = calloc(n_pairs + 1, 1);
+    int32_t *counts = memory_new(n_ranks + n_nodes + n_experts, sizeof(*counts));
+    uint8_t *token_in_rank = memory_new(n_pairs, 1);
     ep_plan_args args = plan_args(state, false, 0);
     ep_layout layout = EP_LAYOUT_INIT;
-    ep_status status = EP_E_MEMORY;
+    ep_status status;
 
-    run->call = "calloc";
-    if (!counts || !token_in_rank)
-        goto free_all;
     layout.tokens_per_rank = counts;
     layout.tokens_per_node = counts + n_ranks;
     layout.tokens_per_expert = counts + n_ranks + n_nodes;
@@ -338,15 +327,14 @@ static ep_status run_case(struct check_run *run, void *opaque, int index)
 {
     struct throughput *state = opaque;
     int rank = run->ctx->rank, alignment;
-    ep_status status = EP_E_MEMORY;
+    ep_status status;
 
     state->c = make_case(run, index);
     alignment = state->c.alignment ? state->c.alignment : 1;
-    run->call = "calloc";
-    if (reference_layout_init(&run->group, rank, false, alignment, &state->rank_layout, NULL) &&
-        (!state->c.expanded ||
-         reference_layout_init(&run->group, rank, true, alignment, &state->expanded_layout, NULL)))
-        status = run_plans(state);
+    reference_layout_init(&run->group, rank, false, alignment, &state->rank_layout);
+    if (state->c.expanded)
+        reference_layout_init(&run->group, rank, true, alignment, &state->expanded_layout);
+    status = run_plans(state);
     reference_layout_done(&state->rank_layout);
     reference_layout_done(&state->expanded_layout);
     return status;
