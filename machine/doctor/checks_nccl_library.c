@@ -44,6 +44,31 @@ static void report_no_plugin(const struct doctor_machine *machine, struct doctor
                   variable);
 }
 
+#define EFA "/opt/amazon/efa/"
+
+/* Debian's or an own libfabric has neither Amazon's provider as NCCL needs it nor its memory of GPUs. */
+static void find_other_libfabric(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location none = {.state = SOURCE_ABSENT, .path = ""},
+                        loaded = libs_loaded_with(machine->source, env, machine->software->nccl.plugin.path,
+                                                  "libfabric.so.1", none);
+    const char *const *folder = TEXTS(EFA "lib", EFA "lib64");
+
+    if (loaded.state != SOURCE_OK || text_begins(loaded.real, EFA))
+        return;
+    while (*folder && source_stat(machine->source, "%s/libfabric.so.1", *folder).state != SOURCE_OK)
+        folder++;
+    if (!*folder)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin for EFA loads another libfabric than Amazon's: %s",
+                 loaded.path);
+    doctor_evidence(result, loaded.path, "found by %s", loaded.found_by);
+    doctor_fix(result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", *folder));
+    doctor_advise(result, "The plugin then fails when it starts, or NCCL hangs. Remove the other one where nothing "
+                          "needs it.");
+}
+
 void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const char *net = source_env(machine->source, "NCCL_NET"), *plugin = source_env(machine->source, "NCCL_NET_PLUGIN");
@@ -74,6 +99,8 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
         return;
     machine_check_load(machine, result, "NCCL's network plugin", nccl->plugin.path,
                        "Install what is missing, or the plugin again for this system.");
+    if (result->outcome != DOCTOR_FOUND && machine_has_only_efa(machine))
+        find_other_libfabric(machine, result);
 }
 
 /* --- gib-settings --- */

@@ -133,14 +133,6 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
     })
 #define ANY_OF(i, n, condition) (FIRST_OF(i, n, condition) >= 0)
 
-/* A reader of facts, a source_reader, that only looks at `file`: what it returns, or whether the file says it. */
-#define READER(name, value)                                                                                            \
-    static json_t *name(struct source_text file)                                                                       \
-    {                                                                                                                  \
-        return (value);                                                                                                \
-    }
-#define READER_BOOL(name, condition) READER(name, json_boolean(condition))
-
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Call after doctor_found(). Evidence beyond the size of the array is only counted. */

@@ -326,6 +326,8 @@ static const char *doca_version(struct source *source)
 
 /* --- dma-buf --- */
 
+READER_BOOL(read_no_p2pdma, strstr(file.text, "\n# CONFIG_PCI_P2PDMA is not set"))
+
 /*
  * Can the driver export GPU memory as dma-buf? According to NVIDIA's guide to GPUDirect RDMA (gpu-operator: "DMA-BUF")
  * it needs the open kernel modules of 515 or later, Linux 5.12 or later, and a Turing GPU or later. The driver is not
@@ -348,6 +350,8 @@ static void find_dmabuf(struct source *source, const struct topo *topo, struct s
         driver->dmabuf_why = "the release of the kernel is not known";
     } else if (strverscmp(driver->kernel, "5.12") < 0) {
         driver->dmabuf_why = source_printf(source, "Linux %s is older than 5.12", driver->kernel);
+    } else if (source_fact_bool(source_fact(source, "no-p2pdma", read_no_p2pdma, "/boot/config-%s", driver->kernel))) {
+        driver->dmabuf_why = "the kernel was built without CONFIG_PCI_P2PDMA";
     } else {
         driver->dmabuf = SOURCE_OK;
         driver->dmabuf_why = "";
