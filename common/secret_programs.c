@@ -93,10 +93,8 @@ static bool is_among(const char *names, struct piece word)
 
 bool secret_has_short_option(const char *word)
 {
-    for (size_t i = 0; i < COUNT(programs_with_options); i++)
-        if (is_among(programs_with_options[i].programs, (struct piece){.text = word, .n = strlen(word)}))
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(programs_with_options),
+                  is_among(programs_with_options[i].programs, (struct piece){.text = word, .n = strlen(word)}));
 }
 
 bool secret_looks_random(const struct scan *scan, size_t at)

@@ -4,6 +4,7 @@
 
 #include "base/module.h"
 #include "common/memory.h"
+#include "common/text.h"
 #include "machine/hardware/topo.h"
 #include "ranks_internal.h"
 
@@ -216,10 +217,7 @@ static int gpu_of_rank(const struct ep_cuda_gpus *gpus, int rank)
 
 static bool is_visible(const struct ep_cuda_gpus *gpus, const char *address)
 {
-    for (int i = 0; i < gpus->visible; i++)
-        if (strcmp(gpus->address[i], address) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, gpus->visible, strcmp(gpus->address[i], address) == 0);
 }
 
 static bool are_views_equal(const struct ep_cuda_gpus *views, int nranks)

@@ -93,7 +93,6 @@ void run_inventory(const struct doctor_machine *machine, struct doctor_result *r
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
     for (int i = 0; i < topo->n_gpus; i++)
         doctor_evidence(result, topo->pci[topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise_remedy(result);
 }
 
 /* --- gpu-errors --- */

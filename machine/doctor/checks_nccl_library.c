@@ -13,11 +13,10 @@ static const char *const efa_folders[] = {"/opt/amazon/ofi-nccl/lib", "/opt/amaz
 bool machine_has_only_efa(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    int n = 0;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        n += machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON;
-    return n > 0 && !advice_has_mlx5(topo);
+    return !advice_has_mlx5(topo) &&
+           ANY_OF(i, topo->n_nics,
+                  machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON);
 }
 
 static void report_no_plugin(const struct doctor_machine *machine, struct doctor_result *result, const char *name,

@@ -114,7 +114,7 @@ static json_t *read_xids(struct source_text file)
     const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text};
         const char *start, *to;
 
@@ -134,8 +134,7 @@ static json_t *read_xids(struct source_text file)
         error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
-    if (value)
-        json_object_set_new(value, "n_lines", json_integer(n_lines));
+    json_object_set_new(value, "n_lines", json_integer(n_lines));
     return value;
 }
 
@@ -157,7 +156,7 @@ static json_t *read_inits(struct source_text file)
     json_t *devices = json_array(), *value = json_pack("{s:o, s:i}", "devices", devices, "cause", 0);
     const char *end = file.text + file.bytes;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         const char *failed, *gpu;
         int cause = 1;
 
@@ -187,7 +186,7 @@ static json_t *read_sxids(struct source_text file)
     json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
     const char *end = file.text + file.bytes;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text, .recovery = KERNEL_RECOVERY_UNKNOWN};
 
         n = strcspn(file.text, "\n");

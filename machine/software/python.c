@@ -119,10 +119,7 @@ static void add_pythonpath(struct source *source, struct python *python)
     }
 }
 
-static json_t *read_venv(struct source_text file)
-{
-    return json_boolean(piece_is(parse_field(file.text, "include-system-site-packages", '='), "true"));
-}
+READER_BOOL(read_venv, piece_is(parse_field(file.text, "include-system-site-packages", '='), "true"))
 
 void software_read_python(struct source *source, struct python *python)
 {

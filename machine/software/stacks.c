@@ -214,10 +214,7 @@ static const char *find_marker(struct source *source, const struct stack *stack,
 
 static bool has_package(const struct stacks_installed *found, const char *package)
 {
-    for (int i = 0; i < found->n; i++)
-        if (strcmp(found->stacks[i].stack->package, package) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, found->n, strcmp(found->stacks[i].stack->package, package) == 0);
 }
 
 static void add_stack(const struct software *software, struct stacks_installed *found, const struct stack *stack,

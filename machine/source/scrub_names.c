@@ -179,10 +179,8 @@ bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *
         return strcmp(name, "kubernetes") == 0;
     if (strncmp(name, "lib", 3) == 0 && strstr(name, ".so") && scrub_library_bytes(name, strlen(name)) != strlen(name))
         return false;
-    for (size_t i = 0; i < COUNT(common_names); i++)
-        if (scrub_match(common_names[i], name))
-            return true;
-    return is_plain_conf(scrub, name) || strcmp(name, "..") == 0 || name[0] == '\0';
+    return ANY_OF(i, COUNT(common_names), scrub_match(common_names[i], name)) || is_plain_conf(scrub, name) ||
+           strcmp(name, "..") == 0 || name[0] == '\0';
 }
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
@@ -239,13 +237,6 @@ static void collect_conf(json_t *all, const char *name)
         json_object_set_new_nocheck(all, name, json_true());
 }
 
-static int by_name(const void *left, const void *right)
-{
-    const char *const *a = left, *const *b = right;
-
-    return strcmp(*a, *b);
-}
-
 /*
  * The last file by name takes effect. So the replacement of a foreign name sorts like it: after the plain name that
  * precedes it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in the same order.
@@ -283,7 +274,7 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
     names = memory_new(json_object_size(all), sizeof(*names));
     json_object_foreach (all, key, value)
         names[n++] = key;
-    qsort(names, n, sizeof(*names), by_name);
+    qsort(names, n, sizeof(*names), text_order);
     replace_confs(scrub, names, n);
     free(names);
     json_decref(all);
