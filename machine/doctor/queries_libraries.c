@@ -144,13 +144,13 @@ static bool has_verbs_fault(const struct libs_closure *closure)
            ANY_OF(i, closure->n_gaps, text_begins(closure->gaps[i].version, "IBVERBS_PRIVATE_"));
 }
 
-/* What ld.so would say, by the ELF headers; "" if nothing is known to be wrong. */
+/* What ld.so would say of what the file needs, by the ELF headers; "" if nothing is known to be wrong. */
 static const char *linker_error(const struct doctor_machine *machine, const struct libs_closure *closure)
 {
     const struct lib_version_gap *gap = closure->gaps;
     int missing = closure->first_missing;
 
-    if (missing >= 0 && closure->libs[missing].location.state == SOURCE_ABSENT)
+    if (missing > 0 && closure->libs[missing].location.state == SOURCE_ABSENT)
         return source_printf(machine->source, "%s: cannot open shared object file", closure->libs[missing].name);
     return closure->n_gaps == 0 ? ""
                                 : source_printf(machine->source, "%s: version `%s' not found (required by %s)",
