@@ -3,6 +3,7 @@
 #include "gpu.h"
 
 #include "base/module.h"
+#include "common/json.h"
 #include "common/memory.h"
 #include "common/text.h"
 #include "machine/hardware/topo.h"
@@ -81,11 +82,8 @@ static bool parse(const json_t *answer, struct ep_cuda_gpus *ret_gpus)
     gpus.visible = visible;
     gpus.usable = usable;
     gpus.connected = connected;
-    for (int i = 0; i < visible; i++) {
-        const char *address = json_string_value(json_array_get(addresses, (size_t)i));
-
-        snprintf(gpus.address[i], sizeof(gpus.address[i]), "%s", address ? address : "");
-    }
+    for (int i = 0; i < visible; i++)
+        snprintf(gpus.address[i], sizeof(gpus.address[i]), "%s", json_text_at(addresses, (size_t)i));
     snprintf(gpus.why, sizeof(gpus.why), "%s", why);
     *ret_gpus = gpus;
     return true;

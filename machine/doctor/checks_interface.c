@@ -66,9 +66,7 @@ static bool host_is_loopback(const struct doctor_machine *machine)
         source_fact_text(source_fact(machine->source, "host-name", read_host_name, "/proc/sys/kernel/hostname"));
     const json_t *names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts").value;
 
-    return *host && ANY_OF(i, json_array_size(names),
-                           json_is_string(json_array_get(names, (size_t)i)) &&
-                               strcmp(json_string_value(json_array_get(names, (size_t)i)), host) == 0);
+    return *host && ANY_OF(i, json_array_size(names), strcmp(json_text_at(names, (size_t)i), host) == 0);
 }
 
 /* --- socket-interface --- */
@@ -163,8 +161,8 @@ static bool find_family(const struct doctor_machine *machine, struct doctor_resu
         list.is_exclusion = list.is_exclusion || !*list.list;
         if (ipv6.state != SOURCE_OK || strcmp(value, "AF_INET6") != 0 ||
             ANY_OF(k, json_array_size(ipv6.value),
-                   strcmp(json_string_value(json_array_get(ipv6.value, (size_t)k)), "lo") != 0 &&
-                       list_names_it(&list, json_string_value(json_array_get(ipv6.value, (size_t)k)), -1)))
+                   strcmp(json_text_at(ipv6.value, (size_t)k), "lo") != 0 &&
+                       list_names_it(&list, json_text_at(ipv6.value, (size_t)k), -1)))
             continue;
         if (result->outcome != DOCTOR_FOUND)
             doctor_found(result, DOCTOR_ERROR, "%s asks for IPv6, and no interface for it has an address", names[i][0]);

@@ -4,6 +4,7 @@
 #include "nvml.h"
 #include "read_hardware.h"
 
+#include "common/json.h"
 #include "common/text.h"
 
 #include <stdlib.h>
@@ -181,9 +182,8 @@ static void read_nccl_topology(struct topo *topo)
     file = file && *file ? file : DEFAULT_FILE;
     devices = source_fact(topo->source, "nccl-switches", read_switches, "%s", file).value;
     json_array_foreach (devices, i, device) {
-        const char *address = json_string_value(json_array_get(device, 0));
         json_int_t number = json_integer_value(json_array_get(device, 1));
-        int pci = address ? topo_find_pci(topo, address) : -1;
+        int pci = topo_find_pci(topo, json_text_at(device, 0));
 
         if (pci < 0 || number <= 0 || number > TOPO_MAX_PCI)
             continue;
