@@ -73,9 +73,8 @@ static bool accepts_bool(const char *value, char *ret_why, size_t bytes)
     static const char *const words[] = {"0", "false", "no", "f", "n", "1", "true", "yes", "on", "t", "y"};
     const char *digit = value;
 
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (strcasecmp(value, words[i]) == 0)
-            return true;
+    if (ANY_OF(i, COUNT(words), strcasecmp(value, words[i]) == 0))
+        return true;
     while (*digit >= '0' && *digit <= '9')
         digit++;
     if (*value && *digit == '\0' && *value != '0')

@@ -10,6 +10,13 @@ const char *json_text(const json_t *object, const char *key)
     return text ? text : "";
 }
 
+const char *json_text_at(const json_t *array, size_t i)
+{
+    const char *text = json_string_value(json_array_get(array, i));
+
+    return text ? text : "";
+}
+
 double json_number(const json_t *object, const char *key)
 {
     return json_number_value(json_object_get(object, key));

@@ -5,8 +5,9 @@
 
 #include <jansson.h>
 
-/* The text of a member, borrowed; "" if there is none, or of another type. */
+/* The text of a member, or of an item of an array, borrowed; "" if there is none, or of another type. */
 const char *json_text(const json_t *object, const char *key);
+const char *json_text_at(const json_t *array, size_t i);
 
 /* Sets these members to those of another object, also NULL; to null where that has none. `keys` ends with NULL. */
 void json_copy_members(json_t *into, const json_t *from, const char *const *keys);

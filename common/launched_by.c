@@ -97,29 +97,20 @@ static bool is_launched_by(size_t launcher)
 
 static bool counts(size_t launcher)
 {
-    if (launchers[launcher].is_batch)
-        for (size_t i = 0; i < N_LAUNCHERS; i++)
-            if (!launchers[i].is_batch && is_launched_by(i))
-                return false;
-    return is_launched_by(launcher);
+    return is_launched_by(launcher) &&
+           !(launchers[launcher].is_batch && ANY_OF(i, N_LAUNCHERS, !launchers[i].is_batch && is_launched_by(i)));
 }
 
 bool ranks_env_is_launched(void)
 {
     read_variables();
-    for (size_t i = 0; i < N_LAUNCHERS; i++)
-        if (counts(i))
-            return true;
-    return false;
+    return ANY_OF(i, N_LAUNCHERS, counts(i));
 }
 
 bool ranks_env_is_mpirun(void)
 {
     read_variables();
-    for (size_t i = 0; i < N_LAUNCHERS; i++)
-        if (!launchers[i].is_batch && counts(i))
-            return true;
-    return false;
+    return ANY_OF(i, N_LAUNCHERS, !launchers[i].is_batch && counts(i));
 }
 
 bool ranks_env_is_follower(void)

@@ -407,15 +407,6 @@ static void print_word(const char *word, char *ret_text, size_t bytes)
                     shell_quote(word, quoted, left - 1 < sizeof(quoted) ? left - 1 : sizeof(quoted)));
 }
 
-/* Whether an argument would be parsed as an option. */
-static bool has_dashes(const struct cmd_call *call)
-{
-    for (int i = 0; i < call->n_args; i++)
-        if (call->args[i][0] == '-')
-            return true;
-    return false;
-}
-
 static void print_args(const struct cmd_call *call, char *ret_text, size_t bytes)
 {
     for (int i = 0; i < call->n_args; i++)
@@ -441,7 +432,7 @@ static void print_option(const struct opt *opt, const void *field, char *ret_tex
 void options_print(const struct cmd *cmd, const struct cmd_call *call, const char *const *except, char *ret_text,
                    size_t bytes)
 {
-    bool is_after = has_dashes(call);
+    bool is_after = ANY_OF(i, call->n_args, call->args[i][0] == '-');
 
     snprintf(ret_text, bytes, "epkit %s", cmd->name);
     if (!is_after)

@@ -231,15 +231,14 @@ static const char *cell_text(const struct out_column *column, const json_t *row,
     return buffer;
 }
 
+static const json_t *cell_of(const struct out_column *column, const json_t *rows, int i)
+{
+    return json_object_get(json_array_get(rows, (size_t)i), column->key);
+}
+
 static bool is_number_column(const struct out_column *column, const json_t *rows)
 {
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        const json_t *value = json_object_get(json_array_get(rows, i), column->key);
-
-        if (json_is_string(value))
-            return false;
-    }
-    return true;
+    return !ANY_OF(i, json_array_size(rows), json_is_string(cell_of(column, rows, i)));
 }
 
 static bool is_nonzero(const json_t *value)
@@ -249,15 +248,10 @@ static bool is_nonzero(const json_t *value)
 
 static bool is_shown(const struct out_column *column, const json_t *rows)
 {
-    if (!(column->flags & (OUT_IF_PRESENT | OUT_NONZERO)))
-        return true;
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        const json_t *value = json_object_get(json_array_get(rows, i), column->key);
-
-        if (column->flags & OUT_NONZERO ? is_nonzero(value) : value && !json_is_null(value))
-            return true;
-    }
-    return false;
+    if (column->flags & OUT_NONZERO)
+        return ANY_OF(i, json_array_size(rows), is_nonzero(cell_of(column, rows, i)));
+    return !(column->flags & OUT_IF_PRESENT) ||
+           ANY_OF(i, json_array_size(rows), cell_of(column, rows, i) && !json_is_null(cell_of(column, rows, i)));
 }
 
 /* libsmartcols aligns by the width of characters: replace invisible characters first. */

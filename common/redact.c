@@ -361,10 +361,8 @@ static bool is_variable(const char *key)
     static const char *const words[] = {"password", "passwd", "token",        "secret",        "api_key",
                                         "apikey",   "auth",   "access_token", "authorization", "environment"};
 
-    for (size_t i = 0; i < COUNT(words); i++)
-        if (strcasecmp(key, words[i]) == 0)
-            return true;
-    return key[strspn(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")] == '\0';
+    return ANY_OF(i, COUNT(words), strcasecmp(key, words[i]) == 0) ||
+           key[strspn(key, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")] == '\0';
 }
 
 static void redact_in(json_t *value, const char *name, const json_t *kept);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* secret_programs.c - passwords that other programs get, as an option, a word or from standard input. */
+#include "json.h"
 #include "redact.h"
 #include "secrets.h"
 #include "text.h"
@@ -93,10 +94,8 @@ static bool is_among(const char *names, struct piece word)
 
 bool secret_has_short_option(const char *word)
 {
-    for (size_t i = 0; i < COUNT(programs_with_options); i++)
-        if (is_among(programs_with_options[i].programs, (struct piece){.text = word, .n = strlen(word)}))
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(programs_with_options),
+                  is_among(programs_with_options[i].programs, (struct piece){.text = word, .n = strlen(word)}));
 }
 
 bool secret_looks_random(const struct scan *scan, size_t at)
@@ -129,9 +128,9 @@ static bool is_skipped(struct piece word)
 
 static struct piece word_of(const json_t *words, size_t i)
 {
-    const char *word = json_string_value(json_array_get(words, i));
+    const char *word = json_text_at(words, i);
 
-    return (struct piece){.text = word ? word : "", .n = word ? strlen(word) : 0};
+    return (struct piece){.text = word, .n = strlen(word)};
 }
 
 /* The bytes of the option at `at`, also as the last of several letters: "-sSLu" */

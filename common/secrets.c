@@ -50,11 +50,10 @@ static bool is_secret_key(const char *name)
     length -= is_one_of(name[length - 4], "_. ") ? 4 : 3;
     memcpy(kind, name, length);
     kind[length] = '\0';
-    for (size_t i = 0; i < COUNT(kinds); i++)
-        if (strlen(kinds[i]) < 4 ? is_one_of(name[length], "_. ") && ends_with_component(kind, kinds[i])
-                                 : ends_with(kind, kinds[i]))
-            return true;
-    return ends_with(name, "APIKEY") || ends_with(name, "API_KEY");
+    return ANY_OF(i, COUNT(kinds),
+                  strlen(kinds[i]) < 4 ? is_one_of(name[length], "_. ") && ends_with_component(kind, kinds[i])
+                                       : ends_with(kind, kinds[i])) ||
+           ends_with(name, "APIKEY") || ends_with(name, "API_KEY");
 }
 
 /* Tokens of a vocabulary, and of those that are counted, are no secrets; several are one only after what they open. */
@@ -103,16 +102,12 @@ bool identifier_is_secret_name(const char *long_name)
         name[--length] = '\0';
     if (length < 2)
         return false;
-    for (size_t i = 0; i < COUNT(places); i++)
-        if (ends_with_component(name, places[i]))
-            return false;
-    for (size_t i = 0; i < COUNT(words); i++)
-        if (strcasestr(name, words[i]))
-            return true;
-    for (size_t i = 0; i < COUNT(ends); i++)
-        if (ends_with_component(name, ends[i]))
-            return true;
-    return is_secret_token(name) || is_secret_key(name) || ends_with(name, "_PWD") || ends_with(name, "_PAT") ||
+    if (ANY_OF(i, COUNT(places), ends_with_component(name, places[i])))
+        return false;
+    if (ANY_OF(i, COUNT(words), strcasestr(name, words[i])))
+        return true;
+    return ANY_OF(i, COUNT(ends), ends_with_component(name, ends[i])) || is_secret_token(name) || is_secret_key(name) ||
+           ends_with(name, "_PWD") || ends_with(name, "_PAT") ||
            (strcasecmp(name, "pwd") == 0 && strcmp(name, "PWD") != 0) || strcasecmp(name, "SIG") == 0;
 }
 
@@ -140,9 +135,8 @@ bool secret_is_value(const char *name, const char *value, size_t n)
 
     for (; digits + dots < n && (is_digit(value[digits + dots]) || value[digits + dots] == '.');)
         ++*(value[digits + dots] == '.' ? &dots : &digits);
-    for (size_t i = 0; i < COUNT(words); i++)
-        if (n == strlen(words[i]) && strncasecmp(value, words[i], n) == 0)
-            return false;
+    if (ANY_OF(i, COUNT(words), n == strlen(words[i]) && strncasecmp(value, words[i], n) == 0))
+        return false;
     /* A count */
     if (digits + dots == n && dots < 2 && n < (dots ? 20 : 8) && strcasestr(name, "TOKEN"))
         return false;
@@ -155,10 +149,7 @@ bool secret_is_password(const char *name)
 {
     static const char *const words[] = {"password", "passwd", "passphrase", "pwd", "epkit_secret"};
 
-    for (size_t i = 0; i < COUNT(words); i++)
-        if (strcasecmp(name, words[i]) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(words), strcasecmp(name, words[i]) == 0);
 }
 
 bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n)
@@ -175,15 +166,11 @@ bool secret_is_user(const char *name, size_t dashes, const char *value, size_t n
         return false;
     /* "1000:1000", "me:me": a user and a group */
     n -= (size_t)(colon - value) + 1;
-    for (size_t i = 0; i < COUNT(groups); i++)
-        if (n == strlen(groups[i]) && memcmp(colon + 1, groups[i], n) == 0)
-            return false;
+    if (ANY_OF(i, COUNT(groups), n == strlen(groups[i]) && memcmp(colon + 1, groups[i], n) == 0))
+        return false;
     if ((size_t)(colon - value) == n && memcmp(value, colon + 1, n) == 0)
         return false;
-    for (size_t i = 0; i < n; i++)
-        if (!is_digit(colon[1 + i]))
-            return true;
-    return !is_digit(*value);
+    return ANY_OF(i, n, !is_digit(colon[1 + i])) || !is_digit(*value);
 }
 
 /* --- values --- */
@@ -195,10 +182,7 @@ static bool is_key(const char *name)
                                        "sudo_pass",  "ssh_pass",    "secret",        "token",     "cookie",
                                        "credential", "credentials", "authorization", "basic_auth"};
 
-    for (size_t i = 0; i < COUNT(ends); i++)
-        if (ends_with(name, ends[i]))
-            return true;
-    return is_secret_key(name);
+    return ANY_OF(i, COUNT(ends), ends_with(name, ends[i])) || is_secret_key(name);
 }
 
 /* A name and what is around it. */
@@ -224,10 +208,8 @@ bool secret_is_setter(const char *word)
 {
     size_t n = strlen(word);
 
-    for (size_t i = 0; i < COUNT(setters); i++)
-        if (n >= 3 && strlen(setters[i]) > n && memcmp(setters[i] + strlen(setters[i]) - n - 1, word, n) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(setters),
+                  n >= 3 && strlen(setters[i]) > n && memcmp(setters[i] + strlen(setters[i]) - n - 1, word, n) == 0);
 }
 
 /* Does a word that gives a variable its value stand in front of the word that ends here, "set profile.NAME"? */

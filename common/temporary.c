@@ -3,6 +3,7 @@
 
 #include "dir.h"
 #include "memory.h"
+#include "text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -206,11 +207,9 @@ bool temporary_is_interrupted(void)
     if (sigpending(&pending) != 0)
         return false;
     /* An ignored signal is pending as well while it is blocked. */
-    for (size_t i = 0; i < sizeof(ending) / sizeof(ending[0]); i++)
-        if (sigismember(&pending, ending[i]) > 0 && sigaction(ending[i], NULL, &action) == 0 &&
-            action.sa_handler != SIG_IGN)
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(ending),
+                  sigismember(&pending, ending[i]) > 0 && sigaction(ending[i], NULL, &action) == 0 &&
+                      action.sa_handler != SIG_IGN);
 }
 
 int temporary_save_in(int parent, const char *name, const char *text, size_t bytes, mode_t mode)

@@ -41,6 +41,11 @@ const char *text_base(const char *path)
     return slash ? slash + 1 : path;
 }
 
+int text_order(const void *left, const void *right)
+{
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
 int text_distance(const char *a, const char *b)
 {
     int rows[3][TEXT_DISTANCE_BYTES];

@@ -10,6 +10,23 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+/* Of the numbers `i` from 0 to n - 1: how many meet the condition, whether any does, and the first; -1: none. */
+#define COUNT_OF(i, n, condition)                                                                                      \
+    ({                                                                                                                 \
+        int count_of = 0;                                                                                              \
+        for (int i = 0; i < (int)(n); i++)                                                                             \
+            count_of += (condition) ? 1 : 0;                                                                           \
+        count_of;                                                                                                      \
+    })
+#define FIRST_OF(i, n, condition)                                                                                      \
+    ({                                                                                                                 \
+        int i = 0;                                                                                                     \
+        while (i < (int)(n) && !(condition))                                                                           \
+            i++;                                                                                                       \
+        i < (int)(n) ? i : -1;                                                                                         \
+    })
+#define ANY_OF(i, n, condition) (FIRST_OF(i, n, condition) >= 0)
+
 /* A list of texts as an argument: TEXTS("a", "b"). Lists end with NULL. */
 #define TEXTS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -22,6 +39,9 @@ bool text_begins_any(const char *text, const char *const *list);
 
 /* The part after the last '/'; the whole text without one. */
 const char *text_base(const char *path);
+
+/* For qsort(): compares elements that are texts, or begin with one. */
+int text_order(const void *left, const void *right);
 
 /* Letters changed, inserted, removed or swapped; of longer words only TEXT_DISTANCE_BYTES - 1 letters count. */
 #define TEXT_DISTANCE_BYTES 65

@@ -3,6 +3,7 @@
 #include "diagnosis.h"
 
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <stdio.h>
@@ -228,11 +229,10 @@ static void split_by_kind(const struct node *nodes, json_t **flats, int n, json_
 
 json_t *compare_nodes(const struct node *nodes, int n)
 {
-    json_t **flats = calloc((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array(), *value;
+    json_t **flats = memory_new((size_t)n + 1, sizeof(*flats)), *facts = json_object(), *differences = json_array(),
+           *value;
     const char *fact;
 
-    if (!flats)
-        n = 0;
     for (int i = 0; i < n; i++)
         flats[i] = nodes[i].document ? flatten(nodes[i].document) : NULL;
     split_by_kind(nodes, flats, n, differences);

@@ -55,11 +55,6 @@ json_t *diagnosis_list(const struct doctor_check *const *checks); /* what they c
 json_t *diagnosis_stacks(const struct doctor_machine *machine, char *const *names, int n);
 json_t *diagnosis_facts(const struct doctor_machine *machine);
 
-/* --- fix.c --- */
-
-/* Executes --fix: asks for confirmation unless `yes`, and reads the machine again to check what was fixed. */
-int fix_run(const struct cmd *cmd, const struct diagnosis *diagnosis, const struct inspect_options *inspect, bool yes);
-
 /* --- doctor_hosts.c --- */
 
 struct hosts_options {

@@ -226,7 +226,7 @@ static void print_finding(const struct doctor_result *result)
     diagnosis_print_block("why", result->check->cause);
     print_column("run", result->fix, SIZE_MAX); /* commands are pasted, so their lines are not wrapped */
     diagnosis_print_block("costs", result->fix_cost);
-    diagnosis_print_block("do", *result->advice ? result->advice : *result->fix ? "" : result->check->remedy);
+    diagnosis_print_block("do", result->advice);
 }
 
 /* --- tables --- */
@@ -320,11 +320,7 @@ void diagnosis_explain(const struct doctor_check *check)
 
 static int count_stacks(const json_t *rows, const char *state)
 {
-    int n = 0;
-
-    for (size_t i = 0; i < json_array_size(rows); i++)
-        n += strcmp(json_text(json_array_get(rows, i), "state"), state) == 0;
-    return n;
+    return COUNT_OF(i, json_array_size(rows), strcmp(json_text(json_array_get(rows, i), "state"), state) == 0);
 }
 
 static void make_verdict(const struct doctor_machine *machine, const json_t *rows, char *text, size_t bytes)

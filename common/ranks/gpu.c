@@ -3,7 +3,9 @@
 #include "gpu.h"
 
 #include "base/module.h"
+#include "common/json.h"
 #include "common/memory.h"
+#include "common/text.h"
 #include "machine/hardware/topo.h"
 #include "ranks_internal.h"
 
@@ -80,11 +82,8 @@ static bool parse(const json_t *answer, struct ep_cuda_gpus *ret_gpus)
     gpus.visible = visible;
     gpus.usable = usable;
     gpus.connected = connected;
-    for (int i = 0; i < visible; i++) {
-        const char *address = json_string_value(json_array_get(addresses, (size_t)i));
-
-        snprintf(gpus.address[i], sizeof(gpus.address[i]), "%s", address ? address : "");
-    }
+    for (int i = 0; i < visible; i++)
+        snprintf(gpus.address[i], sizeof(gpus.address[i]), "%s", json_text_at(addresses, (size_t)i));
     snprintf(gpus.why, sizeof(gpus.why), "%s", why);
     *ret_gpus = gpus;
     return true;
@@ -216,10 +215,7 @@ static int gpu_of_rank(const struct ep_cuda_gpus *gpus, int rank)
 
 static bool is_visible(const struct ep_cuda_gpus *gpus, const char *address)
 {
-    for (int i = 0; i < gpus->visible; i++)
-        if (strcmp(gpus->address[i], address) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, gpus->visible, strcmp(gpus->address[i], address) == 0);
 }
 
 static bool are_views_equal(const struct ep_cuda_gpus *views, int nranks)

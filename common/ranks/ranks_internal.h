@@ -48,7 +48,7 @@ struct ranks_request {
     const json_t *parameters;
 };
 
-/* As a JSON message, to be freed; NULL: out of memory. */
+/* As a JSON message, to be freed. */
 char *ranks_request_print(const struct ranks_spec *spec, const char *job, const json_t *parameters);
 
 /* From a message, from which everything is borrowed. 0, or -1 if it is not a request. */

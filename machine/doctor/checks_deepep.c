@@ -102,7 +102,6 @@ void run_mapping_inactive(const struct doctor_machine *machine, struct doctor_re
         doctor_evidence(result, copy->folder, "version %s", copy->version);
     if (wanted && *wanted)
         doctor_evidence(result, MAPPING, "%s", wanted);
-    doctor_advise_remedy(result);
 }
 
 /* --- stale-copy --- */
@@ -198,7 +197,6 @@ void run_deepep_too_old(const struct doctor_machine *machine, struct doctor_resu
     doctor_found(result, DOCTOR_ERROR, "DeepEP %s is too old for NVSHMEM %s", copy->version, nvshmem->version);
     doctor_evidence(result, copy->folder, "version %s", copy->version);
     doctor_evidence(result, nvshmem->host.path, "version %s", nvshmem->version);
-    doctor_advise_remedy(result);
 }
 
 /* --- build-files --- */

@@ -210,7 +210,6 @@ void run_doca_kernel(const struct doctor_machine *machine, struct doctor_result 
     doctor_evidence(result, "DOCA-OFED", "%s is installed", driver->doca);
     doctor_evidence(result, source_printf(machine->source, "/lib/modules/%s", driver->kernel),
                     "only the kernel's own mlx5_core.ko");
-    doctor_advise_remedy(result);
 }
 
 /* --- driver-skew --- */
@@ -263,10 +262,7 @@ static void fix_library(const struct doctor_machine *machine, struct doctor_resu
 }
 
 /* Of the driver, in the third line about a GPU that it could not start. There is no Xid. */
-static json_t *read_fallen(struct source_text file)
-{
-    return json_boolean(strstr(file.text, "fallen off the bus and is not responding"));
-}
+READER_BOOL(read_fallen, strstr(file.text, "fallen off the bus and is not responding"))
 
 /*
  * Reports GPUs that are bound to nouveau or to no driver while NVIDIA's driver has others of the same model. A card of

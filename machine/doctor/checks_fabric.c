@@ -202,7 +202,6 @@ void run_fabric_manager(const struct doctor_machine *machine, struct doctor_resu
                  driver);
     doctor_evidence(result, from, "nvidia-fabricmanager %s", version);
     doctor_evidence(result, "/proc/driver/nvidia/version", "%s", driver);
-    doctor_advise_remedy(result);
 }
 
 /* --- sxid --- */
@@ -229,5 +228,4 @@ void run_sxid(const struct doctor_machine *machine, struct doctor_result *result
         return;
     doctor_found(result, DOCTOR_ERROR, "an NVSwitch reported a fatal error: SXid %d%s", first,
                  n > 1 ? ", and more" : "");
-    doctor_advise_remedy(result);
 }

@@ -99,6 +99,23 @@ static json_t *read_nft(struct source_text file)
     return json_boolean(drops && !is_open);
 }
 
+/* Rules as iptables-save writes them: the chain ends with a refusal, and accepts nobody by address or interface. */
+static json_t *read_iptables(struct source_text file)
+{
+    bool is_open = false, drops = strstr(file.text, "\n:INPUT DROP");
+
+    while (*file.text) {
+        struct piece line = text_take(&file.text, "\n");
+        bool is_general = text_begins(line.text, "-A INPUT ") && !memmem(line.text, line.n, "port", 4);
+
+        drops = drops || text_begins_any(line.text, TEXTS("-A INPUT -j REJECT", "-A INPUT -j DROP"));
+        is_open = is_open || (is_general && memmem(line.text, line.n, "-j ACCEPT", 9) &&
+                              (memmem(line.text, line.n, " -s ", 4) || memmem(line.text, line.n, " -i ", 4)) &&
+                              !memmem(line.text, line.n, "-i lo ", 6));
+    }
+    return json_boolean(drops && !is_open);
+}
+
 /* Is the default zone of firewalld another one than that which accepts everything? */
 READER_BOOL(read_firewalld, !strstr(file.text, "\nDefaultZone=trusted"))
 
@@ -114,6 +131,12 @@ static const struct {
      NULL, "a rule in /etc/nftables.conf: ip saddr NETWORK accept, with the network of the nodes"},
     {"nftables", "/etc/systemd/system/multi-user.target.wants/nftables.service", "/etc/sysconfig/nftables.conf", NULL,
      read_nft, NULL, "a rule in /etc/sysconfig/nftables.conf: ip saddr NETWORK accept, with the network of the nodes"},
+    {"iptables", "/etc/systemd/system/multi-user.target.wants/netfilter-persistent.service", "/etc/iptables/rules.v4",
+     NULL, read_iptables, NULL,
+     "-A INPUT -s NETWORK -j ACCEPT before the refusal in /etc/iptables/rules.v4, with the network of the nodes"},
+    {"iptables", "/etc/systemd/system/multi-user.target.wants/iptables.service", "/etc/sysconfig/iptables", NULL,
+     read_iptables, NULL,
+     "-A INPUT -s NETWORK -j ACCEPT before the refusal in /etc/sysconfig/iptables, with the network of the nodes"},
     {"firewalld", "/etc/systemd/system/multi-user.target.wants/firewalld.service", "/etc/firewalld/firewalld.conf",
      "/etc/firewalld/zones/trusted.xml", read_firewalld, NULL,
      "sudo firewall-cmd --permanent --zone=trusted --add-source=NETWORK, with the network of the nodes, and --reload"},

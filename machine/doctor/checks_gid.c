@@ -40,6 +40,7 @@ struct gid_faults {
     const char *port;                         /* the first one without a GID, or with a wrong one */
     const char *variable, *fault, *variables; /* of n_wrong: the first; all of them, each after ' ' */
     int index;
+    int hidden;     /* the index of a routable GID that NCCL does not reach, -1 none, -2 several */
     bool only_ipv6; /* true for all ports in n_none */
 };
 
@@ -114,6 +115,25 @@ static void check_indices(const struct doctor_machine *machine, struct doctor_re
     }
 }
 
+/*
+ * NCCL 2.21 to 2.25 look at all entries, also at those of other network namespaces, whose type they may not read: they
+ * stop there (NVIDIA/nccl#1573). In a pod these come before its own.
+ */
+static void check_hidden(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
+                         const struct topo_port *port, struct gid_faults *faults)
+{
+    const struct software_nccl *nccl = &machine->software->nccl;
+    const char *version = *nccl->bundled_version ? nccl->bundled_version : nccl->version;
+    int at = FIRST_OF(i, port->n_gids, port->gids[i].type == TOPO_GID_ROCE2 && port->gids[i].kind == TOPO_GID_IPV4);
+
+    if (at < 0 || ANY_OF(i, port->n_gids, port->gids[i].index == 0) || strverscmp(version, "2.21") < 0 ||
+        strverscmp(version, "2.26") >= 0 || gid_index(machine, "NCCL_IB_GID_INDEX") >= 0)
+        return;
+    faults->port = faults->hidden == -1 ? name : faults->port;
+    faults->hidden = faults->hidden == -1 || faults->hidden == port->gids[at].index ? port->gids[at].index : -2;
+    doctor_evidence(result, name, "its own GID has index %d, and NCCL is %s", port->gids[at].index, version);
+}
+
 static void check_gids(const struct doctor_machine *machine, struct doctor_result *result, int nic, int port,
                        struct gid_faults *faults)
 {
@@ -130,6 +150,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
     if (has_gid(self, TOPO_GID_ROCE2, TOPO_GID_IPV4) || has_gid(self, TOPO_GID_UNKNOWN, TOPO_GID_IPV4) ||
         (ipv6 && !*family_missing(machine, ""))) {
         check_indices(machine, result, nic, port, faults);
+        check_hidden(machine, result, name, self, faults);
         return;
     }
     if (faults->n_none++ == 0)
@@ -145,7 +166,7 @@ static void check_gids(const struct doctor_machine *machine, struct doctor_resul
 void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
 {
     const struct topo *topo = machine->topo;
-    struct gid_faults faults = {.variables = "", .only_ipv6 = true};
+    struct gid_faults faults = {.variables = "", .only_ipv6 = true, .hidden = -1};
     struct machine_port ports[MACHINE_PORTS_MAX];
     int n = 0;
     /* sysfs shows the NICs of the machine also in a container that has none of them. */
@@ -167,6 +188,12 @@ void run_gid(const struct doctor_machine *machine, struct doctor_result *result)
                      faults.port, faults.fault);
         doctor_fix(result, false, "unset%s", faults.variables);
         doctor_advise(result, "Without it NVSHMEM and NCCL look for a RoCE v2 GID with an IPv4 address themselves.");
+    } else if (faults.hidden != -1) {
+        doctor_found(result, DOCTOR_WARNING, "NCCL stops at GIDs of other pods, which come before those of %s",
+                     faults.port);
+        if (faults.hidden >= 0)
+            doctor_fix(result, false, "export NCCL_IB_GID_INDEX=%d", faults.hidden);
+        doctor_advise(result, "Later versions of NCCL (2.26) pass over them. The index differs from pod to pod.");
     } else if (faults.n_unreadable) {
         doctor_unknown(result, "GIDs of %d of %d ports: %s", faults.n_unreadable, faults.n_ports,
                        machine_reason(faults.why, NULL));

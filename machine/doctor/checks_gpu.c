@@ -93,7 +93,6 @@ void run_inventory(const struct doctor_machine *machine, struct doctor_result *r
     doctor_found(result, DOCTOR_ERROR, "%d of %d GPUs are on the PCI bus of %s", n, due, board);
     for (int i = 0; i < topo->n_gpus; i++)
         doctor_evidence(result, topo->pci[topo->gpus[i].pci].address, "GPU %d", i);
-    doctor_advise_remedy(result);
 }
 
 /* --- gpu-errors --- */
@@ -112,12 +111,13 @@ struct gpu_errors {
     int first_gpu;        /* of the first severe error, otherwise of the first error; -1: not a GPU of this process */
     const char *first_at; /* its PCI address, as far as the log contains it */
     const char *first;
-    bool in_log;    /* one of them is from the kernel log */
-    bool reboot;    /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
-    bool is_lost;   /* the first severe error is a GPU that has fallen off the bus */
-    bool is_link;   /* the fault is an NVLink */
-    bool no_init;   /* the driver could not initialise a GPU */
-    bool no_window; /* a GPU has no addresses: machine_lacks_window() */
+    bool in_log;        /* one of them is from the kernel log */
+    bool reboot;        /* the driver says that a reset is not sufficient, or the Xid requires a reboot */
+    bool is_lost;       /* the first severe error is a GPU that has fallen off the bus */
+    bool is_link;       /* the fault is an NVLink */
+    const char *advice; /* on the cause of that; "" none */
+    bool no_init;       /* the driver could not initialise a GPU */
+    bool no_window;     /* a GPU has no addresses: machine_lacks_window() */
 };
 
 static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, const char *at, const char *what)
@@ -135,9 +135,8 @@ static void record_error(struct gpu_errors *errors, bool is_severe, int gpu, con
 static void check_inits(const struct doctor_machine *machine, struct doctor_result *result, struct gpu_errors *errors)
 {
     const char *where;
-    const json_t *inits = kernel_log_inits(machine->source, &where), *devices = json_object_get(inits, "devices");
-    bool no_power = json_is_true(json_object_get(inits, "no_power")),
-         no_firmware = json_is_true(json_object_get(inits, "no_firmware"));
+    const struct init_cause *cause;
+    const json_t *devices = json_object_get(kernel_log_inits(machine->source, &where, &cause), "devices");
 
     for (size_t k = 0; k < json_array_size(devices); k++) {
         const json_t *device = json_array_get(devices, k);
@@ -149,11 +148,10 @@ static void check_inits(const struct doctor_machine *machine, struct doctor_resu
             (gpu >= 0 && machine->topo->nvml && machine->topo->gpus[gpu].answered))
             continue;
         errors->no_init = errors->in_log = true;
-        errors->reboot = errors->reboot || !no_power;
+        errors->reboot = errors->reboot || cause->reboot;
+        errors->advice = cause->advice;
         record_error(errors, true, gpu, address,
-                     no_power      ? "the driver could not initialise it: its power cables are not connected"
-                     : no_firmware ? "the driver could not initialise it: its firmware has not started (GFW_BOOT)"
-                                   : "the driver could not initialise it (RmInitAdapter failed)");
+                     source_printf(machine->source, "the driver could not initialise it%s", cause->text));
         doctor_evidence(result, where, "NVRM: GPU %s: RmInitAdapter failed", address);
     }
 }
@@ -244,7 +242,7 @@ static void fix_errors(const struct doctor_machine *machine, struct doctor_resul
 
 void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    struct gpu_errors errors = {.first_gpu = -1};
+    struct gpu_errors errors = {.first_gpu = -1, .advice = ""};
     struct kernel_log log = kernel_log_xids(machine->source);
     const char *gpu;
 
@@ -257,9 +255,10 @@ void run_gpu_errors(const struct doctor_machine *machine, struct doctor_result *
                                     : source_printf(machine->source, "the GPU at %s", errors.first_at);
         doctor_found(result, errors.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", gpu, errors.first,
                      errors.n > 1 ? ", and more" : "");
-        fix_errors(machine, result, &errors);
-        if (errors.no_window)
-            doctor_advise(result, "%s", machine_window_advice(machine));
+        if (!*errors.advice)
+            fix_errors(machine, result, &errors);
+        if (errors.no_window || *errors.advice)
+            doctor_advise(result, "%s", errors.no_window ? machine_window_advice(machine) : errors.advice);
         else
             doctor_advise(
                 result,

@@ -36,13 +36,16 @@ const char *machine_lacks_gdrcopy(const struct doctor_machine *machine)
         return "libgdrapi.so.2 is not there";
     if (machine->software->driver.gdrdrv == SOURCE_ABSENT)
         return "its module gdrdrv is not loaded";
+    if (source_stat(machine->source, "/sys/module/nv_p2p_dummy").state == SOURCE_OK)
+        return "its module gdrdrv was built without the driver, and uses nv_p2p_dummy in its place";
     return *device ? source_printf(machine->source, GDRDRV " %s", device) : "";
 }
 
 static bool gdrcopy_is_complete(const struct doctor_machine *machine)
 {
     return machine->software->nvshmem.gdrapi.state == SOURCE_OK && machine->software->driver.gdrdrv == SOURCE_OK &&
-           !*gdrdrv_problem(machine) && !variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
+           !*machine_lacks_gdrcopy(machine) &&
+           !variable_is_true(source_env(machine->source, "NVSHMEM_DISABLE_GDRCOPY"));
 }
 
 /* --- nic-handler --- */

@@ -252,6 +252,8 @@ static const struct {
     {TEXTS("nvshmem"), "for another version of NVSHMEM", "Build it again with the NVSHMEM that is loaded."},
     {TEXTS("__cudaRegisterLinkedBinary"), "without the link of its GPU code",
      "Build it again with NVSHMEM_DIR set: DeepEP's setup.py links GPU code (nvcc -dlink) only with NVSHMEM."},
+    {TEXTS("_ZN7deep_ep"), "without a part of itself",
+     "Build it again from a clean tree, with NVSHMEM_DIR set for what runs between nodes."},
     {TEXTS("cu"), "for another version of CUDA", "Build it again with the CUDA of PyTorch, or update the driver."},
     {TEXTS("_Z", "THP", "torch", "aoti_torch"), "for another version of PyTorch",
      "Build it again with this PyTorch, or install the one that it was built with. The option --no-build-isolation "

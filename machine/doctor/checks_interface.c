@@ -66,9 +66,7 @@ static bool host_is_loopback(const struct doctor_machine *machine)
         source_fact_text(source_fact(machine->source, "host-name", read_host_name, "/proc/sys/kernel/hostname"));
     const json_t *names = source_fact(machine->source, "loopback-names", read_loopback_names, "/etc/hosts").value;
 
-    return *host && ANY_OF(i, json_array_size(names),
-                           json_is_string(json_array_get(names, (size_t)i)) &&
-                               strcmp(json_string_value(json_array_get(names, (size_t)i)), host) == 0);
+    return *host && ANY_OF(i, json_array_size(names), strcmp(json_text_at(names, (size_t)i), host) == 0);
 }
 
 /* --- socket-interface --- */
@@ -133,6 +131,47 @@ static const char *fault_of_names(const struct doctor_machine *machine, const st
     return why;
 }
 
+/* A line of if_inet6 ends with the name of the interface. */
+static json_t *read_ipv6_interfaces(struct source_text file)
+{
+    json_t *names = json_array();
+
+    while (*file.text && json_array_size(names) < 64) {
+        struct piece line = text_take(&file.text, "\n");
+        const char *name = memrchr(line.text, ' ', line.n);
+
+        if (name && line.n - (size_t)(++name - line.text) > 0)
+            json_array_append_new(names, json_stringn(name, line.n - (size_t)(name - line.text)));
+    }
+    return names;
+}
+
+/* AF_INET6 where no interface that the other variable names has such an address. */
+static bool find_family(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    static const char *const names[][2] = {{"NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME"},
+                                           {"NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"}};
+    struct source_answer ipv6 =
+        source_fact(machine->source, "ipv6-interfaces", read_ipv6_interfaces, "/proc/net/if_inet6");
+
+    for (size_t i = 0; i < COUNT(names); i++) {
+        struct list_names list = list_names_of(machine_nccl_value(machine, names[i][1], NULL));
+        const char *value = machine_nccl_value(machine, names[i][0], NULL);
+
+        list.is_exclusion = list.is_exclusion || !*list.list;
+        if (ipv6.state != SOURCE_OK || strcmp(value, "AF_INET6") != 0 ||
+            ANY_OF(k, json_array_size(ipv6.value),
+                   strcmp(json_text_at(ipv6.value, (size_t)k), "lo") != 0 &&
+                       list_names_it(&list, json_text_at(ipv6.value, (size_t)k), -1)))
+            continue;
+        if (result->outcome != DOCTOR_FOUND)
+            doctor_found(result, DOCTOR_ERROR, "%s asks for IPv6, and no interface for it has an address", names[i][0]);
+        doctor_found_value(result, names[i][0]);
+        doctor_advise(result, "Without it, addresses of both families are taken.");
+    }
+    return result->outcome == DOCTOR_FOUND;
+}
+
 void run_socket_interface(const struct doctor_machine *machine, struct doctor_result *result)
 {
     struct source *source = machine->source;
@@ -164,7 +203,9 @@ void run_socket_interface(const struct doctor_machine *machine, struct doctor_re
         else
             doctor_unset_value(result, variable->name);
     }
-    if (doctor_not_applicable_if(result, !any, "no variable names an interface") || result->outcome != DOCTOR_FOUND)
+    if (result->outcome != DOCTOR_FOUND && !find_family(machine, result))
+        doctor_not_applicable_if(result, !any, "no variable names an interface");
+    if (result->outcome != DOCTOR_FOUND || *result->advice)
         return;
     for (size_t i = 0; i < interfaces.n && i < 6; i++)
         if (strcmp(interfaces.names[i], "bonding_masters") != 0)

@@ -61,7 +61,6 @@ void run_rendezvous(const struct doctor_machine *machine, struct doctor_result *
     for (size_t i = 0; i < COUNT(shown); i++)
         if (source_env(machine->source, shown[i]))
             doctor_evidence_env(result, shown[i]);
-    doctor_advise_remedy(result);
 }
 
 /* --- single-ranks --- */
@@ -141,8 +140,6 @@ void run_environ_sourced(const struct doctor_machine *machine, struct doctor_res
     for (size_t i = 0; i < names.n; i++)
         check_start_file(machine, result, source_printf(machine->source, "/etc/profile.d/%s", names.names[i]),
                          "a file in /etc/profile.d");
-    if (result->outcome == DOCTOR_FOUND)
-        doctor_advise_remedy(result);
 }
 
 /* --- install-stuck --- */

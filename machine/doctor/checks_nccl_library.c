@@ -13,11 +13,10 @@ static const char *const efa_folders[] = {"/opt/amazon/ofi-nccl/lib", "/opt/amaz
 bool machine_has_only_efa(const struct doctor_machine *machine)
 {
     const struct topo *topo = machine->topo;
-    int n = 0;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        n += machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON;
-    return n > 0 && !advice_has_mlx5(topo);
+    return !advice_has_mlx5(topo) &&
+           ANY_OF(i, topo->n_nics,
+                  machine_is_data_nic(topo, i) && topo->pci[topo->nics[i].pci].vendor == PCI_VENDOR_AMAZON);
 }
 
 static void report_no_plugin(const struct doctor_machine *machine, struct doctor_result *result, const char *name,
@@ -42,6 +41,31 @@ static void report_no_plugin(const struct doctor_machine *machine, struct doctor
                               "%s."
                             : "The EFA installer brings it%s; in a container it belongs in the image.",
                   variable);
+}
+
+#define EFA "/opt/amazon/efa/"
+
+/* Debian's or an own libfabric has neither Amazon's provider as NCCL needs it nor its memory of GPUs. */
+static void find_other_libfabric(const struct doctor_machine *machine, struct doctor_result *result)
+{
+    struct libs_env env = libs_env_of(machine->source);
+    struct lib_location none = {.state = SOURCE_ABSENT, .path = ""},
+                        loaded = libs_loaded_with(machine->source, env, machine->software->nccl.plugin.path,
+                                                  "libfabric.so.1", none);
+    const char *const *folder = TEXTS(EFA "lib", EFA "lib64");
+
+    if (loaded.state != SOURCE_OK || text_begins(loaded.real, EFA))
+        return;
+    while (*folder && source_stat(machine->source, "%s/libfabric.so.1", *folder).state != SOURCE_OK)
+        folder++;
+    if (!*folder)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "NCCL's network plugin for EFA loads another libfabric than Amazon's: %s",
+                 loaded.path);
+    doctor_evidence(result, loaded.path, "found by %s", loaded.found_by);
+    doctor_fix(result, false, "%s", shell_prepend(machine->source, "LD_LIBRARY_PATH", *folder));
+    doctor_advise(result, "The plugin then fails when it starts, or NCCL hangs. Remove the other one where nothing "
+                          "needs it.");
 }
 
 void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *result)
@@ -74,6 +98,8 @@ void run_net_plugin(const struct doctor_machine *machine, struct doctor_result *
         return;
     machine_check_load(machine, result, "NCCL's network plugin", nccl->plugin.path,
                        "Install what is missing, or the plugin again for this system.");
+    if (result->outcome != DOCTOR_FOUND && machine_has_only_efa(machine))
+        find_other_libfabric(machine, result);
 }
 
 /* --- gib-settings --- */

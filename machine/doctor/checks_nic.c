@@ -153,7 +153,6 @@ void run_slow_link(const struct doctor_machine *machine, struct doctor_result *r
         return;
     doctor_found(result, slow.n_severe ? DOCTOR_ERROR : DOCTOR_WARNING, "%s: %s%s", slow.first, slow.what,
                  slow.n > 1 ? ", and more links are slow" : "");
-    doctor_advise_remedy(result);
 }
 
 /* --- pci-uplink --- */
@@ -208,8 +207,6 @@ void run_pci_uplink(const struct doctor_machine *machine, struct doctor_result *
     for (int i = 0; i < topo->n_nics; i++)
         if (machine_nic_serves_gpus(machine, i))
             check_uplinks(machine, result, topo->nics[i].pci, seen);
-    if (result->outcome == DOCTOR_FOUND)
-        doctor_advise_remedy(result);
 }
 
 /* --- firmware --- */

@@ -97,7 +97,8 @@ static const char *ucx_fault(const struct doctor_machine *machine, const char *v
     if (!*wrong)
         return "";
     if (topo_find_nic(machine->topo, wrong) >= 0)
-        return source_printf(machine->source, "names %s without its port: UCX knows %s:1", wrong, wrong);
+        return source_printf(machine->source, "names %s without its port, which UCX knows since 1.21 only: write %s:1",
+                             wrong, wrong);
     return source_printf(machine->source, "names %s, which is not here%s", wrong,
                          !any && strchr(value, ',') ? ", and nothing that is" : "");
 }
@@ -144,7 +145,8 @@ void run_hca_lists(const struct doctor_machine *machine, struct doctor_result *r
         if (!*why)
             continue;
         if (result->outcome != DOCTOR_FOUND)
-            doctor_found(result, DOCTOR_ERROR, "%s %.*s", name, (int)strcspn(why, ":"), why);
+            doctor_found(result, strstr(why, "since 1.21") ? DOCTOR_WARNING : DOCTOR_ERROR, "%s %.*s", name,
+                         (int)strcspn(why, ":"), why);
         doctor_evidence(result, name, "%s: it %s", value, why);
         doctor_unset_value(result, name);
     }

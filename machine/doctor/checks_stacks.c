@@ -349,6 +349,29 @@ static void needs_nvcc(const struct doctor_machine *machine, const struct stack_
     doctor_advise(result, "In a container take an image with the toolkit (\"-devel\"), and let CUDA_HOME name it.");
 }
 
+/* Of DeepEP 2 and HybridEP it is the class Buffer that waits between nodes: others of theirs do without NVSHMEM. */
+static void needs_nvshmem(const struct doctor_machine *machine, const struct stack_installed *installed,
+                          struct doctor_result *result)
+{
+    const struct stack *stack = installed->stack;
+    const struct software_nvshmem *nvshmem = &machine->software->nvshmem;
+    bool is_part = stack->needs & STACK_IS_PART;
+    const char *version = is_part ? nvshmem->bundled_version : nvshmem->version;
+
+    if (!stack->nvshmem_before || !*installed->folder || strverscmp(version, stack->nvshmem_before) < 0 ||
+        (stack->fixed && strverscmp(installed->version, stack->fixed) >= 0) ||
+        (!is_part &&
+         (!machine_has_deepep(machine) || !(machine_has_other_nodes(machine) || machine_sets_nvshmem(machine)))))
+        return;
+    doctor_found(result, is_part ? DOCTOR_ERROR : DOCTOR_WARNING, "%s %s does not work with NVSHMEM %s%s", stack->title,
+                 installed->version, version, is_part ? "" : ": its class Buffer hangs between nodes");
+    doctor_evidence(result, is_part ? nvshmem->bundled : nvshmem->host.path, "version %s", version);
+    if (stack->fixed)
+        doctor_fix(result, false, "pip install '%s>=%s'", stack->dist, stack->fixed);
+    doctor_advise(result, "Use an NVSHMEM before %s%s.", stack->nvshmem_before,
+                  is_part ? "" : ", with which it has to be built, or the newer class (ElasticBuffer, HybridEPBuffer)");
+}
+
 /* --- between GPUs and nodes --- */
 
 static void needs_gin(const struct doctor_machine *machine, const struct stack_installed *installed,
@@ -408,6 +431,33 @@ static bool ucx_leaves(const struct doctor_machine *machine, const char *list, c
     return excludes;
 }
 
+/* UCX opens every active port, and stops at one for other purposes that has no GIDs (smg-project/smg#2520). */
+static void find_port_without_gid(const struct doctor_machine *machine, const struct stack_installed *installed,
+                                  struct doctor_result *result)
+{
+    const struct topo *topo = machine->topo;
+    const char *without = "", *others = "";
+
+    for (int nic = 0; nic < topo->n_nics; nic++)
+        for (int i = 0; i < topo->nics[nic].n_ports; i++) {
+            const struct topo_port *port = &topo->nics[nic].ports[i];
+            const char *name = machine_port_name(machine, nic, i);
+
+            if (!port->active || topo->nics[nic].access == TOPO_ACCESS_NO)
+                continue;
+            if (port->link_layer == TOPO_LINK_ETHERNET && port->gids_state == SOURCE_OK && port->n_gids == 0)
+                without = *without ? without : name;
+            else if (machine_is_data_nic(topo, nic))
+                others = source_printf(machine->source, "%s%s%s", others, *others ? "," : "", name);
+        }
+    if (!*without || !*others || result->outcome == DOCTOR_FOUND)
+        return;
+    doctor_found(result, DOCTOR_ERROR, "%s stops at %s, which has no GID: UCX opens all ports that it may",
+                 installed->stack->title, without);
+    doctor_evidence(result, without, "active, and no GIDs");
+    doctor_fix(result, false, "export UCX_NET_DEVICES=%s", others);
+}
+
 /* UCX takes TCP then, and says nothing. On one node it needs no NICs. */
 static void needs_ucx_lists(const struct doctor_machine *machine, const struct stack_installed *installed,
                             struct doctor_result *result)
@@ -427,6 +477,8 @@ static void needs_ucx_lists(const struct doctor_machine *machine, const struct s
         doctor_found_value(result, name);
         doctor_advise(result, "UCX takes the best of all where it is told none. NCCL reads neither of its variables.");
     }
+    if (installed->stack->needs & STACK_UCX_DEVICE && needs_nics && !source_env(machine->source, "UCX_NET_DEVICES"))
+        find_port_without_gid(machine, installed, result);
 }
 
 static void needs_ucx_device(const struct doctor_machine *machine, const struct stack_installed *installed,
@@ -520,6 +572,7 @@ static const struct {
     {.compare = stack_needs_libraries, .check = "import-libraries"},
     {.compare = stack_needs_symbols, .check = "import-symbols"},
     {.compare = needs_nvcc, .check = "stack-needs"},
+    {.compare = needs_nvshmem, .check = "stack-needs"},
     {.compare = needs_gin, .check = "stack-needs"},
     {.compare = needs_nccl_ep, .check = "stack-needs"},
     {.compare = needs_ucx_lists, .check = "stack-needs", .stops_whole = true},

@@ -504,5 +504,4 @@ void run_numa_memory(const struct doctor_machine *machine, struct doctor_result 
         return;
     doctor_found(result, DOCTOR_WARNING, "NUMA node %d, next to %d of %d GPUs, has no %s", node, n, topo->n_gpus,
                  lacks);
-    doctor_advise_remedy(result);
 }

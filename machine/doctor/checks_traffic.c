@@ -31,9 +31,13 @@ static const char *rail_name(const struct doctor_machine *machine, const struct 
 
 /* --- link-errors --- */
 
+#define HEALTH "health compromised"
 #define FLAPS_MANY 10 /* in one log: the restart of a switch is one or two */
 
-/* "Link down", "Link is Down" or "Port: 1 Link DOWN" after a name and ':': [{"interface": "ens1np0", "n": 12}]. */
+/*
+ * "Link down", "Link is Down" or "Port: 1 Link DOWN" after a name and ':', and of mlx5_core "0000:18:00.0: poll_health:
+ * 835:(pid 0): device's health compromised": [{"interface": "ens1np0", "n": 12}].
+ */
 static json_t *read_flaps(struct source_text file)
 {
     json_t *all = json_object(), *flaps = json_array(), *n;
@@ -46,11 +50,12 @@ static json_t *read_flaps(struct source_text file)
         snprintf(copy, sizeof(copy), "%.*s", (int)(line.n < 511 ? line.n : 511), line.text);
         end = strcasestr(copy, "link down");
         end = end ? end : strcasestr(copy, "link is down");
+        end = end ? end : strstr(copy, HEALTH);
         if (!end)
             continue;
         *end = '\0';
         while ((word = strsep(&rest, " \t")))
-            if (text_ends(word, ":") && strcmp(word, "Port:") != 0)
+            if (text_ends(word, ":") && !text_ends(word, "):") && strcmp(word, "Port:") != 0)
                 snprintf(last, sizeof(last), "%.*s", (int)strlen(word) - 1, word);
         if (*last)
             json_object_set_new(all, last, json_integer(json_integer_value(json_object_get(all, last)) + 1));
@@ -64,7 +69,7 @@ static json_t *read_flaps(struct source_text file)
 /* A link that goes down again and again, also where all do: there is no other to compare it with. */
 static void find_flaps(const struct doctor_machine *machine, struct doctor_result *result)
 {
-    static const char *const needles[] = {"Link down", "Link is Down", "Link DOWN"};
+    static const char *const needles[] = {HEALTH, "Link down", "Link is Down", "Link DOWN"};
     const char *where;
     json_t *row;
     size_t i;
@@ -75,15 +80,21 @@ static void find_flaps(const struct doctor_machine *machine, struct doctor_resul
         json_array_foreach ((json_t *)flaps.value, i, row) {
             long n = (long)json_integer_value(json_object_get(row, "n"));
 
-            if (n < FLAPS_MANY)
+            if (n < FLAPS_MANY && k > 0)
                 continue;
             if (result->outcome != DOCTOR_FOUND)
-                doctor_found(result, DOCTOR_WARNING, "the link of %s goes down again and again: %ld times",
+                doctor_found(result, DOCTOR_WARNING,
+                             k > 0 ? "the link of %s goes down again and again: %ld times"
+                                   : "the firmware of the NIC %s has stopped answering its driver",
                              json_text(row, "interface"), n);
-            doctor_evidence(result, where, "%s: link down, %ld times", json_text(row, "interface"), n);
+            doctor_evidence(result, where, k > 0 ? "%s: link down, %ld times" : "%s: " HEALTH ", %ld times",
+                            json_text(row, "interface"), n);
         }
+        if (k == 0 && result->outcome == DOCTOR_FOUND)
+            doctor_advise(result, "Jobs that use it end with an error. Update its firmware and cool it; if it comes "
+                                  "back after a power cycle of the node, replace the NIC.");
     }
-    if (result->outcome == DOCTOR_FOUND)
+    if (result->outcome == DOCTOR_FOUND && !*result->advice)
         doctor_advise(result, "Check cable, transceiver and switch port (mlxlink -m -c on NVIDIA's NICs); if all links "
                               "of the node do so, the switch, or what restarts the driver.");
 }

@@ -74,6 +74,8 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
     doctor_result_init(machine, check, ret_result);
     if (has_needs(machine, check->needs, ret_result))
         check->run(machine, ret_result);
+    if (ret_result->outcome == DOCTOR_FOUND && !*ret_result->fix && !*ret_result->advice)
+        doctor_advise_remedy(ret_result);
 }
 
 /* --- what checks report --- */

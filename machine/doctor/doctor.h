@@ -116,31 +116,6 @@ void doctor_run(const struct doctor_machine *machine, const struct doctor_check 
 
 /* --- for checks --- */
 
-/* Of the numbers `i` from 0 to n - 1: how many meet the condition, whether any does, and the first; -1: none. */
-#define COUNT_OF(i, n, condition)                                                                                      \
-    ({                                                                                                                 \
-        int count_of = 0;                                                                                              \
-        for (int i = 0; i < (int)(n); i++)                                                                             \
-            count_of += (condition) ? 1 : 0;                                                                           \
-        count_of;                                                                                                      \
-    })
-#define FIRST_OF(i, n, condition)                                                                                      \
-    ({                                                                                                                 \
-        int i = 0;                                                                                                     \
-        while (i < (int)(n) && !(condition))                                                                           \
-            i++;                                                                                                       \
-        i < (int)(n) ? i : -1;                                                                                         \
-    })
-#define ANY_OF(i, n, condition) (FIRST_OF(i, n, condition) >= 0)
-
-/* A reader of facts, a source_reader, that only looks at `file`: what it returns, or whether the file says it. */
-#define READER(name, value)                                                                                            \
-    static json_t *name(struct source_text file)                                                                       \
-    {                                                                                                                  \
-        return (value);                                                                                                \
-    }
-#define READER_BOOL(name, condition) READER(name, json_boolean(condition))
-
 void doctor_found(struct doctor_result *result, enum doctor_severity severity, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Call after doctor_found(). Evidence beyond the size of the array is only counted. */
@@ -158,7 +133,7 @@ void doctor_fix(struct doctor_result *result, bool is_safe, const char *format, 
 void doctor_cost(struct doctor_result *result, enum doctor_fix_class class, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void doctor_advise(struct doctor_result *result, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The advice is the remedy of the check's row in docs/failure-modes.md, as it is whatever was found. */
+/* The advice is the remedy of the check's row in docs/failure-modes.md, as where a finding has no fix and no advice. */
 void doctor_advise_remedy(struct doctor_result *result);
 /* If `condition` holds, sets outcome and reason. Returns `condition`; arguments are evaluated in any case. */
 bool doctor_conclude(struct doctor_result *result, enum doctor_outcome outcome, bool condition, const char *format, ...)

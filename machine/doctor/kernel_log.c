@@ -114,7 +114,7 @@ static json_t *read_xids(struct source_text file)
     const char *end = file.text + file.bytes;
     int n_lines = 0;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text};
         const char *start, *to;
 
@@ -134,35 +134,47 @@ static json_t *read_xids(struct source_text file)
         error.recovery = to ? (int)strtol(to + 6, NULL, 16) : KERNEL_RECOVERY_UNKNOWN;
         record_xid(errors, &error);
     }
-    if (value)
-        json_object_set_new(value, "n_lines", json_integer(n_lines));
+    json_object_set_new(value, "n_lines", json_integer(n_lines));
     return value;
 }
+
+#define CAUSE_NO_FILES 2
+#define CAUSE_GFW 4
+static const struct init_cause init_causes[] = {
+    {"", " (RmInitAdapter failed)", true, ""},
+    {"power cables", ": its power cables are not connected", false, ""},
+    {"No firmware image found", ": the files of its firmware are not there", false,
+     "Install them in the version of the driver (nvidia-firmware-*, linux-firmware-nvidia-gsp or the driver's own "
+     "installer; below /lib/firmware/nvidia), also into the initramfs, and load the driver again."},
+    {"WPR2 already up", ": it is in a state that only a power cycle ends (WPR2)", true, ""},
+    {"GFW", ": its firmware has not started (GFW_BOOT)", true, ""},
+};
 
 /* "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x62:0x65:1792)", and before it what the driver waited for. */
 static json_t *read_inits(struct source_text file)
 {
-    json_t *devices = json_array(),
-           *value = json_pack("{s:o, s:b, s:b}", "devices", devices, "no_firmware", 0, "no_power", 0);
+    json_t *devices = json_array(), *value = json_pack("{s:o, s:i}", "devices", devices, "cause", 0);
     const char *end = file.text + file.bytes;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         const char *failed, *gpu;
+        int cause = 1;
 
         n = strcspn(file.text, "\n");
         failed = memmem(file.text, n, INIT_FAILED, strlen(INIT_FAILED));
         gpu = memmem(file.text, n, NVRM_GPU, strlen(NVRM_GPU));
+        while (cause < (int)COUNT(init_causes) &&
+               !memmem(file.text, n, init_causes[cause].line, strlen(init_causes[cause].line)))
+            cause++;
         if (memmem(file.text, n, START, strlen(START))) {
             json_array_clear(devices);
-            json_object_set_new(value, "no_firmware", json_false());
-        } else if (memmem(file.text, n, "power cables", 12)) {
-            json_object_set_new(value, "no_power", json_true());
-        } else if (memmem(file.text, n, "GFW", 3) &&
-                   (memmem(file.text, n, "fail", 4) || memmem(file.text, n, "timed out", 9))) {
-            json_object_set_new(value, "no_firmware", json_true());
+            json_object_set_new(value, "cause", json_integer(0));
         } else if (failed && gpu && failed > gpu && json_array_size(devices) < INITS_MAX) {
             gpu += strlen(NVRM_GPU);
             json_array_append_new(devices, text_of(gpu, (size_t)(failed - gpu)));
+        } else if (cause < (int)COUNT(init_causes) &&
+                   (cause < CAUSE_GFW || memmem(file.text, n, "fail", 4) || memmem(file.text, n, "timed out", 9))) {
+            json_object_set_new(value, "cause", json_integer(cause));
         }
     }
     return value;
@@ -174,7 +186,7 @@ static json_t *read_sxids(struct source_text file)
     json_t *errors = json_array(), *value = json_pack("{s:o}", "errors", errors);
     const char *end = file.text + file.bytes;
 
-    for (size_t n; value && file.text < end; file.text += n + 1) {
+    for (size_t n; file.text < end; file.text += n + 1) {
         struct error_line error = {.line = file.text, .recovery = KERNEL_RECOVERY_UNKNOWN};
 
         n = strcspn(file.text, "\n");
@@ -246,9 +258,19 @@ struct source_answer kernel_log_fact(struct source *source, const char *name, so
     return fact;
 }
 
-const json_t *kernel_log_inits(struct source *source, const char **ret_where)
+/* "nvidia 0000:01:00.0: Direct firmware load for nvidia/550.76/gsp_ga10x.bin failed with error -2" */
+READER_BOOL(read_no_file, strstr(file.text, "/gsp_"))
+
+const json_t *kernel_log_inits(struct source *source, const char **ret_where, const struct init_cause **ret_cause)
 {
-    return kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", ret_where).value;
+    struct source_answer inits = kernel_log_fact(source, "gpu-inits", read_inits, "NVRM: ", ret_where);
+    int cause = json_int(inits.value, "cause");
+    const char *where;
+
+    if (source_fact_bool(kernel_log_fact(source, "no-gsp-file", read_no_file, "Direct firmware load for nv", &where)))
+        cause = CAUSE_NO_FILES;
+    *ret_cause = &init_causes[cause > 0 && cause < (int)COUNT(init_causes) ? cause : 0];
+    return inits.value;
 }
 
 struct kernel_log kernel_log_sxids(struct source *source)

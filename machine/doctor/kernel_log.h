@@ -48,12 +48,18 @@ struct source_answer kernel_log_fact(struct source *source, const char *name, so
 /* The Xids of this boot, except those that programs cause and those of a GPU that has recovered since. */
 struct kernel_log kernel_log_xids(struct source *source);
 
+/* What the driver says before it: a part of the line, a phrase, whether a restart helps, and what helps else. */
+struct init_cause {
+    const char *line, *text;
+    bool reboot;
+    const char *advice;
+};
+
 /*
  * GPUs that the driver could not initialise since it was loaded ("RmInitAdapter failed"), from the first readable log:
- * {"devices": ["0000:0f:00.0"], "no_power": their power cables are not connected, "no_firmware": it has waited in vain
- * for the GPU's own firmware (GFW_BOOT)}.
+ * {"devices": ["0000:0f:00.0"], ...}; and why, if the log says it.
  */
-const json_t *kernel_log_inits(struct source *source, const char **ret_where);
+const json_t *kernel_log_inits(struct source *source, const char **ret_where, const struct init_cause **ret_cause);
 
 /* The fatal SXids since the driver was loaded, one entry for each. */
 struct kernel_log kernel_log_sxids(struct source *source);

@@ -118,9 +118,7 @@ bool machine_nic_serves_gpus(const struct doctor_machine *machine, int nic)
     for (int g = 0; g < machine->map->n; g++) {
         int other = machine->map->choices[g].nic;
 
-        if (other == nic || (other >= 0 && topo->nics[other].pci >= 0 &&
-                             topo->pci[topo->nics[other].pci].vendor == topo->pci[topo->nics[nic].pci].vendor &&
-                             topo->pci[topo->nics[other].pci].device == topo->pci[topo->nics[nic].pci].device &&
+        if (other == nic || (other >= 0 && topo->nics[other].pci >= 0 && topo_is_same_model(topo, other, nic) &&
                              machine_gpu_distance(topo, other) == machine_gpu_distance(topo, nic)))
             return true;
     }

@@ -2,6 +2,7 @@
 #include "queries.h"
 
 #include "common/env_variables.h"
+#include "common/json.h"
 #include "common/text.h"
 #include "fixes.h"
 
@@ -135,20 +136,33 @@ static json_t *load_library(void *path)
 }
 
 /* Are libibverbs or libmlx5 not found, or from different installations? */
-static bool has_verbs_fault(const struct doctor_machine *machine, const char *path)
+static bool has_verbs_fault(const struct libs_closure *closure)
 {
-    struct libs_env env = libs_env_of(machine->source);
-    struct libs_closure *closure = libs_load(machine->source, &env, path);
-
     return ANY_OF(i, closure->n,
                   closure->libs[i].location.state == SOURCE_ABSENT &&
                       text_is_any(closure->libs[i].name, TEXTS("libibverbs.so.1", "libmlx5.so.1"))) ||
            ANY_OF(i, closure->n_gaps, text_begins(closure->gaps[i].version, "IBVERBS_PRIVATE_"));
 }
 
+/* What ld.so would say of what the file needs, by the ELF headers; "" if nothing is known to be wrong. */
+static const char *linker_error(const struct doctor_machine *machine, const struct libs_closure *closure)
+{
+    const struct lib_version_gap *gap = closure->gaps;
+    int missing = closure->first_missing;
+
+    if (missing > 0 && closure->libs[missing].location.state == SOURCE_ABSENT)
+        return source_printf(machine->source, "%s: cannot open shared object file", closure->libs[missing].name);
+    return closure->n_gaps == 0 ? ""
+                                : source_printf(machine->source, "%s: version `%s' not found (required by %s)",
+                                                closure->libs[gap->provider].location.path, gap->version,
+                                                closure->libs[gap->user].location.path);
+}
+
 void machine_check_load(const struct doctor_machine *machine, struct doctor_result *result, const char *what,
                         const char *path, const char *advice)
 {
+    struct libs_env env = libs_env_of(machine->source);
+    struct libs_closure *closure = libs_load(machine->source, &env, path);
     struct source_answer answer;
     const char *error;
     char shown[512];
@@ -158,15 +172,13 @@ void machine_check_load(const struct doctor_machine *machine, struct doctor_resu
         return;
     answer = source_query(machine->source, source_printf(machine->source, "load:%s", path), load_library,
                           (void *)(uintptr_t)path, LOAD_MS);
-    /* It exists, which is all that a snapshot may know. */
-    if (answer.state == SOURCE_NOT_RECORDED ||
-        doctor_unknown_if(result, answer.state != SOURCE_OK, "loading %s: %s", path,
-                          machine_reason(answer.state, answer.why)) ||
+    if ((answer.state != SOURCE_NOT_RECORDED && doctor_unknown_if(result, answer.state != SOURCE_OK, "loading %s: %s",
+                                                                  path, machine_reason(answer.state, answer.why))) ||
         json_is_true(json_object_get(answer.value, "ok")))
         return;
-    error = json_string_value(json_object_get(answer.value, "error"));
-    text_clean(error ? error : "no reason given", shown, sizeof(shown));
-    if (!*shown || has_verbs_fault(machine, path))
+    error = answer.state == SOURCE_NOT_RECORDED ? linker_error(machine, closure) : json_text(answer.value, "error");
+    text_clean(error, shown, sizeof(shown));
+    if (!*shown || has_verbs_fault(closure))
         return;
     doctor_found(result, DOCTOR_ERROR, "%s does not load: %s", what, shown);
     doctor_evidence(result, path, "%s", shown);

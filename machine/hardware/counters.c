@@ -3,6 +3,7 @@
 #include "counters.h"
 
 #include "base/clock.h"
+#include "common/memory.h"
 #include "common/text.h"
 
 #include <linux/ethtool.h>
@@ -320,11 +321,9 @@ static bool is_wanted(const char *name)
 {
     struct counter_rows rows = counter_rows(true);
 
-    for (size_t i = 0; i < rows.n; i++)
-        if (strncmp(rows.at[i].file, COUNTER_ETHTOOL, strlen(COUNTER_ETHTOOL)) == 0 &&
-            strcmp(rows.at[i].file + strlen(COUNTER_ETHTOOL), name) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, rows.n,
+                  strncmp(rows.at[i].file, COUNTER_ETHTOOL, strlen(COUNTER_ETHTOOL)) == 0 &&
+                      strcmp(rows.at[i].file + strlen(COUNTER_ETHTOOL), name) == 0);
 }
 
 json_t *ethtool_query(void *interface)
@@ -333,17 +332,15 @@ json_t *ethtool_query(void *interface)
     unsigned n = fd >= 0 && strlen(interface) < IFNAMSIZ ? ethtool_count(fd, interface) : 0;
     /* The kernel writes as many as there are by then: a driver may have opened queues meanwhile. */
     size_t room = 2 * (size_t)STATISTICS_MAX;
-    struct ethtool_gstrings *names = calloc(1, sizeof(*names) + room * ETH_GSTRING_LEN);
-    struct ethtool_stats *values = calloc(1, sizeof(*values) + room * sizeof(__u64));
+    struct ethtool_gstrings *names = memory_new(1, sizeof(*names) + room * ETH_GSTRING_LEN);
+    struct ethtool_stats *values = memory_new(1, sizeof(*values) + room * sizeof(__u64));
     json_t *answer = NULL;
 
-    if (names && values) {
-        names->cmd = ETHTOOL_GSTRINGS;
-        names->string_set = ETH_SS_STATS;
-        names->len = values->n_stats = n;
-        values->cmd = ETHTOOL_GSTATS;
-    }
-    if (n > 0 && names && values && ethtool_request(fd, interface, names) && ethtool_request(fd, interface, values))
+    names->cmd = ETHTOOL_GSTRINGS;
+    names->string_set = ETH_SS_STATS;
+    names->len = values->n_stats = n;
+    values->cmd = ETHTOOL_GSTATS;
+    if (n > 0 && ethtool_request(fd, interface, names) && ethtool_request(fd, interface, values))
         answer = json_object();
     for (unsigned i = 0; answer && i < n && i < names->len && i < values->n_stats; i++) {
         char name[ETH_GSTRING_LEN + 1] = "";

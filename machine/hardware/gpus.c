@@ -56,10 +56,7 @@ static int find_gpu_at(const struct topo *topo, const char *address)
 {
     int pci = topo_find_pci(topo, address);
 
-    for (int i = 0; i < topo->n_gpus && pci >= 0; i++)
-        if (topo->gpus[i].pci == pci)
-            return i;
-    return -1;
+    return pci < 0 ? -1 : FIRST_OF(i, topo->n_gpus, topo->gpus[i].pci == pci);
 }
 
 static void read_links(const struct topo *topo, struct topo_gpu *gpu, const json_t *links)

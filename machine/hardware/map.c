@@ -192,18 +192,13 @@ void map_finish(const struct topo *topo, struct map *map)
             continue;
         choice->path = topo_gpu_nic_path(topo, choice->gpu, choice->nic);
         map->distance += choice->path > TOPO_PIX ? (int)choice->path - TOPO_PIX : 0;
-        for (int k = 0; k < map->n; k++)
-            choice->sharers += map->choices[k].nic == choice->nic && map->choices[k].port == choice->port;
+        choice->sharers =
+            COUNT_OF(k, map->n, map->choices[k].nic == choice->nic && map->choices[k].port == choice->port);
     }
     for (int nic = 0; nic < topo->n_nics; nic++) {
-        bool is_more = false;
-        int users = 0;
+        bool is_more = ANY_OF(i, map->n, ANY_OF(k, map->choices[i].n_more, map->choices[i].more[k].nic == nic));
+        int users = COUNT_OF(i, map->n, map->choices[i].nic == nic);
 
-        for (int i = 0; i < map->n; i++) {
-            users += map->choices[i].nic == nic;
-            for (int k = 0; k < map->choices[i].n_more; k++)
-                is_more = is_more || map->choices[i].more[k].nic == nic;
-        }
         map->n_shared += users > 1;
         if (users == 0 && !is_more && topo->nics[nic].role == TOPO_ROLE_DATA)
             map->idle[map->n_idle++] = nic;
@@ -253,13 +248,8 @@ static bool is_rail_elsewhere(const struct topo *topo, int pci)
 /* Does this process have access to all rails of the machine? Then the GPUs of other processes use them as well. */
 static bool has_all_rails(const struct topo *topo)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (topo->nics[i].role == TOPO_ROLE_NO_ACCESS)
-            return false;
-    for (int p = 0; p < topo->n_pci; p++)
-        if (is_rail_elsewhere(topo, p))
-            return false;
-    return true;
+    return !ANY_OF(i, topo->n_nics, topo->nics[i].role == TOPO_ROLE_NO_ACCESS) &&
+           !ANY_OF(p, topo->n_pci, is_rail_elsewhere(topo, p));
 }
 
 static void list_rows(const struct topo *topo, struct rows *ret_rows)
@@ -366,27 +356,8 @@ static void map_port_name(const struct topo *topo, int nic, int port, char *ret_
 
 static bool is_own(const struct map_choice *choice, const struct map_port *port)
 {
-    for (int i = 0; i < choice->n_more; i++)
-        if (choice->more[i].nic == port->nic && choice->more[i].port == port->port)
-            return true;
-    return choice->nic == port->nic && choice->port == port->port;
-}
-
-/* First GPU other than `gpu` that has this port, -1 if none. */
-static int user_of(const struct map *map, const struct map_port *port, int gpu)
-{
-    for (int i = 0; i < map->n; i++)
-        if (i != gpu && is_own(&map->choices[i], port))
-            return i;
-    return -1;
-}
-
-static bool is_idle(const struct map *map, int nic)
-{
-    for (int i = 0; i < map->n_idle; i++)
-        if (map->idle[i] == nic)
-            return true;
-    return false;
+    return ANY_OF(i, choice->n_more, choice->more[i].nic == port->nic && choice->more[i].port == port->port) ||
+           (choice->nic == port->nic && choice->port == port->port);
 }
 
 /* The other ports at distance `path`, and their use. Returns their number. */
@@ -396,7 +367,7 @@ static int add_others(struct text *text, const struct topo *topo, const struct m
     int n = 0;
 
     for (int i = 0; i < n_ports; i++) {
-        int user = user_of(map, &ports[i], choice->gpu);
+        int user = FIRST_OF(k, map->n, k != choice->gpu && is_own(&map->choices[k], &ports[i]));
         char name[80];
 
         if (is_own(choice, &ports[i]) || topo_gpu_nic_path(topo, choice->gpu, ports[i].nic) != path)
@@ -409,8 +380,9 @@ static int add_others(struct text *text, const struct topo *topo, const struct m
             text_add(text, "%s%s goes to GPU %d", n > 1 ? ", " : "", name, user);
         else
             text_add(text, "%s%s %s", n > 1 ? ", " : "", name,
-                     is_idle(map, ports[i].nic) ? "comes later in order and stays idle"
-                                                : "goes to a GPU that this process is not given");
+                     ANY_OF(k, map->n_idle, map->idle[k] == ports[i].nic)
+                         ? "comes later in order and stays idle"
+                         : "goes to a GPU that this process is not given");
     }
     if (n > NAMED)
         text_add(text, " and %d more", n - NAMED);

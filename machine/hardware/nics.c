@@ -318,10 +318,8 @@ void nics_find_uplinks(struct topo *topo)
 
 static bool has_gids(const struct topo_nic *nic)
 {
-    for (int p = 0; p < nic->n_ports; p++)
-        if (nic->ports[p].active && nic->ports[p].link_layer == TOPO_LINK_ETHERNET && nic->ports[p].n_gids > 0)
-            return true;
-    return false;
+    return ANY_OF(p, nic->n_ports,
+                  nic->ports[p].active && nic->ports[p].link_layer == TOPO_LINK_ETHERNET && nic->ports[p].n_gids > 0);
 }
 
 /*
@@ -330,11 +328,8 @@ static bool has_gids(const struct topo_nic *nic)
  */
 static bool is_in_other_network(const struct topo *topo, const struct topo_nic *nic)
 {
+    bool has_other = ANY_OF(i, topo->n_nics, has_gids(&topo->nics[i]));
     int n_active = 0;
-    bool has_other = false;
-
-    for (int i = 0; i < topo->n_nics; i++)
-        has_other = has_other || has_gids(&topo->nics[i]);
 
     for (int p = 0; p < nic->n_ports; p++) {
         const struct topo_port *port = &nic->ports[p];

@@ -71,9 +71,6 @@ bool pci_of_path(const char *path, struct pci_address *ret_address);
 /* Before pci_read(): adds the PCI devices of the GPUs in the answer of NVML. NULL: no answer. */
 void nvml_collect_pci(const json_t *answer, struct pci_set *set);
 
-/* After pci_read(): the switches declared in NCCL's topology file. */
-void nccl_topology_read(struct topo *topo);
-
 /* After pci_read(). `answer`: of NVML, or NULL. */
 void gpus_read(struct topo *topo, const json_t *answer);
 

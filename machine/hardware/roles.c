@@ -15,6 +15,7 @@
  *
  * A NIC that is down counts for distance and link layer: a storage NIC does not become a rail instead.
  */
+#include "common/text.h"
 #include "read_hardware.h"
 
 #define MUCH_SLOWER 0.5 /* of the fastest rail */
@@ -41,14 +42,6 @@ static double fastest_port(const struct topo_nic *nic)
     return rate;
 }
 
-static bool has_active_port(const struct topo_nic *nic)
-{
-    for (int i = 0; i < nic->n_ports; i++)
-        if (nic->ports[i].active)
-            return true;
-    return false;
-}
-
 /* The link layer of the first active port, else of the first one. */
 static int layer_of(const struct topo_nic *nic)
 {
@@ -73,10 +66,7 @@ static int physical_function(const struct topo *topo, const struct topo_nic *nic
         print_pci_address(&address, text);
         pci = topo_find_pci(topo, text);
     }
-    for (int i = 0; i < topo->n_nics && pci >= 0; i++)
-        if (topo->nics[i].pci == pci && pci != nic->pci)
-            return i;
-    return -1;
+    return pci < 0 ? -1 : FIRST_OF(i, topo->n_nics, topo->nics[i].pci == pci && pci != nic->pci);
 }
 
 static void set_role(struct topo_nic *nic, enum topo_role role, const char *why)
@@ -126,7 +116,7 @@ static void classify_individually(struct topo *topo)
         else if (physical >= 0 && (nic->access == TOPO_ACCESS_NO || topo->nics[physical].access != TOPO_ACCESS_NO))
             set_role(nic, TOPO_ROLE_VIRTUAL,
                      source_printf(topo->source, "a virtual function of %s", topo->nics[physical].name));
-        else if (!has_active_port(nic))
+        else if (!ANY_OF(k, nic->n_ports, nic->ports[k].active))
             set_role(nic, TOPO_ROLE_DOWN, down_why(topo, nic));
         else
             set_role(nic, TOPO_ROLE_DATA, "");
@@ -159,10 +149,8 @@ static bool is_near(const struct view *view, int nic)
 
 static bool is_gpu_of_bus(const struct topo *topo, int pci)
 {
-    for (int i = 0; i < topo->n_gpus; i++)
-        if (topo->gpus[i].pci == pci)
-            return true;
-    return topo->pci[pci].vendor == PCI_VENDOR_NVIDIA && topo->pci[pci].class_code >> 16 == PCI_CLASS_DISPLAY;
+    return ANY_OF(i, topo->n_gpus, topo->gpus[i].pci == pci) ||
+           (topo->pci[pci].vendor == PCI_VENDOR_NVIDIA && topo->pci[pci].class_code >> 16 == PCI_CLASS_DISPLAY);
 }
 
 static void view_init(struct topo *topo, struct view *view)
@@ -187,11 +175,8 @@ static void view_init(struct topo *topo, struct view *view)
 
 static int count_within(const struct view *view, enum topo_path distance, bool is_up)
 {
-    int n = 0;
-
-    for (int i = 0; i < view->topo->n_nics; i++)
-        n += is_candidate(view, i) && view->distance[i] <= distance && (!is_up || !view->is_down[i]);
-    return n;
+    return COUNT_OF(i, view->topo->n_nics,
+                    is_candidate(view, i) && view->distance[i] <= distance && (!is_up || !view->is_down[i]));
 }
 
 /* The fastest rail, hardware before software, whose rates mean nothing; NULL without one. */
@@ -310,11 +295,7 @@ static double bandwidth_of(const struct view *view, int layer, double best, bool
 
 static int count_layer(const struct view *view, int layer)
 {
-    int n = 0;
-
-    for (int i = 0; i < view->topo->n_nics; i++)
-        n += is_candidate(view, i) && layer_of(&view->topo->nics[i]) == layer;
-    return n;
+    return COUNT_OF(i, view->topo->n_nics, is_candidate(view, i) && layer_of(&view->topo->nics[i]) == layer);
 }
 
 /* At equal bandwidth InfiniBand has precedence. If default routes use all NICs, these are the rails too. */
@@ -325,7 +306,7 @@ static int main_layer(const struct view *view)
     int layer = order[0];
 
     for (int has_uplinks = 0; has_uplinks < 2 && most <= 0; has_uplinks++)
-        for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+        for (size_t i = 0; i < COUNT(order); i++)
             if (bandwidth_of(view, order[i], best, has_uplinks) > most) {
                 most = bandwidth_of(view, order[i], best, has_uplinks);
                 layer = order[i];
@@ -338,10 +319,8 @@ static bool is_alike(const struct view *view, int a, int b);
 /* Does a default route use this NIC, or one that is like it? */
 static bool has_uplink_like(const struct view *view, int nic)
 {
-    for (int i = 0; i < view->topo->n_nics; i++)
-        if (view->topo->nics[i].is_uplink && view->topo->nics[i].pci >= 0 && is_alike(view, i, nic))
-            return true;
-    return false;
+    return ANY_OF(i, view->topo->n_nics,
+                  view->topo->nics[i].is_uplink && view->topo->nics[i].pci >= 0 && is_alike(view, i, nic));
 }
 
 /*
@@ -352,14 +331,11 @@ static bool is_odd_rail(const struct view *view, int nic, int layer, double best
 {
     const struct topo *topo = view->topo;
     int n_rails = count_layer(view, layer);
-    bool is_like_rail = false;
 
-    if (has_uplink_like(view, nic) || fastest_port(&topo->nics[nic]) < best * 0.95)
-        return false;
-    for (int i = 0; i < topo->n_nics; i++)
-        is_like_rail = is_like_rail || (i != nic && is_candidate(view, i) && layer_of(&topo->nics[i]) == layer &&
-                                        topo_is_same_model(topo, i, nic) && is_near(view, i) == is_near(view, nic));
-    return is_like_rail &&
+    return !has_uplink_like(view, nic) && fastest_port(&topo->nics[nic]) >= best * 0.95 &&
+           ANY_OF(i, topo->n_nics,
+                  i != nic && is_candidate(view, i) && layer_of(&topo->nics[i]) == layer &&
+                      topo_is_same_model(topo, i, nic) && is_near(view, i) == is_near(view, nic)) &&
            (count_within(view, TOPO_SYS, false) == view->n_gpus || (is_near(view, nic) && n_rails < view->n_gpus));
 }
 
@@ -413,10 +389,8 @@ static double bandwidth_of_make(const struct view *view, int nic, double best)
 
 static bool is_like_near_one(const struct view *view, int nic)
 {
-    for (int i = 0; i < view->topo->n_nics; i++)
-        if (is_candidate(view, i) && is_near(view, i) && topo_is_same_model(view->topo, i, nic))
-            return true;
-    return false;
+    return ANY_OF(i, view->topo->n_nics,
+                  is_candidate(view, i) && is_near(view, i) && topo_is_same_model(view->topo, i, nic));
 }
 
 /* Is it a far NIC of another make than those on switches with GPUs, or than those with most bandwidth? */
@@ -503,11 +477,10 @@ static void classify_uplinks_by_make(struct view *view)
 static void classify_uplinks_by_number(struct view *view)
 {
     struct topo *topo = view->topo;
-    int needed = view->n_gpus > 0 ? view->n_gpus : 1, n = count_within(view, TOPO_SYS, false), n_uplinks = 0, n_others;
+    int needed = view->n_gpus > 0 ? view->n_gpus : 1, n = count_within(view, TOPO_SYS, false),
+        n_uplinks = COUNT_OF(i, topo->n_nics, is_rail(&topo->nics[i]) && topo->nics[i].is_uplink),
+        n_others = n - n_uplinks;
 
-    for (int i = 0; i < topo->n_nics; i++)
-        n_uplinks += is_rail(&topo->nics[i]) && topo->nics[i].is_uplink;
-    n_others = n - n_uplinks;
     if (n_uplinks == 0 || n_others < 1)
         return;
     if (n_others < needed && (needed % n == 0 || needed % n_others != 0))
@@ -523,10 +496,8 @@ static void classify_uplinks_by_number(struct view *view)
 
 static void classify_by_access(struct topo *topo)
 {
-    bool has_any = false;
+    bool has_any = ANY_OF(i, topo->n_nics, is_rail(&topo->nics[i]) && topo->nics[i].access != TOPO_ACCESS_NO);
 
-    for (int i = 0; i < topo->n_nics; i++)
-        has_any = has_any || (is_rail(&topo->nics[i]) && topo->nics[i].access != TOPO_ACCESS_NO);
     for (int i = 0; i < topo->n_nics && has_any; i++)
         if (is_rail(&topo->nics[i]) && topo->nics[i].access == TOPO_ACCESS_NO)
             set_role(&topo->nics[i], TOPO_ROLE_NO_ACCESS, topo->nics[i].access_why);

@@ -34,10 +34,9 @@ static void advice_unset(struct advice_work *work, const char *name, const char 
 
 const struct advice_row *advice_find(const struct advice *advice, const char *name)
 {
-    for (int i = 0; i < advice->n; i++)
-        if (strcmp(advice->rows[i].name, name) == 0)
-            return &advice->rows[i];
-    return NULL;
+    int i = FIRST_OF(k, advice->n, strcmp(advice->rows[k].name, name) == 0);
+
+    return i < 0 ? NULL : &advice->rows[i];
 }
 
 /* --- NICs --- */
@@ -51,10 +50,7 @@ bool advice_is_mlx5(const struct topo *topo, int nic)
 
 bool advice_has_mlx5(const struct topo *topo)
 {
-    for (int i = 0; i < topo->n_nics; i++)
-        if (advice_is_mlx5(topo, i))
-            return true;
-    return false;
+    return ANY_OF(i, topo->n_nics, advice_is_mlx5(topo, i));
 }
 
 bool advice_is_single_nic(const char *list)
@@ -71,10 +67,7 @@ bool advice_prefix_matches(const char *prefix, const char *name)
 
 static bool map_is_whole(const struct map *map)
 {
-    for (int i = 0; i < map->n; i++)
-        if (map->choices[i].nic < 0)
-            return false;
-    return map->n > 0;
+    return map->n > 0 && !ANY_OF(i, map->n, map->choices[i].nic < 0);
 }
 
 /* --- NVSHMEM --- */
@@ -370,9 +363,8 @@ static void advise_gib(struct advice_work *work)
 static bool has_others(const struct topo *topo)
 {
     for (int i = 0; i < topo->n_nics; i++)
-        for (int p = 0; p < topo->nics[i].n_ports; p++)
-            if (topo->nics[i].ports[p].active && topo->nics[i].role != TOPO_ROLE_DATA)
-                return true;
+        if (ANY_OF(p, topo->nics[i].n_ports, topo->nics[i].ports[p].active && topo->nics[i].role != TOPO_ROLE_DATA))
+            return true;
     return false;
 }
 

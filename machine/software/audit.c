@@ -126,10 +126,8 @@ static bool check_hca(struct audit_work *work, const struct source_variable *var
         if (end == entry + n + 1 || (*end && *end != ':'))
             return report(work, AUDIT_HARMFUL, variable, "'%s' names no port by its number.", audit_clean(work, entry));
     }
-    for (int p = 0; p < work->topo->nics[nic].n_ports; p++)
-        if (work->topo->nics[nic].ports[p].number == port)
-            return false;
-    return report(work, AUDIT_HARMFUL, variable, "It names port %ld of %s, which has no such port.", port,
+    return !ANY_OF(p, work->topo->nics[nic].n_ports, work->topo->nics[nic].ports[p].number == port) &&
+           report(work, AUDIT_HARMFUL, variable, "It names port %ld of %s, which has no such port.", port,
                   audit_clean(work, name));
 }
 
@@ -206,10 +204,9 @@ static bool check_verbs_entry(struct audit_work *work, const struct source_varia
 {
     size_t n = strcspn(entry, ":");
 
-    for (int i = 0; i < work->topo->n_nics; i++)
-        if (strlen(work->topo->nics[i].name) == n && strncmp(work->topo->nics[i].name, entry, n) == 0)
-            return false;
-    return report(work, AUDIT_VALUE, variable,
+    return !ANY_OF(i, work->topo->n_nics,
+                   strlen(work->topo->nics[i].name) == n && strncmp(work->topo->nics[i].name, entry, n) == 0) &&
+           report(work, AUDIT_VALUE, variable,
                   "There is no RDMA device \"%.64s\" here: the network verbs does not start. Correct it, or unset it.",
                   audit_clean(work, entry));
 }

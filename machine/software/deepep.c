@@ -51,14 +51,6 @@ static uint64_t hash_of(struct source *source, const char *path, const json_t *f
     return digits ? strtoull(digits, NULL, 16) : (uint64_t)json_integer_value(json_object_get(facts, "hash"));
 }
 
-static bool is_known(struct source *source, const struct software_deepep *deepep, const char *real)
-{
-    for (int i = 0; i < deepep->n; i++)
-        if (strcmp(source_resolve(source, "%s", deepep->copies[i].folder).text, real) == 0)
-            return true;
-    return false;
-}
-
 static void add_copy(struct source *source, struct software_deepep *deepep, const struct python_folder *folder)
 {
     struct software_copy *copy = &deepep->copies[deepep->n];
@@ -90,10 +82,7 @@ bool software_maps_devices(const struct software_copy *copy)
 }
 
 /* UCCL has a package of this name as well, and needs nothing of what DeepEP needs. */
-static json_t *read_is_uccl(struct source_text file)
-{
-    return json_boolean(strstr(file.text, "from uccl"));
-}
+READER_BOOL(read_is_uccl, strstr(file.text, "from uccl"))
 
 void software_read_deepep(struct source *source, const struct python *python, struct software_deepep *deepep)
 {
@@ -114,7 +103,8 @@ void software_read_deepep(struct source *source, const struct python *python, st
             continue;
         }
         real = source_resolve(source, "%s/deep_ep", path);
-        if (real.state == SOURCE_OK && is_known(source, deepep, real.text))
+        if (real.state == SOURCE_OK &&
+            ANY_OF(k, deepep->n, strcmp(source_resolve(source, "%s", deepep->copies[k].folder).text, real.text) == 0))
             continue;
         if (deepep->imported < 0 && !is_other && python->folders[i].on_path)
             deepep->imported = deepep->n;

@@ -23,19 +23,6 @@ struct conf_file {
     const char *name, *folder;
 };
 
-static int compare_files(const void *a, const void *b)
-{
-    return strcmp(((const struct conf_file *)a)->name, ((const struct conf_file *)b)->name);
-}
-
-static bool is_hidden(const struct conf_file *files, size_t n, const char *name)
-{
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(files[i].name, name) == 0)
-            return true;
-    return false;
-}
-
 /* The files that modprobe reads, in its order: by name, regardless of the folder (modprobe.d(5)). */
 static size_t list_files(struct source *source, struct conf_file *ret_files)
 {
@@ -47,10 +34,10 @@ static size_t list_files(struct source *source, struct conf_file *ret_files)
 
         for (size_t i = 0; i < names.n && n < MAX_FILES; i++)
             if (text_ends(names.names[i], ".conf") && strlen(names.names[i]) > 5 &&
-                !is_hidden(ret_files, before, names.names[i]))
+                !ANY_OF(k, before, strcmp(ret_files[k].name, names.names[i]) == 0))
                 ret_files[n++] = (struct conf_file){.name = names.names[i], .folder = modprobe_folders[f]};
     }
-    qsort(ret_files, n, sizeof(*ret_files), compare_files);
+    qsort(ret_files, n, sizeof(*ret_files), text_order);
     return n;
 }
 
@@ -326,6 +313,8 @@ static const char *doca_version(struct source *source)
 
 /* --- dma-buf --- */
 
+READER_BOOL(read_no_p2pdma, strstr(file.text, "\n# CONFIG_PCI_P2PDMA is not set"))
+
 /*
  * Can the driver export GPU memory as dma-buf? According to NVIDIA's guide to GPUDirect RDMA (gpu-operator: "DMA-BUF")
  * it needs the open kernel modules of 515 or later, Linux 5.12 or later, and a Turing GPU or later. The driver is not
@@ -348,6 +337,8 @@ static void find_dmabuf(struct source *source, const struct topo *topo, struct s
         driver->dmabuf_why = "the release of the kernel is not known";
     } else if (strverscmp(driver->kernel, "5.12") < 0) {
         driver->dmabuf_why = source_printf(source, "Linux %s is older than 5.12", driver->kernel);
+    } else if (source_fact_bool(source_fact(source, "no-p2pdma", read_no_p2pdma, "/boot/config-%s", driver->kernel))) {
+        driver->dmabuf_why = "the kernel was built without CONFIG_PCI_P2PDMA";
     } else {
         driver->dmabuf = SOURCE_OK;
         driver->dmabuf_why = "";

@@ -325,14 +325,6 @@ static json_t *read_mapped(struct source_text file)
     return paths;
 }
 
-static bool has_name(const char *const *names, size_t n, const char *name)
-{
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(names[i], name) == 0)
-            return true;
-    return false;
-}
-
 struct source_names libs_mapped(struct source *source, const char *part)
 {
     struct source_answer mapped = source_fact(source, "mapped", read_mapped, "/proc/self/maps");
@@ -344,7 +336,7 @@ struct source_names libs_mapped(struct source *source, const char *part)
     json_array_foreach ((json_t *)mapped.value, i, item) {
         const char *path = json_string_value(item);
 
-        if (path && strstr(text_base(path), part) && !has_name(paths, names.n, path))
+        if (path && strstr(text_base(path), part) && !ANY_OF(k, names.n, strcmp(paths[k], path) == 0))
             paths[names.n++] = path;
     }
     names.names = paths;
@@ -383,20 +375,16 @@ static int find_by_name(struct load *load, const char *name)
 {
     const struct libs_closure *closure = load->closure;
 
-    for (int i = 0; i < closure->n; i++)
-        if (strcmp(closure->libs[i].name, name) == 0 || strcmp(closure->libs[i].soname, name) == 0)
-            return i;
-    return -1;
+    return FIRST_OF(i, closure->n,
+                    strcmp(closure->libs[i].name, name) == 0 || strcmp(closure->libs[i].soname, name) == 0);
 }
 
 /* A file with two names is loaded once. */
 static bool is_loaded(const struct load *load, const char *real)
 {
-    for (int i = 0; i < load->closure->n; i++)
-        if (load->closure->libs[i].location.state == SOURCE_OK &&
-            strcmp(load->closure->libs[i].location.real, real) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, load->closure->n,
+                  load->closure->libs[i].location.state == SOURCE_OK &&
+                      strcmp(load->closure->libs[i].location.real, real) == 0);
 }
 
 /* --- search --- */
@@ -487,14 +475,6 @@ static void load_needed(struct load *load, int user)
 
 /* --- versions --- */
 
-static bool defines_version(const struct elf_facts *facts, const char *version)
-{
-    for (size_t i = 0; i < facts->n_definitions; i++)
-        if (strcmp(facts->definitions[i].name, version) == 0)
-            return true;
-    return false;
-}
-
 static void find_gaps(struct load *load, int user)
 {
     struct libs_closure *closure = load->closure;
@@ -508,7 +488,8 @@ static void find_gaps(struct load *load, int user)
             continue;
         provided = source_elf(load->source, "%s", closure->libs[provider].location.path);
         /* ld.so accepts a library without version definitions for every version. */
-        if (provided.n_definitions == 0 || defines_version(&provided, facts.needs[i].name))
+        if (provided.n_definitions == 0 ||
+            ANY_OF(k, provided.n_definitions, strcmp(provided.definitions[k].name, facts.needs[i].name) == 0))
             continue;
         closure->gaps[closure->n_gaps++] =
             (struct lib_version_gap){.user = user, .provider = provider, .version = facts.needs[i].name};

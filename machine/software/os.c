@@ -69,10 +69,8 @@ static bool is_in_container(struct source *source)
 
     if ((container && *container) || source_env(source, "KUBERNETES_SERVICE_HOST"))
         return true;
-    for (size_t i = 0; i < COUNT(marks); i++)
-        if (source_stat(source, "%s", marks[i]).state == SOURCE_OK)
-            return true;
-    return source_fact_bool(source_fact(source, "overlay-root", read_overlay_root, "/proc/self/mounts"));
+    return ANY_OF(i, COUNT(marks), source_stat(source, "%s", marks[i]).state == SOURCE_OK) ||
+           source_fact_bool(source_fact(source, "overlay-root", read_overlay_root, "/proc/self/mounts"));
 }
 
 static json_t *read_family(struct source_text file)
@@ -92,13 +90,10 @@ static json_t *read_network_boot(struct source_text file)
     static const char *const marks[] = {
         " BOOTIF=",  " root=live:http", " root=live:nfs", " root=/dev/nfs",           " root=nfs",  " nfsroot=",
         " netroot=", " fetch=",         " netboot=",      " coreos.live.rootfs_url=", " root=http", " wwinit"};
-    bool is_netbooted = false;
     char line[4096];
 
     snprintf(line, sizeof(line), " %s", file.text);
-    for (size_t i = 0; i < COUNT(marks); i++)
-        is_netbooted = is_netbooted || strstr(line, marks[i]);
-    return json_boolean(is_netbooted);
+    return json_boolean(ANY_OF(i, COUNT(marks), strstr(line, marks[i])));
 }
 
 /*

@@ -4,6 +4,7 @@
  * virtual environment or of the system, each followed by the folders in its .pth files (module site in Python's
  * documentation) and of packages installed with pip install -e.
  */
+#include "common/json.h"
 #include "read_software.h"
 
 #include <limits.h>
@@ -66,7 +67,7 @@ static void add_pth(struct source *source, struct python *python, const char *fo
                                        : source_fact(source, "editable", read_finder, "%s/%s", folder, file);
 
     for (size_t i = 0; i < json_array_size(folders.value); i++) {
-        const char *line = json_string_value(json_array_get(folders.value, i)), *name = line ? line : "";
+        const char *name = json_text_at(folders.value, i);
 
         name = piece_copy(source, (struct piece){.text = name, .n = strlen(name)});
         if (strncmp(name, "./", 2) == 0)
@@ -119,10 +120,7 @@ static void add_pythonpath(struct source *source, struct python *python)
     }
 }
 
-static json_t *read_venv(struct source_text file)
-{
-    return json_boolean(piece_is(parse_field(file.text, "include-system-site-packages", '='), "true"));
-}
+READER_BOOL(read_venv, piece_is(parse_field(file.text, "include-system-site-packages", '='), "true"))
 
 void software_read_python(struct source *source, struct python *python)
 {

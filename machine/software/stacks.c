@@ -22,7 +22,8 @@ const struct stack stacks[] = {
     {.name = "hybrid-ep", .title = "HybridEP", .package = "deep_ep", .markers = TEXTS("deep_ep/hybrid_ep_buffer.py"),
      .module = "hybrid_ep_cpp.", .dist = "deep_ep",
      .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@hybrid-ep", .torch = "",
-     .nvcc = "", .needs = STACK_NVLINK, .source = "deepseek-ai/DeepEP branch hybrid-ep, setup.py"},
+     .nvcc = "", .nvshmem_before = "3.5", .needs = STACK_NVLINK,
+     .source = "deepseek-ai/DeepEP branch hybrid-ep, setup.py; #691"},
     {.name = "sgl-deep-ep", .title = "sgl-deep-ep", .package = "deep_ep", .markers = TEXTS("deep_ep/prerequisites.py"),
      .module = "deep_ep/_C.", .dist = "sgl-deep-ep", .since = "", .install = "pip install sgl-deep-ep", .torch = "2.10",
      .nccl = "2.30.4", .nvcc = "", .needs = STACK_NCCL_WHEEL | STACK_GIN,
@@ -36,8 +37,8 @@ const struct stack stacks[] = {
     {.name = "deepep-v2", .title = "DeepEP 2", .package = "deep_ep",
      .markers = TEXTS("deep_ep/buffers", "deep_ep/_C.*"), .module = "deep_ep/_C.", .dist = "deep_ep", .since = "2",
      .install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepEP@dd758ca", .torch = "2.10",
-     .nccl = "2.30.4", .nvcc = "", .needs = STACK_NCCL_WHEEL | STACK_GIN,
-     .source = "deepseek-ai/DeepEP#605, #629, #710"},
+     .nccl = "2.30.4", .nvcc = "", .nvshmem_before = "3.5" /* its legacy classes, as of dd758ca */,
+     .needs = STACK_NCCL_WHEEL | STACK_GIN, .source = "deepseek-ai/DeepEP#605, #629, #696, #710, #764"},
     {.name = "deepep-v1", .title = "DeepEP", .package = "deep_ep",
      .markers = TEXTS("deep_ep/buffer.py", "deep_ep/__init__.py"), .module = "deep_ep_cpp.", .dist = "deep_ep",
      .since = "1" /* UCCL's is 0.1.0 */,
@@ -62,9 +63,9 @@ const struct stack stacks[] = {
     {.name = "flashinfer-moe-ep", .title = "FlashInfer moe_ep", .package = "flashinfer.moe_ep",
      .markers = TEXTS("flashinfer/moe_ep"), .dist = "flashinfer-python", .install = "pip install flashinfer-python",
      .torch = "", .nvcc = "" /* without its caches */,
-     .companions = TEXTS("flashinfer_cubin", "flashinfer_jit_cache"),
+     .nvshmem_before = "3.6", .fixed = "0.6.8", .companions = TEXTS("flashinfer_cubin", "flashinfer_jit_cache"),
      .needs = STACK_NVLINK | STACK_NCCL_EP | STACK_IS_PART,
-     .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt, #4781"},
+     .source = "wheel flashinfer-python 0.7.4; flashinfer-ai/flashinfer requirements.txt, #2943, #2960, #4781"},
     {.name = "uccl", .title = "uccl", .package = "uccl", .markers = TEXTS("uccl"), .dist = "uccl"},
     {.name = "mooncake", .title = "mooncake", .package = "mooncake", .markers = TEXTS("mooncake"),
      .dist = "mooncake-transfer-engine"},
@@ -213,10 +214,7 @@ static const char *find_marker(struct source *source, const struct stack *stack,
 
 static bool has_package(const struct stacks_installed *found, const char *package)
 {
-    for (int i = 0; i < found->n; i++)
-        if (strcmp(found->stacks[i].stack->package, package) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, found->n, strcmp(found->stacks[i].stack->package, package) == 0);
 }
 
 static void add_stack(const struct software *software, struct stacks_installed *found, const struct stack *stack,

@@ -30,9 +30,11 @@ struct stack {
                                    the first that fits; NULL: it may be without the package, or not of this row */
     const char *install;        /* how it is installed */
     const char *torch, *nccl, *nvcc;
-    const char *const *companions; /* distributions that its import wants in its own version, if they are there */
-    unsigned needs;                /* of enum stack_needs */
-    const char *source;            /* of what this row says; NULL: its needs are not known */
+    const char *nvshmem_before, *fixed; /* NVSHMEM of this version and later does not work, until its own version
+                                           `fixed`; NULL: any does, in no version */
+    const char *const *companions;      /* distributions that its import wants in its own version, if they are there */
+    unsigned needs;                     /* of enum stack_needs */
+    const char *source;                 /* of what this row says; NULL: its needs are not known */
 };
 
 /* All that are known; ends with a row without a name. */

@@ -32,11 +32,8 @@ static const char *const *get_strings(struct source *source, const json_t *list,
     size_t n = json_array_size(list) < most ? json_array_size(list) : most;
     const char **strings = source_alloc(source, n * sizeof(*strings));
 
-    for (size_t i = 0; i < n; i++) {
-        const char *text = json_string_value(json_array_get(list, i));
-
-        strings[i] = text ? text : "";
-    }
+    for (size_t i = 0; i < n; i++)
+        strings[i] = json_text_at(list, i);
     *ret_n = n;
     return strings;
 }

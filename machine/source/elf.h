@@ -67,14 +67,4 @@ void elf_close(struct elf_image *image);
 /* Reads what the loaded file has at an address, as much of `n` bytes as there is. Returns the bytes. */
 size_t elf_read(const struct elf_image *image, uint64_t address, void *to, size_t n);
 
-struct fatbin {
-    int n;
-    int archs[ELF_MAX_ARCHS]; /* as in struct elf_facts, each once, not sorted */
-    bool known;               /* false: part of it is in an unknown format */
-    int budget;               /* headers that may still be read */
-};
-
-/* Adds the GPU code in `size` bytes at `offset` of a file, a section of fat binaries. */
-void fatbin_read(int fd, int64_t offset, int64_t size, struct fatbin *fatbin);
-
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* facts.c - facts extracted from files. The facts are cached; the texts, which may identify the machine, are not. */
 #include "common/memory.h"
+#include "common/text.h"
 #include "state.h"
 
 #include <stdio.h>
@@ -62,11 +63,6 @@ const char *source_fact_text(struct source_answer fact)
 
 /* --- the environment of the inspected process --- */
 
-static int compare_variables(const void *left, const void *right)
-{
-    return strcmp(((const struct source_variable *)left)->name, ((const struct source_variable *)right)->name);
-}
-
 /* {"NAME": "value"}; of duplicates the first, as getenv(). The text is NUL-terminated. */
 static json_t *read_variables(struct source_text file)
 {
@@ -100,7 +96,7 @@ struct source_environment source_environment(struct source *source)
         if (json_is_string(value))
             variables[all->n++] = (struct source_variable){.name = name, .value = json_string_value(value)};
     }
-    qsort(variables, all->n, sizeof(*variables), compare_variables);
+    qsort(variables, all->n, sizeof(*variables), text_order);
     source->variables = fact.value;
     source->environment_known = true;
     return *all;

@@ -115,7 +115,7 @@ static const struct scrub_row file_rows[] = {
 /* Symbols of the C++ library, PyTorch, NCCL, NVSHMEM, CUDA and rdma-core. */
 #define SYMBOLS                                                                                                           \
     "_ZSt* _ZNSt* _ZNKSt* _ZN3c10* _ZNK3c10* _ZTVN3c10* _ZTIN3c10* _ZN2at* _ZNK2at* _ZN5torch* _ZTVN5torch* _ZN6caffe2* " \
-    "_Z#THP* THP* aoti_torch* nccl* nvshmem* nvshmemi* __cuda* cuda* cu* ibv* mlx5dv*"
+    "_ZN7deep_ep* _Z#THP* THP* aoti_torch* nccl* nvshmem* nvshmemi* __cuda* cuda* cu* ibv* mlx5dv*"
 
 /* Facts that are or hold text. Of all other facts, booleans and numbers stay. */
 static const struct scrub_row fact_rows[] = {
@@ -137,8 +137,10 @@ static const struct scrub_row fact_rows[] = {
     {"loopback-names", scrub_words, "", NULL},
     {"shared-subnets", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"equal-routes", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"ipv6-interfaces", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"dropped-connections", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"Link *", scrub_words, SCRUB_DEVICE_WORDS, NULL},
+    {"health *", scrub_words, SCRUB_DEVICE_WORDS, NULL},
     {"nccl-switches", scrub_event, NULL, NULL},
     {"pth", scrub_path_list, NULL, NULL},
     {"editable", scrub_path_list, NULL, NULL},

@@ -86,16 +86,16 @@ void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *ou
 #define SCRUB_LIBRARY_WORDS                                                                                              \
     "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "      \
     "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana "   \
-    "hwloc nccl net gib tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx " \
-    "ibgda libfabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc "                               \
+    "hwloc nccl net gib spcx ibext tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx " \
+    "ibgda libfabric fabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc "                        \
     "jemalloc custom cpu cuda cudart nvidia ml gdrapi torch python c# ucp uct ib gda"
 
 /* Words in names of NICs and of their interfaces. */
 #define SCRUB_DEVICE_WORDS "bnxt_re gpu#rdma# mana ionic"
 
 /* Words in the releases of kernels: flavours of Debian, Ubuntu, RHEL, SUSE, Amazon, Google and Microsoft. */
-#define SCRUB_RELEASE_WORDS                                                                                            \
-    "generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# azl# " \
+#define SCRUB_RELEASE_WORDS                                                                                                   \
+    "config generic lowlatency gcp gke cos aws azure oracle kvm cloud server hwe rt nvidia el# el#uek fc# amzn# deb#u# azl# " \
     "cm# x86 aarch64 amd64 arm64 default microsoft standard wsl#"
 
 /* Names of configuration files (*.conf, *.driver): foreign names become others that sort in the same way. */

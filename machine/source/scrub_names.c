@@ -48,12 +48,13 @@ static const char *const common_names[] = {
     "ld.so.conf.d", "ld.so.conf", "ld.so.cache", "ld.so.preload", "os-release", "security", "limits.d", "dpkg",
     "status", "kern.log", "dmesg", "hostname", "hosts", "iproute2", "rt_tables", "ufw", "ufw.conf", "firewalld.conf",
     "user.rules", "nftables.conf", "firewalld", "zones", "trusted.xml", "systemd", "system", "*.target.wants",
-    "nftables.service", "firewalld.service", "sysconfig", "extlinux", "cmdline", "nccl.conf", ".nccl.conf", "syslog",
-    "messages", "pts", "mqueue", "hugepages", "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux",
-    "extras", "modules.dep", "modules.builtin", "libibverbs.d", "memory_peers", ".dockerenv", ".containerenv",
-    ".bashrc", ".profile", ".bash_profile", "bash.bashrc", "bashrc", "profile", "environment", "ssh", ".ssh", "sshrc",
-    "cgroup", "cpu", "cpu.max", "driver", "fabricmanager.log", "dnf.rpm.log", "epkit", "journal.jsonl", "debian-tools",
-    "epkit-only", "gcp-b200-ubuntu2404", "gcp-h200-ubuntu2404", "gke-driver-copy", ".singularity.d",
+    "nftables.service", "firewalld.service", "iptables.service", "netfilter-persistent.service", "iptables", "rules.v4",
+    "sysconfig", "extlinux", "cmdline", "nccl.conf", ".nccl.conf", "syslog", "messages", "pts", "mqueue", "hugepages",
+    "x86_64-linux", "x86_64-linux-gnu", "aarch64-linux-gnu", "sbsa-linux", "extras", "modules.dep", "modules.builtin",
+    "libibverbs.d", "memory_peers", ".dockerenv", ".containerenv", ".bashrc", ".profile", ".bash_profile",
+    "bash.bashrc", "bashrc", "profile", "environment", "ssh", ".ssh", "sshrc", "cgroup", "cpu", "cpu.max", "driver",
+    "fabricmanager.log", "dnf.rpm.log", "epkit", "journal.jsonl", "debian-tools", "epkit-only", "gcp-b200-ubuntu2404",
+    "gcp-h200-ubuntu2404", "gke-driver-copy", ".singularity.d",
     /* Devices. */
     "infiniband", "uverbs#", "umad#", "rdma_cm", "nvidia#", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
     "nvidia-modeset", "nvidia-caps", "nvidia-cap#", "nvidia-caps-imex-channels", "channel#", "gdrdrv", "kmsg", "null",
@@ -123,10 +124,11 @@ static bool is_of_kernel(const char *path)
            strcmp(path, "/proc") == 0;
 }
 
-/* Kernel releases: in lib/modules, and below a version of the driver in the tree of DKMS. */
+/* Kernel releases: in lib/modules, of files in /boot, and below a version of the driver in the tree of DKMS. */
 static bool holds_releases(const char *folder)
 {
-    return scrub_match("**/lib/modules", folder) || scrub_match("/var/lib/dkms/nvidia/#", folder);
+    return scrub_match("**/lib/modules", folder) || strcmp(folder, "/boot") == 0 ||
+           scrub_match("/var/lib/dkms/nvidia/#", folder);
 }
 
 /* A version of the driver in that tree; four numbers could be an address. */
@@ -177,10 +179,8 @@ bool scrub_is_common(const struct scrub *scrub, const char *folder, const char *
         return strcmp(name, "kubernetes") == 0;
     if (strncmp(name, "lib", 3) == 0 && strstr(name, ".so") && scrub_library_bytes(name, strlen(name)) != strlen(name))
         return false;
-    for (size_t i = 0; i < COUNT(common_names); i++)
-        if (scrub_match(common_names[i], name))
-            return true;
-    return is_plain_conf(scrub, name) || strcmp(name, "..") == 0 || name[0] == '\0';
+    return ANY_OF(i, COUNT(common_names), scrub_match(common_names[i], name)) || is_plain_conf(scrub, name) ||
+           strcmp(name, "..") == 0 || name[0] == '\0';
 }
 
 void scrub_name(struct scrub *scrub, const char *folder, const char *name, FILE *out)
@@ -237,13 +237,6 @@ static void collect_conf(json_t *all, const char *name)
         json_object_set_new_nocheck(all, name, json_true());
 }
 
-static int by_name(const void *left, const void *right)
-{
-    const char *const *a = left, *const *b = right;
-
-    return strcmp(*a, *b);
-}
-
 /*
  * The last file by name takes effect. So the replacement of a foreign name sorts like it: after the plain name that
  * precedes it ("nvidia.conf" < "nvidia.conf.001.conf" < "nvidia.d.conf"), and in the same order.
@@ -281,7 +274,7 @@ void scrub_learn_confs(struct scrub *scrub, json_t *const cached[CACHE_KINDS])
     names = memory_new(json_object_size(all), sizeof(*names));
     json_object_foreach (all, key, value)
         names[n++] = key;
-    qsort(names, n, sizeof(*names), by_name);
+    qsort(names, n, sizeof(*names), text_order);
     replace_confs(scrub, names, n);
     free(names);
     json_decref(all);

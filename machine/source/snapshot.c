@@ -218,14 +218,6 @@ static ep_status load_kind(struct source *source, const char *what, enum cache_k
     return EP_OK;
 }
 
-static int kind_of(const char *name)
-{
-    for (int kind = 0; kind < CACHE_KINDS; kind++)
-        if (strcmp(name, cache_kind_names[kind]) == 0)
-            return kind;
-    return -1;
-}
-
 static ep_status load_members(struct source *source, const char *what, const json_t *document)
 {
     const json_t *format = json_object_get(document, "epkit_snapshot");
@@ -239,7 +231,7 @@ static ep_status load_members(struct source *source, const char *what, const jso
         return ep_fail(EP_E_ARG, "%s: \"epkit_snapshot\" is %lld; this epkit reads format %d", what,
                        (long long)json_integer_value(format), FORMAT);
     json_object_foreach ((json_t *)document, key, value) {
-        int kind = kind_of(key);
+        int kind = FIRST_OF(k, CACHE_KINDS, strcmp(key, cache_kind_names[k]) == 0);
 
         if (kind >= 0)
             EP_TRY(load_kind(source, what, (enum cache_kind)kind, value));
@@ -262,10 +254,7 @@ static bool is_compressed(const char *text, size_t bytes)
         size_t n;
     } formats[] = {{"\x1f\x8b", 2}, {"\x28\xb5\x2f\xfd", 4}, {"\xfd\x37zXZ", 5}}; /* gzip, zstd, xz */
 
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++)
-        if (bytes >= formats[i].n && memcmp(text, formats[i].begin, formats[i].n) == 0)
-            return true;
-    return false;
+    return ANY_OF(i, COUNT(formats), bytes >= formats[i].n && memcmp(text, formats[i].begin, formats[i].n) == 0);
 }
 
 ep_status snapshot_load(struct source *source, const char *what, const char *text, size_t bytes)

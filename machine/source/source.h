@@ -222,6 +222,14 @@ struct source_answer source_query(struct source *source, const char *name, json_
  * fact; a fact that holds text needs a row in scrub.c. The answer is borrowed from the source.
  */
 typedef json_t *source_reader(struct source_text file);
+
+/* A reader of facts, that only looks at `file`: what it returns, or whether the file says it. */
+#define READER(name, value)                                                                                            \
+    static json_t *name(struct source_text file)                                                                       \
+    {                                                                                                                  \
+        return (value);                                                                                                \
+    }
+#define READER_BOOL(name, condition) READER(name, json_boolean(condition))
 #define source_fact(source, name, read, ...) source_log_fact(source, name, read, NULL, __VA_ARGS__)
 
 /* With `needle`: from the lines of a log that contain it (source_lines()), which are not cached. */

@@ -49,6 +49,7 @@ unless_sanitized() {
     unless_sanitized
     both reports
     both public
+    both trials
 }
 
 @test "advice fits how a machine boots, where it runs, and what one paste mends" {

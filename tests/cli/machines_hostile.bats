@@ -99,6 +99,26 @@ refused() {
     hostile a4/hostile-answers
 }
 
+@test "what a snapshot says was read of files has the wrong types" {
+    local name value
+    cd "$BATS_TEST_TMPDIR" || return 1
+    for name in dgx-b200/nccl-family dgx-h100-superpod/firmware torchrun-two-nodes/iptables aws-p5/fabric-vanilla; do
+        python3 -S "$MACHINES/machines.py" "$name" machine
+        epkit topo --from machine --save saved.json
+        for value in 7 null '"x"' '[1, null]' '{"a": 2}'; do
+            # shellcheck disable=SC2016 # $value is jq's
+            jq --argjson value "$value" \
+                '.facts |= with_entries(if (.key | endswith("\tenvironment")) or (.value | has("value") | not) then .
+                 else .value.value |= if type == "array" or type == "object" then map_values($value) else $value end
+                 end)' \
+                saved.json >wrong.json
+            [ "$(jq -c .facts wrong.json)" != "$(jq -c .facts saved.json)" ]
+            thrifty 5 "$EPKIT" doctor --from wrong.json >out.txt || [[ $? =~ ^[35]$ ]]
+        done
+        rm -r machine saved.json
+    done
+}
+
 @test "what may not be read is said to be unknown, with the reason" {
     hostile a4/hostile-denied
     epkit doctor --from a4.hostile-denied --json >denied.json || [ $? -eq 5 ]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds epkit doctor to what it has to say about every machine of the collection, live and from its snapshot.
 
-usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|public|stacks|variants|all [--live] [--every N] [--saved N] [--only TEXT]
+usage: collection.py EPKIT field|rules|sites|nodes|details|platforms|reports|public|trials|stacks|variants|all [--live] [--every N] [--saved N] [--only TEXT]
 
 For each machine: the findings are those expected, and on a healthy one no check could not tell; commands of findings
 may be pasted and are classified; a snapshot says the very same (of variants all that is printed, in the long tier of
@@ -36,11 +36,12 @@ import reports  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
 import stacks  # noqa: E402
+import trials  # noqa: E402
 import tree as trees  # noqa: E402
 import variants  # noqa: E402
 
 COLLECTIONS = {"field": field, "rules": rules, "sites": sites, "nodes": nodes, "details": details,
-               "platforms": platforms, "reports": reports, "public": public, "stacks": stacks,
+               "platforms": platforms, "reports": reports, "public": public, "trials": trials, "stacks": stacks,
                "variants": variants}
 GOLDEN_VARIANTS = {variant.name for variant in variants.faults}
 MAPS = {**nodes.maps, **platforms.maps}

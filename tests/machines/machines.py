@@ -27,6 +27,7 @@ import platforms  # noqa: E402
 import public  # noqa: E402
 import reports  # noqa: E402
 import stacks  # noqa: E402
+import trials  # noqa: E402
 import rules  # noqa: E402
 import sites  # noqa: E402
 import variants  # noqa: E402
@@ -59,7 +60,7 @@ def main(arguments):
     elif arguments == ["--field"]:
         print("\n".join(field.machines))
     elif arguments == ["--rules"]:
-        for variant in rules.changes + reports.changes + stacks.changes + public.changes:
+        for variant in rules.changes + reports.changes + stacks.changes + public.changes + trials.changes:
             print(variant.name, *variant.findings)
     elif arguments and arguments[0] in ("--variants", "--hostile") and len(arguments) <= 2:
         wanted = hostile.hostile if arguments[0] == "--hostile" else variants.faults

@@ -171,7 +171,7 @@ static inline void made_software(struct made *made)
     driver->doca = "";
     driver->fabric_manager = "";
     driver->fabric_manager_from = "/var/lib/dpkg/status";
-    made->software.nvshmem.version = made->software.nccl.version = "";
+    made->software.nvshmem.version = made->software.nccl.version = made->software.nccl.bundled_version = "";
     made->software.deepep.imported = -1;
 }
 
