@@ -58,10 +58,11 @@ mkdir -p "${out%/*}"
 jq -s '{schema_version: 1, runs: .}' "$work/runs" >"$out"
 echo "$out"
 
-# The quoted figures, for reading.
+# The quoted figures, for reading. Not by column(1), which a minimal Debian lacks.
+columns=(ON RUN OP TYPE RANKS TOKENS US LOGICAL-GB/s X-MEMCPY X-ALLTOALLV X-CACHED)
 jq -r 'def digits($n): if . == null then "-" else . * pow(10; $n) | round / pow(10; $n) end;
     .runs[] | .name as $name | .document | .device as $device | .rows[] |
     [$device, $name, .op, .type, .ranks, .tokens, (.time_us | round), (.logical_gbps | digits(3)),
      (.vs_memcpy | digits(2)), (.vs_alltoallv | digits(2)), (.vs_cached | digits(2))] |
     map(if . == "" then "-" else . end) | @tsv' "$out" |
-    column -t -N ON,RUN,OP,TYPE,RANKS,TOKENS,US,LOGICAL-GB/s,X-MEMCPY,X-ALLTOALLV,X-CACHED
+    cat <(IFS=$'\t'; echo "${columns[*]}") - | expand -t 36,50,66,72,79,87,95,109,119,132

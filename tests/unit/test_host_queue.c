@@ -212,8 +212,8 @@ TEST_WITH(abort_ends_the_wait_for_an_event, set_up, tear_down)
     pthread_t thread;
 
     assert_int_equal(ep_event_new(comm, &never), EP_OK);
-    assert_int_equal(pthread_create(&thread, NULL, abort_later, comm), 0);
     assert_int_equal(ep_stream_wait(comm, NULL, never), EP_OK);
+    assert_int_equal(pthread_create(&thread, NULL, abort_later, comm), 0);
     /* Not EP_E_TIMEOUT. */
     assert_int_equal(submit_sync(comm, &job), EP_E_ABORTED);
     pthread_join(thread, NULL);
