@@ -512,21 +512,24 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(combine_ll)(const 
     const cuda_ll_segment *mine = ll_mine(ll);
     ll_call call = {mine->call + 1, mine->dispatches - (uint32_t)c.age, {}};
 
-    ll_load_table(ll);
     ll_load_mask(mine, call.mask);
     if (c.phases & CUDA_LL_SEND) {
+        cuda_ll_segment *entry = ll_load_entry(ll);
         int lane = (int)threadIdx.x % WARP;
         item own = item_at(ll, threadIdx.x / WARP * gridDim.x + blockIdx.x);
         pipe_state pipe;
         tile first;
         int32_t row;
         float weight;
+        bool matches;
 
-        ll_begin(ll);
+        ll_begin(ll, entry);
         /* Loads in flight together with those of the routing. */
         row = origin_of(ll, call, own, lane);
         weight = global_thread() < c.n_tokens * ll.topk ? __ldg(c.weights + global_thread()) : 0;
-        if (!__syncthreads_and(matches_dispatch(c, call) && !is_masked(call, ll.waits.rank))) {
+        matches = matches_dispatch(c, call) && !is_masked(call, ll.waits.rank);
+        ll_set_entry(ll, entry);
+        if (!__syncthreads_and(matches)) {
             ll_refuse(ll, c.queued, ll.waits.ready_phase);
             return;
         }

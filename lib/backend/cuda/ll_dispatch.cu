@@ -345,16 +345,18 @@ __device__ bool prepare(const cuda_ll_dispatch &d, ll_call &call, choices &c, in
     const cuda_ll_segment *mine = ll_mine(ll);
     team all = whole_block();
     int t = (int)blockIdx.x;
+    cuda_ll_segment *entry = ll_load_entry(ll);
     prefetched a = prefetch(d, t, all);
     bool counts = (int)gridDim.x - 1 - t < counting_blocks(d), twice = false, valid;
 
-    ll_begin(ll);
+    ll_begin(ll, entry);
     for (int i = (int)threadIdx.x; i < EP_MAX_EXPERTS / 4; i += (int)blockDim.x)
         reinterpret_cast<uint32_t *>(c.choice_of)[i] = 0;
     __syncthreads();
     if (counts)
         count_rows(d, bins);
     valid = entries_are_valid(d, call, twice);
+    ll_set_entry(ll, entry); /* routing_is_valid() begins with a barrier */
     if (counts && routing_is_valid(d, valid, twice, counts, bins))
         send_counts(d, call, bins);
     if (t < d.n_tokens)
@@ -391,7 +393,6 @@ __global__ void __launch_bounds__(CUDA_LL_THREADS, 1) LL_NAME(dispatch_ll)(const
     int half = sends && receives && !ll.masking && !LL_NODES ? (int)blockDim.x / 2 : 0, i = (int)threadIdx.x;
     team all = whole_block(), joint = {i, 2 * half, TEAM_JOINS};
 
-    ll_load_table(ll);
     ll_load_mask(mine, call.mask);
     if (sends && !prepare(d, call, c, bins, image))
         return;

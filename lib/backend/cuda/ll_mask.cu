@@ -8,7 +8,7 @@ namespace
 /* Clears the mask of a rank on both sides. */
 __device__ void unmask_rank(const cuda_ll &ll, int rank)
 {
-    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_peer(ll, rank);
+    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_load_peer(ll, rank);
 
     if (!peer)
         return; /* absent: it stays masked */
@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
     int rank = (int)threadIdx.x;
     bool active = rank < ll.waits.nranks && rank != ll.waits.rank && (m.rank < 0 || m.rank == rank);
 
-    ll_load_table(ll);
     if (active && m.change == CUDA_LL_MASK_SET)
         mask_rank(ll, rank);
     if (active && m.change == CUDA_LL_MASK_CLEAR)
@@ -66,11 +65,9 @@ __global__ void __launch_bounds__(BARRIER_THREADS) ll_barrier_kernel(const __gri
     cuda_ll_segment *mine = ll_mine(ll);
     int i = (int)threadIdx.x, n = ll.waits.nranks, phase = ll.waits.done_phase;
     uint64_t number = mine->barrier + 1, poll = ll_request_poll_for_block(ll, i);
-    cuda_ll_segment *peer;
+    cuda_ll_segment *peer = i < n ? ll_load_peer(ll, i) : nullptr;
     bool ok = true;
 
-    ll_load_table(ll);
-    peer = i < n ? ll_peer(ll, i) : nullptr;
     if (ll_has(mine->mask, ll.waits.rank)) {
         ll_refuse(ll, true, phase);
         return;

@@ -24,7 +24,7 @@ __device__ inline void ll_await_mask_sent(const cuda_ll &ll, int rank, bool mask
 
 __device__ inline void mask_rank(const cuda_ll &ll, int rank)
 {
-    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_peer(ll, rank);
+    cuda_ll_segment *mine = ll_mine(ll), *peer = ll_load_peer(ll, rank);
 
     if (!peer)
         return; /* absent: it is masked */

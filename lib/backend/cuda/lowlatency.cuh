@@ -51,6 +51,7 @@ __device__ __forceinline__ cuda_ll_segment **ll_table()
     return table;
 }
 
+/* The segment into which this rank writes for `rank`, from device memory; NULL: it is absent. */
 __device__ __forceinline__ cuda_ll_segment *ll_load_peer(const cuda_ll &ll, int rank)
 {
     return reinterpret_cast<cuda_ll_segment *>(
@@ -58,16 +59,23 @@ __device__ __forceinline__ cuda_ll_segment *ll_load_peer(const cuda_ll &ll, int 
 }
 
 /*
- * Copies the table, at the beginning of a kernel. By all threads of a block; no barrier here, since others follow
- * before a thread needs an entry that is not its own: thread i has copied that of rank i.
+ * The entry of a thread: that of rank threadIdx.x. Loaded at the beginning of a sending kernel, and copied to the table
+ * when other loads have been waited for, which have taken as long; a block barrier follows.
  */
-__device__ __forceinline__ void ll_load_table(const cuda_ll &ll)
+__device__ __forceinline__ cuda_ll_segment *ll_load_entry(const cuda_ll &ll)
 {
-    if (!LL_NODES && (int)threadIdx.x < ll.waits.nranks)
-        ll_table()[threadIdx.x] = ll_load_peer(ll, (int)threadIdx.x);
+    bool has = (!LL_NODES || blockIdx.x == 0) && (int)threadIdx.x < ll.waits.nranks;
+
+    return has ? ll_load_peer(ll, (int)threadIdx.x) : nullptr;
 }
 
-/* The segment into which this rank writes for `rank`; NULL: it is absent. */
+__device__ __forceinline__ void ll_set_entry(const cuda_ll &ll, cuda_ll_segment *entry)
+{
+    if (!LL_NODES && (int)threadIdx.x < ll.waits.nranks)
+        ll_table()[threadIdx.x] = entry;
+}
+
+/* The segment into which this rank writes for another one that is not absent. On one node: after that barrier. */
 __device__ __forceinline__ cuda_ll_segment *ll_peer(const cuda_ll &ll, int rank)
 {
     return LL_NODES ? ll_load_peer(ll, rank) : ll_table()[rank];
@@ -355,15 +363,16 @@ __device__ __forceinline__ uint4 load_peer(const void *from)
     return __ldcg(static_cast<const uint4 *>(from)); /* bypasses L1: a peer has written it */
 }
 
-/* Publishes that the calls before this one are complete, so that peers may overwrite their slots and rows. */
-__device__ inline void ll_begin(const cuda_ll &ll)
+/*
+ * Publishes that the calls before this one are complete, so that peers may overwrite their slots and rows. `entry`: of
+ * ll_load_entry().
+ */
+__device__ inline void ll_begin(const cuda_ll &ll, cuda_ll_segment *entry)
 {
     const cuda_ll_segment *mine = ll_mine(ll);
-    cuda_ll_segment *peer =
-        blockIdx.x == 0 && (int)threadIdx.x < ll.waits.nranks ? ll_peer(ll, (int)threadIdx.x) : nullptr;
 
-    if (peer)
-        store_release(&peer->words.completed[ll.waits.rank], mine->call);
+    if (blockIdx.x == 0 && entry)
+        store_release(&entry->words.completed[ll.waits.rank], mine->call);
 }
 
 /*
