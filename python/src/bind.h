@@ -59,6 +59,7 @@ struct comm_object {
     unsigned closing_forks;             /* ... in which that thread does not exist: forks of this process until then */
     bool cuda;
     int rank, nranks, device, timeout_ms;
+    unsigned regroups; /* that have changed the members */
 };
 
 extern PyTypeObject *comm_type, *plan_type, *ll_type;

@@ -180,6 +180,7 @@ static PyObject *comm_regroup(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS;
     status = ep_comm_regroup(comm->box->comm, &boot);
     Py_END_ALLOW_THREADS;
+    comm->regroups += status == EP_OK;
     call_done(comm);
     if (status != EP_OK)
         raise_with_cause(status, &gather);

@@ -75,6 +75,7 @@ PyObject *ll_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     ll->n_experts = config.n_experts;
     ll->n_local = config.n_experts / comm->nranks;
     ll->topk = config.topk;
+    ll->regroups = comm->regroups;
     ll->member.close = ll_close;
     ll->member.noun = "low-latency object";
     member_add(comm, &ll->member);
@@ -193,6 +194,9 @@ static PyObject *run_renew(PyObject *self, PyObject *const *args)
     Py_BEGIN_ALLOW_THREADS;
     status = ep_ll_renew(ll->ll);
     Py_END_ALLOW_THREADS;
+    if (ll->regroups == ll->member.comm->regroups) /* it was of the present members: what is half done still is */
+        return result_of(status);
+    ll->regroups = ll->member.comm->regroups;
     ll->last_call = 0;
     for (int i = 0; i < 2; i++)
         Py_CLEAR(ll->open[i].tensors);

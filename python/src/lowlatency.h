@@ -21,6 +21,7 @@ struct ll_object {
     bool exported; /* a tensor showed its buffer: the communicator frees it */
     int max_tokens, hidden, n_experts, n_local, topk;
     uint64_t last_call; /* of a dispatch */
+    unsigned regroups;  /* of the communicator, when this was made or renewed */
     struct {
         uint64_t call;
         int64_t max_tokens;

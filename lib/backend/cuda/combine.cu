@@ -433,7 +433,9 @@ __device__ void end_part(const cuda_combine &c, const sources &to, uint64_t numb
             rows = (uint32_t)(c.reduce.source[to.first + rows] % c.reduce.stride);
         rows = min(rows, CUDA_ALL_ROWS - 1);
     }
-    store_release(&signals_of(c.waits, lane)->progress[c.waits.rank], CUDA_PROGRESS(number, rows));
+    /* Of a graph of before, whose rank is absent now: the blocks that move rows say so. */
+    if (cuda_signals *peer = signals_of(c.waits, lane))
+        store_release(&peer->progress[c.waits.rank], CUDA_PROGRESS(number, rows));
 }
 
 /* Copies this rank's rows to staging, all sources at the same pace. By a warp, number `me` of `all`. */

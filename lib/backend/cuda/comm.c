@@ -358,6 +358,7 @@ void cuda_comm_close(ep_comm *comm)
         cuda_proxy_close(cuda);
         cuda_monitor_stop(cuda);
         cudaStreamSynchronize(cuda->internal_stream);
+        cuda_unmap_all(cuda); /* before a new rank may have this one's place */
         ep_group_leave(&cuda->group);
         cuda_count_open(cuda, -1);
         cuda_module_close(cuda);

@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(LL_RANKS) mask_kernel(const __grid_constant__ 
         mask_rank(ll, rank);
     if (active && m.change == CUDA_LL_MASK_CLEAR)
         unmask_rank(ll, rank);
-    if (active && m.change == CUDA_LL_MASK_MERGE)
+    /* One that was not renewed after a regroup masks all, its own rank, too. */
+    if (active && m.change == CUDA_LL_MASK_MERGE && !ll_has(m.from->mask, ll.waits.rank))
         merge_rank(ll, m.from, rank);
     __syncthreads();
     if (rank < ll.waits.nranks && m.out)

@@ -135,7 +135,6 @@ static ep_status open_local(const ep_ll *ll, struct cuda_ll_impl *impl)
                                    &impl->host_block));
     impl->report = impl->host_block->pinned.memory;
     impl->device.report = impl->host_block->pinned.device;
-    impl->blocks = cuda_ll_sms(cuda);
     if (cuda_crosses_nodes(cuda))
         EP_TRY(cuda_ll_net_prepare(ll, &impl->device, &wire, bytes, impl->report, &impl->net));
     /* Work queued by an earlier ep_ll must end before the peers learn of this one. */
@@ -178,17 +177,20 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     return cuda_transfer(cuda, device->own->peer_table, segments, bytes);
 }
 
+/* Calls of a graph with this segment reach nobody, and say that it was not renewed. */
+static ep_status void_segment(struct cuda_comm *cuda, struct cuda_ll_segment *segment)
+{
+    CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));
+    CUDA_TRY(cudaMemsetAsync(segment->mask, 0xff, sizeof(segment->mask), cuda->internal_stream));
+    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    return EP_OK;
+}
+
 ep_status cuda_ll_void_all(struct cuda_comm *cuda)
 {
-    for (int i = 0; i < CUDA_LL_SEGMENTS; i++) {
-        struct cuda_ll_segment *segment = cuda->ll_segments[i].memory;
-
-        if (!cuda->ll_segments[i].used)
-            continue;
-        CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));
-        CUDA_TRY(cudaMemsetAsync(segment->mask, 0xff, sizeof(segment->mask), cuda->internal_stream));
-    }
-    CUDA_TRY(cudaStreamSynchronize(cuda->internal_stream));
+    for (int i = 0; i < CUDA_LL_SEGMENTS; i++)
+        if (cuda->ll_segments[i].used)
+            EP_TRY(void_segment(cuda, cuda->ll_segments[i].memory));
     return EP_OK;
 }
 
@@ -224,6 +226,8 @@ ep_status cuda_ll_open(ep_ll *ll)
         status = cuda_scope_begin(cuda, &scope);
     if (status == EP_OK)
         status = renews ? cuda_drain(cuda) : open_local(ll, impl);
+    if (status == EP_OK)
+        impl->blocks = cuda_ll_sms(cuda); /* members share devices otherwise now */
     if (status == EP_OK && !cuda_find(cuda, impl->segment->memory, 1, &where))
         status = ep_fail(EP_E_STATE, "ep_ll_new: the segment is not in symmetric memory (a bug of epkit)");
     status = ep_group_ll_exchange(ll, status, &where, all);
@@ -242,6 +246,8 @@ ep_status cuda_ll_open(ep_ll *ll)
         atomic_fetch_add(&cuda->masking, !renews && impl->device.masking);
     } else if (!renews) {
         free_impl(impl);
+    } else {
+        (void)void_segment(cuda, impl->segment->memory);
     }
     cuda_scope_end(&scope);
     return status;
@@ -324,7 +330,7 @@ static ep_status run_checked(const ep_ll *ll, uint32_t flags, const void *topk_i
         return EP_OK;
     *bad = 0;
     impl->open = false;
-    return cuda_explain_routing(ll->comm, &shape, topk_idx, idx_type, impl->stream,
+    return cuda_explain_routing(ll->comm, &shape, impl->device.drops, topk_idx, idx_type, impl->stream,
                                 impl->in_dispatch
                                     ? "ep_ll_dispatch: topk_idx changed while it was checked"
                                     : "ep_ll_combine: topk_idx is not that of the dispatch that it answers");

@@ -95,8 +95,8 @@ ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t st
     return status;
 }
 
-ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shape *shape, const void *topk_idx,
-                               int idx_type, cudaStream_t stream, const char *otherwise)
+ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shape *shape, bool drop,
+                               const void *topk_idx, int idx_type, cudaStream_t stream, const char *otherwise)
 {
     size_t entries = (size_t)shape->n_tokens * (size_t)shape->topk;
     int32_t *index = malloc((entries + 1) * sizeof(*index));
@@ -110,7 +110,7 @@ ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shap
     if (status == EP_OK)
         status = ep_routing_check(shape, copy, idx_type, index);
     if (status == EP_OK)
-        status = ep_routing_drop_absent(comm, shape, false, index, &n_dropped);
+        status = ep_routing_drop_absent(comm, shape, drop, index, &n_dropped);
     if (status == EP_OK)
         status = ep_fail(EP_E_ROUTING, "%s", otherwise);
     free(copy);

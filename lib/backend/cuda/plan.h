@@ -129,9 +129,12 @@ ep_status cuda_routing_to_device(const struct cuda_call *call, const ep_plan *pl
 ep_status cuda_check_routing(struct cuda_comm *cuda, const char *call, const ep_plan_update_args *routing);
 /* Copies `bytes` of routing to host memory, ordered by `stream`; the caller frees the copy. */
 ep_status cuda_fetch_routing(const void *topk_idx, size_t bytes, cudaStream_t stream, void **ret_copy);
-/* The host's error text for a routing that the device has found invalid. `otherwise`: if the host finds nothing. */
-ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shape *shape, const void *topk_idx,
-                               int idx_type, cudaStream_t stream, const char *otherwise);
+/*
+ * The host's error text for a routing that the device has found invalid. `drop`: choices of absent ranks are no error.
+ * `otherwise`: if the host finds nothing.
+ */
+ep_status cuda_explain_routing(const ep_comm *comm, const struct ep_routing_shape *shape, bool drop,
+                               const void *topk_idx, int idx_type, cudaStream_t stream, const char *otherwise);
 void cuda_plan_close(ep_plan *plan);
 ep_status cuda_plan_sources(ep_plan *plan, int32_t *ret_rank, int32_t *ret_token);
 /* Completes the plan with the peers, if not yet done, and its route; *ret_route: for the tokens of the call. */

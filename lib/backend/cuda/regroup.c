@@ -36,15 +36,19 @@ ep_status cuda_regroup_drain(ep_comm *comm)
                    comm->rank);
 }
 
-/* Peers map all memory again, and count their calls from 0. */
+/* Peers map all memory again, and count their calls from 0. Those that still live clear their own mark. */
 static void reset_control(struct cuda_comm *cuda)
 {
     struct cuda_ctrl *ctrl = cuda->ctrl;
+    uint32_t may_map = 0;
+
+    for (const struct ep_group_former *former = cuda->group.former; former; former = former->next)
+        may_map |= 1u << (former->rank - cuda->group.first);
 
     cuda->called = 0;
     cuda->last_shape[0].blocks = cuda->last_shape[1].blocks = 0; /* repeat_bare() of the module */
     atomic_store(&ctrl->called, 0);
-    atomic_store(&ctrl->mapped_by, 0);
+    atomic_fetch_and(&ctrl->mapped_by, may_map);
     for (int local = 0; local < CUDA_MAX_RANKS; local++)
         atomic_store(&ctrl->mapped[local], 0);
     for (int slot = 0; slot < CUDA_SLOTS; slot++)

@@ -358,6 +358,19 @@ static ep_status query(const struct event *event, bool *ret_done)
     return error == cudaErrorNotReady ? EP_OK : cuda_status(error, "cudaEventQuery");
 }
 
+/* From any thread: during a regroup there is no group to ask, and the failure of before is about to be forgotten. */
+static ep_status check_now(struct cuda_comm *cuda)
+{
+    ep_comm *comm = cuda->group.comm;
+    ep_status status;
+
+    if (!ep_comm_enter(comm))
+        return EP_OK;
+    status = cuda_check(cuda);
+    ep_comm_exit(comm);
+    return status;
+}
+
 ep_status cuda_event_query(const ep_event *base, int *ret_done)
 {
     bool done = false;
@@ -366,7 +379,7 @@ ep_status cuda_event_query(const ep_event *base, int *ret_done)
     *ret_done = done;
     if (done)
         cuda_plans_poll(cuda_of(base->comm));
-    return done ? cuda_check(cuda_of(base->comm)) : EP_OK;
+    return done ? check_now(cuda_of(base->comm)) : EP_OK;
 }
 
 ep_status cuda_event_wait(ep_event *base, int timeout_ms)
@@ -382,10 +395,10 @@ ep_status cuda_event_wait(ep_event *base, int timeout_ms)
         EP_TRY(query(event, &done));
         if (done) {
             cuda_plans_poll(cuda);
-            return cuda_check(cuda);
+            return check_now(cuda);
         }
         /* After a failure the kernels end soon, so the failure is returned at once. */
-        EP_TRY(cuda_check(cuda));
+        EP_TRY(check_now(cuda));
         if (limit_ms < 0)
             restart_limit(cuda, &moved, &limit);
         if (ep_now_ns() >= limit)

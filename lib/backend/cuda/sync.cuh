@@ -302,7 +302,7 @@ __device__ inline bool operation_begin(const cuda_waits &waits, const cuda_op_de
         else if (signals_of(waits, i))
             ok = receive_desc(waits, desc, rows, number, i, block == 0, ret_targets.of[i], copies, changed);
         else
-            ok = !rows.total || has_former(waits);
+            ok = !route || (!rows.total && counts->first[i] == counts->first[i + 1]) || has_former(waits);
     } else if (i == n && !waits.no_sync) {
         /* By a thread that waits for no rank, so that the checks cost no extra time. */
         ok = may_begin(waits, waits.ready_phase) && (!route || has_tokens(waits, counts, route->n_tokens));

@@ -173,8 +173,8 @@ static ep_status refuse_routing(struct cuda_call *call, ep_plan *plan, const ep_
                        cuda_absent(plan->comm) && !cuda_drops_absent(plan->comm)
                            ? "; or a token goes to a rank that is absent"
                            : "");
-    return cuda_explain_routing(plan->comm, &shape, routing->topk_idx, plan->args.idx_type, call->stream,
-                                "routing: topk_idx changed while it was checked");
+    return cuda_explain_routing(plan->comm, &shape, cuda_drops_absent(plan->comm), routing->topk_idx,
+                                plan->args.idx_type, call->stream, "routing: topk_idx changed while it was checked");
 }
 
 static ep_status await_exact(struct cuda_call *call, ep_plan *plan, const ep_plan_update_args *routing)

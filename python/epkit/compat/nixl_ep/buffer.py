@@ -139,8 +139,9 @@ class Buffer(LowLatencyCalls):
         try:
             return epkit.Communicator(self._rendezvous_of(members), slots=self.group_size, slot=self.rank, timeout=self._seconds,
                                       drop_absent=True)
-        except epkit.UnsupportedError:
-            if members[-1] + 1 == self.group_size:
+        except (epkit.UnsupportedError, epkit.ArgumentError) as error:
+            # ArgumentError: where a part of the ranks is there, several hosts do not tell which ranks share one.
+            if members[-1] + 1 == self.group_size or (isinstance(error, epkit.ArgumentError) and "ranks_per_node" not in str(error)):
                 raise
         return epkit.Communicator(self._rendezvous_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
                                   drop_absent=True)
