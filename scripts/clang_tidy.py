@@ -8,10 +8,11 @@ The analyzer takes nearly all the time of clang-tidy, and its findings depend on
 file reads, its flags, the configuration and the version. For each file without findings a hash of these is stored in
 $XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file with a stored hash is not checked again.
 
-Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its
-default and has given the same findings so far; with it, the default. In tests/, which are executed with sanitizers, a
-tenth of NODES: half of the time was theirs; not in tests/cuda, whose code needs a GPU. Findings are printed to standard
-output; the last line counts them. The exit code is 1 if there is a finding or a file could not be read.
+Without --deep the analyzer follows at most NODES states of a function, which takes a tenth of the time of its default.
+Of 83 faults planted in random lines that it finds with 40000 states, in twice the time, it finds 82 with these: leaks,
+variables without a value, and returns left out behind a check. In tests/, which are executed with sanitizers, TEST_NODES;
+not in tests/cuda, whose code needs a GPU. Findings are printed to standard output; the last line counts them. The exit
+code is 1 if there is a finding or a file could not be read.
 """
 import concurrent.futures
 import functools
@@ -24,7 +25,8 @@ import subprocess
 import sys
 import time
 
-NODES = 40000
+NODES = 10000
+TEST_NODES = 4000
 KEEP_DAYS = 30
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -100,7 +102,7 @@ def limit_of(file, deep):
         return []
     path = pathlib.Path(file)
     is_executed = path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests" / "cuda")
-    return ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={NODES // 10 if is_executed else NODES}"]
+    return ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={TEST_NODES if is_executed else NODES}"]
 
 
 def tidy(file, flags, limit):
