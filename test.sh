@@ -184,7 +184,7 @@ if check build-release scripts/build.sh release -DEPKIT_WERROR=ON -DBUILD_TESTIN
             export EPKIT_DIST="$results/dist"
         fi
         compilers &
-        suites release
+        suites "$([ "$tier" = long ] && echo release || echo release-medium)"
         wait
         sanitizers
     fi

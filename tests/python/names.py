@@ -75,6 +75,21 @@ for line in sys.stdin:
     if os.waitpid(child, 0)[1]:
         print("null", flush=True)
 """
+# pip as `pip --python` runs it, in the Python of the environment, but imported once: a child for each line of arguments.
+PIP = """
+import importlib, json, os, sys
+sys.path.insert(0, sys.argv[1])
+import pip._internal.commands.install, pip._internal.commands.uninstall
+from pip._internal.cli.main import main
+del sys.path[0]
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os.dup2(2, 1)
+        importlib.invalidate_caches()
+        os._exit(main(json.loads(line)))
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
 MODULES = ("deep_ep", "deep_ep.utils", "deep_ep._C", "deep_ep.buffers.legacy", "deep_ep_cpp")
 
 
@@ -88,29 +103,38 @@ class Environment:
         self.site = next((folder / "venv/lib").glob("python*/site-packages"))
         (self.site / "torch.pth").write_text(f"{torch}\n")
         self.wheels = {}
-        self.probes = subprocess.Popen([self.python, "-c", PROBES, self.site, PROBE], cwd=self.folder, stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, text=True,
-                                       env={**os.environ, "EPKIT_BACKEND": "host", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""})
+        self.probes = self.start(PROBES, self.site, PROBE, cwd=self.folder, EPKIT_BACKEND="host", PYTHONDONTWRITEBYTECODE="1", PYTHONPATH="")
+        self.pips = self.start(PIP, pathlib.Path(pip.__file__).parent.parent, PIP_DISABLE_PIP_VERSION_CHECK="1",
+                               PIP_ROOT_USER_ACTION="ignore")
+
+    def start(self, program, *words, cwd=None, **variables):
+        return subprocess.Popen([self.python, "-c", program, *words], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                env={**os.environ, **variables})
 
     def pip(self, *words):
-        # As `pip --python` starts it, which takes a process of its own to do so.
-        subprocess.run([self.python, pathlib.Path(pip.__file__).parent / "__pip-runner__.py", "--quiet", *words], check=True,
-                       env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"})
+        status = self.ask(self.pips, ["--quiet", *map(str, words)])
+        assert status == 0, f"pip {words} ends with {status}; the reason is above"
 
     def install(self, *names):
         again = ["--force-reinstall"] if set(names) & {*OTHERS, *OTHERS_MORE} else []
         self.pip("install", "--no-deps", "--no-index", "--no-compile", *again, *(self.wheels[name] for name in names))
 
+    @staticmethod
+    def ask(program, words):
+        """The answer of a program that reads lines of words, or None if it gives none."""
+        program.stdin.write(json.dumps(words) + "\n")
+        program.stdin.flush()
+        return json.loads(program.stdout.readline() or "null")
+
     def probe(self, *names):
-        self.probes.stdin.write(json.dumps(names) + "\n")
-        self.probes.stdin.flush()
-        found = json.loads(self.probes.stdout.readline() or "null")
+        found = self.ask(self.probes, names)
         assert found, f"looking for {names} failed; the reason is above"
         return found
 
     def close(self):
-        self.probes.stdin.close()
-        self.probes.wait()
+        for program in (self.probes, self.pips):
+            program.stdin.close()
+            program.wait()
 
     def state(self):
         """What is in site-packages: names, and the contents of files that several distributions have."""

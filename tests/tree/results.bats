@@ -35,3 +35,20 @@ END
 @test "no suite is run a second time" {
     run ! grep -E 'rerun-failed|repeat until-pass' "$EPKIT_SOURCE"/test.sh "$EPKIT_SOURCE"/CMakePresets.json
 }
+
+@test "what the release build leaves out in the medium tier is run with sanitizers, and whole" {
+    left_out() {
+        jq -r --arg preset "$1" '.testPresets[] | select(.name == $preset).filter.exclude.name' "$EPKIT_SOURCE/CMakePresets.json"
+    }
+    local suite suites
+    suites=$(ctest --test-dir "$EPKIT_BUILD" --label-regex '^cli$' --show-only | sed -n 's/^ *Test *#[0-9]*: //p' |
+        grep -E "$(left_out release-medium)")
+    for suite in $suites; do
+        echo "$suite"
+        [[ ! $suite =~ $(left_out asan-medium) ]]
+        run ! grep -q EPKIT_SANITIZED "$EPKIT_SOURCE/tests/${suite/_//}.bats"
+    done
+    # And nothing of another label.
+    [ "$(ctest --test-dir "$EPKIT_BUILD" --exclude-regex "$(left_out release-medium)" --show-only | wc -l)" -eq \
+        "$(($(ctest --test-dir "$EPKIT_BUILD" --show-only | wc -l) - $(wc -w <<<"$suites")))" ]
+}

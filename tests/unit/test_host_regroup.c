@@ -13,7 +13,13 @@
 
 #include "ranks.h"
 
-enum { MOST_RANKS = 4, PATIENT_MS = 60000, BYTES = 4096, CHANGES = 200 };
+enum { MOST_RANKS = 4, PATIENT_MS = 60000, BYTES = 4096 };
+/* What changes leave behind is counted in processes of one thread, where ThreadSanitizer sees no more than in a few. */
+#if defined(__SANITIZE_THREAD__)
+enum { CHANGES = 40 };
+#else
+enum { CHANGES = 200 };
+#endif
 
 struct scenario {
     struct regroup regroup;
@@ -541,7 +547,7 @@ static int change_often(const ep_boot *boot, void *argument)
     return 0;
 }
 
-TEST(two_hundred_changes_leave_nothing_behind)
+TEST(many_changes_leave_nothing_behind)
 {
     for (int ranks_per_node = 3; ranks_per_node > 0; ranks_per_node -= 2) {
         struct scenario *scenario = new_scenario(3, ranks_per_node);

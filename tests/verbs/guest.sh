@@ -101,7 +101,7 @@ run_guest() {
     declare -px | grep -E '^declare -x (EPKIT|BATS|PATH=|OMPI)' >"$dir/environment" || true
     printf '%q' "$PWD" >"$dir/folder"
     setpriv --pdeathsig KILL timeout --foreground --kill-after=5 "$SECONDS_MAX" setpriv --pdeathsig KILL \
-        qemu-system-x86_64 -machine q35 -accel "$ACCELERATOR" -cpu max -smp 2 -m "$MEMORY" \
+        qemu-system-x86_64 -machine q35 -accel "$ACCELERATOR" -cpu max -smp "${EPKIT_GUEST_CPUS:-2}" -m "$MEMORY" \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$dir/console" \
         -kernel "$kernel"/boot/vmlinuz-* -initrd "$dir/initrd" -append "console=ttyS0 panic=-1 quiet" \
         -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
