@@ -119,8 +119,7 @@ static ep_status fill(struct cuda_comm *cuda, const ep_plan *plan, const ep_plan
                                 .alignment = plan->args.expert_alignment,
                                 .stride = dst->source_stride,
                                 .max_rows = cuda_plan_rows(plan),
-                                .out_rows =
-                                    plan->args.max_recv_tokens > 0 ? plan->args.max_recv_tokens : plan->full.n_recv,
+                                .out_rows = ep_plan_info_now(plan)->out_rows,
                                 .recv_source = dst->recv_source,
                                 .recv_slot = dst->recv_slot,
                                 .n_recv_tokens = dst->n_recv_tokens,
