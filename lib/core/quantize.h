@@ -33,7 +33,8 @@ EP_PRIVATE_API void ep_quantize_nvfp4(const uint16_t *x, int hidden, float globa
  * Quantises a row to the format of ep_ll_dispatch_args: out_dtype, scale_type, flags and global_scale are used.
  * ret_scales: the words of the row's scales.
  */
-void ep_quantize(const uint16_t *x, int hidden, const ep_ll_dispatch_args *format, void *ret_x, void *ret_scales);
+EP_PRIVATE_API void ep_quantize(const uint16_t *x, int hidden, const ep_ll_dispatch_args *format, void *ret_x,
+                                void *ret_scales);
 
 typedef void (*ep_quantize_fn)(const uint16_t *x, int hidden, int round_scale, uint8_t *ret_x, float *ret_scales);
 
