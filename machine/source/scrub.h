@@ -83,11 +83,11 @@ size_t scrub_library_bytes(const char *text, size_t bytes);
 void scrub_library(struct scrub *scrub, const char *name, size_t bytes, FILE *out);
 
 /* Words in names of libraries, of versions of their symbols, and of plugins in variables. */
-#define SCRUB_LIBRARY_WORDS                                                                                              \
-    "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "      \
-    "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana "   \
+#define SCRUB_LIBRARY_WORDS                                                                                                         \
+    "so c m dl rt pthread resolv util stdc gcc s z ssl crypto numa nl route ld x86 64 linux aarch64 glibc glibcxx "                 \
+    "cxxabi private openssl libmlx# librdmacm libcuda libnccl libnvidia libnvshmem ibverbs rdmacm ibumad rdmav# mana "              \
     "hwloc nccl net gib spcx ibext tuner profiler nvshmem host device bootstrap transport uid mpi pmi# pmix shmem ibrc ucx ibdevx " \
-    "ibgda libfabric fabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc "                        \
+    "ibgda libfabric fabric efa irdma bnxt re ionic erdma cxgb4 qedr hns gomp protobuf tcmalloc "                                   \
     "jemalloc custom cpu cuda cudart nvidia ml gdrapi torch python c# ucp uct ib gda"
 
 /* Words in names of NICs and of their interfaces. */
