@@ -230,9 +230,9 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * backend there no rank may be absent, and this call is EP_E_UNSUPPORTED: free the communicator, and create one of the
  * ranks that go on.
  *
- * Queued work is waited for; launches of graphs must have ended, and on the CUDA backend also an ep_stream_wait() that
- * no operation follows. No other call may be in progress, except those of "Threads" that do not wait. There a rank that
- * was killed can write as long as a child that it forked lives and has not called exec(). A graph of operations on
+ * Queued work is waited for; launches of graphs must have ended. No other call may be in progress, except those of
+ * "Threads" that do not wait. On the CUDA backend also an ep_stream_wait() that no operation follows must have ended; a
+ * killed rank can write as long as a child that it forked lives and has not called exec(); and a graph of operations on
  * plans of before must not be launched: with a replaced rank nothing would find it.
  */
 EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
