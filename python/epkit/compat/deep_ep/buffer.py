@@ -392,28 +392,34 @@ class Buffer(LowLatencyCalls):
 
     def _send(self, order: Order, x: Rows, topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
               is_token_in_rank: Optional[torch.Tensor], num_tokens_per_expert: Optional[torch.Tensor], alignment: int, worst: int
-              ) -> Tuple[epkit.Plan, PlanRows, Optional[torch.Tensor]]:
-        """A plan, and its dispatch: (plan, rows, memory for a handle). On GPUs of one host rows are sent before their host knows
-        the counts, where they fit the number that is expected of each rank. Else no rank sends any, and all begin again."""
-        early = not worst and self._early.able and not (self._comm.is_cuda and torch.cuda.is_current_stream_capturing())
-        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, self._expected if early else worst)
-        try:
+              ) -> Tuple[epkit.Plan, PlanRows, Handle]:
+        """A plan, and its dispatch. On GPUs of one host rows are sent before their host knows the counts, where they fit the number
+        that is expected of each rank. Else no rank sends any, and all begin again."""
+        def send(plan: epkit.Plan, early: bool) -> Tuple[PlanRows, Handle]:
             with order.allocating():
                 source, rows = self._send_rows(plan, order, x, topk_idx, topk_weights, early)
-            if early:
-                rows = self._beginning_of(rows, plan.settle())
+                if early:
+                    rows = self._beginning_of(rows, plan.settle())
+                if not plan.fixed:
+                    return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
+            with order.on_stream():  # where a capture fills the handle
+                return rows, self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
+
+        early = not worst and self._early.able and not (self._comm.is_cuda and torch.cuda.is_current_stream_capturing())
+        plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, self._expected if early else worst)
+        sent: Optional[Tuple[PlanRows, Handle]] = None
+        try:
+            sent = send(plan, early)
         except epkit.ArgumentError as error:
             if not early or getattr(error, "name", "") != "EP_E_CAPACITY":
                 raise
             self._end_refused(error, order)
-            source = rows = None
-        if rows is None:
+        if sent is None:
             plan = self._new_plan(order, topk_idx, is_token_in_rank, num_tokens_per_expert, alignment, 0)
-            with order.allocating():
-                source, rows = self._send_rows(plan, order, x, topk_idx, topk_weights, False)
+            sent = send(plan, False)
         if early:  # programs alternate between sizes: the largest one fades slowly
             self._expected = max(_LEAST_EXPECTED, plan._most_recv + plan._most_recv // 4, self._expected * 15 // 16)
-        return plan, rows, source
+        return (plan, *sent)
 
     def _send_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
                    topk_weights: Optional[torch.Tensor], early: bool) -> Tuple[Optional[torch.Tensor], PlanRows]:
@@ -505,13 +511,9 @@ class Buffer(LowLatencyCalls):
         check_inputs(self._comm, is_token_in_rank if topk_idx is None else topk_idx, x, topk_weights)
         if num_worst_tokens:
             raise_refused(self._comm, order.stream)
-        plan, rows, source = self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                                        num_worst_tokens)
-        made: Tuple[torch.Tensor, ...] = ()
-        with order.on_stream() if plan.fixed else order.allocating():  # on the stream where a capture fills the handle
-            new = self._new_handle(plan, is_token_in_rank, topk_idx, order, source)
-        if plan.fixed:
-            made = (*tuple.__iter__(new), *new.written)
+        plan, rows, new = self._send(order, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                                     num_worst_tokens)
+        made = (*tuple.__iter__(new), *new.written) if plan.fixed else ()
         event = order.done(async_finish, (x, rows, topk_idx, topk_weights, num_tokens_per_expert,
                                           (*tuple.__iter__(new), *new.written)), made)
         return _as_given(given, rows), rows.topk_idx, rows.topk_weights, list(plan.recv_per_expert), new, event
