@@ -212,7 +212,8 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * What stays: the number of each rank, its experts, memory of ep_alloc() with its contents, queues.
  * What was published of the failure of before is gone. Plans of before are EP_E_STATE: free them; all members make new
  * ones. So are low-latency objects until all members have renewed them (ep_ll_renew()); then captured graphs with their
- * calls, and with ep_barrier_on(), are valid again. Graphs with operations on plans of before must not be launched.
+ * calls, and with ep_barrier_on(), are valid again. Graphs with operations on plans of before must not be launched:
+ * with a replaced rank nothing would find it.
  *
  * An absent rank has no tokens. A choice of one of its experts is EP_E_ROUTING, or with EP_COMM_DROP_ABSENT (low
  * latency: also with EP_LL_MASK_DEAD) counts as -1. Such a rank can change nothing of the members: its processes have
@@ -231,9 +232,8 @@ EP_API ep_status ep_comm_get_failed(const ep_comm *comm, int32_t *ret_failed);
  * ranks that go on.
  *
  * Queued work is waited for; launches of graphs must have ended. No other call may be in progress, except those of
- * "Threads" that do not wait. On the CUDA backend also an ep_stream_wait() that no operation follows must have ended; a
- * killed rank can write as long as a child that it forked lives and has not called exec(); and a graph of operations on
- * plans of before must not be launched: with a replaced rank nothing would find it.
+ * "Threads" that do not wait. On the CUDA backend also an ep_stream_wait() that no operation follows must have ended,
+ * and a killed rank can write as long as a child that it forked lives and has not called exec().
  */
 EP_API ep_status ep_comm_regroup(ep_comm *comm, const ep_boot *boot);
 

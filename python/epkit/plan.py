@@ -93,8 +93,7 @@ class Plan(OfThisProcess):
         """Makes a plan of fixed capacity one of exact counts, for which the host waits; returns n_recv. On CUDA within a node they are
         there while the rows of a dispatch still move; elsewhere call this after the first operation. Not collective; all ranks
         settle the plan, or none. Not of a plan that was updated or captured."""
-        self._native.settle()
-        self.n_recv, self.out_rows, self._most_recv = self._native.sizes()
+        self.n_recv, self.out_rows, self._most_recv = self._native.settle()
         self.fixed = False
         return self.n_recv
 

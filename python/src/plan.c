@@ -298,7 +298,7 @@ static PyObject *plan_sizes(PyObject *self, PyObject *unused)
     return Py_BuildValue("(LLL)", (long long)plan->n_recv, (long long)plan->out_rows, (long long)plan->most_recv);
 }
 
-/* settle() -> n_recv */
+/* settle() -> as sizes() */
 static PyObject *run_settle(PyObject *self, PyObject *const *args)
 {
     struct plan_object *plan = (struct plan_object *)self;
@@ -313,7 +313,7 @@ static PyObject *run_settle(PyObject *self, PyObject *const *args)
     if (status != EP_OK)
         return raise_status(status);
     plan->fixed = false;
-    return PyLong_FromLongLong(plan->n_recv);
+    return plan_sizes(self, NULL);
 }
 
 /* info() -> (n_recv, out_rows, n_send, n_wire, recv_per_expert, recv_from_rank, expert_start) */

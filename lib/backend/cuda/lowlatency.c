@@ -177,7 +177,7 @@ static ep_status clear_and_map(struct cuda_ll_impl *impl, const struct ep_group_
     return cuda_transfer(cuda, device->own->peer_table, segments, bytes);
 }
 
-/* Calls of a graph with this segment reach nobody, and say that it was not renewed. */
+/* Calls of a graph with this segment reach no rank, and say that it was not renewed. */
 static ep_status void_segment(struct cuda_comm *cuda, struct cuda_ll_segment *segment)
 {
     CUDA_TRY(cudaMemsetAsync(segment, 0, sizeof(*segment), cuda->internal_stream));

@@ -2,7 +2,7 @@
 /*
  * The backend's part of ep_comm_regroup(), within a node. Memory, streams and all that kernels are given in their
  * arguments stay where they are. What peers have written, counters, tables and mappings begin anew, as in a creation.
- * Kernels find their peers by tables in device memory, so a captured graph meets the members of now.
+ * Kernels find their peers by tables in device memory, so a captured graph works with the members of now.
  */
 #include "backend/cuda/cuda.h"
 

@@ -424,17 +424,20 @@ class Buffer(LowLatencyCalls):
     def _send_rows(self, plan: epkit.Plan, order: Order, x: Rows, topk_idx: Optional[torch.Tensor],
                    topk_weights: Optional[torch.Tensor], early: bool) -> Tuple[Optional[torch.Tensor], PlanRows]:
         """The dispatch: (memory for a handle, rows). Without memory for the rows that are expected it waits for the counts."""
-        for fits in (not early or self._early.has_room(), False):
-            if not fits:
-                plan.settle()
-            try:
-                source = self._sources(plan)
-                return source, plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
-                                              0 if source is None else _STRIDE)
-            except torch.cuda.OutOfMemoryError:
-                if not (early and fits):
-                    raise
-        raise AssertionError("the second attempt returns or raises")
+        def send() -> Tuple[Optional[torch.Tensor], PlanRows]:
+            source = self._sources(plan)
+            return source, plan._dispatch(*_with_scales(x), topk_weights, topk_idx is not None, False, None, order.stream, source,
+                                          0 if source is None else _STRIDE)
+
+        if early and not self._early.has_room():
+            plan.settle()
+        if not (early and plan.fixed):
+            return send()
+        try:
+            return send()
+        except torch.cuda.OutOfMemoryError:
+            plan.settle()
+        return send()
 
     def _beginning_of(self, rows: PlanRows, n: int) -> PlanRows:
         if len(rows.x) > 2 * n:

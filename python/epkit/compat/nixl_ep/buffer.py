@@ -136,15 +136,16 @@ class Buffer(LowLatencyCalls):
 
     def _communicator(self, members: List[int]) -> epkit.Communicator:
         """Of these ranks. All of them fail alike where ranks that are not connected cannot be absent: then R is B."""
+        def of(slots: int) -> epkit.Communicator:
+            return epkit.Communicator(self._rendezvous_of(members), slots=slots, slot=self.rank, timeout=self._seconds, drop_absent=True)
+
         try:
-            return epkit.Communicator(self._rendezvous_of(members), slots=self.group_size, slot=self.rank, timeout=self._seconds,
-                                      drop_absent=True)
+            return of(self.group_size)
         except (epkit.UnsupportedError, epkit.ArgumentError) as error:
             # ArgumentError: where a part of the ranks is there, several hosts do not tell which ranks share one.
             if members[-1] + 1 == self.group_size or (isinstance(error, epkit.ArgumentError) and "ranks_per_node" not in str(error)):
                 raise
-        return epkit.Communicator(self._rendezvous_of(members), slots=members[-1] + 1, slot=self.rank, timeout=self._seconds,
-                                  drop_absent=True)
+        return of(members[-1] + 1)
 
     def _change(self, call: str, connected: Set[int], staged: Set[int]) -> None:
         """Makes a communicator of the ranks that are connected from now on. Calls use it at once if none of them is staged; otherwise
