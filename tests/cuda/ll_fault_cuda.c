@@ -211,14 +211,10 @@ static int learn_by_stream(struct state *s)
 /* Calls queued afterwards are stopped, and may already be refused. */
 static int spoil(struct state *s)
 {
+    const int64_t beyond = (int64_t)MODEL_LOCAL * s->group.nranks; /* no such expert */
     ep_status status;
 
-    /*
-     * Sets the second choice of the first token to its first one. In the stream of the dispatch: the host does not wait
-     * for a copy from device to device.
-     */
-    CUDA(cudaMemcpyAsync((int64_t *)s->model.index + 1, s->model.index, sizeof(int64_t), cudaMemcpyDefault,
-                         s->group.stream));
+    CUDA(cudaMemcpyAsync(s->model.index, &beyond, sizeof(beyond), cudaMemcpyDefault, s->group.stream));
     CALL(model_dispatch(&s->model, ASYNC));
     status = model_combine(&s->model, ASYNC);
     if (status != EP_OK)
