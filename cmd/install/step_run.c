@@ -53,11 +53,20 @@ void script_begin(FILE *script, const struct recipe *recipe, const struct recipe
     }
 }
 
-void script_shell(FILE *script, const char *text)
+/* Writes shell text of the recipe so that an `exit` in it ends only the text. */
+static void script_shell(FILE *script, const char *text)
 {
     size_t bytes = strlen(text);
 
     fprintf(script, "(\n%s%s)\n", text, bytes && text[bytes - 1] == '\n' ? "" : "\n");
+}
+
+/* With a TMPDIR of its own: another user knows the names that programs take in /tmp, and can take them first. */
+static void script_shell_apart(FILE *script, const char *text)
+{
+    fputs("(\nTMPDIR=$(mktemp -d)\nexport TMPDIR\ntrap 'rm -rf \"$TMPDIR\"' EXIT\n", script);
+    script_shell(script, text);
+    fputs(")\n", script);
 }
 
 /* A text as it is; of a list or a map each entry on a line, as VALUE or NAME=VALUE. */
@@ -121,7 +130,7 @@ void script_apply(FILE *script, const struct recipe_step *step)
     set_step(script, step);
     if (*text) {
         fputs("epkit_script() ", script);
-        script_shell(script, text);
+        script_shell_apart(script, text);
     }
     fprintf(script, "epkit_apply_%s\n", step->type->name);
 }
@@ -434,7 +443,7 @@ int run_probe(struct install *install, const struct recipe_step *step, const cha
     fputs("set -eu\nexport LC_ALL=C EPKIT_ROOT=\n", out);
     script_begin(out, install->recipe, step, install->state);
     fputs("exec 2>&1\n", out);
-    script_shell(out, text);
+    script_shell_apart(out, text);
     memory_close(out);
     status = run_captured((const char *const[]){"/bin/sh", "-c", script, NULL}, seconds, observe_is_interrupted,
                           ret_output, bytes);

@@ -11,6 +11,8 @@
  *     EPKIT_STATE   folder of the recipe below it, for downloads, builds and stamps
  *     EPKIT_STEP    id of the step
  *     EPKIT_BEFORE  folder for what the step has added, and what it replaced: uninstall needs nothing else
+ *
+ * The recipe's own text, except an undo, has a TMPDIR that only its user can write in, and that is removed at its end.
  */
 #ifndef EP_INSTALL_TYPES_H
 #define EP_INSTALL_TYPES_H
@@ -92,8 +94,6 @@ extern const struct embedded builtin_recipes[], builtin_shell[];
 
 /* Writes the variables of a step. */
 void script_begin(FILE *script, const struct recipe *recipe, const struct recipe_step *step, const char *state);
-/* Writes shell text of the recipe, in its own function so that a `return` in it ends only the text. */
-void script_shell(FILE *script, const char *text);
 
 /* Write the rest of the script, after script_begin(). */
 void script_apply(FILE *script, const struct recipe_step *step);

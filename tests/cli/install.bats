@@ -626,6 +626,38 @@ END
     false
 }
 
+@test "a name that another user has taken in /tmp matters neither to a recipe's tests nor to its steps" {
+    [ "$(id -u)" -eq 0 ] || skip 'an apply of this machine needs root'
+    local text='(set -C; echo mine >"${TMPDIR:-/tmp}/name") && ls -ld "$TMPDIR" | grep "^drwx------"'
+    mkdir -m 1777 open
+    ln -s "$PWD/victim" open/name
+    cat >own.yaml <<END
+recipe: own
+title: files for a moment
+steps:
+  - id: one
+    type: command
+    title: t
+    why: w
+    budget: 20m
+    run: '$text && touch "$PWD/one"'
+    check: test -e "$PWD/one"
+    undo: rm "$PWD/one"
+    verify:
+      - {name: first, run: '$text'}
+      - {name: second, run: '$text && exit 3'}
+END
+    export TMPDIR=$PWD/open
+    run -1 "${WITHOUT_SYSTEMD[@]}" "$EPKIT" install apply ./own.yaml --state "$PWD/state"
+    [[ "$output" == *"ok     one: first"*"FAILED one: second: drwx------"* ]]
+    [ -e one ]
+    epkit install uninstall own --state "$PWD/state"
+    [ "$(ls open)" = name ]
+    [ ! -e victim ]
+    rm -rf /var/log/epkit/install/own
+    rmdir /var/log/epkit/install /var/log/epkit 2>/dev/null || true
+}
+
 @test "copies: an incomplete set is not copied, a second run nests nothing, another set replaces the first" {
     mkdir -p m/src/folder m/dst
     echo core >m/src/libcore.so.1

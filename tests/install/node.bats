@@ -151,7 +151,9 @@ uninstall() {
 # has used there, as soon as it is free.
 plant() {
     on setpriv --reuid 54321 --regid 54321 --clear-groups perl -e '
-        my %names = map { $_ => 1 } qw(epkit epkit-install epkit-install.lock reboot-required epkit-launch-AAAAAA);
+        chomp(my $host = qx(uname -n));
+        my %names = map { $_ => 1 } qw(epkit epkit-install epkit-install.lock reboot-required epkit-launch-AAAAAA),
+            "ompi.$host.0"; # of mpirun, which a test of the recipe runs
         for (;;) {
             for my $dir (qw(/tmp /var/tmp /dev/shm /run/lock)) {
                 opendir(my $in, $dir) or next;
@@ -183,12 +185,15 @@ plant() {
         "$NODE" boot "$ROOT"
         plant
         finish debian-tools
+        on sh -c '[ -L "/tmp/ompi.$(uname -n).0" ]'
+        on epkit install verify debian-tools
         same "$BATS_FILE_TMPDIR/applied"
         [ -z "$(find "$ROOT"/var/lib/epkit "$ROOT"/var/log/epkit "$ROOT"/etc/systemd/system -perm /022 ! -type l)" ]
         on sh -c 'umask 0; epkit install uninstall debian-tools' >/dev/null 2>&1
         same "$BATS_FILE_TMPDIR/bare"
         on pkill --uid 54321 || on sh -c 'for p in /proc/[0-9]*; do [ "$(stat -c %u "$p")" != 54321 ] || kill -9 "${p#/proc/}"; done' || true
     done
+    on find /tmp /var/tmp /dev/shm /run/lock -maxdepth 1 -user 54321 -delete
     [ "$(cd "$ROOT/root/victim" && cat ./* && find . -printf '%P:%m:%U ')" = "precious"$'\n'":755:0 file:644:0 " ]
 }
 
