@@ -221,9 +221,7 @@ static void find_missing_paths(const struct doctor_machine *machine, struct doct
                            nccl = machine_preload(machine, "libnccl.so");
     const char *headers = source_env(machine->source, BUILD), *at = source_env(machine->source, "LD_PRELOAD"), *entry;
 
-    for (int i = 0; i < machine->audit->n; i++) {
-        const struct audit_row *row = &machine->audit->rows[i];
-
+    FOR_EACH (row, machine->audit->rows, machine->audit->n) {
         /* gib-settings checks that of NCCL's tuner. */
         if (row->kind == AUDIT_PATH && strcmp(row->name, "LD_PRELOAD") != 0 &&
             !(strcmp(row->name, "NCCL_TUNER_CONFIG_PATH") == 0 && *machine->software->nccl.gib))

@@ -128,8 +128,7 @@ static bool conda_defines(const struct doctor_machine *machine, const char *vers
 static void find_gap(const struct doctor_machine *machine, struct doctor_result *result, const char *package,
                      const struct libs_closure *closure)
 {
-    for (int i = 0; i < closure->n_gaps; i++) {
-        const struct lib_version_gap *gap = &closure->gaps[i];
+    FOR_EACH (gap, closure->gaps, closure->n_gaps) {
         const char *user = closure->libs[gap->user].location.path,
                    *provider = closure->libs[gap->provider].location.path;
         bool is_c = text_begins(gap->version, "GLIBC_");

@@ -128,8 +128,7 @@ void run_gib_settings(const struct doctor_machine *machine, struct doctor_result
         return;
     if (torch)
         doctor_evidence(result, TORCH_SWITCH, "%s", torch);
-    for (int i = 0; i < machine->advice->n; i++) {
-        const struct advice_row *row = &machine->advice->rows[i];
+    FOR_EACH (row, machine->advice->rows, machine->advice->n) {
         const char *value = source_env(machine->source, row->name);
 
         if (!setting_differs(machine, row, net != NULL))

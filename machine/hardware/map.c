@@ -184,9 +184,7 @@ void map_explain(struct map_choice *choice, const char *format, ...)
 void map_finish(const struct topo *topo, struct map *map)
 {
     map->n_idle = map->n_shared = map->distance = 0;
-    for (int i = 0; i < map->n; i++) {
-        struct map_choice *choice = &map->choices[i];
-
+    FOR_EACH (choice, map->choices, map->n) {
         choice->sharers = 0;
         if (choice->nic < 0)
             continue;
@@ -443,9 +441,7 @@ static void explain_map(const struct topo *topo, const struct map *map, struct m
 /* Sets the reasons of map_best(); after map_finish(). */
 static void map_explain_best(const struct topo *topo, struct map *map, const struct map_port *ports, int n_ports)
 {
-    for (int i = 0; i < map->n; i++) {
-        struct map_choice *choice = &map->choices[i];
-
+    FOR_EACH (choice, map->choices, map->n) {
         if (choice->nic >= 0)
             explain_map(topo, map, choice, ports, n_ports);
         else
