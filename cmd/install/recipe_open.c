@@ -2,8 +2,8 @@
 /* recipe_open.c - opens and closes an installation: paths, the lock, the journal, the results of the checks. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "common/dir.h"
 #include "common/temporary.h"
+#include "dir_below.h"
 #include "install.h"
 
 #include <errno.h>
