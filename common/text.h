@@ -3,6 +3,8 @@
 #ifndef EP_COMMON_TEXT_H
 #define EP_COMMON_TEXT_H
 
+#include "memory.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

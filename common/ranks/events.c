@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,11 +79,8 @@ void ranks_problem_print(const json_t *problems)
 json_t *ranks_problem_new(int rank, const char *what, const char *hint, const char *format, ...)
 {
     char raw[512], text[512];
-    va_list args;
 
-    va_start(args, format);
-    vsnprintf(raw, sizeof(raw), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(raw, sizeof(raw), format, args));
     /* Invalid UTF-8, for example a truncated name, cannot be put into JSON. */
     text_clean(raw, text, sizeof(text));
     return json_pack("{s:s, s:i, s:s, s:s, s:s}", "event", "error", "rank", rank, "what", what, "text", text, "hint",

@@ -12,7 +12,6 @@
 #include "common/memory.h"
 #include "common/text.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,11 +173,7 @@ void map_free(struct map *map)
 
 void map_explain(struct map_choice *choice, const char *format, ...)
 {
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(choice->why, sizeof(choice->why), format, args);
-    va_end(args);
+    WITH_ARGS(format, vsnprintf(choice->why, sizeof(choice->why), format, args));
 }
 
 void map_finish(const struct topo *topo, struct map *map)
