@@ -155,9 +155,9 @@ void run_two_nvshmem(const struct doctor_machine *machine, struct doctor_result 
     /* A script of 'epkit env' sets it instead of LD_PRELOAD: programs are started with it. */
     const char *script = machine_env(machine, "EPKIT_PRELOAD");
 
-    if (machine_is_overwritten(machine, result, "nvshmem", nvshmem->bundled))
+    if (machine_is_overwritten(result, "nvshmem", nvshmem->bundled))
         return;
-    if (!machine_has_two(machine, result, "libnvshmem_host.so", "NVSHMEM")) {
+    if (!machine_has_two(result, "libnvshmem_host.so", "NVSHMEM")) {
         if (*preload.path && preload.is_there)
             return;
         if (*preload.path) {
